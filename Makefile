@@ -1,0 +1,27 @@
+# `make demo` and `make test` do all of their own set-up; see scripts/setup.
+PY := .venv/bin/python
+
+.PHONY: demo test test-slow lint bench setup clean
+
+setup:
+	@scripts/setup
+
+demo: setup
+	@$(PY) examples/demo.py
+
+test: setup
+	$(PY) -m pytest
+
+test-slow: setup
+	$(PY) -m pytest -m slow --timeout 1800
+
+lint: setup
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+
+bench: setup
+	$(PY) -m bench
+
+clean:
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,111 @@
+"""A message before it is stored, a message as it was stored, and the queue it lies in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntFlag
+from typing import NamedTuple, NewType
+
+from downrange.model import properties as names
+from downrange.model.message_id import HostPort, offset_message_id, pack_host
+
+PhysicalOffset = NewType("PhysicalOffset", int)
+"""Byte position in the commit log."""
+QueueOffset = NewType("QueueOffset", int)
+"""Message number within one queue."""
+
+
+class TopicQueue(NamedTuple):
+    """One queue on one broker."""
+
+    topic: str
+    queue_id: int
+
+
+class MessageQueue(NamedTuple):
+    """One queue of a topic, anywhere in the cluster; sorts as every client of a group must sort it."""
+
+    topic: str
+    broker_name: str
+    queue_id: int
+
+
+class SysFlag(IntFlag):
+    """Bits of a record's sysFlag."""
+
+    COMPRESSED = 1
+    MULTI_TAGS = 2
+    TRANSACTION_PREPARED = 4
+    TRANSACTION_COMMIT = 8
+    TRANSACTION_ROLLBACK = 12
+    BORN_HOST_V6 = 16
+    STORE_HOST_V6 = 32
+    NEED_UNWRAP = 64
+    INNER_BATCH = 128
+    LZ4 = 0x100
+    ZSTD = 0x200
+    ZLIB = 0x300
+
+
+TRANSACTION_MASK = 12
+COMPRESSION_TYPE_MASK = 0x700
+
+
+@dataclass(slots=True)
+class Message:
+    """What a producer hands over: topic, body and what the user attached to them."""
+
+    topic: str
+    body: bytes
+    tags: str | None = None
+    keys: str | None = None
+    flag: int = 0
+    properties: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMessage:
+    """One record of the commit log, as a broker sends it and as it lies on disk."""
+
+    topic: str
+    queue_id: int
+    queue_offset: QueueOffset
+    physical_offset: PhysicalOffset
+    body: bytes
+    properties_text: str
+    sys_flag: int
+    flag: int
+    born_timestamp: int
+    born_host: HostPort
+    store_timestamp: int
+    store_host: HostPort
+    reconsume_times: int
+    prepared_transaction_offset: int
+    body_crc: int
+    store_size: int
+
+    @property
+    def properties(self) -> dict[str, str]:
+        return names.decode_properties(self.properties_text)
+
+    @property
+    def tags(self) -> str | None:
+        return names.find_property(self.properties_text, names.TAGS)
+
+    @property
+    def keys(self) -> list[str]:
+        text = names.find_property(self.properties_text, names.KEYS)
+        return [key for key in text.split(names.KEY_SEPARATOR) if key] if text else []
+
+    @property
+    def unique_key(self) -> str | None:
+        return names.find_property(self.properties_text, names.UNIQ_KEY)
+
+    @property
+    def offset_message_id(self) -> str:
+        return offset_message_id(pack_host(*self.store_host), self.physical_offset)
+
+    @property
+    def message_id(self) -> str:
+        """The unique id when the producer gave one, else the offset id: what users call *the* message id."""
+        return self.unique_key or self.offset_message_id

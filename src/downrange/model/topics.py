@@ -1,0 +1,132 @@
+"""Topics and groups: their configuration, permissions, reserved names and naming rules."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntFlag
+from typing import Final
+
+from downrange.model.errors import MessageError
+
+MAX_TOPIC_LENGTH: Final = 127
+MAX_GROUP_LENGTH: Final = 255
+
+RETRY_PREFIX: Final = "%RETRY%"
+DLQ_PREFIX: Final = "%DLQ%"
+SYSTEM_TOPIC_PREFIX: Final = "rmq_sys_"
+SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
+REPLY_TOPIC_SUFFIX: Final = "_REPLY_TOPIC"
+
+AUTO_CREATE_TOPIC: Final = "TBW102"
+SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
+BENCHMARK_TOPIC: Final = "BenchmarkTest"
+HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
+OP_HALF_TOPIC: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
+TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
+CHECK_MAX_TIME_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"
+SELF_TEST_TOPIC: Final = "SELF_TEST_TOPIC"
+OFFSET_MOVED_TOPIC: Final = "OFFSET_MOVED_EVENT"
+
+# Not to be created or deleted by anyone but the broker itself.
+SYSTEM_TOPICS: Final = frozenset(
+    {
+        AUTO_CREATE_TOPIC,
+        SCHEDULE_TOPIC,
+        BENCHMARK_TOPIC,
+        HALF_TOPIC,
+        TRACE_TOPIC,
+        OP_HALF_TOPIC,
+        CHECK_MAX_TIME_TOPIC,
+        SELF_TEST_TOPIC,
+        OFFSET_MOVED_TOPIC,
+    }
+)
+# Not to be sent to by clients.
+SEND_FORBIDDEN_TOPICS: Final = frozenset(
+    {SCHEDULE_TOPIC, HALF_TOPIC, OP_HALF_TOPIC, CHECK_MAX_TIME_TOPIC, SELF_TEST_TOPIC, OFFSET_MOVED_TOPIC}
+)
+
+TOOLS_GROUP: Final = "TOOLS_CONSUMER"
+TRANSACTION_GROUP: Final = "CID_RMQ_SYS_TRANS"
+BUILT_IN_GROUPS: Final = (
+    TOOLS_GROUP,
+    "FILTERSRV_CONSUMER",
+    "SELF_TEST_C_GROUP",
+    "CID_ONS-HTTP-PROXY",
+    "CID_ONSAPI_PULL",
+    "CID_ONSAPI_PERMISSION",
+    "CID_ONSAPI_OWNER",
+)
+
+_NAME_CHARACTERS: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-%|")
+
+
+class Perm(IntFlag):
+    """What may be done with a topic's queues."""
+
+    INHERIT = 1
+    WRITE = 2
+    READ = 4
+    PRIORITY = 8
+
+
+READ_WRITE: Final = Perm.READ | Perm.WRITE
+
+
+@dataclass(frozen=True, slots=True)
+class TopicConfig:
+    """A topic on one broker. Producers use queues 0…write-1, consumers 0…read-1."""
+
+    topic_name: str
+    read_queue_nums: int = 16
+    write_queue_nums: int = 16
+    perm: int = int(READ_WRITE)
+    topic_filter_type: str = "SINGLE_TAG"
+    topic_sys_flag: int = 0
+    order: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionGroupConfig:
+    """A consumer group on one broker."""
+
+    group_name: str
+    consume_enable: bool = True
+    consume_from_min_enable: bool = True
+    consume_broadcast_enable: bool = True
+    retry_queue_nums: int = 1
+    retry_max_times: int = 16
+    broker_id: int = 0
+    which_broker_when_consume_slowly: int = 1
+    notify_consumer_ids_changed_enable: bool = True
+
+
+def retry_topic(group: str) -> str:
+    return RETRY_PREFIX + group
+
+
+def dlq_topic(group: str) -> str:
+    return DLQ_PREFIX + group
+
+
+def is_system_topic(topic: str) -> bool:
+    return topic in SYSTEM_TOPICS or topic.startswith(SYSTEM_TOPIC_PREFIX)
+
+
+def check_topic_name(topic: str) -> None:
+    """Raise MessageError with RocketMQ's words when `topic` breaks a naming rule."""
+    if not topic.strip():
+        raise MessageError("The specified topic is blank.")
+    if not _NAME_CHARACTERS.issuperset(topic):
+        raise MessageError("The specified topic contains illegal characters, allowing only ^[%|a-zA-Z0-9_-]+$")
+    if len(topic) > MAX_TOPIC_LENGTH:
+        raise MessageError("The specified topic is longer than topic max length.")
+
+
+def check_group_name(group: str) -> None:
+    if not group.strip():
+        raise MessageError("The specified group is blank.")
+    if not _NAME_CHARACTERS.issuperset(group):
+        raise MessageError("The specified group contains illegal characters, allowing only ^[%|a-zA-Z0-9_-]+$")
+    if len(group) > MAX_GROUP_LENGTH:
+        raise MessageError("The specified group is longer than group max length.")

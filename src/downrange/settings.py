@@ -1,0 +1,283 @@
+"""RocketMQ-style properties files -> frozen config dataclasses.
+
+A config class is a frozen dataclass whose fields are made by `setting()`: default, help, unit and allowed range stand
+on one line. The key in the file is the field's name in camelCase, or `key=` where RocketMQ's own spelling is irregular;
+old spellings are `aliases`. A value that does not fit stops the start and says the key, the value, the line and what is
+allowed.
+
+Each key of a file meets one of three answers: used; known to RocketMQ but without effect here (a warning); unknown (an
+error that names the nearest known key).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import enum
+import os
+import re
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from downrange.model.errors import MQError
+
+T = TypeVar("T")
+
+_METADATA = "downrange.setting"
+
+
+class ConfigError(MQError):
+    """A configuration that cannot be used; the text names the key, the value and the place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Property:
+    """One `key=value` of a file or a command line, and where it stood."""
+
+    value: str
+    source: str = ""
+    line: int | None = None
+
+    @property
+    def place(self) -> str:
+        if self.line is not None:
+            return f" ({self.source}, line {self.line})"
+        return f" ({self.source})" if self.source else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What is known about one key, for reading it and for writing the reference page."""
+
+    key: str
+    field: str
+    type: Any
+    default: Any
+    help: str
+    unit: str | None
+    minimum: float | None
+    maximum: float | None
+    aliases: tuple[str, ...]
+
+    def allowed(self) -> str:
+        """The values this key takes, in words."""
+        kind = self.type
+        if kind is bool:
+            return "true or false"
+        if isinstance(kind, type) and issubclass(kind, enum.Enum):
+            return " or ".join(str(member.value) for member in kind)
+        if kind in (int, float):
+            words = "a whole number" if kind is int else "a number"
+            if self.minimum is not None and self.maximum is not None:
+                words += f" from {self.minimum} to {self.maximum}"
+            elif self.minimum is not None:
+                words += f" of at least {self.minimum}"
+            elif self.maximum is not None:
+                words += f" of at most {self.maximum}"
+            return words
+        return "a path" if kind is Path else "text"
+
+
+def setting(
+    default: Any,
+    help: str,
+    *,
+    unit: str | None = None,
+    key: str | None = None,
+    minimum: float | None = None,
+    maximum: float | None = None,
+    aliases: tuple[str, ...] = (),
+) -> Any:
+    """A dataclass field that is also a key of the configuration file."""
+    metadata = {_METADATA: {"help": help, "unit": unit, "key": key, "min": minimum, "max": maximum, "aliases": aliases}}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def camel_case(name: str) -> str:
+    head, *rest = name.split("_")
+    return head + "".join(word.capitalize() for word in rest)
+
+
+def settings_of(config_class: type[Any]) -> list[Setting]:
+    """The keys of a config class, in the order they were declared."""
+    hints = typing.get_type_hints(config_class)
+    found = []
+    for field in dataclasses.fields(config_class):
+        metadata = field.metadata.get(_METADATA)
+        if metadata is not None:
+            found.append(
+                Setting(
+                    key=metadata["key"] or camel_case(field.name),
+                    field=field.name,
+                    type=_without_none(hints[field.name]),
+                    default=field.default,
+                    help=metadata["help"],
+                    unit=metadata["unit"],
+                    minimum=metadata["min"],
+                    maximum=metadata["max"],
+                    aliases=metadata["aliases"],
+                )
+            )
+    return found
+
+
+def _without_none(hint: Any) -> Any:
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        (inner,) = (part for part in typing.get_args(hint) if part is not type(None))
+        return inner
+    return hint
+
+
+def configure(config_class: type[T], properties: Mapping[str, Property]) -> T:
+    """Build `config_class` from the keys it knows; other keys are somebody else's (see `check_known`)."""
+    values = {}
+    for known in settings_of(config_class):
+        for key in (known.key, *known.aliases):
+            if key in properties:
+                values[known.field] = parse_value(known, key, properties[key])
+                break
+    return config_class(**values)
+
+
+def parse_value(known: Setting, key: str, given: Property) -> Any:
+    """`given` as the type of the setting, or a ConfigError that says what would be right."""
+    text = given.value.strip()
+    kind = known.type
+    try:
+        if kind is bool:
+            value: Any = {"true": True, "false": False}[text.lower()]
+        elif isinstance(kind, type) and issubclass(kind, enum.Enum):
+            value = kind(text)
+        elif kind is Path:
+            value = Path(text).expanduser()
+        else:
+            value = kind(text)
+    except (ValueError, KeyError):
+        raise ConfigError(f"{key}={text}: expected {known.allowed()}{given.place}") from None
+    too_small = known.minimum is not None and value < known.minimum
+    too_large = known.maximum is not None and value > known.maximum
+    if too_small or too_large:
+        raise ConfigError(f"{key}={text}: expected {known.allowed()}{given.place}")
+    return value
+
+
+def check_known(
+    properties: Mapping[str, Property], config_classes: Iterable[type[Any]], without_effect: Iterable[str] = ()
+) -> list[str]:
+    """Refuse keys nobody knows; return a warning for each key that RocketMQ has and that does nothing here."""
+    known: set[str] = set()
+    for config_class in config_classes:
+        for one in settings_of(config_class):
+            known.update((one.key, *one.aliases))
+    idle = set(without_effect)
+    warnings = []
+    for key, given in properties.items():
+        if key in known:
+            continue
+        if key in idle:
+            warnings.append(f"{key} is known to RocketMQ but has no effect here{given.place}")
+            continue
+        nearest = difflib.get_close_matches(key, sorted(known | idle), n=1)
+        hint = f"; did you mean {nearest[0]}?" if nearest else ""
+        raise ConfigError(f"unknown key {key}{hint}{given.place}")
+    return warnings
+
+
+def to_properties(config: Any) -> dict[str, str]:
+    """The configuration as RocketMQ prints it: keys of the file, values as text; what is not set is left out."""
+    table = {}
+    for known in settings_of(type(config)):
+        value = getattr(config, known.field)
+        if value is not None:
+            table[known.key] = format_value(value)
+    return table
+
+
+def format_value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, enum.Enum):
+        return str(value.value)
+    return str(value)
+
+
+def read_properties(path: Path) -> dict[str, Property]:
+    """Read a Java properties file."""
+    try:
+        text = path.read_text("utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot read configuration file {path}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"cannot read configuration file {path}: it is not UTF-8 text") from None
+    return parse_properties(text, str(path))
+
+
+_ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
+_KEY_VALUE = re.compile(r"((?:\\.|[^\\=:\s])*)\s*[=:]?\s*(.*)", re.DOTALL)
+
+
+def parse_properties(text: str, source: str = "") -> dict[str, Property]:
+    """Java's properties format: comments, continued lines, escapes; a later key wins."""
+    properties: dict[str, Property] = {}
+    pending = ""
+    pending_line: int | None = None
+    for number, raw in enumerate(text.splitlines(), start=1):
+        line = raw.lstrip()
+        if pending_line is None and (not line or line[0] in "#!"):
+            continue
+        start_line = pending_line or number
+        line = pending + line
+        trailing = len(line) - len(line.rstrip("\\"))
+        if trailing % 2:
+            pending, pending_line = line[:-1], start_line
+            continue
+        pending, pending_line = "", None
+        _put(properties, line, source, start_line)
+    if pending_line is not None:
+        _put(properties, pending, source, pending_line)
+    return properties
+
+
+def _put(properties: dict[str, Property], line: str, source: str, number: int) -> None:
+    match = _KEY_VALUE.fullmatch(line)
+    if match is None or not match.group(1):
+        raise ConfigError(f"not a key=value line: {line.strip()!r}{Property('', source, number).place}")
+    key, value = match.groups()
+    place = Property("", source, number).place
+    properties[_unescape(key, place)] = Property(_unescape(value, place).rstrip(), source, number)
+
+
+def _unescape(text: str, place: str) -> str:
+    if "\\" not in text:
+        return text
+
+    def one(match: re.Match[str]) -> str:
+        escape = match.group(1)
+        if escape[0] == "u":
+            if len(escape) != 5:
+                raise ConfigError(f"bad \\u escape in {text!r}{place}")
+            return chr(int(escape[1:], 16))
+        return _ESCAPES.get(escape, escape)
+
+    return re.sub(r"\\(u[0-9a-fA-F]{4}|u|.)", one, text, flags=re.DOTALL)
+
+
+def format_properties(table: Mapping[str, str]) -> str:
+    """`key=value` lines that `parse_properties` (and Java) reads back."""
+    return "".join(f"{key}={_escape(value)}\n" for key, value in table.items())
+
+
+def _escape(value: str) -> str:
+    escaped = (
+        value.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t").replace("\f", "\\f")
+    )
+    return "\\" + escaped if escaped[:1] == " " else escaped
+
+
+def namesrv_addresses(environment: Mapping[str, str] = os.environ) -> str | None:
+    """The name servers of this shell: the one place where the environment is read."""
+    return environment.get("NAMESRV_ADDR") or None

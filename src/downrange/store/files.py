@@ -1,0 +1,77 @@
+"""The seam to the operating system: every byte the store writes, syncs or removes goes through a `Files`.
+
+`OsFiles` is the real one. A test passes its own to fail the n-th write or fsync, or to record what was written in which
+order. Reading goes through memory maps and `pread` directly: surviving a failing read is not something we promise.
+
+`mmap.flush` holds the GIL while it waits for the disk (stalls of a second were measured); `os.fdatasync` does not, and
+it writes mapped pages too. So a file is always synced by descriptor.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from pathlib import Path
+from typing import Protocol
+
+
+class Files(Protocol):
+    def create(self, path: Path, size: int) -> None: ...
+
+    def open(self, path: Path, *, writable: bool = True) -> int: ...
+
+    def close(self, descriptor: int) -> None: ...
+
+    def map(self, descriptor: int, size: int, *, writable: bool = True) -> mmap.mmap: ...
+
+    def write_at(self, descriptor: int, data: bytes | bytearray | memoryview, position: int) -> None: ...
+
+    def sync(self, descriptor: int) -> None: ...
+
+    def remove(self, path: Path) -> None: ...
+
+    def replace(self, source: Path, target: Path) -> None: ...
+
+
+class OsFiles:
+    """Straight to the kernel."""
+
+    def create(self, path: Path, size: int) -> None:
+        """Make a zero-filled, sparse file of exactly `size` bytes, parents included; an existing one is kept."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            if os.fstat(descriptor).st_size < size:
+                os.ftruncate(descriptor, size)
+        finally:
+            os.close(descriptor)
+
+    def open(self, path: Path, *, writable: bool = True) -> int:
+        return os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
+
+    def close(self, descriptor: int) -> None:
+        os.close(descriptor)
+
+    def map(self, descriptor: int, size: int, *, writable: bool = True) -> mmap.mmap:
+        access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
+        return mmap.mmap(descriptor, size, access=access)
+
+    def write_at(self, descriptor: int, data: bytes | bytearray | memoryview, position: int) -> None:
+        """Write all of `data`; a short write is continued, a full disk raises."""
+        view = memoryview(data)
+        while view:
+            written = os.pwrite(descriptor, view, position)
+            view = view[written:]
+            position += written
+
+    def sync(self, descriptor: int) -> None:
+        os.fdatasync(descriptor)
+
+    def remove(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
+
+    def replace(self, source: Path, target: Path) -> None:
+        os.replace(source, target)
+
+
+OS_FILES = OsFiles()
