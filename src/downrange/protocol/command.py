@@ -1,0 +1,139 @@
+"""One request or one reply: the unit both header encodings carry."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final, TypeVar
+
+import msgspec
+
+from downrange.protocol import header_binary, header_json
+from downrange.protocol.bodies.fields import decode_fields, encode_fields
+from downrange.protocol.codes import VERSION_4_9_8, LanguageCode, ResponseCode, SerializeType
+
+H = TypeVar("H", bound=msgspec.Struct)
+
+Buffer = bytes | bytearray | memoryview
+Body = Buffer | Sequence[Buffer]
+
+RESPONSE_FLAG: Final = 1
+ONEWAY_FLAG: Final = 2
+
+
+class Command(msgspec.Struct, frozen=True, eq=False, gc=False):
+    """One request or reply, as a value.
+
+    `raw_ext` is the ext-field block as it came (JSON text or binary pairs, by `serialize_type`) or a dict as we built
+    it. It is read only when asked for: `header(Type)` turns the text straight into a typed header, which costs half of
+    the detour over a dict, and a request that is refused early is never read at all.
+    """
+
+    code: int
+    opaque: int = 0
+    flag: int = 0
+    raw_ext: bytes | msgspec.Raw | Mapping[str, str] | None = None
+    body: Body = b""
+    remark: str | None = None
+    language: int = LanguageCode.PYTHON
+    version: int = VERSION_4_9_8
+    serialize_type: int = SerializeType.JSON
+
+    @property
+    def is_response(self) -> bool:
+        return bool(self.flag & RESPONSE_FLAG)
+
+    @property
+    def is_oneway(self) -> bool:
+        return bool(self.flag & ONEWAY_FLAG)
+
+    @property
+    def ext_fields(self) -> Mapping[str, str]:
+        """All ext fields by name. Raises RemoteProtocolError when the peer wrote something that cannot be read."""
+        raw = self.raw_ext
+        if raw is None:
+            return {}
+        if isinstance(raw, msgspec.Raw):
+            return header_json.decode_ext_fields(raw)
+        if isinstance(raw, bytes):
+            return header_binary.decode_ext_fields(raw)
+        return raw
+
+    def header(self, header_type: type[H]) -> H:
+        """The ext fields as a typed header. Raises FieldError that names the missing or wrong field."""
+        if isinstance(self.raw_ext, msgspec.Raw):
+            typed = header_json.decode_typed(self.raw_ext, header_type)
+            if typed is not None:
+                return typed
+        return decode_fields(header_type, self.ext_fields)
+
+    @property
+    def body_bytes(self) -> bytes:
+        body = self.body
+        if isinstance(body, bytes):
+            return body
+        return bytes(body) if isinstance(body, bytearray | memoryview) else b"".join(body)
+
+    def reply(
+        self,
+        code: int = ResponseCode.SUCCESS,
+        remark: str | None = None,
+        *,
+        header: msgspec.Struct | None = None,
+        ext_fields: Mapping[str, str] | None = None,
+        body: Body = b"",
+    ) -> Command:
+        """The answer to this request: same opaque, same header encoding."""
+        return Command(
+            code=code,
+            opaque=self.opaque,
+            flag=RESPONSE_FLAG,
+            raw_ext=_ext_fields(header, ext_fields),
+            body=body,
+            remark=remark,
+            serialize_type=self.serialize_type,
+        )
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Command):
+            return NotImplemented
+        return (
+            self.code == other.code
+            and self.opaque == other.opaque
+            and self.flag == other.flag
+            and self.ext_fields == other.ext_fields
+            and self.body_bytes == other.body_bytes
+            and (self.remark or "") == (other.remark or "")
+            and self.language == other.language
+            and self.version == other.version
+            and self.serialize_type == other.serialize_type
+        )
+
+    __hash__ = None  # type: ignore[assignment]  # equal commands may hold their ext fields in different forms
+
+
+def _ext_fields(header: msgspec.Struct | None, more: Mapping[str, str] | None) -> Mapping[str, str] | None:
+    if header is None:
+        return more
+    fields = encode_fields(header)
+    return {**fields, **more} if more else fields
+
+
+def request(
+    code: int,
+    header: msgspec.Struct | None = None,
+    *,
+    ext_fields: Mapping[str, str] | None = None,
+    body: Body = b"",
+    oneway: bool = False,
+    remark: str | None = None,
+    serialize_type: int = SerializeType.JSON,
+) -> Command:
+    """A request; the connection that sends it gives it its opaque."""
+    return Command(
+        code=code,
+        flag=ONEWAY_FLAG if oneway else 0,
+        raw_ext=_ext_fields(header, ext_fields),
+        body=body,
+        remark=remark,
+        serialize_type=serialize_type,
+    )

@@ -1,0 +1,147 @@
+"""What can be wrong with bytes, and the table reply code <-> error.
+
+ProtocolError
+├── LocalProtocolError    we tried to write something the protocol cannot carry
+└── RemoteProtocolError   the peer's bytes break the rules: its connection cannot be read any further
+BrokerError(code, remark) the peer understood and refused; one class per code that callers tell apart
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from downrange.model.errors import MQError
+from downrange.protocol.codes import ResponseCode
+
+
+class ProtocolError(MQError):
+    """Bytes and commands do not match."""
+
+
+class LocalProtocolError(ProtocolError):
+    """We broke the rules."""
+
+
+class RemoteProtocolError(ProtocolError):
+    """The peer broke the rules."""
+
+
+class BrokerError(MQError):
+    """A server answered with an error code. `remark` is its own explanation."""
+
+    default_code: ClassVar[int] = ResponseCode.SYSTEM_ERROR
+    refresh_route: ClassVar[bool] = False
+    """The route this request followed may be stale: look it up again before the next try."""
+
+    def __init__(self, remark: str | None = None, code: int | None = None) -> None:
+        self.code = self.default_code if code is None else code
+        self.remark = remark or ""
+        super().__init__(f"{code_name(self.code)} ({self.code}): {self.remark}" if remark else code_name(self.code))
+
+
+def code_name(code: int) -> str:
+    try:
+        return ResponseCode(code).name
+    except ValueError:
+        return f"response code {code}"
+
+
+class InternalError(BrokerError):
+    """Something failed inside the server."""
+
+    default_code = ResponseCode.SYSTEM_ERROR
+    retriable = True
+
+
+class SystemBusy(BrokerError):
+    """Flow control: the server sheds load. Trying again at once makes it worse."""
+
+    default_code = ResponseCode.SYSTEM_BUSY
+
+
+class RequestCodeNotSupported(BrokerError):
+    default_code = ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+
+
+class MessageIllegal(BrokerError):
+    default_code = ResponseCode.MESSAGE_ILLEGAL
+
+
+class ServiceNotAvailable(BrokerError):
+    default_code = ResponseCode.SERVICE_NOT_AVAILABLE
+    retriable = True
+
+
+class NoPermission(BrokerError):
+    default_code = ResponseCode.NO_PERMISSION
+    retriable = True
+    refresh_route = True
+
+
+class TopicNotExist(BrokerError):
+    default_code = ResponseCode.TOPIC_NOT_EXIST
+    retriable = True
+    refresh_route = True
+
+
+class PullOffsetMoved(BrokerError):
+    default_code = ResponseCode.PULL_OFFSET_MOVED
+
+
+class QueryNotFound(BrokerError):
+    default_code = ResponseCode.QUERY_NOT_FOUND
+
+
+class SubscriptionParseFailed(BrokerError):
+    default_code = ResponseCode.SUBSCRIPTION_PARSE_FAILED
+
+
+class SubscriptionNotExist(BrokerError):
+    default_code = ResponseCode.SUBSCRIPTION_NOT_EXIST
+    retriable = True
+
+
+class SubscriptionNotLatest(BrokerError):
+    default_code = ResponseCode.SUBSCRIPTION_NOT_LATEST
+    retriable = True
+
+
+class SubscriptionGroupNotExist(BrokerError):
+    default_code = ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
+
+
+class FilterDataNotExist(BrokerError):
+    default_code = ResponseCode.FILTER_DATA_NOT_EXIST
+    retriable = True
+
+
+class FilterDataNotLatest(BrokerError):
+    default_code = ResponseCode.FILTER_DATA_NOT_LATEST
+    retriable = True
+
+
+class ConsumerNotOnline(BrokerError):
+    default_code = ResponseCode.CONSUMER_NOT_ONLINE
+
+
+class ConsumeMessageTimeout(BrokerError):
+    default_code = ResponseCode.CONSUME_MSG_TIMEOUT
+    retriable = True
+
+
+class SlaveNotAvailable(BrokerError):
+    default_code = ResponseCode.SLAVE_NOT_AVAILABLE
+    retriable = True
+
+
+class FlowControl(BrokerError):
+    default_code = ResponseCode.FLOW_CONTROL
+    retriable = True
+
+
+ERRORS: dict[int, type[BrokerError]] = {error.default_code: error for error in BrokerError.__subclasses__()}
+
+
+def broker_error(code: int, remark: str | None) -> BrokerError:
+    """The error for a reply code; codes nobody tells apart share the base class."""
+    return ERRORS.get(code, BrokerError)(remark, code)

@@ -1,0 +1,134 @@
+"""Frames: length 4 | serialize type 1 | header length 3 | header | body. `length` counts what follows it.
+
+`FrameDecoder` takes bytes cut anywhere and returns the commands that are complete. It never raises: when the bytes
+break a rule, the commands before that point are returned and `error` says what is wrong; the rest cannot be trusted.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+from downrange.protocol import header_binary, header_json
+from downrange.protocol.codes import SerializeType
+from downrange.protocol.command import Buffer, Command
+from downrange.protocol.errors import LocalProtocolError, RemoteProtocolError
+
+MAX_FRAME: Final = 16 * 1024 * 1024  # including the length field
+MAX_HEADER: Final = 64 * 1024  # what a server takes; replies to large batches have longer headers
+_SMALLEST_FRAME: Final = 4  # serialize type and header length
+_PREFIX: Final = struct.Struct(">iI")  # length, then serialize type and header length in one number
+# Plain numbers: a look at an enum member costs as much as reading a small frame's prefix.
+_JSON: Final = int(SerializeType.JSON)
+_BINARY: Final = int(SerializeType.ROCKETMQ)
+
+
+class FrameDecoder:
+    """Bytes in, commands out, for one direction of one connection.
+
+    Holds always: no more than one incomplete frame is kept, and its declared length passed the limits.
+    """
+
+    __slots__ = ("_buffer", "_needed", "error", "max_frame", "max_header")
+
+    def __init__(self, max_frame: int = MAX_FRAME, max_header: int = MAX_HEADER) -> None:
+        self.max_frame = max_frame
+        self.max_header = max_header
+        self.error: RemoteProtocolError | None = None
+        self._buffer = bytearray()
+        self._needed = 8  # bytes the buffer must hold before another look at it is worth while
+
+    @property
+    def buffered(self) -> int:
+        """Bytes of the incomplete frame held."""
+        return len(self._buffer)
+
+    def feed(self, data: bytes) -> list[Command]:
+        """Every command that `data` completes, in order."""
+        if self.error is not None:
+            return []
+        if self._buffer:
+            self._buffer += data
+            if len(self._buffer) < self._needed:
+                return []
+            data = bytes(self._buffer)
+            self._buffer.clear()
+        commands: list[Command] = []
+        at = 0
+        end = len(data)
+        try:
+            while end - at >= 8:
+                length, mark = _PREFIX.unpack_from(data, at)
+                header_end = at + 8 + (mark & 0xFFFFFF)
+                frame_end = at + 4 + length
+                if length > self.max_frame - 4 or header_end > frame_end or mark & 0xFFFFFF > self.max_header:
+                    raise self._broken_rule(length, mark & 0xFFFFFF)
+                if frame_end > end:
+                    break
+                commands.append(_decode(mark >> 24, data[at + 8 : header_end], data[header_end:frame_end]))
+                at = frame_end
+        except RemoteProtocolError as error:
+            self.error = error
+            return commands
+        if at < end:
+            self._buffer += data[at:] if at else data
+            self._needed = frame_end - at if end - at >= 8 else 8
+        return commands
+
+    def _broken_rule(self, length: int, header_length: int) -> RemoteProtocolError:
+        if not _SMALLEST_FRAME <= length <= self.max_frame - 4:
+            return RemoteProtocolError(
+                f"frame of {length} bytes; {_SMALLEST_FRAME} to {self.max_frame - 4} are allowed"
+            )
+        if header_length > length - 4:
+            return RemoteProtocolError(f"header of {header_length} bytes in a frame of {length}")
+        return RemoteProtocolError(f"header of {header_length} bytes; at most {self.max_header} are allowed")
+
+
+def _decode(serialize_type: int, header: bytes, body: bytes) -> Command:
+    if serialize_type == _JSON:
+        fields = header_json.decode(header)
+        ext = fields.ext
+        return Command(
+            fields.code,
+            fields.opaque,
+            fields.flag,
+            None if ext is header_json.NO_EXT else ext,
+            body,
+            fields.remark,
+            header_json.language_code(fields.language),
+            fields.version,
+            _JSON,
+        )
+    if serialize_type == _BINARY:
+        code, language, version, opaque, flag, remark, ext_block = header_binary.decode(header)
+        return Command(code, opaque, flag, ext_block, body, remark, language, version, _BINARY)
+    raise RemoteProtocolError(f"unknown serialize type {serialize_type}")
+
+
+def encode_parts(command: Command, opaque: int | None = None) -> list[Buffer]:
+    """The frame as buffers to write one after the other; a body of several buffers is not copied."""
+    body = command.body
+    parts: list[Buffer] = [body] if isinstance(body, bytes | bytearray | memoryview) else list(body)
+    codec = header_json if command.serialize_type == _JSON else header_binary
+    header = codec.encode(
+        command.code,
+        command.language,
+        command.version,
+        command.opaque if opaque is None else opaque,
+        command.flag,
+        command.remark,
+        None if command.raw_ext is None else command.ext_fields,
+    )
+    length = 4 + len(header) + sum(len(part) for part in parts)
+    if length > MAX_FRAME - 4:
+        raise LocalProtocolError(f"frame of {length} bytes; at most {MAX_FRAME - 4} are allowed: send less at a time")
+    if len(header) > 0xFFFFFF:
+        raise LocalProtocolError(f"header of {len(header)} bytes does not fit a frame")
+    prefix = length.to_bytes(4, "big") + (command.serialize_type << 24 | len(header)).to_bytes(4, "big")
+    return [prefix + header, *(part for part in parts if len(part))]
+
+
+def encode(command: Command, opaque: int | None = None) -> bytes:
+    """The whole frame as one piece."""
+    return b"".join(encode_parts(command, opaque))

@@ -1,0 +1,1 @@
+"""asyncio sockets around protocol/: connections, servers, a pool. Knows commands, not what they mean."""

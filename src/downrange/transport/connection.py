@@ -1,0 +1,386 @@
+"""One TCP connection: frames in and out, requests matched to replies by opaque.
+
+Both ends are alike: either may ask, either may answer. A request handler is a plain function that returns its reply
+now, or a future for a reply later, or None for no reply. All complete frames of one received chunk are handled in one
+go and their replies leave in one write. There is no task per request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import cast
+
+from downrange.model.errors import MQError
+from downrange.model.message_id import pack_host
+from downrange.protocol.codes import ResponseCode
+from downrange.protocol.command import Buffer, Command
+from downrange.protocol.errors import BrokerError, RemoteProtocolError
+from downrange.protocol.framing import FrameDecoder, encode_parts
+from downrange.transport.errors import ConnectionLost, RequestTimedOut, TransportClosed
+from downrange.transport.limits import Limits, Usage
+
+log = logging.getLogger(__name__)
+
+LaterReply = asyncio.Future[Command | None]
+Handler = Callable[[Command, "Connection"], Command | LaterReply | None]
+
+# Buffers up to this size are joined before writing: one copy is cheaper than another entry of a gathering write.
+_JOIN_BELOW = 32 * 1024
+# Requests of one chunk are answered in one write, up to this much: small requests may have big replies.
+_FLUSH_ABOVE = 256 * 1024
+
+
+def refuse(command: Command, connection: Connection) -> Command:
+    """The handler of an endpoint that serves nothing."""
+    return command.reply(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {command.code} not supported")
+
+
+def error_reply(command: Command, error: BaseException) -> Command:
+    """The door where errors become reply codes."""
+    match error:
+        case BrokerError():
+            return command.reply(error.code, error.remark)
+        case MQError():
+            return command.reply(ResponseCode.SYSTEM_ERROR, str(error))
+        case asyncio.CancelledError():
+            return command.reply(ResponseCode.SYSTEM_ERROR, "the request was given up: this server is stopping")
+        case _:
+            log.error("request failed code=%d", command.code, exc_info=error)
+            return command.reply(ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}")
+
+
+class Connection(asyncio.Protocol):
+    """One end of one TCP connection.
+
+    Holds always: every outstanding request of ours ends exactly once, with its reply, a time-out or ConnectionLost; a
+    peer that does not read is not read from, and is cut off when it leaves too much unsent.
+    Used on the loop's thread only.
+    """
+
+    def __init__(
+        self,
+        handler: Handler = refuse,
+        *,
+        limits: Limits | None = None,
+        usage: Usage | None = None,
+        decoder: FrameDecoder | None = None,
+        on_open: Callable[[Connection], None] | None = None,
+        on_close: Callable[[Connection], None] | None = None,
+    ) -> None:
+        self.peer = "?"
+        self.peer_host = b""
+        """The peer's address and port as a record stores them."""
+        self.last_active = 0.0
+        self._handler = handler
+        self._limits = limits or Limits()
+        self._usage = usage or Usage()
+        self._decoder = decoder or FrameDecoder()
+        self._on_open = on_open
+        self._on_close = on_close
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._opaque = 0
+        self._waiting: dict[int, asyncio.Future[Command]] = {}
+        self._answering = 0
+        self._out: list[Buffer] = []
+        self._out_bytes = 0
+        self._unanswered: deque[Command] = deque()
+        self._flush_scheduled = False
+        self._unsent = 0
+        self._paused = False
+        self._frame_since = 0.0
+        self._writable_waiters: deque[asyncio.Future[None]] = deque()
+        self._closed: asyncio.Future[None] = self._loop.create_future()
+        self._answered: asyncio.Future[None] | None = None
+
+    def __repr__(self) -> str:
+        state = "open" if self.is_open else "closed"
+        return f"<Connection {self.peer} {state} asked={len(self._waiting)} answering={self._answering}>"
+
+    @property
+    def is_open(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    @property
+    def is_writable(self) -> bool:
+        return self.is_open and not self._paused
+
+    # --- asking -------------------------------------------------------------------------------------------------
+
+    async def request(self, command: Command, timeout: float) -> Command:
+        """Send a request and wait for its reply, whatever its code."""
+        deadline = self._loop.time() + timeout
+        while self._paused or len(self._waiting) >= self._limits.max_requests_per_connection:
+            await self._wait_writable(deadline, command.code)
+        reply = self.request_nowait(command)
+        timer = self._loop.call_at(deadline, self._time_out, reply, command.code, timeout)
+        try:
+            return await reply
+        finally:
+            timer.cancel()
+
+    def request_nowait(self, command: Command) -> asyncio.Future[Command]:
+        """Send a request; its reply is the future's result. Cancelling the future forgets the request."""
+        opaque = self._opaque = (self._opaque + 1) & 0x7FFFFFFF
+        reply: asyncio.Future[Command] = self._loop.create_future()
+        self._send(encode_parts(command, opaque))
+        self._waiting[opaque] = reply
+        reply.add_done_callback(partial(self._forget, opaque))
+        return reply
+
+    def oneway(self, command: Command) -> None:
+        """Send a request that wants no answer."""
+        opaque = self._opaque = (self._opaque + 1) & 0x7FFFFFFF
+        self._send(encode_parts(command, opaque))
+
+    def _forget(self, opaque: int, reply: asyncio.Future[Command]) -> None:
+        self._waiting.pop(opaque, None)
+        self._wake_writers()
+
+    def _time_out(self, reply: asyncio.Future[Command], code: int, timeout: float) -> None:
+        if not reply.done():
+            reply.set_exception(RequestTimedOut(f"{self.peer} did not answer request {code} within {timeout:g} s"))
+
+    async def _wait_writable(self, deadline: float, code: int) -> None:
+        """Wait until the peer reads again or an answer makes room; one waiter is woken for each."""
+        self._raise_if_closed()
+        waiter: asyncio.Future[None] = self._loop.create_future()
+        self._writable_waiters.append(waiter)
+        timer = self._loop.call_at(deadline, waiter.cancel)
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            if self._loop.time() < deadline:
+                raise
+            raise RequestTimedOut(f"{self.peer} takes no more data: request {code} was not sent") from None
+        finally:
+            timer.cancel()
+
+    def _wake_writers(self) -> None:
+        while self._writable_waiters and not self._paused:
+            waiter = self._writable_waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                return
+
+    # --- answering ----------------------------------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        now = self.last_active = self._loop.time()
+        decoder = self._decoder
+        unanswered = self._unanswered
+        for command in decoder.feed(data):
+            if command.flag & 1:
+                waiting = self._waiting.get(command.opaque)
+                if waiting is not None and not waiting.done():
+                    waiting.set_result(command)
+            elif self._paused or unanswered:
+                unanswered.append(command)
+            else:
+                self._answer(command)
+                if self._out_bytes > _FLUSH_ABOVE:
+                    self._flush()
+        if decoder.error is not None:
+            log.warning("connection closed peer=%s reason=%s", self.peer, decoder.error)
+            self.abort()
+            return
+        if not decoder.buffered:
+            self._frame_since = 0.0
+        elif not self._frame_since:
+            self._frame_since = now
+        if self._out:
+            self._flush()
+
+    def _answer_rest(self) -> None:
+        """Go on with what came in one chunk with a request whose reply filled the socket."""
+        while self._unanswered and not self._paused and self.is_open:
+            self._answer(self._unanswered.popleft())
+            if self._out_bytes > _FLUSH_ABOVE:
+                self._flush()
+        if self._out:
+            self._flush()
+
+    def _answer(self, command: Command) -> None:
+        if (
+            self._answering >= self._limits.max_requests_per_connection
+            or self._usage.requests >= self._limits.max_requests
+        ):
+            if not command.is_oneway:
+                self._reply(
+                    command.reply(ResponseCode.SYSTEM_BUSY, "[OVERLOAD]system busy, start flow control for a while")
+                )
+            return
+        try:
+            reply = self._handler(command, self)
+        except RemoteProtocolError as error:
+            log.warning("connection closed peer=%s reason=%s", self.peer, error)
+            self.abort()
+            return
+        except Exception as error:
+            reply = error_reply(command, error)
+        if reply is None:
+            return
+        if isinstance(reply, Command):
+            if not command.is_oneway:
+                self._reply(reply)
+            return
+        self._answering += 1
+        self._usage.requests += 1
+        reply.add_done_callback(partial(self._answer_later, command))
+
+    def _answer_later(self, command: Command, later: LaterReply) -> None:
+        self._answering -= 1
+        self._usage.requests -= 1
+        if not self.is_open:
+            if not later.cancelled():
+                later.exception()  # nobody is left to tell; mark it as looked at
+        elif not command.is_oneway:
+            error = asyncio.CancelledError() if later.cancelled() else later.exception()
+            reply = error_reply(command, error) if error is not None else later.result()
+            if reply is not None:
+                self._reply(reply)
+        if self._answering == 0 and self._answered is not None and not self._answered.done():
+            self._answered.set_result(None)
+
+    def _reply(self, reply: Command) -> None:
+        try:
+            parts = encode_parts(reply)
+        except MQError as error:  # a reply too large for a frame must not leave the peer waiting
+            log.error("reply cannot be sent peer=%s reason=%s", self.peer, error)
+            parts = encode_parts(Command(ResponseCode.SYSTEM_ERROR, reply.opaque, 1, remark=str(error)))
+        if self.is_open:
+            self._send(parts)
+
+    # --- writing ------------------------------------------------------------------------------------------------
+
+    def _send(self, parts: list[Buffer]) -> None:
+        """Queue a frame; everything queued in one turn of the loop leaves in one write."""
+        self._raise_if_closed()
+        self._out += parts
+        for part in parts:
+            self._out_bytes += len(part)
+        if not self._flush_scheduled:
+            self._flush_scheduled = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_scheduled = False
+        out, size = self._out, self._out_bytes
+        self._out, self._out_bytes = [], 0
+        if not out or self._transport is None or self._transport.is_closing():
+            return
+        if len(out) == 1:
+            self._transport.write(out[0])
+        elif size <= _JOIN_BELOW:
+            self._transport.write(b"".join(out))
+        else:
+            self._transport.writelines(out)
+        if self._paused:
+            self._check_unsent()
+        else:
+            self.last_active = self._loop.time()
+
+    def pause_writing(self) -> None:
+        """The socket takes no more for now: stop reading too, so that the peer cannot pile up replies."""
+        self._paused = True
+        assert self._transport is not None
+        if not self._waiting:  # an endpoint that waits for answers must go on reading them
+            self._transport.pause_reading()
+        self._check_unsent()
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        self._count_unsent(0)
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+        self._wake_writers()
+        if self._unanswered:
+            self._answer_rest()
+
+    def _check_unsent(self) -> None:
+        assert self._transport is not None
+        self._count_unsent(self._transport.get_write_buffer_size())
+        limits = self._limits
+        if self._unsent > limits.max_unsent_bytes_per_connection or self._usage.unsent_bytes > limits.max_unsent_bytes:
+            log.warning("connection closed peer=%s reason=it does not read, unsent_bytes=%d", self.peer, self._unsent)
+            self.abort()
+
+    def _count_unsent(self, unsent: int) -> None:
+        self._usage.unsent_bytes += unsent - self._unsent
+        self._unsent = unsent
+
+    # --- life ---------------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self.last_active = self._loop.time()
+        name = transport.get_extra_info("peername")
+        if name:
+            self.peer = f"{name[0]}:{name[1]}"
+            self.peer_host = pack_host(name[0].partition("%")[0], name[1])
+        if self._on_open is not None:
+            self._on_open(self)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._count_unsent(0)
+        self._out.clear()
+        self._unanswered.clear()
+        reason = f": {error}" if error else ""
+        for waiting in list(self._waiting.values()):
+            if not waiting.done():
+                waiting.set_exception(ConnectionLost(f"connection to {self.peer} was lost{reason}"))
+        self._waiting.clear()
+        while self._writable_waiters:
+            waiter = self._writable_waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)  # each finds the connection closed
+        if not self._closed.done():
+            self._closed.set_result(None)
+        if self._on_close is not None:
+            self._on_close(self)
+
+    def expire(self, now: float) -> bool:
+        """Close when nothing came or went for too long, or a frame takes too long to arrive."""
+        if now - self.last_active >= self._limits.idle_seconds:
+            reason = "idle"
+        elif self._frame_since and now - self._frame_since >= self._limits.frame_seconds:
+            reason = "unfinished frame"
+        else:
+            return False
+        log.info("connection closed peer=%s reason=%s", self.peer, reason)
+        self.abort()
+        return True
+
+    async def drain(self, timeout: float) -> None:
+        """Take no further requests, answer those at hand, send what is queued, then close."""
+        if self.is_open and not self._waiting:
+            assert self._transport is not None
+            self._transport.pause_reading()
+        if self.is_open and self._answering:
+            self._answered = self._loop.create_future()
+            await asyncio.wait([self._answered], timeout=timeout)
+        self.close()
+        await asyncio.wait([self._closed], timeout=timeout)
+        self.abort()
+
+    def close(self) -> None:
+        """Close after what is queued has been sent."""
+        self._flush()
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Close at once."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    async def wait_closed(self) -> None:
+        await asyncio.shield(self._closed)
+
+    def _raise_if_closed(self) -> None:
+        if not self.is_open:
+            raise TransportClosed(f"connection to {self.peer} is closed")

@@ -1,0 +1,29 @@
+"""What can go wrong between two sockets. All of it may work on the next try, perhaps with another peer."""
+
+from __future__ import annotations
+
+from downrange.model.errors import MQError
+
+
+class TransportError(MQError):
+    """A request did not get its answer; whether the peer carried it out is unknown unless the class says so."""
+
+    retriable = True
+
+
+class ConnectFailed(TransportError):
+    """No connection: the request was never sent."""
+
+
+class ConnectionLost(TransportError):
+    """The connection ended before the answer came."""
+
+
+class RequestTimedOut(TransportError):
+    """No answer in time."""
+
+
+class TransportClosed(TransportError):
+    """This connection or pool was closed by us."""
+
+    retriable = False

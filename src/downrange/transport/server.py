@@ -1,0 +1,102 @@
+"""Accept connections and hand their requests to one handler."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Callable
+from types import TracebackType
+
+from downrange.transport.connection import Connection, Handler
+from downrange.transport.errors import ConnectFailed
+from downrange.transport.limits import Limits, Usage
+
+log = logging.getLogger(__name__)
+
+
+class Server:
+    """A listening socket and the connections it accepted.
+
+    `async with Server(handler, host, port) as server:` serves until the block ends, then drains.
+    """
+
+    def __init__(
+        self,
+        handler: Handler,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        limits: Limits | None = None,
+        tls: ssl.SSLContext | None = None,
+        on_close: Callable[[Connection], None] | None = None,
+        drain_seconds: float = 5.0,
+    ) -> None:
+        self.host = host
+        self.port = port
+        self.connections: set[Connection] = set()
+        self.limits = limits or Limits()
+        self.usage = Usage()
+        self._handler = handler
+        self._tls = tls
+        self._on_close = on_close
+        self._drain_seconds = drain_seconds
+        self._listening: asyncio.Server | None = None
+        self._sweeper: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Server {self.host}:{self.port} connections={len(self.connections)} {self.usage!r}>"
+
+    async def start(self) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            self._listening = await loop.create_server(self._accept, self.host, self.port, ssl=self._tls, backlog=1024)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise ConnectFailed(f"cannot listen on {self.host}:{self.port}: {reason.lower()}") from None
+        self.port = self._listening.sockets[0].getsockname()[1]
+        self._sweeper = loop.create_task(self._sweep())
+
+    async def stop(self) -> None:
+        """Stop accepting, answer what is in flight, close every connection."""
+        if self._listening is None:
+            return
+        self._listening.close()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        if self.connections:
+            await asyncio.gather(*(connection.drain(self._drain_seconds) for connection in list(self.connections)))
+        await self._listening.wait_closed()
+        self._listening = None
+
+    async def __aenter__(self) -> Server:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    def _accept(self) -> Connection:
+        return Connection(
+            self._handler,
+            limits=self.limits,
+            usage=self.usage,
+            on_open=self.connections.add,
+            on_close=self._closed,
+        )
+
+    def _closed(self, connection: Connection) -> None:
+        self.connections.discard(connection)
+        if self._on_close is not None:
+            self._on_close(connection)
+
+    async def _sweep(self) -> None:
+        loop = asyncio.get_running_loop()
+        pause = min(self.limits.idle_seconds, self.limits.frame_seconds, 20.0) / 2
+        while True:
+            await asyncio.sleep(pause)
+            now = loop.time()
+            for connection in list(self.connections):
+                connection.expire(now)

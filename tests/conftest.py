@@ -1,0 +1,18 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+import pytest
+
+from downrange.transport.loop import loop_factory
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Async tests run on the loop that users get; those of the transport on both loops we support."""
+    fastest = loop_factory() or asyncio.new_event_loop
+    if item.path.name == "test_transport.py":
+        return {"asyncio": asyncio.new_event_loop, "fastest": fastest}
+    return {"fastest": fastest}

@@ -1,0 +1,393 @@
+"""Connections, servers and the pool over real sockets on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+import subprocess
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from downrange.model.errors import MQError
+from downrange.protocol.codes import ResponseCode, SerializeType
+from downrange.protocol.command import Command, request
+from downrange.protocol.errors import NoPermission, RemoteProtocolError
+from downrange.protocol.framing import encode
+from downrange.transport.connection import Connection, LaterReply
+from downrange.transport.errors import ConnectFailed, ConnectionLost, RequestTimedOut, TransportClosed
+from downrange.transport.limits import Limits
+from downrange.transport.pool import Pool, connect
+from downrange.transport.server import Server
+
+ECHO, LATER, NEVER, FAIL, REFUSE, BAD_BYTES, ASK_BACK, BIG, CRASH = range(1, 10)
+
+
+class Peer:
+    """A server whose requests do one thing each."""
+
+    def __init__(self) -> None:
+        self.later: list[tuple[Command, LaterReply]] = []
+        self.seen: list[int] = []
+        self.closed: list[Connection] = []
+
+    def handle(self, command: Command, connection: Connection) -> Command | LaterReply | None:
+        self.seen.append(command.code)
+        match command.code:
+            case 1:
+                return command.reply(ext_fields=command.ext_fields, body=command.body)
+            case 2:
+                later: LaterReply = asyncio.get_running_loop().create_future()
+                self.later.append((command, later))
+                return later
+            case 3:
+                return None
+            case 4:
+                raise MQError("this went wrong")
+            case 5:
+                raise NoPermission("not for you")
+            case 6:
+                raise RemoteProtocolError("unreadable")
+            case 7:
+                return asyncio.ensure_future(self.ask_back(command, connection))
+            case 8:
+                return command.reply(body=[memoryview(bytes(200_000)), bytes(100_000)])
+            case _:
+                raise ZeroDivisionError("a bug")
+
+    async def ask_back(self, command: Command, connection: Connection) -> Command | None:
+        answer = await connection.request(request(40, ext_fields={"who": "you"}), timeout=5)
+        return command.reply(body=answer.body)
+
+
+@pytest.fixture
+def peer() -> Peer:
+    return Peer()
+
+
+@pytest.fixture
+async def server(peer: Peer) -> AsyncIterator[Server]:
+    async with Server(peer.handle, on_close=peer.closed.append, drain_seconds=2) as server:
+        yield server
+
+
+def address(server: Server) -> str:
+    return f"127.0.0.1:{server.port}"
+
+
+async def until(condition: Callable[[], object], seconds: float = 5) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110  what is waited for happens in another process or socket
+            await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize("kind", SerializeType)
+async def test_a_request_gets_its_reply_in_the_encoding_it_used(server: Server, kind: SerializeType) -> None:
+    client = await connect(address(server))
+    reply = await client.request(request(ECHO, ext_fields={"a": "1"}, body=b"hello", serialize_type=kind), timeout=5)
+    assert (reply.code, reply.body, reply.ext_fields, reply.serialize_type) == (0, b"hello", {"a": "1"}, kind)
+    await client.drain(1)
+
+
+async def test_replies_are_matched_by_opaque_whatever_their_order(server: Server, peer: Peer) -> None:
+    client = await connect(address(server))
+    first = client.request_nowait(request(LATER))
+    second = client.request_nowait(request(LATER))
+    await until(lambda: len(peer.later) == 2)
+    for command, later in reversed(peer.later):
+        later.set_result(command.reply(body=b"%d" % command.opaque))
+    assert (await second).body == b"2"
+    assert (await first).body == b"1"
+    await client.drain(1)
+
+
+async def test_hundreds_of_requests_in_flight_all_come_back(server: Server) -> None:
+    client = await connect(address(server))
+    replies = await asyncio.gather(
+        *(client.request(request(ECHO, body=bytes([n % 256]) * n), timeout=10) for n in range(500))
+    )
+    assert [len(reply.body) for reply in replies] == list(range(500))
+    await client.drain(1)
+
+
+async def test_frames_received_in_one_chunk_are_answered_in_one_go(server: Server) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    frame = encode(request(ECHO, body=b"x"))
+    writer.write(frame * 100)
+    expected = len(encode(request(ECHO, body=b"x").reply(ext_fields={}, body=b"x"))) * 100
+    async with asyncio.timeout(5):
+        assert len(await reader.readexactly(expected)) == expected
+    writer.close()
+
+
+async def test_a_oneway_request_is_never_answered(server: Server, peer: Peer) -> None:
+    client = await connect(address(server))
+    for code in (ECHO, FAIL, LATER):
+        client.oneway(request(code, oneway=True))
+    assert (await client.request(request(ECHO, body=b"end"), timeout=5)).body == b"end"
+    for command, later in peer.later:
+        later.set_result(command.reply())
+    assert (await client.request(request(ECHO, body=b"end"), timeout=5)).body == b"end"
+    assert peer.seen == [ECHO, FAIL, LATER, ECHO, ECHO]
+    await client.drain(1)
+
+
+async def test_errors_become_reply_codes(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    client = await connect(address(server))
+    failed = await client.request(request(FAIL), timeout=5)
+    assert (failed.code, failed.remark) == (ResponseCode.SYSTEM_ERROR, "this went wrong")
+    refused = await client.request(request(REFUSE), timeout=5)
+    assert (refused.code, refused.remark) == (ResponseCode.NO_PERMISSION, "not for you")
+    crashed = await client.request(request(CRASH), timeout=5)
+    assert (crashed.code, crashed.remark) == (ResponseCode.SYSTEM_ERROR, "ZeroDivisionError: a bug")
+    assert "a bug" in caplog.text
+    await client.drain(1)
+
+
+async def test_a_later_reply_may_fail_or_be_given_up(server: Server, peer: Peer) -> None:
+    client = await connect(address(server))
+    failing = client.request_nowait(request(LATER))
+    given_up = client.request_nowait(request(LATER))
+    nothing = client.request_nowait(request(LATER))
+    await until(lambda: len(peer.later) == 3)
+    peer.later[0][1].set_exception(NoPermission("later"))
+    peer.later[1][1].cancel()
+    peer.later[2][1].set_result(None)
+    assert (await failing).code == ResponseCode.NO_PERMISSION
+    assert (await given_up).code == ResponseCode.SYSTEM_ERROR
+    assert (await client.request(request(ECHO), timeout=5)).code == 0
+    assert not nothing.done()
+    nothing.cancel()
+    await client.drain(1)
+
+
+async def test_a_server_may_ask_its_client(server: Server) -> None:
+    def answer(command: Command, connection: Connection) -> Command:
+        return command.reply(body=command.ext_fields["who"].encode())
+
+    client = await connect(address(server), answer)
+    assert (await client.request(request(ASK_BACK), timeout=5)).body == b"you"
+    await client.drain(1)
+
+
+async def test_no_answer_in_time(server: Server) -> None:
+    client = await connect(address(server))
+    with pytest.raises(RequestTimedOut, match=r"did not answer request 3 within 0\.05 s"):
+        await client.request(request(NEVER), timeout=0.05)
+    assert (await client.request(request(ECHO), timeout=5)).code == 0
+    assert "asked=0" in repr(client)
+    await client.drain(1)
+
+
+async def test_a_lost_connection_ends_every_request_that_waits(server: Server, peer: Peer) -> None:
+    client = await connect(address(server))
+    waiting = [asyncio.ensure_future(client.request(request(NEVER), timeout=30)) for _ in range(3)]
+    await until(lambda: len(peer.seen) == 3)
+    for connection in list(server.connections):
+        connection.abort()
+    for one in waiting:
+        with pytest.raises(ConnectionLost):
+            await one
+    with pytest.raises(TransportClosed):
+        client.oneway(request(ECHO))
+    await until(lambda: len(peer.closed) == 1)
+
+
+@pytest.mark.parametrize("garbage", [b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 8, b"\x00\x00\x00\x06\x00\x00\x00\x02{]"])
+async def test_garbage_closes_its_connection_and_no_other(server: Server, garbage: bytes) -> None:
+    client = await connect(address(server))
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(encode(request(ECHO, body=b"before")) + garbage)
+    async with asyncio.timeout(5):
+        received = await reader.read()
+    assert received == b"" or received.endswith(b"before")
+    writer.close()
+    assert (await client.request(request(ECHO), timeout=5)).code == 0
+    unreadable = client.request_nowait(request(BAD_BYTES))
+    with pytest.raises(ConnectionLost):
+        await unreadable
+
+
+async def test_a_peer_that_does_not_read_is_cut_off_and_costs_bounded_memory(peer: Peer) -> None:
+    limits = Limits(max_unsent_bytes_per_connection=2_000_000)
+    async with Server(peer.handle, limits=limits, on_close=peer.closed.append) as server:
+        slow = socket.create_connection(("127.0.0.1", server.port))
+        normal = await connect(address(server))
+        ask = encode(request(LATER))
+        slow.sendall(ask * 2000)
+        await until(lambda: len(peer.later) == 2000)
+        for command, later in peer.later:
+            later.set_result(command.reply(body=bytes(100_000)))
+        await until(lambda: len(peer.closed) == 1)
+        assert (await normal.request(request(BIG), timeout=5)).code == 0
+        assert server.usage.unsent_bytes == 0
+        assert server.usage.requests == 0
+        slow.close()
+        await normal.drain(1)
+
+
+async def test_a_peer_that_does_not_read_is_not_read_from(server: Server, peer: Peer) -> None:
+    slow = socket.create_connection(("127.0.0.1", server.port))
+    slow.setblocking(False)
+    ask = encode(request(BIG))
+    loop = asyncio.get_running_loop()
+    sending = asyncio.ensure_future(loop.sock_sendall(slow, ask * 3000))
+    await asyncio.sleep(0.3)
+    seen = len(peer.seen)
+    assert seen < 3000
+    received = 0
+    async with asyncio.timeout(30):
+        while len(peer.seen) < 3000 or received < 3000 * 300_000:
+            received += len(await loop.sock_recv(slow, 1_000_000))
+    await sending
+    slow.close()
+
+
+async def test_requests_beyond_the_limit_are_answered_busy(peer: Peer) -> None:
+    async with Server(peer.handle, limits=Limits(max_requests_per_connection=5), drain_seconds=0.1) as server:
+        client = await connect(address(server))
+        replies = [client.request_nowait(request(LATER)) for _ in range(8)]
+        busy = await asyncio.gather(*replies[5:])
+        assert {reply.code for reply in busy} == {ResponseCode.SYSTEM_BUSY}
+        assert busy[0].remark == "[OVERLOAD]system busy, start flow control for a while"
+        assert not any(reply.done() for reply in replies[:5])
+        for command, later in peer.later:
+            later.set_result(command.reply())
+        await asyncio.gather(*replies[:5])
+        await client.drain(1)
+
+
+async def test_a_client_waits_for_room_when_it_has_asked_enough(server: Server, peer: Peer) -> None:
+    client = await connect(address(server), limits=Limits(max_requests_per_connection=2))
+    asked = [asyncio.ensure_future(client.request(request(LATER), timeout=5)) for _ in range(4)]
+    await until(lambda: len(peer.later) == 2)
+    with pytest.raises(RequestTimedOut, match="was not sent"):
+        await client.request(request(ECHO), timeout=0.05)
+    answered = 0
+    while answered < 4:
+        await until(lambda: len(peer.later) > answered)  # noqa: B023
+        command, later = peer.later[answered]
+        later.set_result(command.reply())
+        answered += 1
+    assert [reply.code for reply in await asyncio.gather(*asked)] == [0, 0, 0, 0]
+    await client.drain(1)
+
+
+async def test_idle_and_unfinished_connections_are_closed(peer: Peer) -> None:
+    limits = Limits(idle_seconds=0.2, frame_seconds=0.1)
+    async with Server(peer.handle, limits=limits, on_close=peer.closed.append) as server:
+        idle = await connect(address(server))
+        await asyncio.wait_for(idle.wait_closed(), 5)
+        _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        async with asyncio.timeout(5):
+            while len(peer.closed) < 2:  # a byte now and then does not keep an unfinished frame alive
+                writer.write(b"\x00")
+                await asyncio.sleep(0.02)
+        writer.close()
+
+
+async def test_stopping_answers_what_is_in_flight(peer: Peer) -> None:
+    server = Server(peer.handle, drain_seconds=5)
+    await server.start()
+    client = await connect(address(server))
+    waiting = client.request_nowait(request(LATER))
+    await until(lambda: peer.later)
+    stopping = asyncio.ensure_future(server.stop())
+    await asyncio.sleep(0.05)
+    with pytest.raises(ConnectFailed):
+        await connect(address(server))
+    command, later = peer.later[0]
+    later.set_result(command.reply(body=b"just in time"))
+    assert (await waiting).body == b"just in time"
+    await stopping
+    await client.wait_closed()
+    assert not server.connections
+
+
+async def test_a_port_in_use_is_one_clear_line(server: Server) -> None:
+    with pytest.raises(ConnectFailed, match=rf"cannot listen on 127\.0\.0\.1:{server.port}: .*in use"):
+        await Server(Peer().handle, port=server.port).start()
+
+
+async def test_the_pool_connects_once_and_again_after_a_loss(server: Server) -> None:
+    pool = Pool()
+    first = await asyncio.gather(*(pool.get(address(server)) for _ in range(10)))
+    assert len({id(connection) for connection in first}) == 1
+    for connection in list(server.connections):
+        connection.abort()
+    await first[0].wait_closed()
+    assert (await pool.request(address(server), request(ECHO, body=b"again"), timeout=5)).body == b"again"
+    await pool.oneway(address(server), request(ECHO, oneway=True))
+    await pool.close()
+    with pytest.raises(TransportClosed):
+        await pool.get(address(server))
+
+
+async def test_the_pool_backs_off_from_an_address_that_refuses(unused_tcp_port: int) -> None:
+    pool = Pool()
+    where = f"127.0.0.1:{unused_tcp_port}"
+    loop = asyncio.get_running_loop()
+    for _ in range(3):
+        with pytest.raises(ConnectFailed, match="cannot connect"):
+            await pool.get(where)
+    attempts = 0
+    original = loop.create_connection
+
+    async def counted(*arguments: object, **keywords: object) -> object:
+        nonlocal attempts
+        attempts += 1
+        return await original(*arguments, **keywords)  # type: ignore[call-overload]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(loop), "create_connection", lambda _, *a, **k: counted(*a, **k), raising=False)
+        end = loop.time() + 0.3
+        while loop.time() < end:
+            with pytest.raises(ConnectFailed):
+                await pool.get(where)
+            await asyncio.sleep(0)
+    assert attempts <= 4
+    async with Server(Peer().handle, port=unused_tcp_port):
+        async with asyncio.timeout(5):
+            while True:
+                try:
+                    connection = await pool.get(where)
+                    break
+                except ConnectFailed:
+                    await asyncio.sleep(0.02)
+        assert connection.is_open
+        await pool.close()
+
+
+@pytest.mark.parametrize("text", ["nonsense", "host:", ":1", "host:0", "host:70000", "host:x", ""])
+async def test_what_is_not_an_address_is_said_so(text: str) -> None:
+    with pytest.raises(ConnectFailed, match="not an address"):
+        await connect(text)
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tls") / "both.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
+         "-keyout", str(path), "-out", str(path) + ".crt", "-days", "1", "-subj", "/CN=localhost",
+         "-addext", "subjectAltName=IP:127.0.0.1"],
+        check=True,
+        capture_output=True,
+    )  # fmt: skip
+    return path
+
+
+async def test_tls_both_ways(peer: Peer, certificate: Path) -> None:
+    offered = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    offered.load_cert_chain(f"{certificate}.crt", certificate)
+    trusted = ssl.create_default_context(cafile=f"{certificate}.crt")
+    async with Server(peer.handle, tls=offered) as server:
+        pool = Pool(tls=trusted)
+        reply = await pool.request(address(server), request(BIG), timeout=5)
+        assert len(reply.body) == 300_000
+        await pool.close()
+        plain = await connect(address(server))
+        with pytest.raises((ConnectionLost, RequestTimedOut)):
+            await plain.request(request(ECHO), timeout=2)

@@ -1,0 +1,66 @@
+"""The captured frames, by release and scenario."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+
+
+class Row(NamedTuple):
+    """One captured frame: who sent it to whom, and its bytes."""
+
+    place: str
+    connection: int
+    sender: str
+    receiver: str
+    code: int
+    flag: int
+    opaque: int
+    frame: bytes
+    note: str
+
+    @property
+    def is_response(self) -> bool:
+        return bool(self.flag & 1)
+
+
+@cache
+def scenarios() -> dict[str, tuple[Row, ...]]:
+    """`RELEASE/SCENARIO` -> its rows in order of arrival. Replication packets (`*.ha.jsonl`) are not frames."""
+    found = {}
+    with tarfile.open(GOLDEN / "frames.tar.xz") as archive:
+        for member in archive:
+            if not member.name.endswith(".jsonl") or member.name.endswith(".ha.jsonl"):
+                continue
+            name = member.name.removeprefix("frames/").removesuffix(".jsonl")
+            file = archive.extractfile(member)
+            assert file is not None
+            found[name] = tuple(_rows(name, file.read().decode()))
+    return found
+
+
+def _rows(name: str, text: str) -> Iterator[Row]:
+    for line in text.splitlines():
+        row = json.loads(line)
+        yield Row(
+            f"{name}#{row['seq']}",
+            row["conn"],
+            row["from"],
+            row["to"],
+            row["code"],
+            row["flag"],
+            row["opaque"],
+            bytes.fromhex(row["hex"]),
+            row["note"],
+        )
+
+
+def all_rows() -> Iterator[Row]:
+    for rows in scenarios().values():
+        yield from rows
