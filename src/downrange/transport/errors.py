@@ -15,6 +15,12 @@ class ConnectFailed(TransportError):
     """No connection: the request was never sent."""
 
 
+class ListenFailed(TransportError):
+    """This address cannot be listened on: in use, not ours, or not allowed."""
+
+    retriable = False
+
+
 class ConnectionLost(TransportError):
     """The connection ended before the answer came."""
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from types import TracebackType
 
 from downrange.transport.connection import Connection, Handler
-from downrange.transport.errors import ConnectFailed
+from downrange.transport.errors import ListenFailed
 from downrange.transport.limits import Limits, Usage
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class Server:
             self._listening = await loop.create_server(self._accept, self.host, self.port, ssl=self._tls, backlog=1024)
         except OSError as error:
             reason = error.strerror or str(error)
-            raise ConnectFailed(f"cannot listen on {self.host}:{self.port}: {reason.lower()}") from None
+            raise ListenFailed(f"cannot listen on {self.host}:{self.port}: {reason.lower()}") from None
         self.port = self._listening.sockets[0].getsockname()[1]
         self._sweeper = loop.create_task(self._sweep())
 

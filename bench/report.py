@@ -1,0 +1,58 @@
+"""How every benchmark reports: rows of (figure, value, unit, ratio to something of the same run)."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+
+class Figure(NamedTuple):
+    """One measured value. Machines are noisy: the ratio to another figure of the same run says more than the value."""
+
+    name: str
+    value: float
+    unit: str
+    ratio: float | None = None
+    to: str = ""
+
+
+def best_rate(work: Callable[[], int], rounds: int = 5) -> float:
+    """Items per second of the best of several rounds; `work` returns how many items it did."""
+    best = 0.0
+    for _ in range(rounds):
+        start = time.perf_counter()
+        count = work()
+        best = max(best, count / (time.perf_counter() - start))
+    return best
+
+
+def alternate(works: dict[str, Callable[[], int]], rounds: int = 5) -> dict[str, float]:
+    """The best rate of each work, taken in turns so that a busy moment of the machine hits all alike."""
+    best = dict.fromkeys(works, 0.0)
+    for _ in range(rounds):
+        for name, work in works.items():
+            best[name] = max(best[name], best_rate(work, rounds=1))
+    return best
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process so far."""
+    with open(f"/proc/{pid}/stat") as file:
+        fields = file.read().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def table(figures: Iterable[Figure]) -> str:
+    lines = ["| figure | value | ratio |", "|---|---|---|"]
+    for figure in figures:
+        ratio = "" if figure.ratio is None else f"{figure.ratio:.2f} x {figure.to}"
+        lines.append(f"| {figure.name} | {_number(figure.value)} {figure.unit} | {ratio} |")
+    return "\n".join(lines)
+
+
+def _number(value: float) -> str:
+    if value >= 10_000:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"

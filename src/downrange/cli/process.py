@@ -1,0 +1,56 @@
+"""What every server process does: log to standard error, run until it is told to stop, stop cleanly."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import TypeVar
+
+from downrange.settings import ConfigError
+from downrange.transport.loop import run
+
+S = TypeVar("S")
+
+
+def start_logging(level: str) -> None:
+    if level.upper() not in ("DEBUG", "INFO", "WARNING", "ERROR"):
+        raise ConfigError(f"--log-level {level}: expected DEBUG, INFO, WARNING or ERROR")
+    logging.basicConfig(
+        level=level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)-7s %(name)s %(message)s", force=True
+    )
+
+
+def check_bind(host: str, *, insecure: bool) -> None:
+    """A server anybody can reach and nobody has to log in to must be asked for by name."""
+    try:
+        is_loopback = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        is_loopback = host == "localhost"
+    if not is_loopback and not insecure:
+        raise ConfigError(f"{host} can be reached from other machines, without a login: add --insecure if you mean it")
+
+
+def serve(server: AbstractAsyncContextManager[S], ready: Callable[[S], None]) -> None:
+    """Run a server until SIGTERM or SIGINT; a second signal ends the process at once."""
+
+    async def until_signal() -> None:
+        loop = asyncio.get_running_loop()
+        stop = asyncio.Event()
+
+        def on_signal() -> None:
+            if stop.is_set():
+                sys.exit(130)
+            stop.set()
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, on_signal)
+        async with server as running:
+            ready(running)
+            await stop.wait()
+
+    run(until_signal())

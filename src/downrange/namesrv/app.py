@@ -1,0 +1,71 @@
+"""Wiring of a name server, and its life from start to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from downrange.clock import Clock, SystemClock
+from downrange.namesrv.config import REMOTELY_CHANGEABLE, WITHOUT_EFFECT, NamesrvConfig
+from downrange.namesrv.handlers import NamesrvHandlers
+from downrange.namesrv.kv_config import KVConfig
+from downrange.namesrv.route_table import RouteTable
+from downrange.settings import Property, check_known, configure, read_properties
+from downrange.transport.connection import Connection
+from downrange.transport.limits import Limits
+from downrange.transport.server import Server
+
+log = logging.getLogger(__name__)
+
+
+def load_config(path: Path | None, overrides: dict[str, Property]) -> tuple[NamesrvConfig, list[str]]:
+    """The configuration of a file and a command line, with what was changed while running, and warnings."""
+    properties = {**(read_properties(path) if path else {}), **overrides}
+    warnings = check_known(properties, [NamesrvConfig], WITHOUT_EFFECT)
+    config = configure(NamesrvConfig, properties)
+    if config.config_store_path.exists():
+        changed = read_properties(config.config_store_path)
+        kept = {key: value for key, value in changed.items() if key in REMOTELY_CHANGEABLE}
+        config = configure(NamesrvConfig, {**properties, **kept})
+    return config, warnings
+
+
+@asynccontextmanager
+async def name_server(
+    config: NamesrvConfig, clock: Clock | None = None, *, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[Server]:
+    """A running name server; it stops when the block ends."""
+    clock = clock or SystemClock()
+    routes = RouteTable(drop_topics_left_out=config.delete_topic_with_broker_registration)
+    handlers = NamesrvHandlers(routes, KVConfig(config.kv_config_path), config, clock)
+
+    def closed(connection: Connection) -> None:
+        for address in routes.drop_connection(connection):
+            log.info("broker gone address=%s reason=connection closed", address)
+
+    limits = replace(Limits(), idle_seconds=float(config.server_channel_max_idle_time_seconds))
+    async with (
+        Server(handlers, config.bind_address, config.listen_port, limits=limits, tls=tls, on_close=closed) as server,
+        asyncio.TaskGroup() as services,
+    ):
+        scan = services.create_task(expire_brokers(routes, clock, config.scan_not_active_broker_interval / 1000))
+        try:
+            yield server
+        finally:
+            scan.cancel()
+
+
+async def expire_brokers(routes: RouteTable, clock: Clock, pause_seconds: float) -> None:
+    """Forget brokers that fell silent; their connections are closed."""
+    await clock.sleep(min(5.0, pause_seconds))
+    while True:
+        for connection in routes.expire(clock.now()):
+            assert isinstance(connection, Connection)
+            log.warning("broker expired peer=%s", connection.peer)
+            connection.abort()
+        await clock.sleep(pause_seconds)

@@ -1,0 +1,69 @@
+"""NamesrvConfig: the keys of a name server's configuration file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from downrange.settings import setting
+
+
+@dataclass(frozen=True, slots=True)
+class NamesrvConfig:
+    listen_port: int = setting(9876, "Port to listen on; 0 takes a free one.", minimum=0, maximum=65535)
+    bind_address: str = setting("127.0.0.1", "Address to listen on.")
+    kv_config_path: Path = setting(
+        Path.home() / "namesrv" / "kvConfig.json", "File that keeps the key-value configuration."
+    )
+    config_store_path: Path = setting(
+        Path.home() / "namesrv" / "namesrv.properties", "File that keeps settings changed while running."
+    )
+    order_message_enable: bool = setting(False, "Add the order configuration of a topic to its route.")
+    delete_topic_with_broker_registration: bool = setting(False, "Forget a topic when its broker registers without it.")
+    scan_not_active_broker_interval: int = setting(
+        10_000, "Pause between two searches for silent brokers.", unit="ms", minimum=100
+    )
+    server_channel_max_idle_time_seconds: int = setting(
+        120, "Close a connection that was idle for so long.", unit="seconds", minimum=1
+    )
+
+
+# What may be changed while running (request 318): values without consequences for files, ports or limits.
+REMOTELY_CHANGEABLE: Final = frozenset({"orderMessageEnable", "deleteTopicWithBrokerRegistration"})
+# Never, whatever their value: changing them remotely is how two CVEs of RocketMQ worked.
+BLACK_LIST: Final = frozenset({"configBlackList", "configStorePath", "kvConfigPath", "rocketmqHome"})
+
+# Keys a RocketMQ name server has and that mean nothing here: one event loop instead of thread pools.
+WITHOUT_EFFECT: Final = frozenset(
+    {
+        "rocketmqHome",
+        "productEnvName",
+        "clusterTest",
+        "configBlackList",
+        "serverWorkerThreads",
+        "serverCallbackExecutorThreads",
+        "serverSelectorThreads",
+        "serverOnewaySemaphoreValue",
+        "serverAsyncSemaphoreValue",
+        "serverSocketSndBufSize",
+        "serverSocketRcvBufSize",
+        "serverSocketBacklog",
+        "serverPooledByteBufAllocatorEnable",
+        "writeBufferHighWaterMark",
+        "writeBufferLowWaterMark",
+        "useEpollNativeSelector",
+        "defaultThreadPoolQueueCapacity",
+        "clientRequestThreadPoolNums",
+        "clientRequestThreadPoolQueueCapacity",
+        "unRegisterBrokerQueueCapacity",
+        "supportActingMaster",
+        "enableAllTopicList",
+        "enableTopicList",
+        "notifyMinBrokerIdChanged",
+        "enableControllerInNamesrv",
+        "needWaitForService",
+        "waitSecondsForService",
+        "returnOrderTopicConfigToBroker",
+    }
+)

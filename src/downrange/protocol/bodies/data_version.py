@@ -1,0 +1,18 @@
+"""The version a table of configuration has: tells a slave or a name server whether it must copy the table again."""
+
+from __future__ import annotations
+
+from downrange.protocol.bodies.body import Body
+from downrange.protocol.bodies.fields import Int64
+
+
+class DataVersion(Body, frozen=True, kw_only=True):
+    """Equal versions mean equal tables. `state_version` is 5.x's."""
+
+    counter: Int64 = 0
+    timestamp: Int64 = 0
+    state_version: Int64 | None = None
+
+    def bumped(self, now_millis: int) -> DataVersion:
+        """The version after one more change."""
+        return DataVersion(counter=self.counter + 1, timestamp=now_millis, state_version=self.state_version)

@@ -1,0 +1,101 @@
+"""Routes: which brokers serve a topic, and what a cluster is made of."""
+
+from __future__ import annotations
+
+from msgspec import field
+
+from downrange.protocol.bodies.body import Body, encode_body, encode_java_body
+from downrange.protocol.bodies.fields import Header, Int32
+from downrange.protocol.bodies.topics import TopicQueueMappingInfo
+
+MASTER_ID = 0
+# Clients from this version on read standard JSON; older ones may expect bare numbers as keys.
+STANDARD_JSON_SINCE_VERSION = 401
+
+
+class GetRouteInfoRequest(Header, frozen=True):
+    """105."""
+
+    topic: str
+    accept_standard_json_only: bool | None = None
+
+
+class QueueData(Body, frozen=True, kw_only=True):
+    """How many queues of a topic one broker has, and what may be done with them."""
+
+    broker_name: str
+    read_queue_nums: Int32 = 0
+    write_queue_nums: Int32 = 0
+    perm: Int32 = 0
+    topic_sys_flag: Int32 = 0
+    topic_syn_flag: Int32 | None = None
+    """What 4.8 calls `topic_sys_flag`."""
+
+
+class BrokerData(Body, frozen=True, kw_only=True):
+    """The processes behind one broker name: id -> address, id 0 is the master."""
+
+    cluster: str
+    broker_name: str
+    broker_addrs: dict[int, str]
+    enable_acting_master: bool | None = None
+    zone_name: str | None = None
+
+    @property
+    def master_address(self) -> str | None:
+        return self.broker_addrs.get(MASTER_ID)
+
+
+class TopicRouteData(Body, frozen=True, kw_only=True):
+    """The answer to 105."""
+
+    broker_datas: tuple[BrokerData, ...] = ()
+    queue_datas: tuple[QueueData, ...] = ()
+    order_topic_conf: str | None = None
+    filter_server_table: dict[str, list[str]] = field(default_factory=dict)
+    topic_queue_mapping_by_broker: dict[str, TopicQueueMappingInfo] | None = None
+
+
+def encode_route(route: TopicRouteData, client_version: int, *, accept_standard_json_only: bool | None) -> bytes:
+    """The route in the JSON the client that asks can read."""
+    if accept_standard_json_only or client_version >= STANDARD_JSON_SINCE_VERSION:
+        return encode_body(route)
+    return encode_java_body(route)
+
+
+class ClusterInfo(Body, frozen=True, kw_only=True):
+    """The answer to 106: broker name -> broker, cluster name -> its broker names."""
+
+    broker_addr_table: dict[str, BrokerData] = field(default_factory=dict)
+    cluster_addr_table: dict[str, frozenset[str]] = field(default_factory=dict)
+
+
+class TopicList(Body, frozen=True):
+    """206, 224, 304, 305, 311-313: names of topics; 304 adds the address of one live broker."""
+
+    topic_list: tuple[str, ...] = ()
+    broker_addr: str | None = None
+
+
+class TopicsByClusterRequest(Header, frozen=True):
+    """224."""
+
+    cluster: str
+
+
+class BrokerNameRequest(Header, frozen=True):
+    """205 WIPE_WRITE_PERM_OF_BROKER and 327 ADD_WRITE_PERM_OF_BROKER."""
+
+    broker_name: str
+
+
+class WipeWritePermResponse(Header, frozen=True):
+    """205: how many topics lost the permission."""
+
+    wipe_topic_count: Int32
+
+
+class AddWritePermResponse(Header, frozen=True):
+    """327: how many topics got it back."""
+
+    add_topic_count: Int32

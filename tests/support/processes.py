@@ -1,0 +1,105 @@
+"""Start `downrange` commands as real processes and wait until they say they are ready."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+class Running:
+    """One `downrange` process. Its output is read as it comes, so that it never blocks on a full pipe."""
+
+    def __init__(self, *arguments: str, env: dict[str, str] | None = None) -> None:
+        self.output: list[str] = []
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  lives as long as the process
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "downrange.cli.main", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            env={**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})},
+        )
+        self._news = threading.Condition()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def errors(self) -> str:
+        self._errors.seek(0)
+        return self._errors.read()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            with self._news:
+                self.output.append(line.rstrip("\n"))
+                self._news.notify_all()
+        with self._news:
+            self._news.notify_all()
+
+    def wait_for(self, pattern: str, seconds: float = 20) -> re.Match[str]:
+        """The first line of output that matches."""
+
+        def found() -> re.Match[str] | None:
+            return next((match for line in self.output if (match := re.search(pattern, line))), None)
+
+        with self._news:
+            self._news.wait_for(lambda: found() or self._process.poll() is not None, timeout=seconds)
+            match = found()
+        assert match is not None, f"no line like {pattern!r} in {self.output}; standard error: {self.errors}"
+        return match
+
+    def signal(self, number: int) -> None:
+        self._process.send_signal(number)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self.wait()
+
+    def stop(self) -> int:
+        """SIGTERM; the exit code."""
+        if self._process.poll() is None:
+            self.signal(signal.SIGTERM)
+        return self.wait()
+
+    def wait(self, seconds: float = 30) -> int:
+        code = self._process.wait(seconds)
+        self._reader.join(5)
+        return code
+
+    def close(self) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait(10)
+        self._reader.join(5)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        self._errors.close()
+
+
+@contextmanager
+def running(*arguments: str, env: dict[str, str] | None = None) -> Iterator[Running]:
+    process = Running(*arguments, env=env)
+    try:
+        yield process
+    finally:
+        process.close()
+
+
+@contextmanager
+def namesrv(data: Path, *arguments: str) -> Iterator[tuple[Running, str]]:
+    """A name server process on a free port, and its address."""
+    with running("namesrv", "--port", "0", "--data", str(data), *arguments) as process:
+        yield process, process.wait_for(r"name server ready on (\S+)")[1]
