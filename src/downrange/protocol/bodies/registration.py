@@ -167,9 +167,8 @@ class _PieceReader:
 
 
 def _topic_config(text: str) -> TopicConfig:
-    words = text.split(" ", 5)
     try:
-        name, read, write, perm, filter_type = words[:5]
+        name, read, write, perm, filter_type, *_attributes = text.split(" ")
         return TopicConfig(
             topic_name=name,
             read_queue_nums=int(read),

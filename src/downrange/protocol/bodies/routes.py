@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from msgspec import field
 
-from downrange.protocol.bodies.body import Body, encode_body, encode_java_body
+from downrange.protocol.bodies.body import Body
 from downrange.protocol.bodies.fields import Header, Int32
 from downrange.protocol.bodies.topics import TopicQueueMappingInfo
 
 MASTER_ID = 0
-# Clients from this version on read standard JSON; older ones may expect bare numbers as keys.
-STANDARD_JSON_SINCE_VERSION = 401
 
 
 class GetRouteInfoRequest(Header, frozen=True):
@@ -54,13 +52,6 @@ class TopicRouteData(Body, frozen=True, kw_only=True):
     order_topic_conf: str | None = None
     filter_server_table: dict[str, list[str]] = field(default_factory=dict)
     topic_queue_mapping_by_broker: dict[str, TopicQueueMappingInfo] | None = None
-
-
-def encode_route(route: TopicRouteData, client_version: int, *, accept_standard_json_only: bool | None) -> bytes:
-    """The route in the JSON the client that asks can read."""
-    if accept_standard_json_only or client_version >= STANDARD_JSON_SINCE_VERSION:
-        return encode_body(route)
-    return encode_java_body(route)
 
 
 class ClusterInfo(Body, frozen=True, kw_only=True):
