@@ -217,7 +217,9 @@ def read_properties(path: Path) -> dict[str, Property]:
 
 
 _ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
-_KEY_VALUE = re.compile(r"((?:\\.|[^\\=:\s])*)\s*[=:]?\s*(.*)", re.DOTALL)
+# What Java counts as blank between key and value; a line ends with \n, \r or both, and with nothing else.
+_BLANK = " \t\f"
+_KEY_VALUE = re.compile(r"((?:\\.|[^\\=: \t\f])*)[ \t\f]*[=:]?[ \t\f]*(.*)", re.DOTALL)
 
 
 def parse_properties(text: str, source: str = "") -> dict[str, Property]:
@@ -225,8 +227,8 @@ def parse_properties(text: str, source: str = "") -> dict[str, Property]:
     properties: dict[str, Property] = {}
     pending = ""
     pending_line: int | None = None
-    for number, raw in enumerate(text.splitlines(), start=1):
-        line = raw.lstrip()
+    for number, raw in enumerate(re.split(r"\r\n|\n|\r", text), start=1):
+        line = raw.lstrip(_BLANK)
         if pending_line is None and (not line or line[0] in "#!"):
             continue
         start_line = pending_line or number
@@ -248,7 +250,7 @@ def _put(properties: dict[str, Property], line: str, source: str, number: int) -
         raise ConfigError(f"not a key=value line: {line.strip()!r}{Property('', source, number).place}")
     key, value = match.groups()
     place = Property("", source, number).place
-    properties[_unescape(key, place)] = Property(_unescape(value, place).rstrip(), source, number)
+    properties[_unescape(key, place)] = Property(_unescape(value, place), source, number)
 
 
 def _unescape(text: str, place: str) -> str:

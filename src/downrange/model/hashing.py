@@ -16,8 +16,7 @@ _LOW: Final = bytes(_DIGITS[unit % 31] for unit in range(256))
 _HIGH: Final = bytes(_DIGITS[unit // 31] for unit in range(256))
 _CHUNK: Final = 4096  # Python refuses to read a longer number at once
 
-# POWERS[n] = 31ⁿ mod 2³², for continuing the hash of a text that stands before n more units.
-POWERS: Final = tuple(pow(31, n, 1 << 32) for n in range(256))
+_POWERS: Final = tuple(pow(31, n, 1 << 32) for n in range(256))
 
 
 def java_hash_unsigned(text: str, start: int = 0) -> int:
@@ -30,7 +29,7 @@ def java_hash_unsigned(text: str, start: int = 0) -> int:
                 return start
             h = int(units.translate(_LOW), 31) + 31 * int(units.translate(_HIGH), 31)
             if start:
-                h += start * (POWERS[length] if length < 256 else pow(31, length, 1 << 32))
+                h += start * (_POWERS[length] if length < 256 else pow(31, length, 1 << 32))
             return h & _MASK
         for at in range(0, len(text), _CHUNK):
             start = java_hash_unsigned(text[at : at + _CHUNK], start)
@@ -59,17 +58,21 @@ def tags_code(tags: str) -> int:
 class HashCache(dict[str, int]):
     """Unsigned Java hashes of texts that come again soon; `cache[text]` computes what it does not have.
 
-    Never holds more than `limit` texts: when full it forgets them all, which costs less than keeping an order.
+    With `suffix` it is the hash of text + suffix; with `room` it is shifted (times 31ⁿ), so that adding the hash of n
+    more units gives the hash of the whole. Never holds more than `limit` texts: when full it forgets them all, which
+    costs less than keeping an order.
     """
 
-    __slots__ = ("_limit",)
+    __slots__ = ("_factor", "_limit", "_suffix")
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, *, suffix: str = "", room: int = 0) -> None:
         super().__init__()
         self._limit = limit
+        self._suffix = suffix
+        self._factor = pow(31, room, 1 << 32)
 
     def __missing__(self, text: str) -> int:
         if len(self) >= self._limit:
             self.clear()
-        h = self[text] = java_hash_unsigned(text)
+        h = self[text] = java_hash_unsigned(text + self._suffix) * self._factor & _MASK
         return h

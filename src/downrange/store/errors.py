@@ -19,3 +19,11 @@ class StoreCorrupt(StoreError):
 
 class DiskFull(StoreError):
     """The disk took no more bytes."""
+
+
+class FlushFailed(StoreError):
+    """The disk refused a sync. What was written may be lost even if a later sync succeeds: the log takes no more."""
+
+
+class StoreClosed(StoreError):
+    """The store was shut down, or was opened for reading only."""

@@ -26,7 +26,13 @@ class Files(Protocol):
 
     def write_at(self, descriptor: int, data: bytes | bytearray | memoryview, position: int) -> None: ...
 
+    def reserve(self, descriptor: int, position: int, length: int) -> None: ...
+
+    def clear_from(self, path: Path, position: int) -> None: ...
+
     def sync(self, descriptor: int) -> None: ...
+
+    def sync_directory(self, path: Path) -> None: ...
 
     def remove(self, path: Path) -> None: ...
 
@@ -64,8 +70,31 @@ class OsFiles:
             view = view[written:]
             position += written
 
+    def reserve(self, descriptor: int, position: int, length: int) -> None:
+        """Claim disk blocks for this range. Storing to a mapped page for which the disk has no block left kills the
+        process (SIGBUS); this call fails with an error instead."""
+        os.posix_fallocate(descriptor, position, length)
+
+    def clear_from(self, path: Path, position: int) -> None:
+        """Zero everything from `position` to the end, as a hole; the size stays."""
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            size = os.fstat(descriptor).st_size
+            os.ftruncate(descriptor, position)
+            os.ftruncate(descriptor, size)
+        finally:
+            os.close(descriptor)
+
     def sync(self, descriptor: int) -> None:
         os.fdatasync(descriptor)
+
+    def sync_directory(self, path: Path) -> None:
+        """Make the names in a directory as safe as the bytes of its files."""
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
     def remove(self, path: Path) -> None:
         path.unlink(missing_ok=True)

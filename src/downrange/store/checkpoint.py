@@ -1,0 +1,154 @@
+"""How far each part of the store is safe, whether the last run ended in order, and who has the directory open.
+
+Three small files in the root directory: `checkpoint`, `abort` and `lock`. Layout: docs/formats/checkpoint.md.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+from pathlib import Path
+from typing import Final
+
+from downrange.store.errors import StoreLocked
+from downrange.store.files import Files
+
+# Store times up to which commit log, consume queues and index are on disk. What follows in the file is not ours.
+_TIMES: Final = struct.Struct(">qqq")
+_FILE_SIZE: Final = 4096
+# Recovery starts that much before the safe time: times are taken before the bytes are written.
+_SAFETY_MILLIS: Final = 3000
+_FLOCK: Final = struct.Struct("hhqqi")  # struct flock of Linux: type, whence, start, length, pid
+
+
+class Checkpoint:
+    """Times before which nothing needs to be recovered. They move only after the files they speak of were synced."""
+
+    def __init__(self, path: Path, files: Files) -> None:
+        self._path = path
+        self._files = files
+        self.physic_msg_timestamp = 0
+        self.logics_msg_timestamp = 0
+        self.index_msg_timestamp = 0
+
+    def load(self) -> None:
+        try:
+            raw = self._path.read_bytes()[: _TIMES.size]
+        except FileNotFoundError:
+            return
+        if len(raw) == _TIMES.size:
+            self.physic_msg_timestamp, self.logics_msg_timestamp, self.index_msg_timestamp = _TIMES.unpack(raw)
+
+    def write(self) -> None:
+        """Put the times on disk. May run in a worker thread."""
+        self._files.create(self._path, _FILE_SIZE)
+        descriptor = self._files.open(self._path)
+        try:
+            times = _TIMES.pack(self.physic_msg_timestamp, self.logics_msg_timestamp, self.index_msg_timestamp)
+            self._files.write_at(descriptor, times, 0)
+            self._files.sync(descriptor)
+        finally:
+            self._files.close(descriptor)
+
+    def safe_timestamp(self, *, with_index: bool) -> int:
+        """A record stored up to this time is on disk in every structure."""
+        safe = min(self.physic_msg_timestamp, self.logics_msg_timestamp)
+        if with_index:
+            safe = min(safe, self.index_msg_timestamp)
+        return max(safe - _SAFETY_MILLIS, 0)
+
+
+class AbortMarker:
+    """The file `abort`: there while a store is open, so finding it at the start means that the last run crashed.
+
+    Java leaves it empty. We write the id of the machine's boot into it: when that is still the same, only the process
+    died, and everything it had written to its mappings is intact.
+    """
+
+    def __init__(self, path: Path, files: Files, boot_id: str | None = None) -> None:
+        self._path = path
+        self._files = files
+        self._boot_id = _current_boot_id() if boot_id is None else boot_id
+
+    @property
+    def is_set(self) -> bool:
+        return self._path.exists()
+
+    @property
+    def is_of_this_boot(self) -> bool:
+        try:
+            return bool(self._boot_id) and self._path.read_text("ascii", "replace") == self._boot_id
+        except FileNotFoundError:
+            return False
+
+    def set(self) -> None:
+        self._files.create(self._path, len(self._boot_id))
+        descriptor = self._files.open(self._path)
+        try:
+            self._files.write_at(descriptor, self._boot_id.encode("ascii"), 0)
+            self._files.sync(descriptor)
+        finally:
+            self._files.close(descriptor)
+        self._files.sync_directory(self._path.parent)
+
+    def clear(self) -> None:
+        self._files.remove(self._path)
+        self._files.sync_directory(self._path.parent)
+
+
+def _current_boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+    except OSError:
+        return ""
+
+
+class DirectoryLock:
+    """The file `lock`: byte 0 is locked, as Java locks it, by the one process that has the directory open.
+
+    The kernel gives the lock back when the process ends, however it ends. It also gives it back when this process
+    closes any other descriptor of the file: nobody else may open it.
+    """
+
+    # Record locks do not keep a process from itself.
+    _held: Final[set[tuple[int, Path]]] = set()
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor: int | None = None
+
+    def take(self) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        key = self._key()
+        if key in self._held:
+            raise StoreLocked(f"{self._path.parent} is already open in this process ({os.getpid()})")
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0, os.SEEK_SET)
+        except OSError:
+            owner = _owner_of_lock(descriptor)
+            os.close(descriptor)
+            who = f"process {owner}" if owner else "another process"
+            raise StoreLocked(f"{self._path.parent} is in use by {who}") from None
+        os.pwrite(descriptor, b"lock", 0)
+        self._descriptor = descriptor
+        self._held.add(key)
+
+    def release(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+            self._held.discard(self._key())
+
+    def _key(self) -> tuple[int, Path]:
+        return os.getpid(), self._path.resolve()
+
+
+def _owner_of_lock(descriptor: int) -> int | None:
+    question = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
+    try:
+        kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, question)[: _FLOCK.size])
+    except OSError:
+        return None
+    return pid if kind != fcntl.F_UNLCK and pid > 0 else None

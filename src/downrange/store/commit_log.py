@@ -1,0 +1,353 @@
+"""Every message of this broker in arrival order. Layout of files and records: docs/formats/commit-log.md."""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Final
+from zlib import crc32
+
+from downrange.model.message import SysFlag
+from downrange.model.record import MAGIC_BLANK, MAGIC_V1, MAGIC_V2
+from downrange.store.config import BLANK_SIZE
+from downrange.store.errors import StoreError
+from downrange.store.new_message import BatchUnit, NewMessage
+from downrange.store.segment import Segment
+from downrange.store.segments import Segments, storage_error
+
+# total size, magic, body CRC, queue id, flag, queue offset, physical offset, sysFlag, born timestamp, born host,
+# store timestamp, store host, reconsume times, prepared transaction offset, body length: all that precedes the body.
+_HEAD_V4: Final = struct.Struct(">iIIiiqqiq8sq8siqi")
+assert _HEAD_V4.size == 88
+_V6_FLAGS: Final = int(SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6)
+# Lengths of (born host, store host) -> layout, and the host bits of sysFlag.
+_HEADS: Final = {
+    (8, 8): (_HEAD_V4, 0),
+    (20, 8): (struct.Struct(">iIIiiqqiq20sq8siqi"), int(SysFlag.BORN_HOST_V6)),
+    (8, 20): (struct.Struct(">iIIiiqqiq8sq20siqi"), int(SysFlag.STORE_HOST_V6)),
+    (20, 20): (struct.Struct(">iIIiiqqiq20sq20siqi"), _V6_FLAGS),
+}
+_HEAD_BY_FLAGS: Final = {flags: layout for layout, flags in _HEADS.values()}
+_SIZE_AND_MAGIC: Final = struct.Struct(">iI")
+_CRC_MASK: Final = 0x7FFFFFFF  # RocketMQ's checksums are never negative
+_SYS_FLAG_AT: Final = 36
+_STORE_TIMESTAMP_AT: Final = 56
+_SMALLEST_RECORD: Final = 91
+
+# physical offset, size, topic, queue id, queue offset, sysFlag, store timestamp, properties
+WalkedRecord = tuple[int, int, bytes, int, int, int, int, bytes]
+
+
+def topic_field(topic: str) -> bytes:
+    """The topic as it stands in a record: its length in one byte, then the text."""
+    raw = topic.encode()
+    return len(raw).to_bytes(1, "big") + raw
+
+
+class Walk:
+    """One pass over the records from `start` on; iterate it once.
+
+    Afterwards `end` is the offset at which it stopped, and `damage` says what is wrong there: None where the log simply
+    ends (zeros, or the last readable byte).
+    """
+
+    def __init__(self, segments: Segments, start: int, *, check_crc: bool) -> None:
+        self._segments = segments
+        self._check_crc = check_crc
+        self.end = start
+        self.damage: str | None = None
+        self.records = 0
+
+    def __iter__(self) -> Iterator[WalkedRecord]:
+        segment = self._segments.find(self.end)
+        while segment is not None:
+            at = self.end - segment.start
+            limit = segment.readable
+            if at < limit:
+                yield from self._records_of(segment, at, limit)
+                if self.end < segment.start + segment.size:
+                    return
+            elif limit < segment.size:
+                return
+            following = self._segments.following(segment)
+            if following is not None:
+                self.end = following.start
+            segment = following
+
+    def _records_of(self, segment: Segment, at: int, limit: int) -> Iterator[WalkedRecord]:
+        """Every record of one file; moves `end` along, to the end of the file when a blank record says so."""
+        mapping = segment.mapping
+        start = segment.start
+        check_crc = self._check_crc
+        unpack_v4 = _HEAD_V4.unpack_from
+        while True:
+            if at + BLANK_SIZE > limit:
+                if limit == segment.size:
+                    self.end = start + limit
+                return
+            size, magic = _SIZE_AND_MAGIC.unpack_from(mapping, at)
+            if magic != MAGIC_V1 and magic != MAGIC_V2:
+                if magic == MAGIC_BLANK:
+                    self.end = start + segment.size
+                elif size or magic:
+                    self.damage = f"no record at {start + at}: magic number {magic:#010x}"
+                return
+            if size < _SMALLEST_RECORD or at + size > limit:
+                self.damage = f"record at {start + at} says {size} bytes, {limit - at} are there"
+                return
+            # fmt: off
+            (_, _, crc, queue_id, _, queue_offset, _, sys_flag, _, _, timestamp, _, _, _, body_length
+             ) = unpack_v4(mapping, at)
+            # fmt: on
+            body_at = at + 88
+            if sys_flag & _V6_FLAGS:
+                layout = _HEAD_BY_FLAGS[sys_flag & _V6_FLAGS]
+                body_at = at + layout.size
+                if body_at > limit:
+                    self.damage = f"record at {start + at} is too short for its hosts"
+                    return
+                fields = layout.unpack_from(mapping, at)
+                timestamp, body_length = fields[10], fields[14]
+            topic_at = body_at + body_length + (1 if magic == MAGIC_V1 else 2)
+            if body_length < 0 or topic_at + 2 > at + size:
+                self.damage = f"record at {start + at} has a body of {body_length} bytes in {size}"
+                return
+            topic_length = mapping[topic_at - 1]
+            if magic == MAGIC_V2:
+                topic_length += mapping[topic_at - 2] << 8
+            properties_at = topic_at + topic_length + 2
+            end = at + size
+            if properties_at > end or int.from_bytes(mapping[properties_at - 2 : properties_at], "big") != (
+                end - properties_at
+            ):
+                self.damage = f"record at {start + at}: its parts do not add up to {size} bytes"
+                return
+            if check_crc and crc32(mapping[body_at : body_at + body_length]) & _CRC_MASK != crc:
+                self.damage = f"record at {start + at}: the body does not match its checksum"
+                return
+            self.records += 1
+            self.end = start + end
+            yield (
+                start + at,
+                size,
+                mapping[topic_at : properties_at - 2],
+                queue_id,
+                queue_offset,
+                sys_flag,
+                timestamp,
+                mapping[properties_at:end],
+            )
+            at = end
+
+
+class CommitLog:
+    """The one log that everything else is derived from.
+
+    Holds always: `min_offset <= flushed_offset <= max_offset`, and no record spans two files. The store's thread
+    appends and reads; `commit`, `flush` and `prepare_next` may run in a worker thread beside it.
+    """
+
+    def __init__(self, segments: Segments) -> None:
+        self.segments = segments
+        self._current: Segment | None = None
+        # Store time of the newest record: what the checkpoint may claim once the log is flushed.
+        self.last_store_timestamp = 0
+
+    @property
+    def min_offset(self) -> int:
+        return self.segments.min_offset
+
+    @property
+    def max_offset(self) -> int:
+        return self.segments.max_offset
+
+    @property
+    def wrote_offset(self) -> int:
+        return self.segments.wrote_offset
+
+    @property
+    def flushed_offset(self) -> int:
+        return self.segments.flushed_offset
+
+    def append(self, message: NewMessage, topic: bytes, queue_offset: int, store_timestamp: int) -> tuple[int, int]:
+        """Write one record; return its physical offset and size. `topic` is the `topic_field`.
+
+        The head is written last: until then the place reads as zeros, so a process that dies here leaves no half
+        record, and another process that reads the files never sees one.
+        """
+        body = message.body
+        properties = message.properties
+        born_host = message.born_host
+        store_host = message.store_host
+        sys_flag = message.sys_flag & ~48
+        body_length = len(body)
+        if len(born_host) == 8 == len(store_host):
+            head = _HEAD_V4
+            head_size = 88
+        else:
+            head, host_flags = _HEADS[len(born_host), len(store_host)]
+            head_size = head.size
+            sys_flag |= host_flags
+        properties_length = len(properties)
+        size = head_size + body_length + len(topic) + 2 + properties_length
+
+        segment = self._current
+        if segment is None or segment.wrote + size > segment.limit:
+            segment = self._room_for(size)
+        memory: mmap.mmap = segment.memory  # type: ignore[assignment]  # open: it has room
+        at = segment.wrote
+        end = at + size
+        physical_offset = segment.start + at
+        memory[at + head_size : end] = b"".join(
+            (body, topic, properties_length.to_bytes(2, "big"), properties)
+        )
+        head.pack_into(
+            memory, at,
+            size, MAGIC_V1, crc32(body) & 0x7FFFFFFF, message.queue_id, message.flag, queue_offset, physical_offset,
+            sys_flag, message.born_timestamp, born_host, store_timestamp, store_host, message.reconsume_times,
+            message.prepared_transaction_offset, body_length,
+        )  # fmt: skip
+        segment.wrote = end
+        self.last_store_timestamp = store_timestamp
+        return physical_offset, size
+
+    def append_batch(
+        self, message: NewMessage, units: Sequence[BatchUnit], topic: bytes, queue_offset: int, store_timestamp: int
+    ) -> list[tuple[int, int, bytes]]:
+        """Write all units next to each other in one file; return offset, size and properties of each record."""
+        head, host_flags = _HEADS[len(message.born_host), len(message.store_host)]
+        sys_flag = message.sys_flag & ~_V6_FLAGS | host_flags
+        stored_properties = [join_properties(unit.properties, message.properties) for unit in units]
+        fixed = head.size + len(topic) + 2
+        sizes = [
+            fixed + len(unit.body) + len(properties) for unit, properties in zip(units, stored_properties, strict=True)
+        ]
+        total = sum(sizes)
+        segment = self._room_for(total)
+        physical_offset = segment.start + segment.wrote
+        pieces: list[bytes] = []
+        records: list[tuple[int, int, bytes]] = []
+        for number, (unit, properties, size) in enumerate(zip(units, stored_properties, sizes, strict=True)):
+            pieces.append(
+                head.pack(
+                    size, MAGIC_V1, crc32(unit.body) & _CRC_MASK, message.queue_id, unit.flag, queue_offset + number,
+                    physical_offset, sys_flag, message.born_timestamp, message.born_host, store_timestamp,
+                    message.store_host, message.reconsume_times, message.prepared_transaction_offset, len(unit.body),
+                )
+            )  # fmt: skip
+            pieces += (unit.body, topic, len(properties).to_bytes(2, "big"), properties)
+            records.append((physical_offset, size, properties))
+            physical_offset += size
+        data = b"".join(pieces)
+        at = segment.wrote
+        memory = segment.memory
+        assert memory is not None
+        # First record's size and magic last: a batch is there as a whole or not at all.
+        memory[at + BLANK_SIZE : at + total] = data[BLANK_SIZE:]
+        memory[at : at + BLANK_SIZE] = data[:BLANK_SIZE]
+        segment.wrote = at + total
+        self.last_store_timestamp = store_timestamp
+        return records
+
+    def _room_for(self, size: int) -> Segment:
+        """The file that takes the next `size` bytes: the current one, or a new one after a blank record."""
+        segment = self._current or self._open_last()
+        if segment is not None:
+            if not segment.is_full and self._make_room(segment, size):
+                return segment
+            start = segment.start + segment.size
+        else:
+            start = 0
+        if size + BLANK_SIZE > self.segments.file_size:
+            raise StoreError(f"a record of {size} bytes does not fit a file of {self.segments.file_size}")
+        # First the new file, then the blank record: if there is no new file, the old one must stay usable.
+        following = self.segments.roll(start)
+        if segment is not None and not segment.is_full:
+            segment.fill(_SIZE_AND_MAGIC.pack(segment.size - segment.wrote, MAGIC_BLANK))
+        self._current = following
+        if not self._make_room(following, size):
+            raise StoreError(f"a record of {size} bytes does not fit {following.path}")
+        return following
+
+    def _make_room(self, segment: Segment, size: int) -> bool:
+        try:
+            return segment.make_room(size)
+        except OSError as error:
+            raise storage_error(f"no room for {size} bytes in {segment.path}", error) from error
+
+    def _open_last(self) -> Segment | None:
+        segment = self.segments.last
+        if segment is not None and not segment.is_full:
+            segment.open_for_append()
+            self._current = segment
+        return segment
+
+    def append_data(self, start: int, data: bytes | memoryview) -> None:
+        """Copy log bytes as a master sent them; `start` is their offset there and must be the end of this log.
+
+        An empty log begins with the file that `start` lies in. Only whole files' ends may be crossed by the caller's
+        chunks as they were by the master's: bytes are placed by offset.
+        """
+        if not len(self.segments):
+            first = self.segments.roll(start - start % self.segments.file_size)
+            first.set_end(start - first.start)
+            first.open_for_append()
+        if start != self.wrote_offset:
+            raise StoreError(f"log bytes from {start} do not continue a log that ends at {self.wrote_offset}")
+        view = memoryview(data)
+        while view:
+            segment = self.segments.last
+            assert segment is not None
+            if segment.is_full:
+                segment = self.segments.roll(segment.start + segment.size)
+            part = view[: segment.size - segment.wrote]
+            try:
+                segment.append_raw(part)
+            except OSError as error:
+                raise storage_error(f"cannot write {segment.path}", error) from error
+            view = view[len(part) :]
+            self._current = None
+
+    def walk(self, start: int, *, check_crc: bool = False) -> Walk:
+        return Walk(self.segments, start, check_crc=check_crc)
+
+    def slice(self, physical_offset: int, size: int) -> memoryview | None:
+        """These bytes as they lie on disk, or None when the file is gone or they are not readable yet."""
+        segment = self.segments.find(physical_offset)
+        if segment is None:
+            return None
+        at = physical_offset - segment.start
+        if at + size > segment.readable or size <= 0:
+            return None
+        return segment.view[at : at + size]
+
+    def record_at(self, physical_offset: int) -> memoryview | None:
+        """The record that begins at this offset, or None when none does."""
+        head = self.slice(physical_offset, BLANK_SIZE)
+        if head is None:
+            return None
+        size, magic = _SIZE_AND_MAGIC.unpack(head)
+        if magic not in (MAGIC_V1, MAGIC_V2) or size < _SMALLEST_RECORD:
+            return None
+        return self.slice(physical_offset, size)
+
+    def store_timestamp_at(self, physical_offset: int) -> int:
+        """Store time of the record that begins here; -1 when it cannot be read."""
+        head = self.slice(physical_offset, _STORE_TIMESTAMP_AT + 20)
+        if head is None:
+            return -1
+        sys_flag = int.from_bytes(head[_SYS_FLAG_AT : _SYS_FLAG_AT + 4], "big")
+        at = _STORE_TIMESTAMP_AT + (12 if sys_flag & SysFlag.BORN_HOST_V6 else 0)
+        return int.from_bytes(head[at : at + 8], "big", signed=True)
+
+    def next_file_offset(self, physical_offset: int) -> int:
+        size = self.segments.file_size
+        return physical_offset - physical_offset % size + size
+
+
+def join_properties(own: bytes, shared: bytes) -> bytes:
+    """Properties of a batch's unit, then those of the whole batch."""
+    if own and shared and not own.endswith(b"\x02"):
+        return own + b"\x02" + shared
+    return own + shared

@@ -1,0 +1,281 @@
+"""StoreConfig: every key of RocketMQ's MessageStoreConfig that a store, its flushing, retention or replication reads.
+
+`broker.conf` feeds it through `settings.configure`. Sizes of files must be the same on every program that opens a
+directory: they are not written down in it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Final
+
+from downrange.settings import ConfigError, setting
+
+DEFAULT_MAX_MESSAGE_SIZE: Final = 4 << 20
+# What a record may hold beside its body: hosts, topic, properties. RocketMQ adds the same 64 KiB to maxMessageSize.
+RECORD_OVERHEAD: Final = 64 << 10
+# At least that much stays free at the end of a commit-log file, for the blank record.
+BLANK_SIZE: Final = 8
+DEFAULT_DELAY_LEVELS: Final = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
+_UNIT_MILLIS: Final = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_ENTRY_SIZE: Final = 20
+
+
+class FlushDiskType(Enum):
+    """When a send counts as stored."""
+
+    ASYNC_FLUSH = "ASYNC_FLUSH"
+    SYNC_FLUSH = "SYNC_FLUSH"
+
+
+class BrokerRole(Enum):
+    """Who writes this log: the broker itself, or its master through replication."""
+
+    ASYNC_MASTER = "ASYNC_MASTER"
+    SYNC_MASTER = "SYNC_MASTER"
+    SLAVE = "SLAVE"
+
+
+@dataclass(frozen=True, slots=True)
+class StoreConfig:
+    """How a store lays out its files and when it syncs and deletes them."""
+
+    store_path_root_dir: Path = setting(Path.home() / "store", "Directory that holds everything the broker keeps.")
+    store_path_commit_log: str = setting(
+        "", "Directory of the commit log, or a comma list of several; empty: commitlog under storePathRootDir."
+    )
+    read_only_commit_log_store_paths: str = setting(
+        "", "Comma list of commit-log directories that are read but get no new files."
+    )
+    mapped_file_size_commit_log: int = setting(
+        1 << 30,
+        "Size of one commit-log file.",
+        unit="bytes",
+        minimum=1024,
+        maximum=(1 << 31) - 1,
+        aliases=("mapedFileSizeCommitLog",),
+    )
+    mapped_file_size_consume_queue: int = setting(
+        300_000 * _ENTRY_SIZE,
+        "Size of one consume-queue file; rounded up to a multiple of 20.",
+        unit="bytes",
+        minimum=_ENTRY_SIZE,
+        maximum=(1 << 31) - 20,
+        aliases=("mapedFileSizeConsumeQueue",),
+    )
+    enable_consume_queue_ext: bool = setting(False, "Keep filter bit maps beside the consume queues.")
+    mapped_file_size_consume_queue_ext: int = setting(
+        48 << 20,
+        "Size of one consume-queue-ext file.",
+        unit="bytes",
+        minimum=64,
+        maximum=(1 << 31) - 1,
+        aliases=("mapedFileSizeConsumeQueueExt",),
+    )
+    bit_map_length_consume_queue_ext: int = setting(
+        64, "Bits of a filter bit map; the Bloom filter's own length replaces it.", minimum=8, maximum=1 << 17
+    )
+    flush_disk_type: FlushDiskType = setting(FlushDiskType.ASYNC_FLUSH, "When a send counts as stored.")
+    broker_role: BrokerRole = setting(BrokerRole.ASYNC_MASTER, "Master or slave, and whether sends wait for slaves.")
+    flush_interval_commit_log: int = setting(500, "Pause between flushes of the commit log.", unit="ms", minimum=1)
+    flush_commit_log_timed: bool = setting(True, "Flush by the clock only, not after every append.")
+    flush_commit_log_least_pages: int = setting(4, "Dirty pages that make a flush worth while.", minimum=0)
+    flush_commit_log_thorough_interval: int = setting(
+        10_000, "After that long whatever is dirty is flushed.", unit="ms", minimum=1
+    )
+    commit_interval_commit_log: int = setting(
+        200, "Pause between commits of the transient pool to the file.", unit="ms", minimum=1
+    )
+    commit_commit_log_least_pages: int = setting(4, "Pages in the pool that make a commit worth while.", minimum=0)
+    commit_commit_log_thorough_interval: int = setting(
+        200, "After that long whatever is in the pool is committed.", unit="ms", minimum=1
+    )
+    flush_interval_consume_queue: int = setting(1000, "Pause between consume-queue flushes.", unit="ms", minimum=1)
+    flush_consume_queue_least_pages: int = setting(
+        2, "Dirty pages of a queue that make a flush worth while.", minimum=0
+    )
+    flush_consume_queue_thorough_interval: int = setting(
+        60_000, "After that long every queue is flushed and the checkpoint written.", unit="ms", minimum=1
+    )
+    sync_flush_timeout: int = setting(5000, "A SYNC_FLUSH send that waited longer fails.", unit="ms", minimum=1)
+    slave_timeout: int = setting(3000, "A SYNC_MASTER send that waited longer for a slave fails.", unit="ms", minimum=1)
+    clean_resource_interval: int = setting(10_000, "Pause between clean-up rounds.", unit="ms", minimum=1)
+    delete_commit_log_files_interval: int = setting(
+        100, "Pause between two deletions of commit-log files.", unit="ms", minimum=0
+    )
+    delete_consume_queue_files_interval: int = setting(
+        100, "Pause between two deletions of consume-queue files.", unit="ms", minimum=0
+    )
+    delete_when: str = setting("04", "Hours of the day, separated by ';', when expired files are deleted.")
+    file_reserved_time: int = setting(72, "How long a commit-log file is kept.", unit="hours", minimum=0)
+    disk_max_used_space_ratio: int = setting(
+        75, "Disk use above which expired files are deleted at any hour.", unit="percent", minimum=10, maximum=95
+    )
+    disk_space_clean_forcibly_ratio: int = setting(
+        85,
+        "Disk use above which the oldest files are deleted although not expired.",
+        unit="percent",
+        minimum=10,
+        maximum=99,
+    )
+    disk_space_warning_level_ratio: int = setting(
+        90, "Disk use above which every send is refused.", unit="percent", minimum=10, maximum=100
+    )
+    clean_file_forcibly_enable: bool = setting(True, "May files that are not expired be deleted when the disk fills.")
+    max_message_size: int = setting(
+        DEFAULT_MAX_MESSAGE_SIZE, "Largest message body.", unit="bytes", minimum=10, maximum=(1 << 31) - (1 << 20)
+    )
+    check_crc_on_recover: bool = setting(True, "Compare body checksums during recovery.", key="checkCRCOnRecover")
+    max_transfer_bytes_on_message_in_memory: int = setting(
+        256 << 10, "Most bytes of one read of recent messages.", unit="bytes", minimum=1
+    )
+    max_transfer_count_on_message_in_memory: int = setting(32, "Most messages of one read of recent ones.", minimum=1)
+    max_transfer_bytes_on_message_in_disk: int = setting(
+        64 << 10, "Most bytes of one read of old messages.", unit="bytes", minimum=1
+    )
+    max_transfer_count_on_message_in_disk: int = setting(8, "Most messages of one read of old ones.", minimum=1)
+    access_message_in_memory_max_ratio: int = setting(
+        40,
+        "Messages within that share of the machine's memory from the end of the log count as recent.",
+        unit="percent",
+        minimum=0,
+        maximum=100,
+    )
+    message_index_enable: bool = setting(True, "Keep the index by message key.")
+    message_index_safe: bool = setting(False, "Start recovery no later than the index was known to be safe.")
+    max_hash_slot_num: int = setting(5_000_000, "Hash slots of one index file.", minimum=1, maximum=100_000_000)
+    max_index_num: int = setting(20_000_000, "Entries of one index file.", minimum=2, maximum=100_000_000)
+    max_msgs_num_batch: int = setting(64, "Most messages of one query by key.", minimum=1)
+    default_query_max_num: int = setting(32, "Messages of one query by unique key.", minimum=1)
+    ha_listen_port: int = setting(
+        10912, "Known to RocketMQ; the port is always listenPort + 1.", minimum=0, maximum=65535
+    )
+    ha_send_heartbeat_interval: int = setting(5000, "Pause between replication heartbeats.", unit="ms", minimum=1)
+    ha_housekeeping_interval: int = setting(
+        20_000, "A replication connection that was silent for longer is closed.", unit="ms", minimum=1
+    )
+    ha_transfer_batch_size: int = setting(
+        32 << 10, "Most log bytes of one replication packet.", unit="bytes", minimum=1
+    )
+    ha_slave_fallbehind_max: int = setting(
+        256 << 20,
+        "A slave further behind does not count for SYNC_MASTER.",
+        unit="bytes",
+        minimum=0,
+        aliases=("haMaxGapNotInSync",),
+    )
+    ha_master_address: str = setting("", "Replication address of the master; empty: the name server tells.")
+    message_delay_level: str = setting(DEFAULT_DELAY_LEVELS, "Delay of each level, from level 1 on; units s, m, h, d.")
+    flush_delay_offset_interval: int = setting(
+        10_000, "Pause between writes of delayOffset.json.", unit="ms", minimum=1
+    )
+    offset_check_in_slave: bool = setting(False, "Does a slave correct the offsets of pulls outside its range.")
+    disk_fall_recorded: bool = setting(True, "Keep statistics of how far consumers are behind.")
+    os_page_cache_busy_timeout_millis: int = setting(
+        1000,
+        "An append that takes longer means that the page cache is busy.",
+        unit="ms",
+        minimum=1,
+        key="osPageCacheBusyTimeOutMills",
+    )
+    transient_store_pool_enable: bool = setting(
+        False, "Append to memory and commit to the file later; only with ASYNC_FLUSH on a master."
+    )
+    transient_store_pool_size: int = setting(5, "Buffers of the transient pool, each as large as a file.", minimum=1)
+    fast_fail_if_no_buffer_in_store_pool: bool = setting(
+        False, "Refuse to open a file for which the transient pool has no buffer."
+    )
+    warm_mapped_file_enable: bool = setting(
+        False,
+        "Claim the blocks and pages of a new commit-log file before it is used.",
+        key="warmMapedFileEnable",
+        aliases=("warmMappedFileEnable",),
+    )
+    enable_schedule_async_deliver: bool = setting(False, "Deliver delayed messages without waiting for each.")
+    schedule_async_deliver_max_pending_limit: int = setting(2000, "Most deliveries under way per level.", minimum=1)
+    schedule_async_deliver_max_resend_num_2_blocked: int = setting(
+        3,
+        "Failed resends after which a level takes no new messages.",
+        minimum=0,
+        key="scheduleAsyncDeliverMaxResendNum2Blocked",
+    )
+    enable_schedule_message_stats: bool = setting(True, "Keep statistics of delayed messages.")
+
+    def __post_init__(self) -> None:
+        room = self.mapped_file_size_commit_log - BLANK_SIZE
+        if self.max_message_size != DEFAULT_MAX_MESSAGE_SIZE and self.max_message_size + RECORD_OVERHEAD > room:
+            raise ConfigError(
+                f"maxMessageSize={self.max_message_size}: expected at most {max(room - RECORD_OVERHEAD, 0)}, so that a "
+                f"record fits a commit-log file (mappedFileSizeCommitLog={self.mapped_file_size_commit_log})"
+            )
+        self.delay_level_millis()
+        self.delete_hours()
+
+    @property
+    def commit_log_paths(self) -> tuple[Path, ...]:
+        paths = _path_list(self.store_path_commit_log)
+        return paths or (self.store_path_root_dir / "commitlog",)
+
+    @property
+    def read_only_commit_log_paths(self) -> tuple[Path, ...]:
+        return _path_list(self.read_only_commit_log_store_paths)
+
+    @property
+    def consume_queue_file_size(self) -> int:
+        return -(-self.mapped_file_size_consume_queue // _ENTRY_SIZE) * _ENTRY_SIZE
+
+    @property
+    def uses_transient_pool(self) -> bool:
+        return (
+            self.transient_store_pool_enable
+            and self.flush_disk_type is FlushDiskType.ASYNC_FLUSH
+            and self.broker_role is not BrokerRole.SLAVE
+        )
+
+    @property
+    def largest_record(self) -> int:
+        """No record above this many bytes is stored: RocketMQ's own limit, or what fits a file."""
+        return min(self.max_message_size + RECORD_OVERHEAD, self.mapped_file_size_commit_log - BLANK_SIZE)
+
+    def delay_level_millis(self) -> tuple[int, ...]:
+        """The delay of level 1, 2, … in milliseconds."""
+        delays = []
+        for item in self.message_delay_level.split():
+            unit = _UNIT_MILLIS.get(item[-1])
+            if unit is None or not item[:-1].isascii() or not item[:-1].isdigit():
+                raise ConfigError(
+                    f"messageDelayLevel={self.message_delay_level}: {item!r} is not a number followed by s, m, h or d"
+                )
+            delays.append(int(item[:-1]) * unit)
+        if not delays:
+            raise ConfigError("messageDelayLevel is empty: expected at least one level such as 1s")
+        return tuple(delays)
+
+    def delete_hours(self) -> frozenset[int]:
+        """The local hours in which expired files are deleted."""
+        hours = set()
+        for item in self.delete_when.split(";"):
+            text = item.strip()
+            if not text.isascii() or not text.isdigit() or int(text) > 23:
+                raise ConfigError(f"deleteWhen={self.delete_when}: expected hours from 00 to 23 separated by ';'")
+            hours.add(int(text))
+        return frozenset(hours)
+
+
+# Keys of MessageStoreConfig that have no meaning here: one writer and no locks, no DLedger, no multi dispatch.
+WITHOUT_EFFECT: Final = frozenset(
+    {
+        "useReentrantLockWhenPutMessage", "destroyMapedFileIntervalForcibly", "destroyMappedFileIntervalForcibly",
+        "redeleteHangedFileInterval", "duplicationEnable", "debugLockEnable", "enableLmq", "enableMultiDispatch",
+        "maxLmqConsumeQueueNum", "enableDLegerCommitLog", "dLegerGroup", "dLegerPeers", "dLegerSelfId",
+        "preferredLeaderId", "isEnableBatchPush", "putMsgIndexHightWater", "storePathDLedgerCommitLog",
+        "flushLeastPagesWhenWarmMapedFile",
+        "flushLeastPagesWhenWarmMappedFile", "storePathConsumeQueue", "storePathIndex", "maxRecoveryCommitlogFiles",
+    }
+)  # fmt: skip
+
+
+def _path_list(text: str) -> tuple[Path, ...]:
+    return tuple(Path(part.strip()).expanduser() for part in text.split(",") if part.strip())

@@ -1,0 +1,149 @@
+"""When to flush, and for whom. Pure: takes the time, returns what to do; the broker's services do it.
+
+`FlushPolicy` answers "is it time?" for the commit log, the transient pool and the consume queues. `GroupCommit` is the
+waiting room of SYNC_FLUSH: one sync serves everybody whose message was appended before it began.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from enum import Enum
+from typing import Generic, NamedTuple, TypeVar
+
+from downrange.store.config import StoreConfig
+
+Token = TypeVar("Token")
+
+
+class FlushRound(NamedTuple):
+    """What a flusher should do now: sync if so many pages are dirty; 0 pages means thoroughly."""
+
+    least_pages: int
+
+    @property
+    def is_thorough(self) -> bool:
+        return self.least_pages == 0
+
+
+@dataclass(frozen=True, slots=True)
+class FlushTimes:
+    """Pause between rounds, the pages that make one worth while, and after how long a round is thorough."""
+
+    interval_millis: int
+    least_pages: int
+    thorough_interval_millis: int
+
+    @classmethod
+    def of_commit_log(cls, config: StoreConfig) -> FlushTimes:
+        return cls(
+            config.flush_interval_commit_log,
+            config.flush_commit_log_least_pages,
+            config.flush_commit_log_thorough_interval,
+        )
+
+    @classmethod
+    def of_transient_pool(cls, config: StoreConfig) -> FlushTimes:
+        return cls(
+            config.commit_interval_commit_log,
+            config.commit_commit_log_least_pages,
+            config.commit_commit_log_thorough_interval,
+        )
+
+    @classmethod
+    def of_consume_queues(cls, config: StoreConfig) -> FlushTimes:
+        return cls(
+            config.flush_interval_consume_queue,
+            config.flush_consume_queue_least_pages,
+            config.flush_consume_queue_thorough_interval,
+        )
+
+
+class FlushPolicy:
+    """Says when the next round is due and whether it is a thorough one."""
+
+    def __init__(self, times: FlushTimes, now: int) -> None:
+        self._times = times
+        self._last_round = now
+        self._last_thorough = now
+
+    @property
+    def next_due(self) -> int:
+        return self._last_round + self._times.interval_millis
+
+    def due(self, now: int) -> FlushRound | None:
+        """The round to do now, or None when it is too early. A round that is handed out counts as done."""
+        if self._last_round <= now < self.next_due:
+            return None
+        self._last_round = now
+        # A clock that was set back makes a round thorough rather than never.
+        if not self._last_thorough <= now < self._last_thorough + self._times.thorough_interval_millis:
+            self._last_thorough = now
+            return FlushRound(0)
+        return FlushRound(self._times.least_pages)
+
+
+class FlushOutcome(Enum):
+    """How waiting for a flush ended."""
+
+    FLUSHED = "FLUSHED"
+    TIMED_OUT = "TIMED_OUT"
+    FAILED = "FAILED"
+
+
+class Waiter(NamedTuple, Generic[Token]):
+    """Somebody who waits until the log is safe up to an offset."""
+
+    target_offset: int
+    deadline: int
+    token: Token
+
+
+class Settled(NamedTuple, Generic[Token]):
+    """A waiter whose wait is over."""
+
+    token: Token
+    outcome: FlushOutcome
+
+
+class GroupCommit(Generic[Token]):
+    """Those who wait for the disk, in the order of their offsets.
+
+    Who is told FLUSHED is safe: `settle` only passes offsets that a sync has reached. For the store's own thread.
+    """
+
+    def __init__(self, timeout_millis: int) -> None:
+        self._timeout_millis = timeout_millis
+        self._waiting: deque[Waiter[Token]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def wait_for(self, target_offset: int, token: Token, now: int) -> None:
+        """Enter the waiting room. Offsets only grow from caller to caller, as appends do."""
+        self._waiting.append(Waiter(target_offset, now + self._timeout_millis, token))
+
+    def settle(self, flushed_offset: int) -> list[Settled[Token]]:
+        """A sync succeeded up to here: release everybody whose message lies before."""
+        released = []
+        waiting = self._waiting
+        while waiting and waiting[0].target_offset <= flushed_offset:
+            released.append(Settled(waiting.popleft().token, FlushOutcome.FLUSHED))
+        return released
+
+    def fail(self) -> list[Settled[Token]]:
+        """A sync failed: nobody who waits now can be promised anything."""
+        failed = [Settled(waiter.token, FlushOutcome.FAILED) for waiter in self._waiting]
+        self._waiting.clear()
+        return failed
+
+    def expire(self, now: int) -> list[Settled[Token]]:
+        """Give up on those who waited too long: their message is stored, whether it is safe is not known."""
+        late = []
+        while self._waiting and self._waiting[0].deadline <= now:
+            late.append(Settled(self._waiting.popleft().token, FlushOutcome.TIMED_OUT))
+        return late
+
+    @property
+    def next_deadline(self) -> int | None:
+        return self._waiting[0].deadline if self._waiting else None

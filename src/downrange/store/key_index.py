@@ -1,0 +1,436 @@
+"""The key index: finds messages by topic, key and time; see docs/formats/key-index.md.
+
+A file is a hash table on disk: slots that point at the newest entry of their chain, entries that point at the one
+before. It keeps 32-bit hashes, not keys: who asks compares the key text of what is found.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import struct
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from downrange.model.hashing import HashCache, java_hash_unsigned
+from downrange.store.errors import StoreClosed, StoreCorrupt, StoreError
+from downrange.store.files import Files
+
+# begin and end store timestamp, begin and end physical offset, used slots, number of the next entry (the first is 1).
+HEADER: Final = struct.Struct(">qqqqii")
+SLOT: Final = struct.Struct(">i")
+# key hash, physical offset, seconds since the file's begin timestamp, number of the entry before in the chain.
+ENTRY: Final = struct.Struct(">iqii")
+assert (HEADER.size, SLOT.size, ENTRY.size) == (40, 4, 20)
+
+_MAX_INT: Final = 0x7FFFFFFF
+_RESERVED_ENTRIES: Final = 50_000  # a megabyte
+_MAPPED_FILES: Final = 4  # older files that stay mapped after a query
+_pack_header, _pack_slot, _pack_entry = HEADER.pack_into, SLOT.pack_into, ENTRY.pack_into
+_unpack_slot, _unpack_entry = SLOT.unpack_from, ENTRY.unpack_from
+
+
+class IndexQuery(NamedTuple):
+    """What a lookup found, newest file first, and how far the index reaches."""
+
+    physical_offsets: list[int]
+    last_update_timestamp: int
+    last_update_physical_offset: int
+
+
+class IndexFile:
+    """One file of the index: its header as numbers, and its mapping while somebody needs it.
+
+    The header on disk follows the numbers after every message. Knows nothing of the other files.
+    """
+
+    __slots__ = (
+        "begin_offset",
+        "begin_timestamp",
+        "end_offset",
+        "end_timestamp",
+        "limit",
+        "map",
+        "next_entry",
+        "path",
+        "used_slots",
+    )
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.begin_timestamp = self.end_timestamp = 0
+        self.begin_offset = self.end_offset = 0
+        self.used_slots = 0
+        self.next_entry = 1
+        self.map: mmap.mmap | None = None
+        self.limit = 0
+        """Number of the first entry for which no disk space is reserved yet; 0 while nobody writes here."""
+
+    def read_header(self) -> None:
+        with self.path.open("rb") as stream:
+            values = HEADER.unpack(stream.read(HEADER.size))
+        self.begin_timestamp, self.end_timestamp, self.begin_offset, self.end_offset = values[:4]
+        self.used_slots, next_entry = values[4:]
+        self.next_entry = max(1, next_entry)
+
+    def write_header(self, to: mmap.mmap) -> None:
+        _pack_header(
+            to,
+            0,
+            self.begin_timestamp,
+            self.end_timestamp,
+            self.begin_offset,
+            self.end_offset,
+            self.used_slots,
+            self.next_entry,
+        )
+
+    def unmap(self) -> None:
+        if self.map is not None:
+            self.map.close()
+            self.map = None
+
+
+class KeyIndex:
+    """All index files of a store, oldest first; the last one takes new keys and is always mapped.
+
+    Always: only the last file is not full. One thread puts and queries; `flush` may run beside it in another.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        slots: int,
+        entries: int,
+        files: Files,
+        clock_now: Callable[[], int],
+        *,
+        writable: bool = True,
+    ) -> None:
+        if slots < 1 or entries < 2:
+            raise StoreError(f"an index file needs at least 1 slot and 2 entries, not {slots} and {entries}")
+        self._directory = directory
+        self._slots = slots
+        self._entries = entries
+        self._entries_at = HEADER.size + SLOT.size * slots
+        self._file_size = self._entries_at + ENTRY.size * entries
+        self._files = files
+        self._clock_now = clock_now
+        self._writable = writable
+        self._index_files: list[IndexFile] = []
+        self._current: IndexFile | None = None  # the last file, while it is mapped for writing
+        self._queried: deque[IndexFile] = deque()  # older files that are mapped, the one used longest ago first
+        self._filled: deque[IndexFile] = deque()  # full files that are not synced yet
+        self._topics = HashCache(20_000, suffix="#")
+        # A unique id has 32 characters and ends in a counter: within a millisecond the ids of one producer share the
+        # first 30. So its hash is the sum of three that are known.
+        self._topics_of_ids = HashCache(20_000, suffix="#", room=32)
+        self._heads_of_ids = HashCache(4_096, room=2)
+        self._ends_of_ids = HashCache(4_096)
+        self.safe_timestamp = 0
+        """Store time up to which the index survives a crash: that of the last full file that is synced."""
+
+    def __repr__(self) -> str:
+        used = self._index_files[-1].next_entry - 1 if self._index_files else 0
+        return f"<KeyIndex {self._directory} {len(self._index_files)} files, {used} entries in the last>"
+
+    # -- opening -------------------------------------------------------------------------------------------------------
+
+    def load(self, drop_newer_than: int | None = None) -> None:
+        """Read the headers of all files; after a crash remove those with keys younger than `drop_newer_than`."""
+        self._unmap_all()
+        self._filled.clear()
+        self._index_files = []
+        for path in self._paths():
+            index_file = IndexFile(path)
+            index_file.read_header()
+            if drop_newer_than is not None and index_file.end_timestamp > drop_newer_than:
+                if self._writable:
+                    self._files.remove(path)
+                continue
+            self._index_files.append(index_file)
+        full = [one.end_timestamp for one in self._index_files if one.next_entry >= self._entries]
+        self.safe_timestamp = max(full, default=0)
+
+    def _paths(self) -> list[Path]:
+        try:
+            with os.scandir(self._directory) as listing:
+                found = sorted(listing, key=lambda entry: entry.name)
+        except FileNotFoundError:
+            return []
+        paths = []
+        for entry in found:
+            if len(entry.name) != 17 or not (entry.name.isdecimal() and entry.name.isascii()) or not entry.is_file():
+                raise StoreCorrupt(f"{entry.path} does not belong here: only files named by 17 digits do; move it away")
+            size = entry.stat().st_size
+            if size == 0 and entry is found[-1]:
+                # A crash between making the file and giving it its size: it holds nothing.
+                if self._writable:
+                    self._files.remove(Path(entry.path))
+                break
+            if size != self._file_size:
+                raise StoreCorrupt(
+                    f"{entry.path} has {size} bytes, but {self._slots} slots and {self._entries} entries make"
+                    f" {self._file_size}: restore maxHashSlotNum and maxIndexNum, or move the index directory away"
+                    " (older messages can then not be found by key)"
+                )
+            paths.append(Path(entry.path))
+        return paths
+
+    # -- writing -------------------------------------------------------------------------------------------------------
+
+    def put(
+        self, topic: str, unique_key: str | None, keys: str | None, physical_offset: int, store_timestamp: int
+    ) -> None:
+        """Index one message by its unique id and by each word of its KEYS; a message indexed before is passed over.
+
+        Called for every message: long, so that names stay local, and free of calls.
+        """
+        index_file = self._current
+        if index_file is None or index_file.next_entry >= index_file.limit:
+            index_file = self._writable_file()
+        if physical_offset < index_file.end_offset:
+            return
+        hashes: tuple[int, ...] = ()
+        if unique_key is not None:
+            if len(unique_key) == 32 and unique_key.isascii():
+                h = (
+                    self._topics_of_ids[topic]
+                    + self._heads_of_ids[unique_key[:30]]
+                    + self._ends_of_ids[unique_key[30:]]
+                )
+                hashes = (h & 0xFFFFFFFF,)
+            else:
+                hashes = (java_hash_unsigned(unique_key, self._topics[topic]),)
+        if keys:
+            start = self._topics[topic]
+            if " " in keys:
+                hashes += tuple([java_hash_unsigned(key, start) for key in keys.split(" ") if key])
+            else:
+                hashes += (java_hash_unsigned(keys, start),)
+        if not hashes:
+            return
+
+        mapped = index_file.map
+        assert mapped is not None
+        number, limit, begin = index_file.next_entry, index_file.limit, index_file.begin_timestamp
+        for key_hash in hashes:
+            if number >= limit:
+                index_file.write_header(mapped)  # for this file it was the last time
+                index_file = self._writable_file()
+                mapped = index_file.map
+                assert mapped is not None
+                number, limit, begin = index_file.next_entry, index_file.limit, index_file.begin_timestamp
+            if key_hash > 0x7FFFFFFF:
+                key_hash = _positive(key_hash)
+            seconds = (store_timestamp - begin) // 1000
+            if not 0 <= seconds <= 0x7FFFFFFF or begin <= 0:
+                seconds = 0x7FFFFFFF if seconds > 0 < begin else 0
+            slot_at = 40 + key_hash % self._slots * 4
+            (before,) = _unpack_slot(mapped, slot_at)
+            if before <= 0 or before > number:
+                before = 0
+                index_file.used_slots += 1
+            _pack_entry(mapped, self._entries_at + number * 20, key_hash, physical_offset, seconds, before)
+            _pack_slot(mapped, slot_at, number)
+            if number == 1:
+                # After its seconds were counted from the end of the file before: RocketMQ's order, for equal bytes.
+                index_file.begin_offset = physical_offset
+                index_file.begin_timestamp = begin = store_timestamp
+            index_file.next_entry = number = number + 1
+            index_file.end_offset = physical_offset
+            index_file.end_timestamp = store_timestamp
+        _pack_header(
+            mapped,
+            0,
+            index_file.begin_timestamp,
+            store_timestamp,
+            index_file.begin_offset,
+            physical_offset,
+            index_file.used_slots,
+            number,
+        )
+
+    def _writable_file(self) -> IndexFile:
+        """The last file, mapped and with room for at least one entry; a new one when there is none."""
+        if not self._writable:
+            raise StoreClosed(f"{self._directory} is open for reading only")
+        last = self._index_files[-1] if self._index_files else None
+        if last is None or last.next_entry >= self._entries:
+            index_file = IndexFile(self._directory / self._new_name(last))
+            if last is not None:
+                index_file.begin_timestamp = index_file.end_timestamp = max(0, last.end_timestamp)
+                index_file.begin_offset = index_file.end_offset = max(0, last.end_offset)
+            try:
+                self._files.create(index_file.path, self._file_size)
+                mapped = self._map(index_file)
+                self._reserve(index_file)
+            except OSError:  # a full disk, say: leave no file behind that holds nothing
+                index_file.unmap()
+                self._files.remove(index_file.path)
+                raise
+            index_file.write_header(mapped)
+            self._index_files.append(index_file)
+            if last is not None:
+                if last.map is not None:
+                    self._remember(last)
+                self._filled.append(last)
+            last = index_file
+        with contextlib.suppress(ValueError):  # it may have been mapped by a query
+            self._queried.remove(last)
+        self._map(last)
+        if last.next_entry >= last.limit:
+            self._reserve(last)
+        self._current = last
+        return last
+
+    def _reserve(self, index_file: IndexFile) -> None:
+        """Claim disk blocks for the next entries: a store to a page of the mapping that has none kills the process."""
+        limit = min(index_file.next_entry + _RESERVED_ENTRIES, self._entries)
+        descriptor = self._files.open(index_file.path)
+        try:
+            if not index_file.limit:
+                self._files.reserve(descriptor, 0, self._entries_at)
+            position = self._entries_at + index_file.next_entry * ENTRY.size
+            self._files.reserve(descriptor, position, (limit - index_file.next_entry) * ENTRY.size)
+        finally:
+            self._files.close(descriptor)
+        index_file.limit = limit
+
+    def _new_name(self, last: IndexFile | None) -> str:
+        """The local time of now, made later than the last name: the order of names is the order of the files."""
+        now = self._clock_now()
+        name = int(time.strftime("%Y%m%d%H%M%S", time.localtime(now // 1000)) + f"{now % 1000:03d}")
+        if last is not None:
+            name = max(name, int(last.path.name) + 1)
+        return f"{name:017d}"
+
+    def flush(self) -> bool:
+        """Sync the files that became full, and move `safe_timestamp`; whether there was any. For a worker thread.
+
+        The last file is synced by `close` only: after a crash it is dropped and filled again from the commit log.
+        """
+        synced = False
+        while self._filled:
+            index_file = self._filled[0]
+            self._sync(index_file)
+            self.safe_timestamp = max(self.safe_timestamp, index_file.end_timestamp)
+            self._filled.popleft()
+            synced = True
+        return synced
+
+    def _sync(self, index_file: IndexFile) -> None:
+        try:
+            descriptor = self._files.open(index_file.path)
+        except FileNotFoundError:  # expired meanwhile
+            return
+        try:
+            self._files.sync(descriptor)
+        finally:
+            self._files.close(descriptor)
+        self._files.sync_directory(self._directory)
+
+    def delete_expired(self, min_offset: int) -> int:
+        """Remove leading files that only point before `min_offset`, never the last one; how many were removed."""
+        removed = 0
+        while self._writable and len(self._index_files) > 1 and self._index_files[0].end_offset < min_offset:
+            oldest = self._index_files[0]
+            with contextlib.suppress(ValueError):
+                self._queried.remove(oldest)
+            oldest.unmap()
+            self._files.remove(oldest.path)
+            del self._index_files[0]
+            removed += 1
+        return removed
+
+    def close(self) -> None:
+        """Sync everything and give back all mappings; the index may be used again afterwards."""
+        if self._writable:
+            self.flush()
+            if self._current is not None:
+                self._sync(self._current)
+        self._unmap_all()
+
+    def destroy(self) -> None:
+        """Remove all files."""
+        self._unmap_all()
+        self._filled.clear()
+        if self._writable:
+            for index_file in self._index_files:
+                self._files.remove(index_file.path)
+        self._index_files = []
+        self.safe_timestamp = 0
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    def query(self, topic: str, key: str, max_num: int, begin: int, end: int) -> IndexQuery:
+        """Physical offsets of at most `max_num` messages with this key's hash, stored from `begin` to `end`."""
+        found: list[int] = []
+        if not self._index_files:
+            return IndexQuery(found, 0, 0)
+        key_hash = _positive(java_hash_unsigned(key, self._topics[topic]))
+        for index_file in reversed(self._index_files):
+            if begin <= index_file.end_timestamp and end >= index_file.begin_timestamp:
+                self._collect(index_file, key_hash, max_num, begin, end, found)
+            if index_file.begin_timestamp < begin or len(found) >= max_num:
+                break
+        newest = self._index_files[-1]
+        return IndexQuery(found, newest.end_timestamp, newest.end_offset)
+
+    def _collect(
+        self, index_file: IndexFile, key_hash: int, max_num: int, begin: int, end: int, found: list[int]
+    ) -> None:
+        """Walk one chain. Entries only point at earlier ones, so that a damaged file cannot make us run in circles."""
+        source = self._map(index_file)
+        if index_file is not self._current:
+            self._remember(index_file)
+        (number,) = _unpack_slot(source, 40 + key_hash % self._slots * 4)
+        limit = min(index_file.next_entry, self._entries)
+        while 0 < number < limit and len(found) < max_num:
+            entry_hash, physical_offset, seconds, before = _unpack_entry(source, self._entries_at + number * 20)
+            if seconds < 0:
+                break
+            store_time = index_file.begin_timestamp + seconds * 1000
+            if entry_hash == key_hash and begin <= store_time <= end:
+                found.append(physical_offset)
+            if store_time < begin or before >= number:
+                break
+            number = before
+
+    # -- mappings ------------------------------------------------------------------------------------------------------
+
+    def _map(self, index_file: IndexFile) -> mmap.mmap:
+        if index_file.map is None:
+            descriptor = self._files.open(index_file.path, writable=self._writable)
+            try:
+                mapped = self._files.map(descriptor, self._file_size, writable=self._writable)
+            finally:
+                self._files.close(descriptor)
+            mapped.madvise(mmap.MADV_RANDOM)  # read-ahead would read pages nobody asked for
+            index_file.map = mapped
+        return index_file.map
+
+    def _remember(self, index_file: IndexFile) -> None:
+        """This older file was used just now; unmap the one that was not used for the longest time."""
+        with contextlib.suppress(ValueError):
+            self._queried.remove(index_file)
+        self._queried.append(index_file)
+        if len(self._queried) > _MAPPED_FILES:
+            self._queried.popleft().unmap()
+
+    def _unmap_all(self) -> None:
+        for index_file in self._index_files:
+            index_file.unmap()
+        self._queried.clear()
+        self._current = None
+
+
+def _positive(unsigned_hash: int) -> int:
+    """The absolute value of the hash read as a signed number; the one that has none becomes 0."""
+    if unsigned_hash <= _MAX_INT:
+        return unsigned_hash
+    return (0x1_0000_0000 - unsigned_hash) & _MAX_INT

@@ -1,0 +1,822 @@
+"""What the broker sees of the store: append, read, query, flush, clean up."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple, Protocol
+
+from downrange.clock import SystemClock
+from downrange.model.message import TopicQueue
+from downrange.model.message_id import parse_offset_message_id
+from downrange.model.properties import MAX_PROPERTIES_BYTES
+from downrange.model.topics import MAX_TOPIC_LENGTH, OP_HALF_TOPIC, SCHEDULE_TOPIC
+from downrange.store.checkpoint import AbortMarker, Checkpoint, DirectoryLock
+from downrange.store.commit_log import CommitLog
+from downrange.store.config import BrokerRole, StoreConfig
+from downrange.store.consume_queue import ENTRY, ENTRY_SIZE
+from downrange.store.consume_queue_ext import ConsumeQueueExt, ExtUnit
+from downrange.store.dispatcher import BitmapOf, Dispatcher
+from downrange.store.errors import DiskFull, FlushFailed, StoreClosed, StoreError
+from downrange.store.files import OS_FILES, Files
+from downrange.store.key_index import KeyIndex
+from downrange.store.new_message import AppendResult, BatchUnit, NewMessage, PutMessageStatus
+from downrange.store.queues import ConsumeQueues, QueueState, check_storable
+from downrange.store.read_result import GetMessageStatus, QueryResult, ReadResult
+from downrange.store.recovery import Recovery, RecoveryReport
+from downrange.store.segments import BufferPool, Segments, disk_use
+
+log = logging.getLogger(__name__)
+
+PUT_OK: Final = PutMessageStatus.PUT_OK
+# A clock that was set back by less than this is waited for; a larger step is believed.
+_CLOCK_STEP_MILLIS: Final = 60_000
+_SCAN_BYTES: Final = 16_000
+_QUERY_ROUNDS: Final = 3
+_LMQ_PREFIX: Final = "%LMQ%"
+
+# tags code (None: unknown) and ext unit, if any, of a queue entry -> may the message match?
+MatchesEntry = Callable[[int | None, ExtUnit | None], bool]
+MatchesRecord = Callable[[memoryview], bool]
+
+
+class WallClock(Protocol):
+    """The part of a `Clock` that the store needs."""
+
+    def now(self) -> int: ...
+
+
+class GrownQueue(NamedTuple):
+    """A queue that got a message by replay: everything a waiting pull wants to know."""
+
+    topic: str
+    queue_id: int
+    queue_offset: int
+    properties: bytes
+    store_timestamp: int
+
+
+def physical_memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+class MessageStore:
+    """The messages of one broker in one directory.
+
+    One thread appends, reads and removes. `flush_commit_log`, `commit`, `flush_queues` and `prepare_next_file` may run
+    beside it in a worker thread, each in one at a time.
+
+    A message that `append` accepted can be read at once (with the transient pool: after `commit` and
+    `dispatch_pending`) and is safe once `flushed_offset` has reached its `end_offset`.
+    """
+
+    def __init__(
+        self,
+        config: StoreConfig,
+        *,
+        clock: WallClock | None = None,
+        files: Files = OS_FILES,
+        read_only: bool = False,
+        disk_use: Callable[[Path], float] = disk_use,
+        memory_bytes: int | None = None,
+        bitmap_of: BitmapOf | None = None,
+    ) -> None:
+        self.config = config
+        self.read_only = read_only
+        self.recovery = RecoveryReport(clean=True)
+        self._clock = clock or SystemClock()
+        self._now = self._clock.now
+        self._files = files
+        self._disk_use = disk_use
+        root = config.store_path_root_dir
+        self._lock = DirectoryLock(root / "lock")
+        self._abort = AbortMarker(root / "abort", files)
+        self.checkpoint = Checkpoint(root / "checkpoint", files)
+        self._pool = (
+            BufferPool(
+                config.transient_store_pool_size,
+                config.mapped_file_size_commit_log,
+                required=config.fast_fail_if_no_buffer_in_store_pool,
+            )
+            if config.uses_transient_pool and not read_only
+            else None
+        )
+        self._segments = Segments(
+            config.commit_log_paths,
+            config.mapped_file_size_commit_log,
+            files,
+            read_only_paths=config.read_only_commit_log_paths,
+            writable=not read_only,
+            pool=self._pool,
+            disk_use=disk_use,
+        )
+        self.commit_log = CommitLog(self._segments)
+        self.queues = ConsumeQueues(config, files, writable=not read_only)
+        self._states = self.queues.states
+        self.index = (
+            KeyIndex(
+                root / "index",
+                config.max_hash_slot_num,
+                config.max_index_num,
+                files,
+                self._now,
+                writable=not read_only,
+            )
+            if config.message_index_enable
+            else None
+        )
+        self._dispatcher = Dispatcher(self.queues, self.index, config.delay_level_millis(), bitmap_of)
+        memory = physical_memory() if memory_bytes is None else memory_bytes
+        self._memory_limit = memory * config.access_message_in_memory_max_ratio // 100
+        # Why appends are refused; several reasons may hold at once.
+        self._refusals: dict[str, str] = {"closed": "the store is not open"}
+        self._refused = True
+        self._dispatched_offset = 0
+        self.set_max_message_size(config.max_message_size)
+
+    # Opening and closing.
+
+    @classmethod
+    def open(cls, config: StoreConfig, **options: object) -> MessageStore:
+        """Build a store and recover it; arguments as for the class."""
+        store = cls(config, **options)  # type: ignore[arg-type]
+        store.start()
+        return store
+
+    def start(self) -> RecoveryReport:
+        """Take the directory, recover what is in it, and begin to accept messages."""
+        _refuse_foreign_stores(self.config.store_path_root_dir)
+        if self.read_only:
+            self._recover(clean=True)
+        else:
+            self._lock.take()
+            try:
+                self._recover(clean=not self._abort.is_set)
+                self._abort.set()
+            except BaseException:
+                self._segments.close()
+                self._lock.release()
+                raise
+        self._allow("closed")
+        if self.read_only:
+            self._refuse("read-only", "the store is open for reading only")
+        elif self.config.broker_role is BrokerRole.SLAVE:
+            self._refuse("slave", "this broker is a slave: it takes messages from its master only")
+        for warning in self.recovery.warnings:
+            log.warning("recovery: %s", warning)
+        return self.recovery
+
+    def _recover(self, *, clean: bool) -> None:
+        report = self.recovery = RecoveryReport(clean=clean)
+        report.warnings += self._segments.load()
+        self.queues.load()
+        self.checkpoint.load()
+        # After a power cut the newest index file cannot be trusted. If only the process died, it can.
+        keep_index = clean or self._abort.is_of_this_boot
+        if self.index is not None:
+            self.index.load(None if keep_index else self.checkpoint.index_msg_timestamp)
+        self.queues.recover(clean=clean)
+        Recovery(
+            self.commit_log,
+            self.queues,
+            self.index,
+            self._dispatcher,
+            self.checkpoint,
+            self._files,
+            check_crc=self.config.check_crc_on_recover,
+            index_safe=self.config.message_index_safe,
+            index_was_cut=not keep_index,
+            writable=not self.read_only,
+        ).run(report)
+        self._dispatched_offset = self.commit_log.max_offset
+        self._dispatcher.last_store_timestamp = self.commit_log.last_store_timestamp
+        log.info(
+            "store recovered clean=%s start=%d end=%d records=%d replayed=%d",
+            clean, report.start_offset, report.end_offset, report.records, report.replayed,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """Flush everything and leave the directory in order. A store that could not flush keeps its crash mark."""
+        if "closed" in self._refusals:
+            return
+        was_healthy = not (self._refusals.keys() & {"flush", "dispatch"})
+        self._refuse("closed", "the store was shut down")
+        try:
+            if not self.read_only and was_healthy:
+                self.commit()
+                self.dispatch_pending()
+                self.flush_commit_log()
+                self.write_pending()
+                self.flush_queues(thorough=True)
+                if self.index is not None:
+                    self.index.close()
+                self._segments.discard_prepared()
+                if not (self._refusals.keys() & {"flush", "dispatch"}):
+                    self._abort.clear()
+        finally:
+            self._segments.close()
+            self.queues.release()
+            self._lock.release()
+
+    def __enter__(self) -> MessageStore:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = ", ".join(self._refusals.values()) or "open"
+        return (
+            f"<MessageStore {self.config.store_path_root_dir} {self.min_offset}..{self.max_offset} "
+            f"queues={len(self.queues)} {state}>"
+        )
+
+    # Who may append.
+
+    def _refuse(self, reason: str, text: str) -> None:
+        self._refusals[reason] = text
+        self._refused = True
+
+    def _allow(self, reason: str) -> None:
+        self._refusals.pop(reason, None)
+        self._refused = bool(self._refusals)
+
+    @property
+    def is_writable(self) -> bool:
+        return not self._refused
+
+    @property
+    def refusals(self) -> dict[str, str]:
+        """Why appends are refused now, by reason; empty when they are not."""
+        return dict(self._refusals)
+
+    def set_disk_full(self, full: bool) -> None:
+        """Above the last watermark nothing is appended; reading goes on."""
+        if full:
+            self._refuse("disk full", "the disk is too full")
+        else:
+            self._allow("disk full")
+
+    def set_max_message_size(self, size: int) -> None:
+        """Change the largest body at run time; values below 10 are ignored, as RocketMQ does."""
+        if size < 10:
+            return
+        self.max_message_size = size
+        self._largest_record = min(size + (self.config.largest_record - self.config.max_message_size), self._file_room)
+        # Below this sum of body and properties no limit can be hit.
+        self._surely_fits = min(size, MAX_PROPERTIES_BYTES, self._largest_record - 91 - 24 - 127)
+
+    @property
+    def _file_room(self) -> int:
+        return self.config.mapped_file_size_commit_log - 8
+
+    @property
+    def is_transient_pool_deficient(self) -> bool:
+        return self._pool is not None and self._pool.available == 0
+
+    # Appending.
+
+    def append(self, message: NewMessage) -> AppendResult:
+        """Store one message."""
+        if self._refused:
+            return self._refusal()
+        if len(message.body) + len(message.properties) > self._surely_fits:
+            refused = self._check_sizes(message)
+            if refused is not None:
+                return refused
+        state = self._states.get((message.topic, message.queue_id))
+        if state is None:
+            made = self._make_state(message)
+            if isinstance(made, AppendResult):
+                return made
+            state = made
+        sys_flag = message.sys_flag
+        takes_place = not sys_flag & 4  # neither prepared nor rolled back: the message gets a queue offset
+        queue_offset = state.next_offset if takes_place else 0
+        commit_log = self.commit_log
+        now = self._now()
+        if now < commit_log.last_store_timestamp:
+            now = self._not_before(now)
+        try:
+            physical_offset, size = commit_log.append(message, state.topic_field, queue_offset, now)
+        except StoreError as error:
+            return self._failed_append(error)
+        if takes_place:
+            state.next_offset = queue_offset + 1
+        if self._dispatched_offset == physical_offset and self._pool is None:
+            try:
+                self._dispatcher.apply(state, queue_offset, physical_offset, size, sys_flag, now, message.properties)
+                self._dispatched_offset = physical_offset + size
+            except (OSError, StoreError) as error:
+                self._dispatch_failed(error)
+        elif self._pool is None:
+            self.dispatch_pending()
+        return AppendResult(PUT_OK, physical_offset, size, queue_offset, now)
+
+    def append_batch(self, message: NewMessage, units: Sequence[BatchUnit]) -> AppendResult:
+        """Store several messages of one queue, all or none; `message` carries what they share, its body is not used."""
+        if self._refused:
+            return self._refusal()
+        if not units:
+            return AppendResult(PutMessageStatus.MESSAGE_ILLEGAL, reason="a batch without messages")
+        if message.sys_flag & 12:
+            return AppendResult(PutMessageStatus.MESSAGE_ILLEGAL, reason="a batch cannot be transactional")
+        refused = self._check_batch_sizes(message, units)
+        if refused is not None:
+            return refused
+        state = self._states.get((message.topic, message.queue_id))
+        if state is None:
+            made = self._make_state(message)
+            if isinstance(made, AppendResult):
+                return made
+            state = made
+        now = self._not_before(self._now())
+        first_queue_offset = state.next_offset
+        try:
+            records = self.commit_log.append_batch(message, units, state.topic_field, first_queue_offset, now)
+        except StoreError as error:
+            return self._failed_append(error)
+        state.next_offset += len(records)
+        if self._pool is None:
+            if self._dispatched_offset == records[0][0]:
+                try:
+                    for number, (offset, size, properties) in enumerate(records):
+                        self._dispatcher.apply(
+                            state, first_queue_offset + number, offset, size, message.sys_flag, now, properties
+                        )
+                    self._dispatched_offset = offset + size
+                except (OSError, StoreError) as error:
+                    self._dispatch_failed(error)
+            else:
+                self.dispatch_pending()
+        return AppendResult(
+            PUT_OK,
+            records[0][0],
+            sum(record[1] for record in records),
+            first_queue_offset,
+            now,
+            tuple(record[0] for record in records),
+        )
+
+    def append_data(self, start: int, data: bytes | memoryview) -> None:
+        """Take log bytes from a master; `dispatch_pending` then makes whole records readable by queue."""
+        refusals = self._refusals.keys() - {"slave", "disk full"}
+        if refusals:
+            raise StoreClosed(", ".join(self._refusals.values()))
+        empty = not len(self._segments)
+        self.commit_log.append_data(start, data)
+        if empty:
+            self._dispatched_offset = start
+
+    def dispatch_pending(self) -> list[GrownQueue]:
+        """Apply what lies in the log beyond the last applied record; return what was new, for those who wait for it."""
+        grown: list[GrownQueue] = []
+        while self._dispatched_offset < self.commit_log.max_offset:
+            walk = self.commit_log.walk(max(self._dispatched_offset, self.commit_log.min_offset))
+            try:
+                for record in walk:
+                    state = self._dispatcher.replay(record)
+                    if state is not None:
+                        grown.append(GrownQueue(state.topic, state.queue_id, record[4], record[7], record[6]))
+                    self._dispatched_offset = walk.end
+                    self.commit_log.last_store_timestamp = record[6]
+            except (OSError, StoreError) as error:
+                self._dispatch_failed(error)
+                return grown
+            self._dispatched_offset = walk.end
+            if walk.damage is None or self.config.broker_role is BrokerRole.SLAVE:
+                # On a slave the rest of this record may still be under way.
+                break
+            log.error("cannot dispatch: %s; the rest of this file is skipped", walk.damage)
+            self._dispatched_offset = min(
+                self.commit_log.next_file_offset(self._dispatched_offset), self.commit_log.max_offset
+            )
+        self._allow("dispatch")
+        return grown
+
+    @property
+    def dispatch_behind_bytes(self) -> int:
+        return self.commit_log.max_offset - self._dispatched_offset
+
+    def _make_state(self, message: NewMessage) -> QueueState | AppendResult:
+        reason = check_storable(message.topic, message.queue_id)
+        if reason is None and len(message.topic.encode()) > MAX_TOPIC_LENGTH:
+            reason = f"message topic length too long {len(message.topic)}"
+        if reason is not None:
+            return AppendResult(PutMessageStatus.MESSAGE_ILLEGAL, reason=reason)
+        try:
+            return self.queues.get_or_make(message.topic, message.queue_id)
+        except StoreError as error:
+            return AppendResult(PutMessageStatus.UNKNOWN_ERROR, reason=str(error))
+
+    def _not_before(self, now: int) -> int:
+        """Store times do not run backwards: recovery and the search by time rely on it."""
+        last = self.commit_log.last_store_timestamp
+        return last if last - _CLOCK_STEP_MILLIS < now < last else now
+
+    def _check_sizes(self, message: NewMessage) -> AppendResult | None:
+        properties = message.properties
+        if len(properties) > MAX_PROPERTIES_BYTES:
+            characters = len(properties.decode("utf-8", "replace"))
+            status = (
+                PutMessageStatus.MESSAGE_ILLEGAL
+                if characters > MAX_PROPERTIES_BYTES
+                else PutMessageStatus.PROPERTIES_SIZE_EXCEEDED
+            )
+            return AppendResult(status, reason=f"properties of {len(properties)} bytes, at most {MAX_PROPERTIES_BYTES}")
+        if len(message.body) > self.max_message_size:
+            reason = f"body of {len(message.body)} bytes, maxMessageSize is {self.max_message_size}"
+            return AppendResult(PutMessageStatus.MESSAGE_ILLEGAL, reason=reason)
+        size = 75 + len(message.born_host) + len(message.store_host) + len(message.body) + len(properties)
+        size += len(message.topic.encode("utf-8", "replace"))
+        if size > self._largest_record:
+            reason = f"a record of {size} bytes, at most {self._largest_record} are stored"
+            return AppendResult(PutMessageStatus.MESSAGE_ILLEGAL, reason=reason)
+        return None
+
+    def _check_batch_sizes(self, message: NewMessage, units: Sequence[BatchUnit]) -> AppendResult | None:
+        shared = len(message.properties)
+        fixed = (
+            76
+            + len(message.born_host)
+            + len(message.store_host)
+            + len(message.topic.encode("utf-8", "replace"))
+            + shared
+        )
+        bodies = total = 0
+        for unit in units:
+            if len(unit.properties) + shared + 1 > MAX_PROPERTIES_BYTES:
+                reason = f"properties of {len(unit.properties) + shared} bytes, at most {MAX_PROPERTIES_BYTES}"
+                return AppendResult(PutMessageStatus.PROPERTIES_SIZE_EXCEEDED, reason=reason)
+            bodies += len(unit.body)
+            total += fixed + len(unit.body) + len(unit.properties)
+        if bodies > self.max_message_size:
+            reason = f"bodies of {bodies} bytes, maxMessageSize is {self.max_message_size}"
+            return AppendResult(PutMessageStatus.MESSAGE_ILLEGAL, reason=reason)
+        if total > self._file_room:
+            reason = f"a batch of {total} bytes does not fit a commit-log file"
+            return AppendResult(PutMessageStatus.MESSAGE_ILLEGAL, reason=reason)
+        return None
+
+    def _refusal(self) -> AppendResult:
+        return AppendResult(PutMessageStatus.SERVICE_NOT_AVAILABLE, reason="; ".join(self._refusals.values()))
+
+    def _failed_append(self, error: StoreError) -> AppendResult:
+        log.error("append failed: %s", error)
+        status = (
+            PutMessageStatus.SERVICE_NOT_AVAILABLE
+            if isinstance(error, DiskFull)
+            else PutMessageStatus.CREATE_MAPEDFILE_FAILED
+        )
+        return AppendResult(status, reason=str(error))
+
+    def _dispatch_failed(self, error: Exception) -> None:
+        """The log has the record, its queue does not: refuse more until `dispatch_pending` got through."""
+        log.error("dispatch failed offset=%d: %s", self._dispatched_offset, error)
+        self._refuse("dispatch", f"a consume queue or the index cannot be written: {error}")
+
+    # Flushing.
+
+    @property
+    def min_offset(self) -> int:
+        return self.commit_log.min_offset
+
+    @property
+    def max_offset(self) -> int:
+        return self.commit_log.max_offset
+
+    @property
+    def flushed_offset(self) -> int:
+        return self.commit_log.flushed_offset
+
+    def commit(self, least_pages: int = 0) -> bool:
+        """Carry the transient pool to the files; True when something became readable (then `dispatch_pending`)."""
+        if self._pool is None or self._segments.pages_to_commit < least_pages:
+            return False
+        before = self.commit_log.max_offset
+        self._segments.commit()
+        return self.commit_log.max_offset > before
+
+    def flush_commit_log(self, least_pages: int = 0) -> int:
+        """Sync the log if at least `least_pages` pages are dirty; return the offset up to which it is safe.
+
+        Raises FlushFailed when the disk refuses, now and for ever after; the store then takes no more messages.
+        """
+        if least_pages and self._segments.dirty_pages < least_pages:
+            return self._segments.flushed_offset
+        timestamp = self.commit_log.last_store_timestamp
+        try:
+            flushed = self._segments.flush()
+        except FlushFailed as error:
+            self._refuse("flush", str(error))
+            raise
+        if self._pool is None or self.commit_log.max_offset == self.commit_log.wrote_offset:
+            self.checkpoint.physic_msg_timestamp = max(self.checkpoint.physic_msg_timestamp, timestamp)
+        return flushed
+
+    def write_pending(self) -> None:
+        """Write queue entries that wait in memory. For the store's own thread, before `flush_queues`."""
+        self.queues.write_pending()
+
+    def flush_queues(self, least_pages: int = 0, *, thorough: bool = False) -> None:
+        """Sync queues, and full index files; a thorough flush takes every queue and writes the checkpoint."""
+        timestamp = self._dispatcher.last_store_timestamp
+        self.queues.flush(0 if thorough else least_pages)
+        if self.index is not None:
+            self.index.flush()
+        if thorough:
+            self.checkpoint.logics_msg_timestamp = max(self.checkpoint.logics_msg_timestamp, timestamp)
+            if self.index is not None:
+                self.checkpoint.index_msg_timestamp = self.index.safe_timestamp
+            self.checkpoint.write()
+
+    @property
+    def needs_next_file(self) -> bool:
+        """Is it time to call `prepare_next_file`: is the current file in use and its successor not made yet?"""
+        last = self._segments.last
+        return last is not None and last.wrote > 0 and not self._segments.is_prepared
+
+    def prepare_next_file(self) -> None:
+        self._segments.prepare(warm=self.config.warm_mapped_file_enable)
+
+    def release_idle(self) -> None:
+        """Give back mappings and descriptors that were not used since the last call."""
+        self._segments.release_idle()
+        self.queues.release()
+
+    # Reading.
+
+    def read(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        max_messages: int,
+        *,
+        matches: MatchesEntry | None = None,
+        matches_record: MatchesRecord | None = None,
+    ) -> ReadResult:
+        """Records of one queue from `offset` on: at most `max_messages`, and no more than the transfer limits allow."""
+        self._check_open()
+        state = self._states.get((topic, queue_id))
+        min_offset = state.queue.min_offset if state is not None else 0
+        max_offset = state.queue.max_offset if state is not None else 0
+        if state is None or max_offset == 0:
+            status, position = GetMessageStatus.NO_MESSAGE_IN_QUEUE, self._corrected(0, offset)
+        elif offset < min_offset:
+            status, position = GetMessageStatus.OFFSET_TOO_SMALL, self._corrected(min_offset, offset)
+        elif offset == max_offset:
+            status, position = GetMessageStatus.OFFSET_OVERFLOW_ONE, offset
+        elif offset > max_offset:
+            status, position = GetMessageStatus.OFFSET_OVERFLOW_BADLY, self._corrected(max_offset, offset)
+        else:
+            entries = max(_SCAN_BYTES // ENTRY_SIZE, max_messages)
+            if matches is None and matches_record is None:
+                # Without a filter every entry counts: no need to look at more than fit a batch, and one to see its end.
+                few = max(1, min(max_messages, self.config.max_transfer_count_on_message_in_memory)) + 1
+                raw = state.queue.read(offset, few)
+                if raw:
+                    result = self._scan(state, offset, raw, max_messages, None, None)
+                    if result.message_count:
+                        return result
+            raw = state.queue.read(offset, entries)
+            if raw:
+                return self._scan(state, offset, raw, max_messages, matches, matches_record)
+            status = GetMessageStatus.OFFSET_FOUND_NULL
+            position = self._corrected(state.queue.next_file_offset(offset), offset)
+        return ReadResult(status, position, min_offset, max_offset)
+
+    def _scan(
+        self,
+        state: QueueState,
+        offset: int,
+        raw: bytes,
+        max_messages: int,
+        matches: MatchesEntry | None,
+        matches_record: MatchesRecord | None,
+    ) -> ReadResult:
+        config = self.config
+        find = self._segments.find
+        log_max = self.commit_log.max_offset
+        hot_from = log_max - self._memory_limit
+        hot_bytes = config.max_transfer_bytes_on_message_in_memory
+        hot_count = min(max_messages, config.max_transfer_count_on_message_in_memory)
+        cold_bytes = config.max_transfer_bytes_on_message_in_disk
+        cold_count = min(max_messages, config.max_transfer_count_on_message_in_disk)
+
+        status = GetMessageStatus.NO_MATCHED_MESSAGE
+        slices: list[memoryview] = []
+        count = byte_count = scanned = 0
+        skip_below = physical_offset = -1
+        # The current run of records that lie next to each other: [run_at, run_end) of `view`, a file from `start` on.
+        view: memoryview | None = None
+        start = readable = run_at = run_end = 0
+        for physical_offset, size, code in ENTRY.iter_unpack(raw):
+            if physical_offset < skip_below:
+                scanned += 1
+                continue
+            if count:
+                if physical_offset >= hot_from:
+                    if count >= hot_count or byte_count + size > hot_bytes:
+                        break
+                elif count >= cold_count or byte_count + size > cold_bytes:
+                    break
+            scanned += 1
+            if matches is not None:
+                unit = None
+                known: int | None = code
+                if state.ext is not None and ConsumeQueueExt.is_ext_address(code):
+                    unit = state.ext.get(code)
+                    known = unit.tags_code if unit is not None else None
+                if not matches(known, unit):
+                    continue
+            at = physical_offset - start
+            if view is None or not 0 <= at < readable or at + size > readable:
+                if run_end > run_at and view is not None:
+                    slices.append(view[run_at:run_end])
+                run_at = run_end = 0
+                view = None
+                segment = find(physical_offset)
+                if segment is not None and physical_offset - segment.start + size <= segment.readable:
+                    view, start, readable = segment.view, segment.start, segment.readable
+                    at = physical_offset - start
+                else:
+                    if not count:
+                        status = GetMessageStatus.MESSAGE_WAS_REMOVING
+                    skip_below = self.commit_log.next_file_offset(physical_offset)
+                    continue
+            if matches_record is not None and not matches_record(view[at : at + size]):
+                if not count:
+                    status = GetMessageStatus.NO_MATCHED_MESSAGE
+                continue
+            if at != run_end:
+                if run_end > run_at:
+                    slices.append(view[run_at:run_end])
+                run_at = at
+            run_end = at + size
+            count += 1
+            byte_count += size
+        if run_end > run_at and view is not None:
+            slices.append(view[run_at:run_end])
+        return ReadResult(
+            GetMessageStatus.FOUND if count else status,
+            offset + scanned,
+            state.queue.min_offset,
+            state.queue.max_offset,
+            slices,
+            count,
+            byte_count,
+            log_max - physical_offset > self._memory_limit,
+        )
+
+    def _corrected(self, right: int, requested: int) -> int:
+        """A slave may simply lag behind: it does not move a consumer's offset unless told to."""
+        if self.config.broker_role is BrokerRole.SLAVE and not self.config.offset_check_in_slave:
+            return requested
+        return right
+
+    def min_offset_of(self, topic: str, queue_id: int) -> int:
+        state = self._states.get((topic, queue_id))
+        return state.queue.min_offset if state is not None else 0
+
+    def max_offset_of(self, topic: str, queue_id: int) -> int:
+        state = self._states.get((topic, queue_id))
+        return state.queue.max_offset if state is not None else 0
+
+    def physical_offset_of(self, topic: str, queue_id: int, queue_offset: int) -> int:
+        """Where the message with this queue offset lies in the log; -1 when the queue has no such entry."""
+        state = self._states.get((topic, queue_id))
+        raw = state.queue.read(queue_offset, 1) if state is not None else b""
+        return ENTRY.unpack(raw)[0] if raw else -1
+
+    def store_time_of(self, topic: str, queue_id: int, queue_offset: int) -> int:
+        """Store time of one message; -1 when it is not there."""
+        physical_offset = self.physical_offset_of(topic, queue_id, queue_offset)
+        return self.commit_log.store_timestamp_at(physical_offset) if physical_offset >= 0 else -1
+
+    def earliest_store_time_of(self, topic: str, queue_id: int) -> int:
+        return self.store_time_of(topic, queue_id, self.min_offset_of(topic, queue_id))
+
+    @property
+    def earliest_store_time(self) -> int:
+        """Store time of the oldest message of all; -1 when there is none."""
+        return self.commit_log.store_timestamp_at(self.min_offset) if self.min_offset >= 0 else -1
+
+    def offset_by_time(self, topic: str, queue_id: int, timestamp: int) -> int:
+        """The queue offset of the message stored nearest to `timestamp`."""
+        self._check_open()
+        state = self._states.get((topic, queue_id))
+        if state is None:
+            return 0
+        return state.queue.search_by_time(
+            timestamp,
+            self.min_offset,
+            lambda physical_offset, size: self.commit_log.store_timestamp_at(physical_offset),
+        )
+
+    def record_at(self, physical_offset: int) -> memoryview | None:
+        """The record that begins at this offset of the log, or None."""
+        self._check_open()
+        return self.commit_log.record_at(physical_offset)
+
+    def record_by_id(self, message_id: str) -> memoryview | None:
+        """The record an offset message id points at, or None. The host in the id is not compared."""
+        return self.record_at(parse_offset_message_id(message_id).physical_offset)
+
+    def query(self, topic: str, key: str, max_messages: int, begin: int, end: int) -> QueryResult:
+        """Records whose key has the same hash, stored from `begin` to `end`; who asks compares the key text."""
+        self._check_open()
+        if self.index is None:
+            return QueryResult([], 0, 0)
+        timestamp = physical_offset = 0
+        wanted = min(max_messages, self.config.max_msgs_num_batch)
+        for _ in range(_QUERY_ROUNDS):
+            found = self.index.query(topic, key, wanted, begin, end)
+            timestamp, physical_offset = found.last_update_timestamp, found.last_update_physical_offset
+            offsets = sorted(set(found.physical_offsets))
+            if not offsets:
+                break
+            records = [record for offset in offsets if (record := self.commit_log.record_at(offset)) is not None]
+            if records:
+                return QueryResult(records, timestamp, physical_offset)
+            # Everything found is gone already: look further back.
+            end = self.commit_log.store_timestamp_at(offsets[0])
+            if end < begin:
+                break
+        return QueryResult([], timestamp, physical_offset)
+
+    def _check_open(self) -> None:
+        if "closed" in self._refusals:
+            raise StoreClosed(self._refusals["closed"])
+
+    # Removing.
+
+    def take_oldest_files(self, count: int) -> list[Path]:
+        """Take the first files out of the log, never the last one; `remove_files` then removes them for good."""
+        taken = []
+        for _ in range(count):
+            path = self._segments.take_oldest()
+            if path is None:
+                break
+            taken.append(path)
+        return taken
+
+    def remove_files(self, paths: Iterable[Path]) -> None:
+        """Unlink what was taken out. May run in a worker thread. What cannot be removed is back at the next start."""
+        for path in paths:
+            try:
+                self._files.remove(path)
+            except OSError as error:
+                log.error("cannot remove %s: %s", path, error.strerror or error)
+
+    def delete_dependents(self) -> int:
+        """Remove queue and index files that only point at deleted messages, and correct the queues' beginnings."""
+        removed = self.queues.delete_expired(self.min_offset)
+        if self.index is not None:
+            removed += self.index.delete_expired(self.min_offset)
+        return removed
+
+    def remove_expired_queues(self) -> list[TopicQueue]:
+        """Remove queues all of whose messages are gone (request 306)."""
+        minimum = self.min_offset
+        return self._remove(
+            lambda state: state.topic != SCHEDULE_TOPIC and 0 < state.queue.max_physical_offset < minimum
+        )
+
+    def remove_unused_topics(self, topics: Iterable[str]) -> list[TopicQueue]:
+        """Remove queues of topics that are not among `topics` (request 316; after deleting a topic, 215)."""
+        kept = {*topics, SCHEDULE_TOPIC, OP_HALF_TOPIC}
+        return self._remove(lambda state: state.topic not in kept and not state.topic.startswith(_LMQ_PREFIX))
+
+    def remove_topic(self, topic: str) -> list[TopicQueue]:
+        return self._remove(lambda state: state.topic == topic)
+
+    def _remove(self, is_unwanted: Callable[[QueueState], bool]) -> list[TopicQueue]:
+        self._check_open()
+        return [TopicQueue(state.topic, state.queue_id) for state in self.queues.remove_where(is_unwanted)]
+
+    @property
+    def commit_log_disk_use(self) -> float:
+        """The fill of the emptiest disk that has a part of the log."""
+        return min(self._disk_use(path) for path in self.config.commit_log_paths)
+
+    @property
+    def queue_disk_use(self) -> float:
+        return self._disk_use(self.config.store_path_root_dir)
+
+    def file_times(self) -> list[int]:
+        """When each file of the log was last changed, oldest file first."""
+        return [segment.modified_millis() for segment in self._segments]
+
+
+def _refuse_foreign_stores(root: Path) -> None:
+    """5.x can keep its queues in RocksDB; what we would make of such a directory is a second, diverging truth."""
+    for name in ("consumequeue_r", "rocksdb"):
+        if (root / name).is_dir():
+            raise StoreError(
+                f"{root / name}: this store keeps its queues in RocksDB (storeType=defaultRocksDB), unread here"
+            )
+    if any((root / "consumequeue").glob("CURRENT")):
+        raise StoreError(f"{root / 'consumequeue'} is a RocksDB directory (storeType=defaultRocksDB), unread here")

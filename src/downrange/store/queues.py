@@ -1,0 +1,198 @@
+"""Every consume queue of a store: find, make, recover, expire and remove them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+from downrange.model.topics import SCHEDULE_TOPIC
+from downrange.store.commit_log import topic_field
+from downrange.store.config import StoreConfig
+from downrange.store.consume_queue import ENTRY, ConsumeQueue
+from downrange.store.consume_queue_ext import ConsumeQueueExt
+from downrange.store.errors import StoreError
+from downrange.store.files import Files
+
+# 5.x only: what we would have to read to know the queue offsets of such topics.
+_BATCH_QUEUES: Final = "batchconsumequeue"
+
+
+class QueueState:
+    """One queue as the store works with it: its files, the next queue offset, and the topic as records hold it."""
+
+    __slots__ = ("ext", "is_schedule", "next_offset", "queue", "queue_id", "topic", "topic_field")
+
+    def __init__(self, topic: str, queue_id: int, queue: ConsumeQueue, ext: ConsumeQueueExt | None) -> None:
+        self.topic = topic
+        self.queue_id = queue_id
+        self.topic_field = topic_field(topic)
+        self.queue = queue
+        self.ext = ext
+        self.is_schedule = topic == SCHEDULE_TOPIC
+        self.next_offset = queue.max_offset
+
+    def __repr__(self) -> str:
+        return f"<QueueState {self.topic}/{self.queue_id} next={self.next_offset}>"
+
+
+def check_storable(topic: str, queue_id: int) -> str | None:
+    """Why this pair cannot name a queue directory; None when it can."""
+    try:
+        length = len(topic.encode())
+    except UnicodeEncodeError:
+        return f"topic {topic!a} is not valid text"
+    if not topic or topic in (".", "..") or "/" in topic or "\0" in topic:
+        return f"topic {topic!r} cannot be a directory name"
+    if length > 255:
+        return f"topic {topic!r} is longer than 255 bytes"
+    if not 0 <= queue_id <= 0x7FFFFFFF:
+        return f"queue id {queue_id} is not from 0 to {0x7FFFFFFF}"
+    return None
+
+
+class ConsumeQueues:
+    """All queues, by topic and id. A queue comes into being with its first message, never by being asked for."""
+
+    def __init__(self, config: StoreConfig, files: Files, *, writable: bool) -> None:
+        self._root = config.store_path_root_dir
+        self._file_size = config.consume_queue_file_size
+        self._ext_file_size = config.mapped_file_size_consume_queue_ext if config.enable_consume_queue_ext else None
+        self._files = files
+        self._writable = writable
+        self.states: dict[tuple[str, int], QueueState] = {}
+        # The same by topic as it stands in records, for replaying; None for what cannot be a queue.
+        self._by_raw_topic: dict[tuple[bytes, int], QueueState | None] = {}
+
+    def __len__(self) -> int:
+        return len(self.states)
+
+    def __iter__(self) -> Iterator[QueueState]:
+        return iter(tuple(self.states.values()))
+
+    def load(self) -> None:
+        """Find the queues; directories that are not named by a number are passed over."""
+        with contextlib.suppress(FileNotFoundError), os.scandir(self._root / _BATCH_QUEUES) as found:
+            if any(found):
+                raise StoreError(
+                    f"{self._root / _BATCH_QUEUES} has queues of the 5.x type BatchCQ, which cannot be read here"
+                )
+        directory = self._root / "consumequeue"
+        with contextlib.suppress(FileNotFoundError), os.scandir(directory) as topics:
+            for topic in topics:
+                if topic.is_dir():
+                    self._load_topic(topic.name, topic.path)
+
+    def _load_topic(self, topic: str, path: str) -> None:
+        with os.scandir(path) as queues:
+            for queue in queues:
+                if queue.name.isascii() and queue.name.isdecimal() and queue.is_dir():
+                    self._make(topic, int(queue.name))
+
+    def recover(self, *, clean: bool) -> None:
+        for state in self:
+            state.queue.recover(clean=clean)
+            state.next_offset = state.queue.max_offset
+            if state.ext is not None:
+                state.ext.recover()
+                self._cut_ext(state)
+
+    def get(self, topic: str, queue_id: int) -> QueueState | None:
+        return self.states.get((topic, queue_id))
+
+    def get_or_make(self, topic: str, queue_id: int) -> QueueState:
+        return self.states.get((topic, queue_id)) or self._make(topic, queue_id)
+
+    def of_record(self, topic: bytes, queue_id: int) -> QueueState | None:
+        """The queue of a record of the log; None when its topic or queue id cannot name one."""
+        key = topic, queue_id
+        try:
+            return self._by_raw_topic[key]
+        except KeyError:
+            name = topic.decode("utf-8", "replace")
+            state = self.get_or_make(name, queue_id) if check_storable(name, queue_id) is None else None
+            self._by_raw_topic[key] = state
+            return state
+
+    def _make(self, topic: str, queue_id: int) -> QueueState:
+        place = Path(topic, str(queue_id))
+        queue = ConsumeQueue(
+            self._root / "consumequeue" / place, topic, queue_id, self._file_size, self._files, writable=self._writable
+        )
+        queue.load()
+        ext = None
+        if self._ext_file_size is not None:
+            ext_directory = self._root / "consumequeue_ext" / place
+            ext = ConsumeQueueExt(ext_directory, self._ext_file_size, self._files, writable=self._writable)
+            ext.load()
+        state = QueueState(topic, queue_id, queue, ext)
+        self.states[topic, queue_id] = state
+        return state
+
+    @property
+    def max_physical_offset(self) -> int:
+        """End of the last record that has an entry; 0 without any."""
+        return max((state.queue.max_physical_offset for state in self.states.values()), default=0)
+
+    def truncate(self, physical_offset: int) -> None:
+        """Forget every entry whose record begins at or behind this offset."""
+        for state in self:
+            if state.queue.max_physical_offset > physical_offset:
+                state.queue.truncate(physical_offset)
+                state.next_offset = state.queue.max_offset
+                self._cut_ext(state)
+
+    def _cut_ext(self, state: QueueState) -> None:
+        if state.ext is not None and state.queue.max_offset > state.queue.min_offset:
+            last = state.queue.read(state.queue.max_offset - 1, 1)
+            state.ext.truncate_by_max_address(ENTRY.unpack(last)[2])
+
+    def correct_min_offsets(self, commit_log_min: int) -> None:
+        for state in self:
+            state.queue.correct_min_offset(commit_log_min)
+
+    def delete_expired(self, commit_log_min: int) -> int:
+        """Remove leading files that only point below the commit log; how many."""
+        removed = 0
+        for state in self:
+            removed += state.queue.delete_expired(commit_log_min)
+            if state.ext is not None and (first := state.queue.read(state.queue.min_offset, 1)):
+                removed += state.ext.truncate_by_min_address(ENTRY.unpack(first)[2])
+        return removed
+
+    def remove_where(self, is_unwanted: Callable[[QueueState], bool]) -> list[QueueState]:
+        """Destroy queues and the topic directories that thereby become empty."""
+        removed = [state for state in self if is_unwanted(state)]
+        self._by_raw_topic.clear()
+        for state in removed:
+            self.destroy(state)
+            del self.states[state.topic, state.queue_id]
+            for kind in ("consumequeue", "consumequeue_ext"):
+                with contextlib.suppress(OSError):  # other queues of the topic are still there
+                    (self._root / kind / state.topic).rmdir()
+        return removed
+
+    def destroy(self, state: QueueState) -> None:
+        """Empty one queue; it may be filled again."""
+        state.queue.destroy()
+        if state.ext is not None:
+            state.ext.destroy()
+        state.next_offset = 0
+
+    def write_pending(self) -> None:
+        for state in self:
+            state.queue.write_pending()
+
+    def flush(self, least_pages: int) -> None:
+        """Sync what was written. May run in a worker thread, after `write_pending`."""
+        for state in self:
+            if state.queue.flush(least_pages) and state.ext is not None:
+                state.ext.flush()
+
+    def release(self) -> None:
+        for state in self:
+            state.queue.release()
+            if state.ext is not None:
+                state.ext.release()

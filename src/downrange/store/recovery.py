@@ -1,0 +1,322 @@
+"""Bringing a store back: find the end of the log, cut what is torn, and replay what the queues and the index lack.
+
+After an orderly stop the queues say where the log ends, and only what follows is read. After a crash reading starts
+with the file that the checkpoint vouches for, as RocketMQ does.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from downrange.model.record import MAGIC_V1, MAGIC_V2
+from downrange.store.checkpoint import Checkpoint
+from downrange.store.commit_log import CommitLog, WalkedRecord
+from downrange.store.consume_queue import ENTRY
+from downrange.store.dispatcher import Dispatcher
+from downrange.store.files import Files
+from downrange.store.key_index import IndexQuery, KeyIndex
+from downrange.store.queues import ConsumeQueues, QueueState
+from downrange.store.segment import Segment
+
+log = logging.getLogger(__name__)
+
+# After an orderly stop whose queues do not tell the end, and after a crash without checkpoint, RocketMQ looks into so
+# many files at the end.
+_FILES_TO_SCAN: Final = 3
+_NOT_IN_A_QUEUE: Final = 4  # the bit that prepared and rolled-back messages have in sysFlag
+_MAGICS: Final = (MAGIC_V1.to_bytes(4, "big"), MAGIC_V2.to_bytes(4, "big"))
+
+
+@dataclass(slots=True)
+class RecoveryReport:
+    """What was found and done when the store was opened; warnings are for the operator."""
+
+    clean: bool
+    start_offset: int = 0
+    end_offset: int = 0
+    records: int = 0
+    replayed: int = 0
+    cut_bytes: int = 0
+    rebuilt_queues: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+
+class Recovery:
+    """One recovery of one store; call `run` once, before anything is appended.
+
+    Afterwards: the log ends behind its last valid record and zeros follow; every record before that end has its queue
+    entry; nothing points behind the end.
+    """
+
+    def __init__(
+        self,
+        commit_log: CommitLog,
+        queues: ConsumeQueues,
+        index: KeyIndex | None,
+        dispatcher: Dispatcher,
+        checkpoint: Checkpoint,
+        files: Files,
+        *,
+        check_crc: bool,
+        index_safe: bool,
+        index_was_cut: bool,
+        writable: bool,
+    ) -> None:
+        self._log = commit_log
+        self._segments = commit_log.segments
+        self._queues = queues
+        self._index = index
+        self._dispatcher = dispatcher
+        self._checkpoint = checkpoint
+        self._files = files
+        self._check_crc = check_crc
+        self._index_safe = index_safe
+        # Then its last message may lack some of its keys, and is indexed again.
+        self._index_was_cut = index_was_cut
+        self._writable = writable
+
+    def run(self, report: RecoveryReport) -> None:
+        if not len(self._segments):
+            self._forget_everything(report)
+            return
+        headless = self._destroy_headless_queues(report)
+        start = self._segments.min_offset if headless else self._start(report.clean)
+        report.start_offset = start
+        dispatched = 0 if headless or not report.clean else self._queues.max_physical_offset
+        self._index_up_to(max(start, dispatched))
+        self._dispatcher.indexed_up_to = index_end(self._index) if self._index is not None else 1 << 63
+
+        walk = self._log.walk(start, check_crc=self._check_crc)
+        from_the_beginning = start <= self._log.min_offset
+        incomplete: dict[tuple[bytes, int], QueueState] = {}
+        last_timestamp = 0
+        for record in walk:
+            last_timestamp = record[6]
+            if self._writable and record[0] >= dispatched:
+                report.replayed += 1
+                if from_the_beginning or not self._lacks_earlier_entries(record, incomplete):
+                    self._dispatcher.replay(record)
+                else:
+                    self._dispatcher.index_only(record)
+        report.records = walk.records
+        report.end_offset = walk.end
+        self._cut(walk.end, walk.damage, report)
+
+        self._log.last_store_timestamp = last_timestamp or self._last_known_timestamp()
+        if self._writable:
+            self._queues.truncate(walk.end)
+            self._cut_index(walk.end, last_timestamp)
+            self._rebuild(incomplete, report)
+        self._dispatcher.indexed_up_to = 0
+        self._queues.correct_min_offsets(self._log.min_offset)
+
+    def _forget_everything(self, report: RecoveryReport) -> None:
+        """No log, no messages: queue entries and index would point at nothing."""
+        if not self._writable:
+            return
+        if len(self._queues):
+            report.warnings.append("the commit log is empty: all consume queues were removed")
+            self._queues.remove_where(lambda _: True)
+        if self._index is not None:
+            self._index.destroy()
+
+    def _start(self, clean: bool) -> int:
+        """The offset of a record from which on everything is looked at."""
+        segments = list(self._segments)
+        if clean or not self._writable:
+            end = self._end_of_queues()
+            if end is not None:
+                return end
+            if not len(self._queues):
+                return segments[0].start
+            return segments[max(0, len(segments) - _FILES_TO_SCAN)].start
+        limit = self._checkpoint.safe_timestamp(with_index=self._index is not None and self._index_safe)
+        for segment in reversed(segments):
+            timestamp = self._log.store_timestamp_at(segment.start)
+            if self._log.record_at(segment.start) is not None and 0 < timestamp <= limit:
+                return segment.start
+        return segments[0].start
+
+    def _end_of_queues(self) -> int | None:
+        """Where the last record with a queue entry ends; None when that entry and the log do not agree."""
+        states = [state for state in self._queues if state.queue.max_physical_offset > 0]
+        if not states:
+            return None
+        newest = max(states, key=lambda state: state.queue.max_physical_offset)
+        raw = newest.queue.read(newest.queue.max_offset - 1, 1)
+        if not raw:
+            return None
+        physical_offset, size, _ = ENTRY.unpack(raw)
+        record = self._log.record_at(physical_offset)
+        if record is None or len(record) != size:
+            return None
+        return int(physical_offset + size)
+
+    def _destroy_headless_queues(self, report: RecoveryReport) -> bool:
+        """A log that never lost a file holds the first message of every queue: one without it lost files of its own."""
+        if self._log.min_offset > 0 or not self._writable:
+            return False
+        headless = [state for state in self._queues if state.queue.min_offset > 0]
+        for state in headless:
+            self._queues.destroy(state)
+            self._note_rebuilt(state, report)
+        return bool(headless)
+
+    def _note_rebuilt(self, state: QueueState, report: RecoveryReport) -> None:
+        name = f"{state.topic}/{state.queue_id}"
+        report.rebuilt_queues.append(name)
+        report.warnings.append(f"entries of queue {name} were missing: built again from the commit log")
+
+    def _lacks_earlier_entries(self, record: WalkedRecord, incomplete: dict[tuple[bytes, int], QueueState]) -> bool:
+        """Does the queue of this record end before it? What is missing may lie before the start of this walk."""
+        topic, queue_id, queue_offset, sys_flag = record[2], record[3], record[4], record[5]
+        if sys_flag & _NOT_IN_A_QUEUE or not queue_offset:
+            return False
+        if (topic, queue_id) in incomplete:
+            return True
+        state = self._queues.of_record(topic, queue_id)
+        if state is None or queue_offset <= state.queue.max_offset:
+            return False
+        incomplete[topic, queue_id] = state
+        return True
+
+    def _rebuild(self, incomplete: dict[tuple[bytes, int], QueueState], report: RecoveryReport) -> None:
+        """Fill queues whose files were lost, from the beginning of the log."""
+        if not incomplete:
+            return
+        for state in incomplete.values():
+            self._queues.destroy(state)
+            self._note_rebuilt(state, report)
+        for record in self._log.walk(self._log.min_offset):
+            if (record[2], record[3]) in incomplete:
+                self._dispatcher.replay(record)
+
+    def _index_up_to(self, offset: int) -> None:
+        """Index again what lies between the end of the index and `offset`, where replaying begins.
+
+        RocketMQ leaves this gap: the newest index file is dropped after a crash and only filled from there on.
+        """
+        if self._index is None or not self._writable:
+            return
+        found = index_reach(self._index)
+        for record in self._log.walk(max(found.last_update_physical_offset, self._log.min_offset)):
+            if record[0] >= offset:
+                return
+            is_new = record[0] > found.last_update_physical_offset or not found.last_update_timestamp
+            if is_new or self._index_was_cut:
+                self._dispatcher.index_only(record)
+
+    def _cut_index(self, end: int, last_timestamp: int) -> None:
+        """Index files that mention records behind the end would keep those places from ever being indexed again."""
+        if self._index is not None and index_end(self._index) >= end:
+            self._index.load(drop_newer_than=last_timestamp - 1)
+            self._index_was_cut = True
+            self._index_up_to(end)
+
+    def _last_known_timestamp(self) -> int:
+        times = []
+        for state in self._queues:
+            raw = state.queue.read(state.queue.max_offset - 1, 1)
+            if raw:
+                times.append(self._log.store_timestamp_at(ENTRY.unpack(raw)[0]))
+        return max(times, default=0)
+
+    def _cut(self, end: int, damage: str | None, report: RecoveryReport) -> None:
+        """Make `end` the end of the log. Bytes behind it are zeroed; whole records among them are put aside first."""
+        torn = self._segments.find(end)
+        later = [segment for segment in self._segments if segment.start > end]
+        dirty = torn is not None and torn.has_data_from(end - torn.start)
+        survivors = [segment for segment in later if segment.has_data_from(0)]
+        if dirty or survivors:
+            if damage is None:
+                damage = f"the log ends at {end}, but there is data behind it"
+            report.warnings.append(f"{damage}; the log was cut at {end}")
+            log.warning("log cut offset=%d reason=%s", end, damage)
+        if self._writable:
+            if torn is not None and dirty:
+                report.cut_bytes += self._clear_tail(torn, end - torn.start, report)
+            for segment in later:
+                if segment in survivors:
+                    report.cut_bytes += segment.size
+                self._discard(segment, segment in survivors, report)
+        self._segments.cut(end)
+        if not report.clean:
+            # What a dead process left in the page cache was not necessarily synced.
+            first = self._segments.find(report.start_offset)
+            if first is not None:
+                self._mark_unflushed(report.start_offset)
+
+    def _mark_unflushed(self, offset: int) -> None:
+        for segment in self._segments:
+            if segment.start + segment.size > offset:
+                segment.flushed = max(0, min(segment.wrote, offset - segment.start))
+        self._segments.flushed_offset = min(self._segments.flushed_offset, offset)
+
+    def _clear_tail(self, segment: Segment, position: int, report: RecoveryReport) -> int:
+        survivor = _find_record(segment, position, self._log)
+        if survivor is not None:
+            aside = _aside(segment.path, f".from-{segment.start + position}")
+            _copy_tail(segment, position, aside)
+            report.warnings.append(
+                f"whole records follow the damage, the first at {survivor}: the bytes that were cut are kept in {aside}"
+            )
+        segment.release()
+        self._files.clear_from(segment.path, position)
+        return segment.size - position
+
+    def _discard(self, segment: Segment, has_data: bool, report: RecoveryReport) -> None:
+        if has_data and _find_record(segment, 0, self._log) is not None:
+            aside = _aside(segment.path, "")
+            self._files.replace(segment.path, aside)
+            report.warnings.append(f"{segment.path} lies behind the damage and holds whole records: kept as {aside}")
+        else:
+            self._files.remove(segment.path)
+
+
+def index_reach(index: KeyIndex) -> IndexQuery:
+    """The physical offset and store time of the last message in the index; zeros when it is empty."""
+    return index.query("", "", 0, 0, 0)
+
+
+def index_end(index: KeyIndex) -> int:
+    return index_reach(index).last_update_physical_offset
+
+
+def _find_record(segment: Segment, position: int, commit_log: CommitLog) -> int | None:
+    """The offset of a whole record at or behind `position`, judged by magic number, own offset and checksum."""
+    mapping = segment.mapping
+    for start, end in segment.chunks_with_data(position):
+        for magic in _MAGICS:
+            at = mapping.find(magic, max(start, position), min(end + 3, segment.size))
+            while at >= 0:
+                begin = at - 4
+                offset = segment.start + begin
+                if begin >= position and int.from_bytes(mapping[begin + 28 : begin + 36], "big") == offset:
+                    walk = commit_log.walk(offset, check_crc=True)
+                    if next(iter(walk), None) is not None:
+                        return offset
+                at = mapping.find(magic, at + 1, min(end + 3, segment.size))
+    return None
+
+
+def _aside(path: Path, suffix: str) -> Path:
+    """A name next to the commit-log directory (not in it: only its own files may lie there) that is not taken."""
+    directory = path.parent.with_name(path.parent.name + ".cut")
+    directory.mkdir(parents=True, exist_ok=True)
+    number = 0
+    while True:
+        candidate = directory / (path.name + suffix + (f".{number}" if number else ""))
+        if not candidate.exists():
+            return candidate
+        number += 1
+
+
+def _copy_tail(segment: Segment, position: int, target: Path) -> None:
+    with target.open("wb") as stream:
+        for start, end in segment.chunks_with_data(position):
+            begin = max(start, position)
+            stream.seek(begin - position)
+            stream.write(segment.mapping[begin:end])
