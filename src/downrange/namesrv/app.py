@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import ssl
 from collections.abc import AsyncIterator
@@ -19,6 +18,7 @@ from downrange.settings import Property, check_known, configure, read_properties
 from downrange.transport.connection import Connection
 from downrange.transport.limits import Limits
 from downrange.transport.server import Server
+from downrange.transport.services import running_services
 
 log = logging.getLogger(__name__)
 
@@ -49,15 +49,10 @@ async def name_server(
             log.info("broker gone address=%s reason=connection closed", address)
 
     limits = replace(Limits(), idle_seconds=float(config.server_channel_max_idle_time_seconds))
-    async with (
-        Server(handlers, config.bind_address, config.listen_port, limits=limits, tls=tls, on_close=closed) as server,
-        asyncio.TaskGroup() as services,
-    ):
-        scan = services.create_task(expire_brokers(routes, clock, config.scan_not_active_broker_interval / 1000))
-        try:
-            yield server
-        finally:
-            scan.cancel()
+    server = Server(handlers, config.bind_address, config.listen_port, limits=limits, tls=tls, on_close=closed)
+    pause = config.scan_not_active_broker_interval / 1000
+    async with server, running_services(expiry=expire_brokers(routes, clock, pause)):
+        yield server
 
 
 async def expire_brokers(routes: RouteTable, clock: Clock, pause_seconds: float) -> None:

@@ -37,9 +37,9 @@ class Server:
         self.connections: set[Connection] = set()
         self.limits = limits or Limits()
         self.usage = Usage()
-        self._handler = handler
+        self.handler = handler
         self._tls = tls
-        self._on_close = on_close
+        self.on_close = on_close
         self._drain_seconds = drain_seconds
         self._listening: asyncio.Server | None = None
         self._sweeper: asyncio.Task[None] | None = None
@@ -47,15 +47,29 @@ class Server:
     def __repr__(self) -> str:
         return f"<Server {self.host}:{self.port} connections={len(self.connections)} {self.usage!r}>"
 
-    async def start(self) -> None:
+    async def bind(self) -> None:
+        """Take the address, so that `port` is known, without accepting anybody yet."""
         loop = asyncio.get_running_loop()
         try:
-            self._listening = await loop.create_server(self._accept, self.host, self.port, ssl=self._tls, backlog=1024)
+            self._listening = await loop.create_server(
+                self._accept, self.host, self.port, ssl=self._tls, backlog=1024, start_serving=False
+            )
         except OSError as error:
             reason = error.strerror or str(error)
             raise ListenFailed(f"cannot listen on {self.host}:{self.port}: {reason.lower()}") from None
         self.port = self._listening.sockets[0].getsockname()[1]
-        self._sweeper = loop.create_task(self._sweep())
+
+    async def start(self) -> None:
+        """Accept connections."""
+        if self._listening is None:
+            await self.bind()
+        assert self._listening is not None
+        try:
+            await self._listening.start_serving()
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise ListenFailed(f"cannot listen on {self.host}:{self.port}: {reason.lower()}") from None
+        self._sweeper = asyncio.get_running_loop().create_task(self._sweep())
 
     async def stop(self) -> None:
         """Stop accepting, answer what is in flight, close every connection."""
@@ -80,7 +94,7 @@ class Server:
 
     def _accept(self) -> Connection:
         return Connection(
-            self._handler,
+            self.handler,
             limits=self.limits,
             usage=self.usage,
             on_open=self.connections.add,
@@ -89,8 +103,8 @@ class Server:
 
     def _closed(self, connection: Connection) -> None:
         self.connections.discard(connection)
-        if self._on_close is not None:
-            self._on_close(connection)
+        if self.on_close is not None:
+            self.on_close(connection)
 
     async def _sweep(self) -> None:
         loop = asyncio.get_running_loop()
