@@ -141,14 +141,28 @@ class DirectoryLock:
             self._descriptor = None
             self._held.discard(self._key())
 
+    def owner(self) -> int | None:
+        """The id of the process that has the directory open, 0 when it is not known, None when nobody has."""
+        if self._key() in self._held:  # opening the file here would give the lock back
+            return os.getpid()
+        try:
+            descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        try:
+            return _owner_of_lock(descriptor)
+        finally:
+            os.close(descriptor)
+
     def _key(self) -> tuple[int, Path]:
         return os.getpid(), self._path.resolve()
 
 
 def _owner_of_lock(descriptor: int) -> int | None:
+    """Who keeps others from the lock: a process id, 0 when the kernel does not tell, None when nobody does."""
     question = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
     try:
         kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, question)[: _FLOCK.size])
     except OSError:
         return None
-    return pid if kind != fcntl.F_UNLCK and pid > 0 else None
+    return max(0, pid) if kind != fcntl.F_UNLCK else None

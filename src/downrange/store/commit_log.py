@@ -199,9 +199,7 @@ class CommitLog:
         at = segment.wrote
         end = at + size
         physical_offset = segment.start + at
-        memory[at + head_size : end] = b"".join(
-            (body, topic, properties_length.to_bytes(2, "big"), properties)
-        )
+        memory[at + head_size : end] = b"".join((body, topic, properties_length.to_bytes(2, "big"), properties))
         head.pack_into(
             memory, at,
             size, MAGIC_V1, crc32(body) & 0x7FFFFFFF, message.queue_id, message.flag, queue_offset, physical_offset,
@@ -244,7 +242,7 @@ class CommitLog:
         memory = segment.memory
         assert memory is not None
         # First record's size and magic last: a batch is there as a whole or not at all.
-        memory[at + BLANK_SIZE : at + total] = data[BLANK_SIZE:]
+        memory[at + BLANK_SIZE : at + total] = memoryview(data)[BLANK_SIZE:]
         memory[at : at + BLANK_SIZE] = data[:BLANK_SIZE]
         segment.wrote = at + total
         self.last_store_timestamp = store_timestamp

@@ -90,10 +90,8 @@ class Dispatcher:
                 code = _code_of(properties[at + 5 :] if end < 0 else properties[at + 5 : end])
             else:
                 code = _code_of(find_in(properties, b"TAGS\x01") or b"")
-            if state.is_schedule:
-                code = self._delivery_time(properties, store_timestamp, code)
-            if state.ext is not None:
-                code = self._put_ext(state, physical_offset + size, store_timestamp, properties, code)
+            if state.is_special:
+                code = self._special_code(state, code, physical_offset + size, store_timestamp, properties)
             state.queue.put(queue_offset, physical_offset, size, code)
             self.last_store_timestamp = store_timestamp
         elif kind == _ROLLBACK:
@@ -107,10 +105,14 @@ class Dispatcher:
                 unique = properties[at + 9 :] if end < 0 else properties[at + 9 : end]
             else:
                 unique = find_in(properties, b"UNIQ_KEY\x01")
-            keys = find_in(properties, b"KEYS\x01") if b"KEYS\x01" in properties else None
+            keys = find_in(properties, b"KEYS\x01") if properties.find(b"KEYS\x01") >= 0 else None
             if unique or keys:
+                try:
+                    unique_key = unique.decode() if unique else None
+                except UnicodeDecodeError:
+                    unique_key = _text(unique)
                 self._index.put(
-                    state.topic, _text(unique), _text(keys) if keys else None, physical_offset, store_timestamp
+                    state.topic, unique_key, _text(keys) if keys else None, physical_offset, store_timestamp
                 )
 
     def index_only(self, record: WalkedRecord) -> None:
@@ -122,20 +124,23 @@ class Dispatcher:
                 name = topic.decode("utf-8", "replace")
                 self._index.put(name, _text(unique), _text(keys), physical_offset, store_timestamp)
 
+    def _special_code(
+        self, state: QueueState, code: int, physical_end: int, store_timestamp: int, properties: bytes
+    ) -> int:
+        """What stands in the entry of a delayed message, or of one with an ext unit, instead of a tag hash."""
+        if state.is_schedule:
+            code = self._delivery_time(properties, store_timestamp, code)
+        if state.ext is None or physical_end <= state.queue.max_physical_offset:
+            return code  # the second: the entry is there already, and so is its unit
+        bitmap = self._bitmap_of(state.topic, properties, store_timestamp) if self._bitmap_of else b""
+        return state.ext.put(code, store_timestamp, bitmap)
+
     def _delivery_time(self, properties: bytes, store_timestamp: int, otherwise: int) -> int:
-        """A delayed message's entry holds the time it is due instead of a tag hash."""
         delay = find_in(properties, b"DELAY\x01")
         if delay is None or not delay.isdigit():
             return otherwise
         level = min(int(delay), len(self._delay_millis))
         return store_timestamp + self._delay_millis[level - 1] if level > 0 else otherwise
-
-    def _put_ext(self, state: QueueState, physical_end: int, store_timestamp: int, properties: bytes, code: int) -> int:
-        assert state.ext is not None
-        if physical_end <= state.queue.max_physical_offset:
-            return code  # the entry is there already, and so is its unit
-        bitmap = self._bitmap_of(state.topic, properties, store_timestamp) if self._bitmap_of else b""
-        return state.ext.put(code, store_timestamp, bitmap)
 
     def replay(self, record: WalkedRecord) -> QueueState | None:
         """Apply one record of a walk; return its queue when the record takes part in one."""
@@ -155,5 +160,7 @@ class Dispatcher:
             # A queue has one first message. This topic was deleted and made again: forget its former life.
             self._queues.destroy(state)
         self.apply(state, queue_offset, physical_offset, size, sys_flag, store_timestamp, properties)
-        state.next_offset = queue.max_offset
+        # With the transient pool messages may have been numbered that are not in the queue yet.
+        if state.next_offset < queue.max_offset:
+            state.next_offset = queue.max_offset
         return state

@@ -9,10 +9,13 @@ it writes mapped pages too. So a file is always synced by descriptor.
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
+
+_ZEROS: Final = bytes(1 << 20)
 
 
 class Files(Protocol):
@@ -76,12 +79,22 @@ class OsFiles:
         os.posix_fallocate(descriptor, position, length)
 
     def clear_from(self, path: Path, position: int) -> None:
-        """Zero everything from `position` to the end, as a hole; the size stays."""
+        """Zero everything from `position` to the end, front first. The size never changes, not even for a moment: a
+        process that died in between would leave a file that no start accepts. Holes of a sparse file stay holes."""
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
             size = os.fstat(descriptor).st_size
-            os.ftruncate(descriptor, position)
-            os.ftruncate(descriptor, size)
+            while position < size:
+                try:
+                    position = os.lseek(descriptor, position, os.SEEK_DATA)
+                except OSError as error:
+                    if error.errno == errno.ENXIO:  # nothing but a hole is left
+                        break
+                    raise
+                length = min(len(_ZEROS), os.lseek(descriptor, position, os.SEEK_HOLE) - position, size - position)
+                if os.pread(descriptor, length, position) != _ZEROS[:length]:
+                    self.write_at(descriptor, _ZEROS[:length], position)
+                position += length
         finally:
             os.close(descriptor)
 

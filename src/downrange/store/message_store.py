@@ -3,43 +3,35 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
 from downrange.clock import SystemClock
 from downrange.model.message import TopicQueue
-from downrange.model.message_id import parse_offset_message_id
-from downrange.model.properties import MAX_PROPERTIES_BYTES
 from downrange.model.topics import MAX_TOPIC_LENGTH, OP_HALF_TOPIC, SCHEDULE_TOPIC
 from downrange.store.checkpoint import AbortMarker, Checkpoint, DirectoryLock
 from downrange.store.commit_log import CommitLog
 from downrange.store.config import BrokerRole, StoreConfig
-from downrange.store.consume_queue import ENTRY, ENTRY_SIZE
-from downrange.store.consume_queue_ext import ConsumeQueueExt, ExtUnit
 from downrange.store.dispatcher import BitmapOf, Dispatcher
 from downrange.store.errors import DiskFull, FlushFailed, StoreClosed, StoreError
 from downrange.store.files import OS_FILES, Files
 from downrange.store.key_index import KeyIndex
+from downrange.store.message_limits import MessageLimits
+from downrange.store.message_reader import MatchesEntry, MatchesRecord, MessageReader, QueueEntry
 from downrange.store.new_message import AppendResult, BatchUnit, NewMessage, PutMessageStatus
 from downrange.store.queues import ConsumeQueues, QueueState, check_storable
-from downrange.store.read_result import GetMessageStatus, QueryResult, ReadResult
 from downrange.store.recovery import Recovery, RecoveryReport
 from downrange.store.segments import BufferPool, Segments, disk_use
+
+__all__ = ["GrownQueue", "MatchesEntry", "MatchesRecord", "MessageStore", "QueueEntry"]
 
 log = logging.getLogger(__name__)
 
 PUT_OK: Final = PutMessageStatus.PUT_OK
 # A clock that was set back by less than this is waited for; a larger step is believed.
 _CLOCK_STEP_MILLIS: Final = 60_000
-_SCAN_BYTES: Final = 16_000
-_QUERY_ROUNDS: Final = 3
 _LMQ_PREFIX: Final = "%LMQ%"
-
-# tags code (None: unknown) and ext unit, if any, of a queue entry -> may the message match?
-MatchesEntry = Callable[[int | None, ExtUnit | None], bool]
-MatchesRecord = Callable[[memoryview], bool]
 
 
 class WallClock(Protocol):
@@ -58,11 +50,14 @@ class GrownQueue(NamedTuple):
     store_timestamp: int
 
 
-def physical_memory() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+class _Progress(NamedTuple):
+    """How far queue entries were written: store time of the last one, and the log offset behind its record."""
+
+    timestamp: int
+    offset: int
 
 
-class MessageStore:
+class MessageStore(MessageReader):
     """The messages of one broker in one directory.
 
     One thread appends, reads and removes. `flush_commit_log`, `commit`, `flush_queues` and `prepare_next_file` may run
@@ -83,27 +78,23 @@ class MessageStore:
         memory_bytes: int | None = None,
         bitmap_of: BitmapOf | None = None,
     ) -> None:
-        self.config = config
         self.read_only = read_only
         self.recovery = RecoveryReport(clean=True)
-        self._clock = clock or SystemClock()
-        self._now = self._clock.now
+        self._now = (clock or SystemClock()).now
         self._files = files
         self._disk_use = disk_use
         root = config.store_path_root_dir
         self._lock = DirectoryLock(root / "lock")
         self._abort = AbortMarker(root / "abort", files)
         self.checkpoint = Checkpoint(root / "checkpoint", files)
-        self._pool = (
-            BufferPool(
+        self._pool = None
+        if config.uses_transient_pool and not read_only:
+            self._pool = BufferPool(
                 config.transient_store_pool_size,
                 config.mapped_file_size_commit_log,
                 required=config.fast_fail_if_no_buffer_in_store_pool,
             )
-            if config.uses_transient_pool and not read_only
-            else None
-        )
-        self._segments = Segments(
+        segments = Segments(
             config.commit_log_paths,
             config.mapped_file_size_commit_log,
             files,
@@ -112,29 +103,20 @@ class MessageStore:
             pool=self._pool,
             disk_use=disk_use,
         )
-        self.commit_log = CommitLog(self._segments)
-        self.queues = ConsumeQueues(config, files, writable=not read_only)
-        self._states = self.queues.states
-        self.index = (
-            KeyIndex(
-                root / "index",
-                config.max_hash_slot_num,
-                config.max_index_num,
-                files,
-                self._now,
-                writable=not read_only,
-            )
-            if config.message_index_enable
-            else None
-        )
-        self._dispatcher = Dispatcher(self.queues, self.index, config.delay_level_millis(), bitmap_of)
-        memory = physical_memory() if memory_bytes is None else memory_bytes
-        self._memory_limit = memory * config.access_message_in_memory_max_ratio // 100
+        index = None
+        if config.message_index_enable:
+            slots, entries = config.max_hash_slot_num, config.max_index_num
+            index = KeyIndex(root / "index", slots, entries, files, self._now, writable=not read_only)
+        queues = ConsumeQueues(config, files, writable=not read_only)
+        super().__init__(config, CommitLog(segments), queues, index, memory_bytes)
+        self._dispatcher = Dispatcher(queues, index, config.delay_level_millis(), bitmap_of)
         # Why appends are refused; several reasons may hold at once.
         self._refusals: dict[str, str] = {"closed": "the store is not open"}
         self._refused = True
         self._dispatched_offset = 0
-        self.set_max_message_size(config.max_message_size)
+        self._written = _Progress(0, 0)
+        self._queues_safe_up_to = 0
+        self._limits = MessageLimits(config)
 
     # Opening and closing.
 
@@ -154,11 +136,13 @@ class MessageStore:
             self._lock.take()
             try:
                 self._recover(clean=not self._abort.is_set)
+                # Only now: a mark of an older boot says that what was found here could not be trusted.
                 self._abort.set()
             except BaseException:
                 self._segments.close()
                 self._lock.release()
                 raise
+        self._closed = None
         self._allow("closed")
         if self.read_only:
             self._refuse("read-only", "the store is open for reading only")
@@ -177,6 +161,8 @@ class MessageStore:
         keep_index = clean or self._abort.is_of_this_boot
         if self.index is not None:
             self.index.load(None if keep_index else self.checkpoint.index_msg_timestamp)
+        if clean and not self.read_only:
+            self._abort.set()  # from here on files change
         self.queues.recover(clean=clean)
         Recovery(
             self.commit_log,
@@ -192,6 +178,10 @@ class MessageStore:
         ).run(report)
         self._dispatched_offset = self.commit_log.max_offset
         self._dispatcher.last_store_timestamp = self.commit_log.last_store_timestamp
+        if not self.read_only and (report.rebuilt_queues or (clean and report.replayed)):
+            # The checkpoint already vouches for these entries: they must not be lost again by a crash that follows.
+            self.write_pending()
+            self.flush_queues(thorough=True)
         log.info(
             "store recovered clean=%s start=%d end=%d records=%d replayed=%d",
             clean, report.start_offset, report.end_offset, report.records, report.replayed,
@@ -199,10 +189,11 @@ class MessageStore:
 
     def close(self) -> None:
         """Flush everything and leave the directory in order. A store that could not flush keeps its crash mark."""
-        if "closed" in self._refusals:
+        if self._closed is not None:
             return
+        self._closed = "the store was shut down"
         was_healthy = not (self._refusals.keys() & {"flush", "dispatch"})
-        self._refuse("closed", "the store was shut down")
+        self._refuse("closed", self._closed)
         try:
             if not self.read_only and was_healthy:
                 self.commit()
@@ -259,18 +250,13 @@ class MessageStore:
         else:
             self._allow("disk full")
 
+    @property
+    def max_message_size(self) -> int:
+        return self._limits.max_message_size
+
     def set_max_message_size(self, size: int) -> None:
         """Change the largest body at run time; values below 10 are ignored, as RocketMQ does."""
-        if size < 10:
-            return
-        self.max_message_size = size
-        self._largest_record = min(size + (self.config.largest_record - self.config.max_message_size), self._file_room)
-        # Below this sum of body and properties no limit can be hit.
-        self._surely_fits = min(size, MAX_PROPERTIES_BYTES, self._largest_record - 91 - 24 - 127)
-
-    @property
-    def _file_room(self) -> int:
-        return self.config.mapped_file_size_commit_log - 8
+        self._limits.set_max_message_size(size)
 
     @property
     def is_transient_pool_deficient(self) -> bool:
@@ -278,12 +264,12 @@ class MessageStore:
 
     # Appending.
 
-    def append(self, message: NewMessage) -> AppendResult:
-        """Store one message."""
+    def append(self, message: NewMessage, now: int | None = None) -> AppendResult:
+        """Store one message. Who stores many at once may read the clock for all of them and pass `now`."""
         if self._refused:
             return self._refusal()
-        if len(message.body) + len(message.properties) > self._surely_fits:
-            refused = self._check_sizes(message)
+        if len(message.body) + len(message.properties) > self._limits.surely_fits:
+            refused = self._limits.check(message)
             if refused is not None:
                 return refused
         state = self._states.get((message.topic, message.queue_id))
@@ -296,7 +282,8 @@ class MessageStore:
         takes_place = not sys_flag & 4  # neither prepared nor rolled back: the message gets a queue offset
         queue_offset = state.next_offset if takes_place else 0
         commit_log = self.commit_log
-        now = self._now()
+        if now is None:
+            now = self._now()
         if now < commit_log.last_store_timestamp:
             now = self._not_before(now)
         try:
@@ -319,11 +306,7 @@ class MessageStore:
         """Store several messages of one queue, all or none; `message` carries what they share, its body is not used."""
         if self._refused:
             return self._refusal()
-        if not units:
-            return AppendResult(PutMessageStatus.MESSAGE_ILLEGAL, reason="a batch without messages")
-        if message.sys_flag & 12:
-            return AppendResult(PutMessageStatus.MESSAGE_ILLEGAL, reason="a batch cannot be transactional")
-        refused = self._check_batch_sizes(message, units)
+        refused = self._limits.check_batch(message, units)
         if refused is not None:
             return refused
         state = self._states.get((message.topic, message.queue_id))
@@ -416,50 +399,6 @@ class MessageStore:
         last = self.commit_log.last_store_timestamp
         return last if last - _CLOCK_STEP_MILLIS < now < last else now
 
-    def _check_sizes(self, message: NewMessage) -> AppendResult | None:
-        properties = message.properties
-        if len(properties) > MAX_PROPERTIES_BYTES:
-            characters = len(properties.decode("utf-8", "replace"))
-            status = (
-                PutMessageStatus.MESSAGE_ILLEGAL
-                if characters > MAX_PROPERTIES_BYTES
-                else PutMessageStatus.PROPERTIES_SIZE_EXCEEDED
-            )
-            return AppendResult(status, reason=f"properties of {len(properties)} bytes, at most {MAX_PROPERTIES_BYTES}")
-        if len(message.body) > self.max_message_size:
-            reason = f"body of {len(message.body)} bytes, maxMessageSize is {self.max_message_size}"
-            return AppendResult(PutMessageStatus.MESSAGE_ILLEGAL, reason=reason)
-        size = 75 + len(message.born_host) + len(message.store_host) + len(message.body) + len(properties)
-        size += len(message.topic.encode("utf-8", "replace"))
-        if size > self._largest_record:
-            reason = f"a record of {size} bytes, at most {self._largest_record} are stored"
-            return AppendResult(PutMessageStatus.MESSAGE_ILLEGAL, reason=reason)
-        return None
-
-    def _check_batch_sizes(self, message: NewMessage, units: Sequence[BatchUnit]) -> AppendResult | None:
-        shared = len(message.properties)
-        fixed = (
-            76
-            + len(message.born_host)
-            + len(message.store_host)
-            + len(message.topic.encode("utf-8", "replace"))
-            + shared
-        )
-        bodies = total = 0
-        for unit in units:
-            if len(unit.properties) + shared + 1 > MAX_PROPERTIES_BYTES:
-                reason = f"properties of {len(unit.properties) + shared} bytes, at most {MAX_PROPERTIES_BYTES}"
-                return AppendResult(PutMessageStatus.PROPERTIES_SIZE_EXCEEDED, reason=reason)
-            bodies += len(unit.body)
-            total += fixed + len(unit.body) + len(unit.properties)
-        if bodies > self.max_message_size:
-            reason = f"bodies of {bodies} bytes, maxMessageSize is {self.max_message_size}"
-            return AppendResult(PutMessageStatus.MESSAGE_ILLEGAL, reason=reason)
-        if total > self._file_room:
-            reason = f"a batch of {total} bytes does not fit a commit-log file"
-            return AppendResult(PutMessageStatus.MESSAGE_ILLEGAL, reason=reason)
-        return None
-
     def _refusal(self) -> AppendResult:
         return AppendResult(PutMessageStatus.SERVICE_NOT_AVAILABLE, reason="; ".join(self._refusals.values()))
 
@@ -478,14 +417,6 @@ class MessageStore:
         self._refuse("dispatch", f"a consume queue or the index cannot be written: {error}")
 
     # Flushing.
-
-    @property
-    def min_offset(self) -> int:
-        return self.commit_log.min_offset
-
-    @property
-    def max_offset(self) -> int:
-        return self.commit_log.max_offset
 
     @property
     def flushed_offset(self) -> int:
@@ -518,19 +449,34 @@ class MessageStore:
 
     def write_pending(self) -> None:
         """Write queue entries that wait in memory. For the store's own thread, before `flush_queues`."""
+        timestamp, offset = self._dispatcher.last_store_timestamp, self._dispatched_offset
         self.queues.write_pending()
+        self._written = _Progress(timestamp, offset)
 
     def flush_queues(self, least_pages: int = 0, *, thorough: bool = False) -> None:
-        """Sync queues, and full index files; a thorough flush takes every queue and writes the checkpoint."""
-        timestamp = self._dispatcher.last_store_timestamp
-        self.queues.flush(0 if thorough else least_pages)
-        if self.index is not None:
-            self.index.flush()
-        if thorough:
-            self.checkpoint.logics_msg_timestamp = max(self.checkpoint.logics_msg_timestamp, timestamp)
+        """Sync queues, and full index files; a thorough flush takes every queue and writes the checkpoint.
+
+        Raises FlushFailed as `flush_commit_log` does.
+        """
+        written = self._written  # what is dispatched meanwhile waits in memory and is not part of this flush
+        try:
+            self.queues.flush(0 if thorough else least_pages)
             if self.index is not None:
-                self.checkpoint.index_msg_timestamp = self.index.safe_timestamp
-            self.checkpoint.write()
+                self.index.flush()
+        except OSError as error:
+            # As with the log: a later sync may say yes to pages that were dropped, so the checkpoint must stay.
+            failure = FlushFailed(f"cannot sync consume queues or index: {error.strerror or error}")
+            self._refuse("flush", str(failure))
+            raise failure from error
+        if "flush" in self._refusals:
+            raise FlushFailed(self._refusals["flush"])
+        if thorough:
+            self._queues_safe_up_to = written.offset
+            checkpoint = self.checkpoint
+            checkpoint.logics_msg_timestamp = max(checkpoint.logics_msg_timestamp, written.timestamp)
+            if self.index is not None:
+                checkpoint.index_msg_timestamp = self.index.safe_timestamp
+            checkpoint.write()
 
     @property
     def needs_next_file(self) -> bool:
@@ -546,217 +492,17 @@ class MessageStore:
         self._segments.release_idle()
         self.queues.release()
 
-    # Reading.
-
-    def read(
-        self,
-        topic: str,
-        queue_id: int,
-        offset: int,
-        max_messages: int,
-        *,
-        matches: MatchesEntry | None = None,
-        matches_record: MatchesRecord | None = None,
-    ) -> ReadResult:
-        """Records of one queue from `offset` on: at most `max_messages`, and no more than the transfer limits allow."""
-        self._check_open()
-        state = self._states.get((topic, queue_id))
-        min_offset = state.queue.min_offset if state is not None else 0
-        max_offset = state.queue.max_offset if state is not None else 0
-        if state is None or max_offset == 0:
-            status, position = GetMessageStatus.NO_MESSAGE_IN_QUEUE, self._corrected(0, offset)
-        elif offset < min_offset:
-            status, position = GetMessageStatus.OFFSET_TOO_SMALL, self._corrected(min_offset, offset)
-        elif offset == max_offset:
-            status, position = GetMessageStatus.OFFSET_OVERFLOW_ONE, offset
-        elif offset > max_offset:
-            status, position = GetMessageStatus.OFFSET_OVERFLOW_BADLY, self._corrected(max_offset, offset)
-        else:
-            entries = max(_SCAN_BYTES // ENTRY_SIZE, max_messages)
-            if matches is None and matches_record is None:
-                # Without a filter every entry counts: no need to look at more than fit a batch, and one to see its end.
-                few = max(1, min(max_messages, self.config.max_transfer_count_on_message_in_memory)) + 1
-                raw = state.queue.read(offset, few)
-                if raw:
-                    result = self._scan(state, offset, raw, max_messages, None, None)
-                    if result.message_count:
-                        return result
-            raw = state.queue.read(offset, entries)
-            if raw:
-                return self._scan(state, offset, raw, max_messages, matches, matches_record)
-            status = GetMessageStatus.OFFSET_FOUND_NULL
-            position = self._corrected(state.queue.next_file_offset(offset), offset)
-        return ReadResult(status, position, min_offset, max_offset)
-
-    def _scan(
-        self,
-        state: QueueState,
-        offset: int,
-        raw: bytes,
-        max_messages: int,
-        matches: MatchesEntry | None,
-        matches_record: MatchesRecord | None,
-    ) -> ReadResult:
-        config = self.config
-        find = self._segments.find
-        log_max = self.commit_log.max_offset
-        hot_from = log_max - self._memory_limit
-        hot_bytes = config.max_transfer_bytes_on_message_in_memory
-        hot_count = min(max_messages, config.max_transfer_count_on_message_in_memory)
-        cold_bytes = config.max_transfer_bytes_on_message_in_disk
-        cold_count = min(max_messages, config.max_transfer_count_on_message_in_disk)
-
-        status = GetMessageStatus.NO_MATCHED_MESSAGE
-        slices: list[memoryview] = []
-        count = byte_count = scanned = 0
-        skip_below = physical_offset = -1
-        # The current run of records that lie next to each other: [run_at, run_end) of `view`, a file from `start` on.
-        view: memoryview | None = None
-        start = readable = run_at = run_end = 0
-        for physical_offset, size, code in ENTRY.iter_unpack(raw):
-            if physical_offset < skip_below:
-                scanned += 1
-                continue
-            if count:
-                if physical_offset >= hot_from:
-                    if count >= hot_count or byte_count + size > hot_bytes:
-                        break
-                elif count >= cold_count or byte_count + size > cold_bytes:
-                    break
-            scanned += 1
-            if matches is not None:
-                unit = None
-                known: int | None = code
-                if state.ext is not None and ConsumeQueueExt.is_ext_address(code):
-                    unit = state.ext.get(code)
-                    known = unit.tags_code if unit is not None else None
-                if not matches(known, unit):
-                    continue
-            at = physical_offset - start
-            if view is None or not 0 <= at < readable or at + size > readable:
-                if run_end > run_at and view is not None:
-                    slices.append(view[run_at:run_end])
-                run_at = run_end = 0
-                view = None
-                segment = find(physical_offset)
-                if segment is not None and physical_offset - segment.start + size <= segment.readable:
-                    view, start, readable = segment.view, segment.start, segment.readable
-                    at = physical_offset - start
-                else:
-                    if not count:
-                        status = GetMessageStatus.MESSAGE_WAS_REMOVING
-                    skip_below = self.commit_log.next_file_offset(physical_offset)
-                    continue
-            if matches_record is not None and not matches_record(view[at : at + size]):
-                if not count:
-                    status = GetMessageStatus.NO_MATCHED_MESSAGE
-                continue
-            if at != run_end:
-                if run_end > run_at:
-                    slices.append(view[run_at:run_end])
-                run_at = at
-            run_end = at + size
-            count += 1
-            byte_count += size
-        if run_end > run_at and view is not None:
-            slices.append(view[run_at:run_end])
-        return ReadResult(
-            GetMessageStatus.FOUND if count else status,
-            offset + scanned,
-            state.queue.min_offset,
-            state.queue.max_offset,
-            slices,
-            count,
-            byte_count,
-            log_max - physical_offset > self._memory_limit,
-        )
-
-    def _corrected(self, right: int, requested: int) -> int:
-        """A slave may simply lag behind: it does not move a consumer's offset unless told to."""
-        if self.config.broker_role is BrokerRole.SLAVE and not self.config.offset_check_in_slave:
-            return requested
-        return right
-
-    def min_offset_of(self, topic: str, queue_id: int) -> int:
-        state = self._states.get((topic, queue_id))
-        return state.queue.min_offset if state is not None else 0
-
-    def max_offset_of(self, topic: str, queue_id: int) -> int:
-        state = self._states.get((topic, queue_id))
-        return state.queue.max_offset if state is not None else 0
-
-    def physical_offset_of(self, topic: str, queue_id: int, queue_offset: int) -> int:
-        """Where the message with this queue offset lies in the log; -1 when the queue has no such entry."""
-        state = self._states.get((topic, queue_id))
-        raw = state.queue.read(queue_offset, 1) if state is not None else b""
-        return ENTRY.unpack(raw)[0] if raw else -1
-
-    def store_time_of(self, topic: str, queue_id: int, queue_offset: int) -> int:
-        """Store time of one message; -1 when it is not there."""
-        physical_offset = self.physical_offset_of(topic, queue_id, queue_offset)
-        return self.commit_log.store_timestamp_at(physical_offset) if physical_offset >= 0 else -1
-
-    def earliest_store_time_of(self, topic: str, queue_id: int) -> int:
-        return self.store_time_of(topic, queue_id, self.min_offset_of(topic, queue_id))
-
-    @property
-    def earliest_store_time(self) -> int:
-        """Store time of the oldest message of all; -1 when there is none."""
-        return self.commit_log.store_timestamp_at(self.min_offset) if self.min_offset >= 0 else -1
-
-    def offset_by_time(self, topic: str, queue_id: int, timestamp: int) -> int:
-        """The queue offset of the message stored nearest to `timestamp`."""
-        self._check_open()
-        state = self._states.get((topic, queue_id))
-        if state is None:
-            return 0
-        return state.queue.search_by_time(
-            timestamp,
-            self.min_offset,
-            lambda physical_offset, size: self.commit_log.store_timestamp_at(physical_offset),
-        )
-
-    def record_at(self, physical_offset: int) -> memoryview | None:
-        """The record that begins at this offset of the log, or None."""
-        self._check_open()
-        return self.commit_log.record_at(physical_offset)
-
-    def record_by_id(self, message_id: str) -> memoryview | None:
-        """The record an offset message id points at, or None. The host in the id is not compared."""
-        return self.record_at(parse_offset_message_id(message_id).physical_offset)
-
-    def query(self, topic: str, key: str, max_messages: int, begin: int, end: int) -> QueryResult:
-        """Records whose key has the same hash, stored from `begin` to `end`; who asks compares the key text."""
-        self._check_open()
-        if self.index is None:
-            return QueryResult([], 0, 0)
-        timestamp = physical_offset = 0
-        wanted = min(max_messages, self.config.max_msgs_num_batch)
-        for _ in range(_QUERY_ROUNDS):
-            found = self.index.query(topic, key, wanted, begin, end)
-            timestamp, physical_offset = found.last_update_timestamp, found.last_update_physical_offset
-            offsets = sorted(set(found.physical_offsets))
-            if not offsets:
-                break
-            records = [record for offset in offsets if (record := self.commit_log.record_at(offset)) is not None]
-            if records:
-                return QueryResult(records, timestamp, physical_offset)
-            # Everything found is gone already: look further back.
-            end = self.commit_log.store_timestamp_at(offsets[0])
-            if end < begin:
-                break
-        return QueryResult([], timestamp, physical_offset)
-
-    def _check_open(self) -> None:
-        if "closed" in self._refusals:
-            raise StoreClosed(self._refusals["closed"])
-
     # Removing.
 
     def take_oldest_files(self, count: int) -> list[Path]:
         """Take the first files out of the log, never the last one; `remove_files` then removes them for good."""
         taken = []
         for _ in range(count):
+            if self.min_offset + self.config.mapped_file_size_commit_log > self._queues_safe_up_to:
+                # Queue entries of these messages may only be in memory. If they were lost together with the log that
+                # they can be built from, a restart would give their queue offsets to other messages.
+                self.write_pending()
+                self.flush_queues(thorough=True)
             path = self._segments.take_oldest()
             if path is None:
                 break

@@ -23,7 +23,7 @@ _BATCH_QUEUES: Final = "batchconsumequeue"
 class QueueState:
     """One queue as the store works with it: its files, the next queue offset, and the topic as records hold it."""
 
-    __slots__ = ("ext", "is_schedule", "next_offset", "queue", "queue_id", "topic", "topic_field")
+    __slots__ = ("ext", "is_schedule", "is_special", "next_offset", "queue", "queue_id", "topic", "topic_field")
 
     def __init__(self, topic: str, queue_id: int, queue: ConsumeQueue, ext: ConsumeQueueExt | None) -> None:
         self.topic = topic
@@ -32,6 +32,8 @@ class QueueState:
         self.queue = queue
         self.ext = ext
         self.is_schedule = topic == SCHEDULE_TOPIC
+        # Do entries of this queue hold something else than a tag hash?
+        self.is_special = self.is_schedule or ext is not None
         self.next_offset = queue.max_offset
 
     def __repr__(self) -> str:

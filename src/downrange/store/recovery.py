@@ -232,7 +232,8 @@ class Recovery:
         survivors = [segment for segment in later if segment.has_data_from(0)]
         if dirty or survivors:
             if damage is None:
-                damage = f"the log ends at {end}, but there is data behind it"
+                # The head of a record is written last: this is what a process leaves that dies in between.
+                damage = "files behind the end have data" if survivors else "the last record was not finished"
             report.warnings.append(f"{damage}; the log was cut at {end}")
             log.warning("log cut offset=%d reason=%s", end, damage)
         if self._writable:

@@ -6,7 +6,7 @@ import errno
 import logging
 import mmap
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -118,18 +118,22 @@ class Segments:
             if start in found:
                 raise StoreCorrupt(f"{entry} and {found[start]} are the same part of the log")
             found[start] = entry
-        self._segments = [
-            Segment(path, self.file_size, self._files, writable=self._writable) for _, path in sorted(found.items())
-        ]
-        self._by_number = {segment.start // self.file_size: segment for segment in self._segments}
+        self.adopt(found)
         for before, after in zip(self._segments, self._segments[1:], strict=False):
             if after.start != before.start + self.file_size:
                 warnings.append(
                     f"commit-log files from {segment_name(before.start + self.file_size)} to before "
                     f"{segment_name(after.start)} are missing: their messages cannot be read"
                 )
-        self.flushed_offset = self.max_offset
         return warnings
+
+    def adopt(self, found: Mapping[int, Path]) -> None:
+        """Make these files the log, by the offsets they begin at; each has `file_size` bytes and counts as full."""
+        self._segments = [
+            Segment(path, self.file_size, self._files, writable=self._writable) for _, path in sorted(found.items())
+        ]
+        self._by_number = {segment.start // self.file_size: segment for segment in self._segments}
+        self.flushed_offset = self.max_offset
 
     @property
     def first(self) -> Segment | None:

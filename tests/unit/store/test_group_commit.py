@@ -1,15 +1,20 @@
 from __future__ import annotations
 
 import errno
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from downrange.clock import ManualClock
 from downrange.store.config import StoreConfig
 from downrange.store.errors import FlushFailed
 from downrange.store.group_commit import FlushOutcome, FlushPolicy, FlushTimes, GroupCommit
+from downrange.store.message_store import MessageStore
 from downrange.store.new_message import PutMessageStatus
-from tests.unit.store.small_store import FailingFiles, bodies, kill, new_message, open_store, put
+from tests.unit.store.small_store import NOW, FailingFiles, bodies, kill, new_message, open_store, put
 
 
 def test_a_flush_is_due_by_the_clock_and_thorough_now_and_then() -> None:
@@ -109,6 +114,88 @@ def test_after_a_failed_sync_nothing_is_ever_called_safe_again(tmp_path: Path) -
         assert bodies(store) == [b"hello", b"doubtful"]
 
 
+def test_a_failed_sync_of_queues_keeps_the_checkpoint_where_it_is(tmp_path: Path) -> None:
+    files = FailingFiles()
+    store = open_store(tmp_path, files=files)
+    put(store)
+    store.write_pending()
+    files.fail["sync"] = errno.EIO
+    with pytest.raises(FlushFailed, match="consume queues"):
+        store.flush_queues(thorough=True)
+    files.fail.clear()
+    with pytest.raises(FlushFailed, match="consume queues"):
+        store.flush_queues(thorough=True)
+    assert store.checkpoint.logics_msg_timestamp == 0
+    assert not store.is_writable
+    store.close()
+    assert (tmp_path / "abort").exists()
+
+
+def test_the_checkpoint_speaks_only_of_entries_that_were_written(tmp_path: Path) -> None:
+    clock = ManualClock(NOW)
+    with open_store(tmp_path, clock=clock) as store:
+        put(store)
+        store.write_pending()
+        clock.tick(60)
+        put(store)  # its entry waits in memory while the flush runs in its thread
+        store.flush_queues(thorough=True)
+        assert store.checkpoint.logics_msg_timestamp == NOW
+
+
+class SlowFiles(FailingFiles):
+    """A disk whose sync takes until it is told to go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.in_sync = threading.Event()
+        self.go_on = threading.Event()
+
+    def sync(self, descriptor: int) -> None:
+        self.in_sync.set()
+        assert self.go_on.wait(timeout=30)
+        super().sync(descriptor)
+
+
+@contextmanager
+def flushing_in_a_thread(store: MessageStore, files: SlowFiles) -> Iterator[None]:
+    """A flush that is waiting for the disk while the body of the `with` runs."""
+    files.in_sync.clear()
+    files.go_on.clear()
+    thread = threading.Thread(target=store.flush_commit_log)
+    thread.start()
+    assert files.in_sync.wait(timeout=30)
+    yield
+    files.go_on.set()
+    thread.join()
+
+
+def test_what_is_appended_during_a_sync_is_not_part_of_it(tmp_path: Path) -> None:
+    files = SlowFiles()
+    files.go_on.set()
+    with open_store(tmp_path, files=files) as store:
+        before = put(store, bytes(3000))
+        with flushing_in_a_thread(store, files):
+            put(store, b"in the same file")
+            put(store, bytes(3000))
+        assert store.flushed_offset == before.end_offset
+        assert store.flush_commit_log() == store.max_offset
+
+
+def test_a_file_may_be_deleted_while_it_is_being_synced(tmp_path: Path) -> None:
+    files = SlowFiles()
+    files.go_on.set()
+    with open_store(tmp_path, files=files) as store:
+        for _ in range(3):
+            put(store, bytes(3000))
+        store.write_pending()
+        store.flush_queues(thorough=True)
+        with flushing_in_a_thread(store, files):
+            store.remove_files(store.take_oldest_files(1))
+        assert store.flush_commit_log() == store.max_offset
+        assert store.is_writable
+        assert len(bodies(store)) == 3 - 1
+
+
 def test_a_new_file_has_its_name_synced_too(tmp_path: Path) -> None:
     synced: list[Path] = []
 
@@ -158,18 +245,23 @@ def test_the_transient_pool_shows_messages_once_committed(tmp_path: Path) -> Non
     assert [grown.queue_offset for grown in store.dispatch_pending()] == list(range(8))
     assert bodies(store) == [b"%d" % number * 1000 for number in range(8)]
     assert [*deficient, store.is_transient_pool_deficient] == [False, True, False]
-    put(store, b"lost with the process" * 100)
+    # A message that comes between commit and dispatch keeps its number to itself.
+    assert put(store, b"8" * 1000).queue_offset == 8
+    store.commit()
+    assert put(store, b"lost with the process" * 100).queue_offset == 9
+    assert [grown.queue_offset for grown in store.dispatch_pending()] == [8]
+    assert put(store, b"lost, too").queue_offset == 10
     assert not store.commit(least_pages=4)
     kill(store)
     with open_store(tmp_path, **options) as store:
-        assert len(bodies(store)) == 8
+        assert len(bodies(store)) == 9
         put(store, b"after")
         store.commit()
         store.dispatch_pending()
         assert bodies(store)[-1] == b"after"
     with open_store(tmp_path) as store:
         assert store.recovery.clean
-        assert len(bodies(store)) == 9
+        assert len(bodies(store)) == 10
 
 
 def test_without_a_buffer_a_file_may_be_refused(tmp_path: Path) -> None:

@@ -105,6 +105,18 @@ def test_a_torn_last_record_is_cut_off_and_zeroed(tmp_path: Path) -> None:
         assert len(store.query("TopicTest", "k20", 32, 0, 1 << 60).slices) == 1
 
 
+def test_a_record_without_its_head_was_never_there(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    expected = fill(store, 4)
+    end = store.max_offset
+    kill(store)
+    change(last_file(tmp_path), end + 88, b"a body whose writer died before the head")
+    with open_store(tmp_path) as store:
+        assert store.recovery.warnings == [f"the last record was not finished; the log was cut at {end}"]
+        assert bodies(store) == expected
+        assert not any(last_file(tmp_path).read_bytes()[end:])
+
+
 def test_whole_records_behind_a_damaged_one_are_put_aside(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     fill(store, 40)

@@ -1,0 +1,194 @@
+"""How fast the store is, in ratios to what the same machine does at the same moment.
+
+    python -m bench.store [--records N] [--directory DIR]
+
+Appends are compared with plain `write` calls of the same bytes to one file, reads with appends. Absolute numbers say
+more about the machine than about us.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from downrange.model.message_id import pack_host
+from downrange.store.config import StoreConfig
+from downrange.store.message_store import MessageStore
+from downrange.store.new_message import BatchUnit, NewMessage
+
+TOPIC = "BenchmarkTest"
+QUEUES = 4
+HOST = pack_host("10.0.0.1", 10911)
+GIBIBYTE = 1 << 30
+CHUNK = 256
+
+
+class Row(NamedTuple):
+    """One line of the table: what, how many a second, microseconds each, and the ratio to its yardstick."""
+
+    name: str
+    per_second: float
+    micros: float
+    ratio: float | None
+    target: str
+
+
+def message(body: bytes, number: int) -> NewMessage:
+    properties = (
+        f"UNIQ_KEY\x0110CD4E0E2F2A49F681BC{number // 64:08X}{number % 65536:04X}\x02WAIT\x01true\x02TAGS\x01TagA"
+    )
+    return NewMessage(TOPIC, number % QUEUES, body, properties.encode(), 1_700_000_000_000, HOST, HOST)
+
+
+@contextmanager
+def fresh_directory(parent: Path | None) -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="bench-store-", dir=parent))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def timed(work: Callable[[], object]) -> float:
+    started = time.process_time()
+    work()
+    return time.process_time() - started
+
+
+def append_all(store: MessageStore, messages: list[NewMessage]) -> None:
+    append = store.append
+    for one in messages:
+        append(one)
+
+
+def append_batches(store: MessageStore, batches: list[list[BatchUnit]]) -> None:
+    shared = NewMessage(TOPIC, 0, b"", b"", 1_700_000_000_000, HOST, HOST)
+    for batch in batches:
+        store.append_batch(shared, batch)
+
+
+def read_all(store: MessageStore, queue_id: int) -> int:
+    found = offset = 0
+    while True:
+        result = store.read(TOPIC, queue_id, offset, 32)
+        if not result.message_count:
+            return found
+        found += result.message_count
+        offset = result.next_begin_offset
+
+
+def write_all(path: Path, data: bytes, count: int) -> None:
+    with path.open("wb", buffering=0) as stream:
+        for _ in range(count):
+            stream.write(data)
+
+
+def touch_memory(parent: Path | None, size: int = GIBIBYTE) -> None:
+    """On a virtual machine the first use of each page of memory costs ten times a later one: get that over with."""
+    with fresh_directory(parent) as directory:
+        write_all(directory / "touched", bytes(1 << 20), size >> 20)
+
+
+def bench_size(size: int, count: int, parent: Path | None) -> list[Row]:
+    body = os.urandom(size)
+    append_seconds = batch_seconds = 0.0
+    with fresh_directory(parent) as directory, MessageStore.open(StoreConfig(store_path_root_dir=directory)) as store:
+        # In chunks, so that messages are as fresh in the processor's cache as those that a socket just delivered.
+        for start in range(0, count, CHUNK):
+            messages = [message(body, number) for number in range(start, start + CHUNK)]
+            append_seconds += timed(lambda messages=messages: append_all(store, messages))  # type: ignore[misc]
+        record_size = store.max_offset // count
+        assert store.max_offset_of(TOPIC, 0) == count // QUEUES
+        for start in range(count, 2 * count, CHUNK):
+            units = [
+                [BatchUnit(0, body, message(body, number).properties) for number in range(first, first + 32)]
+                for first in range(start, start + CHUNK, 32)
+            ]
+            batch_seconds += timed(lambda units=units: append_batches(store, units))  # type: ignore[misc]
+        assert store.max_offset_of(TOPIC, 0) == count // QUEUES + count
+        read = 0
+        read_seconds = 0.0
+        for queue_id in range(1, QUEUES):
+            read_seconds += timed(lambda queue_id=queue_id: read_all(store, queue_id))  # type: ignore[misc]
+            read += store.max_offset_of(TOPIC, queue_id)
+        write_seconds = timed(lambda: write_all(directory / "plain", b"x" * record_size, count))
+    name = f"{size} B"
+    return [
+        Row(f"plain write, {name}", count / write_seconds, write_seconds / count * 1e6, None, ""),
+        Row(f"append, {name}", count / append_seconds, append_seconds / count * 1e6, write_seconds / append_seconds,
+            "of plain write, at least 0.2"),
+        Row(f"append in batches of 32, {name}", count / batch_seconds, batch_seconds / count * 1e6,
+            append_seconds / batch_seconds, "of append"),
+        Row(f"read in batches of 32, {name}", read / read_seconds, read_seconds / read * 1e6,
+            (read / read_seconds) / (count / append_seconds), "of append, at least 10"),
+    ]  # fmt: skip
+
+
+def bench_recovery(parent: Path | None, total: int = GIBIBYTE) -> list[Row]:
+    """A log of 1 KiB messages, the process gone without a word; then again, as after a power cut."""
+    body = os.urandom(1024)
+    rows = []
+    with fresh_directory(parent) as directory:
+        config = StoreConfig(store_path_root_dir=directory)
+        store = MessageStore.open(config)
+        count = 0
+        while store.max_offset < total - 4096:
+            store.append(message(body, count))
+            count += 1
+        store.queues.write_pending()
+        # What a dead process leaves: nothing is closed, only its lock goes.
+        store._segments.close()
+        store._lock.release()
+        for name, prepare in (
+            ("recovery after kill -9", lambda: None),
+            ("recovery after a power cut", lambda: (directory / "abort").write_text("")),
+        ):
+            prepare()
+            began = time.perf_counter()
+            recovered = MessageStore.open(config)
+            seconds = time.perf_counter() - began
+            assert recovered.recovery.records == count, recovered.recovery
+            recovered._segments.close()
+            recovered._lock.release()
+            rows.append(
+                Row(f"{name}, {total >> 20} MiB", count / seconds, seconds / count * 1e6, seconds, "s, below 5")
+            )
+    return rows
+
+
+def run(count: int = 200_000, parent: Path | None = None, recovery_bytes: int = GIBIBYTE) -> list[Row]:
+    count -= count % CHUNK
+    touch_memory(parent)
+    gc.collect()
+    gc.disable()
+    try:
+        rows = bench_size(128, count, parent) + bench_size(1024, count, parent)
+        if recovery_bytes:
+            rows += bench_recovery(parent, recovery_bytes)
+    finally:
+        gc.enable()
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--records", type=int, default=200_000)
+    parser.add_argument("--directory", type=Path, help="where to put the files (default: the temporary directory)")
+    parser.add_argument("--recovery-mib", type=int, default=1024, help="0 leaves recovery out")
+    options = parser.parse_args()
+    print(f"{'':40}{'per second':>14}{'µs each':>10}{'ratio':>9}")
+    for row in run(options.records, options.directory, options.recovery_mib << 20):
+        ratio = f"{row.ratio:9.2f}" if row.ratio is not None else " " * 9
+        print(f"{row.name:40}{row.per_second:14,.0f}{row.micros:10.2f}{ratio}  {row.target}")
+
+
+if __name__ == "__main__":
+    main()

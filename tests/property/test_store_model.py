@@ -1,0 +1,202 @@
+"""Whatever is done to a store, in whatever order: it behaves like lists of messages in a dictionary."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from downrange.clock import ManualClock
+from downrange.model.message_id import pack_host
+from downrange.model.record import decode_record, decode_records
+from downrange.store.config import StoreConfig
+from downrange.store.message_store import MessageStore
+from downrange.store.new_message import BatchUnit, NewMessage, PutMessageStatus
+from downrange.store.read_result import GetMessageStatus
+from downrange.store.retention import Retention
+
+HOSTS = (pack_host("10.0.0.1", 10911), pack_host("2001:db8::1", 10911))
+QUEUES = st.sampled_from([("A", 0), ("A", 1), ("Bee", 0), ("ünï", 5)])
+BODIES = st.integers(0, 1200).map(lambda size: bytes(size % 251 for _ in range(size)))
+KEYS = st.sampled_from(["", "k1", "k2", "k1 k2", "schlüssel"])
+NOW = 1_794_727_122_803
+FILE_SIZE = 4096
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What the model knows of one message."""
+
+    physical_offset: int
+    body: bytes
+    keys: str
+    store_timestamp: int
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """Random operations on a store with tiny files, beside a plain dictionary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.directory = Path(tempfile.mkdtemp(prefix="store-model-"))
+        self.clock = ManualClock(NOW)
+        self.model: dict[tuple[str, int], list[Stored]] = {}
+        self.disk_fill = 0.1
+        self.config = StoreConfig(
+            store_path_root_dir=self.directory,
+            mapped_file_size_commit_log=FILE_SIZE,
+            mapped_file_size_consume_queue=200,
+            max_hash_slot_num=7,
+            max_index_num=20,
+        )
+
+    @initialize()
+    def open(self) -> None:
+        self.store = MessageStore.open(self.config, clock=self.clock, disk_use=lambda path: self.disk_fill)
+        self.retention = Retention(self.store, hour_of=lambda now: 4)
+
+    def teardown(self) -> None:
+        if hasattr(self, "store"):
+            self.store.close()
+        shutil.rmtree(self.directory)
+
+    def remember(self, queue: tuple[str, int], offset: int, queue_offset: int, body: bytes, keys: str) -> None:
+        messages = self.model.setdefault(queue, [])
+        assert queue_offset == len(messages)
+        messages.append(Stored(offset, body, keys, self.clock.now()))
+
+    def new(self, queue: tuple[str, int], body: bytes, keys: str, host: bytes) -> NewMessage:
+        properties = f"KEYS\x01{keys}\x02".encode() if keys else b""
+        return NewMessage(*queue, body, properties, NOW, host, HOSTS[0])
+
+    @rule(queue=QUEUES, body=BODIES, keys=KEYS, host=st.sampled_from(HOSTS))
+    def append(self, queue: tuple[str, int], body: bytes, keys: str, host: bytes) -> None:
+        result = self.store.append(self.new(queue, body, keys, host))
+        assert result.status is PutMessageStatus.PUT_OK
+        self.remember(queue, result.physical_offset, result.queue_offset, body, keys)
+
+    @rule(queue=QUEUES, bodies=st.lists(BODIES, min_size=1, max_size=3), keys=KEYS)
+    def append_batch(self, queue: tuple[str, int], bodies: list[bytes], keys: str) -> None:
+        units = [BatchUnit(0, body, f"KEYS\x01{keys}".encode() if keys else b"") for body in bodies]
+        result = self.store.append_batch(self.new(queue, b"", "", HOSTS[0]), units)
+        assert result.status is PutMessageStatus.PUT_OK
+        assert len({offset // FILE_SIZE for offset in result.physical_offsets}) == 1
+        for number, (offset, body) in enumerate(zip(result.physical_offsets, bodies, strict=True)):
+            self.remember(queue, offset, result.queue_offset + number, body, keys)
+
+    @rule(seconds=st.floats(0, 7200))
+    def let_time_pass(self, seconds: float) -> None:
+        self.clock.tick(seconds)
+
+    @rule()
+    def flush(self) -> None:
+        self.store.write_pending()
+        self.store.flush_queues(thorough=True)
+        assert self.store.flush_commit_log() == self.store.max_offset
+
+    @rule()
+    def prepare_and_release(self) -> None:
+        self.store.prepare_next_file()
+        self.store.release_idle()
+
+    @rule(how=st.sampled_from(["in order", "killed", "power cut"]))
+    def restart(self, how: str) -> None:
+        end = self.store.max_offset
+        if how == "in order":
+            self.store.close()
+        else:
+            self.store._segments.close()
+            self.store._lock.release()
+            if how == "power cut":
+                (self.directory / "abort").write_bytes(b"")
+        self.open()
+        assert self.store.recovery.warnings == []
+        assert self.store.max_offset == end
+
+    @precondition(lambda self: len(self.store._segments) > 2)
+    @rule(count=st.integers(1, 3))
+    def lose_the_oldest_files(self, count: int) -> None:
+        self.store.remove_files(self.store.take_oldest_files(count))
+        self.retention.clean_dependents()
+
+    @rule()
+    def fill_the_disk_for_a_moment(self) -> None:
+        self.disk_fill = 0.86
+        self.retention.run_round(self.clock.now())
+        self.disk_fill = 0.1
+
+    @rule()
+    def lose_queues_and_index(self) -> None:
+        if self.store.min_offset > 0:
+            return  # what was deleted from the log cannot be numbered again
+        self.store.close()
+        shutil.rmtree(self.directory / "consumequeue", ignore_errors=True)
+        shutil.rmtree(self.directory / "index", ignore_errors=True)
+        self.open()
+
+    @rule(queue=QUEUES, back=st.integers(-2, 30), count=st.integers(0, 40))
+    def read(self, queue: tuple[str, int], back: int, count: int) -> None:
+        messages = self.model.get(queue, [])
+        first = self.first_of(messages)
+        offset = len(messages) - back
+        result = self.store.read(*queue, offset, count)
+        found = [message for part in result.slices for message in decode_records(part)]
+        if not messages:
+            assert result.status is GetMessageStatus.NO_MESSAGE_IN_QUEUE
+        elif offset < first:
+            assert (result.status, result.next_begin_offset) == (GetMessageStatus.OFFSET_TOO_SMALL, first)
+        elif offset > len(messages):
+            expected = GetMessageStatus.OFFSET_OVERFLOW_BADLY, len(messages)
+            assert (result.status, result.next_begin_offset) == expected
+        elif offset == len(messages):
+            assert (result.status, result.next_begin_offset) == (GetMessageStatus.OFFSET_OVERFLOW_ONE, offset)
+        else:
+            # Ten entries in a queue file: a read stops there.
+            stop = min(len(messages), offset + max(1, min(count, 32)), offset - offset % 10 + 10)
+            assert result.status is GetMessageStatus.FOUND
+            assert [message.body for message in found] == [message.body for message in messages[offset:stop]]
+            assert [message.queue_offset for message in found] == list(range(offset, stop))
+            assert result.next_begin_offset == stop
+
+    @rule(queue=QUEUES, key=st.sampled_from(["k1", "k2", "schlüssel", "nobody"]))
+    def query(self, queue: tuple[str, int], key: str) -> None:
+        topic = queue[0]
+        found = {
+            message.physical_offset
+            for part in self.store.query(topic, key, 64, 0, 1 << 62).slices
+            if (message := decode_record(part)).topic == topic and key in message.keys
+        }
+        expected = {
+            message.physical_offset
+            for (name, _), messages in self.model.items()
+            for message in messages[self.first_of(messages) :]
+            if name == topic and key in message.keys.split(" ")
+        }
+        assert found <= expected
+        if len(expected) <= 10:  # more may hide behind other keys in the same slots
+            assert found == expected
+
+    def first_of(self, messages: list[Stored]) -> int:
+        """The queue offset of the first message whose file is still there; the end when there is none."""
+        minimum = self.store.min_offset
+        return next((n for n, message in enumerate(messages) if message.physical_offset >= minimum), len(messages))
+
+    @invariant()
+    def ranges_agree(self) -> None:
+        if not hasattr(self, "store"):
+            return
+        for queue, messages in self.model.items():
+            assert self.store.max_offset_of(*queue) == len(messages)
+            assert self.store.min_offset_of(*queue) == self.first_of(messages)
+        assert self.store.flushed_offset <= self.store.max_offset
+
+
+StoreMachine.TestCase.settings = settings(
+    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+TestStore = StoreMachine.TestCase
