@@ -262,6 +262,11 @@ class MessageStore(MessageReader):
     def is_transient_pool_deficient(self) -> bool:
         return self._pool is not None and self._pool.available == 0
 
+    @property
+    def transient_buffers_available(self) -> int | None:
+        """Free buffers of the transient pool; None without one."""
+        return None if self._pool is None else self._pool.available
+
     # Appending.
 
     def append(self, message: NewMessage, now: int | None = None) -> AppendResult:

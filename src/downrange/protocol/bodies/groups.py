@@ -168,6 +168,12 @@ class SubscriptionGroupTable(Body, frozen=True, kw_only=True):
     forbidden_table: dict[str, dict[str, Int32]] | None = None
 
 
+class GroupRequest(Header, frozen=True):
+    """352 GET_SUBSCRIPTIONGROUP_CONFIG, 5.x: one group's configuration."""
+
+    group: str
+
+
 class SubscriptionGroups(Body, frozen=True):
     """225, 5.x: several groups at once."""
 

@@ -1,0 +1,228 @@
+"""Composition root of a broker: every part is built here once, started here, and stopped here in order."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import socket
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from downrange.broker.clients import Consumers, Producers
+from downrange.broker.config import REMOTELY_CHANGEABLE, WITHOUT_EFFECT, BrokerConfig
+from downrange.broker.flow_control import FlowControl
+from downrange.broker.groups import CommittedOffsets, Groups
+from downrange.broker.handlers.clients import ClientHandlers
+from downrange.broker.handlers.config import ConfigHandlers
+from downrange.broker.handlers.consumers import ConsumerHandlers
+from downrange.broker.handlers.groups import GroupHandlers
+from downrange.broker.handlers.not_yet import NOT_YET
+from downrange.broker.handlers.offsets import OffsetHandlers
+from downrange.broker.handlers.progress import ProgressHandlers
+from downrange.broker.handlers.pull import PullHandlers
+from downrange.broker.handlers.query import QueryHandlers
+from downrange.broker.handlers.send import SendHandlers
+from downrange.broker.handlers.send_back import SendBackHandlers
+from downrange.broker.handlers.statistics import StatisticsHandlers
+from downrange.broker.handlers.topics import TopicHandlers
+from downrange.broker.held_pulls import HeldPulls
+from downrange.broker.json_file import JsonFile
+from downrange.broker.live_config import LiveConfig
+from downrange.broker.message_writer import MessageWriter
+from downrange.broker.metrics import MetricsServer
+from downrange.broker.queue_locks import QueueLocks
+from downrange.broker.routes import handler_of
+from downrange.broker.services.delay import DelayService
+from downrange.broker.services.flushing import Flusher
+from downrange.broker.services.housekeeping import clean_up, expire_clients, save_offsets
+from downrange.broker.services.registration import Registration
+from downrange.broker.statistics import Statistics, run_statistics
+from downrange.broker.topics import Topics
+from downrange.clock import Clock, SystemClock
+from downrange.protocol.codes import RequestCode
+from downrange.settings import Property, check_known, configure, namesrv_addresses, read_properties
+from downrange.store.config import WITHOUT_EFFECT as STORE_WITHOUT_EFFECT
+from downrange.store.config import StoreConfig
+from downrange.store.message_store import MessageStore
+from downrange.store.retention import Retention
+from downrange.transport.connection import Connection, refuse
+from downrange.transport.errors import ListenFailed
+from downrange.transport.limits import Limits
+from downrange.transport.pool import Pool
+from downrange.transport.server import Server
+from downrange.transport.services import running_services
+
+log = logging.getLogger(__name__)
+
+# The VIP port serves everything but pulls.
+_MAIN_PORT_ONLY = frozenset({int(RequestCode.PULL_MESSAGE), int(RequestCode.LITE_PULL_MESSAGE)})
+_VIP_PORT_BELOW = 2
+_PORT_ATTEMPTS = 20
+
+
+def load_config(path: Path | None, overrides: dict[str, Property]) -> tuple[BrokerConfig, StoreConfig, list[str]]:
+    """The configuration of a `broker.conf` and a command line, with what was changed while running, and warnings."""
+    properties = {**(read_properties(path) if path else {}), **overrides}
+    known_idle = WITHOUT_EFFECT | STORE_WITHOUT_EFFECT
+    warnings = check_known(properties, [BrokerConfig, StoreConfig], known_idle)
+    environment = namesrv_addresses()
+    if "namesrvAddr" not in properties and environment:
+        properties["namesrvAddr"] = Property(environment, "NAMESRV_ADDR")
+    store = configure(StoreConfig, properties)
+    changed_file = changed_settings_path(store)
+    if changed_file.exists():
+        changed = read_properties(changed_file)
+        properties |= {key: value for key, value in changed.items() if key in REMOTELY_CHANGEABLE}
+        store = configure(StoreConfig, properties)
+    return configure(BrokerConfig, properties), store, warnings
+
+
+def changed_settings_path(store: StoreConfig) -> Path:
+    """Where settings changed by request 25 are kept."""
+    return store.store_path_root_dir / "config" / "broker.properties"
+
+
+def own_address(bind: str) -> str:
+    """The address to tell clients when the configuration names none."""
+    if bind not in ("0.0.0.0", "::", ""):
+        return bind
+    try:
+        addresses = socket.gethostbyname_ex(socket.gethostname())[2]
+    except OSError:
+        addresses = []
+    return next((address for address in addresses if not address.startswith("127.")), "127.0.0.1")
+
+
+@dataclass(frozen=True, slots=True)
+class RunningBroker:
+    """A broker that serves: its configuration with the real ports, and the parts a caller may want to look at."""
+
+    config: LiveConfig
+    store: MessageStore
+    topics: Topics
+    server: Server
+    metrics_port: int | None
+    registered_with: int
+
+
+@asynccontextmanager
+async def broker(
+    config: BrokerConfig, store_config: StoreConfig, clock: Clock | None = None, *, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[RunningBroker]:
+    """A running broker; it stops when the block ends: unregistered, drained, saved, flushed and marked as clean."""
+    clock = clock or SystemClock()
+    store = MessageStore.open(store_config, clock=clock)
+    try:
+        async with _listening(config, tls) as (main, vip):
+            address = config.broker_ip1 or own_address(config.bind_address)
+            live = LiveConfig(replace(config, listen_port=main.port, broker_ip1=address), store_config)
+            async with _serving(live, store, main, vip, clock) as running:
+                yield running
+    finally:
+        store.close()
+
+
+@asynccontextmanager
+async def _serving(
+    live: LiveConfig, store: MessageStore, main: Server, vip: Server, clock: Clock
+) -> AsyncIterator[RunningBroker]:
+    directory = store.config.store_path_root_dir / "config"
+    topics = Topics(
+        JsonFile(directory / "topics.json"), live.broker, clock, max(18, len(store.config.delay_level_millis()))
+    )
+    groups = Groups(JsonFile(directory / "subscriptionGroup.json"), clock)
+    offsets = CommittedOffsets(JsonFile(directory / "consumerOffset.json"))
+    consumers, producers, locks = Consumers(), Producers(), QueueLocks()
+    statistics = Statistics(clock.now(), live.broker.broker_cluster_name)
+    held = HeldPulls()
+    flusher = Flusher(store, live, clock)
+    writer = MessageWriter(store, held, flusher, statistics, clock)
+    delay = DelayService(store, writer, JsonFile(directory / "delayOffset.json"), live, clock)
+    flow = FlowControl(live, store)
+    retention = Retention(store)
+    pool = Pool()
+    registration = Registration(live, topics, pool)
+
+    pull = PullHandlers(live, topics, groups, offsets, consumers, store, held, writer, flow)
+    tables = [
+        SendHandlers(live, topics, groups, writer, flow).routes,
+        SendBackHandlers(live, topics, groups, store, writer).routes,
+        pull.routes,
+        ClientHandlers(live, topics, groups, consumers, producers, locks, flow, clock).routes,
+        OffsetHandlers(store, offsets).routes,
+        TopicHandlers(live, topics, offsets, consumers, store, retention, statistics).routes,
+        GroupHandlers(live, groups, offsets, consumers, producers, statistics).routes,
+        QueryHandlers(store, consumers).routes,
+        ProgressHandlers(live, topics, groups, offsets, consumers, store, statistics, clock).routes,
+        StatisticsHandlers(live, store, statistics, delay, flow, clock).routes,
+        ConsumerHandlers(live, topics, offsets, consumers, store).routes,
+        ConfigHandlers(live, store, topics, changed_settings_path(store.config), clock).routes,
+        NOT_YET,
+    ]
+
+    def closed(connection: Connection) -> None:
+        consumers.drop(connection)
+        producers.drop(connection)
+        held.drop(connection)
+
+    for server, without in ((main, frozenset[int]()), (vip, _MAIN_PORT_ONLY)):
+        server.handler = handler_of(*tables, without=without)
+        server.on_close = closed
+        await server.start()
+
+    metrics = MetricsServer(live, store, topics, groups, offsets, consumers, producers, statistics, clock)
+    await metrics.start()
+    gc.collect()
+    gc.freeze()  # what recovery built stays; a full collection over ten thousand topics would stall every sender
+    services = running_services(
+        flush=flusher.run(writer.dispatched),
+        delay=delay.run(),
+        flow_control=flow.tick(),
+        registration=registration.run(),
+        statistics=run_statistics(statistics, clock),
+        client_expiry=expire_clients(consumers, producers, clock),
+        offset_saving=save_offsets(offsets, live, clock),
+        clean_up=clean_up(retention, store, live, clock),
+    )
+    try:
+        async with services:
+            try:
+                registered = await registration.register()
+                yield RunningBroker(live, store, topics, main, metrics.port, registered)
+            finally:
+                await registration.unregister()
+                held.notify_all()
+                await main.stop()
+                await vip.stop()
+    finally:
+        await metrics.stop()
+        await pool.close()
+        flusher.close()
+        offsets.save()
+        delay.save()
+
+
+@asynccontextmanager
+async def _listening(config: BrokerConfig, tls: ssl.SSLContext | None) -> AsyncIterator[tuple[Server, Server]]:
+    """The main port and the VIP port, taken but not accepting yet."""
+    limits = replace(Limits(), idle_seconds=float(config.server_channel_max_idle_time_seconds))
+    for attempt in range(_PORT_ATTEMPTS):
+        main = Server(refuse, config.bind_address, config.listen_port, limits=limits, tls=tls)
+        await main.bind()
+        vip = Server(refuse, config.bind_address, main.port - _VIP_PORT_BELOW, limits=limits, tls=tls)
+        try:
+            await vip.bind()
+        except ListenFailed:
+            await main.stop()
+            if config.listen_port or attempt == _PORT_ATTEMPTS - 1:
+                raise
+            continue  # port 0: another free port may have a free VIP port below it
+        break
+    try:
+        yield main, vip
+    finally:
+        await main.stop()
+        await vip.stop()

@@ -1,0 +1,211 @@
+"""BrokerConfig: the broker's own keys of a `broker.conf`. What concerns files is in store/config.py."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+from typing import Final
+
+from downrange.settings import setting
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerConfig:
+    namesrv_addr: str | None = setting(None, "Name servers, separated by semicolons.")
+    broker_name: str = setting(socket.gethostname(), "Name of this broker; a master and its slaves share one.")
+    broker_cluster_name: str = setting("DefaultCluster", "Cluster this broker belongs to.")
+    broker_id: int = setting(0, "0 for a master, more for a slave.", minimum=0)
+    broker_ip1: str = setting(
+        "", "Address clients reach this broker at. [bindAddress, or this machine's own]", key="brokerIP1"
+    )
+    broker_ip2: str | None = setting(None, "Address slaves reach this broker at. [brokerIP1]", key="brokerIP2")
+    listen_port: int = setting(10911, "Port to listen on; the VIP port is two lower.", minimum=0, maximum=65535)
+    bind_address: str = setting("127.0.0.1", "Address to listen on.")
+    broker_permission: int = setting(6, "4 read, 2 write, 6 both.", minimum=0, maximum=7)
+    default_topic_queue_nums: int = setting(8, "Queues of the template topic TBW102.", minimum=1, maximum=65536)
+    auto_create_topic_enable: bool = setting(True, "Create a topic when a message for it arrives.")
+    auto_create_subscription_group: bool = setting(True, "Create a group when its first consumer arrives.")
+    cluster_topic_enable: bool = setting(True, "Let the topic named after the cluster be used.")
+    broker_topic_enable: bool = setting(True, "Let the topic named after the broker be used.")
+    trace_topic_enable: bool = setting(False, "Create the trace topic at start.")
+    msg_trace_topic_name: str = setting("RMQ_SYS_TRACE_TOPIC", "Name of the trace topic.")
+    trace_on: bool = setting(True, "Tell producers that traces are welcome.")
+    region_id: str = setting("DefaultRegion", "Region told to producers.")
+    flush_consumer_offset_interval: int = setting(
+        5000, "Pause between two savings of consumer offsets.", unit="ms", minimum=10
+    )
+    reject_transaction_message: bool = setting(False, "Refuse transactional messages.")
+    long_polling_enable: bool = setting(True, "Hold pulls that find nothing until a message arrives.")
+    short_polling_time_mills: int = setting(1000, "How long to hold them otherwise.", unit="ms", minimum=1)
+    notify_consumer_ids_changed_enable: bool = setting(True, "Tell a group when its members change.")
+    slave_read_enable: bool = setting(False, "Send consumers that fall behind to a slave.")
+    broker_fast_failure_enable: bool = setting(True, "Refuse requests that waited too long.")
+    wait_time_mills_in_send_queue: int = setting(200, "Longest wait of a send.", unit="ms", minimum=1)
+    wait_time_mills_in_pull_queue: int = setting(5000, "Longest wait of a pull.", unit="ms", minimum=1)
+    wait_time_mills_in_heartbeat_queue: int = setting(31_000, "Longest wait of a heartbeat.", unit="ms", minimum=1)
+    wait_time_mills_in_transaction_queue: int = setting(
+        3000, "Longest wait of an end of transaction.", unit="ms", minimum=1
+    )
+    start_accept_send_request_time_stamp: int = setting(0, "Refuse sends before this time.", unit="ms since 1970")
+    enable_property_filter: bool = setting(True, "Let consumers filter by SQL92 expressions.")
+    compressed_register: bool = setting(False, "Compress registrations.")
+    force_register: bool = setting(True, "Register always, not only when topics changed.")
+    register_name_server_period: int = setting(
+        30_000, "Pause between two registrations, at least 10 s and at most 60 s.", unit="ms", minimum=1
+    )
+    register_broker_timeout_mills: int = setting(6000, "Longest wait for a name server.", unit="ms", minimum=1)
+    transaction_time_out: int = setting(6000, "Age at which a half message is checked.", unit="ms", minimum=1)
+    transaction_check_max: int = setting(15, "Checks before a half message is given up.", minimum=1)
+    transaction_check_interval: int = setting(60_000, "Pause between two check rounds.", unit="ms", minimum=1)
+    store_reply_message_enable: bool = setting(True, "Keep replies of request-reply.")
+    server_channel_max_idle_time_seconds: int = setting(
+        120, "Close a connection that was idle for so long.", unit="seconds", minimum=1
+    )
+    metrics_port: int = setting(
+        5557, "Port of /metrics and /healthz; 0 takes a free one, -1 turns them off.", minimum=-1, maximum=65535
+    )
+
+    @property
+    def namesrv_addresses(self) -> tuple[str, ...]:
+        return tuple(part for piece in (self.namesrv_addr or "").split(";") if (part := piece.strip()))
+
+    @property
+    def address(self) -> str:
+        """Where clients find this broker, and the name it has in every route."""
+        return f"{self.broker_ip1}:{self.listen_port}"
+
+    @property
+    def ha_address(self) -> str:
+        return f"{self.broker_ip2 or self.broker_ip1}:{self.listen_port + 1}"
+
+
+# What may be changed while running (request 25), beside the store keys named below: no path, no port, no identity.
+REMOTELY_CHANGEABLE: Final = frozenset(
+    {
+        "brokerPermission",
+        "autoCreateTopicEnable",
+        "autoCreateSubscriptionGroup",
+        "traceOn",
+        "rejectTransactionMessage",
+        "longPollingEnable",
+        "shortPollingTimeMills",
+        "notifyConsumerIdsChangedEnable",
+        "slaveReadEnable",
+        "brokerFastFailureEnable",
+        "waitTimeMillsInSendQueue",
+        "waitTimeMillsInPullQueue",
+        "waitTimeMillsInHeartbeatQueue",
+        "waitTimeMillsInTransactionQueue",
+        "startAcceptSendRequestTimeStamp",
+        "enablePropertyFilter",
+        "transactionTimeOut",
+        "transactionCheckMax",
+        "flushConsumerOffsetInterval",
+        # of the store
+        "fileReservedTime",
+        "deleteWhen",
+        "diskMaxUsedSpaceRatio",
+        "cleanFileForciblyEnable",
+        "maxMessageSize",
+        "flushIntervalCommitLog",
+        "flushCommitLogLeastPages",
+        "flushCommitLogThoroughInterval",
+        "maxTransferBytesOnMessageInMemory",
+        "maxTransferCountOnMessageInMemory",
+        "maxTransferBytesOnMessageInDisk",
+        "maxTransferCountOnMessageInDisk",
+    }
+)
+# Never, whatever their value: changing them remotely is how CVE-2023-33246 and its kin worked.
+BLACK_LIST: Final = frozenset({"brokerConfigPath", "rocketmqHome", "configBlackList"})
+
+# Keys a RocketMQ broker has and that mean nothing here: thread pools, Netty, DLedger, class filters, statistics logs.
+WITHOUT_EFFECT: Final = frozenset(
+    [
+        "rocketmqHome",
+        "brokerConfigPath",
+        "configBlackList",
+        "sendMessageThreadPoolNums",
+        "putMessageFutureThreadPoolNums",
+        "pullMessageThreadPoolNums",
+        "processReplyMessageThreadPoolNums",
+        "queryMessageThreadPoolNums",
+        "adminBrokerThreadPoolNums",
+        "clientManageThreadPoolNums",
+        "consumerManageThreadPoolNums",
+        "heartbeatThreadPoolNums",
+        "endTransactionThreadPoolNums",
+        "sendThreadPoolQueueCapacity",
+        "putThreadPoolQueueCapacity",
+        "pullThreadPoolQueueCapacity",
+        "replyThreadPoolQueueCapacity",
+        "queryThreadPoolQueueCapacity",
+        "clientManagerThreadPoolQueueCapacity",
+        "consumerManagerThreadPoolQueueCapacity",
+        "heartbeatThreadPoolQueueCapacity",
+        "endTransactionPoolQueueCapacity",
+        "serverWorkerThreads",
+        "serverCallbackExecutorThreads",
+        "serverSelectorThreads",
+        "serverOnewaySemaphoreValue",
+        "serverAsyncSemaphoreValue",
+        "serverSocketSndBufSize",
+        "serverSocketRcvBufSize",
+        "serverSocketBacklog",
+        "serverPooledByteBufAllocatorEnable",
+        "useEpollNativeSelector",
+        "writeBufferHighWaterMark",
+        "writeBufferLowWaterMark",
+        "clientWorkerThreads",
+        "clientCallbackExecutorThreads",
+        "clientOnewaySemaphoreValue",
+        "clientAsyncSemaphoreValue",
+        "connectTimeoutMillis",
+        "channelNotActiveInterval",
+        "clientChannelMaxIdleTimeSeconds",
+        "clientSocketSndBufSize",
+        "clientSocketRcvBufSize",
+        "clientCloseSocketIfTimeout",
+        "useTLS",
+        "filterServerNums",
+        "fetchNamesrvAddrByAddressServer",
+        "messageStorePlugIn",
+        "transferMsgByHeap",
+        "maxDelayTime",
+        "highSpeedMode",
+        "commercialEnable",
+        "commercialTimerCount",
+        "commercialTransCount",
+        "commercialBigCount",
+        "commercialBaseCount",
+        "accountStatsEnable",
+        "accountStatsPrintZeroValues",
+        "disableConsumeIfConsumerReadSlowly",
+        "consumerFallbehindThreshold",
+        "filterDataCleanTimeSpan",
+        "expectConsumerNumUseFilter",
+        "maxErrorRateOfBloomFilter",
+        "enableCalcFilterBitMap",
+        "filterSupportRetry",
+        "rejectPullConsumerEnable",
+        "autoDeleteUnusedStats",
+        "enableDetailStat",
+        "isolateLogEnable",
+        "aclEnable",
+        "allowedConsumerIdsChangedNotify",
+        "traceTopicEnableOfSystem",
+        "useSendThreadPoolNums",
+        "forwardTimeout",
+        "realTimeNotifyConsumerChange",
+        "litePullMessageEnable",
+        "syncBrokerMemberGroupPeriod",
+        "loadBalancePollNameServerInterval",
+        "timerWheelEnable",
+        "enableControllerMode",
+        "asyncSendEnable",
+        "brokerTopicStatsEnable",
+        "namesrvAddrOfTools",
+        "msgTraceTopicQueueNums",
+        "useServerSideResetOffset",
+    ]
+)

@@ -1,0 +1,59 @@
+"""When a broker sheds load: refusing early is kinder than answering too late.
+
+Requests wait where nobody sees them, in the socket, while the loop is busy with other things. A tick that should come
+every few milliseconds shows how long: the time since the last one is the longest any request of this turn can have
+waited. (RocketMQ measures the same in its thread pools' queues.)
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from downrange.broker.live_config import LiveConfig
+from downrange.protocol.errors import SystemBusy
+from downrange.store.message_store import MessageStore
+
+TICK_SECONDS: Final = 0.01
+
+
+class FlowControl:
+    """Decides whether a request may still be served. `tick` must run for as long as the broker does."""
+
+    def __init__(self, config: LiveConfig, store: MessageStore) -> None:
+        self._config = config
+        self._store = store
+        self._loop = asyncio.get_running_loop()
+        self.last_tick = self._loop.time()
+
+    async def tick(self) -> None:
+        while True:
+            self.last_tick = self._loop.time()
+            await asyncio.sleep(TICK_SECONDS)
+
+    @property
+    def waited_millis(self) -> float:
+        """The longest a request handled now can have waited."""
+        return max(0.0, (self._loop.time() - self.last_tick - TICK_SECONDS) * 1000)
+
+    def check_send(self) -> None:
+        if self._store.is_transient_pool_deficient:
+            raise SystemBusy("[REJECTREQUEST]system busy, start flow control for a while")
+        self._check_wait(self._config.broker.wait_time_mills_in_send_queue)
+
+    def check_pull(self) -> None:
+        self._check_wait(self._config.broker.wait_time_mills_in_pull_queue)
+
+    def check_heartbeat(self) -> None:
+        self._check_wait(self._config.broker.wait_time_mills_in_heartbeat_queue)
+
+    def check_end_transaction(self) -> None:
+        self._check_wait(self._config.broker.wait_time_mills_in_transaction_queue)
+
+    def _check_wait(self, limit_millis: int) -> None:
+        waited = (self._loop.time() - self.last_tick - TICK_SECONDS) * 1000
+        if waited > limit_millis and self._config.broker.broker_fast_failure_enable:
+            raise SystemBusy(
+                "[TIMEOUT_CLEAN_QUEUE]broker busy, start flow control for a while, "
+                f"period in queue: {int(waited)}ms, size of queue: 0"
+            )

@@ -1,0 +1,154 @@
+"""The consumer groups of this broker, and how far each has consumed."""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from downrange.broker.json_file import JsonFile
+from downrange.clock import Clock
+from downrange.model.errors import MessageError
+from downrange.model.topics import BUILT_IN_GROUPS, SYSTEM_GROUP_PREFIX, SubscriptionGroupConfig, check_group_name
+from downrange.protocol.bodies.data_version import DataVersion
+from downrange.protocol.bodies.groups import SubscriptionGroupTable
+from downrange.protocol.bodies.offsets import ConsumerOffsets
+
+log = logging.getLogger(__name__)
+
+
+class Groups:
+    """Group name -> configuration. Every change raised the data version and is in the file."""
+
+    def __init__(self, file: JsonFile, clock: Clock) -> None:
+        self._file = file
+        self._clock = clock
+        self._table = {name: SubscriptionGroupConfig(name) for name in BUILT_IN_GROUPS}
+        self.data_version = DataVersion(counter=0, timestamp=clock.now())
+        saved = file.load(SubscriptionGroupTable)
+        if saved is not None:
+            for name, config in saved.subscription_group_table.items():
+                self._table[name] = replace(config, group_name=name)
+            self.data_version = saved.data_version
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def __iter__(self) -> Iterator[SubscriptionGroupConfig]:
+        return iter(list(self._table.values()))
+
+    def get(self, group: str) -> SubscriptionGroupConfig | None:
+        return self._table.get(group)
+
+    def find(self, group: str, *, auto_create: bool) -> SubscriptionGroupConfig | None:
+        """The group, created when it may be and its name is legal."""
+        known = self._table.get(group)
+        if known is not None or not (auto_create or group.startswith(SYSTEM_GROUP_PREFIX)):
+            return known
+        try:
+            check_group_name(group)
+        except MessageError:
+            return None
+        log.info("group created group=%s", group)
+        return self.put(SubscriptionGroupConfig(group))
+
+    def put(self, config: SubscriptionGroupConfig) -> SubscriptionGroupConfig:
+        self._table[config.group_name] = config
+        self._save()
+        return config
+
+    def delete(self, group: str) -> bool:
+        if self._table.pop(group, None) is None:
+            return False
+        log.info("group deleted group=%s", group)
+        self._save()
+        return True
+
+    def table(self) -> SubscriptionGroupTable:
+        return SubscriptionGroupTable(subscription_group_table=dict(self._table), data_version=self.data_version)
+
+    def replace_all(self, table: SubscriptionGroupTable) -> None:
+        """Take over the table of a master, version included."""
+        self._table = dict(table.subscription_group_table)
+        self.data_version = table.data_version
+        self._file.save(self.table())
+
+    def _save(self) -> None:
+        self.data_version = self.data_version.bumped(self._clock.now())
+        self._file.save(self.table())
+
+
+class CommittedOffsets:
+    """(topic, group) -> queue id -> the offset the group consumes next.
+
+    Commits are taken as they come, also backwards; they are on disk after the next `save`.
+    """
+
+    def __init__(self, file: JsonFile) -> None:
+        self._file = file
+        self._table: defaultdict[tuple[str, str], dict[int, int]] = defaultdict(dict)
+        self._is_dirty = False
+        saved = file.load(ConsumerOffsets)
+        if saved is not None:
+            for name, offsets in saved.offset_table.items():
+                topic, _, group = name.partition("@")
+                self._table[topic, group] = dict(offsets)
+
+    def commit(self, topic: str, group: str, queue_id: int, offset: int) -> None:
+        self._table[topic, group][queue_id] = offset
+        self._is_dirty = True
+
+    def get(self, topic: str, group: str, queue_id: int) -> int | None:
+        offsets = self._table.get((topic, group))
+        return None if offsets is None else offsets.get(queue_id)
+
+    def of(self, topic: str, group: str) -> dict[int, int]:
+        """All queues of one topic."""
+        return dict(self._table.get((topic, group), {}))
+
+    def topics_of(self, group: str) -> set[str]:
+        return {topic for topic, owner in self._table if owner == group}
+
+    def groups_of(self, topic: str) -> set[str]:
+        return {group for name, group in self._table if name == topic}
+
+    def clone(self, source: str, target: str, topic: str) -> None:
+        """Let `target` go on where `source` is."""
+        offsets = self._table.get((topic, source))
+        if offsets is not None:
+            self._table[topic, target] = dict(offsets)
+            self._is_dirty = True
+
+    def remove_group(self, group: str) -> None:
+        for key in [key for key in self._table if key[1] == group]:
+            del self._table[key]
+            self._is_dirty = True
+
+    def table(self) -> ConsumerOffsets:
+        return ConsumerOffsets(
+            offset_table={f"{topic}@{group}": dict(offsets) for (topic, group), offsets in self._table.items()}
+        )
+
+    def merge(self, table: ConsumerOffsets) -> None:
+        """Put the offsets of a master over ours."""
+        for name, offsets in table.offset_table.items():
+            topic, _, group = name.partition("@")
+            self._table[topic, group].update(offsets)
+        self._is_dirty = True
+
+    def prepare_save(self) -> Callable[[], None] | None:
+        """What to run, in any thread, to save the offsets as they are now; None when they are saved already."""
+        if not self._is_dirty:
+            return None
+        self._is_dirty = False
+        return self._file.prepare_save(self.table())
+
+    def mark_unsaved(self) -> None:
+        """What was prepared could not be written."""
+        self._is_dirty = True
+
+    def save(self) -> None:
+        write = self.prepare_save()
+        if write is not None:
+            write()

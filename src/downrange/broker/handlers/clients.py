@@ -1,0 +1,186 @@
+"""Clients and their groups: heartbeats (34), leaving (35), who is in a group (38), checks of subscriptions (46).
+
+Also the queue locks of orderly consumers (41, 42). What happens when: broker.md 5.1 and 5.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+import msgspec
+
+from downrange.broker.clients import Client, ConsumerGroup, Consumers, Producers
+from downrange.broker.flow_control import FlowControl
+from downrange.broker.groups import Groups
+from downrange.broker.live_config import LiveConfig
+from downrange.broker.queue_locks import QueueLocks
+from downrange.broker.routes import RouteTable
+from downrange.broker.topics import Topics
+from downrange.clock import Clock
+from downrange.model.errors import MQError
+from downrange.model.subscription import SQL92
+from downrange.model.topics import retry_topic
+from downrange.protocol.bodies.body import Body, BodyError, decode_body, encode_body
+from downrange.protocol.bodies.groups import (
+    CheckClientBody,
+    ConsumerData,
+    ConsumerGroupRequest,
+    ConsumerIds,
+    HeartbeatData,
+    LockBatchBody,
+    LockedQueues,
+    UnregisterClientRequest,
+)
+from downrange.protocol.codes import RequestCode, ResponseCode
+from downrange.protocol.command import Command, request
+from downrange.protocol.errors import BrokerError, SubscriptionParseFailed
+from downrange.transport.connection import Connection
+from downrange.transport.errors import TransportError
+
+T = TypeVar("T", bound=Body)
+
+# A topic that only units subscribe to carries this bit.
+UNIT_SUBSCRIPTION: Final = 2
+# Reading what only Java calls JSON is slow: a body that is longer than any genuine one must be standard.
+MAX_LENIENT_BYTES: Final = 1 << 20
+
+
+class ClientHandlers:
+    """Keeps the tables of connected clients, and tells the members of a group when the group changes.
+
+    `compile_filter` reads an SQL92 expression and raises an MQError that says what is wrong with it.
+    """
+
+    def __init__(
+        self,
+        config: LiveConfig,
+        topics: Topics,
+        groups: Groups,
+        consumers: Consumers,
+        producers: Producers,
+        locks: QueueLocks,
+        flow: FlowControl,
+        clock: Clock,
+        compile_filter: Callable[[str], object] | None = None,
+    ) -> None:
+        self._config = config
+        self._topics = topics
+        self._groups = groups
+        self._consumers = consumers
+        self._producers = producers
+        self._locks = locks
+        self._flow = flow
+        self._clock = clock
+        self._compile_filter = compile_filter
+        consumers.on_change = self._notify
+
+    @property
+    def routes(self) -> RouteTable:
+        return {
+            RequestCode.HEART_BEAT: self.heartbeat,
+            RequestCode.UNREGISTER_CLIENT: self.unregister,
+            RequestCode.GET_CONSUMER_LIST_BY_GROUP: self.consumer_list,
+            RequestCode.CHECK_CLIENT_CONFIG: self.check_subscription,
+            RequestCode.LOCK_BATCH_MQ: self.lock,
+            RequestCode.UNLOCK_BATCH_MQ: self.unlock,
+        }
+
+    # --- coming and going ---------------------------------------------------------------------------------------
+
+    def heartbeat(self, command: Command, connection: Connection) -> Command:
+        self._flow.check_heartbeat()
+        data = _body(HeartbeatData, command)
+        client = Client(connection, data.client_id, command.language, command.version, self._clock.now())
+        for consumer in data.consumer_data_set:
+            self._join(consumer, client)
+        for producer in data.producer_data_set:
+            self._producers.heartbeat(producer.group_name, client)
+        return command.reply()
+
+    def _join(self, consumer: ConsumerData, client: Client) -> None:
+        name = consumer.group_name
+        group = self._groups.find(name, auto_create=self._config.broker.auto_create_subscription_group)
+        # A consumer of an unknown group is a member all the same: it is its pulls that are refused.
+        if group is not None:
+            unit = UNIT_SUBSCRIPTION if consumer.unit_mode else 0
+            self._topics.ensure(retry_topic(name), group.retry_queue_nums, topic_sys_flag=unit)
+        self._consumers.heartbeat(
+            name,
+            client,
+            consume_type=consumer.consume_type,
+            message_model=consumer.message_model,
+            consume_from_where=consumer.consume_from_where,
+            subscriptions=consumer.subscription_data_set,
+        )
+
+    def unregister(self, command: Command, connection: Connection) -> Command:
+        header = command.header(UnregisterClientRequest)
+        if header.producer_group is not None:
+            self._producers.leave(header.producer_group, connection)
+        if header.consumer_group is not None:
+            self._consumers.leave(header.consumer_group, connection)
+        return command.reply(ext_fields={})
+
+    def _notify(self, group: ConsumerGroup) -> None:
+        """Ask every member to share the queues out again (40)."""
+        known = self._groups.get(group.name)
+        if not self._config.broker.notify_consumer_ids_changed_enable or not (
+            known is None or known.notify_consumer_ids_changed_enable
+        ):
+            return
+        notice = request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, ConsumerGroupRequest(group.name), oneway=True)
+        for member in list(group.members):
+            try:
+                member.oneway(notice)
+            except TransportError:
+                continue  # it is about to leave the group itself, which is another change
+
+    # --- questions ----------------------------------------------------------------------------------------------
+
+    def consumer_list(self, command: Command, connection: Connection) -> Command:
+        name = command.header(ConsumerGroupRequest).consumer_group
+        group = self._consumers.get(name)
+        if group is None:
+            return command.reply(ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {name}", ext_fields={})
+        ids = ConsumerIds(tuple(client.client_id for client in group.members.values()))
+        return command.reply(ext_fields={}, body=encode_body(ids))
+
+    def check_subscription(self, command: Command, connection: Connection) -> Command:
+        """Will this broker be able to filter as the consumer wishes?"""
+        subscription = _body(CheckClientBody, command).subscription_data
+        if subscription.is_tag_type:
+            return command.reply()
+        kind = subscription.expression_type
+        if self._compile_filter is None or not self._config.broker.enable_property_filter:
+            raise BrokerError(f"The broker does not support consumer to filter message by {kind}")
+        if kind != SQL92:
+            raise SubscriptionParseFailed(f"unknown expression type {kind}: expected TAG or SQL92")
+        try:
+            self._compile_filter(subscription.expression)
+        except MQError as error:
+            raise SubscriptionParseFailed(str(error)) from error
+        return command.reply()
+
+    # --- queue locks --------------------------------------------------------------------------------------------
+
+    def lock(self, command: Command, connection: Connection) -> Command:
+        wanted = _body(LockBatchBody, command)
+        held = self._locks.lock(wanted.consumer_group, wanted.client_id, wanted.mq_set, self._clock.now())
+        return command.reply(body=encode_body(LockedQueues(frozenset(held))))
+
+    def unlock(self, command: Command, connection: Connection) -> Command:
+        given_up = _body(LockBatchBody, command)
+        self._locks.unlock(given_up.consumer_group, given_up.client_id, given_up.mq_set)
+        return command.reply()
+
+
+def _body(body_type: type[T], command: Command) -> T:
+    data = command.body_bytes
+    if len(data) > MAX_LENIENT_BYTES:
+        try:
+            msgspec.json.decode(data)
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            limit = f"at most {MAX_LENIENT_BYTES} are read"
+            raise BodyError(f"{body_type.__name__}: {len(data)} bytes that are not standard JSON, {limit}") from None
+    return decode_body(body_type, data)

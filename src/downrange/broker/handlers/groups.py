@@ -1,0 +1,182 @@
+"""Groups for operators: their configuration, and who is connected for them."""
+
+from __future__ import annotations
+
+import logging
+
+from downrange.broker.clients import Client, Consumers, Producers
+from downrange.broker.groups import CommittedOffsets, Groups
+from downrange.broker.handlers.topics import MAX_QUEUES, refuse_on_slave
+from downrange.broker.live_config import LiveConfig
+from downrange.broker.routes import RouteTable
+from downrange.broker.statistics import Statistics
+from downrange.model.topics import SubscriptionGroupConfig, check_group_name
+from downrange.protocol.bodies.body import decode_body, encode_body
+from downrange.protocol.bodies.groups import Connection as ConnectionBody
+from downrange.protocol.bodies.groups import (
+    ConsumerConnection,
+    ConsumerGroupRequest,
+    DeleteSubscriptionGroupRequest,
+    GroupRequest,
+    ProducerConnection,
+    ProducerGroupRequest,
+    ProducerInfo,
+    ProducerTable,
+    SubscriptionGroups,
+)
+from downrange.protocol.codes import LanguageCode, RequestCode
+from downrange.protocol.command import Command
+from downrange.protocol.errors import BrokerError, ConsumerNotOnline, SubscriptionGroupNotExist
+from downrange.transport.connection import Connection
+
+log = logging.getLogger(__name__)
+
+
+class GroupHandlers:
+    """What operators ask about consumer and producer groups. On a slave nothing is changed."""
+
+    def __init__(
+        self,
+        config: LiveConfig,
+        groups: Groups,
+        offsets: CommittedOffsets,
+        consumers: Consumers,
+        producers: Producers,
+        statistics: Statistics,
+    ) -> None:
+        self._config = config
+        self._groups = groups
+        self._offsets = offsets
+        self._consumers = consumers
+        self._producers = producers
+        self._statistics = statistics
+
+    @property
+    def routes(self) -> RouteTable:
+        return {
+            RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: self.create,
+            RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: self.create_several,
+            RequestCode.DELETE_SUBSCRIPTIONGROUP: self.delete,
+            RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: self.get_all,
+            RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: self.get,
+            RequestCode.GET_CONSUMER_CONNECTION_LIST: self.get_consumers,
+            RequestCode.GET_PRODUCER_CONNECTION_LIST: self.get_producers,
+            RequestCode.GET_ALL_PRODUCER_INFO: self.get_all_producers,
+        }
+
+    # --- configuration ------------------------------------------------------------------------------------------
+
+    def create(self, command: Command, connection: Connection) -> Command:
+        """200: create a group or change the one there is."""
+        refuse_on_slave(self._config)
+        config = decode_body(SubscriptionGroupConfig, command.body_bytes)
+        _check(config)
+        self._put(config, connection)
+        return command.reply()
+
+    def create_several(self, command: Command, connection: Connection) -> Command:
+        """225 (5.x): all of them or, when one is wrong, none."""
+        refuse_on_slave(self._config)
+        configs = decode_body(SubscriptionGroups, command.body_bytes).group_config_list
+        for config in configs:
+            _check(config)
+        for config in configs:
+            self._put(config, connection)
+        return command.reply()
+
+    def _put(self, config: SubscriptionGroupConfig, connection: Connection) -> None:
+        self._groups.put(config)
+        log.info("group set by request group=%s config=%s peer=%s", config.group_name, config, connection.peer)
+
+    def delete(self, command: Command, connection: Connection) -> Command:
+        """207."""
+        refuse_on_slave(self._config)
+        header = command.header(DeleteSubscriptionGroupRequest)
+        self._groups.delete(header.group_name)
+        self._statistics.forget_group(header.group_name)
+        if header.removes_offsets:
+            self._offsets.remove_group(header.group_name)
+        log.info(
+            "group deleted by request group=%s with_offsets=%s peer=%s",
+            header.group_name,
+            header.removes_offsets,
+            connection.peer,
+        )
+        return command.reply()
+
+    def get_all(self, command: Command, connection: Connection) -> Command:
+        """201."""
+        return command.reply(body=encode_body(self._groups.table()))
+
+    def get(self, command: Command, connection: Connection) -> Command:
+        """352 (5.x)."""
+        group = command.header(GroupRequest).group
+        config = self._groups.get(group)
+        if config is None:
+            raise SubscriptionGroupNotExist(f"No group in this broker. group: {group}")
+        return command.reply(body=encode_body(config))
+
+    # --- members ------------------------------------------------------------------------------------------------
+
+    def get_consumers(self, command: Command, connection: Connection) -> Command:
+        """203."""
+        group = command.header(ConsumerGroupRequest).consumer_group
+        live = self._consumers.get(group)
+        if live is None:
+            raise ConsumerNotOnline(f"the consumer group[{group}] not online")
+        body = ConsumerConnection(
+            connection_set=tuple(_connection(client) for client in live.members.values()),
+            subscription_table=dict(live.subscriptions),
+            consume_type=live.consume_type,
+            message_model=live.message_model,
+            consume_from_where=live.consume_from_where,
+        )
+        return command.reply(body=encode_body(body))
+
+    def get_producers(self, command: Command, connection: Connection) -> Command:
+        """204."""
+        group = command.header(ProducerGroupRequest).producer_group
+        members = self._producers.get(group)
+        if members is None:
+            raise BrokerError(f"the producer group[{group}] not exist")
+        return command.reply(body=encode_body(ProducerConnection(tuple(_connection(client) for client in members))))
+
+    def get_all_producers(self, command: Command, connection: Connection) -> Command:
+        """328."""
+        data = {group: tuple(_producer(client) for client in members) for group, members in self._producers}
+        return command.reply(body=encode_body(ProducerTable(data)))
+
+
+def _check(config: SubscriptionGroupConfig) -> None:
+    check_group_name(config.group_name)
+    if not 0 <= config.retry_queue_nums <= MAX_QUEUES:
+        raise BrokerError(
+            f"retryQueueNums={config.retry_queue_nums} of group[{config.group_name}]: expected 0 to {MAX_QUEUES}"
+        )
+
+
+def _connection(client: Client) -> ConnectionBody:
+    return ConnectionBody(
+        client_id=client.client_id,
+        client_addr=client.connection.peer,
+        language=_language(client.language),
+        version=client.version,
+    )
+
+
+def _producer(client: Client) -> ProducerInfo:
+    return ProducerInfo(
+        client_id=client.client_id,
+        remote_ip=f"/{client.connection.peer}",
+        language=_language(client.language),
+        version=client.version,
+        last_update_timestamp=client.heard_millis,
+    )
+
+
+def _language(code: int) -> str:
+    """The name tools know; a language they do not know would break them."""
+    try:
+        return LanguageCode(code).name
+    except ValueError:
+        return LanguageCode.OTHER.name

@@ -1,0 +1,229 @@
+"""Pulls: 11, and 361 from 5.x lite consumers. Checks, codes and next offsets: broker.md 4.1-4.4."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from downrange.broker.clients import Consumers
+from downrange.broker.delayed import stored_text
+from downrange.broker.filtering import entry_filter
+from downrange.broker.flow_control import FlowControl
+from downrange.broker.groups import CommittedOffsets, Groups
+from downrange.broker.held_pulls import HeldPulls
+from downrange.broker.live_config import LiveConfig
+from downrange.broker.message_writer import MessageWriter
+from downrange.broker.routes import RouteTable
+from downrange.broker.topics import Topics
+from downrange.model import properties as names
+from downrange.model.message import MessageQueue, TopicQueue
+from downrange.model.message_id import pack_host
+from downrange.model.subscription import TAG, Subscription, subscribe
+from downrange.model.topics import OFFSET_MOVED_TOPIC, Perm, SubscriptionGroupConfig
+from downrange.protocol.bodies.body import encode_body
+from downrange.protocol.bodies.pull import (
+    OffsetMovedEvent,
+    PullMessageRequest,
+    PullMessageResponse,
+    PullSysFlag,
+)
+from downrange.protocol.codes import RequestCode, ResponseCode
+from downrange.protocol.command import Command
+from downrange.protocol.errors import (
+    BrokerError,
+    NoPermission,
+    SubscriptionGroupNotExist,
+    SubscriptionNotExist,
+    SubscriptionNotLatest,
+    SubscriptionParseFailed,
+    TopicNotExist,
+)
+from downrange.store.config import BrokerRole
+from downrange.store.message_store import MessageStore
+from downrange.store.new_message import NewMessage
+from downrange.store.read_result import GetMessageStatus, ReadResult
+from downrange.transport.connection import Connection, LaterReply
+
+FAQ: Final = "\nSee http://rocketmq.apache.org/docs/faq/ for further details."
+
+_COMMIT = int(PullSysFlag.COMMIT_OFFSET)
+_SUSPEND = int(PullSysFlag.SUSPEND)
+_SUBSCRIPTION = int(PullSysFlag.SUBSCRIPTION)
+
+_CODES: Final = {
+    GetMessageStatus.FOUND: ResponseCode.SUCCESS,
+    GetMessageStatus.MESSAGE_WAS_REMOVING: ResponseCode.PULL_RETRY_IMMEDIATELY,
+    GetMessageStatus.NO_MATCHED_MESSAGE: ResponseCode.PULL_RETRY_IMMEDIATELY,
+    GetMessageStatus.OFFSET_FOUND_NULL: ResponseCode.PULL_NOT_FOUND,
+    GetMessageStatus.OFFSET_OVERFLOW_ONE: ResponseCode.PULL_NOT_FOUND,
+    GetMessageStatus.OFFSET_OVERFLOW_BADLY: ResponseCode.PULL_OFFSET_MOVED,
+    GetMessageStatus.OFFSET_TOO_SMALL: ResponseCode.PULL_OFFSET_MOVED,
+}
+
+
+class PullHandlers:
+    """Hands messages to consumers."""
+
+    def __init__(
+        self,
+        config: LiveConfig,
+        topics: Topics,
+        groups: Groups,
+        offsets: CommittedOffsets,
+        consumers: Consumers,
+        store: MessageStore,
+        held: HeldPulls,
+        writer: MessageWriter,
+        flow: FlowControl,
+    ) -> None:
+        self._config = config
+        self._topics = topics
+        self._groups = groups
+        self._offsets = offsets
+        self._consumers = consumers
+        self._store = store
+        self._held = held
+        self._writer = writer
+        self._flow = flow
+
+    @property
+    def routes(self) -> RouteTable:
+        return {RequestCode.PULL_MESSAGE: self.pull, RequestCode.LITE_PULL_MESSAGE: self.pull}
+
+    def pull(self, command: Command, connection: Connection) -> Command | LaterReply:
+        self._flow.check_pull()
+        request = command.header(PullMessageRequest)
+        try:
+            group = self._check(request, connection)
+            subscription = self._subscription(request, group)
+        except BrokerError as error:
+            return command.reply(error.code, error.remark, ext_fields={})
+        reply, is_empty = self._read(command, request, group, subscription)
+        if request.sys_flag & _COMMIT and self._config.store.broker_role is not BrokerRole.SLAVE:
+            self._offsets.commit(request.topic, request.consumer_group, request.queue_id, request.commit_offset)
+        if not is_empty or not request.sys_flag & _SUSPEND:
+            return reply
+        broker = self._config.broker
+        millis = request.suspend_timeout_millis if broker.long_polling_enable else broker.short_polling_time_mills
+        return self._held.hold(
+            TopicQueue(request.topic, request.queue_id),
+            request.queue_offset,
+            subscription,
+            lambda: self._read(command, request, group, subscription)[0],
+            connection,
+            max(0, millis) / 1000,
+        )
+
+    # --- checks -------------------------------------------------------------------------------------------------
+
+    def _check(self, request: PullMessageRequest, connection: Connection) -> SubscriptionGroupConfig:
+        broker = self._config.broker
+        if not broker.broker_permission & Perm.READ:
+            raise NoPermission(f"the broker[{broker.broker_ip1}] pulling message is forbidden")
+        name = request.consumer_group
+        group = self._groups.find(name, auto_create=broker.auto_create_subscription_group)
+        if group is None:
+            raise SubscriptionGroupNotExist(f"subscription group [{name}] does not exist, {FAQ}")
+        if not group.consume_enable:
+            raise NoPermission(f"subscription group no permission, {name}")
+        topic = self._topics.get(request.topic)
+        if topic is None:
+            raise TopicNotExist(f"topic[{request.topic}] not exist, apply first please! {FAQ}")
+        if not topic.perm & Perm.READ:
+            raise NoPermission(f"the topic[{request.topic}] pulling message is forbidden")
+        if not 0 <= request.queue_id < topic.read_queue_nums:
+            raise BrokerError(
+                f"queueId[{request.queue_id}] is illegal, topic:[{request.topic}] "
+                f"topicConfig.readQueueNums:[{topic.read_queue_nums}] consumer:[/{connection.peer}]"
+            )
+        return group
+
+    def _subscription(self, request: PullMessageRequest, group: SubscriptionGroupConfig) -> Subscription:
+        """What the consumer wants: as the request says, or as its group's heartbeat said."""
+        kind = request.expression_type or TAG
+        if request.sys_flag & _SUBSCRIPTION:
+            if kind != TAG and not request.subscription:
+                raise SubscriptionParseFailed("parse the consumer's subscription failed")
+            return subscribe(request.topic, request.subscription, kind, request.sub_version)
+        live = self._consumers.get(request.consumer_group)
+        if live is None:
+            raise SubscriptionNotExist(f"the consumer's group info not exist{FAQ}")
+        if live.is_broadcasting and not group.consume_broadcast_enable:
+            raise NoPermission(f"the consumer group[{request.consumer_group}] can not consume by broadcast way")
+        subscription = live.subscriptions.get(request.topic)
+        if subscription is None:
+            raise SubscriptionNotExist(f"the consumer's subscription not exist{FAQ}")
+        if subscription.version < request.sub_version:
+            raise SubscriptionNotLatest("the consumer's subscription not latest")
+        return subscription
+
+    # --- reading ------------------------------------------------------------------------------------------------
+
+    def _read(
+        self,
+        command: Command,
+        request: PullMessageRequest,
+        group: SubscriptionGroupConfig,
+        subscription: Subscription,
+    ) -> tuple[Command, bool]:
+        """The reply, and whether it only says that there is nothing new."""
+        found = self._store.read(
+            request.topic,
+            request.queue_id,
+            request.queue_offset,
+            request.max_msg_nums,
+            matches=entry_filter(subscription),
+        )
+        code = _CODES.get(found.status)
+        if code is None:  # an empty or unknown queue
+            code = ResponseCode.PULL_OFFSET_MOVED if request.queue_offset else ResponseCode.PULL_NOT_FOUND
+        next_offset = found.next_begin_offset
+        suggested = self._suggested_broker(group, found)
+        statistics = self._writer.statistics
+        if code == ResponseCode.SUCCESS:
+            statistics.got(request.topic, request.consumer_group, found.message_count, found.byte_count)
+        else:
+            statistics.get_missed()
+            if code == ResponseCode.PULL_OFFSET_MOVED:
+                code, suggested, next_offset = self._moved(request, group, found, suggested)
+        header = PullMessageResponse(
+            suggest_which_broker_id=suggested,
+            next_begin_offset=next_offset,
+            min_offset=found.min_offset,
+            max_offset=found.max_offset,
+        )
+        reply = command.reply(code, found.status.value, header=header, body=found.slices)
+        return reply, code == ResponseCode.PULL_NOT_FOUND
+
+    def _suggested_broker(self, group: SubscriptionGroupConfig, found: ReadResult) -> int:
+        if not self._config.broker.slave_read_enable:
+            return 0
+        return group.which_broker_when_consume_slowly if found.suggest_pulling_from_slave else group.broker_id
+
+    def _moved(
+        self, request: PullMessageRequest, group: SubscriptionGroupConfig, found: ReadResult, suggested: int
+    ) -> tuple[ResponseCode, int, int]:
+        """An offset outside the queue: a master says where to go on and keeps a note; a slave sends to its master."""
+        store = self._config.store
+        if store.broker_role is BrokerRole.SLAVE and not store.offset_check_in_slave:
+            return ResponseCode.PULL_RETRY_IMMEDIATELY, group.broker_id, request.queue_offset
+        broker = self._config.broker
+        event = OffsetMovedEvent(
+            consumer_group=request.consumer_group,
+            message_queue=MessageQueue(request.topic, broker.broker_name, request.queue_id),
+            offset_new=found.next_begin_offset,
+            offset_request=request.queue_offset,
+        )
+        host = pack_host(broker.broker_ip1, broker.listen_port)
+        properties = {names.TAGS: request.consumer_group, names.KEYS: request.consumer_group}
+        self._writer.append(
+            NewMessage(
+                topic=OFFSET_MOVED_TOPIC,
+                queue_id=0,
+                body=encode_body(event),
+                properties=stored_text(properties),
+                born_timestamp=self._writer.now(),
+                born_host=host,
+                store_host=host,
+            )
+        )
+        return ResponseCode.PULL_OFFSET_MOVED, suggested, found.next_begin_offset

@@ -1,0 +1,102 @@
+"""Single messages: by place, by key, and as entries of a consume queue."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from downrange.broker.clients import Consumers
+from downrange.broker.filtering import entry_filter
+from downrange.broker.routes import RouteTable
+from downrange.protocol.bodies.body import encode_body
+from downrange.protocol.bodies.query import (
+    ConsumeQueueData,
+    ConsumeQueueEntries,
+    QueryConsumeQueueRequest,
+    QueryMessageRequest,
+    QueryMessageResponse,
+    ViewMessageRequest,
+)
+from downrange.protocol.codes import RequestCode, ResponseCode
+from downrange.protocol.command import Command
+from downrange.protocol.errors import BrokerError
+from downrange.store.message_store import MessageStore
+from downrange.transport.connection import Connection
+
+# A whole file of entries would not fit a frame, and would hold up everybody else while it is written.
+MAX_ENTRIES: Final = 1000
+
+
+class QueryHandlers:
+    """What is stored, message by message."""
+
+    def __init__(self, store: MessageStore, consumers: Consumers) -> None:
+        self._store = store
+        self._consumers = consumers
+
+    @property
+    def routes(self) -> RouteTable:
+        return {
+            RequestCode.VIEW_MESSAGE_BY_ID: self.view,
+            RequestCode.QUERY_MESSAGE: self.query,
+            RequestCode.QUERY_CONSUME_QUEUE: self.query_consume_queue,
+        }
+
+    def view(self, command: Command, connection: Connection) -> Command:
+        """33: the record at a place of the log."""
+        return command.reply(body=record_at(self._store, command.header(ViewMessageRequest).offset))
+
+    def query(self, command: Command, connection: Connection) -> Command:
+        """12: records by key. The index knows hashes only; who asked compares the keys."""
+        header = command.header(QueryMessageRequest)
+        wanted = self._store.config.default_query_max_num if header.unique_key_query else header.max_num
+        found = self._store.query(header.topic, header.key, wanted, header.begin_timestamp, header.end_timestamp)
+        if not found.slices:
+            return command.reply(
+                ResponseCode.QUERY_NOT_FOUND,
+                "can not find message, maybe time range not correct",
+                header=QueryMessageResponse(index_last_update_timestamp=0, index_last_update_phyoffset=0),
+            )
+        return command.reply(
+            header=QueryMessageResponse(
+                index_last_update_timestamp=found.index_last_update_timestamp,
+                index_last_update_phyoffset=found.index_last_update_physical_offset,
+            ),
+            body=found.slices,
+        )
+
+    def query_consume_queue(self, command: Command, connection: Connection) -> Command:
+        """321: entries of a queue, with what the group's filter says about each when a group is named."""
+        header = command.header(QueryConsumeQueueRequest)
+        place = f"{header.queue_id}@{header.topic}"
+        if self._store.queues.get(header.topic, header.queue_id) is None:
+            raise BrokerError(f"{place} is not exist!")
+        entries = self._store.entries(header.topic, header.queue_id, header.index, min(header.count, MAX_ENTRIES))
+        if not entries:
+            raise BrokerError(f"Index {header.index} of {place} is not exist!")
+        group = header.consumer_group
+        subscription = self._consumers.subscription(group, header.topic) if group else None
+        matches = entry_filter(subscription) if subscription else None
+        body = ConsumeQueueEntries(
+            min_queue_index=self._store.min_offset_of(header.topic, header.queue_id),
+            max_queue_index=self._store.max_offset_of(header.topic, header.queue_id),
+            queue_data=tuple(
+                ConsumeQueueData(
+                    physic_offset=entry.physical_offset,
+                    physic_size=entry.size,
+                    tags_code=entry.tags_code,
+                    eval=subscription is not None and (matches is None or matches(entry.tags_code, None)),
+                )
+                for entry in entries
+            ),
+            subscription_data=subscription,
+            filter_data=f"{group}@{header.topic} is not online!" if group and subscription is None else None,
+        )
+        return command.reply(body=encode_body(body))
+
+
+def record_at(store: MessageStore, offset: int) -> memoryview:
+    """The record that begins at this place of the log; a BrokerError when none does."""
+    record = store.record_at(offset)
+    if record is None:
+        raise BrokerError(f"can not find message by the offset, {offset}")
+    return record

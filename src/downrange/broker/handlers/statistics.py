@@ -1,0 +1,87 @@
+"""How fast the broker goes: 28 runtime information, 315 one counter, 45 how far delayed messages are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from downrange.broker.flow_control import FlowControl
+from downrange.broker.live_config import LiveConfig
+from downrange.broker.routes import RouteTable
+from downrange.broker.runtime_info import runtime_info
+from downrange.broker.statistics import Statistics
+from downrange.clock import Clock
+from downrange.protocol.bodies.body import encode_body
+from downrange.protocol.bodies.kv_config import KVTable
+from downrange.protocol.bodies.offsets import DelayOffsets
+from downrange.protocol.bodies.statistics import ViewBrokerStatsRequest
+from downrange.protocol.codes import RequestCode
+from downrange.protocol.command import Command
+from downrange.protocol.errors import BrokerError
+from downrange.store.message_store import MessageStore
+from downrange.transport.connection import Connection
+
+
+class DelayProgress(Protocol):
+    """How far the delivery of delayed messages is."""
+
+    def progress(self) -> Mapping[int, tuple[int, int]]:
+        """Level -> (next to deliver, end of its queue)."""
+        ...
+
+    def table(self) -> DelayOffsets:
+        """Level -> next to deliver, as slaves get it."""
+        ...
+
+
+class StatisticsHandlers:
+    """Figures for operators, dashboards and slaves."""
+
+    def __init__(
+        self,
+        config: LiveConfig,
+        store: MessageStore,
+        statistics: Statistics,
+        delay: DelayProgress,
+        flow: FlowControl,
+        clock: Clock,
+    ) -> None:
+        self._config = config
+        self._store = store
+        self._statistics = statistics
+        self._delay = delay
+        self._flow = flow
+        self._clock = clock
+
+    @property
+    def routes(self) -> RouteTable:
+        return {
+            RequestCode.VIEW_BROKER_STATS_DATA: self.view_counter,
+            RequestCode.GET_BROKER_RUNTIME_INFO: self.get_runtime_info,
+            RequestCode.GET_ALL_DELAY_OFFSET: self.get_delay_offsets,
+        }
+
+    def view_counter(self, command: Command, connection: Connection) -> Command:
+        """315."""
+        header = command.header(ViewBrokerStatsRequest)
+        data = self._statistics.data(header.stats_name, header.stats_key)
+        if data is None:
+            raise BrokerError(f"The stats <{header.stats_name}> <{header.stats_key}> not exist")
+        return command.reply(body=encode_body(data))
+
+    def get_runtime_info(self, command: Command, connection: Connection) -> Command:
+        """28."""
+        table = runtime_info(
+            self._config,
+            self._store,
+            self._statistics,
+            self._clock.now(),
+            delay_offsets=self._delay.progress(),
+            waited_millis=self._flow.waited_millis,
+            transient_buffers=self._store.transient_buffers_available,
+        )
+        return command.reply(body=encode_body(KVTable(table)))
+
+    def get_delay_offsets(self, command: Command, connection: Connection) -> Command:
+        """45."""
+        return command.reply(body=encode_body(self._delay.table()))

@@ -1,0 +1,203 @@
+"""Topics for operators: create, change, delete and list them, see how far they reach, and clean up after them."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import Final
+
+from downrange.broker.clients import Consumers
+from downrange.broker.groups import CommittedOffsets
+from downrange.broker.live_config import LiveConfig
+from downrange.broker.routes import RouteTable
+from downrange.broker.statistics import Statistics
+from downrange.broker.topics import Topics
+from downrange.model.message import MessageQueue
+from downrange.model.topics import SYSTEM_TOPICS, TopicConfig, check_topic_name
+from downrange.protocol.bodies.body import decode_body, encode_body
+from downrange.protocol.bodies.groups import GroupList
+from downrange.protocol.bodies.routes import TopicList
+from downrange.protocol.bodies.statistics import TopicOffset, TopicStats
+from downrange.protocol.bodies.topics import CreateTopicRequest, TopicConfigs, TopicRequest
+from downrange.protocol.codes import RequestCode
+from downrange.protocol.command import Command
+from downrange.protocol.errors import BrokerError, TopicNotExist
+from downrange.store.config import BrokerRole
+from downrange.store.message_store import MessageStore
+from downrange.store.retention import Retention
+from downrange.transport.connection import Connection
+
+log = logging.getLogger(__name__)
+
+# Statistics walk every queue of a topic: a typing error must not create a topic that stalls the broker.
+MAX_QUEUES: Final = 65536
+_MAX_PERM: Final = 15
+_FILTER_TYPES: Final = ("SINGLE_TAG", "MULTI_TAG")
+
+
+class TopicHandlers:
+    """What operators ask about topics. Tables of a slave are its master's: there nothing is changed."""
+
+    def __init__(
+        self,
+        config: LiveConfig,
+        topics: Topics,
+        offsets: CommittedOffsets,
+        consumers: Consumers,
+        store: MessageStore,
+        retention: Retention,
+        statistics: Statistics,
+    ) -> None:
+        self._config = config
+        self._topics = topics
+        self._offsets = offsets
+        self._consumers = consumers
+        self._store = store
+        self._retention = retention
+        self._statistics = statistics
+
+    @property
+    def routes(self) -> RouteTable:
+        return {
+            RequestCode.UPDATE_AND_CREATE_TOPIC: self.create,
+            RequestCode.UPDATE_AND_CREATE_TOPIC_LIST: self.create_several,
+            RequestCode.DELETE_TOPIC_IN_BROKER: self.delete,
+            RequestCode.GET_ALL_TOPIC_CONFIG: self.get_all,
+            RequestCode.GET_TOPIC_CONFIG: self.get,
+            RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: self.get_system_topics,
+            RequestCode.GET_TOPIC_STATS_INFO: self.get_stats,
+            RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: self.get_groups,
+            RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE: self.remove_expired_queues,
+            RequestCode.CLEAN_UNUSED_TOPIC: self.remove_unused_topics,
+            RequestCode.DELETE_EXPIRED_COMMITLOG: self.remove_expired_files,
+        }
+
+    # --- changing -----------------------------------------------------------------------------------------------
+
+    def create(self, command: Command, connection: Connection) -> Command:
+        """17: create a topic or change the one there is."""
+        refuse_on_slave(self._config)
+        config = command.header(CreateTopicRequest).config
+        self._check(config)
+        self._put(config, connection)
+        return command.reply()
+
+    def create_several(self, command: Command, connection: Connection) -> Command:
+        """18 (5.x): all of them or, when one is wrong, none."""
+        refuse_on_slave(self._config)
+        configs = decode_body(TopicConfigs, command.body_bytes).topic_config_list
+        for config in configs:
+            self._check(config)
+        for config in configs:
+            self._put(config, connection)
+        return command.reply()
+
+    def delete(self, command: Command, connection: Connection) -> Command:
+        """215: the topic and its queues go; what groups have committed stays, as in 4.9."""
+        refuse_on_slave(self._config)
+        topic = command.header(TopicRequest).topic
+        check_topic_name(topic)
+        self._refuse_system(topic)
+        self._topics.delete(topic)
+        self._statistics.forget_topic(topic)
+        removed = self._store.remove_topic(topic)
+        log.info("topic deleted by request topic=%s queues=%d peer=%s", topic, len(removed), connection.peer)
+        return command.reply()
+
+    def _check(self, config: TopicConfig) -> None:
+        check_topic_name(config.topic_name)
+        self._refuse_system(config.topic_name)
+        for field, value in (
+            ("readQueueNums", config.read_queue_nums),
+            ("writeQueueNums", config.write_queue_nums),
+        ):
+            if not 0 <= value <= MAX_QUEUES:
+                raise BrokerError(f"{field}={value} of topic[{config.topic_name}]: expected 0 to {MAX_QUEUES}")
+        if not 0 <= config.perm <= _MAX_PERM:
+            raise BrokerError(f"perm={config.perm} of topic[{config.topic_name}]: expected 0 to {_MAX_PERM}")
+        if config.topic_filter_type not in _FILTER_TYPES:
+            raise BrokerError(
+                f"topicFilterType={config.topic_filter_type} of topic[{config.topic_name}]: "
+                f"expected {' or '.join(_FILTER_TYPES)}"
+            )
+
+    def _refuse_system(self, topic: str) -> None:
+        if self._topics.is_system(topic):
+            raise BrokerError(f"The topic[{topic}] is conflict with system topic.")
+
+    def _put(self, config: TopicConfig, connection: Connection) -> None:
+        # Whether a topic is ordered is decided in the name server, and comes back with the next registration.
+        known = self._topics.get(config.topic_name)
+        self._topics.put(replace(config, order=known is not None and known.order))
+        log.info("topic set by request topic=%s config=%s peer=%s", config.topic_name, config, connection.peer)
+
+    # --- looking ------------------------------------------------------------------------------------------------
+
+    def get_all(self, command: Command, connection: Connection) -> Command:
+        """21."""
+        return command.reply(body=encode_body(self._topics.table()))
+
+    def get(self, command: Command, connection: Connection) -> Command:
+        """351 (5.x)."""
+        topic = command.header(TopicRequest).topic
+        config = self._topics.get(topic)
+        if config is None:
+            raise TopicNotExist(f"No topic in this broker. topic: {topic}")
+        return command.reply(body=encode_body(config))
+
+    def get_system_topics(self, command: Command, connection: Connection) -> Command:
+        """305."""
+        present = {config.topic_name for config in self._topics if self._topics.is_system(config.topic_name)}
+        return command.reply(body=encode_body(TopicList(tuple(sorted(present | SYSTEM_TOPICS)))))
+
+    def get_stats(self, command: Command, connection: Connection) -> Command:
+        """202: the reach of every queue that producers write to."""
+        topic = command.header(TopicRequest).topic
+        config = self._topics.get(topic)
+        if config is None:
+            raise TopicNotExist(f"topic[{topic}] not exist")
+        broker_name = self._config.broker.broker_name
+        table = {
+            MessageQueue(topic, broker_name, queue_id): self._reach(topic, queue_id)
+            for queue_id in range(config.write_queue_nums)
+        }
+        return command.reply(body=encode_body(TopicStats(offset_table=table)))
+
+    def _reach(self, topic: str, queue_id: int) -> TopicOffset:
+        end = self._store.max_offset_of(topic, queue_id)
+        return TopicOffset(
+            min_offset=self._store.min_offset_of(topic, queue_id),
+            max_offset=end,
+            last_update_timestamp=max(0, self._store.store_time_of(topic, queue_id, end - 1)),
+        )
+
+    def get_groups(self, command: Command, connection: Connection) -> Command:
+        """300: groups that subscribe to the topic now, and those that have consumed it."""
+        topic = command.header(TopicRequest).topic
+        groups = self._consumers.groups_of(topic) | self._offsets.groups_of(topic)
+        return command.reply(body=encode_body(GroupList(tuple(sorted(groups)))))
+
+    # --- cleaning up --------------------------------------------------------------------------------------------
+
+    def remove_expired_queues(self, command: Command, connection: Connection) -> Command:
+        """306."""
+        removed = self._store.remove_expired_queues()
+        log.info("expired queues removed count=%d peer=%s", len(removed), connection.peer)
+        return command.reply()
+
+    def remove_unused_topics(self, command: Command, connection: Connection) -> Command:
+        """316: queues of topics this broker does not have."""
+        removed = self._store.remove_unused_topics(config.topic_name for config in self._topics)
+        log.info("queues of unknown topics removed count=%d peer=%s", len(removed), connection.peer)
+        return command.reply()
+
+    def remove_expired_files(self, command: Command, connection: Connection) -> Command:
+        """329: the next clean-up rounds delete expired files whatever the hour."""
+        self._retention.arm_manually()
+        log.info("clean-up of expired files asked for peer=%s", connection.peer)
+        return command.reply()
+
+
+def refuse_on_slave(config: LiveConfig) -> None:
+    if config.store.broker_role is BrokerRole.SLAVE:
+        raise BrokerError("Can't modify topic or subscription group from slave, please execute it from master.")

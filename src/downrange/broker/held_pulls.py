@@ -1,0 +1,136 @@
+"""Pulls that found nothing and wait for a message to arrive.
+
+A pull is looked up by its queue. When the queue grows, it is asked again at the end of the loop's turn, so that it
+gets everything that arrived in that turn; when its time is over, it is asked again too, and answers that there is
+nothing new.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar
+
+from downrange.broker.filtering import matches_tags
+from downrange.model.message import TopicQueue
+from downrange.model.subscription import Subscription
+from downrange.protocol.command import Command
+from downrange.transport.connection import Connection, LaterReply
+
+K = TypeVar("K")
+
+
+class HeldPull:
+    """One waiting pull: how to ask again, and where the answer goes."""
+
+    __slots__ = ("answer", "connection", "offset", "queue", "reply", "subscription", "timer")
+
+    def __init__(
+        self,
+        queue: TopicQueue,
+        offset: int,
+        subscription: Subscription,
+        answer: Callable[[], Command],
+        connection: Connection,
+        reply: LaterReply,
+    ) -> None:
+        self.queue = queue
+        self.offset = offset
+        self.subscription = subscription
+        self.answer = answer
+        self.connection = connection
+        self.reply = reply
+        self.timer: asyncio.TimerHandle | None = None
+
+
+class HeldPulls:
+    """All waiting pulls of a broker.
+
+    Holds always: a pull is held under its queue and its connection, or under neither; each is answered exactly once,
+    unless its connection closes first.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._by_queue: dict[TopicQueue, set[HeldPull]] = {}
+        self._by_connection: dict[Connection, set[HeldPull]] = {}
+        self._grown: dict[TopicQueue, tuple[int, list[int]]] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._by_queue.values()))
+
+    def __repr__(self) -> str:
+        return f"<HeldPulls pulls={len(self)} queues={len(self._by_queue)}>"
+
+    def hold(
+        self,
+        queue: TopicQueue,
+        offset: int,
+        subscription: Subscription,
+        answer: Callable[[], Command],
+        connection: Connection,
+        seconds: float,
+    ) -> LaterReply:
+        """Keep a pull until its queue grows or `seconds` are over; `answer` is asked then."""
+        reply: LaterReply = self._loop.create_future()
+        held = HeldPull(queue, offset, subscription, answer, connection, reply)
+        self._by_queue.setdefault(queue, set()).add(held)
+        self._by_connection.setdefault(connection, set()).add(held)
+        held.timer = self._loop.call_later(seconds, self._release, held)
+        return reply
+
+    def is_waited_for(self, queue: TopicQueue) -> bool:
+        return queue in self._by_queue
+
+    def notify(self, topic: str, queue_id: int, queue_offset: int, tags_code: int) -> None:
+        """A message was stored. Cheap when nobody waits for its queue."""
+        queue = TopicQueue(topic, queue_id)
+        if queue not in self._by_queue:
+            return
+        if not self._grown:
+            self._loop.call_soon(self._wake)
+        _, codes = self._grown.get(queue, (0, []))
+        codes.append(tags_code)
+        self._grown[queue] = (queue_offset + 1, codes)
+
+    def notify_all(self) -> None:
+        """Ask every pull again: a permission or a subscription changed, or the broker stops."""
+        for pulls in list(self._by_queue.values()):
+            for held in list(pulls):
+                self._release(held)
+
+    def drop(self, connection: Connection) -> None:
+        """The connection is gone: nobody waits any more."""
+        for held in list(self._by_connection.get(connection, ())):
+            self._forget(held)
+            held.reply.cancel()
+
+    def _wake(self) -> None:
+        grown, self._grown = self._grown, {}
+        for queue, (max_offset, codes) in grown.items():
+            for held in list(self._by_queue.get(queue, ())):
+                if held.offset < max_offset and any(matches_tags(held.subscription, code) for code in codes):
+                    self._release(held)
+
+    def _release(self, held: HeldPull) -> None:
+        self._forget(held)
+        if held.reply.done():
+            return
+        try:
+            held.reply.set_result(held.answer())
+        except Exception as error:
+            held.reply.set_exception(error)
+
+    def _forget(self, held: HeldPull) -> None:
+        if held.timer is not None:
+            held.timer.cancel()
+        _discard(self._by_queue, held.queue, held)
+        _discard(self._by_connection, held.connection, held)
+
+
+def _discard(table: dict[K, set[HeldPull]], key: K, held: HeldPull) -> None:
+    pulls = table.get(key)
+    if pulls is not None:
+        pulls.discard(held)
+        if not pulls:
+            del table[key]

@@ -1,0 +1,99 @@
+"""JSON files of the broker's `config` directory, written as Java writes them and read back leniently.
+
+Text form: tabs, no blank after a colon, members in alphabetical order; a map with numbers as keys stands bare on one
+line. A change is written to `.tmp`, the old file becomes `.bak`, then `.tmp` takes its place: at any moment a whole
+version is on disk.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+from itertools import count
+from pathlib import Path
+from threading import Lock
+from typing import Any, TypeVar
+
+import msgspec
+
+from downrange.protocol.bodies.body import BodyError, decode_body, encode_body
+from downrange.settings import ConfigError
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+def pretty(value: Any, depth: int = 0) -> str:
+    """The text of a value that came from JSON; number-like keys of a map are written bare, as Java does."""
+    if isinstance(value, dict):
+        if not value:
+            return "{}"
+        indent, outer = "\t" * (depth + 1), "\t" * depth
+        if all(key.lstrip("-").isdigit() for key in value):
+            inside = ",".join(f"{key}:{pretty(member, depth + 1)}" for key, member in value.items())
+            return f"{{{inside}\n{outer}}}"
+        inside = f",\n{indent}".join(
+            f"{msgspec.json.encode(key).decode()}:{pretty(member, depth + 1)}" for key, member in value.items()
+        )
+        return f"{{\n{indent}{inside}\n{outer}}}"
+    return msgspec.json.encode(value).decode()
+
+
+class JsonFile:
+    """One table on disk. `load` and `save` take and give typed bodies; the broker's thread calls them.
+
+    Holds always: an older version never takes the place of a newer one, whichever thread writes it when.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._backup = path.with_name(path.name + ".bak")
+        self._writing = Lock()
+        self._versions = count(1)
+        self._written_version = 0
+
+    def load(self, body_type: type[T]) -> T | None:
+        """What was saved last; the `.bak` when the file is missing, empty or damaged; None when neither is there."""
+        for path, is_last in ((self.path, False), (self._backup, True)):
+            try:
+                text = path.read_bytes()
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise ConfigError(f"cannot read {path}: {error.strerror or error}") from None
+            if not text.strip():
+                continue
+            try:
+                return decode_body(body_type, text)
+            except BodyError as error:
+                if is_last:
+                    raise ConfigError(
+                        f"{self.path} and its .bak cannot be read: {error}; repair or remove both"
+                    ) from None
+        return None
+
+    def save(self, body: msgspec.Struct) -> None:
+        """Replace the file; the new one is on the disk when this returns."""
+        self.prepare_save(body)()
+
+    def prepare_save(self, body: msgspec.Struct) -> Callable[[], None]:
+        """What to run, in any thread, to save `body`; it does nothing once something newer was saved."""
+        return partial(self._save_version, next(self._versions), body)
+
+    def _save_version(self, version: int, body: msgspec.Struct) -> None:
+        text = pretty(msgspec.json.decode(encode_body(body)))
+        with self._writing:
+            if version > self._written_version:
+                self._replace(text)
+                self._written_version = version
+
+    def _replace(self, text: str) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = self.path.with_name(self.path.name + ".tmp")
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        if self.path.exists():
+            os.replace(self.path, self._backup)
+        os.replace(temporary, self.path)

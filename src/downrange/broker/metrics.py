@@ -1,0 +1,180 @@
+"""`/metrics` for Prometheus and `/healthz` for a supervisor. Names and labels: docs/reference/metrics.md."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sized
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Final, Protocol
+
+import msgspec
+
+from downrange.broker.clients import Client, ConsumerGroup
+from downrange.broker.live_config import LiveConfig
+from downrange.broker.metrics_http import HttpReply, HttpServer
+from downrange.broker.statistics import Statistics
+from downrange.clock import Clock
+from downrange.protocol.bodies.offsets import ConsumerOffsets
+
+if TYPE_CHECKING:
+    from downrange.broker.metrics_collector import BrokerCollector
+
+# Refusing appends for these reasons is what such a store is for.
+_HEALTHY_REFUSALS: Final = frozenset({"slave"})
+
+
+class StoreFigures(Protocol):
+    """The part of a MessageStore that metrics read."""
+
+    @property
+    def min_offset(self) -> int: ...
+    @property
+    def max_offset(self) -> int: ...
+    @property
+    def flushed_offset(self) -> int: ...
+    @property
+    def dispatch_behind_bytes(self) -> int: ...
+    @property
+    def earliest_store_time(self) -> int: ...
+    @property
+    def refusals(self) -> dict[str, str]: ...
+    def min_offset_of(self, topic: str, queue_id: int) -> int: ...
+    def max_offset_of(self, topic: str, queue_id: int) -> int: ...
+    def store_time_of(self, topic: str, queue_id: int, queue_offset: int) -> int: ...
+
+
+class OffsetFigures(Protocol):
+    """The part of CommittedOffsets that metrics read."""
+
+    def table(self) -> ConsumerOffsets: ...
+
+
+@dataclass(frozen=True, slots=True)
+class MetricSources:
+    """What the metrics are read from at the moment of a scrape; nothing of it is changed.
+
+    The optional ones: half messages by topic; how far a group has pulled a queue, if known; requests that wait, by
+    processor.
+    """
+
+    config: LiveConfig
+    store: StoreFigures
+    topics: Sized
+    groups: Sized
+    offsets: OffsetFigures
+    consumers: Iterable[ConsumerGroup]
+    producers: Iterable[tuple[str, list[Client]]]
+    statistics: Statistics
+    clock: Clock
+    half_messages: Callable[[], Mapping[str, int]] | None = None
+    pulled_offset: Callable[[str, str, int], int | None] | None = None
+    watermarks: Callable[[], Mapping[str, int]] | None = None
+
+
+class MetricsServer:
+    """Serves the two pages of one broker on `metricsPort`: 0 takes a free port, -1 turns them off.
+
+    `port` is the real port while serving, and None otherwise.
+    """
+
+    def __init__(
+        self,
+        config: LiveConfig,
+        store: StoreFigures,
+        topics: Sized,
+        groups: Sized,
+        offsets: OffsetFigures,
+        consumers: Iterable[ConsumerGroup],
+        producers: Iterable[tuple[str, list[Client]]],
+        statistics: Statistics,
+        clock: Clock,
+        *,
+        half_messages: Callable[[], Mapping[str, int]] | None = None,
+        pulled_offset: Callable[[str, str, int], int | None] | None = None,
+        watermarks: Callable[[], Mapping[str, int]] | None = None,
+        host: str = "127.0.0.1",
+    ) -> None:
+        self._sources = MetricSources(
+            config,
+            store,
+            topics,
+            groups,
+            offsets,
+            consumers,
+            producers,
+            statistics,
+            clock,
+            half_messages,
+            pulled_offset,
+            watermarks,
+        )
+        self._host = host
+        self._http: HttpServer | None = None
+        self._collector: BrokerCollector | None = None
+        self._scraping = asyncio.Lock()
+
+    @property
+    def port(self) -> int | None:
+        return None if self._http is None else self._http.port
+
+    async def start(self) -> None:
+        port = self._sources.config.broker.metrics_port
+        if port < 0 or self._http is not None:
+            return
+        http = HttpServer({"/metrics": self._metrics, "/healthz": self._health}, self._host, port)
+        await http.start()
+        self._http = http
+
+    async def stop(self) -> None:
+        http, self._http = self._http, None
+        if http is not None:
+            await http.stop()
+
+    async def _metrics(self) -> HttpReply:
+        # One at a time: many scrapers must not multiply the work. A thread would be no help here: it would hold the
+        # interpreter for 5 ms at a time, a piece takes one.
+        async with self._scraping:
+            if self._collector is None:
+                self._collector = await asyncio.to_thread(_load_collector, self._sources)
+            parts = []
+            for piece in self._collector.pieces():
+                parts.append(piece)
+                await asyncio.sleep(0)
+        return HttpReply(HTTPStatus.OK, b"".join(parts), self._collector.content_type)
+
+    async def _health(self) -> HttpReply:
+        health = health_of(self._sources)
+        status = HTTPStatus.OK if health.status == "ok" else HTTPStatus.SERVICE_UNAVAILABLE
+        return HttpReply(status, msgspec.json.encode(health) + b"\n", "application/json")
+
+
+def _load_collector(sources: MetricSources) -> BrokerCollector:
+    # prometheus-client takes 60 ms to import; a broker starts without it.
+    from downrange.broker.metrics_collector import BrokerCollector
+
+    return BrokerCollector(sources)
+
+
+class Health(msgspec.Struct, frozen=True, rename="camel"):
+    """`/healthz`: status is ok or unhealthy; the reasons say why appends are refused, if they are."""
+
+    status: str
+    broker: str
+    role: str
+    store_writable: bool
+    reasons: tuple[str, ...]
+    uptime_seconds: int
+
+
+def health_of(sources: MetricSources) -> Health:
+    """A broker is healthy while its store takes messages; a slave takes none from producers and is healthy too."""
+    refusals = sources.store.refusals
+    return Health(
+        status="ok" if refusals.keys() <= _HEALTHY_REFUSALS else "unhealthy",
+        broker=sources.config.broker.broker_name,
+        role=sources.config.store.broker_role.value,
+        store_writable=not refusals,
+        reasons=tuple(refusals.values()),
+        uptime_seconds=max(0, sources.clock.now() - sources.statistics.started_millis) // 1000,
+    )

@@ -1,0 +1,285 @@
+"""What a broker is and did, as Prometheus metric families with the names and labels of RocketMQ 5.
+
+Imported at the first scrape only, see `metrics.py`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Final
+
+from prometheus_client import CONTENT_TYPE_LATEST, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
+
+from downrange.broker.metrics import MetricSources
+from downrange.broker.statistics import NORMAL, RPC_MILLIS_BOUNDS, SIZE_BOUNDS, PutTally
+from downrange.model.topics import DLQ_PREFIX, RETRY_PREFIX, SYSTEM_GROUP_PREFIX, is_system_topic
+from downrange.protocol.codes import LanguageCode, RequestCode, ResponseCode
+
+PREFIX: Final = "rocketmq_"
+Labels = dict[str, str]
+_PIECE: Final = 64  # samples whose text is made at once
+_STORAGE: Final = {"storage_type": "local", "storage_medium": "disk"}
+_CONSUME_MODES: Final = {"CONSUME_ACTIVELY": "pull", "CONSUME_PASSIVELY": "push"}
+_REQUEST_NAMES: Final = {int(code): code.name.lower() for code in RequestCode}
+_RESPONSE_NAMES: Final = {int(code): code.name.lower() for code in ResponseCode}
+_LANGUAGE_NAMES: Final = {int(code): code.name.lower() for code in LanguageCode}
+
+
+class _Families(Collector):
+    """Families that exist already, for `generate_latest`."""
+
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
+
+
+class BrokerCollector:
+    """Reads the sources when asked, and turns what it reads into text. Belongs to the broker's thread.
+
+    Every family is there at every scrape, also without a sample.
+    """
+
+    content_type: Final = CONTENT_TYPE_LATEST
+
+    def __init__(self, sources: MetricSources) -> None:
+        self._sources = sources
+        self._process = ProcessCollector(registry=None)
+        broker = sources.config.broker
+        self._base = {"cluster": broker.broker_cluster_name, "node_type": "broker", "node_id": broker.broker_name}
+
+    def pieces(self) -> Iterator[bytes]:
+        """The page in pieces of a millisecond's work: between two of them the caller lets the broker serve others."""
+        yield from self._broker()
+        yield from self._incoming()
+        yield from self._outgoing()
+        yield from self._connections()
+        yield from self._lag()
+        yield from self._transactions()
+        yield from self._storage()
+        yield from self._latencies()
+        yield generate_latest(_Families(self._process.collect()))
+
+    # One family each, with the labels every sample has.
+
+    def _gauge(self, name: str, text: str, rows: Iterable[tuple[Labels, float]]) -> Iterator[bytes]:
+        samples = (Sample(PREFIX + name, self._base | labels, value) for labels, value in rows)
+        return _texts(GaugeMetricFamily(PREFIX + name, text), samples)
+
+    def _counter(self, name: str, text: str, rows: Iterable[tuple[Labels, float]]) -> Iterator[bytes]:
+        samples = (Sample(f"{PREFIX}{name}_total", self._base | labels, value) for labels, value in rows)
+        return _texts(CounterMetricFamily(PREFIX + name, text), samples)
+
+    def _histogram(
+        self, name: str, text: str, bounds: Sequence[int], rows: Iterable[tuple[Labels, Sequence[int], float]]
+    ) -> Iterator[bytes]:
+        ends = (*map(str, bounds), "+Inf")
+
+        def samples() -> Iterator[Sample]:
+            for labels, counts, total in rows:
+                merged = self._base | labels
+                passed = 0
+                for end, count in zip(ends, tuple(counts), strict=True):
+                    passed += count
+                    yield Sample(f"{PREFIX}{name}_bucket", {**merged, "le": end}, passed)
+                yield Sample(f"{PREFIX}{name}_count", merged, passed)
+                yield Sample(f"{PREFIX}{name}_sum", merged, total)
+
+        return _texts(HistogramMetricFamily(PREFIX + name, text), samples())
+
+    # What the families hold.
+
+    def _broker(self) -> Iterator[bytes]:
+        sources = self._sources
+        yield from self._gauge("topic_number", "Topics of this broker.", [({}, len(sources.topics))])
+        yield from self._gauge("consumer_group_number", "Consumer groups of this broker.", [({}, len(sources.groups))])
+        permission = sources.config.broker.broker_permission
+        yield from self._gauge("broker_permission", "4 read, 2 write, 6 both.", [({}, permission)])
+        waiting = sources.watermarks() if sources.watermarks is not None else {}
+        samples = [({"processor": name}, count) for name, count in waiting.items()]
+        yield from self._gauge("processor_watermark", "Requests that wait to be served.", samples)
+
+    def _incoming(self) -> Iterator[bytes]:
+        def rows() -> Iterator[tuple[Labels, PutTally]]:
+            for topic, tally in self._sources.statistics.puts():
+                yield {"topic": topic, "is_system": _flag(is_system_topic(topic))}, tally
+
+        def by_type() -> Iterator[tuple[Labels, int, int]]:
+            for labels, tally in rows():
+                for kind, messages, size in _by_type(tally):
+                    yield labels | {"message_type": kind}, messages, size
+
+        messages = ((labels, messages) for labels, messages, _ in by_type())
+        yield from self._counter("messages_in", "Messages stored.", messages)
+        sizes = ((labels, size) for labels, _, size in by_type())
+        yield from self._counter("throughput_in", "Bytes of messages stored.", sizes)
+        counts = ((labels, tally.by_size, tally.bytes) for labels, tally in rows())
+        yield from self._histogram("message_size", "Sizes of the messages stored, in bytes.", SIZE_BOUNDS, counts)
+
+    def _outgoing(self) -> Iterator[bytes]:
+        statistics = self._sources.statistics
+        messages = ((_group_labels(*key), tally.messages) for key, tally in statistics.gets())
+        yield from self._counter("messages_out", "Messages pulled.", messages)
+        sizes = ((_group_labels(*key), tally.bytes) for key, tally in statistics.gets())
+        yield from self._counter("throughput_out", "Bytes pulled.", sizes)
+        dead = [
+            ({"consumer_group": group, "is_system": _flag(_is_system_group(group))}, count)
+            for group, count in statistics.to_dlq.items()
+        ]
+        yield from self._counter("send_to_dlq_messages", "Messages that ended in the dead-letter queue.", dead)
+
+    def _connections(self) -> Iterator[bytes]:
+        remoting = {"protocol_type": "remoting"}
+        producers = Counter(
+            (client.language, client.version) for _, clients in self._sources.producers for client in clients
+        )
+        samples = [({**remoting, **_client_labels(*key)}, count) for key, count in producers.items()]
+        yield from self._gauge("producer_connections", "Connected producers.", samples)
+        consumers = Counter(
+            (group.name, group.consume_type, client.language, client.version)
+            for group in self._sources.consumers
+            for client in group.members.values()
+        )
+        consumer_samples = [
+            (
+                {
+                    **remoting,
+                    **_client_labels(language, version),
+                    "consumer_group": group,
+                    "consume_mode": _CONSUME_MODES.get(mode, mode.lower()),
+                    "is_system": _flag(_is_system_group(group)),
+                },
+                count,
+            )
+            for (group, mode, language, version), count in consumers.items()
+        ]
+        yield from self._gauge("consumer_connections", "Connected consumers.", consumer_samples)
+
+    def _lag(self) -> Iterator[bytes]:
+        lags, latencies, ready, inflight = [], [], [], []
+        for number, (name, offsets) in enumerate(self._sources.offsets.table().offset_table.items()):
+            if number % _PIECE == 0:
+                yield b""
+            topic, _, group = name.partition("@")
+            labels = _group_labels(topic, group)
+            behind, pulled, millis = self._behind(topic, group, offsets)
+            lags.append((labels, behind))
+            latencies.append((labels, millis))
+            ready.append((labels, behind - pulled))
+            inflight.append((labels, pulled))
+        yield from self._gauge("consumer_lag_messages", "Messages a group has not consumed.", lags)
+        yield from self._gauge("consumer_lag_latency", "Age of the oldest of them in ms.", latencies)
+        yield from self._gauge("consumer_ready_messages", "Messages a group has not pulled.", ready)
+        # Without pull offsets nobody knows; zeros would be a lie.
+        known = inflight if self._sources.pulled_offset is not None else []
+        yield from self._gauge("consumer_inflight_messages", "Messages a group has pulled and not consumed.", known)
+
+    def _behind(self, topic: str, group: str, offsets: Mapping[int, int]) -> tuple[int, int, int]:
+        """Messages not consumed, how many of them are pulled, and the age in ms of the oldest one."""
+        store, pulled_offset = self._sources.store, self._sources.pulled_offset
+        behind = pulled = millis = 0
+        now = self._sources.clock.now()
+        for queue_id, committed in offsets.items():
+            end = store.max_offset_of(topic, queue_id)
+            position = max(committed, store.min_offset_of(topic, queue_id))  # what expired cannot be consumed any more
+            if position >= end:
+                continue
+            behind += end - position
+            if pulled_offset is not None:
+                pulled += min(max((pulled_offset(topic, group, queue_id) or 0) - position, 0), end - position)
+            stored = store.store_time_of(topic, queue_id, position)
+            if stored >= 0:
+                millis = max(millis, now - stored)
+        return behind, pulled, millis
+
+    def _transactions(self) -> Iterator[bytes]:
+        statistics, half = self._sources.statistics, self._sources.half_messages
+        waiting = _by_topic(half() if half is not None else {})
+        yield from self._gauge("half_messages", "Transactional messages neither committed nor rolled back.", waiting)
+        yield from self._counter("commit_messages", "Transactional messages committed.", _by_topic(statistics.commits))
+        yield from self._counter("rollback_messages", "Those rolled back.", _by_topic(statistics.rollbacks))
+
+    def _storage(self) -> Iterator[bytes]:
+        store = self._sources.store
+        size = store.max_offset - max(0, store.min_offset)
+        yield from self._gauge("storage_size", "Bytes of the commit log.", [(_STORAGE, size)])
+        unsafe = store.max_offset - store.flushed_offset
+        yield from self._gauge("storage_flush_behind_bytes", "Bytes not flushed yet.", [(_STORAGE, unsafe)])
+        behind = store.dispatch_behind_bytes
+        yield from self._gauge(
+            "storage_dispatch_behind_bytes", "Bytes not in the consume queues yet.", [(_STORAGE, behind)]
+        )
+        earliest = store.earliest_store_time
+        age = [(_STORAGE, self._sources.clock.now() - earliest)] if earliest > 0 else []
+        yield from self._gauge("storage_message_reserve_time", "Age of the oldest message in ms.", age)
+
+    def _latencies(self) -> Iterator[bytes]:
+        statistics = self._sources.statistics
+        rpcs = [
+            (
+                {
+                    "protocol_type": "remoting",
+                    "request_code": _REQUEST_NAMES.get(request, str(request)),
+                    "response_code": _RESPONSE_NAMES.get(response, str(response)),
+                },
+                histogram.counts,
+                histogram.sum,
+            )
+            for (request, response), histogram in statistics.rpcs.items()
+        ]
+        yield from self._histogram("rpc_latency", "Time to answer a request in ms.", RPC_MILLIS_BOUNDS, rpcs)
+        delays = statistics.delays
+        text = "Delays asked for by delayed messages in seconds."
+        yield from self._histogram(
+            "delay_message_latency", text, delays.bounds, [(_STORAGE, delays.counts, delays.sum)]
+        )
+
+
+def _texts(family: Metric, samples: Iterator[Sample]) -> Iterator[bytes]:
+    """One family in pieces; the first begins with its help and type, and is there in any case."""
+    is_first = True
+    while (batch := list(islice(samples, _PIECE))) or is_first:
+        family.samples = batch
+        text = generate_latest(_Families([family]))
+        yield text if is_first else text.split(b"\n", 2)[2]
+        is_first = False
+
+
+def _by_type(tally: PutTally) -> Iterator[tuple[str, int, int]]:
+    """Message type, messages, bytes."""
+    special = [(kind, one.messages, one.bytes) for kind, one in tally.special.items()]
+    rest = tally.messages - sum(one[1] for one in special), tally.bytes - sum(one[2] for one in special)
+    if rest[0] or not special:
+        yield NORMAL, *rest
+    yield from special
+
+
+def _by_topic(counts: Mapping[str, int]) -> list[tuple[Labels, int]]:
+    return [({"topic": topic}, count) for topic, count in counts.items()]
+
+
+def _flag(value: bool) -> str:
+    return "true" if value else "false"
+
+
+def _is_system_group(group: str) -> bool:
+    return group.upper().startswith(SYSTEM_GROUP_PREFIX)
+
+
+def _group_labels(topic: str, group: str) -> Labels:
+    return {
+        "topic": topic,
+        "consumer_group": group,
+        "is_retry": _flag(topic.startswith((RETRY_PREFIX, DLQ_PREFIX))),
+        "is_system": _flag(is_system_topic(topic) or _is_system_group(group)),
+    }
+
+
+def _client_labels(language: int, version: int) -> Labels:
+    return {"language": _LANGUAGE_NAMES.get(language, str(language)), "version": str(version)}

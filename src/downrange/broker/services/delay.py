@@ -1,0 +1,238 @@
+"""Delayed messages: each waits in the queue of its level until it is due, then goes to its real topic.
+
+The messages of one level are due in the order they came, so only the first of each queue is looked at. Its time decides
+how long to sleep; a message that arrives in an empty queue ends the sleep. What was delivered is told by one offset per
+level, saved now and then: a crash delivers the last few seconds again. [ScheduleMessageService]
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import Final
+
+from downrange.broker.delayed import delivered
+from downrange.broker.json_file import JsonFile
+from downrange.broker.live_config import LiveConfig
+from downrange.broker.message_writer import MessageWriter
+from downrange.clock import Clock
+from downrange.model.record import CorruptRecord, decode_record
+from downrange.model.topics import SCHEDULE_TOPIC
+from downrange.protocol.bodies.offsets import DelayOffsets
+from downrange.store.config import BrokerRole
+from downrange.store.message_reader import QueueEntry
+from downrange.store.message_store import MessageStore
+from downrange.store.new_message import PutMessageStatus
+
+log = logging.getLogger(__name__)
+
+# Deliveries of one turn of the loop: senders wait no longer than these take.
+_TURN_MESSAGES: Final = 200
+_TURN_BYTES: Final = 1 << 20
+# A queue of messages due one after another is served in steps, not with a wake-up for each.
+_SHORTEST_PAUSE_SECONDS: Final = 0.005
+# The wall clock may be set: look at it again, however long there is nothing to do.
+_LONGEST_PAUSE_SECONDS: Final = 1.0
+_RETRY_SECONDS: Final = 0.1
+# The store keeps its times from running backwards for clocks set back by up to a minute. A message that lies further
+# ahead than its delay and that minute was stored by a clock that went wrong: it would wait for far too long.
+_CLOCK_STEP_MILLIS: Final = 60_000
+_FAILURES_PER_LOG_LINE: Final = 600
+
+
+@dataclass(slots=True)
+class DelayLevel:
+    """One level and the first message that waits in its queue."""
+
+    number: int
+    delay_millis: int
+    due_millis: int | None = None
+    """When that message is due; None when there is none."""
+    retry_at: float = 0.0
+    failures: int = 0
+
+    @property
+    def queue_id(self) -> int:
+        return self.number - 1
+
+    def is_due(self, due_millis: int, now: int) -> bool:
+        return due_millis <= now or due_millis > now + self.delay_millis + _CLOCK_STEP_MILLIS
+
+
+class DelayService:
+    """Delivers delayed messages: never before they are due, in the order of their level, each at least once.
+
+    Holds always: everything before a level's offset was delivered or cannot be; nothing from it on was.
+    A slave delivers nothing: it keeps the offsets its master tells it.
+    """
+
+    def __init__(
+        self, store: MessageStore, writer: MessageWriter, file: JsonFile, config: LiveConfig, clock: Clock
+    ) -> None:
+        self._store = store
+        self._writer = writer
+        self._file = file
+        self._config = config
+        self._clock = clock
+        self._levels = [DelayLevel(number, delay) for number, delay in enumerate(store.config.delay_level_millis(), 1)]
+        saved = file.load(DelayOffsets)
+        # Levels that are not configured now keep their offsets: they may be configured again.
+        self._offsets: dict[int, int] = dict(saved.offset_table) if saved is not None else {}
+        self._is_dirty = False
+        self._wanted = asyncio.Event()
+        writer.on_delayed = self.wake
+        for level in self._levels:
+            self._clip(level)
+
+    def __repr__(self) -> str:
+        waiting = sum(level.due_millis is not None for level in self._levels)
+        return f"<DelayService levels={len(self._levels)} waiting={waiting} offsets={self._offsets}>"
+
+    # --- what others may ask ------------------------------------------------------------------------------------
+
+    def table(self) -> DelayOffsets:
+        """Level -> offset of the next message to deliver, as slaves get it and as it is saved."""
+        return DelayOffsets(offset_table=dict(sorted(self._offsets.items())))
+
+    def progress(self) -> dict[int, tuple[int, int]]:
+        """Level -> (offset of the next message to deliver, end of its queue), for the levels that delivered any."""
+        return {
+            level: (offset, self._store.max_offset_of(SCHEDULE_TOPIC, level - 1))
+            for level, offset in sorted(self._offsets.items())
+        }
+
+    def take_over(self, table: DelayOffsets) -> None:
+        """The offsets of a master, for the day this slave takes its place."""
+        self._offsets = dict(table.offset_table)
+        self._is_dirty = True
+
+    def wake(self, queue_id: int) -> None:
+        """A message was put into a queue of the delay topic."""
+        # Behind another one it cannot be due earlier: then the sleep is right as it is.
+        if queue_id < len(self._levels) and self._levels[queue_id].due_millis is None:
+            self._wanted.set()
+
+    def save(self) -> None:
+        """Write the offsets, if they changed."""
+        if self._is_dirty:
+            self._is_dirty = False
+            self._file.save(self.table())
+
+    # --- running ------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._save_now_and_then())
+            if self._config.store.broker_role is not BrokerRole.SLAVE:
+                tasks.create_task(self._deliver_for_ever())
+
+    async def _deliver_for_ever(self) -> None:
+        while True:
+            self._wanted.clear()
+            seconds = self.deliver()
+            if seconds > 0:
+                await self._pause(seconds)
+            else:
+                await asyncio.sleep(0)
+
+    async def _pause(self, seconds: float) -> None:
+        """Sleep, unless woken."""
+
+        def ring(alarm: asyncio.Task[None]) -> None:
+            if not alarm.cancelled():
+                self._wanted.set()
+
+        alarm = asyncio.ensure_future(self._clock.sleep(seconds))
+        alarm.add_done_callback(ring)
+        try:
+            await self._wanted.wait()
+        finally:
+            alarm.cancel()
+
+    async def _save_now_and_then(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._clock.sleep(self._config.store.flush_delay_offset_interval / 1000)
+            if not self._is_dirty:
+                continue
+            self._is_dirty = False
+            try:
+                await loop.run_in_executor(None, self._file.prepare_save(self.table()))
+            except OSError as error:
+                log.error("cannot save delay offsets, trying on reason=%s", error.strerror or error)
+                self._is_dirty = True
+
+    # --- delivering ---------------------------------------------------------------------------------------------
+
+    def deliver(self) -> float:
+        """Deliver what is due, at most one turn's worth; return in how many seconds there is more to do."""
+        now, monotonic = self._clock.now(), self._clock.monotonic()
+        for level in self._levels:
+            if level.due_millis is None:
+                self._look_at_first(level)
+        ready = [level for level in self._levels if self._seconds_until(level, now, monotonic) <= 0]
+        for level in ready:
+            self._deliver_level(level, now, _TURN_MESSAGES // len(ready), _TURN_BYTES // len(ready))
+        soonest = min(self._seconds_until(level, now, monotonic) for level in self._levels)
+        return 0.0 if soonest <= 0 else min(max(soonest, _SHORTEST_PAUSE_SECONDS), _LONGEST_PAUSE_SECONDS)
+
+    def _seconds_until(self, level: DelayLevel, now: int, monotonic: float) -> float:
+        due = level.due_millis
+        if due is None:
+            return _LONGEST_PAUSE_SECONDS
+        waits = 0.0 if level.is_due(due, now) else (due - now) / 1000
+        return max(waits, level.retry_at - monotonic)
+
+    def _deliver_level(self, level: DelayLevel, now: int, max_messages: int, max_bytes: int) -> None:
+        offset = self._offsets.get(level.number, 0)
+        for entry in self._store.entries(SCHEDULE_TOPIC, level.queue_id, offset, max(1, max_messages)):
+            if max_bytes <= 0 or not level.is_due(entry.tags_code, now):
+                break
+            if not self._deliver_one(level, entry):
+                level.retry_at = self._clock.monotonic() + _RETRY_SECONDS
+                break
+            max_bytes -= entry.size
+            self._move(level, self._offsets.get(level.number, 0) + 1)
+        self._look_at_first(level)
+
+    def _deliver_one(self, level: DelayLevel, entry: QueueEntry) -> bool:
+        """Put one message into its real topic. True also for what can never be delivered; False: try again."""
+        record = self._store.record_at(entry.physical_offset)
+        try:
+            message = delivered(decode_record(record)) if record is not None else None
+        except CorruptRecord:
+            message = None
+        if message is None:
+            # Expired before it was due, damaged, or a half message.
+            log.error("delayed message dropped level=%d physical_offset=%d", level.number, entry.physical_offset)
+            return True
+        result = self._writer.append(message)
+        if result.status is PutMessageStatus.PUT_OK:
+            level.failures = 0
+            return True
+        if level.failures % _FAILURES_PER_LOG_LINE == 0:
+            log.error(
+                "delayed message cannot be delivered, trying on level=%d topic=%s status=%s reason=%s",
+                level.number, message.topic, result.status.value, result.reason,
+            )  # fmt: skip
+        level.failures += 1
+        return False
+
+    def _look_at_first(self, level: DelayLevel) -> None:
+        self._clip(level)
+        first = self._store.entries(SCHEDULE_TOPIC, level.queue_id, self._offsets.get(level.number, 0), 1)
+        level.due_millis = first[0].tags_code if first else None
+
+    def _clip(self, level: DelayLevel) -> None:
+        """Files at the beginning of a queue may have expired, and a recovery may have cut its end."""
+        offset = self._offsets.get(level.number, 0)
+        lowest = self._store.min_offset_of(SCHEDULE_TOPIC, level.queue_id)
+        highest = self._store.max_offset_of(SCHEDULE_TOPIC, level.queue_id)
+        if not lowest <= offset <= highest:
+            log.warning("delay offset corrected level=%d from=%d to=%d..%d", level.number, offset, lowest, highest)
+            self._move(level, max(lowest, min(offset, highest)))
+
+    def _move(self, level: DelayLevel, offset: int) -> None:
+        self._offsets[level.number] = offset
+        self._is_dirty = True

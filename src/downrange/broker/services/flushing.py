@@ -1,0 +1,140 @@
+"""Getting bytes onto the disk, outside the loop's thread.
+
+When to flush is decided by the store's `FlushPolicy`, who may be told by its `GroupCommit`; here are the threads and
+the waiting. Under SYNC_FLUSH all who wait share the next fsync.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from downrange.broker.live_config import LiveConfig
+from downrange.clock import Clock
+from downrange.store.config import FlushDiskType
+from downrange.store.errors import FlushFailed
+from downrange.store.group_commit import FlushOutcome, FlushPolicy, FlushTimes, GroupCommit, Settled
+from downrange.store.message_store import MessageStore
+
+log = logging.getLogger(__name__)
+
+
+class Flusher:
+    """Flushes one store. `wait_for` is for the loop's thread; `run` must run for as long as the broker does.
+
+    Holds always: a waiter is told FLUSHED only after an fsync that began when its bytes were in the log has succeeded.
+    """
+
+    def __init__(self, store: MessageStore, config: LiveConfig, clock: Clock) -> None:
+        self._store = store
+        self._config = config
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._waiting: GroupCommit[asyncio.Future[FlushOutcome]] = GroupCommit(config.store.sync_flush_timeout)
+        self._wanted = asyncio.Event()
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="flush")
+        self._queue_worker = ThreadPoolExecutor(1, thread_name_prefix="flush-queues")
+
+    @property
+    def is_sync(self) -> bool:
+        return self._config.store.flush_disk_type is FlushDiskType.SYNC_FLUSH
+
+    def wait_for(self, end_offset: int) -> asyncio.Future[FlushOutcome]:
+        """How waiting for the log to be safe up to `end_offset` ends."""
+        outcome: asyncio.Future[FlushOutcome] = self._loop.create_future()
+        self._waiting.wait_for(end_offset, outcome, self._clock.now())
+        self._wanted.set()
+        return outcome
+
+    async def run(self, on_committed: Callable[[], None]) -> None:
+        """Everything that has to reach the disk. `on_committed` is called when the transient pool was written."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._flush_for_senders() if self.is_sync else self._flush_by_time())
+            tasks.create_task(self._expire_senders())
+            tasks.create_task(self._flush_queues())
+            tasks.create_task(self._prepare_files())
+            if self._config.store.uses_transient_pool:
+                tasks.create_task(self._commit_pool(on_committed))
+
+    def close(self) -> None:
+        """Wait for the worker threads; nobody waits for a flush any more."""
+        self._worker.shutdown()
+        self._queue_worker.shutdown()
+        self._tell(self._waiting.fail())
+
+    async def _flush_for_senders(self) -> None:
+        while True:
+            await self._wanted.wait()
+            self._wanted.clear()
+            await self._flush_log(0)
+
+    async def _flush_by_time(self) -> None:
+        config = self._config.store
+        policy = FlushPolicy(FlushTimes.of_commit_log(config), self._clock.now())
+        while True:
+            await self._until(policy)
+            flush = policy.due(self._clock.now())
+            if flush is not None:
+                await self._flush_log(flush.least_pages)
+            if self._config.store is not config:  # changed while running
+                config = self._config.store
+                policy = FlushPolicy(FlushTimes.of_commit_log(config), self._clock.now())
+
+    async def _flush_log(self, least_pages: int) -> None:
+        try:
+            flushed = await self._loop.run_in_executor(self._worker, self._store.flush_commit_log, least_pages)
+        except FlushFailed as error:
+            log.error("flush failed, the store takes no more messages: %s", error)
+            self._tell(self._waiting.fail())
+            await self._clock.sleep(1)
+        else:
+            self._tell(self._waiting.settle(flushed))
+
+    async def _expire_senders(self) -> None:
+        while True:
+            await self._clock.sleep(0.1)
+            if len(self._waiting):
+                self._tell(self._waiting.expire(self._clock.now()))
+
+    async def _flush_queues(self) -> None:
+        policy = FlushPolicy(FlushTimes.of_consume_queues(self._config.store), self._clock.now())
+        while True:
+            await self._until(policy)
+            flush = policy.due(self._clock.now())
+            if flush is None:
+                continue
+            self._store.write_pending()
+            await self._loop.run_in_executor(self._queue_worker, self._sync_queues, flush.least_pages)
+            if flush.is_thorough:
+                self._store.release_idle()
+
+    def _sync_queues(self, least_pages: int) -> None:
+        self._store.flush_queues(least_pages, thorough=least_pages == 0)
+
+    async def _commit_pool(self, on_committed: Callable[[], None]) -> None:
+        policy = FlushPolicy(FlushTimes.of_transient_pool(self._config.store), self._clock.now())
+        while True:
+            await self._until(policy)
+            commit = policy.due(self._clock.now())
+            if commit is not None and await self._loop.run_in_executor(
+                self._worker, self._store.commit, commit.least_pages
+            ):
+                on_committed()
+
+    async def _prepare_files(self) -> None:
+        """Keep the next file of the log ready, so that no send has to wait for it."""
+        while True:
+            await self._clock.sleep(0.1)
+            if self._store.needs_next_file:
+                await self._loop.run_in_executor(self._worker, self._store.prepare_next_file)
+
+    async def _until(self, policy: FlushPolicy) -> None:
+        await self._clock.sleep(max(1, policy.next_due - self._clock.now()) / 1000)
+
+    @staticmethod
+    def _tell(settled: list[Settled[asyncio.Future[FlushOutcome]]]) -> None:
+        for waiter, outcome in settled:
+            if not waiter.done():
+                waiter.set_result(outcome)

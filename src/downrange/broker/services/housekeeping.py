@@ -1,0 +1,55 @@
+"""Regular small duties: forget silent clients, save consumer offsets, remove expired files."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from downrange.broker.clients import Consumers, Producers
+from downrange.broker.groups import CommittedOffsets
+from downrange.broker.live_config import LiveConfig
+from downrange.clock import Clock
+from downrange.store.message_store import MessageStore
+from downrange.store.retention import Retention
+
+log = logging.getLogger(__name__)
+
+_CLIENT_SCAN_SECONDS: Final = 10.0
+_FIRST_CLEAN_UP_SECONDS: Final = 60.0
+
+
+async def expire_clients(consumers: Consumers, producers: Producers, clock: Clock) -> None:
+    """Close the connections of clients that stopped sending heartbeats."""
+    while True:
+        await clock.sleep(_CLIENT_SCAN_SECONDS)
+        now = clock.now()
+        for connection in {*consumers.expire(now), *producers.expire(now)}:
+            connection.abort()
+
+
+async def save_offsets(offsets: CommittedOffsets, config: LiveConfig, clock: Clock) -> None:
+    loop = asyncio.get_running_loop()
+    while True:
+        await clock.sleep(config.broker.flush_consumer_offset_interval / 1000)
+        write: Callable[[], None] | None = offsets.prepare_save()
+        if write is None:
+            continue
+        try:
+            await loop.run_in_executor(None, write)
+        except OSError as error:  # a full disk must not stop the broker: its consumers would help to empty it
+            log.error("cannot save consumer offsets, trying on reason=%s", error.strerror or error)
+            offsets.mark_unsaved()
+
+
+async def clean_up(retention: Retention, store: MessageStore, config: LiveConfig, clock: Clock) -> None:
+    """Remove what has expired. The store's own thread decides; a worker thread deletes."""
+    loop = asyncio.get_running_loop()
+    await clock.sleep(_FIRST_CLEAN_UP_SECONDS)
+    while True:
+        _, taken = retention.judge(clock.now())
+        if taken:
+            await loop.run_in_executor(None, store.remove_files, taken)
+        retention.clean_dependents()
+        await clock.sleep(config.store.clean_resource_interval / 1000)

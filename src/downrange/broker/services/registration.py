@@ -1,0 +1,144 @@
+"""Telling every name server what this broker serves: at start, regularly, and at once when topics change."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import zlib
+from dataclasses import replace
+
+import msgspec
+
+from downrange.broker.live_config import LiveConfig
+from downrange.broker.topics import Topics
+from downrange.model.errors import MQError
+from downrange.model.topics import READ_WRITE, TopicConfig
+from downrange.protocol.bodies.body import decode_body, encode_body
+from downrange.protocol.bodies.kv_config import KVTable
+from downrange.protocol.bodies.registration import (
+    BrokerIdentityRequest,
+    QueryDataVersionResponse,
+    RegisterBrokerBody,
+    RegisterBrokerRequest,
+    RegisterBrokerResponse,
+    encode_registration,
+)
+from downrange.protocol.codes import VERSION_4_9_8, RequestCode
+from downrange.protocol.command import Command, request
+from downrange.protocol.errors import broker_error
+from downrange.transport.pool import Pool
+
+log = logging.getLogger(__name__)
+
+_FIRST_PAUSE_SECONDS = 10.0
+
+
+class Registration:
+    """Keeps this broker known to its name servers. One that cannot be reached is tried again; the others go on."""
+
+    def __init__(self, config: LiveConfig, topics: Topics, pool: Pool) -> None:
+        self._config = config
+        self._topics = topics
+        self._pool = pool
+        self._changed = asyncio.Event()
+        self.master_address: str | None = None
+        self.master_ha_address: str | None = None
+        topics.on_change = lambda topic: self._changed.set()
+
+    @property
+    def _period_seconds(self) -> float:
+        return max(10_000, min(self._config.broker.register_name_server_period, 60_000)) / 1000
+
+    @property
+    def _timeout_seconds(self) -> float:
+        return self._config.broker.register_broker_timeout_mills / 1000
+
+    async def run(self) -> None:
+        """Register now and then, and whenever a topic changed."""
+        pause = _FIRST_PAUSE_SECONDS
+        while True:
+            is_forced = True
+            try:
+                await asyncio.wait_for(self._changed.wait(), pause)
+                # Topics often change several at a time: a full registration covers them all.
+                await asyncio.sleep(0)
+            except TimeoutError:
+                is_forced = self._config.broker.force_register
+            self._changed.clear()
+            await self.register(is_forced=is_forced)
+            pause = self._period_seconds
+
+    async def register(self, *, is_forced: bool = True) -> int:
+        """Register with all name servers at the same time; return with how many it worked."""
+        servers = self._config.broker.namesrv_addresses
+        results = await asyncio.gather(*(self._register_with(server, is_forced) for server in servers))
+        return sum(results)
+
+    async def unregister(self) -> None:
+        broker = self._config.broker
+        command = request(RequestCode.UNREGISTER_BROKER, self._identity())
+        for server in broker.namesrv_addresses:
+            try:
+                await self._ask(server, command, 3.0)
+            except MQError as error:
+                log.warning("cannot unregister namesrv=%s reason=%s", server, error)
+
+    async def _register_with(self, server: str, is_forced: bool) -> bool:
+        try:
+            if not is_forced and not await self._is_changed(server):
+                return True
+            reply = await self._ask(
+                server, self._registration(), self._config.broker.register_broker_timeout_mills / 1000
+            )
+        except MQError as error:
+            log.warning("cannot register namesrv=%s reason=%s", server, error)
+            return False
+        header = reply.header(RegisterBrokerResponse)
+        self.master_address = header.master_addr or self.master_address
+        self.master_ha_address = header.ha_server_addr or self.master_ha_address
+        if reply.body:
+            self._topics.set_order_topics(set(decode_body(KVTable, reply.body_bytes).table))
+        return True
+
+    async def _is_changed(self, server: str) -> bool:
+        command = request(RequestCode.QUERY_DATA_VERSION, self._identity(), body=encode_body(self._topics.data_version))
+        reply = await self._ask(server, command, self._timeout_seconds)
+        return reply.header(QueryDataVersionResponse).changed
+
+    async def _ask(self, server: str, command: Command, timeout: float) -> Command:
+        reply = await self._pool.request(server, command, timeout)
+        if reply.code != 0:
+            raise broker_error(reply.code, reply.remark)
+        return reply
+
+    def _identity(self) -> BrokerIdentityRequest:
+        broker = self._config.broker
+        return BrokerIdentityRequest(
+            broker_name=broker.broker_name,
+            broker_addr=broker.address,
+            cluster_name=broker.broker_cluster_name,
+            broker_id=broker.broker_id,
+        )
+
+    def _registration(self) -> Command:
+        broker = self._config.broker
+        table = self._topics.table()
+        if broker.broker_permission & READ_WRITE != READ_WRITE:
+            # A broker that may not be read or written says so for each of its topics.
+            limited: dict[str, TopicConfig] = {
+                name: replace(config, perm=broker.broker_permission)
+                for name, config in table.topic_config_table.items()
+            }
+            table = msgspec.structs.replace(table, topic_config_table=limited)
+        body = RegisterBrokerBody(topic_config_serialize_wrapper=table)
+        data = encode_registration(body, VERSION_4_9_8) if broker.compressed_register else encode_body(body)
+        header = RegisterBrokerRequest(
+            broker_name=broker.broker_name,
+            broker_addr=broker.address,
+            cluster_name=broker.broker_cluster_name,
+            ha_server_addr=broker.ha_address,
+            broker_id=broker.broker_id,
+            compressed=broker.compressed_register,
+            body_crc32=zlib.crc32(data) & 0x7FFFFFFF,
+        )
+        return request(RequestCode.REGISTER_BROKER, header, body=data)

@@ -1,0 +1,479 @@
+"""What the broker counts, and how fast it goes: totals, rates, and the windows RocketMQ's tools ask for.
+
+Counting happens for every message and is a few additions. Everything else is worked out when the clock ticks or when
+somebody asks. Time comes in as an argument.
+
+| window | samples | kept | asked for by |
+|---|---|---|---|
+| seconds | every second | 601 | rates over 10, 60 and 600 s (request 28) |
+| minute | every 10 s | 7 | request 315, per topic and per topic and group |
+| hour | every 10 min | 7 | 315 |
+| day | every hour | 25 | 315 |
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from bisect import bisect_left, bisect_right
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator
+from typing import Final, Generic, NamedTuple, TypeVar
+
+from downrange.clock import Clock
+from downrange.protocol.bodies.statistics import BrokerStatsData, StatsItem
+
+NORMAL: Final = "normal"  # message types as RocketMQ 5 labels them; the others are fifo, delay and transaction
+
+SIZE_BOUNDS: Final = (1 << 10, 1 << 12, 1 << 19, 1 << 20, 1 << 21, 1 << 22)
+# (size - 1).bit_length() -> the first bound that is not below the size. A table look-up costs half of a bisection.
+_SIZE_BUCKET: Final = tuple(bisect_left(SIZE_BOUNDS, 1 << bits) for bits in range(65))
+RPC_MILLIS_BOUNDS: Final = (1, 3, 5, 7, 10, 100, 1000, 2000, 3000)
+DELAY_SECONDS_BOUNDS: Final = (60, 600, 3600, 12 * 3600, 24 * 3600, 3 * 24 * 3600)
+# Upper ends, exclusive, of the put latencies that request 28 shows; 0 ms has a place of its own before them.
+LATENCY_BOUNDS: Final = (1, 10, 50, 100, 200, 500, 1000, 2000, 3000, 4000, 5000, 10_000)
+
+_SECONDS_KEPT: Final = 601
+_LATENCY_TICKS: Final = 60
+_MINUTE, _HOUR, _DAY = 0, 1, 2
+_FIELDS: Final = 3  # calls, messages, bytes
+_IDLE_SAMPLES: Final = 24 * 3600 // 10  # of the minute window: a day
+
+K = TypeVar("K")
+
+
+class Tally:
+    """Counts of one key since it was first seen, and what they were at the last samples of each window."""
+
+    __slots__ = ("bytes", "calls", "idle_samples", "messages", "seen_calls", "windows")
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.messages = 0
+        self.bytes = 0
+        self.seen_calls = 0
+        self.idle_samples = 0
+        # Flat rows of calls, messages and bytes: a tuple a sample would take five times the memory.
+        self.windows = (array("q"), array("q"), array("q"))
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} calls={self.calls} messages={self.messages} bytes={self.bytes}>"
+
+    def sample(self, window: int, kept: int) -> None:
+        rows = self.windows[window]
+        if not rows:  # a new key had nothing at the sample before
+            rows.extend((0, 0, 0))
+        rows.extend((self.calls, self.messages, self.bytes))
+        if len(rows) > kept * _FIELDS:
+            del rows[:_FIELDS]
+
+
+class PutTally(Tally):
+    """The same for messages that came in, with their sizes and those of a special type."""
+
+    __slots__ = ("by_size", "special")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.by_size = [0] * (len(SIZE_BOUNDS) + 1)
+        self.special: dict[str, Tally] = {}
+
+
+T = TypeVar("T", bound=Tally)
+
+
+class Window:
+    """When the samples of one window were taken. The rows of a tally belong to the newest of these times."""
+
+    __slots__ = ("every_seconds", "kept", "times")
+
+    def __init__(self, every_seconds: int, kept: int, now: int) -> None:
+        self.every_seconds = every_seconds
+        self.kept = kept
+        self.times = deque([now], maxlen=kept)
+
+
+class Tallies(Generic[K, T]):
+    """The tallies of one kind by key, and one over all of them.
+
+    Holds always: `whole` never counts backwards, although keys that were idle for a day are forgotten.
+    """
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self.by_key: defaultdict[K, T] = defaultdict(make)
+        self.whole = Tally()
+        self._forgotten = Tally()
+
+    @property
+    def messages(self) -> int:
+        return self._forgotten.messages + sum([tally.messages for tally in self.by_key.values()])
+
+    @property
+    def bytes(self) -> int:
+        return self._forgotten.bytes + sum([tally.bytes for tally in self.by_key.values()])
+
+    @property
+    def calls(self) -> int:
+        return self._forgotten.calls + sum([tally.calls for tally in self.by_key.values()])
+
+    def sample(self, window: int, kept: int) -> None:
+        self.whole.calls, self.whole.messages, self.whole.bytes = self.calls, self.messages, self.bytes
+        self.whole.sample(window, kept)
+        if window != _MINUTE:
+            for tally in self.by_key.values():
+                tally.sample(window, kept)
+            return
+        silent = []
+        for key, tally in self.by_key.items():
+            if tally.calls != tally.seen_calls:
+                tally.seen_calls = tally.calls
+                tally.idle_samples = 0
+            else:
+                tally.idle_samples += 1
+                if tally.idle_samples >= _IDLE_SAMPLES:
+                    silent.append(key)
+                if tally.idle_samples > kept:  # all rows are equal already: one more would change nothing
+                    continue
+            tally.sample(window, kept)
+        for key in silent:
+            self.forget(key)
+
+    def forget(self, key: K) -> None:
+        tally = self.by_key.pop(key)
+        self._forgotten.calls += tally.calls
+        self._forgotten.messages += tally.messages
+        self._forgotten.bytes += tally.bytes
+
+    def forget_where(self, is_unwanted: Callable[[K], bool]) -> None:
+        for key in [key for key in self.by_key if is_unwanted(key)]:
+            self.forget(key)
+
+
+class Histogram:
+    """How often values fell between bounds, upper ends inclusive, and their sum."""
+
+    __slots__ = ("bounds", "counts", "sum")
+
+    def __init__(self, bounds: tuple[int, ...]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+
+class SecondSample(NamedTuple):
+    """Totals at one second."""
+
+    now: int
+    put: int
+    found: int
+    missed: int
+    transferred: int
+
+
+class Rates(NamedTuple):
+    """Per second over the last 10, 60 and 600 seconds; None while the broker does not run for that long."""
+
+    ten_seconds: float | None
+    minute: float | None
+    ten_minutes: float | None
+
+
+class DayTotals(NamedTuple):
+    """A total yesterday at midnight, today at midnight, and now."""
+
+    yesterday_morning: int
+    today_morning: int
+    now: int
+
+
+def local_day(now: int) -> int:
+    """A number that grows by at least one at every local midnight."""
+    moment = time.localtime(now / 1000)
+    return moment.tm_year * 366 + moment.tm_yday
+
+
+class Statistics:
+    """Everything one broker counts, since it started.
+
+    Handlers call the counting methods; `sample` must be called once a second (`run_statistics` does). For one thread.
+    Memory follows what is in use: a topic or group that was idle for a day is forgotten until it counts again.
+    """
+
+    def __init__(self, now: int, cluster: str = "DefaultCluster", *, day_of: Callable[[int], int] = local_day) -> None:
+        self.started_millis = now
+        self.failed_puts = 0
+        self.missed_gets = 0
+        self.put_millis_max = 0
+        self.get_millis_max = 0
+        self.to_dlq: defaultdict[str, int] = defaultdict(int)
+        self.commits: defaultdict[str, int] = defaultdict(int)
+        self.rollbacks: defaultdict[str, int] = defaultdict(int)
+        self.delays = Histogram(DELAY_SECONDS_BOUNDS)
+        self.rpcs: dict[tuple[int, int], Histogram] = {}
+        self._cluster = cluster
+        self._day_of = day_of
+        self._day = day_of(now)
+        self._puts: Tallies[str, PutTally] = Tallies(PutTally)
+        self._gets: Tallies[tuple[str, str], Tally] = Tallies(Tally)
+        self._sent_back: Tallies[tuple[str, str], Tally] = Tallies(Tally)
+        self._put_tallies = self._puts.by_key
+        self._get_tallies = self._gets.by_key
+        self._windows = (Window(10, 7, now), Window(600, 7, now), Window(3600, 25, now))
+        self._seconds: deque[SecondSample] = deque(maxlen=_SECONDS_KEPT)
+        self._ticks = 0
+        self._latencies: defaultdict[int, int] = defaultdict(int)
+        self._last_latencies: dict[int, int] | None = None
+        self._yesterday_morning = (0, 0)
+        self._today_morning = (0, 0)
+
+    def __repr__(self) -> str:
+        return f"<Statistics topics={len(self._put_tallies)} put={self.put_messages} got={self.got_messages}>"
+
+    # Counting: called for every message or request.
+
+    def put(self, topic: str, messages: int, size: int, message_type: str = NORMAL) -> None:
+        """One request stored so many messages of `size` bytes together."""
+        tally = self._put_tallies[topic]
+        tally.calls += 1
+        tally.messages += messages
+        tally.bytes += size
+        tally.by_size[_SIZE_BUCKET[(size // messages - 1).bit_length()]] += messages
+        if message_type != NORMAL:
+            special = tally.special.get(message_type)
+            if special is None:
+                special = tally.special[message_type] = Tally()
+            special.messages += messages
+            special.bytes += size
+
+    def put_failed(self) -> None:
+        self.failed_puts += 1
+
+    def put_latency(self, millis: float) -> None:
+        """How long storing took, in whole milliseconds; fractions are dropped, as RocketMQ does."""
+        whole = int(millis)
+        self._latencies[whole] += 1
+        if whole > self.put_millis_max:
+            self.put_millis_max = whole
+
+    def got(self, topic: str, group: str, messages: int, size: int) -> None:
+        """One pull found messages."""
+        tally = self._get_tallies[topic, group]
+        tally.calls += 1
+        tally.messages += messages
+        tally.bytes += size
+
+    def get_missed(self) -> None:
+        """One pull found nothing."""
+        self.missed_gets += 1
+
+    def get_latency(self, millis: float) -> None:
+        if millis > self.get_millis_max:
+            self.get_millis_max = int(millis)
+
+    def sent_back(self, topic: str, group: str) -> None:
+        """A consumer gave a message back to be retried."""
+        tally = self._sent_back.by_key[topic, group]
+        tally.calls += 1
+        tally.messages += 1
+
+    def sent_to_dlq(self, group: str) -> None:
+        self.to_dlq[group] += 1
+
+    def committed(self, topic: str, messages: int = 1) -> None:
+        self.commits[topic] += messages
+
+    def rolled_back(self, topic: str, messages: int = 1) -> None:
+        self.rollbacks[topic] += messages
+
+    def delayed(self, seconds: float) -> None:
+        """A message was stored that asks to be delivered so much later."""
+        self.delays.observe(seconds)
+
+    def rpc(self, request_code: int, response_code: int, millis: float) -> None:
+        """A request was answered."""
+        histogram = self.rpcs.get((request_code, response_code))
+        if histogram is None:
+            histogram = self.rpcs[request_code, response_code] = Histogram(RPC_MILLIS_BOUNDS)
+        histogram.observe(millis)
+
+    # The clock.
+
+    def sample(self, now: int) -> None:
+        """One second is over."""
+        self._ticks += 1
+        self._seconds.append(SecondSample(now, self.put_messages, self.found_gets, self.missed_gets, self.got_messages))
+        if self._ticks % _LATENCY_TICKS == 0:
+            self._last_latencies, self._latencies = dict(self._latencies), defaultdict(int)
+        for number, window in enumerate(self._windows):
+            # By ticks, not by the wall clock: that one may jump.
+            if self._ticks % window.every_seconds == 0:
+                window.times.append(now)
+                for tallies in (self._puts, self._gets, self._sent_back):
+                    tallies.sample(number, window.kept)
+        self._pass_midnight(self._day_of(now))
+
+    def _pass_midnight(self, day: int) -> None:
+        if day > self._day:
+            self._yesterday_morning = self._today_morning
+            self._today_morning = (self.put_messages, self.got_messages)
+            self._day = day
+        elif day < self._day - 1:
+            # The clock was far ahead and has been set right. One that only wobbles at midnight must not count it twice.
+            self._day = day
+
+    def forget_topic(self, topic: str) -> None:
+        """The topic was deleted."""
+        self._puts.forget_where(lambda name: name == topic)
+        for tallies in (self._gets, self._sent_back):
+            tallies.forget_where(lambda key: key[0] == topic)
+        self.commits.pop(topic, None)
+        self.rollbacks.pop(topic, None)
+
+    def forget_group(self, group: str) -> None:
+        """The group was deleted."""
+        for tallies in (self._gets, self._sent_back):
+            tallies.forget_where(lambda key: key[1] == group)
+        self.to_dlq.pop(group, None)
+
+    # Asking.
+
+    @property
+    def put_messages(self) -> int:
+        return self._puts.messages
+
+    @property
+    def put_bytes(self) -> int:
+        return self._puts.bytes
+
+    @property
+    def got_messages(self) -> int:
+        return self._gets.messages
+
+    @property
+    def found_gets(self) -> int:
+        return self._gets.calls
+
+    def puts(self) -> Iterator[tuple[str, PutTally]]:
+        return iter(tuple(self._put_tallies.items()))
+
+    def gets(self) -> Iterator[tuple[tuple[str, str], Tally]]:
+        return iter(tuple(self._get_tallies.items()))
+
+    @property
+    def put_rates(self) -> Rates:
+        return self._rates(lambda sample: sample.put)
+
+    @property
+    def found_rates(self) -> Rates:
+        return self._rates(lambda sample: sample.found)
+
+    @property
+    def missed_rates(self) -> Rates:
+        return self._rates(lambda sample: sample.missed)
+
+    @property
+    def transferred_rates(self) -> Rates:
+        return self._rates(lambda sample: sample.transferred)
+
+    def _rates(self, total: Callable[[SecondSample], int]) -> Rates:
+        def over(seconds: int) -> float | None:
+            if len(self._seconds) <= seconds:
+                return None
+            first, last = self._seconds[-seconds - 1], self._seconds[-1]
+            elapsed = last.now - first.now
+            return (total(last) - total(first)) / elapsed * 1000 if elapsed > 0 else 0.0
+
+        return Rates(over(10), over(60), over(600))
+
+    @property
+    def put_days(self) -> DayTotals:
+        return DayTotals(self._yesterday_morning[0], self._today_morning[0], self.put_messages)
+
+    @property
+    def get_days(self) -> DayTotals:
+        return DayTotals(self._yesterday_morning[1], self._today_morning[1], self.got_messages)
+
+    def latency_counts(self) -> tuple[int, ...] | None:
+        """Puts of the last full minute by LATENCY_BOUNDS, one count more than bounds; None in the first minute."""
+        if self._last_latencies is None:
+            return None
+        counts = [0] * (len(LATENCY_BOUNDS) + 1)
+        for millis, count in self._last_latencies.items():
+            counts[bisect_right(LATENCY_BOUNDS, millis)] += count
+        return tuple(counts)
+
+    def latency_percentile(self, share: float) -> float:
+        """The put latency in milliseconds that this share of the last full minute did not exceed; 0 without puts."""
+        latencies = self._last_latencies or {}
+        rank = int(sum(latencies.values()) * share)
+        passed = 0
+        for millis in sorted(latencies):
+            passed += latencies[millis]
+            if passed >= rank:
+                return float(millis)
+        return 0.0
+
+    def put_tps(self, topic: str) -> float:
+        """Messages a second that came in for a topic over the last minute."""
+        tally = self._put_tallies.get(topic)
+        return 0.0 if tally is None else self._item(tally, _MINUTE, 1).tps
+
+    def get_tps(self, topic: str, group: str) -> float:
+        """Messages a second that went out to a group over the last minute."""
+        tally = self._get_tallies.get((topic, group))
+        return 0.0 if tally is None else self._item(tally, _MINUTE, 1).tps
+
+    def data(self, name: str, key: str) -> BrokerStatsData | None:
+        """Request 315: one counter by its RocketMQ name and key; None when there is no such counter or key."""
+        found = self._find(name, key)
+        if found is None:
+            return None
+        tally, field = found
+        return BrokerStatsData(
+            stats_minute=self._item(tally, _MINUTE, field),
+            stats_hour=self._item(tally, _HOUR, field),
+            stats_day=self._item(tally, _DAY, field),
+        )
+
+    def _find(self, name: str, key: str) -> tuple[Tally, int] | None:
+        topic, _, group = key.partition("@")
+        tally: Tally | None
+        match name:
+            case "TOPIC_PUT_NUMS" | "TOPIC_PUT_SIZE":
+                tally = self._put_tallies.get(key)
+            case "GROUP_GET_NUMS" | "GROUP_GET_SIZE":
+                tally = self._get_tallies.get((topic, group))
+            case "SNDBCK_PUT_NUMS":
+                tally = self._sent_back.by_key.get((topic, group))
+            case "BROKER_PUT_NUMS":
+                tally = self._puts.whole if key == self._cluster else None
+            case "BROKER_GET_NUMS":
+                tally = self._gets.whole if key == self._cluster else None
+            case _:
+                return None
+        return None if tally is None else (tally, 2 if name.endswith("_SIZE") else 1)
+
+    def _item(self, tally: Tally, window: int, field: int) -> StatsItem:
+        rows = tally.windows[window]
+        if not rows:
+            return StatsItem()
+        times = self._windows[window].times
+        elapsed = times[-1] - times[-(len(rows) // _FIELDS)]
+        total = rows[field - _FIELDS] - rows[field]
+        calls = rows[-_FIELDS] - rows[0]
+        return StatsItem(
+            sum=total,
+            tps=total * 1000 / elapsed if elapsed > 0 else 0.0,
+            avgpt=total / calls if calls > 0 else 0.0,
+        )
+
+
+async def run_statistics(statistics: Statistics, clock: Clock) -> None:
+    """Let the statistics see every second, for ever."""
+    while True:
+        await clock.sleep(1)
+        statistics.sample(clock.now())

@@ -1,0 +1,168 @@
+"""The topics of this broker: which there are, how they come to be, and the file that keeps them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from downrange.broker.config import BrokerConfig
+from downrange.broker.json_file import JsonFile
+from downrange.clock import Clock
+from downrange.model.topics import (
+    AUTO_CREATE_TOPIC,
+    BENCHMARK_TOPIC,
+    OFFSET_MOVED_TOPIC,
+    READ_WRITE,
+    REPLY_TOPIC_SUFFIX,
+    SCHEDULE_TOPIC,
+    SELF_TEST_TOPIC,
+    SEND_FORBIDDEN_TOPICS,
+    Perm,
+    TopicConfig,
+    is_system_topic,
+)
+from downrange.protocol.bodies.data_version import DataVersion
+from downrange.protocol.bodies.topics import TopicConfigTable
+
+log = logging.getLogger(__name__)
+
+_INHERITABLE = int(READ_WRITE | Perm.INHERIT)
+
+
+class Topics:
+    """Topic name -> configuration.
+
+    Holds always: every change raised the data version and is in the file. `on_change` is called after each change, with
+    the topic that changed, or None when it was deleted.
+    """
+
+    def __init__(self, file: JsonFile, config: BrokerConfig, clock: Clock, schedule_queues: int = 18) -> None:
+        self._file = file
+        self._clock = clock
+        self._table: dict[str, TopicConfig] = {}
+        self._own_names = {
+            config.broker_cluster_name,
+            config.broker_name,
+            config.broker_cluster_name + REPLY_TOPIC_SUFFIX,
+        }
+        self.data_version = DataVersion(counter=0, timestamp=clock.now())
+        self.on_change: Callable[[TopicConfig | None], None] = lambda topic: None
+        # Topics a client may send to without a further look: the table less the forbidden names.
+        self.sendable: dict[str, TopicConfig] = {}
+        self._create_system_topics(config, schedule_queues)
+        self._load()
+
+    def _create_system_topics(self, config: BrokerConfig, schedule_queues: int) -> None:
+        own = int(READ_WRITE)
+        cluster, broker = config.broker_cluster_name, config.broker_name
+        topics = [
+            (SELF_TEST_TOPIC, 1, own),
+            (BENCHMARK_TOPIC, 1024, own),
+            (cluster, 16, _INHERITABLE if config.cluster_topic_enable else int(Perm.INHERIT)),
+            (broker, 1, _INHERITABLE if config.broker_topic_enable else int(Perm.INHERIT)),
+            (OFFSET_MOVED_TOPIC, 1, own),
+            (SCHEDULE_TOPIC, schedule_queues, own),
+            (cluster + REPLY_TOPIC_SUFFIX, 1, own),
+        ]
+        if config.auto_create_topic_enable:
+            topics.append((AUTO_CREATE_TOPIC, config.default_topic_queue_nums, _INHERITABLE))
+        if config.trace_topic_enable:
+            topics.append((config.msg_trace_topic_name, 1, own))
+        for name, queues, perm in topics:
+            self._set(TopicConfig(name, queues, queues, perm))
+
+    def _load(self) -> None:
+        saved = self._file.load(TopicConfigTable)
+        if saved is not None:
+            for name, config in saved.topic_config_table.items():
+                self._set(replace(config, topic_name=name))
+            self.data_version = saved.data_version
+
+    def _set(self, config: TopicConfig) -> None:
+        self._table[config.topic_name] = config
+        if config.topic_name not in SEND_FORBIDDEN_TOPICS:
+            self.sendable[config.topic_name] = config
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def __iter__(self) -> Iterator[TopicConfig]:
+        return iter(list(self._table.values()))
+
+    def __contains__(self, topic: str) -> bool:
+        return topic in self._table
+
+    def get(self, topic: str) -> TopicConfig | None:
+        return self._table.get(topic)
+
+    def is_system(self, topic: str) -> bool:
+        """May this topic be neither created nor deleted by request?"""
+        return is_system_topic(topic) or topic in self._own_names
+
+    def table(self) -> TopicConfigTable:
+        """All topics with their data version, as slaves and name servers get them."""
+        return TopicConfigTable(topic_config_table=dict(self._table), data_version=self.data_version)
+
+    def create_like(self, topic: str, template: str, queue_nums: int, *, enabled: bool) -> TopicConfig | None:
+        """Create a topic after the template a producer named, if that lets itself be inherited."""
+        like = self._table.get(template)
+        if like is None or not like.perm & Perm.INHERIT or (template == AUTO_CREATE_TOPIC and not enabled):
+            return None
+        queues = max(0, min(queue_nums, like.write_queue_nums))
+        config = TopicConfig(topic, queues, queues, like.perm & ~Perm.INHERIT, like.topic_filter_type)
+        log.info("topic created topic=%s queues=%d like=%s", topic, queues, template)
+        return self.put(config)
+
+    def ensure(
+        self, topic: str, queue_nums: int, perm: int = int(READ_WRITE), *, topic_sys_flag: int = 0
+    ) -> TopicConfig:
+        """The topic, created with so many queues if it is not there: retry, dead-letter and half topics."""
+        known = self._table.get(topic)
+        if known is not None:
+            return known
+        log.info("topic created topic=%s queues=%d", topic, queue_nums)
+        return self.put(TopicConfig(topic, queue_nums, queue_nums, perm, topic_sys_flag=topic_sys_flag))
+
+    def put(self, config: TopicConfig) -> TopicConfig:
+        """Create or change a topic."""
+        self._set(config)
+        self._changed(config)
+        return config
+
+    def delete(self, topic: str) -> bool:
+        if self._table.pop(topic, None) is None:
+            return False
+        self.sendable.pop(topic, None)
+        log.info("topic deleted topic=%s", topic)
+        self._changed(None)
+        return True
+
+    def set_order_topics(self, ordered: set[str]) -> None:
+        """Mark exactly these topics as ordered, as the name server says."""
+        wrong = [config for config in self._table.values() if config.order != (config.topic_name in ordered)]
+        for config in wrong:
+            self._set(replace(config, order=not config.order))
+        if wrong:
+            self._save()
+
+    def replace_all(self, table: TopicConfigTable) -> None:
+        """Take over the table of a master, version included."""
+        self._table.clear()
+        self.sendable.clear()
+        for config in table.topic_config_table.values():
+            self._set(config)
+        self.data_version = table.data_version
+        self._file.save(self.table())
+
+    def bump(self) -> None:
+        """A new data version without another change: what is registered depends on more than this table."""
+        self._changed(None)
+
+    def _changed(self, config: TopicConfig | None) -> None:
+        self._save()
+        self.on_change(config)
+
+    def _save(self) -> None:
+        self.data_version = self.data_version.bumped(self._clock.now())
+        self._file.save(self.table())

@@ -1,0 +1,311 @@
+"""A broker over real sockets: sending, pulling, waiting, stopping."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from downrange.model import properties as names
+from downrange.model.subscription import subscribe
+from downrange.protocol.bodies.body import decode_body
+from downrange.protocol.bodies.routes import TopicRouteData
+from downrange.protocol.bodies.send import (
+    BatchEntry,
+    SendMessageRequest,
+    SendMessageResponse,
+    encode_batch,
+    encode_send_v1,
+)
+from downrange.protocol.codes import RequestCode, ResponseCode, SerializeType
+from downrange.protocol.command import Command, request
+from downrange.store.config import FlushDiskType
+from downrange.transport.pool import connect
+from tests.support.broker_client import BrokerClient, client_of, everything, standalone
+
+
+async def test_a_message_sent_is_pulled_with_everything_it_had(tmp_path: Path) -> None:
+    async with standalone(tmp_path) as running, client_of(running) as client:
+        properties = {"KEYS": "k1 k2", "TAGS": "TagA", "UNIQ_KEY": "U1", "WAIT": "true", "colour": "rot\u00e4"}
+        sent = await client.send("orders", b"hello", queue_id=1, properties=properties, flag=7)
+        assert (sent.queue_id, sent.queue_offset) == (1, 0)
+        assert (sent.msg_region, sent.trace_on) == ("DefaultRegion", True)
+        (message,), header = await client.pull("orders", queue_id=1)
+        assert (message.topic, message.body, message.flag, message.queue_offset) == ("orders", b"hello", 7, 0)
+        assert message.offset_message_id == sent.msg_id
+        expected = {key: value for key, value in properties.items() if key != "WAIT"} | {"CLUSTER": "DefaultCluster"}
+        assert message.properties == expected
+        assert (header.next_begin_offset, header.min_offset, header.max_offset) == (1, 0, 1)
+        assert message.born_host.host == "127.0.0.1"
+        assert message.store_host.port == running.config.broker.listen_port
+
+
+@pytest.mark.parametrize("kind", SerializeType)
+async def test_both_header_encodings_and_both_send_headers_work(tmp_path: Path, kind: SerializeType) -> None:
+    async with standalone(tmp_path) as running, client_of(running) as client:
+        v2 = client.send_command("orders", b"v2")
+        header = v2.header(SendMessageRequest)
+        for command in (
+            Command(RequestCode.SEND_MESSAGE_V2, raw_ext=v2.raw_ext, body=b"v2", serialize_type=kind),
+            Command(RequestCode.SEND_MESSAGE, raw_ext=encode_send_v1(header), body=b"v1", serialize_type=kind),
+        ):
+            reply = await client.ask(command)
+            assert reply.serialize_type == kind
+            assert set(reply.ext_fields) == {"msgId", "queueId", "queueOffset", "MSG_REGION", "TRACE_ON"}
+        messages, _ = await client.pull("orders")
+        assert [message.body for message in messages] == [b"v2", b"v1"]
+
+
+async def test_a_batch_is_stored_as_messages_of_its_own(tmp_path: Path) -> None:
+    async with standalone(tmp_path) as running, client_of(running) as client:
+        body = encode_batch([BatchEntry(0, b"one", "TAGS\x01A"), BatchEntry(5, b"two", "KEYS\x01k\x02")])
+        command = client.send_command("orders", body, code=RequestCode.SEND_BATCH_MESSAGE, batch=True, queue_id=2)
+        answer = (await client.ask(command)).header(SendMessageResponse)
+        messages, _ = await client.pull("orders", queue_id=2)
+        assert [(m.body, m.flag, m.queue_offset) for m in messages] == [(b"one", 0, 0), (b"two", 5, 1)]
+        assert answer.msg_id == ",".join(message.offset_message_id for message in messages)
+        assert messages[0].properties == {"TAGS": "A", "CLUSTER": "DefaultCluster"}
+        assert messages[1].properties == {"KEYS": "k", "CLUSTER": "DefaultCluster"}
+        for wrong in (b"", body[:-1], b"\x00" * 40, b"\xff" * 50):
+            await client.ask(
+                client.send_command("orders", wrong, code=RequestCode.SEND_BATCH_MESSAGE, batch=True),
+                ResponseCode.MESSAGE_ILLEGAL if wrong == b"" else ResponseCode.SYSTEM_ERROR,
+            )
+
+
+async def test_a_held_pull_is_answered_the_moment_a_message_arrives(tmp_path: Path) -> None:
+    async with standalone(tmp_path) as running, client_of(running) as client, client_of(running) as other:
+        await client.send("orders", b"first")
+        waits = []
+        for number in range(1, 6):
+            held = client.connection.request_nowait(client.pull_command("orders", offset=number, wait_millis=15_000))
+            await asyncio.sleep(0.05)
+            assert not held.done()
+            start = time.perf_counter()
+            await other.send("orders", b"next")
+            reply = await asyncio.wait_for(held, 5)
+            waits.append(time.perf_counter() - start)
+            assert reply.code == ResponseCode.SUCCESS
+        assert sorted(waits)[2] < 0.05, waits
+
+
+async def test_a_held_pull_ends_empty_when_its_time_is_over(tmp_path: Path) -> None:
+    async with standalone(tmp_path) as running, client_of(running) as client:
+        await client.send("orders", b"first")
+        start = time.perf_counter()
+        _, header = await client.pull("orders", offset=1, wait_millis=300, expect=ResponseCode.PULL_NOT_FOUND)
+        assert 0.29 <= time.perf_counter() - start < 2
+        assert (header.next_begin_offset, header.max_offset) == (1, 1)
+
+
+async def test_a_held_pull_with_tags_is_not_woken_by_others(tmp_path: Path) -> None:
+    async with standalone(tmp_path) as running, client_of(running) as client, client_of(running) as other:
+        await other.send("orders", b"0", properties={"TAGS": "A"})
+        held = client.connection.request_nowait(
+            client.pull_command("orders", offset=1, tags="B || C", wait_millis=9000)
+        )
+        await other.send("orders", b"1", properties={"TAGS": "A"})
+        await asyncio.sleep(0.1)
+        assert not held.done()
+        await other.send("orders", b"2", properties={"TAGS": "C"})
+        reply = await asyncio.wait_for(held, 5)
+        assert reply.code == ResponseCode.SUCCESS
+        messages, _ = await client.pull("orders", tags="B || C")
+        assert [message.body for message in messages] == [b"2"]
+        _, header = await client.pull("orders", tags="Z", expect=ResponseCode.PULL_RETRY_IMMEDIATELY)
+        assert header.next_begin_offset == 3
+
+
+async def test_a_client_that_goes_away_leaves_no_held_pull(tmp_path: Path) -> None:
+    async with standalone(tmp_path) as running, client_of(running) as client:
+        await client.send("orders", b"first")
+        gone = await connect(f"127.0.0.1:{running.config.broker.listen_port}")
+        for _ in range(3):
+            gone.request_nowait(client.pull_command("orders", offset=1, wait_millis=15_000)).cancel()
+        await client.send("other", b"x")
+        gone.abort()
+        await client.send("orders", b"second")
+        messages, _ = await client.pull("orders", offset=1)
+        assert [message.body for message in messages] == [b"second"]
+
+
+async def test_pull_codes_and_next_offsets(tmp_path: Path) -> None:
+    async with standalone(tmp_path) as running, client_of(running) as client:
+        for number in range(3):
+            await client.send("orders", b"%d" % number)
+        for offset, code, next_offset in (
+            (0, ResponseCode.SUCCESS, 3),
+            (3, ResponseCode.PULL_NOT_FOUND, 3),
+            (4, ResponseCode.PULL_OFFSET_MOVED, 3),
+            (-1, ResponseCode.PULL_OFFSET_MOVED, 0),
+        ):
+            _, header = await client.pull("orders", offset=offset, expect=code)
+            assert (header.next_begin_offset, header.suggest_which_broker_id) == (next_offset, 0)
+        await client.pull("orders", queue_id=1, expect=ResponseCode.PULL_NOT_FOUND)
+        await client.pull("orders", queue_id=1, offset=9, expect=ResponseCode.PULL_OFFSET_MOVED)
+        (event, *_), _ = await client.pull("OFFSET_MOVED_EVENT")
+        assert event.tags == "consumers"
+        assert b'"offsetRequest":4' in event.body
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "remark"),
+    [
+        ({"topic": "nowhere"}, ResponseCode.TOPIC_NOT_EXIST, "topic[nowhere] not exist, apply first please!"),
+        ({"queue_id": 99}, ResponseCode.SYSTEM_ERROR, "queueId[99] is illegal, topic:[orders]"),
+        ({"queue_id": -1}, ResponseCode.SYSTEM_ERROR, "queueId[-1] is illegal"),
+        ({"with_subscription": False}, ResponseCode.SUBSCRIPTION_NOT_EXIST, "the consumer's group info not exist"),
+        ({"group": "not legal"}, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, "subscription group [not legal]"),
+    ],
+)
+async def test_pulls_that_are_refused(tmp_path: Path, options: dict[str, object], code: int, remark: str) -> None:
+    async with standalone(tmp_path) as running, client_of(running) as client:
+        await client.send("orders", b"x")
+        reply = await client.ask(client.pull_command(**{"topic": "orders", **options}), code)  # type: ignore[arg-type]
+        assert remark in (reply.remark or "")
+
+
+async def test_the_subscription_of_the_heartbeat_counts(tmp_path: Path) -> None:
+    async with standalone(tmp_path) as running, client_of(running) as client:
+        await client.send("orders", b"a", properties={"TAGS": "A"})
+        await client.send("orders", b"b", properties={"TAGS": "B"})
+        await client.heartbeat(consume={"consumers": [subscribe("orders", "B", version=5)]})
+        messages, _ = await client.pull("orders", with_subscription=False)
+        assert [message.body for message in messages] == [b"b"]
+        newer = client.pull_command("orders", with_subscription=False)
+        fields = {**newer.ext_fields, "subVersion": "6"}
+        await client.ask(request(RequestCode.PULL_MESSAGE, ext_fields=fields), ResponseCode.SUBSCRIPTION_NOT_LATEST)
+        await client.ask(client.pull_command("TBW102", with_subscription=False), ResponseCode.SUBSCRIPTION_NOT_EXIST)
+
+
+@pytest.mark.parametrize(
+    ("topic", "options", "code", "remark"),
+    [
+        ("", {}, 1, "The specified topic is blank."),
+        ("../../x", {}, 1, "illegal characters"),
+        ("x" * 128, {}, 1, "longer than topic max length"),
+        ("SCHEDULE_TOPIC_XXXX", {}, 16, "Sending message to topic[SCHEDULE_TOPIC_XXXX] is forbidden."),
+        ("RMQ_SYS_TRANS_HALF_TOPIC", {}, 16, "is forbidden"),
+        ("new", {"default_topic": "nowhere"}, 17, "topic[new] not exist, apply first please!"),
+        ("orders", {"queue_id": 99}, 1, "request queueId[99] is illegal, TopicConfig [topicName=orders"),
+        ("orders", {"properties": {"p": "x" * 40_000}}, 13, "the message is illegal"),
+        ("%RETRY%nobody", {}, 26, "subscription group not exist"),
+    ],
+)
+async def test_sends_that_are_refused(
+    tmp_path: Path, topic: str, options: dict[str, object], code: int, remark: str
+) -> None:
+    async with standalone(tmp_path) as running, client_of(running) as client:
+        await client.send("orders", b"x")
+        before = running.store.max_offset
+        reply = await client.ask(client.send_command(topic, b"x", **options), code)  # type: ignore[arg-type]
+        assert remark in (reply.remark or "")
+        assert set(reply.ext_fields) == {"MSG_REGION", "TRACE_ON"}
+        assert running.store.max_offset == before
+        assert not (tmp_path / "x").exists()
+
+
+async def test_a_body_above_the_limit_is_refused(tmp_path: Path) -> None:
+    async with standalone(tmp_path, store_options={"max_message_size": 1000}) as running, client_of(running) as client:
+        await client.send("orders", b"x" * 1000)
+        reply = await client.ask(client.send_command("orders", b"x" * 1001), ResponseCode.MESSAGE_ILLEGAL)
+        assert "msg body length limit 1000B" in (reply.remark or "")
+
+
+async def test_a_new_topic_is_created_and_known_to_the_name_server_at_once(tmp_path: Path) -> None:
+    async with standalone(tmp_path) as running, client_of(running) as client:
+        await client.send("fresh", b"x", default_topic_queue_nums=3)
+        config = running.topics.get("fresh")
+        assert config is not None
+        assert (config.read_queue_nums, config.write_queue_nums, config.perm) == (3, 3, 6)
+        namesrv = await connect(running.config.broker.namesrv_addresses[0])
+        async with asyncio.timeout(5):
+            while (
+                reply := await namesrv.request(
+                    request(RequestCode.GET_ROUTEINFO_BY_TOPIC, ext_fields={"topic": "fresh"}), timeout=5
+                )
+            ).code != 0:
+                await asyncio.sleep(0.01)
+        (broker_data,) = decode_body(TopicRouteData, reply.body_bytes).broker_datas
+        assert broker_data.master_address == running.config.broker.address
+        await namesrv.drain(1)
+
+
+async def test_a_negative_queue_id_lets_the_broker_choose(tmp_path: Path) -> None:
+    async with standalone(tmp_path) as running, client_of(running) as client:
+        chosen = {(await client.send("orders", b"x", queue_id=-1)).queue_id for _ in range(60)}
+        assert chosen == {0, 1, 2, 3}
+
+
+async def test_many_messages_come_back_whole_and_in_order(tmp_path: Path) -> None:
+    async with standalone(tmp_path) as running, client_of(running) as client:
+        bodies = [os.urandom(1 + number * 37 % 3000) for number in range(3000)]
+        await asyncio.gather(*(client.send("orders", body, queue_id=number % 4) for number, body in enumerate(bodies)))
+        found: list[bytes] = []
+        for queue_id in range(4):
+            offset = 0
+            expected = bodies[queue_id::4]
+            received: list[bytes] = []
+            while len(received) < len(expected):
+                messages, header = await client.pull("orders", queue_id=queue_id, offset=offset)
+                assert [m.queue_offset for m in messages] == list(range(offset, offset + len(messages)))
+                received += [message.body for message in messages]
+                offset = header.next_begin_offset
+            assert received == expected
+            found += received
+        assert len(found) == 3000
+
+
+async def test_sync_flush_answers_after_the_disk(tmp_path: Path) -> None:
+    options = {"flush_disk_type": FlushDiskType.SYNC_FLUSH}
+    async with standalone(tmp_path, store_options=options) as running, client_of(running) as client:
+        await asyncio.gather(*(client.send("orders", b"x%d" % number) for number in range(200)))
+        assert running.store.flushed_offset == running.store.max_offset
+        await client.send("orders", b"no hurry", properties={names.WAIT: "false"})
+
+
+async def test_the_vip_port_serves_everything_but_pulls(tmp_path: Path) -> None:
+    async with standalone(tmp_path) as running:
+        connection = await connect(f"127.0.0.1:{running.config.broker.listen_port - 2}")
+        vip = BrokerClient(connection, "vip@1")
+        await vip.send("orders", b"x")
+        await vip.ask(vip.pull_command("orders"), ResponseCode.REQUEST_CODE_NOT_SUPPORTED)
+        await vip.call(RequestCode.GET_ALL_TOPIC_CONFIG)
+        await connection.drain(1)
+
+
+async def test_offsets_topics_and_messages_survive_a_restart(tmp_path: Path) -> None:
+    async with standalone(tmp_path) as running, client_of(running) as client:
+        await client.send("orders", b"kept", properties={"KEYS": "k"})
+        await client.pull("orders", commit=1)
+        await client.heartbeat(consume={"consumers": [everything("orders")]})
+    assert not (tmp_path / "store" / "abort").exists()
+    async with standalone(tmp_path) as running, client_of(running) as client:
+        assert running.store.recovery.clean
+        messages, _ = await client.pull("orders")
+        assert [message.body for message in messages] == [b"kept"]
+        fields = {"consumerGroup": "consumers", "topic": "orders", "queueId": 0}
+        reply = await client.call(RequestCode.QUERY_CONSUMER_OFFSET, fields)
+        assert reply.ext_fields["offset"] == "1"
+        assert "%RETRY%consumers" in running.topics
+
+
+async def test_stopping_answers_held_pulls(tmp_path: Path) -> None:
+    async with standalone(tmp_path) as running:
+        connection = await connect(f"127.0.0.1:{running.config.broker.listen_port}")
+        client = BrokerClient(connection, "c@1")
+        await client.send("orders", b"x")
+        held = connection.request_nowait(client.pull_command("orders", offset=1, wait_millis=15_000))
+        await asyncio.sleep(0.05)
+    assert (await asyncio.wait_for(held, 5)).code == ResponseCode.PULL_NOT_FOUND
+
+
+async def test_unknown_requests_are_refused_by_number(tmp_path: Path) -> None:
+    async with standalone(tmp_path) as running, client_of(running) as client:
+        reply = await client.call(9999, expect=ResponseCode.REQUEST_CODE_NOT_SUPPORTED)
+        assert reply.remark == " request type 9999 not supported"
+        reply = await client.call(RequestCode.SEND_MESSAGE_V2, {"a": "g"}, expect=1)
+        assert reply.remark == "missing required field 'b'"

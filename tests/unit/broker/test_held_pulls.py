@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from downrange.broker.held_pulls import HeldPulls
+from downrange.model.errors import MessageError
+from downrange.model.hashing import tags_code
+from downrange.model.message import TopicQueue
+from downrange.model.subscription import subscribe
+from downrange.protocol.command import Command
+from downrange.transport.connection import Connection, LaterReply
+from tests.unit.broker.wired import FakeConnection
+
+QUEUE = TopicQueue("orders", 0)
+LONG = 60.0
+
+
+class Asked:
+    """An answer that counts how often it was asked for."""
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    def __call__(self) -> Command:
+        self.times += 1
+        return Command(code=0, opaque=self.times)
+
+
+def hold(
+    held: HeldPulls,
+    answer: Asked,
+    *,
+    queue: TopicQueue = QUEUE,
+    offset: int = 0,
+    tags: str = "*",
+    connection: Connection | None = None,
+    seconds: float = LONG,
+) -> LaterReply:
+    return held.hold(queue, offset, subscribe(queue.topic, tags), answer, connection or FakeConnection(), seconds)
+
+
+async def turn() -> None:
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+
+
+async def test_a_message_wakes_the_pulls_of_its_queue_once_per_turn() -> None:
+    held, answer, other = HeldPulls(), Asked(), Asked()
+    reply = hold(held, answer)
+    elsewhere = hold(held, other, queue=TopicQueue("orders", 1))
+    assert held.is_waited_for(QUEUE)
+    for offset in range(3):
+        held.notify("orders", 0, offset, 0)
+    assert not reply.done()
+    await turn()
+    assert reply.result() == Command(code=0, opaque=1)
+    assert answer.times == 1
+    assert not elsewhere.done()
+    assert not held.is_waited_for(QUEUE)
+    assert len(held) == 1
+    assert repr(held) == "<HeldPulls pulls=1 queues=1>"
+    held.notify_all()
+
+
+async def test_a_message_nobody_waits_for_is_forgotten() -> None:
+    held, answer = HeldPulls(), Asked()
+    held.notify("orders", 0, 0, 0)
+    reply = hold(held, answer)
+    await turn()
+    assert not reply.done()
+    held.notify_all()
+
+
+async def test_only_messages_a_pull_wants_wake_it() -> None:
+    held, answer = HeldPulls(), Asked()
+    reply = hold(held, answer, tags="a || b")
+    held.notify("orders", 0, 0, tags_code("c"))
+    await turn()
+    assert not reply.done()
+    held.notify("orders", 0, 1, tags_code("c"))
+    held.notify("orders", 0, 2, tags_code("b"))
+    await turn()
+    assert reply.done()
+
+
+async def test_a_pull_beyond_the_end_waits_for_its_offset() -> None:
+    held, answer = HeldPulls(), Asked()
+    reply = hold(held, answer, offset=2)
+    held.notify("orders", 0, 1, 0)
+    await turn()
+    assert not reply.done()
+    held.notify("orders", 0, 2, 0)
+    await turn()
+    assert reply.done()
+
+
+async def test_a_pull_is_answered_when_its_time_is_over() -> None:
+    held, answer = HeldPulls(), Asked()
+    assert await hold(held, answer, seconds=0.001) == Command(code=0, opaque=1)
+    assert len(held) == 0
+
+
+async def test_all_pulls_can_be_asked_again_at_once() -> None:
+    held, answer = HeldPulls(), Asked()
+    replies = [hold(held, answer, queue=TopicQueue("orders", number)) for number in range(3)]
+    held.notify_all()
+    assert all(reply.done() for reply in replies)
+    assert answer.times == 3
+    assert len(held) == 0
+
+
+async def test_an_error_while_answering_is_the_answer() -> None:
+    held = HeldPulls()
+
+    def fail() -> Command:
+        raise MessageError("gone")
+
+    reply = held.hold(QUEUE, 0, subscribe("orders", "*"), fail, FakeConnection(), LONG)
+    held.notify("orders", 0, 0, 0)
+    await turn()
+    with pytest.raises(MessageError, match="gone"):
+        reply.result()
+
+
+async def test_a_closed_connection_waits_for_nothing() -> None:
+    held, answer = HeldPulls(), Asked()
+    gone, stays = FakeConnection("10.0.0.9:1"), FakeConnection("10.0.0.9:2")
+    dropped = [hold(held, answer, queue=TopicQueue("orders", number), connection=gone) for number in range(2)]
+    kept = hold(held, answer, connection=stays)
+    held.notify("orders", 0, 0, 0)
+    held.drop(gone)
+    assert all(reply.cancelled() for reply in dropped)
+    await turn()
+    assert kept.done()
+    assert answer.times == 1
+    assert len(held) == 0
+    held.drop(gone)
+
+
+async def test_a_reply_given_up_is_not_asked_for() -> None:
+    held, answer = HeldPulls(), Asked()
+    reply = hold(held, answer)
+    reply.cancel()
+    held.notify("orders", 0, 0, 0)
+    await turn()
+    assert answer.times == 0
+    assert len(held) == 0
