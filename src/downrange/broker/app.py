@@ -169,7 +169,7 @@ async def _serving(
         held.drop(connection)
 
     for server, without in ((main, frozenset[int]()), (vip, _MAIN_PORT_ONLY)):
-        server.handler = handler_of(*tables, without=without)
+        server.handler = handler_of(*tables, statistics=statistics, without=without)
         server.on_close = closed
         await server.start()
 

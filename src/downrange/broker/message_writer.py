@@ -48,7 +48,8 @@ class MessageWriter:
         self._flusher = flusher
         self._clock = clock
         self.statistics = statistics
-        self.max_delay_level = len(store.config.delay_level_millis())
+        self._delays = store.config.delay_level_millis()
+        self.max_delay_level = len(self._delays)
         self.on_delayed: Callable[[int], None] = lambda queue_id: None
 
     def now(self) -> int:
@@ -61,6 +62,7 @@ class MessageWriter:
             if self._held.is_waited_for(TopicQueue(message.topic, message.queue_id)):
                 self._notify(message.topic, message.queue_id, result.queue_offset, message.properties)
             if message.topic == SCHEDULE_TOPIC:
+                self.statistics.delayed(self._delays[message.queue_id] / 1000)
                 self.on_delayed(message.queue_id)
         else:
             self.statistics.put_failed()

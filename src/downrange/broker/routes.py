@@ -1,17 +1,29 @@
-"""Which handler answers which request, and the door where a broker's errors become reply codes (see `error_reply`)."""
+"""Which handler answers which request, and how long each took."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
+from time import perf_counter
+from typing import Final
 
+from downrange.broker.statistics import Statistics
+from downrange.protocol.codes import RequestCode
 from downrange.protocol.command import Command
 from downrange.transport.connection import Connection, LaterReply, refuse
 
 RequestHandler = Callable[[Command, Connection], Command | LaterReply | None]
 RouteTable = Mapping[int, RequestHandler]
 
+_SENDS: Final = frozenset(
+    map(int, (RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE))
+)
+_PULL: Final = int(RequestCode.PULL_MESSAGE)
 
-def handler_of(*tables: RouteTable, without: frozenset[int] = frozenset()) -> RequestHandler:
+
+def handler_of(
+    *tables: RouteTable, statistics: Statistics | None = None, without: frozenset[int] = frozenset()
+) -> RequestHandler:
     """One handler for all requests of the tables; what none of them knows is refused with code 3."""
     routes: dict[int, RequestHandler] = {}
     for table in tables:
@@ -23,4 +35,31 @@ def handler_of(*tables: RouteTable, without: frozenset[int] = frozenset()) -> Re
     def handle(command: Command, connection: Connection) -> Command | LaterReply | None:
         return find(command.code, refuse)(command, connection)
 
-    return handle
+    return handle if statistics is None else partial(_timed, handle, statistics)
+
+
+def _timed(
+    handle: RequestHandler, statistics: Statistics, command: Command, connection: Connection
+) -> Command | LaterReply | None:
+    """Answer, and note how long it took; a reply that comes later is timed when it does."""
+    start = perf_counter()
+    reply = handle(command, connection)
+    if isinstance(reply, Command):
+        _note(statistics, command.code, reply.code, start)
+    elif reply is not None and command.code != _PULL:  # a held pull waits for messages, not for the broker
+        reply.add_done_callback(partial(_note_later, statistics, command.code, start))
+    return reply
+
+
+def _note(statistics: Statistics, request_code: int, response_code: int, start: float) -> None:
+    millis = (perf_counter() - start) * 1000
+    statistics.rpc(request_code, response_code, millis)
+    if request_code in _SENDS:
+        statistics.put_latency(millis)
+    elif request_code == _PULL:
+        statistics.get_latency(millis)
+
+
+def _note_later(statistics: Statistics, request_code: int, start: float, later: LaterReply) -> None:
+    if not later.cancelled() and later.exception() is None and (reply := later.result()) is not None:
+        _note(statistics, request_code, reply.code, start)

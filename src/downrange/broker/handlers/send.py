@@ -88,7 +88,10 @@ class SendHandlers:
             units = [BatchUnit(entry.flag, entry.body, entry.properties.encode()) for entry in entries]
         except (BrokerError, MessageError) as error:
             return self._refusal(command, error)
-        text, waits = self._stored_properties(header.properties)
+        _, waits = self._stored_properties(header.properties)
+        # Every message gets all properties of the batch, WAIT too: RocketMQ takes it out of single messages only.
+        pieces = [self._cluster_property, header.properties]
+        text = names.PROPERTY_SEPARATOR.join(piece for piece in pieces if piece)
         message = self._new(header, queue_id, b"", text, connection)
         result = self._writer.append_batch(message, units)
         return self._writer.reply_when_safe(command, result, waits, lambda: self._accepted(queue_id, result))
