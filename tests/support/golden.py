@@ -24,6 +24,8 @@ class Row(NamedTuple):
     opaque: int
     frame: bytes
     note: str
+    millis: int
+    """Since the scenario began."""
 
     @property
     def is_response(self) -> bool:
@@ -58,6 +60,7 @@ def _rows(name: str, text: str) -> Iterator[Row]:
             row["opaque"],
             bytes.fromhex(row["hex"]),
             row["note"],
+            row["t_ms"],
         )
 
 

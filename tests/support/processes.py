@@ -1,4 +1,4 @@
-"""Start `downrange` commands as real processes and wait until they say they are ready."""
+"""Start `downrange` and other commands as real processes and wait until they say they are ready."""
 
 from __future__ import annotations
 
@@ -13,15 +13,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+DOWNRANGE = (sys.executable, "-m", "downrange.cli.main")
+
 
 class Running:
-    """One `downrange` process. Its output is read as it comes, so that it never blocks on a full pipe."""
+    """One process, of `downrange` unless told otherwise. Its output is read as it comes: it never blocks on a pipe."""
 
-    def __init__(self, *arguments: str, env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, *arguments: str, env: dict[str, str] | None = None, program: tuple[str, ...] = DOWNRANGE
+    ) -> None:
         self.output: list[str] = []
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  lives as long as the process
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "downrange.cli.main", *arguments],
+            [*program, *arguments],
             stdout=subprocess.PIPE,
             stderr=self._errors,
             text=True,

@@ -37,11 +37,12 @@ from downrange.broker.queue_locks import QueueLocks
 from downrange.broker.routes import handler_of
 from downrange.broker.services.delay import DelayService
 from downrange.broker.services.flushing import Flusher
-from downrange.broker.services.housekeeping import clean_up, expire_clients, save_offsets
+from downrange.broker.services.housekeeping import clean_up, expire_clients, save_every, save_soon
 from downrange.broker.services.registration import Registration
 from downrange.broker.statistics import Statistics, run_statistics
 from downrange.broker.topics import Topics
 from downrange.clock import Clock, SystemClock
+from downrange.model.message import TopicQueue
 from downrange.protocol.codes import RequestCode
 from downrange.settings import Property, check_known, configure, namesrv_addresses, read_properties
 from downrange.store.config import WITHOUT_EFFECT as STORE_WITHOUT_EFFECT
@@ -133,6 +134,7 @@ async def _serving(
     topics = Topics(
         JsonFile(directory / "topics.json"), live.broker, clock, max(18, len(store.config.delay_level_millis()))
     )
+    topics.adopt(TopicQueue(state.topic, state.queue_id) for state in store.queues)
     groups = Groups(JsonFile(directory / "subscriptionGroup.json"), clock)
     offsets = CommittedOffsets(JsonFile(directory / "consumerOffset.json"))
     consumers, producers, locks = Consumers(), Producers(), QueueLocks()
@@ -153,7 +155,7 @@ async def _serving(
         pull.routes,
         ClientHandlers(live, topics, groups, consumers, producers, locks, flow, clock).routes,
         OffsetHandlers(store, offsets).routes,
-        TopicHandlers(live, topics, offsets, consumers, store, retention, statistics).routes,
+        TopicHandlers(live, topics, offsets, consumers, store, retention, statistics, registration.register).routes,
         GroupHandlers(live, groups, offsets, consumers, producers, statistics).routes,
         QueryHandlers(store, consumers).routes,
         ProgressHandlers(live, topics, groups, offsets, consumers, store, statistics, clock).routes,
@@ -184,7 +186,10 @@ async def _serving(
         registration=registration.run(),
         statistics=run_statistics(statistics, clock),
         client_expiry=expire_clients(consumers, producers, clock),
-        offset_saving=save_offsets(offsets, live, clock),
+        topic_saving=save_soon(topics, clock),
+        group_saving=save_soon(groups, clock),
+        offset_saving=save_every(offsets, lambda: live.broker.flush_consumer_offset_interval / 1000, clock),
+        delay_saving=save_every(delay, lambda: live.store.flush_delay_offset_interval / 1000, clock),
         clean_up=clean_up(retention, store, live, clock),
     )
     try:
@@ -201,8 +206,8 @@ async def _serving(
         await metrics.stop()
         await pool.close()
         flusher.close()
-        offsets.save()
-        delay.save()
+        for table in (topics, groups, offsets, delay):
+            table.save()
 
 
 @asynccontextmanager

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
-from downrange.broker.json_file import JsonFile
+from downrange.broker.json_file import JsonFile, SavedTable
 from downrange.clock import Clock
 from downrange.model.errors import MessageError
 from downrange.model.topics import BUILT_IN_GROUPS, SYSTEM_GROUP_PREFIX, SubscriptionGroupConfig, check_group_name
@@ -18,11 +18,11 @@ from downrange.protocol.bodies.offsets import ConsumerOffsets
 log = logging.getLogger(__name__)
 
 
-class Groups:
-    """Group name -> configuration. Every change raised the data version and is in the file."""
+class Groups(SavedTable):
+    """Group name -> configuration. Every change raised the data version."""
 
     def __init__(self, file: JsonFile, clock: Clock) -> None:
-        self._file = file
+        super().__init__(file)
         self._clock = clock
         self._table = {name: SubscriptionGroupConfig(name) for name in BUILT_IN_GROUPS}
         self.data_version = DataVersion(counter=0, timestamp=clock.now())
@@ -55,14 +55,14 @@ class Groups:
 
     def put(self, config: SubscriptionGroupConfig) -> SubscriptionGroupConfig:
         self._table[config.group_name] = config
-        self._save()
+        self._changed()
         return config
 
     def delete(self, group: str) -> bool:
         if self._table.pop(group, None) is None:
             return False
         log.info("group deleted group=%s", group)
-        self._save()
+        self._changed()
         return True
 
     def table(self) -> SubscriptionGroupTable:
@@ -72,23 +72,22 @@ class Groups:
         """Take over the table of a master, version included."""
         self._table = dict(table.subscription_group_table)
         self.data_version = table.data_version
-        self._file.save(self.table())
+        self.mark_unsaved()
 
-    def _save(self) -> None:
+    def _changed(self) -> None:
         self.data_version = self.data_version.bumped(self._clock.now())
-        self._file.save(self.table())
+        self.mark_unsaved()
 
 
-class CommittedOffsets:
+class CommittedOffsets(SavedTable):
     """(topic, group) -> queue id -> the offset the group consumes next.
 
     Commits are taken as they come, also backwards; they are on disk after the next `save`.
     """
 
     def __init__(self, file: JsonFile) -> None:
-        self._file = file
+        super().__init__(file)
         self._table: defaultdict[tuple[str, str], dict[int, int]] = defaultdict(dict)
-        self._is_dirty = False
         saved = file.load(ConsumerOffsets)
         if saved is not None:
             for name, offsets in saved.offset_table.items():
@@ -97,7 +96,7 @@ class CommittedOffsets:
 
     def commit(self, topic: str, group: str, queue_id: int, offset: int) -> None:
         self._table[topic, group][queue_id] = offset
-        self._is_dirty = True
+        self.mark_unsaved()
 
     def get(self, topic: str, group: str, queue_id: int) -> int | None:
         offsets = self._table.get((topic, group))
@@ -118,12 +117,12 @@ class CommittedOffsets:
         offsets = self._table.get((topic, source))
         if offsets is not None:
             self._table[topic, target] = dict(offsets)
-            self._is_dirty = True
+            self.mark_unsaved()
 
     def remove_group(self, group: str) -> None:
         for key in [key for key in self._table if key[1] == group]:
             del self._table[key]
-            self._is_dirty = True
+            self.mark_unsaved()
 
     def table(self) -> ConsumerOffsets:
         return ConsumerOffsets(
@@ -135,20 +134,4 @@ class CommittedOffsets:
         for name, offsets in table.offset_table.items():
             topic, _, group = name.partition("@")
             self._table[topic, group].update(offsets)
-        self._is_dirty = True
-
-    def prepare_save(self) -> Callable[[], None] | None:
-        """What to run, in any thread, to save the offsets as they are now; None when they are saved already."""
-        if not self._is_dirty:
-            return None
-        self._is_dirty = False
-        return self._file.prepare_save(self.table())
-
-    def mark_unsaved(self) -> None:
-        """What was prepared could not be written."""
-        self._is_dirty = True
-
-    def save(self) -> None:
-        write = self.prepare_save()
-        if write is not None:
-            write()
+        self.mark_unsaved()

@@ -8,6 +8,7 @@ version is on disk.
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
 from itertools import count
@@ -97,3 +98,31 @@ class JsonFile:
         if self.path.exists():
             os.replace(self.path, self._backup)
         os.replace(temporary, self.path)
+
+
+class SavedTable(ABC):
+    """A table with a file of its own. A change marks it; who looks after it saves it soon, in whichever thread."""
+
+    def __init__(self, file: JsonFile) -> None:
+        self._file = file
+        self._is_unsaved = False
+
+    @abstractmethod
+    def table(self) -> msgspec.Struct:
+        """Everything, as it is saved and as slaves get it."""
+
+    def mark_unsaved(self) -> None:
+        self._is_unsaved = True
+
+    def prepare_save(self) -> Callable[[], None] | None:
+        """What to run, in any thread, to save the table as it is now; None when it is saved already."""
+        if not self._is_unsaved:
+            return None
+        self._is_unsaved = False
+        return self._file.prepare_save(self.table())
+
+    def save(self) -> None:
+        """Save now; the file is on the disk when this returns."""
+        write = self.prepare_save()
+        if write is not None:
+            write()

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from downrange.broker.config import BrokerConfig
-from downrange.broker.json_file import JsonFile
+from downrange.broker.json_file import JsonFile, SavedTable
 from downrange.clock import Clock
+from downrange.model.message import TopicQueue
 from downrange.model.topics import (
     AUTO_CREATE_TOPIC,
     BENCHMARK_TOPIC,
     OFFSET_MOVED_TOPIC,
+    OP_HALF_TOPIC,
     READ_WRITE,
     REPLY_TOPIC_SUFFIX,
     SCHEDULE_TOPIC,
@@ -28,17 +30,19 @@ from downrange.protocol.bodies.topics import TopicConfigTable
 log = logging.getLogger(__name__)
 
 _INHERITABLE = int(READ_WRITE | Perm.INHERIT)
+# Written without ever being in the table.
+_WITHOUT_CONFIGURATION = frozenset({OP_HALF_TOPIC})
 
 
-class Topics:
+class Topics(SavedTable):
     """Topic name -> configuration.
 
-    Holds always: every change raised the data version and is in the file. `on_change` is called after each change, with
-    the topic that changed, or None when it was deleted.
+    Holds always: every change raised the data version. `on_change` is called after each change, with the topic that
+    changed, or None when it was deleted.
     """
 
     def __init__(self, file: JsonFile, config: BrokerConfig, clock: Clock, schedule_queues: int = 18) -> None:
-        self._file = file
+        super().__init__(file)
         self._clock = clock
         self._table: dict[str, TopicConfig] = {}
         self._own_names = {
@@ -138,13 +142,28 @@ class Topics:
         self._changed(None)
         return True
 
+    def adopt(self, queues: Iterable[TopicQueue]) -> list[str]:
+        """Take in topics that have queues in the store and no configuration, with as many queues as they have.
+
+        A broker that dies in the moment between storing the first message of a new topic and saving the topic leaves
+        such queues behind; their messages must stay within reach.
+        """
+        counts: dict[str, int] = {}
+        for topic, queue_id in queues:
+            if topic not in self._table and topic not in _WITHOUT_CONFIGURATION:
+                counts[topic] = max(counts.get(topic, 0), queue_id + 1)
+        for topic, count in counts.items():
+            log.warning("topic had no configuration, taken in from its queues topic=%s queues=%d", topic, count)
+            self.ensure(topic, count)
+        return list(counts)
+
     def set_order_topics(self, ordered: set[str]) -> None:
         """Mark exactly these topics as ordered, as the name server says."""
         wrong = [config for config in self._table.values() if config.order != (config.topic_name in ordered)]
         for config in wrong:
             self._set(replace(config, order=not config.order))
         if wrong:
-            self._save()
+            self._bump()
 
     def replace_all(self, table: TopicConfigTable) -> None:
         """Take over the table of a master, version included."""
@@ -153,16 +172,16 @@ class Topics:
         for config in table.topic_config_table.values():
             self._set(config)
         self.data_version = table.data_version
-        self._file.save(self.table())
+        self.mark_unsaved()
 
     def bump(self) -> None:
         """A new data version without another change: what is registered depends on more than this table."""
         self._changed(None)
 
     def _changed(self, config: TopicConfig | None) -> None:
-        self._save()
+        self._bump()
         self.on_change(config)
 
-    def _save(self) -> None:
+    def _bump(self) -> None:
         self.data_version = self.data_version.bumped(self._clock.now())
-        self._file.save(self.table())
+        self.mark_unsaved()

@@ -12,7 +12,21 @@ from typing import NoReturn
 import typer
 
 from downrange import __version__
-from downrange.cli import namesrv
+from downrange.cli import (
+    broker,
+    cluster,
+    config,
+    group,
+    message,
+    mqadmin,
+    namesrv,
+    namesrv_admin,
+    simulate,
+    store,
+    topic,
+)
+from downrange.cli.options import UsageError
+from downrange.cli.output import one_line
 from downrange.model.errors import MQError
 from downrange.settings import ConfigError
 from downrange.transport.errors import ListenFailed
@@ -41,14 +55,30 @@ def _options(
 
 
 app.command("namesrv")(namesrv.run)
+app.command("broker")(broker.run_broker)
+app.command("standalone")(broker.run_standalone)
+app.command("shutdown")(broker.run_shutdown)
+app.command("simulate")(simulate.run)
+
+app.add_typer(topic.app, name="topic")
+app.add_typer(group.app, name="group")
+app.add_typer(cluster.app, name="cluster")
+app.add_typer(message.app, name="message")
+app.add_typer(config.app, name="config")
+app.add_typer(namesrv_admin.app, name="namesrv-admin")
+app.add_typer(store.app, name="store")
+app.command(
+    "mqadmin",
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+)(mqadmin.run)
 
 
 def main() -> NoReturn:
     try:
         app()
     except MQError as error:
-        print(f"downrange: {error}", file=sys.stderr)
-        sys.exit(2 if isinstance(error, ConfigError | ListenFailed) else 1)
+        print(f"downrange: {one_line(error)}", file=sys.stderr)
+        sys.exit(2 if isinstance(error, ConfigError | ListenFailed | UsageError) else 1)
     sys.exit(0)
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 
 import typer
 
-from downrange.cli.process import check_bind, serve, start_logging
-from downrange.namesrv.app import load_config, name_server
+from downrange.cli import run_files
 from downrange.settings import Property
-from downrange.transport.server import Server
 
 
 def run(
@@ -21,6 +20,10 @@ def run(
     log_level: str = typer.Option("INFO", "--log-level", help="DEBUG, INFO, WARNING or ERROR."),
 ) -> None:
     """Run a name server until it is stopped with SIGTERM or Ctrl-C."""
+    from downrange.cli.process import check_bind, serve, start_logging
+    from downrange.namesrv.app import load_config, name_server
+    from downrange.transport.server import Server
+
     overrides = {}
     for key, value in (
         ("listenPort", port),
@@ -35,8 +38,11 @@ def run(
     start_logging(log_level)
     for warning in warnings:
         typer.echo(f"downrange: warning: {warning}", err=True)
-    serve(name_server(config), ready)
+    with ExitStack() as notes:
 
+        def ready(server: Server) -> None:
+            address = f"{server.host}:{server.port}"
+            notes.enter_context(run_files.noted("namesrv", address))
+            typer.echo(f"name server ready on {address}")
 
-def ready(server: Server) -> None:
-    typer.echo(f"name server ready on {server.host}:{server.port}")
+        serve(name_server(config), ready)

@@ -13,13 +13,11 @@ An error carries what its catcher needs to decide: `retriable` says whether the 
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 
 class MQError(Exception):
     """Base of all errors raised on purpose; its text is one line an operator can act on."""
 
-    retriable: ClassVar[bool] = False
+    retriable: bool = False
 
 
 class MessageError(MQError):

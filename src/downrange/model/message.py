@@ -61,6 +61,12 @@ class Message:
     keys: str | None = None
     flag: int = 0
     properties: dict[str, str] = field(default_factory=dict)
+    delay_level: int = 0
+    """1 to 18: delivered after 1 s … 2 h; 0: at once."""
+    sharding_key: str | None = None
+    """Messages with the same key go to the same queue and are consumed in the order sent."""
+    wait_store_msg_ok: bool = True
+    """Whether the broker answers only after flush and replication, where its settings promise them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ milliseconds since the month began (4), counter (2). Both have 32 characters wit
 from __future__ import annotations
 
 import ipaddress
+from functools import lru_cache
 from typing import NamedTuple
 
 from downrange.model.errors import MessageError
@@ -23,6 +24,8 @@ class HostPort(NamedTuple):
         return f"{self.host}:{self.port}"
 
 
+# Reading an address costs several microseconds, and the same few peers come in record after record.
+@lru_cache(maxsize=4096)
 def pack_host(host: str, port: int) -> bytes:
     """4 or 16 address bytes, then the port as 4 bytes: 8 or 20 in all."""
     address = ipaddress.ip_address(host)
@@ -32,7 +35,12 @@ def pack_host(host: str, port: int) -> bytes:
 
 
 def unpack_host(raw: bytes | memoryview) -> HostPort:
-    return HostPort(str(ipaddress.ip_address(bytes(raw[:-4]))), int.from_bytes(raw[-4:], "big"))
+    return _unpack_host(bytes(raw))
+
+
+@lru_cache(maxsize=4096)
+def _unpack_host(raw: bytes) -> HostPort:
+    return HostPort(str(ipaddress.ip_address(raw[:-4])), int.from_bytes(raw[-4:], "big"))
 
 
 def offset_message_id(packed_store_host: bytes, physical_offset: int) -> str:

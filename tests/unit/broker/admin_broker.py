@@ -128,6 +128,7 @@ class AdminBroker:
         self.statistics = Statistics(self.clock.now())
         self.retention = Retention(self.store, hour_of=lambda now: 12)
         self.delay = FixedDelay()
+        self.registrations = 0
         self.settings_path = directory / "broker.properties"
         handler = handler_of(
             TopicHandlers(
@@ -138,6 +139,7 @@ class AdminBroker:
                 self.store,
                 self.retention,
                 self.statistics,
+                self.register,
             ).routes,
             GroupHandlers(
                 self.config, self.groups, self.offsets, self.consumers, self.producers, self.statistics
@@ -166,6 +168,9 @@ class AdminBroker:
             NOT_YET,
         )
         _, self.operator = linked(handler, refuse, ("10.0.0.7", 40000))
+
+    async def register(self) -> None:
+        self.registrations += 1
 
     async def ask(
         self,

@@ -43,6 +43,7 @@ def test_a_group_is_created_when_it_may_be(open_groups: OpenGroups) -> None:
     assert created == SubscriptionGroupConfig("g")
     assert groups.find("g", auto_create=False) is created
     assert groups.data_version == DataVersion(counter=1, timestamp=NOW)
+    groups.save()
     assert open_groups().get("g") == created
 
 
@@ -61,9 +62,11 @@ def test_changes_and_deletions_are_saved(open_groups: OpenGroups) -> None:
     groups = open_groups()
     config = replace(SubscriptionGroupConfig("g"), retry_max_times=3, consume_enable=False)
     groups.put(config)
+    groups.save()
     assert open_groups().get("g") == config
     assert groups.delete("g")
     assert not groups.delete("g")
+    groups.save()
     assert open_groups().get("g") is None
     assert groups.data_version.counter == 2
 
@@ -76,6 +79,7 @@ def test_a_slave_takes_over_the_groups_of_its_master(open_groups: OpenGroups) ->
     groups.replace_all(table)
     assert [group.group_name for group in groups] == ["g"]
     assert groups.table() == table
+    groups.save()
     assert open_groups().data_version == version
 
 

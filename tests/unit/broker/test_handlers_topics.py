@@ -56,6 +56,7 @@ async def test_a_created_topic_is_in_the_table_in_the_file_and_announced(broker:
     assert announced == [expected]
     assert broker.topics.data_version.counter == version + 1
     file = JsonFile(broker.store.config.store_path_root_dir / "config" / "topics.json")
+    broker.topics.save()
     assert Topics(file, broker.config.broker, broker.clock).get("TopicA") == expected
 
 
@@ -252,3 +253,11 @@ async def test_expired_files_are_deleted_outside_the_hour_once_asked_for(tmp_pat
     assert (await broker.ask(RequestCode.DELETE_EXPIRED_COMMITLOG)).code == 0
     assert broker.retention.run_round(in_the_future).deleted_files != []
     broker.store.close()
+
+
+async def test_a_created_topic_is_registered_before_the_answer(broker: AdminBroker) -> None:
+    fields = {"topic": "fresh", "defaultTopic": "TBW102", "readQueueNums": "2", "writeQueueNums": "2", "perm": "6"}
+    fields |= {"topicFilterType": "SINGLE_TAG", "order": "false"}
+    reply = await broker.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, ext_fields=fields)
+    assert reply.code == ResponseCode.SUCCESS
+    assert broker.registrations == 1

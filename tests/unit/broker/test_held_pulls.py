@@ -49,6 +49,7 @@ async def turn() -> None:
 async def test_a_message_wakes_the_pulls_of_its_queue_once_per_turn() -> None:
     held, answer, other = HeldPulls(), Asked(), Asked()
     reply = hold(held, answer)
+    (pull,) = held._by_queue[QUEUE]
     elsewhere = hold(held, other, queue=TopicQueue("orders", 1))
     assert held.is_waited_for(QUEUE)
     for offset in range(3):
@@ -57,6 +58,8 @@ async def test_a_message_wakes_the_pulls_of_its_queue_once_per_turn() -> None:
     await turn()
     assert reply.result() == Command(code=0, opaque=1)
     assert answer.times == 1
+    assert pull.timer is not None
+    assert pull.timer.cancelled()
     assert not elsewhere.done()
     assert not held.is_waited_for(QUEUE)
     assert len(held) == 1

@@ -75,6 +75,7 @@ def test_a_topic_is_created_like_its_template(open_topics: Open) -> None:
     assert topics.data_version == DataVersion(counter=1, timestamp=NOW)
     assert topics.create_like("many", AUTO_CREATE_TOPIC, 99, enabled=True) == TopicConfig("many", 8, 8, 6)
     assert topics.create_like("none", AUTO_CREATE_TOPIC, -1, enabled=True) == TopicConfig("none", 0, 0, 6)
+    topics.save()
     again = open_topics()
     assert again.get("orders") == created
     assert again.data_version == DataVersion(counter=3, timestamp=NOW)
@@ -144,6 +145,7 @@ def test_a_slave_takes_over_the_table_of_its_master(open_topics: Open) -> None:
     topics.replace_all(TopicConfigTable(topic_config_table={"orders": TopicConfig("orders")}, data_version=version))
     assert [topic.topic_name for topic in topics] == ["orders"]
     assert list(topics.sendable) == ["orders"]
+    topics.save()
     assert open_topics().data_version == version
 
 
@@ -151,4 +153,5 @@ def test_a_bump_is_a_change(open_topics: Open) -> None:
     topics = open_topics()
     topics.bump()
     assert topics.data_version.counter == 1
+    topics.save()
     assert open_topics().data_version.counter == 1

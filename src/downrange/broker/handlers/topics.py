@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Final
 
@@ -25,7 +27,7 @@ from downrange.protocol.errors import BrokerError, TopicNotExist
 from downrange.store.config import BrokerRole
 from downrange.store.message_store import MessageStore
 from downrange.store.retention import Retention
-from downrange.transport.connection import Connection
+from downrange.transport.connection import Connection, LaterReply
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +49,7 @@ class TopicHandlers:
         store: MessageStore,
         retention: Retention,
         statistics: Statistics,
+        register: Callable[[], Awaitable[object]],
     ) -> None:
         self._config = config
         self._topics = topics
@@ -55,6 +58,7 @@ class TopicHandlers:
         self._store = store
         self._retention = retention
         self._statistics = statistics
+        self._register = register
 
     @property
     def routes(self) -> RouteTable:
@@ -74,15 +78,15 @@ class TopicHandlers:
 
     # --- changing -----------------------------------------------------------------------------------------------
 
-    def create(self, command: Command, connection: Connection) -> Command:
+    def create(self, command: Command, connection: Connection) -> LaterReply:
         """17: create a topic or change the one there is."""
         refuse_on_slave(self._config)
         config = command.header(CreateTopicRequest).config
         self._check(config)
         self._put(config, connection)
-        return command.reply()
+        return self._when_registered(command)
 
-    def create_several(self, command: Command, connection: Connection) -> Command:
+    def create_several(self, command: Command, connection: Connection) -> LaterReply:
         """18 (5.x): all of them or, when one is wrong, none."""
         refuse_on_slave(self._config)
         configs = decode_body(TopicConfigs, command.body_bytes).topic_config_list
@@ -90,7 +94,16 @@ class TopicHandlers:
             self._check(config)
         for config in configs:
             self._put(config, connection)
-        return command.reply()
+        return self._when_registered(command)
+
+    def _when_registered(self, command: Command) -> LaterReply:
+        """Answer once the name servers know: whoever asked may send to the topic at once."""
+
+        async def reply() -> Command | None:
+            await self._register()
+            return command.reply()
+
+        return asyncio.ensure_future(reply())
 
     def delete(self, command: Command, connection: Connection) -> Command:
         """215: the topic and its queues go; what groups have committed stays, as in 4.9."""

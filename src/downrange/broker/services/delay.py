@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from downrange.broker.delayed import delivered
-from downrange.broker.json_file import JsonFile
+from downrange.broker.json_file import JsonFile, SavedTable
 from downrange.broker.live_config import LiveConfig
 from downrange.broker.message_writer import MessageWriter
 from downrange.clock import Clock
@@ -60,7 +60,7 @@ class DelayLevel:
         return due_millis <= now or due_millis > now + self.delay_millis + _CLOCK_STEP_MILLIS
 
 
-class DelayService:
+class DelayService(SavedTable):
     """Delivers delayed messages: never before they are due, in the order of their level, each at least once.
 
     Holds always: everything before a level's offset was delivered or cannot be; nothing from it on was.
@@ -70,16 +70,15 @@ class DelayService:
     def __init__(
         self, store: MessageStore, writer: MessageWriter, file: JsonFile, config: LiveConfig, clock: Clock
     ) -> None:
+        super().__init__(file)
         self._store = store
         self._writer = writer
-        self._file = file
         self._config = config
         self._clock = clock
         self._levels = [DelayLevel(number, delay) for number, delay in enumerate(store.config.delay_level_millis(), 1)]
         saved = file.load(DelayOffsets)
         # Levels that are not configured now keep their offsets: they may be configured again.
         self._offsets: dict[int, int] = dict(saved.offset_table) if saved is not None else {}
-        self._is_dirty = False
         self._wanted = asyncio.Event()
         writer.on_delayed = self.wake
         for level in self._levels:
@@ -105,7 +104,7 @@ class DelayService:
     def take_over(self, table: DelayOffsets) -> None:
         """The offsets of a master, for the day this slave takes its place."""
         self._offsets = dict(table.offset_table)
-        self._is_dirty = True
+        self.mark_unsaved()
 
     def wake(self, queue_id: int) -> None:
         """A message was put into a queue of the delay topic."""
@@ -113,21 +112,12 @@ class DelayService:
         if queue_id < len(self._levels) and self._levels[queue_id].due_millis is None:
             self._wanted.set()
 
-    def save(self) -> None:
-        """Write the offsets, if they changed."""
-        if self._is_dirty:
-            self._is_dirty = False
-            self._file.save(self.table())
-
     # --- running ------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._save_now_and_then())
-            if self._config.store.broker_role is not BrokerRole.SLAVE:
-                tasks.create_task(self._deliver_for_ever())
-
-    async def _deliver_for_ever(self) -> None:
+        """Deliver for as long as the broker is a master; saving is somebody else's duty."""
+        if self._config.store.broker_role is BrokerRole.SLAVE:
+            await asyncio.Event().wait()
         while True:
             self._wanted.clear()
             seconds = self.deliver()
@@ -149,19 +139,6 @@ class DelayService:
             await self._wanted.wait()
         finally:
             alarm.cancel()
-
-    async def _save_now_and_then(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            await self._clock.sleep(self._config.store.flush_delay_offset_interval / 1000)
-            if not self._is_dirty:
-                continue
-            self._is_dirty = False
-            try:
-                await loop.run_in_executor(None, self._file.prepare_save(self.table()))
-            except OSError as error:
-                log.error("cannot save delay offsets, trying on reason=%s", error.strerror or error)
-                self._is_dirty = True
 
     # --- delivering ---------------------------------------------------------------------------------------------
 
@@ -235,4 +212,4 @@ class DelayService:
 
     def _move(self, level: DelayLevel, offset: int) -> None:
         self._offsets[level.number] = offset
-        self._is_dirty = True
+        self.mark_unsaved()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Final
 
 from downrange.broker.clients import Consumers, Producers
-from downrange.broker.groups import CommittedOffsets
+from downrange.broker.json_file import SavedTable
 from downrange.broker.live_config import LiveConfig
 from downrange.clock import Clock
 from downrange.store.message_store import MessageStore
@@ -18,6 +18,7 @@ log = logging.getLogger(__name__)
 
 _CLIENT_SCAN_SECONDS: Final = 10.0
 _FIRST_CLEAN_UP_SECONDS: Final = 60.0
+_SAVE_SOON_SECONDS: Final = 0.05
 
 
 async def expire_clients(consumers: Consumers, producers: Producers, clock: Clock) -> None:
@@ -29,18 +30,30 @@ async def expire_clients(consumers: Consumers, producers: Producers, clock: Cloc
             connection.abort()
 
 
-async def save_offsets(offsets: CommittedOffsets, config: LiveConfig, clock: Clock) -> None:
-    loop = asyncio.get_running_loop()
+async def save_every(table: SavedTable, seconds: Callable[[], float], clock: Clock) -> None:
+    """Save a table that changes all the time, now and then."""
     while True:
-        await clock.sleep(config.broker.flush_consumer_offset_interval / 1000)
-        write: Callable[[], None] | None = offsets.prepare_save()
-        if write is None:
-            continue
-        try:
-            await loop.run_in_executor(None, write)
-        except OSError as error:  # a full disk must not stop the broker: its consumers would help to empty it
-            log.error("cannot save consumer offsets, trying on reason=%s", error.strerror or error)
-            offsets.mark_unsaved()
+        await clock.sleep(seconds())
+        await _save(table)
+
+
+async def save_soon(table: SavedTable, clock: Clock) -> None:
+    """Save a table that rarely changes right after it did; a table that takes long to save rests for a while."""
+    while True:
+        start = clock.monotonic()
+        await _save(table)
+        await clock.sleep(max(_SAVE_SOON_SECONDS, 10 * (clock.monotonic() - start)))
+
+
+async def _save(table: SavedTable) -> None:
+    write = table.prepare_save()
+    if write is None:
+        return
+    try:
+        await asyncio.get_running_loop().run_in_executor(None, write)
+    except OSError as error:  # a full disk must not stop the broker: its consumers would help to empty it
+        log.error("cannot save %s, trying on reason=%s", type(table).__name__, error.strerror or error)
+        table.mark_unsaved()
 
 
 async def clean_up(retention: Retention, store: MessageStore, config: LiveConfig, clock: Clock) -> None:

@@ -59,7 +59,9 @@ class Registration:
         while True:
             is_forced = True
             try:
-                await asyncio.wait_for(self._changed.wait(), pause)
+                # Not wait_for: in Python 3.11 it loses a cancellation that comes in the turn of the change.
+                async with asyncio.timeout(pause):
+                    await self._changed.wait()
                 # Topics often change several at a time: a full registration covers them all.
                 await asyncio.sleep(0)
             except TimeoutError:

@@ -1,0 +1,153 @@
+"""`downrange broker`, `downrange standalone`, `downrange shutdown`: run servers and stop them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
+
+import typer
+
+from downrange.cli import run_files
+from downrange.settings import ConfigError, Property
+
+_STARTED = time.monotonic()
+
+
+def _overrides(**given: object) -> dict[str, Property]:
+    return {key: Property(str(value), "command line") for key, value in given.items() if value is not None}
+
+
+def run_broker(
+    namesrv: str | None = typer.Option(None, "--namesrv", "-n", help="Name servers, separated by ';'. [$NAMESRV_ADDR]"),
+    config_file: Path | None = typer.Option(None, "--config", "-c", help="RocketMQ broker.conf."),
+    name: str | None = typer.Option(None, "--name", help="Name of this broker. [host name]"),
+    port: int | None = typer.Option(None, "--port", "-p", help="Port to listen on; 0 takes a free one. [10911]"),
+    bind: str | None = typer.Option(None, "--bind", "-b", help="Address to listen on. [127.0.0.1]"),
+    data: Path | None = typer.Option(None, "--data", "-d", help="Directory for messages. [~/store]"),
+    metrics_port: int | None = typer.Option(None, "--metrics-port", help="Port of /metrics; -1 for none. [5557]"),
+    insecure: bool = typer.Option(False, "--insecure", help="Allow an address other machines can reach."),
+    log_level: str = typer.Option("INFO", "--log-level", help="DEBUG, INFO, WARNING or ERROR."),
+) -> None:
+    """Run a broker until it is stopped with SIGTERM or Ctrl-C."""
+    from downrange.broker.app import RunningBroker, broker, load_config
+    from downrange.cli.process import check_bind, serve, start_logging
+
+    config, store, warnings = load_config(
+        config_file,
+        _overrides(
+            namesrvAddr=namesrv,
+            brokerName=name,
+            listenPort=port,
+            bindAddress=bind,
+            storePathRootDir=data,
+            metricsPort=metrics_port,
+        ),
+    )
+    if not config.namesrv_addresses:
+        raise ConfigError("no name server: give one with -n ADDR, namesrvAddr in the file, or NAMESRV_ADDR")
+    check_bind(config.bind_address, insecure=insecure)
+    start_logging(log_level)
+    for warning in warnings:
+        typer.echo(f"downrange: warning: {warning}", err=True)
+
+    with ExitStack() as notes:
+
+        def ready(running: RunningBroker) -> None:
+            live = running.config.broker
+            notes.enter_context(run_files.noted("broker", live.address))
+            known = f"{running.registered_with} of {len(live.namesrv_addresses)} name servers"
+            typer.echo(f"broker {live.broker_name} ready on {live.address}, registered with {known}")
+
+        serve(broker(config, store), ready)
+
+
+def run_standalone(
+    data: Path = typer.Option(Path("downrange-data"), "--data", "-d", help="Directory for everything it keeps."),
+    bind: str = typer.Option("127.0.0.1", "--bind", "-b", help="Address to listen on."),
+    namesrv_port: int = typer.Option(9876, "--namesrv-port", help="Port of the name server; 0 takes a free one."),
+    broker_port: int = typer.Option(10911, "--broker-port", help="Port of the broker; 0 takes a free one."),
+    metrics_port: int = typer.Option(5557, "--metrics-port", help="Port of /metrics and /healthz; -1 for none."),
+    config_file: Path | None = typer.Option(None, "--config", "-c", help="RocketMQ broker.conf for the broker."),
+    insecure: bool = typer.Option(False, "--insecure", help="Allow an address other machines can reach."),
+    log_level: str = typer.Option("WARNING", "--log-level", help="DEBUG, INFO, WARNING or ERROR."),
+) -> None:
+    """Run a name server and a broker in one process: everything needed to send and receive."""
+    from downrange.broker.app import RunningBroker, broker, load_config
+    from downrange.cli.process import check_bind, serve, start_logging
+    from downrange.namesrv.app import name_server
+    from downrange.namesrv.config import NamesrvConfig
+
+    check_bind(bind, insecure=insecure)
+    start_logging(log_level)
+    directory = data.resolve()
+    namesrv_config = NamesrvConfig(
+        listen_port=namesrv_port,
+        bind_address=bind,
+        kv_config_path=directory / "namesrv" / "kvConfig.json",
+        config_store_path=directory / "namesrv" / "namesrv.properties",
+    )
+
+    @asynccontextmanager
+    async def both() -> AsyncIterator[tuple[str, RunningBroker]]:
+        async with name_server(namesrv_config) as names:
+            address = f"{bind}:{names.port}"
+            config, store, warnings = load_config(
+                config_file,
+                _overrides(
+                    namesrvAddr=address,
+                    brokerName="broker-a" if config_file is None else None,
+                    listenPort=broker_port,
+                    bindAddress=bind,
+                    storePathRootDir=directory / "store",
+                    metricsPort=metrics_port,
+                ),
+            )
+            for warning in warnings:
+                typer.echo(f"downrange: warning: {warning}", err=True)
+            async with broker(config, store) as running:
+                yield address, running
+
+    with ExitStack() as notes:
+
+        def ready(started: tuple[str, RunningBroker]) -> None:
+            address, running = started
+            live = running.config.broker
+            notes.enter_context(run_files.noted("namesrv", address))
+            notes.enter_context(run_files.noted("broker", live.address))
+            metrics = f"http://127.0.0.1:{running.metrics_port}/metrics" if running.metrics_port else "off"
+            typer.echo(
+                f"downrange is ready after {time.monotonic() - _STARTED:.2f} s\n"
+                f"  name server  {address}\n"
+                f"  broker       {live.address} ({live.broker_name})\n"
+                f"  data         {directory}\n"
+                f"  metrics      {metrics}\n"
+                "Try in another terminal:\n"
+                f"  downrange topic list -n {address}\n"
+                f"  downrange message send hello 'Hello, world' -n {address}\n"
+                "Stop with Ctrl-C or: downrange shutdown broker"
+            )
+
+        serve(both(), ready)
+
+
+def run_shutdown(
+    role: str = typer.Argument(..., metavar="broker|namesrv", help="What to stop."),
+    seconds: float = typer.Option(30.0, "--wait", help="How long to wait for each.", min=0),
+) -> None:
+    """Stop the brokers or name servers this user started on this machine, as mqshutdown does."""
+    if role not in ("broker", "namesrv"):
+        raise ConfigError(f"there is no role {role}: expected broker or namesrv")
+    servers = run_files.running(role)
+    if not servers:
+        typer.echo(f"downrange: no {role} of yours is running here", err=True)
+        raise typer.Exit(1)
+    for server in servers:
+        if run_files.stop(server, seconds):
+            typer.echo(f"{role} on {server.address} (pid {server.pid}) stopped")
+        else:
+            typer.echo(
+                f"downrange: {role} on {server.address} (pid {server.pid}) still runs after {seconds:g} s", err=True
+            )
+            raise typer.Exit(1)

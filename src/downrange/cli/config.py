@@ -1,0 +1,67 @@
+"""`downrange config …`: settings of running brokers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from downrange.cli.asking import answer, broker_row
+from downrange.cli.cluster import told
+from downrange.cli.options import Broker, Cluster, Json, Namesrv, command_family, key_values
+from downrange.cli.output import Answer, cell
+
+if TYPE_CHECKING:
+    from downrange.client.admin import Admin
+
+app = command_family("Settings of running brokers: show and change.")
+
+
+@app.command("get")
+def get(
+    key: Annotated[str | None, typer.Argument(help="Only this key.")] = None,
+    broker: Broker = None,
+    cluster: Cluster = None,
+    namesrv: Namesrv = None,
+    json: Json = False,
+) -> None:
+    """Show the settings brokers run with."""
+
+    async def action(admin: Admin) -> Answer:
+        settings = await admin.cluster.config(cluster, broker)
+        rows: list[dict[str, Any]] = [
+            {
+                **broker_row(one),
+                "config": {name: value for name, value in sorted(found.table.items()) if key in (None, name)},
+            }
+            for one, found in settings.done.items()
+        ]
+        parts = [settings_text(str(one), row["config"]) for one, row in zip(settings.done, rows, strict=True)]
+        return Answer({"brokers": rows}, parts, settings.failed)
+
+    answer(namesrv, json, action)
+
+
+@app.command("update")
+def update(
+    changes: Annotated[list[str], typer.Argument(help="key=value, any number of them.")],
+    broker: Broker = None,
+    cluster: Cluster = None,
+    namesrv: Namesrv = None,
+    json: Json = False,
+) -> None:
+    """Change settings while brokers run."""
+    table = key_values(changes)
+
+    async def action(admin: Admin) -> Answer:
+        return told("settings updated", await admin.cluster.update_config(table, cluster, broker))
+
+    answer(namesrv, json, action)
+
+
+def settings_text(server: str, table: Mapping[str, Any]) -> str:
+    """Settings of one server the way mqadmin prints them."""
+    return "\n".join(
+        [f"============{server}============", *(f"{key:<50}=  {cell(value)}" for key, value in table.items())]
+    )

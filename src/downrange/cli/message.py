@@ -1,0 +1,268 @@
+"""`downrange message …`: single messages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from downrange.cli.asking import answer
+from downrange.cli.options import Json, Namesrv, Topic, UsageError, command_family, key_values
+from downrange.cli.output import Answer, Column, Table
+from downrange.cli.times import parse_time, time_text
+
+if TYPE_CHECKING:
+    from downrange.client.admin import Admin
+    from downrange.model.message import StoredMessage
+
+app = command_family("Single messages: find, send, hand to a consumer, follow.")
+
+MessageId = Annotated[str, typer.Argument(help="Offset message id, or unique id together with --topic.")]
+OfTopic = Annotated[str | None, typer.Option("--topic", "-t", help="Its topic; needed for a unique id.")]
+
+
+@app.command("view")
+def view(
+    message_id: MessageId,
+    topic: OfTopic = None,
+    save: Annotated[Path | None, typer.Option("--save", help="Write the body to this file.")] = None,
+    namesrv: Namesrv = None,
+    json: Json = False,
+) -> None:
+    """Show one message."""
+
+    async def action(admin: Admin) -> Answer:
+        return _found(await admin.messages.view(message_id, topic), save)
+
+    answer(namesrv, json, action)
+
+
+@app.command("at")
+def at(
+    topic: Topic,
+    broker: Annotated[str, typer.Argument(help="Broker name.")],
+    queue: Annotated[int, typer.Argument(min=0, help="Queue id.")],
+    offset: Annotated[int, typer.Argument(min=0, help="Number of the message in the queue.")],
+    save: Annotated[Path | None, typer.Option("--save", help="Write the body to this file.")] = None,
+    namesrv: Namesrv = None,
+    json: Json = False,
+) -> None:
+    """Show the message at one place of a queue."""
+
+    async def action(admin: Admin) -> Answer:
+        return _found(await admin.messages.by_queue_offset(topic, broker, queue, offset), save)
+
+    answer(namesrv, json, action)
+
+
+@app.command("query")
+def query(
+    topic: Topic,
+    key: Annotated[str, typer.Argument(help="Message key.")],
+    max_messages: Annotated[int, typer.Option("--max", min=1, max=10_000, help="At most this many per broker.")] = 64,
+    begin: Annotated[str | None, typer.Option("--begin", help="Stored at this time or later.")] = None,
+    end: Annotated[str | None, typer.Option("--end", help="Stored at this time or earlier.")] = None,
+    namesrv: Namesrv = None,
+    json: Json = False,
+) -> None:
+    """Find messages by key."""
+    span = {name: parse_time(text) for name, text in (("begin", begin), ("end", end)) if text is not None}
+
+    async def action(admin: Admin) -> Answer:
+        found = await admin.messages.by_key(topic, key, max_messages=max_messages, **span)
+        rows = [
+            {
+                "msgId": message.message_id,
+                "offsetMsgId": message.offset_message_id,
+                "broker": broker.name,
+                "queueId": message.queue_id,
+                "queueOffset": message.queue_offset,
+                "storeTimestamp": message.store_timestamp,
+            }
+            for broker, messages in found.done.items()
+            for message in messages
+        ]
+        columns = [
+            Column("Message ID", "msgId"),
+            Column("Broker Name", "broker"),
+            Column("QID", "queueId"),
+            Column("Offset", "queueOffset"),
+            Column("Store Timestamp", "storeTimestamp", time_text),
+        ]
+        return Answer({"topic": topic, "key": key, "messages": rows}, [Table(columns, rows)], found.failed)
+
+    answer(namesrv, json, action)
+
+
+@app.command("send")
+def send(
+    topic: Topic,
+    body: Annotated[str | None, typer.Argument(help="Body, as text.")] = None,
+    file: Annotated[Path | None, typer.Option("--file", help="Take the body from this file.")] = None,
+    tags: Annotated[str | None, typer.Option("--tags", help="Tag.")] = None,
+    keys: Annotated[str | None, typer.Option("--keys", help="Keys, separated by spaces.")] = None,
+    properties: Annotated[list[str] | None, typer.Option("--property", help="name=value, any number of them.")] = None,
+    broker: Annotated[str | None, typer.Option("--broker", "-b", help="Broker name; any without it.")] = None,
+    queue: Annotated[int | None, typer.Option("--queue", "-i", min=0, help="Queue id; any without it.")] = None,
+    namesrv: Namesrv = None,
+    json: Json = False,
+) -> None:
+    """Send one message."""
+    from downrange.model.message import Message
+
+    if (body is None) == (file is None):
+        raise UsageError("give the body either as an argument or with --file")
+    message = Message(topic, _body(body, file), tags, keys, properties=key_values(properties or []))
+
+    async def action(admin: Admin) -> Answer:
+        result = await admin.messages.send(message, broker, queue)
+        row = {
+            "broker": result.queue.broker_name,
+            "queueId": result.queue.queue_id,
+            "queueOffset": result.queue_offset,
+            "sendStatus": result.status.value,
+            "msgId": result.message_id,
+            "offsetMsgId": result.offset_message_id,
+        }
+        columns = [
+            Column("Broker Name", "broker"),
+            Column("QID", "queueId"),
+            Column("Offset", "queueOffset"),
+            Column("Send Result", "sendStatus"),
+            Column("MsgId", "msgId"),
+        ]
+        return Answer({"topic": topic, **row}, [Table(columns, [row])])
+
+    answer(namesrv, json, action)
+
+
+def _body(text: str | None, file: Path | None) -> bytes:
+    if file is None:
+        return (text or "").encode()
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise UsageError(f"cannot read {file}: {error.strerror or error}") from None
+
+
+@app.command("consume-directly")
+def consume_directly(
+    message_id: MessageId,
+    group: Annotated[str, typer.Option("--group", "-g", help="Consumer group.")],
+    client: Annotated[str, typer.Option("--client", "-d", help="Client id of a running member.")],
+    topic: OfTopic = None,
+    namesrv: Namesrv = None,
+    json: Json = False,
+) -> None:
+    """Hand a message to a running consumer and show what it made of it."""
+
+    async def action(admin: Admin) -> Answer:
+        result = await admin.messages.consume_directly(group, client, message_id, topic)
+        row = {
+            "consumeResult": result.consume_result,
+            "remark": result.remark,
+            "spentTimeMills": result.spent_time_mills,
+            "order": result.order,
+            "autoCommit": result.auto_commit,
+        }
+        columns = [
+            Column("Result", "consumeResult"),
+            Column("Spent(ms)", "spentTimeMills"),
+            Column("Order", "order"),
+            Column("AutoCommit", "autoCommit"),
+            Column("Remark", "remark"),
+        ]
+        return Answer(row, [Table(columns, [row])])
+
+    answer(namesrv, json, action)
+
+
+@app.command("trace")
+def trace(
+    message_id: Annotated[str, typer.Argument(help="Unique message id.")],
+    topic: Annotated[str, typer.Option("--topic", "-t", help="Trace topic.")] = "RMQ_SYS_TRACE_TOPIC",
+    namesrv: Namesrv = None,
+    json: Json = False,
+) -> None:
+    """Show who sent and who consumed a message, if its clients wrote traces."""
+
+    async def action(admin: Admin) -> Answer:
+        rows: list[dict[str, Any]] = [
+            {
+                "type": event.kind,
+                "group": event.group,
+                "clientHost": event.client_host,
+                "time": event.timestamp,
+                "costTime": event.cost_millis,
+                "status": {True: "success", False: "failed", None: "unknown"}[event.success],
+                "retryTimes": event.retry_times,
+            }
+            for event in await admin.messages.trace(message_id, topic)
+        ]
+        columns = [
+            Column("Type", "type"),
+            Column("Group", "group"),
+            Column("ClientHost", "clientHost"),
+            Column("Time", "time", time_text),
+            Column("CostTime(ms)", "costTime"),
+            Column("Status", "status"),
+            Column("Retries", "retryTimes"),
+        ]
+        return Answer({"msgId": message_id, "events": rows}, [Table(columns, rows)])
+
+    answer(namesrv, json, action)
+
+
+def _found(message: StoredMessage, save: Path | None) -> Answer:
+    from downrange.client.compression import plain_body
+
+    body = plain_body(message)
+    if save is not None:
+        try:
+            save.write_bytes(body)
+        except OSError as error:
+            raise UsageError(f"cannot write {save}: {error.strerror or error}") from None
+    try:
+        text: str | None = body.decode()
+    except UnicodeDecodeError:
+        text = None
+    document = {
+        "msgId": message.message_id,
+        "offsetMsgId": message.offset_message_id,
+        "topic": message.topic,
+        "tags": message.tags,
+        "keys": message.keys,
+        "queueId": message.queue_id,
+        "queueOffset": message.queue_offset,
+        "commitLogOffset": message.physical_offset,
+        "reconsumeTimes": message.reconsume_times,
+        "bornTimestamp": message.born_timestamp,
+        "storeTimestamp": message.store_timestamp,
+        "bornHost": str(message.born_host),
+        "storeHost": str(message.store_host),
+        "sysFlag": message.sys_flag,
+        "flag": message.flag,
+        "properties": message.properties,
+        "bodyLength": len(body),
+        "body": text,
+        "bodyHex": body.hex() if text is None else None,
+    }
+    lines = {
+        "OffsetID": document["offsetMsgId"],
+        "Topic": message.topic,
+        "Tags": f"[{message.tags}]",
+        "Keys": f"[{' '.join(message.keys)}]",
+        "Queue ID": message.queue_id,
+        "Queue Offset": message.queue_offset,
+        "CommitLog Offset": message.physical_offset,
+        "Reconsume Times": message.reconsume_times,
+        "Born Timestamp": time_text(message.born_timestamp),
+        "Store Timestamp": time_text(message.store_timestamp),
+        "Born Host": message.born_host,
+        "Store Host": message.store_host,
+        "System Flag": message.sys_flag,
+        "Properties": "{" + ", ".join(f"{name}={value}" for name, value in message.properties.items()) + "}",
+        "Body": text if text is not None else f"{len(body)} bytes that are not text; --save FILE writes them",
+    }
+    return Answer(document, ["\n".join(f"{name + ':':<20} {value}" for name, value in lines.items())])

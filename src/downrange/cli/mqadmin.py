@@ -1,0 +1,265 @@
+"""`downrange mqadmin NAME …`: the names and option letters of RocketMQ's own tool.
+
+Each name is another way to write one of our commands, so a line is translated and run as that command. Output and exit
+codes are ours.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import typer
+
+from downrange.cli.options import UsageError
+
+
+@dataclass(frozen=True)
+class Alias:
+    """How one name of mqadmin is written with our commands.
+
+    Keys are mqadmin's option letters. `arguments` become positional, in this order; those in `optional` may be left
+    out. `options` take a value along, `switches` take none, `booleans` turn mqadmin's `true`/`false` into one of two
+    switches of ours. `instead` names the alias to use when that letter is given.
+    """
+
+    command: tuple[str, ...]
+    arguments: Sequence[str] = ()
+    optional: frozenset[str] = frozenset()
+    options: Mapping[str, str] = field(default_factory=dict)
+    switches: Mapping[str, str] = field(default_factory=dict)
+    booleans: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    instead: Mapping[str, Alias] = field(default_factory=dict)
+    joined: bool = False
+    """The last two arguments are a key and its value, ours is one `key=value`."""
+
+
+_WHERE = {"b": "--broker", "c": "--cluster"}
+
+_CONSUME_DIRECTLY = Alias(
+    ("message", "consume-directly"), "i", options={"g": "--group", "d": "--client", "t": "--topic"}
+)
+_OVERVIEW = Alias(("group", "list"))
+
+ALIASES: dict[str, Alias] = {
+    "addWritePerm": Alias(("namesrv-admin", "add-write-perm"), "b"),
+    "brokerConsumeStats": Alias(("cluster", "consume-stats"), "b", booleans={"o": ("--order", "--no-order")}),
+    "brokerStatus": Alias(("cluster", "status"), options=_WHERE),
+    "cleanExpiredCQ": Alias(("cluster", "clean-queues"), options=_WHERE),
+    "cleanUnusedTopic": Alias(("cluster", "clean-topics"), options=_WHERE),
+    "cloneGroupOffset": Alias(("group", "clone"), "sdt", booleans={"o": ("", "")}),
+    "clusterList": Alias(
+        ("cluster", "list"),
+        options={"c": "--cluster"},
+        instead={"m": Alias(("cluster", "stats"), options={"c": "--cluster"}, switches={"m": ""})},
+    ),
+    "consumerConnection": Alias(("group", "connections"), "g"),
+    "consumerProgress": Alias(
+        _OVERVIEW.command, instead={"g": Alias(("group", "progress"), "g", options={"t": "--topic"})}
+    ),
+    "consumerStatus": Alias(("group", "status"), "g", options={"i": "--client"}, switches={"s": "--stack"}),
+    "deleteExpiredCommitLog": Alias(("cluster", "delete-expired-log"), options=_WHERE),
+    "deleteKvConfig": Alias(("namesrv-admin", "kv-delete"), "sk"),
+    "deleteSubGroup": Alias(("group", "delete"), "g", options=_WHERE, booleans={"r": ("--offsets", "--keep-offsets")}),
+    "deleteTopic": Alias(("topic", "delete"), "t", options={"c": "--cluster"}),
+    "getBrokerConfig": Alias(("config", "get"), options=_WHERE),
+    "getConsumerConfig": Alias(("group", "config"), "g"),
+    "getNamesrvConfig": Alias(("namesrv-admin", "config")),
+    "producer": Alias(("cluster", "producers"), options={"b": "--broker"}),
+    "producerConnection": Alias(("group", "producers"), "g", options={"t": "--topic"}),
+    "queryMsgById": Alias(("message", "view"), "i", options={"t": "--topic"}, instead={"d": _CONSUME_DIRECTLY}),
+    "queryMsgByKey": Alias(
+        ("message", "query"), "tk", options={"c": "--max", "m": "--max", "b": "--begin", "e": "--end"}
+    ),
+    "queryMsgByOffset": Alias(("message", "at"), "tbio"),
+    "queryMsgByUniqueKey": Alias(("message", "view"), "i", options={"t": "--topic"}, instead={"d": _CONSUME_DIRECTLY}),
+    "queryMsgTraceById": Alias(("message", "trace"), "i", options={"t": "--topic"}),
+    "resetOffsetByTime": Alias(
+        ("group", "reset-offset"), "gt", options={"s": "--time"}, booleans={"f": ("--force", "--no-force")}
+    ),
+    "sendMessage": Alias(
+        ("message", "send"), "tp", options={"k": "--keys", "c": "--tags", "b": "--broker", "i": "--queue"}
+    ),
+    "skipAccumulatedMessage": Alias(("group", "skip"), "gt", booleans={"f": ("", "")}),
+    "statsAll": Alias(("topic", "stats"), "t", optional=frozenset("t"), switches={"a": "--active"}),
+    "topicClusterList": Alias(("topic", "clusters"), "t"),
+    "topicList": Alias(("topic", "list"), switches={"c": "--groups"}),
+    "topicRoute": Alias(("topic", "route"), "t"),
+    "topicStatus": Alias(("topic", "status"), "t"),
+    "updateBrokerConfig": Alias(("config", "update"), "kv", options=_WHERE, joined=True),
+    "updateKvConfig": Alias(("namesrv-admin", "kv-put"), "skv"),
+    "updateNamesrvConfig": Alias(("namesrv-admin", "update-config"), "kv", joined=True),
+    "updateSubGroup": Alias(
+        ("group", "create"),
+        "g",
+        options={
+            **_WHERE,
+            "q": "--retry-queues",
+            "r": "--retry-max-times",
+            "i": "--broker-id",
+            "w": "--slow-broker-id",
+        },
+        booleans={
+            "s": ("--consume", "--no-consume"),
+            "m": ("--from-min", "--no-from-min"),
+            "d": ("--broadcast", "--no-broadcast"),
+            "a": ("--notify", "--no-notify"),
+        },
+    ),
+    "updateTopic": Alias(
+        ("topic", "create"),
+        "t",
+        options={**_WHERE, "r": "--read-queues", "w": "--write-queues", "p": "--perm"},
+        booleans={"o": ("--order", "--no-order")},
+    ),
+    "updateTopicPerm": Alias(("topic", "perm"), "tp", options=_WHERE),
+    "wipeWritePerm": Alias(("namesrv-admin", "wipe-write-perm"), "b"),
+}
+
+# Long spellings mqadmin has for its letters; where commands differ, the first letter the command knows is meant.
+LONG_NAMES: dict[str, str] = {
+    "namesrvAddr": "n",
+    "brokerAddr": "b",
+    "brokerName": "b",
+    "clusterName": "c",
+    "topic": "t",
+    "groupName": "g",
+    "consumerGroup": "g",
+    "group": "g",
+    "producerGroup": "g",
+    "msgId": "i",
+    "msgKey": "k",
+    "readQueueNums": "r",
+    "writeQueueNums": "w",
+    "perm": "p",
+    "order": "o",
+    "key": "k",
+    "value": "v",
+    "namespace": "s",
+    "timestamp": "s",
+    "force": "f",
+    "jstack": "s",
+    "clientId": "di",
+    "moreStats": "m",
+    "activeTopic": "a",
+    "clusterModel": "c",
+    "consumeEnable": "s",
+    "consumeFromMinEnable": "m",
+    "consumeBroadcastEnable": "d",
+    "retryQueueNums": "q",
+    "retryMaxTimes": "r",
+    "brokerId": "i",
+    "whichBrokerWhenConsumeSlowly": "w",
+    "notifyConsumerIdsChanged": "a",
+    "removeOffset": "r",
+    "srcGroup": "s",
+    "destGroup": "d",
+    "offline": "o",
+    "body": "p",
+    "keys": "k",
+    "tags": "c",
+    "qid": "i",
+    "offset": "o",
+    "traceTopic": "t",
+    "beginTimestamp": "b",
+    "endTimestamp": "e",
+    "maxNum": "c",
+}
+
+
+def run(context: typer.Context) -> None:
+    """Run a command by the name and option letters mqadmin has for it; without a name, list the names."""
+    if not context.args or context.args[0] in ("-h", "--help", "help"):
+        for name, alias in ALIASES.items():
+            typer.echo(f"{name:<26}downrange {' '.join(alias.command)}")
+        return
+    arguments = translate(context.args)
+    root = context.find_root().command
+    # Not standalone: errors come back here and on to `main`, an exit code is returned.
+    code = root.main(args=arguments, prog_name="downrange", standalone_mode=False)
+    raise typer.Exit(code or 0)
+
+
+def translate(line: Sequence[str]) -> list[str]:
+    """A line of mqadmin as arguments of ours."""
+    name, *rest = line
+    alias = ALIASES.get(name)
+    if alias is None:
+        by_case = {known.lower(): known for known in ALIASES}
+        near = [by_case[found] for found in difflib.get_close_matches(name.lower(), by_case, n=3, cutoff=0.5)]
+        hint = f"did you mean {' or '.join(near)}?" if near else "`downrange mqadmin` lists the names"
+        raise UsageError(f"mqadmin has no command {name} here; {hint}")
+    if "-h" in rest or "--help" in rest:
+        return [*alias.command, "--help"]
+    given, passed_on = _letters(name, alias, rest)
+    for letter, other in alias.instead.items():
+        if letter in given:
+            alias = other
+            break
+    values = _arguments(name, alias, given)
+    if alias.joined:
+        values = [*values[:-2], f"{values[-2]}={values[-1]}"]
+    ours = [*alias.command, *passed_on]
+    for letter, value in given.items():
+        ours += _option(name, alias, letter, value)
+    # What follows is taken literally, also when it begins with a dash.
+    return [*ours, "--", *values]
+
+
+def _knows(alias: Alias, letter: str) -> bool:
+    return letter == "n" or any(
+        letter in letters
+        for one in (alias, *alias.instead.values())
+        for letters in (one.arguments, one.options, one.switches, one.booleans)
+    )
+
+
+def _takes_no_value(alias: Alias, letter: str) -> bool:
+    return any(letter in one.switches for one in (alias, *alias.instead.values()))
+
+
+def _letters(name: str, alias: Alias, rest: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Letter -> value, and the options every command of ours has."""
+    given: dict[str, str] = {}
+    passed_on: list[str] = []
+    words = iter(rest)
+    for word in words:
+        option, equals, value = word.partition("=")
+        letter = option.lstrip("-")
+        if word == "--json":
+            passed_on.append(word)
+            continue
+        letter = next((one for one in LONG_NAMES.get(letter, "") if _knows(alias, one)), letter)
+        if not word.startswith("-") or len(letter) != 1:
+            raise UsageError(f"mqadmin {name}: {word!r} is not an option of this command")
+        if not equals:
+            value = "true" if _takes_no_value(alias, letter) else next(words, "")
+        if not value and not _takes_no_value(alias, letter):
+            raise UsageError(f"mqadmin {name}: -{letter} needs a value")
+        if letter == "n":
+            passed_on += ["--namesrv", value]
+        else:
+            given[letter] = value.strip()
+    return given, passed_on
+
+
+def _arguments(name: str, alias: Alias, given: dict[str, str]) -> list[str]:
+    """The values of the positional arguments, taken out of `given`."""
+    missing = [letter for letter in alias.arguments if letter not in given and letter not in alias.optional]
+    if missing:
+        raise UsageError(f"mqadmin {name} needs {' and '.join('-' + letter for letter in missing)}")
+    return [given.pop(letter) for letter in alias.arguments if letter in given]
+
+
+def _option(name: str, alias: Alias, letter: str, value: str) -> list[str]:
+    if letter in alias.options:
+        return [alias.options[letter], value]
+    if letter in alias.switches:
+        return [alias.switches[letter]] if alias.switches[letter] else []
+    if letter in alias.booleans:
+        if value.lower() not in ("true", "false"):
+            raise UsageError(f"mqadmin {name}: -{letter} {value}: expected true or false")
+        switch = alias.booleans[letter][value.lower() == "false"]
+        return [switch] if switch else []
+    raise UsageError(f"mqadmin {name}: no option -{letter} here; see `downrange {' '.join(alias.command)} --help`")

@@ -1,0 +1,109 @@
+"""What commands print: tables for people, one JSON document for programs, failures on standard error."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import typer
+
+from downrange.model.errors import MQError
+
+Row = Mapping[str, Any]
+
+
+def cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return f"{value:.2f}"
+    if isinstance(value, list | tuple):
+        return ",".join(map(cell, value))
+    return str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column: its header, the member of a row it shows, and how."""
+
+    header: str
+    key: str
+    show: Callable[[Any], str] = cell
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    columns: Sequence[Column]
+    rows: Sequence[Row]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a command has to say: `document` to programs, `parts` to people, and the servers that failed to both."""
+
+    document: dict[str, Any]
+    parts: Sequence[Table | str]
+    failed: Mapping[Any, MQError] = field(default_factory=dict)
+
+
+def print_answer(answer: Answer, *, as_json: bool) -> None:
+    """Print it; the command ends with exit code 1 when a server failed."""
+    failed = [{"server": str(server), "error": one_line(error)} for server, error in answer.failed.items()]
+    if as_json:
+        print(json.dumps({**answer.document, "failed": failed}, indent=2, ensure_ascii=False))
+    else:
+        for part in answer.parts:
+            if isinstance(part, str):
+                print(visible(part))
+            elif not part.rows and failed:
+                continue  # a table of nothing would look like an answer
+            else:
+                _print_table(part)
+    for failure in failed:
+        print(f"downrange: {failure['server']}: {failure['error']}", file=sys.stderr)
+    if failed:
+        raise typer.Exit(1)
+
+
+def one_line(error: BaseException) -> str:
+    """RocketMQ's remarks may run over several lines."""
+    return visible(" ".join(str(error).split()))
+
+
+def visible(text: str) -> str:
+    """Without control characters: what a message or a server says must not steer the reader's terminal."""
+    return "".join(
+        letter if letter.isprintable() or letter in "\n\t" else "\N{REPLACEMENT CHARACTER}" for letter in text
+    )
+
+
+def _print_table(table: Table) -> None:
+    """Framed on a terminal wide enough for it; else columns in line, every value whole."""
+    lines = [[column.header for column in table.columns]]
+    lines += [[visible(column.show(row.get(column.key))) for column in table.columns] for row in table.rows]
+    widths = [max(map(len, texts)) for texts in zip(*lines, strict=True)]
+    if sys.stdout.isatty() and sum(widths) + 3 * len(widths) <= shutil.get_terminal_size().columns:
+        _print_framed(*lines)
+        return
+    widths[:] = [max(width, len(header) + 1) for width, header in zip(widths, lines[0], strict=True)]
+    lines[0] = [f"#{header}" for header in lines[0]]
+    for line in lines:
+        print("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip())
+
+
+def _print_framed(headers: list[str], *rows: list[str]) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    grid = RichTable(*headers, box=SIMPLE_HEAD, pad_edge=False)
+    for row in rows:
+        grid.add_row(*map(Text, row))  # as Text: brackets in a value are no markup
+    Console().print(grid)

@@ -1,0 +1,79 @@
+"""Which servers of this user run on this machine: a small file for each, so that `downrange shutdown` finds them.
+
+A file names the process and when it started: a number that was given to another process since is never signalled.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+
+class RunningServer(NamedTuple):
+    """A server process that is alive."""
+
+    role: str
+    address: str
+    pid: int
+
+
+def directory() -> Path:
+    base = os.environ.get("XDG_RUNTIME_DIR")
+    return Path(base) / "downrange" if base else Path.home() / ".downrange" / "run"
+
+
+@contextmanager
+def noted(role: str, address: str) -> Iterator[None]:
+    """Keep the note while the block runs. A directory that cannot be written costs only `downrange shutdown`."""
+    path = directory() / f"{role}-{address.rpartition(':')[2]}"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{os.getpid()} {_started(os.getpid())} {address}\n")
+    except OSError:
+        yield
+        return
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def running(role: str) -> list[RunningServer]:
+    """The servers of this role; notes of dead processes are removed on the way."""
+    found = []
+    for path in sorted(directory().glob(f"{role}-*")):
+        try:
+            pid, started, address = path.read_text().split()
+            if _started(int(pid)) == started:
+                found.append(RunningServer(role, address, int(pid)))
+                continue
+        except (OSError, ValueError):
+            pass
+        path.unlink(missing_ok=True)
+    return found
+
+
+def stop(server: RunningServer, seconds: float) -> bool:
+    """Ask a server to stop and wait for it; True when it is gone."""
+    started = _started(server.pid)
+    os.kill(server.pid, signal.SIGTERM)
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if _started(server.pid) != started:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def _started(pid: int) -> str:
+    """When a process started, in the kernel's count; empty when it is gone or a zombie."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if fields[0] == "Z" else fields[19]

@@ -1,0 +1,37 @@
+"""Times as operators read and type them: local time, or milliseconds since 1970."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from downrange.cli.options import UsageError
+
+_FORMATS = ("%Y-%m-%d#%H:%M:%S:%f", "%Y-%m-%d#%H:%M:%S")
+
+
+def parse_time(text: str) -> int:
+    """Milliseconds since 1970 of a number, `2026-11-15 08:00`, `2026-11-15T08:00:00.5` or `2026-11-15#08:00:00:000`."""
+    if text.isdigit():
+        return int(text)
+    for form in _FORMATS:
+        try:
+            return _millis(datetime.strptime(text, form).astimezone())
+        except ValueError:
+            pass
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise UsageError(f"{text!r} is not a time: expected `2026-11-15 08:00:00` or milliseconds since 1970") from None
+    return _millis(moment.astimezone())
+
+
+def _millis(moment: datetime) -> int:
+    return (moment - datetime.fromtimestamp(0).astimezone()) // timedelta(milliseconds=1)
+
+
+def time_text(millis: int | None) -> str:
+    """`2026-11-15 08:41:59,823`, or nothing for no time."""
+    if not millis or millis < 0:
+        return ""
+    moment = datetime.fromtimestamp(millis / 1000).astimezone()
+    return f"{moment:%Y-%m-%d %H:%M:%S},{millis % 1000:03}"

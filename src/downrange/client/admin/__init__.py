@@ -1,0 +1,48 @@
+"""Every operator action as a method that returns data.
+
+    async with Admin(ClientConfig.of("127.0.0.1:9876")) as admin:
+        await admin.topics.create(TopicConfig("orders", 8, 8), cluster="DefaultCluster")
+        progress = await admin.groups.progress("billing")
+
+An action that touches several servers returns `Outcomes`: what worked, and the error of each server where it did not.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self
+
+from downrange.client.admin.cluster import ClusterAdmin
+from downrange.client.admin.groups import GroupAdmin
+from downrange.client.admin.messages import MessageAdmin
+from downrange.client.admin.namesrv import NamesrvAdmin
+from downrange.client.admin.offsets import OffsetAdmin
+from downrange.client.admin.topics import TopicAdmin
+from downrange.client.config import ClientConfig
+from downrange.client.session import Session
+
+__all__ = ["Admin"]
+
+
+class Admin:
+    """The operator's client: one session, and the actions on it by what they act on."""
+
+    def __init__(self, config: ClientConfig, session: Session | None = None) -> None:
+        self.session = session or Session(config)
+        self.cluster = ClusterAdmin(self.session)
+        self.namesrv = NamesrvAdmin(self.session)
+        self.topics = TopicAdmin(self.session, self.namesrv)
+        self.groups = GroupAdmin(self.session)
+        self.offsets = OffsetAdmin(self.session, self.groups)
+        self.messages = MessageAdmin(self.session)
+
+    def __repr__(self) -> str:
+        return f"<Admin {self.session!r}>"
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.session.close()

@@ -1,0 +1,36 @@
+"""Which brokers an action is for."""
+
+from __future__ import annotations
+
+from downrange.client.errors import ClientError
+from downrange.client.outcomes import Outcomes, ask_each
+from downrange.client.session import Broker, Session
+from downrange.protocol.command import Command
+
+
+class ClusterNotChosen(ClientError):
+    """There are several clusters and nobody said which one is meant."""
+
+
+async def chosen_brokers(session: Session, cluster: str | None, broker: str | None) -> list[Broker]:
+    """One broker by name or address, else the masters of a cluster, else those of the only cluster there is."""
+    if broker is not None:
+        return [await session.broker(broker)]
+    masters = await session.masters(cluster)
+    clusters = sorted({master.cluster for master in masters})
+    if len(clusters) > 1:
+        raise ClusterNotChosen(f"there are several clusters, choose one: {', '.join(clusters)}")
+    if not masters:
+        raise ClusterNotChosen(f"no broker is registered with name server {session.namesrv}; start one first")
+    return masters
+
+
+async def tell_brokers(
+    session: Session, command: Command, cluster: str | None, broker: str | None
+) -> Outcomes[Broker, None]:
+    """Send an order to every chosen broker; there is nothing to read in their replies."""
+
+    async def tell(one: Broker) -> None:
+        await session.ask(one, command)
+
+    return await ask_each(await chosen_brokers(session, cluster, broker), tell)

@@ -1,0 +1,238 @@
+"""Consumer groups and producers: who is connected, how far groups are, and their configuration."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from downrange.client.admin.choice import chosen_brokers, tell_brokers
+from downrange.client.errors import ClientNotFound, GroupNotFound, NoRoute
+from downrange.client.outcomes import Outcomes, ask_each
+from downrange.client.session import Broker, Session
+from downrange.model.errors import MQError
+from downrange.model.topics import (
+    BUILT_IN_GROUPS,
+    RETRY_PREFIX,
+    SYSTEM_GROUP_PREFIX,
+    SubscriptionGroupConfig,
+    check_group_name,
+    retry_topic,
+)
+from downrange.protocol.bodies.body import decode_body, encode_body
+from downrange.protocol.bodies.consumers import (
+    ConsumerRunningInfo,
+    ConsumerStatus,
+    GetConsumerRunningInfoRequest,
+    GetConsumerStatusRequest,
+)
+from downrange.protocol.bodies.groups import (
+    Connection,
+    ConsumerConnection,
+    ConsumerGroupRequest,
+    DeleteSubscriptionGroupRequest,
+    ProducerConnection,
+    ProducerGroupRequest,
+    SubscriptionGroupTable,
+)
+from downrange.protocol.bodies.routes import TopicList
+from downrange.protocol.bodies.statistics import ConsumeStats, GetConsumeStatsRequest
+from downrange.protocol.codes import RequestCode, version_name
+from downrange.protocol.command import request
+from downrange.protocol.errors import ConsumerNotOnline
+from downrange.settings import camel_case
+
+AT_ONCE = 32
+"""Groups looked at in parallel: many clusters have thousands."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSummary:
+    """One consumer group over all its brokers; figures miss the share of the brokers in `failed`."""
+
+    group: str
+    members: int
+    version: str | None
+    """The oldest release among the members."""
+    consume_type: str | None
+    message_model: str | None
+    consume_tps: float
+    behind: int
+    failed: dict[Broker, MQError] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupNames:
+    """Groups by name, and the brokers that could not be asked for theirs."""
+
+    names: tuple[str, ...]
+    failed: dict[Broker, MQError]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupOverview:
+    """All groups, and each broker or group about which something could not be learnt."""
+
+    groups: tuple[GroupSummary, ...]
+    failed: dict[str, MQError]
+
+
+class GroupAdmin:
+    """Actions on groups. `broker` is a broker name or an address."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    async def names(self) -> GroupNames:
+        """Every consumer group of users: those that ever connected have a retry topic, others a configuration."""
+        reply = await self._session.ask_namesrv(request(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER))
+        topics = decode_body(TopicList, reply.body_bytes).topic_list
+        connected = {topic.removeprefix(RETRY_PREFIX) for topic in topics if topic.startswith(RETRY_PREFIX)}
+        configured = await ask_each(await self._session.masters(), self.configs_of)
+        found = connected.union(*configured.done.values())
+        return GroupNames(tuple(sorted(name for name in found if not is_system_group(name))), configured.failed)
+
+    async def configs(
+        self, cluster: str | None = None, broker: str | None = None
+    ) -> Outcomes[Broker, dict[str, SubscriptionGroupConfig]]:
+        """The configuration of every group, by broker."""
+        return await ask_each(await chosen_brokers(self._session, cluster, broker), self.configs_of)
+
+    async def configs_of(self, broker: Broker) -> dict[str, SubscriptionGroupConfig]:
+        reply = await self._session.ask(broker, request(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG))
+        return decode_body(SubscriptionGroupTable, reply.body_bytes).subscription_group_table
+
+    async def create(
+        self, config: SubscriptionGroupConfig, cluster: str | None = None, broker: str | None = None
+    ) -> Outcomes[Broker, None]:
+        """Create a group, or replace its configuration."""
+        check_group_name(config.group_name)
+        command = request(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=encode_body(config))
+        return await tell_brokers(self._session, command, cluster, broker)
+
+    async def delete(
+        self, group: str, cluster: str | None = None, broker: str | None = None, *, remove_offsets: bool = False
+    ) -> Outcomes[Broker, None]:
+        header = DeleteSubscriptionGroupRequest(group_name=group, remove_offset=remove_offsets)
+        return await tell_brokers(self._session, request(RequestCode.DELETE_SUBSCRIPTIONGROUP, header), cluster, broker)
+
+    async def brokers_of(self, group: str) -> list[Broker]:
+        """The masters that know a group: those with its retry topic, or with its configuration before it connects."""
+        try:
+            return await self._session.masters_of_topic(retry_topic(group))
+        except NoRoute:
+            configured = await ask_each(await self._session.masters(), self.configs_of)
+            found = [broker for broker, configs in configured.done.items() if group in configs]
+            if not found:
+                configured.raise_if_none()
+                raise GroupNotFound(
+                    f"no broker knows the consumer group {group}; `downrange group list` shows those there are"
+                ) from None
+            return found
+
+    async def progress(self, group: str, topic: str | None = None) -> Outcomes[Broker, ConsumeStats]:
+        """How far a group is in each of its queues, or in those of one topic."""
+
+        async def ask(broker: Broker) -> ConsumeStats:
+            command = request(RequestCode.GET_CONSUME_STATS, GetConsumeStatsRequest(group, topic))
+            return decode_body(ConsumeStats, (await self._session.ask(broker, command)).body_bytes)
+
+        return await ask_each(await self.brokers_of(group), ask)
+
+    async def connections(self, group: str) -> Outcomes[Broker, ConsumerConnection | None]:
+        """The members of a group as each broker sees them; None where no member is connected."""
+        return await ask_each(await self.brokers_of(group), lambda broker: self.connections_on(broker, group))
+
+    async def connections_on(self, broker: Broker, group: str) -> ConsumerConnection | None:
+        command = request(RequestCode.GET_CONSUMER_CONNECTION_LIST, ConsumerGroupRequest(group))
+        try:
+            return decode_body(ConsumerConnection, (await self._session.ask(broker, command)).body_bytes)
+        except ConsumerNotOnline:
+            return None
+
+    async def overview(self) -> GroupOverview:
+        """Every group of users with its members and how far it is behind."""
+        gate = asyncio.Semaphore(AT_ONCE)
+
+        async def one(group: str) -> GroupSummary:
+            async with gate:
+                return await self.summary(group)
+
+        listed = await self.names()
+        summaries = await ask_each(listed.names, one)
+        failed = dict(summaries.failed)
+        for errors in (listed.failed, *(summary.failed for summary in summaries.done.values())):
+            failed.update({str(broker): error for broker, error in errors.items()})
+        return GroupOverview(tuple(summaries.done.values()), failed)
+
+    async def summary(self, group: str) -> GroupSummary:
+        stats, connections = await asyncio.gather(self.progress(group), self.connections(group))
+        online = [connection for connection in connections.done.values() if connection is not None]
+        members = {member.client_id: member.version for connection in online for member in connection.connection_set}
+        return GroupSummary(
+            group=group,
+            members=len(members),
+            version=version_name(min(members.values())) if members else None,
+            consume_type=online[0].consume_type if online else None,
+            message_model=online[0].message_model if online else None,
+            consume_tps=sum(answer.consume_tps for answer in stats.done.values()),
+            behind=sum(queue.behind for answer in stats.done.values() for queue in answer.offset_table.values()),
+            failed={**stats.failed, **connections.failed},
+        )
+
+    async def producers(self, group: str, topic: str) -> Outcomes[Broker, ProducerConnection]:
+        """The producers of a group connected to the brokers of a topic."""
+
+        async def ask(broker: Broker) -> ProducerConnection:
+            command = request(RequestCode.GET_PRODUCER_CONNECTION_LIST, ProducerGroupRequest(group))
+            return decode_body(ProducerConnection, (await self._session.ask(broker, command)).body_bytes)
+
+        return await ask_each(await self._session.masters_of_topic(topic), ask)
+
+    async def running_info(self, group: str, client_id: str, *, with_stack: bool = False) -> ConsumerRunningInfo:
+        """What one member says about itself, asked through a broker it is connected to."""
+        broker = await self._broker_with_member(group, client_id)
+        header = GetConsumerRunningInfoRequest(consumer_group=group, client_id=client_id, jstack_enable=with_stack)
+        command = request(RequestCode.GET_CONSUMER_RUNNING_INFO, header)
+        reply = await self._session.ask(broker, command, self._session.config.relay_timeout_seconds)
+        return decode_body(ConsumerRunningInfo, reply.body_bytes)
+
+    async def offsets_in_members(
+        self, group: str, topic: str, client_id: str | None = None
+    ) -> Outcomes[Broker, ConsumerStatus]:
+        """The offsets members hold in memory, ahead of what they have committed."""
+        header = GetConsumerStatusRequest(topic=topic, group=group, client_addr=client_id)
+        command = request(RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, header)
+
+        async def ask(broker: Broker) -> ConsumerStatus:
+            reply = await self._session.ask(broker, command, self._session.config.relay_timeout_seconds)
+            return decode_body(ConsumerStatus, reply.body_bytes)
+
+        return await ask_each(await self._session.masters_of_topic(topic), ask)
+
+    async def _broker_with_member(self, group: str, client_id: str) -> Broker:
+        connections = await self.connections(group)
+        for broker, connection in connections.done.items():
+            if connection and any(member.client_id == client_id for member in connection.connection_set):
+                return broker
+        connections.raise_if_none()
+        raise ClientNotFound(f"the group {group} has no member {client_id}; `downrange group connections` shows them")
+
+
+def member_row(member: Connection) -> dict[str, str | None]:
+    """One member of a group, or one producer, as operators look at it."""
+    return {
+        "clientId": member.client_id,
+        "clientAddr": member.client_addr,
+        "language": member.language,
+        "version": version_name(member.version),
+    }
+
+
+def to_table(config: SubscriptionGroupConfig) -> dict[str, Any]:
+    """The configuration under RocketMQ's names."""
+    return {camel_case(name): value for name, value in asdict(config).items()}
+
+
+def is_system_group(group: str) -> bool:
+    return group in BUILT_IN_GROUPS or group.startswith(SYSTEM_GROUP_PREFIX)

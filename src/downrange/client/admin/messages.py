@@ -1,0 +1,268 @@
+"""Single messages: find them, send one, hand one to a consumer, follow one."""
+
+from __future__ import annotations
+
+import random
+
+from msgspec import structs
+
+from downrange.client.compression import plain_body
+from downrange.client.errors import MessageNotFound, NoRoute
+from downrange.client.outcomes import Outcomes, ask_each
+from downrange.client.send_result import STATUS_OF_CODE, SendResult
+from downrange.client.session import Broker, Session, reachable, reader_of, sorted_brokers
+from downrange.client.trace import TraceEvent, events_of
+from downrange.client.unique_id import UniqueIds
+from downrange.model.errors import MessageError
+from downrange.model.message import Message, MessageQueue, StoredMessage
+from downrange.model.message_id import parse_offset_message_id
+from downrange.model.properties import KEYS, RESERVED, TAGS, UNIQ_KEY, WAIT, encode_properties
+from downrange.model.record import decode_record, decode_records
+from downrange.model.topics import (
+    AUTO_CREATE_TOPIC,
+    SEND_FORBIDDEN_TOPICS,
+    TOOLS_GROUP,
+    TRACE_TOPIC,
+    Perm,
+    check_topic_name,
+)
+from downrange.protocol.bodies.body import decode_body
+from downrange.protocol.bodies.consumers import ConsumeMessageDirectlyRequest, ConsumeMessageDirectlyResult
+from downrange.protocol.bodies.pull import PullMessageRequest, PullSysFlag
+from downrange.protocol.bodies.query import QueryMessageRequest, ViewMessageRequest
+from downrange.protocol.bodies.routes import TopicRouteData
+from downrange.protocol.bodies.send import SendMessageRequest, SendMessageResponse
+from downrange.protocol.codes import RequestCode, ResponseCode
+from downrange.protocol.command import request
+from downrange.protocol.errors import InternalError, QueryNotFound
+from downrange.transport.errors import TransportError
+
+END_OF_TIME = 0x7FFF_FFFF_FFFF_FFFF
+MAX_FOUND = 64
+PRODUCER_GROUP = "TOOLS_PRODUCER"
+AUTO_CREATE_QUEUES = 4
+"""Queues a client asks for when its message creates the topic."""
+
+
+class MessageAdmin:
+    """Actions on messages."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._ids = UniqueIds(session.clock)
+
+    async def by_offset_id(self, message_id: str) -> StoredMessage:
+        """The message at the place an offset id names; the id itself says which broker to ask."""
+        place = parse_offset_message_id(message_id)
+        command = request(RequestCode.VIEW_MESSAGE_BY_ID, ViewMessageRequest(place.physical_offset))
+        try:
+            reply = await self._session.invoke(str(place.store_host), command)
+        except InternalError as error:
+            raise MessageNotFound(f"{place.store_host} has no message {message_id}: {error.remark}") from None
+        return decode_record(reply.body_bytes)
+
+    async def by_key(
+        self, topic: str, key: str, *, max_messages: int = MAX_FOUND, begin: int = 0, end: int = END_OF_TIME
+    ) -> Outcomes[Broker, tuple[StoredMessage, ...]]:
+        """Messages of a topic that carry `key`, stored between two times; by broker."""
+        header = QueryMessageRequest(
+            topic=topic, key=key, max_num=max_messages, begin_timestamp=begin, end_timestamp=end
+        )
+        found = await self._query(header)
+        # The index compares hashes only: other keys may share one.
+        return Outcomes(
+            {
+                broker: tuple(message for message in messages if message.topic == topic and key in message.keys)
+                for broker, messages in found.done.items()
+            },
+            found.failed,
+        )
+
+    async def by_unique_key(self, topic: str, unique_key: str) -> StoredMessage:
+        """The message a producer gave this id; the oldest when a retry stored it twice."""
+        header = QueryMessageRequest(
+            topic=topic,
+            key=unique_key,
+            max_num=32,
+            begin_timestamp=0,
+            end_timestamp=END_OF_TIME,
+            unique_key_query=True,
+        )
+        found = await self._query(header)
+        same = [one for messages in found.done.values() for one in messages if one.unique_key == unique_key]
+        if same:
+            return min(same, key=lambda message: message.store_timestamp)
+        found.raise_if_none()
+        missing = "".join(f"; {broker} could not be asked: {error}" for broker, error in found.failed.items())
+        raise MessageNotFound(f"no message {unique_key} in the topic {topic}{missing}")
+
+    async def view(self, message_id: str, topic: str | None = None) -> StoredMessage:
+        """A message by either id. They look alike, so a unique id needs its topic; with a topic it is tried first."""
+        if topic is not None:
+            try:
+                return await self.by_unique_key(topic, message_id)
+            except MessageNotFound as error:
+                try:
+                    return await self.by_offset_id(message_id)
+                except (MessageError, MessageNotFound, TransportError):
+                    raise error from None
+        try:
+            return await self.by_offset_id(message_id)
+        except (MessageError, MessageNotFound, TransportError) as error:
+            raise MessageNotFound(f"{error}; for a unique id name its topic as well") from None
+
+    async def by_queue_offset(self, topic: str, broker_name: str, queue_id: int, offset: int) -> StoredMessage:
+        """The message with number `offset` in one queue."""
+        route = await self._session.look_up_route(topic)
+        serving = [data for data in route.broker_datas if data.broker_name == broker_name]
+        if not serving:
+            raise NoRoute(topic, f"the topic {topic} is not on the broker {broker_name}")
+        header = PullMessageRequest(
+            consumer_group=TOOLS_GROUP,
+            topic=topic,
+            queue_id=queue_id,
+            queue_offset=offset,
+            max_msg_nums=1,
+            sys_flag=PullSysFlag.SUBSCRIPTION,
+            commit_offset=0,
+            suspend_timeout_millis=0,
+            subscription="*",
+            sub_version=0,
+            bname=broker_name,
+        )
+        reply = await self._session.invoke(
+            reachable(reader_of(serving[0])).address,
+            request(RequestCode.PULL_MESSAGE, header),
+            accept=(
+                ResponseCode.SUCCESS,
+                ResponseCode.PULL_NOT_FOUND,
+                ResponseCode.PULL_RETRY_IMMEDIATELY,
+                ResponseCode.PULL_OFFSET_MOVED,
+            ),
+        )
+        for message in decode_records(reply.body_bytes) if reply.code == ResponseCode.SUCCESS else ():
+            if message.queue_offset == offset:
+                return message
+        raise MessageNotFound(f"queue {queue_id} of {topic} on {broker_name} has no message {offset}")
+
+    async def send(self, message: Message, broker_name: str | None = None, queue_id: int | None = None) -> SendResult:
+        """Send one message, to a queue of choice or to any that may be written.
+
+        A topic that does not exist is created by the broker where its autoCreateTopicEnable allows that.
+        """
+        check_topic_name(message.topic)
+        if message.topic in SEND_FORBIDDEN_TOPICS:
+            raise MessageError(f"the topic {message.topic} belongs to the broker; nothing may be sent to it")
+        unique_key = self._ids.next()
+        route = await self._route_to_send(message.topic)
+        queue, address = choose_queue(route, message.topic, broker_name, queue_id)
+        header = SendMessageRequest(
+            producer_group=PRODUCER_GROUP,
+            topic=message.topic,
+            queue_id=queue.queue_id,
+            default_topic_queue_nums=AUTO_CREATE_QUEUES,
+            born_timestamp=self._session.clock.now(),
+            flag=message.flag,
+            properties=encode_properties(sent_properties(message, unique_key)),
+            bname=queue.broker_name,
+        )
+        command = request(RequestCode.SEND_MESSAGE_V2, header, body=message.body)
+        reply = await self._session.invoke(address, command, accept=STATUS_OF_CODE)
+        stored = reply.header(SendMessageResponse)
+        return SendResult(
+            status=STATUS_OF_CODE[reply.code],
+            message_id=unique_key,
+            offset_message_id=stored.msg_id,
+            queue=queue._replace(queue_id=stored.queue_id),
+            queue_offset=stored.queue_offset,
+        )
+
+    async def consume_directly(
+        self, group: str, client_id: str, message_id: str, topic: str | None = None
+    ) -> ConsumeMessageDirectlyResult:
+        """Hand one message to the listener of one running member and return what it made of it."""
+        message = await self.view(message_id, topic)
+        header = ConsumeMessageDirectlyRequest(
+            consumer_group=group, client_id=client_id, msg_id=message.offset_message_id
+        )
+        command = request(RequestCode.CONSUME_MESSAGE_DIRECTLY, header)
+        timeout = self._session.config.relay_timeout_seconds
+        reply = await self._session.invoke(str(message.store_host), command, timeout)
+        return decode_body(ConsumeMessageDirectlyResult, reply.body_bytes)
+
+    async def trace(self, message_id: str, trace_topic: str = TRACE_TOPIC) -> list[TraceEvent]:
+        """Who sent and who consumed a message, as far as its clients wrote traces."""
+        found = await self.by_key(trace_topic, message_id)
+        found.raise_if_none()
+        reports = [
+            (plain_body(message).decode("utf-8", "replace"), message.born_host.host)
+            for messages in found.done.values()
+            for message in messages
+        ]
+        if not reports:
+            raise MessageNotFound(
+                f"no trace of {message_id} in the topic {trace_topic}; clients write it only if told to"
+            )
+        return events_of(message_id, reports)
+
+    async def _route_to_send(self, topic: str) -> TopicRouteData:
+        try:
+            return await self._session.look_up_route(topic)
+        except NoRoute as error:
+            try:
+                model = await self._session.look_up_route(AUTO_CREATE_TOPIC)
+            except NoRoute:
+                raise error from None
+            queues = tuple(
+                structs.replace(data, write_queue_nums=min(data.read_queue_nums, AUTO_CREATE_QUEUES))
+                for data in model.queue_datas
+            )
+            return structs.replace(model, queue_datas=queues)
+
+    async def _query(self, header: QueryMessageRequest) -> Outcomes[Broker, tuple[StoredMessage, ...]]:
+        command = request(RequestCode.QUERY_MESSAGE, header)
+
+        async def ask(broker: Broker) -> tuple[StoredMessage, ...]:
+            try:
+                # A broker may have to read a whole day of index files.
+                reply = await self._session.ask(broker, command, 3 * self._session.config.request_timeout_seconds)
+            except QueryNotFound:
+                return ()
+            return tuple(decode_records(reply.body_bytes))
+
+        route = await self._session.look_up_route(header.topic)
+        return await ask_each([reader_of(data) for data in sorted_brokers(route)], ask)
+
+
+def choose_queue(
+    route: TopicRouteData, topic: str, broker_name: str | None = None, queue_id: int | None = None
+) -> tuple[MessageQueue, str]:
+    """A queue that may be written and the address of its master; raises NoRoute when none fits what is asked for."""
+    masters = {data.broker_name: data.master_address for data in route.broker_datas if data.master_address}
+    queues = [
+        (MessageQueue(topic, data.broker_name, number), masters[data.broker_name])
+        for data in route.queue_datas
+        if data.perm & Perm.WRITE and data.broker_name in masters
+        for number in range(data.write_queue_nums)
+    ]
+    fitting = [
+        (queue, address)
+        for queue, address in queues
+        if broker_name in (None, queue.broker_name) and queue_id in (None, queue.queue_id)
+    ]
+    if not fitting:
+        wanted = "" if broker_name is None and queue_id is None else " like the one asked for"
+        raise NoRoute(topic, f"the topic {topic} has no queue{wanted} that may be written at the moment")
+    return random.choice(fitting)  # noqa: S311  spreads load, guards nothing
+
+
+def sent_properties(message: Message, unique_key: str) -> dict[str, str]:
+    """Everything that travels with a message; raises MessageError when a property takes a reserved name."""
+    if reserved := RESERVED.intersection(message.properties):
+        raise MessageError(f"the property name {min(reserved)} is reserved")
+    properties = dict(message.properties)
+    if message.tags:
+        properties[TAGS] = message.tags
+    if message.keys:
+        properties[KEYS] = message.keys
+    return {**properties, UNIQ_KEY: unique_key, WAIT: "true"}

@@ -1,0 +1,186 @@
+"""Moving a group to another place in a topic: by time, to the end, or to where another group is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from downrange.client.admin.groups import GroupAdmin
+from downrange.client.errors import GroupNotFound, GroupOnline
+from downrange.client.outcomes import Outcomes, ask_each
+from downrange.client.session import Broker, Session, master_of, reachable, sorted_brokers
+from downrange.model.message import MessageQueue
+from downrange.model.topics import Perm
+from downrange.protocol.bodies.body import decode_body
+from downrange.protocol.bodies.consumers import QueueOffsets, ResetOffsetRequest
+from downrange.protocol.bodies.offsets import (
+    GetMaxOffsetRequest,
+    OffsetResponse,
+    QueryConsumerOffsetRequest,
+    SearchOffsetRequest,
+    UpdateConsumerOffsetRequest,
+)
+from downrange.protocol.bodies.routes import TopicRouteData
+from downrange.protocol.codes import RequestCode
+from downrange.protocol.command import Command, request
+from downrange.protocol.errors import ConsumerNotOnline, InternalError, QueryNotFound
+
+END = -1
+"""As a timestamp: the end of every queue."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueMove:
+    """One queue of a reset: where it ends, where the group was, where it goes.
+
+    Unknown are the first two when the broker did the move, and the committed offset when there is none.
+    """
+
+    queue: MessageQueue
+    max_offset: int | None
+    committed: int | None
+    target: int
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerMoves:
+    """What a reset did on one broker. `online`: the broker told the running members; else offsets were written."""
+
+    moves: tuple[QueueMove, ...]
+    online: bool
+    applied: bool
+
+
+class OffsetAdmin:
+    """Actions on committed offsets, on all brokers of a topic."""
+
+    def __init__(self, session: Session, groups: GroupAdmin) -> None:
+        self._session = session
+        self._groups = groups
+
+    async def reset(
+        self, group: str, topic: str, timestamp: int, *, force: bool = True, dry_run: bool = False
+    ) -> Outcomes[Broker, BrokerMoves]:
+        """Let a group continue at the messages stored at `timestamp`, or at the END.
+
+        Running members are told by their broker. Where none is connected the offsets are written as if the group had
+        committed them. Without `force` no queue moves forward, so nothing is skipped. A dry run changes nothing.
+        """
+        route = await self._session.look_up_route(topic)
+
+        async def ask(broker: Broker) -> BrokerMoves:
+            queues = read_queues(route, topic, broker)
+            if dry_run:
+                online = await self._groups.connections_on(reachable(broker), group) is not None
+                return BrokerMoves(await self._plan(broker, group, queues, timestamp, force), online, applied=False)
+            return await self._reset_on(broker, group, topic, queues, timestamp, force)
+
+        return await ask_each([master_of(data) for data in sorted_brokers(route)], ask)
+
+    async def skip_accumulated(self, group: str, topic: str, *, dry_run: bool = False) -> Outcomes[Broker, BrokerMoves]:
+        """Let a group continue with the next message sent; what waits is not consumed."""
+        return await self.reset(group, topic, END, force=True, dry_run=dry_run)
+
+    async def clone(self, source: str, target: str, topic: str) -> Outcomes[Broker, BrokerMoves]:
+        """Let `target` continue where `source` is. Refused while members of `target` are running."""
+        stats = await self._groups.progress(source, topic)
+
+        async def ask(broker: Broker) -> BrokerMoves:
+            if await self._groups.connections_on(broker, target) is not None:
+                raise GroupOnline(f"members of {target} are running and would overwrite its offsets; stop them first")
+            moves = tuple(
+                QueueMove(queue, offsets.broker_offset, None, offsets.consumer_offset)
+                for queue, offsets in sorted(stats.done[broker].offset_table.items())
+                if queue.topic == topic
+            )
+            for move in moves:
+                await self._commit(broker, target, move)
+            return BrokerMoves(moves, online=False, applied=True)
+
+        cloned = await ask_each(stats.done, ask)
+        return Outcomes(cloned.done, {**stats.failed, **cloned.failed})
+
+    async def _reset_on(
+        self, broker: Broker, group: str, topic: str, queues: list[MessageQueue], timestamp: int, force: bool
+    ) -> BrokerMoves:
+        header = ResetOffsetRequest(topic=topic, group=group, timestamp=timestamp, is_force=force)
+        try:
+            reply = await self._session.ask(broker, request(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header))
+        except ConsumerNotOnline:
+            pass
+        except InternalError as error:
+            # 4.9 answers so when a queue has no committed offset, whether members are running or not.
+            if "not exist" not in error.remark:
+                raise
+            if await self._groups.connections_on(broker, group) is not None:
+                raise GroupOnline(
+                    f"{group} has not committed every queue of {topic} yet ({error.remark}); wait for its next commit"
+                ) from None
+        else:
+            offsets = decode_body(QueueOffsets, reply.body_bytes).offset_table
+            moves = tuple(QueueMove(queue, None, None, offset) for queue, offset in sorted(offsets.items()))
+            return BrokerMoves(moves, online=True, applied=True)
+        # A mistyped group must not get offsets: only one the broker knows does.
+        if group not in await self._groups.configs_of(broker):
+            raise GroupNotFound(f"the consumer group {group} is unknown on this broker; create it first")
+        moves = await self._plan(broker, group, queues, timestamp, force)
+        for move in moves:
+            await self._commit(broker, group, move)
+        return BrokerMoves(moves, online=False, applied=True)
+
+    async def _plan(
+        self, broker: Broker, group: str, queues: list[MessageQueue], timestamp: int, force: bool
+    ) -> tuple[QueueMove, ...]:
+        moves = []
+        for queue in queues:
+            _, name, queue_id = queue
+            max_offset = await self._offset(
+                broker,
+                request(
+                    RequestCode.GET_MAX_OFFSET, GetMaxOffsetRequest(topic=queue.topic, queue_id=queue_id, bname=name)
+                ),
+            )
+            committed = await self._committed(broker, group, queue)
+            wanted = max_offset
+            if timestamp != END:
+                search = SearchOffsetRequest(topic=queue.topic, queue_id=queue_id, timestamp=timestamp, bname=name)
+                wanted = await self._offset(broker, request(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, search))
+            moves.append(QueueMove(queue, max_offset, committed, target_offset(wanted, committed, force)))
+        return tuple(moves)
+
+    async def _committed(self, broker: Broker, group: str, queue: MessageQueue) -> int | None:
+        header = QueryConsumerOffsetRequest(
+            consumer_group=group, topic=queue.topic, queue_id=queue.queue_id, bname=queue.broker_name
+        )
+        try:
+            return await self._offset(broker, request(RequestCode.QUERY_CONSUMER_OFFSET, header))
+        except QueryNotFound:
+            return None
+
+    async def _commit(self, broker: Broker, group: str, move: QueueMove) -> None:
+        header = UpdateConsumerOffsetRequest(
+            consumer_group=group,
+            topic=move.queue.topic,
+            queue_id=move.queue.queue_id,
+            commit_offset=move.target,
+            bname=move.queue.broker_name,
+        )
+        await self._session.ask(broker, request(RequestCode.UPDATE_CONSUMER_OFFSET, header))
+
+    async def _offset(self, broker: Broker, command: Command) -> int:
+        return (await self._session.ask(broker, command)).header(OffsetResponse).offset
+
+
+def target_offset(wanted: int, committed: int | None, force: bool) -> int:
+    """Where a queue goes; without `force` only backwards, as brokers do it themselves."""
+    target = max(wanted, 0)
+    return target if force or committed is None else min(target, committed)
+
+
+def read_queues(route: TopicRouteData, topic: str, broker: Broker) -> list[MessageQueue]:
+    """The queues consumers read on one broker."""
+    return [
+        MessageQueue(topic, broker.name, queue_id)
+        for data in route.queue_datas
+        if data.broker_name == broker.name and data.perm & Perm.READ
+        for queue_id in range(data.read_queue_nums)
+    ]

@@ -1,0 +1,192 @@
+"""The producer for code without an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import os
+import threading
+from collections.abc import Callable, Coroutine, Iterable
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+from downrange.client import background_loop
+from downrange.client.config import ClientConfig, ProducerConfig
+from downrange.client.errors import ClientClosed, TooManySends
+from downrange.client.hooks import SendHook
+from downrange.client.producer import AsyncProducer, Selector, SendCallback
+from downrange.client.send_result import SendResult
+from downrange.model.message import Message, MessageQueue
+
+T = TypeVar("T")
+
+_inherited: Final[list[AsyncProducer]] = []  # of a parent process: never closed here, see background_loop.py
+
+
+class Producer:
+    """`AsyncProducer` with calls that wait: `with Producer("group", "host:9876") as producer: producer.send(…)`.
+
+    All of a process run on one thread in the background, which ends with the last of them. Any number of threads may
+    use one producer. After a fork the child's copy connects anew, with a client id of its own, when it is first used.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        namesrv: str | ClientConfig | None = None,
+        config: ProducerConfig | None = None,
+        *,
+        hooks: Iterable[SendHook] = (),
+    ) -> None:
+        self.config = config or ProducerConfig()
+        self._group = group
+        self._client_config = namesrv if isinstance(namesrv, ClientConfig) else ClientConfig.of(namesrv)
+        self._hooks = tuple(hooks)
+        self._reset()
+        # Wrong arguments are told by the line that gave them.
+        AsyncProducer(group, self._client_config, self.config)
+
+    def __repr__(self) -> str:
+        return f"<Producer {self._producer!r}>" if self._producer else f"<Producer {self._group} not started>"
+
+    def _reset(self) -> None:
+        self._process_id = os.getpid()
+        self._background: background_loop.BackgroundLoop | None = None
+        self._producer: AsyncProducer | None = None
+        self._opening = threading.Lock()
+        self._room = threading.BoundedSemaphore(self.config.max_async_sends)
+
+    # --- life -----------------------------------------------------------------------------------------------------
+
+    def start(self) -> Self:
+        with self._opening:
+            if self._background is not None:
+                raise ClientClosed(f"the producer {self._group} was started before")
+            background = background_loop.hold()
+            try:
+                self._producer = background.run(self._open())
+            except BaseException:
+                background_loop.let_go(background)
+                raise
+            self._background = background
+        return self
+
+    async def _open(self) -> AsyncProducer:
+        return await AsyncProducer(self._group, self._client_config, self.config, hooks=self._hooks).start()
+
+    def drain(self, timeout: float | None = None) -> bool:
+        """Take no further sends and wait for those on their way; whether all ended in time."""
+        return self._run(lambda producer: producer.drain(timeout))
+
+    def close(self, timeout: float | None = None) -> None:
+        """Drain, leave the group, disconnect. The background thread ends with the last client of the process."""
+        with self._opening:
+            background, producer = self._background, self._producer
+            if background is None or producer is None or self._process_id != os.getpid():
+                return
+            self._background = None
+            try:
+                background.run(producer.close(timeout))
+            finally:
+                background_loop.let_go(background)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- sending --------------------------------------------------------------------------------------------------
+
+    def send(
+        self,
+        message: Message,
+        *,
+        queue: MessageQueue | None = None,
+        selector: Selector | None = None,
+        timeout: float | None = None,
+    ) -> SendResult:
+        """See `AsyncProducer.send`."""
+        return self._run(lambda producer: producer.send(message, queue=queue, selector=selector, timeout=timeout))
+
+    def send_async(
+        self,
+        message: Message,
+        callback: SendCallback | None = None,
+        *,
+        queue: MessageQueue | None = None,
+        selector: Selector | None = None,
+        timeout: float | None = None,
+    ) -> concurrent.futures.Future[SendResult]:
+        """See `AsyncProducer.send_async`. Waits for room when `max_async_sends` are on their way.
+
+        The callback runs on the background thread and must not block it.
+        """
+        background, producer = self._running()
+        seconds = self.config.send_timeout_seconds if timeout is None else timeout
+        if not self._room.acquire(timeout=seconds):
+            raise TooManySends(f"{self.config.max_async_sends} sends are on their way and none ended in {seconds:g} s")
+        outside: concurrent.futures.Future[SendResult] = concurrent.futures.Future()
+
+        def ended(inside: asyncio.Future[SendResult]) -> None:
+            self._room.release()
+            error = ClientClosed("the producer was closed") if inside.cancelled() else inside.exception()
+            if outside.cancelled():
+                return
+            if error is not None:
+                outside.set_exception(error)
+            else:
+                outside.set_result(inside.result())
+
+        def start() -> None:
+            try:
+                inside = producer.send_async(message, callback, queue=queue, selector=selector, timeout=timeout)
+            except Exception as error:
+                self._room.release()
+                outside.set_exception(error)
+            else:
+                inside.add_done_callback(ended)
+
+        background.loop.call_soon_threadsafe(start)
+        return outside
+
+    def send_oneway(
+        self, message: Message, *, queue: MessageQueue | None = None, selector: Selector | None = None
+    ) -> None:
+        """See `AsyncProducer.send_oneway`."""
+        self._run(lambda producer: producer.send_oneway(message, queue=queue, selector=selector))
+
+    def send_batch(
+        self, messages: Iterable[Message], *, queue: MessageQueue | None = None, timeout: float | None = None
+    ) -> list[SendResult]:
+        """See `AsyncProducer.send_batch`."""
+        return self._run(lambda producer: producer.send_batch(messages, queue=queue, timeout=timeout))
+
+    def queues(self, topic: str) -> tuple[MessageQueue, ...]:
+        return self._run(lambda producer: producer.queues(topic))
+
+    # --- the loop behind it ---------------------------------------------------------------------------------------
+
+    def _running(self) -> tuple[background_loop.BackgroundLoop, AsyncProducer]:
+        if self._process_id != os.getpid():
+            self._reopen()
+        background, producer = self._background, self._producer
+        if background is None or producer is None:
+            state = "not started" if producer is None else "closed"
+            raise ClientClosed(f"the producer {self._group} is {state}")
+        return background, producer
+
+    def _run(self, call: Callable[[AsyncProducer], Coroutine[Any, Any, T]]) -> T:
+        background, producer = self._running()
+        return background.run(call(producer))
+
+    def _reopen(self) -> None:
+        """This is the child of a fork: its connections, tasks and thread are the parent's."""
+        was_open = self._background is not None
+        if self._producer is not None:
+            _inherited.append(self._producer)
+        self._reset()
+        if was_open:
+            self.start()

@@ -1,0 +1,103 @@
+"""Where a client finds its cluster, and how long it waits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from downrange.client.compression import Compression, check_compression
+from downrange.client.fault import STRATEGIES, StrategyName
+from downrange.model.topics import AUTO_CREATE_TOPIC, TRACE_TOPIC, check_topic_name
+from downrange.settings import ConfigError, namesrv_addresses
+from downrange.transport.errors import ConnectFailed
+from downrange.transport.pool import split_address
+
+DEFAULT_NAMESRV = "127.0.0.1:9876"
+
+
+@dataclass(frozen=True, slots=True)
+class ClientConfig:
+    """Settings of one session. `source` says where the addresses came from, for the error when none answers."""
+
+    namesrv_addresses: tuple[str, ...]
+    source: str = "given in the program"
+    connect_timeout_seconds: float = 3.0
+    request_timeout_seconds: float = 5.0
+    relay_timeout_seconds: float = 12.0
+    """For requests a broker hands on to a consumer; the broker itself gives up after 10 s."""
+    route_seconds: float = 30.0
+    """How long a route is used before it is looked up again."""
+    route_lock_seconds: float = 3.0
+    """How long to wait for somebody else who is looking up the same route."""
+    heartbeat_seconds: float = 30.0
+    access_key: str | None = None
+    secret_key: str | None = field(default=None, repr=False)
+    security_token: str | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        if not self.namesrv_addresses:
+            raise ConfigError(f"no name server address ({self.source}); expected host:port, several separated by ;")
+        for address in self.namesrv_addresses:
+            try:
+                split_address(address)
+            except ConnectFailed as error:
+                raise ConfigError(f"name server: {error} ({self.source})") from None
+
+    @classmethod
+    def of(cls, namesrv: str | None = None) -> ClientConfig:
+        """The name servers of the argument, else of NAMESRV_ADDR, else the one a quick start runs on this machine."""
+        if namesrv is not None:
+            return cls(split_addresses(namesrv), "given by the caller")
+        from_environment = namesrv_addresses()
+        if from_environment is not None:
+            return cls(split_addresses(from_environment), "from NAMESRV_ADDR")
+        return cls((DEFAULT_NAMESRV,), "the default")
+
+
+def split_addresses(text: str) -> tuple[str, ...]:
+    """`host:port;host:port`; a comma separates as well."""
+    return tuple(part for piece in text.replace(",", ";").split(";") if (part := piece.strip()))
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerConfig:
+    """How a producer sends. Defaults are those of RocketMQ 4.9; names are its names, in seconds and bytes."""
+
+    send_timeout_seconds: float = 3.0
+    """For a whole send, all attempts and the look-up of the route together."""
+    attempt_timeout_seconds: float | None = None
+    """The longest one attempt may take, so that there is time for another broker. [sendMsgMaxTimeoutPerRequest]"""
+    retry_times_when_send_failed: int = 2
+    retry_times_when_send_async_failed: int = 2
+    retry_another_broker_when_not_store_ok: bool = False
+    fault_strategy: StrategyName = "round_robin"
+    """`latency` is RocketMQ's sendLatencyFaultEnable=true."""
+    max_message_size: int = 4 * 1024 * 1024
+    compress_over_bytes: int = 4096
+    """Bodies of this size and larger are compressed. [compressMsgBodyOverHowmuch]"""
+    compression: Compression = Compression.ZLIB
+    compression_level: int = 5
+    namespace: str = ""
+    create_topic_key: str = AUTO_CREATE_TOPIC
+    """The topic whose route and settings a topic that does not exist is made from."""
+    default_topic_queue_nums: int = 4
+    trace: bool = False
+    """Report every message sent to the trace topic."""
+    trace_topic: str = TRACE_TOPIC
+    max_async_sends: int = 10_000
+    """How many `send_async` may be on their way at once."""
+    close_timeout_seconds: float = 5.0
+    """How long `close` waits for sends on their way."""
+
+    def __post_init__(self) -> None:
+        for name in ("send_timeout_seconds", "max_message_size", "default_topic_queue_nums", "max_async_sends"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be positive")
+        for name in ("retry_times_when_send_failed", "retry_times_when_send_async_failed", "compress_over_bytes"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must not be negative")
+        if self.attempt_timeout_seconds is not None and self.attempt_timeout_seconds <= 0:
+            raise ConfigError(f"attempt_timeout_seconds is {self.attempt_timeout_seconds}; it must be positive or None")
+        if self.fault_strategy not in STRATEGIES:
+            raise ConfigError(f"fault_strategy is {self.fault_strategy!r}; there are {', '.join(STRATEGIES)}")
+        check_compression(self.compression, self.compression_level)
+        check_topic_name(self.trace_topic)

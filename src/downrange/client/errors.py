@@ -1,0 +1,141 @@
+"""What can be wrong before a server has refused anything: nobody to ask, or nobody known to serve it.
+
+ClientError
+├── NoNameServer      no configured name server answers                                  retriable
+├── NoRoute           no broker serves this topic, as far as the name servers know       retriable
+├── BrokerNotFound    no broker of this name, or it has no master at the moment          retriable
+├── ClusterNotFound   no cluster of this name
+├── GroupNotFound     no broker knows this consumer group
+├── ClientNotFound    the group has no member of this id at the moment
+├── GroupOnline       refused while members of the group are running: they would overwrite it
+├── MessageNotFound   no broker has this message
+├── SendFailed        every attempt to send was in vain; lists them     retriable if the last error was
+├── TooManySends      more asynchronous sends are on their way than allowed              retriable
+└── ClientClosed      used before it was started, after it was closed, or on another event loop
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import TYPE_CHECKING, NamedTuple
+
+from downrange.model.errors import MQError
+from downrange.model.message import MessageQueue
+from downrange.protocol.errors import BrokerError
+from downrange.transport.errors import RequestTimedOut, TransportError
+
+if TYPE_CHECKING:
+    from downrange.client.send_result import SendResult
+
+
+class ClientCode(IntEnum):
+    """What a client's own errors carry where a broker's carry its response code. [ClientErrorCode]"""
+
+    CONNECT_BROKER_EXCEPTION = 10001
+    ACCESS_BROKER_TIMEOUT = 10002
+    BROKER_NOT_EXIST = 10003
+    NO_NAME_SERVER = 10004
+    NOT_FOUND_TOPIC = 10005
+
+
+class ClientError(MQError):
+    """The client could not do what was asked; the text says what to do about it."""
+
+    code: int | None = None
+
+
+class NoNameServer(ClientError):
+    retriable = True
+    code = ClientCode.NO_NAME_SERVER
+
+
+class NoRoute(ClientError):
+    """Carries the topic, so that a producer can fall back on the auto-create topic."""
+
+    retriable = True
+    code = ClientCode.NOT_FOUND_TOPIC
+
+    def __init__(self, topic: str, problem: str) -> None:
+        super().__init__(problem)
+        self.topic = topic
+
+
+class BrokerNotFound(ClientError):
+    retriable = True
+    code = ClientCode.BROKER_NOT_EXIST
+
+
+class ClusterNotFound(ClientError):
+    pass
+
+
+class GroupNotFound(ClientError):
+    pass
+
+
+class ClientNotFound(ClientError):
+    pass
+
+
+class GroupOnline(ClientError):
+    pass
+
+
+class MessageNotFound(ClientError):
+    pass
+
+
+class ClientClosed(ClientError):
+    pass
+
+
+class TooManySends(ClientError):
+    retriable = True
+
+
+class FailedAttempt(NamedTuple):
+    """One try of a send: where to, how long it took, what came of it."""
+
+    queue: MessageQueue
+    cost_millis: float
+    error: MQError
+
+
+class SendFailed(ClientError):
+    """A message was not acknowledged by any broker that was tried.
+
+    After a time-out or a lost connection it may be stored all the same. `code` is that of the last attempt: the
+    broker's response code, or a ClientCode. `stored` holds the results of those messages of a batch that went before.
+    """
+
+    def __init__(self, topic: str, attempts: tuple[FailedAttempt, ...], cost_millis: float) -> None:
+        self.topic = topic
+        self.attempts = attempts
+        self.cost_millis = cost_millis
+        self.error = attempts[-1].error
+        self.code = code_of(self.error)
+        self.retriable = self.error.retriable
+        self.stored: tuple[SendResult, ...] = ()
+        tried = "; ".join(
+            f"{attempt.queue.broker_name} queue {attempt.queue.queue_id}, {attempt.cost_millis:.0f} ms: {attempt.error}"
+            for attempt in attempts
+        )
+        times = "1 attempt" if len(attempts) == 1 else f"{len(attempts)} attempts"
+        super().__init__(f"message for {topic} was not sent after {times} in {cost_millis:.0f} ms: {tried}")
+
+    @property
+    def brokers(self) -> tuple[str, ...]:
+        """The brokers tried, in order."""
+        return tuple(attempt.queue.broker_name for attempt in self.attempts)
+
+
+def code_of(error: MQError) -> int | None:
+    match error:
+        case BrokerError() | ClientError():
+            return error.code
+        case RequestTimedOut():
+            return ClientCode.ACCESS_BROKER_TIMEOUT
+        case TransportError():
+            return ClientCode.CONNECT_BROKER_EXCEPTION
+        case _:
+            return None

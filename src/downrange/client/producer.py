@@ -1,0 +1,560 @@
+"""Sending messages: pick a queue, send, and when that fails, find another way within the time given."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import random
+from collections.abc import Callable, Iterable, Sequence
+from types import TracebackType
+from typing import Final, Self
+
+from downrange.client.config import ClientConfig, ProducerConfig
+from downrange.client.errors import (
+    BrokerNotFound,
+    ClientClosed,
+    FailedAttempt,
+    NoNameServer,
+    NoRoute,
+    SendFailed,
+    TooManySends,
+)
+from downrange.client.fault import Attempt, Outcome, QueueChooser, strategy
+from downrange.client.hooks import SendContext, SendHook
+from downrange.client.messages import (
+    Outgoing,
+    batches,
+    check_batch,
+    check_producer_group,
+    check_topic,
+    outgoing,
+)
+from downrange.client.namespace import wrap
+from downrange.client.probing import run_probes
+from downrange.client.publish_info import PublishInfo, publish_info, route_from_model
+from downrange.client.retry import (
+    Decision,
+    SendKind,
+    after_async_attempt,
+    after_attempt,
+    attempt_timeout,
+    attempts_allowed,
+    outcome_of_error,
+)
+from downrange.client.send_result import STATUS_OF_CODE, SendResult, SendStatus
+from downrange.client.session import Session
+from downrange.client.trace_writer import MAX_TRACE_BYTES, TraceWriter
+from downrange.client.unique_id import UniqueIds
+from downrange.model.errors import MQError
+from downrange.model.hashing import java_hash
+from downrange.model.message import Message, MessageQueue
+from downrange.protocol.bodies.routes import TopicRouteData
+from downrange.protocol.bodies.send import SendMessageResponse
+from downrange.protocol.bodies.send_template import SendTemplate
+from downrange.protocol.codes import RequestCode
+from downrange.protocol.command import ONEWAY_FLAG, Command
+from downrange.protocol.errors import BrokerError
+
+log = logging.getLogger(__name__)
+
+Selector = Callable[[Sequence[MessageQueue], Message], MessageQueue]
+"""Picks the queue of an ordered message out of all that may be written, whose order is the same for every producer."""
+SendCallback = Callable[[SendResult | None, MQError | None], None]
+"""Called once: with a result, or with the error."""
+
+_BATCH: Final = int(RequestCode.SEND_BATCH_MESSAGE)
+_YIELD_BYTES: Final = 64 * 1024
+_REMEMBERED: Final = 10_000  # topics, or topics and brokers
+
+
+class AsyncProducer:
+    """Sends messages for one producer group, on one event loop.
+
+    `async with AsyncProducer("group", "host:9876") as producer: await producer.send(Message("topic", b"body"))`.
+    Holds always: a send that returns was acknowledged by a broker; one that raises MessageError sent nothing; every
+    other error is a SendFailed that lists the attempts, or says that no route was found. After `close` no task of the
+    producer is left. A session that was passed in is not closed: several producers and consumers may share it.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        namesrv: str | ClientConfig | None = None,
+        config: ProducerConfig | None = None,
+        *,
+        session: Session | None = None,
+        hooks: Iterable[SendHook] = (),
+        random_source: random.Random | None = None,
+    ) -> None:
+        check_producer_group(group)
+        self.config = config or ProducerConfig()
+        self.group = wrap(self.config.namespace, group)
+        self._owns_session = session is None
+        self.session = session or Session(namesrv if isinstance(namesrv, ClientConfig) else ClientConfig.of(namesrv))
+        self._clock = self.session.clock
+        self._hooks = list(hooks)
+        self.chooser = QueueChooser(strategy(self.config.fault_strategy), random_source)
+        self._ids = UniqueIds(self._clock)
+        self._infos: dict[str, PublishInfo] = {}
+        self._wire_topics: dict[str, str] = {}
+        self._templates: dict[tuple[str, str, int], SendTemplate] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_open = False
+        self._is_closed = False
+        self._on_their_way = 0
+        self._all_done: asyncio.Future[None] | None = None
+        self._sends: set[asyncio.Task[SendResult]] = set()
+        self._prober: asyncio.Task[None] | None = None
+        self._trace: TraceWriter | None = None
+        self._oneway_bytes = 0
+
+    def __repr__(self) -> str:
+        state = "open" if self._is_open else "closed"
+        return f"<AsyncProducer {self.group} {state} on_their_way={self._on_their_way} {self.chooser!r}>"
+
+    # --- life -----------------------------------------------------------------------------------------------------
+
+    async def start(self) -> Self:
+        """Announce the group and begin the work in the background. Needs no server: routes are found when sending."""
+        if self._loop is not None:
+            raise ClientClosed(f"the producer {self.group} was started before; make a new one")
+        self._loop = asyncio.get_running_loop()
+        self._is_open = True
+        self.session.start()
+        self.session.heartbeats.add_producer(self.group)
+        if self.config.trace:
+            self._trace = await start_trace(self)
+            self._hooks.append(self._trace)
+        if self.chooser.strategy.name == "adaptive":
+            self._prober = asyncio.create_task(
+                run_probes(self.chooser, self.session, lambda: self._infos.values()), name="downrange probes"
+            )
+        return self
+
+    async def drain(self, timeout: float | None = None) -> bool:
+        """Take no further sends and wait for those on their way; whether all ended in time."""
+        self._is_open = False
+        if self._on_their_way:
+            if self._all_done is None:
+                self._all_done = asyncio.get_running_loop().create_future()
+            seconds = self.config.close_timeout_seconds if timeout is None else timeout
+            await asyncio.wait([self._all_done], timeout=seconds)
+        return not self._on_their_way
+
+    async def close(self, timeout: float | None = None) -> None:
+        """Drain, leave the group, close what was opened. Sends that did not end in time fail."""
+        if self._loop is None or self._is_closed:
+            return
+        self._is_closed = True
+        await self.drain(timeout)
+        for task in [*self._sends, *([self._prober] if self._prober else [])]:
+            task.cancel()
+            await asyncio.wait([task])
+        if self._trace is not None:
+            await self._trace.close()
+        await self.session.heartbeats.remove_producer(self.group)
+        if self._owns_session:
+            await self.session.close()
+
+    async def __aenter__(self) -> Self:
+        return await self.start()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # --- sending --------------------------------------------------------------------------------------------------
+
+    async def send(
+        self,
+        message: Message,
+        *,
+        queue: MessageQueue | None = None,
+        selector: Selector | None = None,
+        timeout: float | None = None,
+    ) -> SendResult:
+        """Send and wait until a broker has it; on failure another broker is tried, all within `timeout` seconds.
+
+        A message with a sharding key, or sent with a `queue` or a `selector`, goes to that queue or nowhere.
+        """
+        self._begin()
+        try:
+            ready = self._ready(message)
+            return (await self._deliver(ready, SendKind.SYNC, queue, selector, timeout))[0]
+        finally:
+            self._end()
+
+    def send_async(
+        self,
+        message: Message,
+        callback: SendCallback | None = None,
+        *,
+        queue: MessageQueue | None = None,
+        selector: Selector | None = None,
+        timeout: float | None = None,
+    ) -> asyncio.Future[SendResult]:
+        """Send in the background. The result is the future's, and the callback's if one is given.
+
+        As in RocketMQ only failures of the connection are retried, on the same broker; a broker's refusal is final.
+        """
+        if len(self._sends) >= self.config.max_async_sends:
+            raise TooManySends(
+                f"{len(self._sends)} asynchronous sends are on their way, max_async_sends is "
+                f"{self.config.max_async_sends}: wait for some of them"
+            )
+        self._begin()
+        try:
+            ready = self._ready(message)
+            assert self._loop is not None
+            task = self._loop.create_task(self._deliver_one(ready, queue, selector, timeout))
+        except BaseException:
+            self._end()
+            raise
+        self._sends.add(task)
+        task.add_done_callback(self._async_ended)
+        if callback is not None:
+            task.add_done_callback(lambda done: _call_back(callback, done))
+        return task
+
+    async def send_oneway(
+        self, message: Message, *, queue: MessageQueue | None = None, selector: Selector | None = None
+    ) -> None:
+        """Send once and do not wait for an answer: fast, and nobody will know if it is lost."""
+        self._begin()
+        try:
+            ready = self._ready(message)
+            await self._deliver(ready, SendKind.ONEWAY, queue, selector, None)
+            # Without an answer to wait for, a loop of sends would never let the event loop write them.
+            self._oneway_bytes += len(ready.body) + len(ready.properties)
+            if self._oneway_bytes > _YIELD_BYTES:
+                self._oneway_bytes = 0
+                await asyncio.sleep(0)
+        finally:
+            self._end()
+
+    async def send_batch(
+        self,
+        messages: Iterable[Message],
+        *,
+        queue: MessageQueue | None = None,
+        timeout: float | None = None,
+    ) -> list[SendResult]:
+        """Send messages of one topic, few requests for many messages; one result for each, in order.
+
+        What exceeds `max_message_size` goes in several requests, one after the other, `timeout` for each. When one
+        fails, the SendFailed carries the results of those before it as `stored`.
+        """
+        self._begin()
+        try:
+            members = list(messages)
+            topic = self._wire_topic(check_batch(members))
+            # All are checked before the first is sent.
+            requests = list(batches(members, self._ids.next, self.config, topic))
+            results: list[SendResult] = []
+            for ready in requests:
+                try:
+                    results += await self._deliver(ready, SendKind.SYNC, queue, None, timeout)
+                except SendFailed as error:
+                    error.stored = tuple(results)
+                    raise
+            return results
+        finally:
+            self._end()
+
+    async def queues(self, topic: str) -> tuple[MessageQueue, ...]:
+        """The queues of a topic that may be written, in the order selectors see them."""
+        self._begin()
+        try:
+            info = await self._info(self._wire_topic(topic), self._clock.monotonic() + self.config.send_timeout_seconds)
+        finally:
+            self._end()
+        return tuple(MessageQueue(topic, name, queue_id) for _, name, queue_id in info.queues)
+
+    # --- one send -------------------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        if not self._is_open:
+            state = "not started" if self._loop is None else "closed"
+            raise ClientClosed(f"the producer {self.group} is {state}")
+        if asyncio.get_running_loop() is not self._loop:
+            raise ClientClosed(f"the producer {self.group} was started on another event loop, or before a fork")
+        self._on_their_way += 1
+
+    def _end(self) -> None:
+        self._on_their_way -= 1
+        if not self._on_their_way and self._all_done is not None and not self._all_done.done():
+            self._all_done.set_result(None)
+
+    def _async_ended(self, task: asyncio.Task[SendResult]) -> None:
+        self._sends.discard(task)
+        self._end()
+
+    def _ready(self, message: Message) -> Outgoing:
+        topic = self._wire_topics.get(message.topic) or self._wire_topic(message.topic)
+        return outgoing(message, self._ids.next(), self.config, topic)
+
+    def _wire_topic(self, topic: str) -> str:
+        """The checked name with its namespace. Remembered: the check costs as much as encoding a small message."""
+        known = self._wire_topics.get(topic)
+        if known is None:
+            check_topic(topic)
+            known = wrap(self.config.namespace, topic)
+            check_topic(known)
+            if len(self._wire_topics) >= _REMEMBERED:
+                self._wire_topics.clear()
+            self._wire_topics[topic] = known
+        return known
+
+    async def _deliver_one(
+        self, ready: Outgoing, queue: MessageQueue | None, selector: Selector | None, timeout: float | None
+    ) -> SendResult:
+        return (await self._deliver(ready, SendKind.ASYNC, queue, selector, timeout))[0]
+
+    async def _deliver(
+        self,
+        ready: Outgoing,
+        kind: SendKind,
+        queue: MessageQueue | None,
+        selector: Selector | None,
+        timeout: float | None,
+    ) -> Sequence[SendResult]:
+        """All attempts of one request; `client/retry.py` decides what follows each."""
+        config = self.config
+        clock = self._clock
+        started = clock.monotonic()
+        deadline = started + (config.send_timeout_seconds if timeout is None else timeout)
+        info = self._known_info(ready.topic) or await self._info(ready.topic, deadline)
+        chosen = self._given_queue(ready, info, queue, selector)
+        if chosen is not None and chosen.broker_name not in info.addresses:
+            info = await self._refreshed(info, deadline)
+        if chosen is not None and kind is SendKind.SYNC:
+            kind = SendKind.SYNC_GIVEN_QUEUE
+        allowed = attempts_allowed(kind, config.retry_times_when_send_failed, config.retry_times_when_send_async_failed)
+        failures: list[FailedAttempt] = []
+        unsafe: Sequence[SendResult] = ()
+        last_broker: str | None = None
+        number = 0
+        while True:
+            number += 1
+            begun = clock.monotonic()
+            if chosen is None:
+                chosen = self.chooser.choose(info.queues, begun * 1000, last_broker)
+            results: Sequence[SendResult] = ()
+            error: MQError | None = None
+            try:
+                seconds = attempt_timeout(begun, deadline, config.attempt_timeout_seconds)
+                results = await self._attempt(ready, kind, info, chosen, seconds)
+                outcome = Outcome.OK if not results or results[0].status is SendStatus.SEND_OK else Outcome.NOT_STORE_OK
+            except MQError as problem:
+                error = problem
+                outcome = outcome_of_error(problem)
+            except asyncio.CancelledError:
+                now = clock.monotonic()
+                self.chooser.learn(now * 1000, Attempt(chosen.broker_name, (now - begun) * 1000, Outcome.INTERRUPTED))
+                raise
+            now = clock.monotonic()
+            cost_millis = (now - begun) * 1000
+            if kind is not SendKind.ONEWAY or error is not None:
+                self.chooser.learn(now * 1000, Attempt(chosen.broker_name, cost_millis, outcome))
+            if outcome is Outcome.OK:
+                return results
+            if error is not None:
+                failures.append(FailedAttempt(chosen, cost_millis, error))
+            unsafe = results or unsafe
+            if kind is SendKind.ASYNC:
+                decision = after_async_attempt(number, allowed, outcome, now, deadline)
+            else:
+                decision = after_attempt(
+                    number,
+                    allowed,
+                    outcome,
+                    error.code if isinstance(error, BrokerError) else None,
+                    now,
+                    deadline,
+                    config.retry_another_broker_when_not_store_ok,
+                    has_result=bool(unsafe),
+                )
+            if error is not None:
+                self.session.refresh_soon(ready.topic)
+            if decision is Decision.RETURN:
+                return unsafe
+            if decision is Decision.RAISE:
+                raise SendFailed(ready.topic, tuple(failures), (now - started) * 1000) from error
+            last_broker = chosen.broker_name
+            info = self._known_info(ready.topic) or info
+            if decision is Decision.RETRY:
+                chosen = None
+
+    async def _attempt(
+        self, ready: Outgoing, kind: SendKind, info: PublishInfo, queue: MessageQueue, seconds: float
+    ) -> Sequence[SendResult]:
+        address = info.addresses.get(queue.broker_name)
+        if address is None:
+            raise BrokerNotFound(f"the route of {ready.topic} names no master of broker {queue.broker_name}")
+        key = (ready.topic, queue.broker_name, ready.code)
+        template = self._templates.get(key) or self._template(*key)
+        command = Command(
+            ready.code,
+            0,
+            ONEWAY_FLAG if kind is SendKind.ONEWAY else 0,
+            template.fill(queue.queue_id, ready.sys_flag, self._clock.now(), ready.flag, ready.properties),
+            ready.body,
+        )
+        if self._hooks:
+            return await self._exchange_with_hooks(ready, kind, queue, address, command, seconds)
+        if kind is SendKind.ONEWAY:
+            await self.session.oneway(address, command)
+            return ()
+        return _results(ready, queue, await self.session.invoke(address, command, seconds, STATUS_OF_CODE))[0]
+
+    async def _exchange_with_hooks(
+        self, ready: Outgoing, kind: SendKind, queue: MessageQueue, address: str, command: Command, seconds: float
+    ) -> Sequence[SendResult]:
+        context = SendContext(
+            producer_group=self.group,
+            namespace=self.config.namespace,
+            kind=kind,
+            messages=ready.messages,
+            message_ids=ready.message_ids,
+            queue=queue,
+            broker_address=address,
+            started=self._clock.now(),
+        )
+        for hook in self._hooks:
+            _run_hook(hook.before_send, context)
+        begun = self._clock.monotonic()
+        try:
+            if kind is SendKind.ONEWAY:
+                await self.session.oneway(address, command)
+                return ()
+            reply = await self.session.invoke(address, command, seconds, STATUS_OF_CODE)
+            context.results, stored = _results(ready, queue, reply)
+            context.region_id = stored.msg_region
+            context.trace_on = stored.trace_on is not False
+            return context.results
+        except MQError as error:
+            context.error = error
+            raise
+        finally:
+            context.cost_millis = (self._clock.monotonic() - begun) * 1000
+            for hook in self._hooks:
+                _run_hook(hook.after_send, context)
+
+    def _template(self, topic: str, broker_name: str, code: int) -> SendTemplate:
+        template = SendTemplate(
+            self.group,
+            topic,
+            broker_name,
+            default_topic=self.config.create_topic_key,
+            default_topic_queue_nums=self.config.default_topic_queue_nums,
+            batch=code == _BATCH,
+        )
+        if len(self._templates) >= _REMEMBERED:
+            self._templates.clear()
+        self._templates[topic, broker_name, code] = template
+        return template
+
+    # --- where to -------------------------------------------------------------------------------------------------
+
+    def _known_info(self, topic: str) -> PublishInfo | None:
+        info = self._infos.get(topic)
+        return info if info is not None and self.session.known_route(topic) is info.route else None
+
+    async def _info(self, topic: str, deadline: float) -> PublishInfo:
+        """The queues of `topic`; asks a name server unless a usable route is known."""
+        route = self.session.known_route(topic) if topic in self._infos else None
+        if route is not None:
+            try:
+                return self._remember(topic, route)
+            except NoRoute as error:
+                log.info("route looked up again topic=%s reason=%s", topic, error)
+        left = deadline - self._clock.monotonic()
+        try:
+            async with asyncio.timeout(left):
+                return self._remember(topic, await self.session.follow(topic, self._model_route))
+        except TimeoutError:
+            raise NoNameServer(
+                f"no route of {topic} within the time of the send; name server {self.session.namesrv} does not answer"
+            ) from None
+
+    async def _refreshed(self, info: PublishInfo, deadline: float) -> PublishInfo:
+        """The wanted broker has no address as far as we know: look again before giving up."""
+        try:
+            async with asyncio.timeout(deadline - self._clock.monotonic()):
+                return self._remember(info.topic, await self.session.follow(info.topic, self._model_route))
+        except (MQError, TimeoutError) as error:
+            log.info("route not refreshed topic=%s reason=%s", info.topic, error)
+            return info
+
+    def _remember(self, topic: str, route: TopicRouteData) -> PublishInfo:
+        info = self._infos[topic] = publish_info(topic, route)
+        return info
+
+    async def _model_route(self) -> TopicRouteData:
+        """What to go on with when a topic does not exist: brokers make it with the first message."""
+        model = await self.session.look_up_route(self.config.create_topic_key)
+        return route_from_model(model, self.config.default_topic_queue_nums)
+
+    def _given_queue(
+        self, ready: Outgoing, info: PublishInfo, queue: MessageQueue | None, selector: Selector | None
+    ) -> MessageQueue | None:
+        """The one queue this message must go to, if the caller or its sharding key says so."""
+        message = ready.messages[0]
+        if queue is not None:
+            return MessageQueue(ready.topic, queue.broker_name, queue.queue_id)
+        if selector is not None:
+            chosen = selector([each._replace(topic=message.topic) for each in info.queues], message)
+            return MessageQueue(ready.topic, chosen.broker_name, chosen.queue_id)
+        if message.sharding_key:
+            return info.queues[abs(java_hash(message.sharding_key)) % len(info.queues)]
+        return None
+
+
+def _results(ready: Outgoing, queue: MessageQueue, reply: Command) -> tuple[Sequence[SendResult], SendMessageResponse]:
+    """One result for each message: those of a batch lie one after the other."""
+    stored = reply.header(SendMessageResponse)
+    status = STATUS_OF_CODE[reply.code]
+    where = MessageQueue(ready.messages[0].topic, queue.broker_name, stored.queue_id)
+    ids = ready.message_ids
+    if len(ids) == 1:
+        return (SendResult(status, ids[0], stored.msg_id, where, stored.queue_offset),), stored
+    offset_ids = stored.msg_id.split(",")
+    if len(offset_ids) != len(ids):  # 5.x may keep a batch as one record
+        offset_ids = [stored.msg_id] * len(ids)
+    return [
+        SendResult(status, message_id, offset_id, where, stored.queue_offset + number)
+        for number, (message_id, offset_id) in enumerate(zip(ids, offset_ids, strict=True))
+    ], stored
+
+
+def _run_hook(hook: Callable[[SendContext], None], context: SendContext) -> None:
+    try:
+        hook(context)
+    except Exception:
+        # The hook is the user's code; a send must not depend on it.
+        log.exception("send hook failed hook=%r", hook)
+
+
+def _call_back(callback: SendCallback, task: asyncio.Task[SendResult]) -> None:
+    if task.cancelled():
+        callback(None, ClientClosed("the send was given up: the producer was closed or the task cancelled"))
+        return
+    error = task.exception()
+    if error is None:
+        callback(task.result(), None)
+    elif isinstance(error, MQError):
+        callback(None, error)
+
+
+_trace_numbers = itertools.count(1)
+
+
+async def start_trace(producer: AsyncProducer) -> TraceWriter:
+    """A producer of its own for traces: what goes wrong there must not touch the messages."""
+    name = f"_INNER_TRACE_PRODUCER-{producer.group[:200]}-PRODUCE-{next(_trace_numbers)}"
+    config = ProducerConfig(send_timeout_seconds=5.0, max_message_size=MAX_TRACE_BYTES)
+    inner = AsyncProducer(name, config=config, session=producer.session)
+    await inner.start()
+    return TraceWriter(inner.send, inner.close, producer.session.clock, producer.config.trace_topic)

@@ -1,0 +1,368 @@
+"""Connections, routes and name servers shared by everything one process does with a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import time
+from collections.abc import Awaitable, Callable, Collection, Coroutine
+from types import TracebackType
+from typing import Any, NamedTuple, Self, TypeVar
+
+from downrange.client.config import ClientConfig
+from downrange.client.errors import BrokerNotFound, ClusterNotFound, NoNameServer, NoRoute
+from downrange.client.heartbeats import Heartbeats
+from downrange.client.outcomes import Outcomes, ask_each
+from downrange.client.unique_id import local_address
+from downrange.clock import Clock, SystemClock
+from downrange.model.errors import MQError
+from downrange.protocol.bodies.body import decode_body
+from downrange.protocol.bodies.routes import (
+    MASTER_ID,
+    BrokerData,
+    ClusterInfo,
+    GetRouteInfoRequest,
+    TopicRouteData,
+)
+from downrange.protocol.codes import RequestCode, ResponseCode
+from downrange.protocol.command import Command, request
+from downrange.protocol.errors import TopicNotExist, broker_error
+from downrange.transport.connection import Connection, Handler, LaterReply, refuse
+from downrange.transport.errors import TransportError
+from downrange.transport.pool import Pool
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+ONLY_SUCCESS: Collection[int] = (ResponseCode.SUCCESS,)
+
+
+class Broker(NamedTuple):
+    """One broker process as an operator names it. Name and cluster are empty when only its address was given."""
+
+    address: str
+    name: str = ""
+    cluster: str = ""
+    broker_id: int = MASTER_ID
+
+    def __str__(self) -> str:
+        if not self.name:
+            return self.address
+        return f"{self.name} ({self.address})" if self.address else self.name
+
+
+class Session:
+    """What a process knows about a cluster: one name server that answers, the routes it gave, the connections made.
+
+    An error reply becomes the exception of its code here and nowhere else (`invoke`). What brokers ask a client is
+    answered from `handlers`, to which producers and consumers add their codes. `start` begins what goes on for as long
+    as the session does: refreshing the routes that are followed, and heartbeats. Used on one event loop.
+    """
+
+    def __init__(
+        self,
+        config: ClientConfig,
+        *,
+        handler: Handler = refuse,
+        clock: Clock | None = None,
+        random_source: random.Random | None = None,
+    ) -> None:
+        self.config = config
+        self.clock = clock or SystemClock()
+        self.client_id = new_client_id()
+        self.handlers: dict[int, Handler] = {}
+        self.heartbeats = Heartbeats(
+            self.client_id, self.addresses_in_use, self.invoke, self.clock, config.heartbeat_seconds
+        )
+        self._other_requests = handler
+        self._pool = Pool(self._serve, connect_timeout=config.connect_timeout_seconds)
+        # Clients that start together must not all load the first name server of the list.
+        self._namesrvs = list(config.namesrv_addresses)
+        (random_source or random.Random()).shuffle(self._namesrvs)  # noqa: S311  spreads load, guards nothing
+        self._chosen = 0
+        self._routes: dict[str, tuple[float, TopicRouteData]] = {}
+        self._followed: dict[str, None] = {}  # a set that keeps its order
+        self._looking_up: dict[str, asyncio.Lock] = {}
+        self._refreshed: dict[str, float] = {}
+        self._addresses: frozenset[str] = frozenset()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_started = False
+
+    def __repr__(self) -> str:
+        return f"<Session namesrv={self.namesrv} routes={len(self._routes)} {self._pool!r}>"
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def start(self) -> None:
+        """Begin the work in the background; ends with `close`."""
+        if not self._is_started:
+            self._is_started = True
+            self._spawn(self._refresh_routes(), "routes")
+            self._spawn(self.heartbeats.run(), "heartbeats")
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._pool.close()
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.create_task(work, name=f"downrange {name}")
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("background work ended task=%s", task.get_name(), exc_info=error)
+
+    def _serve(self, command: Command, connection: Connection) -> Command | LaterReply | None:
+        return self.handlers.get(command.code, self._other_requests)(command, connection)
+
+    # --- asking ---------------------------------------------------------------------------------------------------
+
+    async def invoke(
+        self, address: str, command: Command, timeout: float | None = None, accept: Collection[int] = ONLY_SUCCESS
+    ) -> Command:
+        """The reply of one server. A reply code that is not in `accept` is raised as its BrokerError."""
+        seconds = self.config.request_timeout_seconds if timeout is None else timeout
+        connection = self._pool.connected(address)
+        if connection is not None:  # nearly always: spares every send a detour
+            reply = await connection.request(command, seconds)
+        else:
+            reply = await self._pool.request(address, command, seconds)
+        if reply.code not in accept:
+            raise broker_error(reply.code, reply.remark)
+        return reply
+
+    async def ask(self, broker: Broker, command: Command, timeout: float | None = None) -> Command:
+        """The reply of a broker; raises BrokerNotFound when it has no address at the moment."""
+        return await self.invoke(reachable(broker).address, command, timeout)
+
+    async def oneway(self, address: str, command: Command) -> None:
+        await self._pool.oneway(address, command)
+
+    # --- name servers ---------------------------------------------------------------------------------------------
+
+    @property
+    def namesrv(self) -> str:
+        """The name server that answered last, or the one to be tried first."""
+        return self._namesrvs[self._chosen]
+
+    async def ask_namesrv(self, command: Command) -> Command:
+        """Ask the name server in use; when it cannot be reached, the next one that answers takes its place."""
+        problems = []
+        for _ in self._namesrvs:
+            try:
+                return await self.invoke(self.namesrv, command)
+            except TransportError as error:
+                problems.append(str(error))
+                self._chosen = (self._chosen + 1) % len(self._namesrvs)
+        raise NoNameServer(
+            f"no name server answers ({'; '.join(problems)}); the address is {self.config.source}, "
+            "set it with -n or NAMESRV_ADDR"
+        )
+
+    async def ask_every_namesrv(self, ask: Callable[[str], Awaitable[T]]) -> Outcomes[str, T]:
+        """Name servers know nothing of each other: what is written must be written to each."""
+        return await ask_each(self.config.namesrv_addresses, ask)
+
+    # --- routes ---------------------------------------------------------------------------------------------------
+
+    async def route(self, topic: str) -> TopicRouteData:
+        """Who serves `topic`, as known or, when that is too old, as looked up."""
+        known = self._routes.get(topic)
+        if known is not None and self.clock.monotonic() - known[0] < self.config.route_seconds:
+            return known[1]
+        return await self.look_up_route(topic)
+
+    async def look_up_route(self, topic: str) -> TopicRouteData:
+        """Who serves `topic` now; raises NoRoute."""
+        command = request(
+            RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRouteInfoRequest(topic, accept_standard_json_only=True)
+        )
+        try:
+            reply = await self.ask_namesrv(command)
+        except TopicNotExist:
+            # A name server that has just started knows no topics yet: those we work with keep their last route.
+            if topic not in self._followed:
+                self._routes.pop(topic, None)
+            raise NoRoute(topic, f"no broker serves the topic {topic}, says name server {self.namesrv}") from None
+        route = decode_body(TopicRouteData, reply.body_bytes)
+        self._store_route(topic, route)
+        return route
+
+    # --- routes that are kept fresh -------------------------------------------------------------------------------
+
+    def known_route(self, topic: str) -> TopicRouteData | None:
+        """The last route seen, however old: better than none while no name server answers."""
+        known = self._routes.get(topic)
+        return None if known is None else known[1]
+
+    async def follow(
+        self, topic: str, otherwise: Callable[[], Awaitable[TopicRouteData]] | None = None
+    ) -> TopicRouteData:
+        """The route of a topic this client works with; from now on it is looked up again every `route_seconds`.
+
+        `otherwise` gives the route to go on with when nobody serves the topic yet. Of those who ask at the same time,
+        one looks it up and the others wait for its answer, no longer than `route_lock_seconds`.
+        """
+        self._followed.setdefault(topic, None)
+        lock = self._looking_up.setdefault(topic, asyncio.Lock())
+        before = self._routes.get(topic)
+        try:
+            async with asyncio.timeout(self.config.route_lock_seconds):
+                await lock.acquire()
+        except TimeoutError:
+            raise NoNameServer(
+                f"the route of {topic} is being looked up for more than {self.config.route_lock_seconds:g} s, "
+                f"name server {self.namesrv} does not answer"
+            ) from None
+        try:
+            now = self._routes.get(topic)
+            if now is not None and now is not before:
+                return now[1]
+            try:
+                return await self.look_up_route(topic)
+            except NoRoute as missing:
+                if otherwise is None:
+                    raise
+                try:
+                    route = await otherwise()
+                except NoRoute:
+                    raise missing from None
+                self._store_route(topic, route)
+                return route
+        finally:
+            lock.release()
+
+    def refresh_soon(self, topic: str) -> None:
+        """A broker did not answer as its route promised: look the route up in the background, once a second at most."""
+        now = self.clock.monotonic()
+        if self._is_started and now - self._refreshed.get(topic, float("-inf")) >= 1:
+            self._refreshed[topic] = now
+            self._spawn(self._refresh(topic), f"route of {topic}")
+
+    async def refresh_followed(self) -> None:
+        """Look up all topics this client works with, and let go of brokers that no route names any more."""
+        for topic in list(self._followed):
+            await self._refresh(topic)
+        self._drop_offline_brokers()
+
+    async def _refresh(self, topic: str) -> None:
+        try:
+            await self.follow(topic)
+        except MQError as error:
+            log.info("route not refreshed topic=%s reason=%s", topic, error)
+
+    async def _refresh_routes(self) -> None:
+        while True:
+            await self.clock.sleep(self.config.route_seconds)
+            await self.refresh_followed()
+
+    def _store_route(self, topic: str, route: TopicRouteData) -> None:
+        known = self._routes.get(topic)
+        if known is not None and known[1] == route:
+            route = known[1]  # the same object: what was derived from it stays valid
+        self._routes[topic] = (self.clock.monotonic(), route)
+        addresses = {address for data in route.broker_datas for address in data.broker_addrs.values()}
+        if topic in self._followed and not addresses <= self._addresses:
+            self._addresses |= addresses
+            self.heartbeats.beat_soon()
+
+    def addresses_in_use(self, masters_only: bool = False) -> frozenset[str]:
+        """The brokers named by the routes of the topics this client works with."""
+        return frozenset(
+            address
+            for topic in self._followed
+            if (route := self.known_route(topic)) is not None
+            for data in route.broker_datas
+            for broker_id, address in data.broker_addrs.items()
+            if broker_id == MASTER_ID or not masters_only
+        )
+
+    def _drop_offline_brokers(self) -> None:
+        in_use = self.addresses_in_use()
+        for address in self._addresses - in_use:
+            log.info("broker dropped address=%s reason=no route names it", address)
+            self._pool.drop(address)
+        self._addresses = in_use
+
+    async def cluster_info(self) -> ClusterInfo:
+        reply = await self.ask_namesrv(request(RequestCode.GET_BROKER_CLUSTER_INFO))
+        return decode_body(ClusterInfo, reply.body_bytes)
+
+    # --- brokers --------------------------------------------------------------------------------------------------
+
+    async def brokers(self, cluster: str | None = None) -> list[Broker]:
+        """Every broker process of one cluster or of all, masters and slaves."""
+        info = await self.cluster_info()
+        if cluster is not None and cluster not in info.cluster_addr_table:
+            known = ", ".join(sorted(info.cluster_addr_table)) or "none"
+            raise ClusterNotFound(f"no cluster {cluster}; clusters known to name server {self.namesrv}: {known}")
+        return [
+            Broker(address, data.broker_name, data.cluster, broker_id)
+            for data in sorted(info.broker_addr_table.values(), key=lambda data: (data.cluster, data.broker_name))
+            if cluster is None or data.broker_name in info.cluster_addr_table[cluster]
+            for broker_id, address in sorted(data.broker_addrs.items())
+        ]
+
+    async def masters(self, cluster: str | None = None) -> list[Broker]:
+        """The master of every broker name. One that is down stands there without an address: asking it fails."""
+        return masters_of(await self.brokers(cluster))
+
+    async def masters_of_topic(self, topic: str) -> list[Broker]:
+        return [master_of(data) for data in sorted_brokers(await self.look_up_route(topic))]
+
+    async def broker(self, name_or_address: str) -> Broker:
+        """A broker by address, or the master of a broker name."""
+        if ":" in name_or_address:
+            return Broker(name_or_address)
+        masters = await self.masters()
+        for broker in masters:
+            if broker.name == name_or_address:
+                return reachable(broker)
+        known = ", ".join(broker.name for broker in masters) or "none"
+        raise BrokerNotFound(f"no broker {name_or_address}; brokers known to name server {self.namesrv}: {known}")
+
+
+def new_client_id() -> str:
+    """`<ip>@<pid>#<n>`: two clients with one id would take each other's queues."""
+    return f"{local_address()}@{os.getpid()}#{time.monotonic_ns()}"
+
+
+def sorted_brokers(route: TopicRouteData) -> list[BrokerData]:
+    return sorted(route.broker_datas, key=lambda data: data.broker_name)
+
+
+def master_of(data: BrokerData) -> Broker:
+    """The master behind a broker name, without an address when it is down."""
+    return Broker(data.master_address or "", data.broker_name, data.cluster)
+
+
+def reader_of(data: BrokerData) -> Broker:
+    """The process to read from: the master, or the slave with the smallest id while the master is down."""
+    broker_id = min(data.broker_addrs, default=MASTER_ID)
+    return Broker(data.broker_addrs.get(broker_id, ""), data.broker_name, data.cluster, broker_id)
+
+
+def masters_of(brokers: Collection[Broker]) -> list[Broker]:
+    found = {broker.name: Broker("", broker.name, broker.cluster) for broker in brokers}
+    found.update({broker.name: broker for broker in brokers if broker.broker_id == MASTER_ID})
+    return list(found.values())
+
+
+def reachable(broker: Broker) -> Broker:
+    """`broker`, or BrokerNotFound when it has no address."""
+    if not broker.address:
+        raise BrokerNotFound(f"broker {broker.name} has no master at the moment; start it, or wait until it registers")
+    return broker

@@ -1,0 +1,84 @@
+"""How large a simulated cluster is, how it is loaded and how its producers are set up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Final
+
+from downrange.client.retry import SendKind, attempts_allowed
+from downrange.settings import ConfigError
+
+LEAST_CAPACITY: Final = 1000.0
+HEADROOM: Final = 3.0
+"""A broker that is well takes this many times its fair load."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Load and sizes of one run. Every topic lies on `brokers_per_topic` brokers; every producer sends to one topic."""
+
+    producers: int = 2000
+    brokers: int = 200
+    brokers_per_topic: int = 8
+    queues_per_broker: int = 4
+    faulty: int | None = None
+    """Brokers the scenario befalls; None: one in ten."""
+    rate_per_producer: float = 2.0
+    """Messages a second, at random moments that do not wait for earlier answers."""
+    seconds: float = 120.0
+    send_timeout_millis: float = 3000.0
+    attempt_timeout_millis: float | None = 1000.0
+    """Limit of one attempt; None: an attempt may use up the whole send time-out, as in RocketMQ 4.x."""
+    retry_times: int = 2
+    route_refresh_seconds: float = 30.0
+    probes_refresh_route: bool = False
+    """Whether a probe of a broker that the route has lost looks the route up again."""
+    network_millis: float = 0.4
+    """There and back."""
+    service_millis: float = 1.0
+    """Median of the time a broker takes for a message, its waiting apart."""
+    service_sigma: float = 0.6
+    """Spread of that time: the standard deviation of its logarithm."""
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            value = getattr(self, one.name)
+            may_be_zero = one.name in ("probes_refresh_route", "retry_times", "seed", "network_millis", "service_sigma")
+            if value is not None and (value < 0 or (value == 0 and not may_be_zero)):
+                raise ConfigError(
+                    f"simulation: {one.name} must be {'0 or more' if may_be_zero else 'positive'}: {value}"
+                )
+        if self.seconds < 12:
+            raise ConfigError(f"simulation: seconds must be at least 12, for before, during and after: {self.seconds}")
+        if self.faulty is not None and self.faulty > self.brokers:
+            raise ConfigError(f"simulation: {self.faulty} faulty brokers of {self.brokers}")
+
+    @property
+    def faulty_brokers(self) -> tuple[int, ...]:
+        """Spread over the cluster, so that few topics have more than one of them."""
+        count = max(1, self.brokers // 10) if self.faulty is None else self.faulty
+        return tuple(place * self.brokers // count for place in range(count))
+
+    @property
+    def fair_load(self) -> float:
+        """Messages a second of one broker while all are well."""
+        return self.producers * self.rate_per_producer / self.brokers
+
+    @property
+    def capacity(self) -> float:
+        """Messages a second a broker can take."""
+        return max(LEAST_CAPACITY, HEADROOM * self.fair_load)
+
+    @property
+    def attempts(self) -> int:
+        return attempts_allowed(SendKind.SYNC, self.retry_times)
+
+    def brokers_of(self, producer: int) -> tuple[int, ...]:
+        """The brokers of a producer's topic: neighbours on a ring."""
+        count = min(self.brokers, self.brokers_per_topic)
+        return tuple(sorted((producer + step) % self.brokers for step in range(count)))
+
+
+def broker_name(broker: int) -> str:
+    return f"broker-{broker:03d}"

@@ -1,0 +1,124 @@
+"""Traces of what a producer sent, written to the trace topic in the background. Encoding: client/trace.py."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Final, NamedTuple
+
+from downrange.client.hooks import SendContext
+from downrange.client.namespace import unwrap
+from downrange.client.retry import SendKind
+from downrange.client.trace import encode_pub
+from downrange.clock import Clock
+from downrange.model.errors import MQError
+from downrange.model.message import Message
+
+log = logging.getLogger(__name__)
+
+MAX_TRACE_BYTES: Final = 128_000
+FLUSH_SECONDS: Final = 0.5
+MAX_WAITING: Final = 20_000
+_MAX_BODY_CHARACTERS: Final = 118_000
+_MAX_KEYS_CHARACTERS: Final = 10_000  # three bytes each at worst, and properties end at 32,767
+
+
+class _Report(NamedTuple):
+    text: str
+    keys: tuple[str, ...]
+
+
+class TraceWriter:
+    """A send hook that reports what was sent, some at a time.
+
+    Holds always: it never makes a send fail or wait. What cannot be written, or comes faster than it can be, is
+    dropped with a warning. Used on the producer's event loop.
+    """
+
+    def __init__(
+        self,
+        send: Callable[[Message], Awaitable[object]],
+        close: Callable[[], Awaitable[None]],
+        clock: Clock,
+        topic: str,
+    ) -> None:
+        self._send = send
+        self._close = close
+        self._clock = clock
+        self._topic = topic
+        self._waiting: deque[_Report] = deque()
+        self._has_work = asyncio.Event()
+        self._dropped = 0
+        self._task = asyncio.create_task(self._run(), name="downrange trace")
+
+    def __repr__(self) -> str:
+        return f"<TraceWriter {self._topic} waiting={len(self._waiting)} dropped={self._dropped}>"
+
+    def before_send(self, context: SendContext) -> None:
+        """A trace tells what came of a send."""
+
+    def after_send(self, context: SendContext) -> None:
+        if context.kind is SendKind.ONEWAY or not context.results or not context.trace_on:
+            return
+        group = unwrap(context.namespace, context.producer_group)
+        for message, result in zip(context.messages, context.results, strict=True):
+            if len(self._waiting) >= MAX_WAITING:
+                self._dropped += 1
+                continue
+            text = encode_pub(
+                timestamp=context.started,
+                region_id=context.region_id or "DefaultRegion",
+                group=group,
+                message=message,
+                message_id=result.message_id,
+                store_host=context.broker_address,
+                cost_millis=round(context.cost_millis),
+                offset_message_id=result.offset_message_id,
+            )
+            keys = tuple(key for key in (result.message_id, *(message.keys or "").split(" ")) if key)
+            self._waiting.append(_Report(text, keys))
+        self._has_work.set()
+
+    async def flush(self) -> None:
+        """Write everything that waits."""
+        self._has_work.clear()
+        if self._dropped:
+            log.warning("traces dropped count=%d reason=they come faster than they can be written", self._dropped)
+            self._dropped = 0
+        for message in self._messages():
+            try:
+                await self._send(message)
+            except MQError as error:
+                log.warning("trace not written topic=%s reason=%s", self._topic, error)
+
+    async def close(self) -> None:
+        """Write what waits, then stop."""
+        self._task.cancel()
+        await asyncio.wait([self._task])
+        await self.flush()
+        await self._close()
+
+    async def _run(self) -> None:
+        while True:
+            await self._has_work.wait()
+            await self._clock.sleep(FLUSH_SECONDS)
+            await self.flush()
+
+    def _messages(self) -> Iterator[Message]:
+        """All waiting reports, in as few messages as their size allows; found by message id and key."""
+        while self._waiting:
+            body: list[str] = []
+            keys: dict[str, None] = {}
+            size = key_size = 0
+            while self._waiting:
+                report = self._waiting[0]
+                size += len(report.text)
+                key_size += sum(len(key) + 1 for key in report.keys)
+                if body and (size > _MAX_BODY_CHARACTERS or key_size > _MAX_KEYS_CHARACTERS):
+                    break
+                body.append(report.text)
+                keys |= dict.fromkeys(report.keys)
+                self._waiting.popleft()
+            yield Message(self._topic, "".join(body).encode(), keys=" ".join(keys))

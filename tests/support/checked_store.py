@@ -1,0 +1,18 @@
+"""`store check` as an assertion."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from downrange.store.check import StoreReport, check
+from downrange.store.directory import StoreDirectory
+
+
+def checked(root: Path, *, slots: int = 100, entries: int = 200) -> StoreReport:
+    return check(StoreDirectory(root, index_slots=slots, index_entries=entries))
+
+
+def assert_clean(root: Path, *, slots: int = 100, entries: int = 200) -> StoreReport:
+    report = checked(root, slots=slots, entries=entries)
+    assert report.is_clean, "\n".join(map(str, report.problems))
+    return report

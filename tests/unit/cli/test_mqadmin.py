@@ -1,0 +1,166 @@
+"""mqadmin's names and letters, translated to our commands."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from downrange.cli.main import app
+from downrange.cli.mqadmin import ALIASES, LONG_NAMES, translate
+from downrange.cli.options import UsageError
+from tests.unit.cli.conftest import Command
+from tests.unit.client.fake_cluster import TOPIC, FakeCluster, reply
+
+OPERATORS_KNOW = (
+    "clusterList brokerStatus statsAll topicList topicRoute topicStatus updateTopic deleteTopic updateTopicPerm",
+    "consumerProgress consumerConnection consumerStatus producerConnection updateSubGroup deleteSubGroup",
+    "resetOffsetByTime skipAccumulatedMessage queryMsgById queryMsgByKey queryMsgByUniqueKey queryMsgTraceById",
+    "sendMessage getBrokerConfig updateBrokerConfig wipeWritePerm addWritePerm",
+)
+
+
+@pytest.mark.parametrize("name", " ".join(OPERATORS_KNOW).split())
+def test_every_name_operators_know_is_there(name: str) -> None:
+    assert name in ALIASES
+
+
+@pytest.mark.parametrize(
+    ("line", "ours"),
+    [
+        ("topicRoute -t T", "topic route -- T"),
+        ("topicRoute --topic T -n a:1", "topic route --namesrv a:1 -- T"),
+        ("topicRoute -n=a:1 -t=T --json", "topic route --namesrv a:1 --json -- T"),
+        ("topicList", "topic list --"),
+        ("topicList -c", "topic list --groups --"),
+        ("clusterList", "cluster list --"),
+        ("clusterList -m", "cluster stats --"),
+        (
+            "updateTopic -c C -t T -r 4 -w 8 -p 6 -o true",
+            "topic create --cluster C --read-queues 4 --write-queues 8 --perm 6 --order -- T",
+        ),
+        ("updateTopicPerm -t T -b h:1 -p 4", "topic perm --broker h:1 -- T 4"),
+        ("deleteTopic -c C -t T", "topic delete --cluster C -- T"),
+        ("statsAll -a -t T", "topic stats --active -- T"),
+        ("statsAll", "topic stats --"),
+        ("consumerProgress", "group list --"),
+        ("consumerProgress -g G -t T", "group progress --topic T -- G"),
+        ("consumerStatus -g G -i C -s", "group status --client C --stack -- G"),
+        ("consumerStatus -g G --clientId C", "group status --client C -- G"),
+        ("deleteSubGroup -b h:1 -g G -r false", "group delete --broker h:1 --keep-offsets -- G"),
+        (
+            "updateSubGroup -b h:1 -g G -s true -m false -d false -q 2 -r 3 -i 0 -w 1 -a true",
+            "group create --broker h:1 --consume --no-from-min --no-broadcast --retry-queues 2 --retry-max-times 3 "
+            "--broker-id 0 --slow-broker-id 1 --notify -- G",
+        ),
+        ("resetOffsetByTime -g G -t T -s now -f false", "group reset-offset --time now --no-force -- G T"),
+        ("skipAccumulatedMessage -g G -t T -f true", "group skip -- G T"),
+        ("cloneGroupOffset -s A -d B -t T -o false", "group clone -- A B T"),
+        ("queryMsgById -i ID", "message view -- ID"),
+        ("queryMsgById -i ID -g G -d C", "message consume-directly --group G --client C -- ID"),
+        ("queryMsgByKey -t T -k K -b 1 -e 2", "message query --begin 1 --end 2 -- T K"),
+        ("queryMsgByOffset -t T -b B -i 0 -o 5", "message at -- T B 0 5"),
+        (
+            "sendMessage -t T -p 'a body' -k K -c Tag -b B -i 1",
+            "message send --keys K --tags Tag --broker B --queue 1 -- T 'a body'",
+        ),
+        ("updateBrokerConfig -b h:1 -k key -v -1", "config update --broker h:1 -- key=-1"),
+        ("updateNamesrvConfig -k a -v b", "namesrv-admin update-config -- a=b"),
+        ("updateKvConfig -s N -k K -v V", "namesrv-admin kv-put -- N K V"),
+        ("wipeWritePerm -b broker-a", "namesrv-admin wipe-write-perm -- broker-a"),
+        ("topicStatus -h", "topic status --help"),
+    ],
+)
+def test_a_line_is_translated(line: str, ours: str) -> None:
+    assert translate(shlex.split(line)) == shlex.split(ours)
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("topiclst", "did you mean topicList"),
+        ("TOPICLIST", "did you mean topicList"),
+        ("qqqqqqqqqq", "lists the names"),
+        ("topicRoute", "needs -t"),
+        ("queryMsgByKey", "needs -t and -k"),
+        ("topicRoute -t", "-t needs a value"),
+        ("topicRoute -x 1 -t T", "no option -x"),
+        ("topicRoute T", "'T' is not an option"),
+        ("topicRoute --tpoic T", "'--tpoic' is not an option"),
+        ("updateSubGroup -g G -s yes", "expected true or false"),
+    ],
+)
+def test_a_line_that_cannot_be_translated_says_what_would_be_right(line: str, problem: str) -> None:
+    with pytest.raises(UsageError, match=problem):
+        translate(line.split())
+
+
+def commands() -> dict[tuple[str, ...], set[str]]:
+    """Every command of ours, and its options."""
+    import typer
+
+    found: dict[tuple[str, ...], set[str]] = {}
+
+    def walk(path: tuple[str, ...], node: object) -> None:
+        children = getattr(node, "commands", None)
+        if children is None:
+            found[path] = {name for one in node.params for name in (*one.opts, *one.secondary_opts)}  # type: ignore[attr-defined]
+            return
+        for name, child in children.items():
+            walk((*path, name), child)
+
+    walk((), typer.main.get_command(app))
+    return found
+
+
+@pytest.mark.parametrize("name", ALIASES)
+def test_an_alias_names_a_command_and_options_that_exist(name: str) -> None:
+    for alias in (ALIASES[name], *ALIASES[name].instead.values()):
+        known = commands()[alias.command]
+        ours = {*alias.options.values(), *alias.switches.values()}
+        ours |= {switch for pair in alias.booleans.values() for switch in pair}
+        assert ours - {""} <= known
+
+
+def test_long_names_stand_for_letters() -> None:
+    assert all(len(letter) == 1 for letters in LONG_NAMES.values() for letter in letters)
+
+
+FAMILIES = {"topic", "group", "cluster", "message", "config", "namesrv-admin"}
+RUN_SERVERS = {("cluster", "up")}
+
+
+def test_every_command_takes_json_and_a_name_server() -> None:
+    operators = {path: one for path, one in commands().items() if path[0] in FAMILIES and path not in RUN_SERVERS}
+    assert len(operators) > 35
+    for path, options in operators.items():
+        assert {"--json", "--namesrv", "-n"} <= options, path
+
+
+def test_every_command_and_alias_stands_in_the_operators_page() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "how-to" / "operate.md").read_text("utf-8")
+    missing = [
+        " ".join(path) for path in commands() if path[0] in FAMILIES and f"`downrange {' '.join(path)}" not in page
+    ]
+    missing += [name for name in ALIASES if f"`{name}`" not in page]
+    assert missing == []
+
+
+def test_the_exit_code_of_the_translated_command_is_kept(cluster: FakeCluster, command: Command) -> None:
+    cluster.brokers["broker-a"].answers[306] = reply()
+    cluster.brokers["broker-b"].answers[306] = reply(1, "no")
+    result = command("mqadmin", "cleanExpiredCQ", "-c", "DefaultCluster")
+    assert result.code == 1
+    assert "cleaned on broker-a" in result.out
+    assert result.err.count("\n") == 1
+    assert command("mqadmin", "cleanExpiredCQ", "-b", "broker-a").code == 0
+    assert command("mqadmin", "topicRoute", "-t", TOPIC, "--json").document["topic"] == TOPIC
+    assert command("mqadmin", "topicRoute", "-t", "nothere").code == 1
+    assert command("mqadmin", "topicRut").code == 2
+
+
+def test_without_a_name_the_names_are_listed(command: Command) -> None:
+    result = command("mqadmin")
+    assert result.code == 0
+    assert "topicRoute                downrange topic route" in result.out
