@@ -17,8 +17,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
+from bench.report import Figure, table
 from downrange.model.message_id import pack_host
 from downrange.store.config import StoreConfig
 from downrange.store.message_store import MessageStore
@@ -29,16 +29,6 @@ QUEUES = 4
 HOST = pack_host("10.0.0.1", 10911)
 GIBIBYTE = 1 << 30
 CHUNK = 256
-
-
-class Row(NamedTuple):
-    """One line of the table: what, how many a second, microseconds each, and the ratio to its yardstick."""
-
-    name: str
-    per_second: float
-    micros: float
-    ratio: float | None
-    target: str
 
 
 def message(body: bytes, number: int) -> NewMessage:
@@ -97,7 +87,7 @@ def touch_memory(parent: Path | None, size: int = GIBIBYTE) -> None:
         write_all(directory / "touched", bytes(1 << 20), size >> 20)
 
 
-def bench_size(size: int, count: int, parent: Path | None) -> list[Row]:
+def bench_size(size: int, count: int, parent: Path | None) -> list[Figure]:
     body = os.urandom(size)
     append_seconds = batch_seconds = 0.0
     with fresh_directory(parent) as directory, MessageStore.open(StoreConfig(store_path_root_dir=directory)) as store:
@@ -121,18 +111,24 @@ def bench_size(size: int, count: int, parent: Path | None) -> list[Row]:
             read += store.max_offset_of(TOPIC, queue_id)
         write_seconds = timed(lambda: write_all(directory / "plain", b"x" * record_size, count))
     name = f"{size} B"
+    appends, batches, reads = count / append_seconds, count / batch_seconds, read / read_seconds
     return [
-        Row(f"plain write, {name}", count / write_seconds, write_seconds / count * 1e6, None, ""),
-        Row(f"append, {name}", count / append_seconds, append_seconds / count * 1e6, write_seconds / append_seconds,
-            "of plain write, at least 0.2"),
-        Row(f"append in batches of 32, {name}", count / batch_seconds, batch_seconds / count * 1e6,
-            append_seconds / batch_seconds, "of append"),
-        Row(f"read in batches of 32, {name}", read / read_seconds, read_seconds / read * 1e6,
-            (read / read_seconds) / (count / append_seconds), "of append, at least 10"),
-    ]  # fmt: skip
+        Figure(f"plain write, {name}", count / write_seconds, "records/s"),
+        Figure(f"append, {name}", appends, "records/s", write_seconds / append_seconds, "plain write"),
+        Figure(
+            f"append in batches of 32, {name}",
+            count / batch_seconds,
+            "records/s",
+            append_seconds / batch_seconds,
+            "append",
+        ),
+        Figure(
+            f"read in batches of 32, {name}", read / read_seconds, "records/s", read / read_seconds / appends, "append"
+        ),
+    ]
 
 
-def bench_recovery(parent: Path | None, total: int = GIBIBYTE) -> list[Row]:
+def bench_recovery(parent: Path | None, total: int = GIBIBYTE) -> list[Figure]:
     """A log of 1 KiB messages, the process gone without a word; then again, as after a power cut."""
     body = os.urandom(1024)
     rows = []
@@ -158,13 +154,11 @@ def bench_recovery(parent: Path | None, total: int = GIBIBYTE) -> list[Row]:
             assert recovered.recovery.records == count, recovered.recovery
             recovered._segments.close()
             recovered._lock.release()
-            rows.append(
-                Row(f"{name}, {total >> 20} MiB", count / seconds, seconds / count * 1e6, seconds, "s, below 5")
-            )
+            rows.append(Figure(f"{name}, {total >> 20} MiB of 1 KiB messages", seconds, "s"))
     return rows
 
 
-def run(count: int = 200_000, parent: Path | None = None, recovery_bytes: int = GIBIBYTE) -> list[Row]:
+def run(count: int = 200_000, parent: Path | None = None, recovery_bytes: int = GIBIBYTE) -> list[Figure]:
     count -= count % CHUNK
     touch_memory(parent)
     gc.collect()
@@ -184,10 +178,7 @@ def main() -> None:
     parser.add_argument("--directory", type=Path, help="where to put the files (default: the temporary directory)")
     parser.add_argument("--recovery-mib", type=int, default=1024, help="0 leaves recovery out")
     options = parser.parse_args()
-    print(f"{'':40}{'per second':>14}{'µs each':>10}{'ratio':>9}")
-    for row in run(options.records, options.directory, options.recovery_mib << 20):
-        ratio = f"{row.ratio:9.2f}" if row.ratio is not None else " " * 9
-        print(f"{row.name:40}{row.per_second:14,.0f}{row.micros:10.2f}{ratio}  {row.target}")
+    print(table(run(options.records, options.directory, options.recovery_mib << 20)))
 
 
 if __name__ == "__main__":

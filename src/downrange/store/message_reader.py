@@ -102,7 +102,9 @@ class MessageReader:
                 few = max(1, min(max_messages, self.config.max_transfer_count_on_message_in_memory)) + 1
                 raw = state.queue.read(offset, few)
                 if raw:
-                    result = self._scan(state, offset, raw, max_messages, None, None)
+                    result = self._take(state, offset, raw, few - 1) or self._scan(
+                        state, offset, raw, max_messages, None, None
+                    )
                     if result.message_count:
                         return result
             raw = state.queue.read(offset, entries)
@@ -111,6 +113,37 @@ class MessageReader:
             status = GetMessageStatus.OFFSET_FOUND_NULL
             position = self._corrected(state.queue.next_file_offset(offset), offset)
         return ReadResult(status, position, min_offset, max_offset)
+
+    def _take(self, state: QueueState, offset: int, raw: bytes, most: int) -> ReadResult | None:
+        """The way a backlog is drained: recent records of one file, none left out. None when it is not so simple."""
+        log_max = self.commit_log.max_offset
+        first = int.from_bytes(raw[:8], "big")
+        segment = self._segments.find(first)
+        if segment is None or first < log_max - self._memory_limit:
+            return None
+        view, start = segment.view, segment.start
+        readable_end = start + segment.readable
+        hot_bytes = self.config.max_transfer_bytes_on_message_in_memory
+        slices: list[memoryview] = []
+        count = byte_count = 0
+        run_start = run_end = first
+        for physical_offset, size, _ in ENTRY.iter_unpack(raw[: most * ENTRY_SIZE]):
+            byte_count += size
+            if byte_count > hot_bytes and count:
+                byte_count -= size
+                break
+            if physical_offset != run_end:
+                slices.append(view[run_start - start : run_end - start])
+                run_start = physical_offset
+            run_end = physical_offset + size
+            if run_end > readable_end or physical_offset < start:
+                return None
+            count += 1
+        slices.append(view[run_start - start : run_end - start])
+        queue = state.queue
+        return ReadResult(
+            GetMessageStatus.FOUND, offset + count, queue.min_offset, queue.max_offset, slices, count, byte_count
+        )
 
     def _scan(
         self,
