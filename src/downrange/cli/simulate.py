@@ -41,6 +41,9 @@ def run(
     attempt_timeout: Annotated[float, typer.Option(help="Limit of one attempt, ms; 0: none.")] = 1000.0,
     retries: Annotated[int, typer.Option(help="retryTimesWhenSendFailed.")] = 2,
     route_refresh: Annotated[float, typer.Option(help="Seconds between route look-ups.")] = 30.0,
+    probes_refresh_route: Annotated[
+        bool, typer.Option(help="Probing a broker that the route has lost looks the route up again.")
+    ] = False,
     seed: Annotated[int, typer.Option(help="The same seed gives the same run.")] = 1,
     json: Json = False,
 ) -> None:
@@ -60,6 +63,7 @@ def run(
             attempt_timeout_millis=attempt_timeout or None,
             retry_times=retries,
             route_refresh_seconds=route_refresh,
+            probes_refresh_route=probes_refresh_route,
             seed=seed,
         )
         scenarios = list(SCENARIOS) if scenario == "all" else [scenario]

@@ -6,8 +6,9 @@
     async                      1 + retryTimesWhenSendAsyncFailed   transport failures only, on the same broker
     one-way                    1                                   nothing
 
-All attempts of a message share one deadline. They carry the same unique id, so a message stored by an attempt that was
-taken for failed shows up twice with one id. Flow control is never answered with more load.
+Times are seconds of a clock that does not go back. All attempts of a message share one deadline. They carry the same
+unique id, so a message stored by an attempt that was taken for failed shows up twice with one id. Flow control is never
+answered with more load.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ RETRIABLE_CODES: Final = frozenset(
         int(ResponseCode.NOT_IN_CURRENT_UNIT),
     }
 )
+LEAST_ATTEMPT_SECONDS: Final = 0.01
+"""With less time left no attempt is begun: it would time out whatever the broker does, and put the blame on it."""
 FLOW_CONTROL_CODES: Final = frozenset({int(ResponseCode.SYSTEM_BUSY), int(ResponseCode.FLOW_CONTROL)})
 NOT_STORE_OK_CODES: Final = frozenset(
     {
@@ -117,7 +120,7 @@ def after_attempt(
 
     `has_result` says that an earlier attempt stored the message though not safely: that result beats a later error.
     """
-    may_retry = attempt_number < attempts_allowed and now < deadline
+    may_retry = attempt_number < attempts_allowed and deadline - now >= LEAST_ATTEMPT_SECONDS
     give_up = Decision.RETURN if has_result else Decision.RAISE
     match outcome:
         case Outcome.OK:
@@ -143,7 +146,7 @@ def after_async_attempt(
         case Outcome.OK | Outcome.NOT_STORE_OK:
             return Decision.RETURN
         case Outcome.TIMEOUT | Outcome.CONNECT_FAILED | Outcome.CONNECTION_LOST:
-            may_retry = attempt_number < attempts_allowed and now < deadline
+            may_retry = attempt_number < attempts_allowed and deadline - now >= LEAST_ATTEMPT_SECONDS
             return Decision.RETRY_SAME_BROKER if may_retry else Decision.RAISE
         case Outcome.BROKER_ERROR | Outcome.REFUSED | Outcome.FLOW_CONTROL | Outcome.INTERRUPTED:
             return Decision.RAISE

@@ -206,6 +206,15 @@ def test_each_relapse_makes_the_wait_longer_and_a_long_good_time_forgives(produc
     assert waits == [500, 2000, 8000, 16_000, 16_000, 500]
 
 
+def test_a_failed_trial_is_a_relapse_however_long_the_broker_was_away(producer: Producer) -> None:
+    producer.attempt("a", 5, Outcome.TIMEOUT)
+    away_until = producer.now + 2 * SETTINGS.relapse_millis
+    while producer.now < away_until:
+        producer.probe(ok=False)
+    producer.try_out("a", 5, Outcome.BROKER_ERROR)
+    assert ADAPTIVE.next_probe_at(producer.state) == producer.now + 2000
+
+
 def test_late_news_of_attempts_begun_before_a_change_is_ignored(producer: Producer) -> None:
     producer.attempt("a", 5, Outcome.CONNECTION_LOST)
     avoided = producer.state

@@ -203,13 +203,13 @@ async def test_a_failed_send_has_the_route_looked_up_soon(cluster: FakeCluster) 
 
 async def test_a_topic_its_name_server_forgot_keeps_its_last_route(cluster: FakeCluster) -> None:
     answer_sends(cluster, stored)
-    async with scripted_namesrv(broker_a=cluster.broker.address) as (namesrv, _):
-        async with producer_of(namesrv.address) as producer:
-            await producer.send(MESSAGE)
-            namesrv.routes.clear()
-            await producer.session.refresh_followed()
-            assert namesrv.asked == ["orders", "orders"]
-            await producer.send(MESSAGE)
+    address = cluster.broker.address
+    async with scripted_namesrv(broker_a=address) as (namesrv, _), producer_of(namesrv.address) as producer:
+        await producer.send(MESSAGE)
+        namesrv.routes.clear()
+        await producer.session.refresh_followed()
+        assert namesrv.asked == ["orders", "orders"]
+        await producer.send(MESSAGE)
 
 
 async def test_a_topic_that_lost_its_last_writable_queue_is_looked_up_with_every_send(cluster: FakeCluster) -> None:

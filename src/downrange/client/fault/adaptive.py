@@ -102,11 +102,10 @@ class Health(NamedTuple):
     avoidance: Avoidance | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class AdaptiveState:
+class AdaptiveState(NamedTuple):
     """Holds always: `avoided` names exactly the brokers whose health has an avoidance."""
 
-    brokers: Mapping[str, Health] = field(default_factory=dict)
+    brokers: Mapping[str, Health]
     avoided: frozenset[str] = frozenset()
 
     def with_health(self, broker: str, health: Health) -> AdaptiveState:
@@ -122,7 +121,7 @@ class Adaptive:
     name: str = field(default="adaptive", init=False)
 
     def initial(self) -> AdaptiveState:
-        return AdaptiveState()
+        return AdaptiveState({})
 
     # --- choosing -------------------------------------------------------------------------------------------------
 

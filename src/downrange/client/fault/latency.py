@@ -15,6 +15,7 @@ that had just failed; up to 4.9.7 the last resort wrote broker and queue id into
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -36,11 +37,10 @@ class FaultItem(NamedTuple):
     available_at: float
 
 
-@dataclass(frozen=True, slots=True)
-class LatencyState:
+class LatencyState(NamedTuple):
     """The fault table. `picks` counts last resorts; None until the first, which starts at the caller's index."""
 
-    table: Mapping[str, FaultItem] = field(default_factory=dict)
+    table: Mapping[str, FaultItem]
     picks: int | None = None
 
 
@@ -59,7 +59,7 @@ class Latency(NoProbes[LatencyState]):
             raise ConfigError(f"latency_max must ascend: {self.latency_max}")
 
     def initial(self) -> LatencyState:
-        return LatencyState()
+        return LatencyState({})
 
     def choose(
         self,
@@ -85,11 +85,8 @@ class Latency(NoProbes[LatencyState]):
 
     def avoided_for(self, latency_millis: float) -> float:
         """How long a broker that took `latency_millis` is avoided."""
-        duration = 0.0
-        for threshold, avoided in zip(self.latency_max, self.not_available_duration, strict=True):
-            if latency_millis >= threshold:
-                duration = avoided
-        return duration
+        reached = bisect_right(self.latency_max, latency_millis)
+        return self.not_available_duration[reached - 1] if reached else 0.0
 
     def _one_not_best(
         self, state: LatencyState, queues: Sequence[MessageQueue], now_millis: float, index: int

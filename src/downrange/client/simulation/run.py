@@ -129,8 +129,8 @@ class Simulation:
             self.plan.attempts,
             attempt.outcome,
             int(ResponseCode.SYSTEM_BUSY) if attempt.outcome is Outcome.FLOW_CONTROL else None,
-            now,
-            send.started + self.plan.send_timeout_millis,
+            now / 1000,
+            (send.started + self.plan.send_timeout_millis) / 1000,
         )
         if attempt.outcome is not Outcome.OK:
             self._refresh_soon(now, send.producer)

@@ -1,0 +1,256 @@
+"""The blocking producer: one loop thread for all, threads, forks, and nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+import downrange
+from downrange.client import background_loop
+from downrange.client.blocking import Producer
+from downrange.client.config import ProducerConfig
+from downrange.client.errors import ClientClosed, SendFailed, TooManySends
+from downrange.client.hooks import SendContext
+from downrange.client.messages import BodyMissing, InvalidGroup
+from downrange.client.send_result import SendResult, SendStatus
+from downrange.model.errors import MQError
+from downrange.model.message import Message, MessageQueue
+from downrange.protocol.bodies.body import decode_body
+from downrange.protocol.bodies.groups import HeartbeatData
+from downrange.protocol.codes import RequestCode
+from downrange.settings import ConfigError
+from tests.unit.client.fake_cluster import TOPIC, FakeCluster, fake_cluster, reply
+from tests.unit.client.scripted import Silence, answer_sends, sends, stored
+
+MESSAGE = Message(TOPIC, b"body")
+
+
+class Running:
+    """A fake cluster on a loop of its own, so that a blocking client can be tested from this thread."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="fake cluster")
+
+    def __enter__(self) -> FakeCluster:
+        self._thread.start()
+        return asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(10)
+
+    def __exit__(self, *error: object) -> None:
+        asyncio.run_coroutine_threadsafe(self._context.__aexit__(None, None, None), self._loop).result(20)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
+
+    async def _start(self) -> FakeCluster:
+        self._context = fake_cluster(self._directory, "broker-a", "broker-b")
+        return await self._context.__aenter__()
+
+
+@pytest.fixture
+def brokers(tmp_path: Path) -> Iterator[FakeCluster]:
+    with Running(tmp_path) as cluster:
+        answer_sends(cluster, stored)
+        before = set(threading.enumerate())
+        yield cluster
+        assert set(threading.enumerate()) <= before  # the last producer took the background thread with it
+
+
+def all_sends(cluster: FakeCluster) -> int:
+    return sum(len(sends(broker)) for broker in cluster.brokers.values())
+
+
+def test_every_way_of_sending(brokers: FakeCluster) -> None:
+    heard: list[tuple[SendResult | None, MQError | None]] = []
+    with Producer("producers", brokers.namesrv) as producer:
+        assert producer.send(MESSAGE).status is SendStatus.SEND_OK
+        assert len(producer.send_batch([MESSAGE, MESSAGE])) == 2
+        producer.send_oneway(MESSAGE)
+        future = producer.send_async(MESSAGE, lambda result, error: heard.append((result, error)))
+        assert future.result(5).status is SendStatus.SEND_OK
+        queue = producer.queues(TOPIC)[-1]
+        assert producer.send(MESSAGE, queue=queue).queue == queue
+        assert producer.send(MESSAGE, selector=lambda queues, message: queues[0]).queue.broker_name == "broker-a"
+        with pytest.raises(BodyMissing):
+            producer.send(Message(TOPIC, b""))
+        with pytest.raises(BodyMissing):
+            producer.send_async(Message(TOPIC, b"")).result(5)
+        assert producer.drain(1)
+    assert heard == [(future.result(), None)]
+    assert all_sends(brokers) == 6
+    with pytest.raises(ClientClosed, match="closed"):
+        producer.send(MESSAGE)
+    producer.close()
+
+
+def test_an_error_reaches_the_caller(brokers: FakeCluster) -> None:
+    answer_sends(brokers, reply(13, "no"))
+    with Producer("producers", brokers.namesrv) as producer:
+        with pytest.raises(SendFailed, match="no"):
+            producer.send(MESSAGE)
+        with pytest.raises(SendFailed, match="no"):
+            producer.send_async(MESSAGE).result(5)
+
+
+def test_wrong_arguments_are_told_where_they_are_given() -> None:
+    with pytest.raises(InvalidGroup):
+        Producer("bad group", "127.0.0.1:1")
+    with pytest.raises(ConfigError):
+        Producer("g", "nowhere")
+    with pytest.raises(ClientClosed, match="not started"):
+        Producer("g", "127.0.0.1:1").send(MESSAGE)
+
+
+def test_threads_share_a_producer_and_producers_share_a_thread(brokers: FakeCluster) -> None:
+    before = threading.active_count()
+    with Producer("one", brokers.namesrv) as one, Producer("two", brokers.namesrv) as two:
+        assert threading.active_count() == before + 1
+        with ThreadPoolExecutor(8) as pool:
+            results = list(pool.map(lambda number: (one if number % 2 else two).send(MESSAGE), range(200)))
+        assert len({result.message_id for result in results}) == 200
+        one.close()
+        assert two.send(MESSAGE).status is SendStatus.SEND_OK  # the thread lives while anybody needs it
+    assert threading.active_count() == before
+    assert all_sends(brokers) == 201
+
+
+def test_a_callback_that_would_wait_for_itself_is_told(brokers: FakeCluster) -> None:
+    problems: list[ClientClosed] = []
+    done = threading.Event()
+
+    def callback(result: SendResult | None, error: MQError | None) -> None:
+        try:
+            producer.send(MESSAGE)
+        except ClientClosed as problem:
+            problems.append(problem)
+        done.set()
+
+    with Producer("producers", brokers.namesrv) as producer:
+        producer.send_async(MESSAGE, callback)
+        assert done.wait(5)
+    assert "wait for itself" in str(problems[0])
+
+
+def test_too_many_asynchronous_sends_wait_for_room_and_then_say_so(brokers: FakeCluster) -> None:
+    silence = Silence()
+    answer_sends(brokers, silence)
+    config = ProducerConfig(max_async_sends=2, send_timeout_seconds=0.3)
+    with Producer("producers", brokers.namesrv, config) as producer:
+        futures = [producer.send_async(MESSAGE) for _ in range(2)]
+        with pytest.raises(TooManySends):
+            producer.send_async(MESSAGE, timeout=0.01)
+        third = producer.send_async(MESSAGE, timeout=2)  # waits until the first two have timed out
+        assert all(future.done() for future in futures)
+        assert third.exception(5) is not None
+    loops = {future.get_loop() for future in silence.waiting}
+    for loop in loops:
+        loop.call_soon_threadsafe(silence.end)
+
+
+def test_hooks_see_every_attempt(brokers: FakeCluster) -> None:
+    seen: list[tuple[str, str, bool, bool]] = []
+
+    class Watching:
+        def before_send(self, context: SendContext) -> None:
+            context.notes["mine"] = context.message_ids[0]
+            seen.append(("before", context.broker_address, bool(context.results), context.error is not None))
+
+        def after_send(self, context: SendContext) -> None:
+            assert context.notes["mine"] == context.message_ids[0]
+            seen.append(("after", context.broker_address, bool(context.results), context.error is not None))
+
+    answer_sends(brokers, reply(1), "broker-a")
+    with Producer("producers", brokers.namesrv, hooks=[Watching()]) as producer:
+        while len(seen) < 4:  # until round robin tries broker-a first
+            seen.clear()
+            producer.send(MESSAGE)
+    a, b = (broker.address for broker in brokers.brokers.values())
+    assert seen == [
+        ("before", a, False, False),
+        ("after", a, False, True),
+        ("before", b, False, False),
+        ("after", b, True, False),
+    ]
+
+
+def in_child(work: Callable[[], None]) -> int:
+    """Run `work` in a forked child; its exit code."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            work()
+            code = 0
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_fork_connects_anew_and_leaves_the_parent_alone(brokers: FakeCluster) -> None:
+    def child() -> None:
+        for _ in range(3):
+            assert producer.send(MESSAGE).status is SendStatus.SEND_OK
+        assert producer.send_async(MESSAGE).result(5).status is SendStatus.SEND_OK
+        producer.close()
+        assert threading.active_count() == 1
+
+    with Producer("producers", brokers.namesrv) as producer:
+        producer.send(MESSAGE)
+        assert in_child(child) == 0
+        for _ in range(3):
+            assert producer.send(MESSAGE).status is SendStatus.SEND_OK
+    assert all_sends(brokers) == 8
+    beats = [
+        decode_body(HeartbeatData, command.body_bytes).client_id
+        for broker in brokers.brokers.values()
+        for command in broker.asked
+        if command.code == RequestCode.HEART_BEAT
+    ]
+    assert len(set(beats)) == 2  # two processes, two clients
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_child_that_does_not_use_the_producer_can_close_it(brokers: FakeCluster) -> None:
+    with Producer("producers", brokers.namesrv) as producer:
+        producer.send(MESSAGE)
+        assert in_child(producer.close) == 0
+        assert producer.send(MESSAGE).status is SendStatus.SEND_OK
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_producer_that_was_not_open_is_not_opened_by_a_fork(brokers: FakeCluster) -> None:
+    def child() -> None:
+        with pytest.raises(ClientClosed, match="not started"):
+            producer.send(MESSAGE)
+
+    producer = Producer("producers", brokers.namesrv)
+    assert in_child(child) == 0
+
+
+def test_the_loop_is_gone_when_a_start_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(self: Producer) -> None:
+        raise RuntimeError("no")
+
+    monkeypatch.setattr(Producer, "_open", fail)
+    with pytest.raises(RuntimeError, match="no"):
+        Producer("producers", "127.0.0.1:1").start()
+    assert background_loop._current is None
+
+
+def test_names_are_imported_when_asked_for() -> None:
+    assert downrange.Producer is Producer
+    assert downrange.Message is Message
+    assert downrange.MessageQueue is MessageQueue
+    assert set(downrange.__all__) <= set(dir(downrange))
+    for name in downrange.__all__:
+        assert getattr(downrange, name).__name__ == name
+    with pytest.raises(AttributeError, match="Produzent"):
+        downrange.Produzent  # noqa: B018
