@@ -43,7 +43,7 @@ def run(
     route_refresh: Annotated[float, typer.Option(help="Seconds between route look-ups.")] = 30.0,
     probes_refresh_route: Annotated[
         bool, typer.Option(help="Probing a broker that the route has lost looks the route up again.")
-    ] = False,
+    ] = True,
     seed: Annotated[int, typer.Option(help="The same seed gives the same run.")] = 1,
     json: Json = False,
 ) -> None:

@@ -145,8 +145,9 @@ def create(
     topic: Topic,
     cluster: Cluster = None,
     broker: Broker = None,
-    read_queues: ReadQueues = 8,
-    write_queues: WriteQueues = 8,
+    queues: Annotated[int, typer.Option("--queues", "-q", min=0, max=65535, help="Queues for both.")] = 8,
+    read_queues: ReadQueues = None,
+    write_queues: WriteQueues = None,
     perm: Perm = "6",
     order: Annotated[bool, typer.Option("--order/--no-order", "-o", help="Keep the number of queues fixed.")] = False,
     namesrv: Namesrv = None,
@@ -156,7 +157,8 @@ def create(
     from downrange.model.topics import TopicConfig
 
     bits = parse_perm(perm or "6")
-    config = TopicConfig(topic, read_queues or 0, write_queues or 0, bits, order=order)
+    reads, writes = (queues if given is None else given for given in (read_queues, write_queues))
+    config = TopicConfig(topic, reads, writes, bits, order=order)
 
     async def action(admin: Admin) -> Answer:
         outcomes = await admin.topics.create(config, cluster, broker)
