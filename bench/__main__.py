@@ -7,7 +7,7 @@ import sys
 
 from bench.report import table
 
-ALL = ("codec", "namesrv", "store", "key_index")
+ALL = ("codec", "namesrv", "store", "key_index", "many_topics", "producer")
 
 
 def main() -> None:

@@ -7,6 +7,8 @@ from pathlib import Path
 from downrange.store.check import StoreReport, check
 from downrange.store.directory import StoreDirectory
 
+REPOSITORY = Path(__file__).parents[2]  # where `python -m tests.support.…` works
+
 
 def checked(root: Path, *, slots: int = 100, entries: int = 200) -> StoreReport:
     return check(StoreDirectory(root, index_slots=slots, index_entries=entries))

@@ -141,20 +141,58 @@ class KeyIndex:
     # -- opening -------------------------------------------------------------------------------------------------------
 
     def load(self, drop_newer_than: int | None = None) -> None:
-        """Read the headers of all files; after a crash remove those with keys younger than `drop_newer_than`."""
+        """Read the headers of all files; after a crash remove those that were not safe by `drop_newer_than`."""
         self._unmap_all()
         self._filled.clear()
         self._index_files = []
+        is_safe = True
         for path in self._paths():
             index_file = IndexFile(path)
             index_file.read_header()
-            if drop_newer_than is not None and index_file.end_timestamp > drop_newer_than:
-                if self._writable:
-                    self._files.remove(path)
-                continue
-            self._index_files.append(index_file)
+            if drop_newer_than is not None:
+                is_safe = is_safe and self._was_synced(index_file, drop_newer_than)
+            if is_safe:
+                self._index_files.append(index_file)
+            elif self._writable:
+                self._files.remove(path)
+        if self._index_files and self._index_files[-1].next_entry <= 1:
+            # A process died between making this file and its first message; its header may not even say where the file
+            # before ended, and everything would be indexed again.
+            empty = self._index_files.pop()
+            if self._writable:
+                self._files.remove(empty.path)
+        if self._index_files and self._writable:
+            self._take_back_uncounted(self._index_files[-1])
         full = [one.end_timestamp for one in self._index_files if one.next_entry >= self._entries]
         self.safe_timestamp = max(full, default=0)
+
+    def _was_synced(self, index_file: IndexFile, safe_timestamp: int) -> bool:
+        """Is this the next file that was synced when it was full? Of those that end in the same millisecond as the
+        checkpoint says only the first is known to be; and a header that never reached the disk has no entries."""
+        previous = self._index_files[-1].end_timestamp if self._index_files else -1
+        return index_file.next_entry >= self._entries and previous < safe_timestamp >= index_file.end_timestamp
+
+    def _take_back_uncounted(self, index_file: IndexFile) -> None:
+        """Undo what a process that died inside `put` left behind the last entry that the header counts.
+
+        Slots name those entries already. If they stayed, new entries would take their places, and the chains of older
+        keys would be lost.
+        """
+        descriptor = self._files.open(index_file.path)
+        try:
+            taken_back = []
+            for number in range(index_file.next_entry, self._entries):
+                raw = os.pread(descriptor, ENTRY.size, self._entries_at + number * ENTRY.size)
+                if raw == bytes(ENTRY.size):
+                    break
+                taken_back.append((number, ENTRY.unpack(raw)))
+            for number, (key_hash, _, _, before) in reversed(taken_back):
+                slot_at = HEADER.size + key_hash % self._slots * SLOT.size
+                if SLOT.unpack(os.pread(descriptor, SLOT.size, slot_at)) == (number,):
+                    self._files.write_at(descriptor, SLOT.pack(before), slot_at)
+                self._files.write_at(descriptor, bytes(ENTRY.size), self._entries_at + number * ENTRY.size)
+        finally:
+            self._files.close(descriptor)
 
     def _paths(self) -> list[Path]:
         try:
@@ -226,7 +264,7 @@ class KeyIndex:
                 assert mapped is not None
                 number, limit, begin = index_file.next_entry, index_file.limit, index_file.begin_timestamp
             if key_hash > 0x7FFFFFFF:
-                key_hash = _positive(key_hash)
+                key_hash = positive_hash(key_hash)
             seconds = (store_timestamp - begin) // 1000
             if not 0 <= seconds <= 0x7FFFFFFF or begin <= 0:
                 seconds = 0x7FFFFFFF if seconds > 0 < begin else 0
@@ -372,7 +410,7 @@ class KeyIndex:
         found: list[int] = []
         if not self._index_files:
             return IndexQuery(found, 0, 0)
-        key_hash = _positive(java_hash_unsigned(key, self._topics[topic]))
+        key_hash = positive_hash(java_hash_unsigned(key, self._topics[topic]))
         for index_file in reversed(self._index_files):
             if begin <= index_file.end_timestamp and end >= index_file.begin_timestamp:
                 self._collect(index_file, key_hash, max_num, begin, end, found)
@@ -429,7 +467,7 @@ class KeyIndex:
         self._current = None
 
 
-def _positive(unsigned_hash: int) -> int:
+def positive_hash(unsigned_hash: int) -> int:
     """The absolute value of the hash read as a signed number; the one that has none becomes 0."""
     if unsigned_hash <= _MAX_INT:
         return unsigned_hash

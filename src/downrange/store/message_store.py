@@ -22,7 +22,7 @@ from downrange.store.message_reader import MatchesEntry, MatchesRecord, MessageR
 from downrange.store.new_message import AppendResult, BatchUnit, NewMessage, PutMessageStatus
 from downrange.store.queues import ConsumeQueues, QueueState, check_storable
 from downrange.store.recovery import Recovery, RecoveryReport
-from downrange.store.segments import BufferPool, Segments, disk_use
+from downrange.store.segments import BufferPool, Segments, disk_use, storage_error
 
 __all__ = ["GrownQueue", "MatchesEntry", "MatchesRecord", "MessageStore", "QueueEntry"]
 
@@ -134,6 +134,7 @@ class MessageStore(MessageReader):
             self._recover(clean=True)
         else:
             self._lock.take()
+            self._make_directories()
             try:
                 self._recover(clean=not self._abort.is_set)
                 # Only now: a mark of an older boot says that what was found here could not be trusted.
@@ -151,6 +152,13 @@ class MessageStore(MessageReader):
         for warning in self.recovery.warnings:
             log.warning("recovery: %s", warning)
         return self.recovery
+
+    def _make_directories(self) -> None:
+        """Make their names safe before anything is in them: nobody looks at them again when a message is synced."""
+        root = self.config.store_path_root_dir
+        for path in (root, *self.config.commit_log_paths):
+            path.mkdir(parents=True, exist_ok=True)
+            self._files.sync_directory(path.parent)
 
     def _recover(self, *, clean: bool) -> None:
         report = self.recovery = RecoveryReport(clean=clean)
@@ -173,7 +181,7 @@ class MessageStore(MessageReader):
             self._files,
             check_crc=self.config.check_crc_on_recover,
             index_safe=self.config.message_index_safe,
-            index_was_cut=not keep_index,
+            machine_stopped=not keep_index,
             writable=not self.read_only,
         ).run(report)
         self._dispatched_offset = self.commit_log.max_offset
@@ -201,8 +209,7 @@ class MessageStore(MessageReader):
                 self.flush_commit_log()
                 self.write_pending()
                 self.flush_queues(thorough=True)
-                if self.index is not None:
-                    self.index.close()
+                self._close_index()
                 self._segments.discard_prepared()
                 if not (self._refusals.keys() & {"flush", "dispatch"}):
                     self._abort.clear()
@@ -210,6 +217,13 @@ class MessageStore(MessageReader):
             self._segments.close()
             self.queues.release()
             self._lock.release()
+
+    def _close_index(self) -> None:
+        if self.index is not None:
+            try:
+                self.index.close()
+            except OSError as error:
+                raise storage_error("cannot sync the index", error) from error
 
     def __enter__(self) -> MessageStore:
         return self
@@ -453,9 +467,19 @@ class MessageStore(MessageReader):
         return flushed
 
     def write_pending(self) -> None:
-        """Write queue entries that wait in memory. For the store's own thread, before `flush_queues`."""
+        """Write queue entries that wait in memory. For the store's own thread, before `flush_queues`.
+
+        Raises DiskFull, say, when they cannot be written; nothing is lost, and no more is taken until a later call
+        gets through.
+        """
         timestamp, offset = self._dispatcher.last_store_timestamp, self._dispatched_offset
-        self.queues.write_pending()
+        try:
+            self.queues.write_pending()
+        except OSError as error:
+            failure = storage_error("cannot write consume queues", error)
+            self._refuse("queues", str(failure))
+            raise failure from error
+        self._allow("queues")
         self._written = _Progress(timestamp, offset)
 
     def flush_queues(self, least_pages: int = 0, *, thorough: bool = False) -> None:
@@ -481,7 +505,10 @@ class MessageStore(MessageReader):
             checkpoint.logics_msg_timestamp = max(checkpoint.logics_msg_timestamp, written.timestamp)
             if self.index is not None:
                 checkpoint.index_msg_timestamp = self.index.safe_timestamp
-            checkpoint.write()
+            try:
+                checkpoint.write()
+            except OSError as error:  # it may say less than is true: the next one puts that right
+                raise storage_error("cannot write the checkpoint", error) from error
 
     @property
     def needs_next_file(self) -> bool:

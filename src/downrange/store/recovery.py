@@ -62,7 +62,7 @@ class Recovery:
         *,
         check_crc: bool,
         index_safe: bool,
-        index_was_cut: bool,
+        machine_stopped: bool,
         writable: bool,
     ) -> None:
         self._log = commit_log
@@ -74,8 +74,10 @@ class Recovery:
         self._files = files
         self._check_crc = check_crc
         self._index_safe = index_safe
+        # Not only the process ended: what was not synced may be missing, in the log too.
+        self._machine_stopped = machine_stopped
         # Then its last message may lack some of its keys, and is indexed again.
-        self._index_was_cut = index_was_cut
+        self._index_was_cut = machine_stopped
         self._writable = writable
 
     def run(self, report: RecoveryReport) -> None:
@@ -93,7 +95,9 @@ class Recovery:
         from_the_beginning = start <= self._log.min_offset
         incomplete: dict[tuple[bytes, int], QueueState] = {}
         last_timestamp = 0
+        last: WalkedRecord | None = None
         for record in walk:
+            last = record
             last_timestamp = record[6]
             if self._writable and record[0] >= dispatched:
                 report.replayed += 1
@@ -101,6 +105,8 @@ class Recovery:
                     self._dispatcher.replay(record)
                 else:
                     self._dispatcher.index_only(record)
+        if last is not None and self._machine_stopped and has_torn_text(last):
+            walk.end, walk.damage = last[0], f"record at {last[0]}: the end of its properties is missing"
         report.records = walk.records
         report.end_offset = walk.end
         self._cut(walk.end, walk.damage, report)
@@ -257,7 +263,7 @@ class Recovery:
         self._segments.flushed_offset = min(self._segments.flushed_offset, offset)
 
     def _clear_tail(self, segment: Segment, position: int, report: RecoveryReport) -> int:
-        survivor = _find_record(segment, position, self._log)
+        survivor = find_record(segment, position, self._log)
         if survivor is not None:
             aside = _aside(segment.path, f".from-{segment.start + position}")
             _copy_tail(segment, position, aside)
@@ -269,12 +275,25 @@ class Recovery:
         return segment.size - position
 
     def _discard(self, segment: Segment, has_data: bool, report: RecoveryReport) -> None:
-        if has_data and _find_record(segment, 0, self._log) is not None:
+        if has_data and find_record(segment, 0, self._log) is not None:
             aside = _aside(segment.path, "")
             self._files.replace(segment.path, aside)
             report.warnings.append(f"{segment.path} lies behind the damage and holds whole records: kept as {aside}")
         else:
             self._files.remove(segment.path)
+
+
+def has_torn_text(record: WalkedRecord) -> bool:
+    """Is the text at the end of this record zeros or no text at all? The checksum covers only the body.
+
+    Asked of the last record after the machine stopped, where a page that never reached the disk reads as zeros.
+    """
+    text = record[2] + record[7]
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return True
+    return text.endswith(b"\0")
 
 
 def index_reach(index: KeyIndex) -> IndexQuery:
@@ -286,7 +305,7 @@ def index_end(index: KeyIndex) -> int:
     return index_reach(index).last_update_physical_offset
 
 
-def _find_record(segment: Segment, position: int, commit_log: CommitLog) -> int | None:
+def find_record(segment: Segment, position: int, commit_log: CommitLog) -> int | None:
     """The offset of a whole record at or behind `position`, judged by magic number, own offset and checksum."""
     mapping = segment.mapping
     for start, end in segment.chunks_with_data(position):

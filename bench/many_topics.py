@@ -1,0 +1,144 @@
+"""What ten thousand topics cost: memory, descriptors, mappings, appends and starts, against ten topics.
+
+    python -m bench.many_topics [--topics N] [--directory DIR]
+
+Each number of topics gets a process of its own, so that its memory is its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from bench.report import Figure, table
+from downrange.model.message_id import pack_host
+from downrange.store.config import StoreConfig
+from downrange.store.message_store import MessageStore
+from downrange.store.new_message import NewMessage, PutMessageStatus
+
+QUEUES = 4
+MESSAGES = 200_000
+FEW, MANY = 10, 10_000
+_CHUNK = 2_000
+HOST = pack_host("10.0.0.1", 10911)
+
+
+def resident_bytes() -> int:
+    """Memory of this process that is not a file's: pages of the mapped log belong to the page cache."""
+    with open("/proc/self/status") as file:
+        fields = dict(line.split(":", 1) for line in file)
+    return int(fields["RssAnon"].split()[0]) * 1024
+
+
+def mappings() -> int:
+    with open("/proc/self/maps") as file:
+        return sum(1 for _ in file)
+
+
+def append_all(store: MessageStore, topics: int, messages: int) -> float:
+    """One message to every queue, then the rest to random ones; appends a second of CPU time."""
+    chance = random.Random(1)
+    queues = [(f"topic-{number:05}", queue_id) for number in range(topics) for queue_id in range(QUEUES)]
+    body = bytes(128)
+    for topic, queue_id in queues:
+        assert store.append(_message(topic, queue_id, body, 0)).status is PutMessageStatus.PUT_OK
+    rest = messages - len(queues)
+    seconds = 0.0
+    for first in range(0, rest, _CHUNK):
+        # Made in small numbers, so that the memory measured is the store's.
+        chosen = [_message(*chance.choice(queues), body, number) for number in range(first, min(first + _CHUNK, rest))]
+        started = time.process_time()
+        for one in chosen:
+            store.append(one)
+        seconds += time.process_time() - started
+    return rest / seconds
+
+
+def _message(topic: str, queue_id: int, body: bytes, number: int) -> NewMessage:
+    properties = f"UNIQ_KEY\x0110CD4E0E2F2A49F681BC{number // 64:08X}{number % 65536:04X}\x02TAGS\x01TagA".encode()
+    return NewMessage(topic, queue_id, body, properties, 1_700_000_000_000, HOST, HOST)
+
+
+def measure(directory: Path, topics: int, messages: int) -> dict[str, float]:
+    """Runs in a process of its own."""
+    config = StoreConfig(store_path_root_dir=directory)
+    store = MessageStore.open(config)
+    empty = resident_bytes()
+    rate = append_all(store, topics, messages)
+    started = time.perf_counter()
+    store.write_pending()
+    written = time.perf_counter() - started
+    figures = {
+        "rate": rate,
+        "write seconds": written,
+        "bytes": resident_bytes() - empty,
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "mappings": mappings(),
+    }
+    store.release_idle()
+    figures["idle bytes"] = resident_bytes() - empty
+    figures["idle descriptors"] = len(os.listdir("/proc/self/fd"))
+    started = time.perf_counter()
+    store.close()
+    figures["close seconds"] = time.perf_counter() - started
+    for name in ("open seconds", "open after kill seconds"):
+        started = time.perf_counter()
+        store = MessageStore.open(config)
+        figures[name] = time.perf_counter() - started
+        # What a dead process leaves: nothing is closed, only its lock goes.
+        store._segments.close()
+        store._lock.release()
+    return figures
+
+
+def in_a_process(topics: int, messages: int, parent: Path | None) -> dict[str, float]:
+    with tempfile.TemporaryDirectory(prefix="bench-topics-", dir=parent) as directory:
+        command = [sys.executable, "-m", "bench.many_topics", "--measure", directory, "--topics", str(topics)]
+        command += ["--messages", str(messages)]
+        figures: dict[str, float] = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+    return figures
+
+
+def run(topics: int = MANY, messages: int = MESSAGES, parent: Path | None = None) -> list[Figure]:
+    few, many = (in_a_process(count, messages, parent) for count in (FEW, topics))
+    queues = topics * QUEUES
+    name = f"{topics:,} topics of {QUEUES} queues"
+    few_name = f"{FEW} topics"
+    return [
+        Figure(f"append to {FEW} topics", few["rate"], "/s"),
+        Figure(f"append to {name}", many["rate"], "/s", many["rate"] / few["rate"], few_name),
+        Figure("private memory for them, just written to", many["bytes"] / 1e6, "MB"),
+        Figure("private memory for them, idle", many["idle bytes"] / 1e6, "MB"),
+        Figure("private memory for an idle queue", many["idle bytes"] / queues, "B"),
+        Figure("descriptors", many["descriptors"], "", many["descriptors"] / few["descriptors"], few_name),
+        Figure("descriptors when idle", many["idle descriptors"], ""),
+        Figure("mappings", many["mappings"], "", many["mappings"] / few["mappings"], few_name),
+        Figure("write the entries of all queues", many["write seconds"], "s"),
+        Figure("orderly stop, every queue synced", many["close seconds"], "s"),
+        Figure("start after an orderly stop", many["open seconds"], "s"),
+        Figure("start after kill -9", many["open after kill seconds"], "s"),
+    ]  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--topics", type=int, default=MANY)
+    parser.add_argument("--messages", type=int, default=MESSAGES)
+    parser.add_argument("--directory", type=Path, help="where to put the files (default: the temporary directory)")
+    parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.measure is not None:
+        print(json.dumps(measure(options.measure, options.topics, options.messages)))
+    else:
+        print(table(run(options.topics, options.messages, options.directory)))
+
+
+if __name__ == "__main__":
+    main()

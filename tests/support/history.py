@@ -1,0 +1,286 @@
+"""What clients did to a cluster, line by line, and whether the cluster kept its promises.
+
+Each process appends events to a JSONL file: `invoke` before it asks, then `ok` or `fail` with the answer, or `info`
+when no answer came. After `info` the request may or may not have been carried out, now or later. Times are of the
+machine's monotonic clock, which all its processes share.
+
+    op      phases              members besides time, process, op, phase
+    send    invoke ok fail info topic, id, crc; ok: queue, offset; invoke of a delayed message: delay_nanos
+    half    invoke ok fail info like send: a message that waits for its `decide`
+    decide  invoke              id, outcome: "commit" or "rollback"
+    read    ok                  topic, queue, offset, id, crc
+    commit  ok                  group, topic, queue, offset
+    reset   ok                  group, topic, queue, offset
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+SHOWN_FAULTS: Final = 20
+
+
+class Rule(StrEnum):
+    """The promises, each by the word its faults are reported with."""
+
+    LOST = "lost"
+    """Every acknowledged send is read after a full drain."""
+    INVENTED = "invented"
+    """Nothing is read that was not sent, was refused, or was sent with another body."""
+    SPLIT_OFFSET = "split offset"
+    """One offset of a queue holds one message."""
+    PRODUCER_ORDER = "producer order"
+    """Messages a producer sent one after another keep their order within a queue."""
+    REAL_TIME_ORDER = "real-time order"
+    """An acknowledged send that ended before another began has the lower offset."""
+    READ_ORDER = "read order"
+    """Ordered consumers see a queue in its order, whatever happens to them."""
+    COMMIT_BACKWARDS = "commit backwards"
+    """Committed offsets go back only on reset."""
+    EARLY = "early"
+    """Delayed messages are not read before their time."""
+    UNDECIDED = "undecided"
+    """Half messages are read only after their commit."""
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One line of a history."""
+
+    time: int
+    process: str
+    op: str
+    phase: str
+    topic: str = ""
+    queue: str = ""
+    id: str = ""
+    offset: int = -1
+    crc: int = 0
+    group: str = ""
+    delay_nanos: int = 0
+    outcome: str = ""
+
+
+class Fault(msgspec.Struct, frozen=True):
+    rule: Rule
+    text: str
+
+
+@dataclass(slots=True)
+class Report:
+    """What the checker found. `duplicates` are reads beyond the first of a message: allowed, but to be kept few."""
+
+    sends: int = 0
+    unanswered: int = 0
+    reads: int = 0
+    duplicates: int = 0
+    faults: list[Fault] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        counts = Counter(fault.rule for fault in self.faults)
+        lines = [
+            f"{self.sends} sends acknowledged, {self.unanswered} unanswered, {self.reads} reads, "
+            f"{self.duplicates} duplicates, {len(self.faults)} faults"
+        ]
+        lines += [f"  {rule}: {count}" for rule, count in counts.items()]
+        lines += [f"  {fault.rule}: {fault.text}" for fault in self.faults[:SHOWN_FAULTS]]
+        return "\n".join(lines)
+
+
+class HistoryWriter:
+    """Appends the events of one process. A line is written whole or not at all, also when the process is killed."""
+
+    def __init__(self, path: Path, process: str) -> None:
+        self.process = process
+        self._encoder = msgspec.json.Encoder()
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+
+    def write(self, op: str, phase: str, **members: Any) -> None:
+        event = Event(time=time.monotonic_ns(), process=self.process, op=op, phase=phase, **members)
+        os.write(self._file, self._encoder.encode(event) + b"\n")
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+def load(*paths: Path) -> list[Event]:
+    """The events of all files in the order of time."""
+    decoder = msgspec.json.Decoder(Event)
+    events = [decoder.decode(line) for path in paths for line in path.read_bytes().splitlines()]
+    return sorted(events, key=lambda event: event.time)
+
+
+@dataclass(slots=True)
+class _Send:
+    """One message from the first word about it to its answer."""
+
+    invoke: Event
+    answer: Event | None = None
+    decided: Event | None = None
+
+    @property
+    def is_acknowledged(self) -> bool:
+        return self.answer is not None and self.answer.phase == "ok"
+
+    @property
+    def is_refused(self) -> bool:
+        return self.answer is not None and self.answer.phase == "fail"
+
+    @property
+    def is_visible(self) -> bool:
+        """Whether readers are owed this message."""
+        is_committed = self.decided is not None and self.decided.outcome == "commit"
+        return self.is_acknowledged and (self.invoke.op == "send" or is_committed)
+
+
+def check(events: Sequence[Event], *, drained: bool = True, ordered_reads: bool = False) -> Report:
+    """Every broken promise in a history. `drained`: readers got to the end of every queue before it ended."""
+    sends = _sends(events)
+    reads = [event for event in events if event.op == "read"]
+    report = Report(
+        sends=sum(send.is_acknowledged for send in sends.values()),
+        unanswered=sum(send.answer is None or send.answer.phase == "info" for send in sends.values()),
+        reads=len(reads),
+        duplicates=len(reads) - len({(event.topic, event.id) for event in reads}),
+    )
+    if drained:
+        report.faults += _lost(sends, reads)
+    report.faults += _not_sent(sends, reads)
+    report.faults += _split_offsets(sends, reads)
+    report.faults += _send_order(sends)
+    if ordered_reads:
+        report.faults += _read_order(reads)
+    report.faults += _commits_backwards(events)
+    return report
+
+
+def _sends(events: Iterable[Event]) -> dict[str, _Send]:
+    sends: dict[str, _Send] = {}
+    for event in events:
+        if event.op not in ("send", "half", "decide"):
+            continue
+        if event.op == "decide":
+            sends[event.id].decided = event
+        elif event.phase == "invoke":
+            if event.id in sends:
+                raise ValueError(f"this history is no use: {event.id} is sent twice")
+            sends[event.id] = _Send(event)
+        else:
+            sends[event.id].answer = event
+    return sends
+
+
+def _lost(sends: dict[str, _Send], reads: Iterable[Event]) -> Iterator[Fault]:
+    seen = {event.id for event in reads}
+    for message_id, send in sends.items():
+        if send.is_visible and message_id not in seen:
+            assert send.answer is not None
+            yield Fault(Rule.LOST, f"{message_id} acknowledged at {_place(send.answer)} was never read")
+
+
+def _not_sent(sends: dict[str, _Send], reads: Iterable[Event]) -> Iterator[Fault]:
+    for read in reads:
+        send = sends.get(read.id)
+        if send is None or send.invoke.topic != read.topic:
+            yield Fault(Rule.INVENTED, f"{read.id} at {_place(read)} was read by {read.process} and never sent")
+        elif read.time < send.invoke.time:
+            yield Fault(Rule.INVENTED, f"{read.id} at {_place(read)} was read before it was sent")
+        elif send.is_refused:
+            yield Fault(Rule.INVENTED, f"{read.id} at {_place(read)} was read although its send was refused")
+        elif send.invoke.crc != read.crc:
+            yield Fault(Rule.INVENTED, f"{read.id} at {_place(read)}: the body read is not the body sent")
+        else:
+            yield from _too_soon(send, read)
+
+
+def _too_soon(send: _Send, read: Event) -> Iterator[Fault]:
+    early = send.invoke.time + send.invoke.delay_nanos - read.time
+    if send.invoke.delay_nanos and early > 0:
+        yield Fault(Rule.EARLY, f"{read.id} was read {early / 1e6:.1f} ms before its time")
+    if send.invoke.op == "half":
+        decided = send.decided
+        if decided is None or decided.outcome != "commit" or read.time < decided.time:
+            state = "undecided" if decided is None else decided.outcome
+            yield Fault(Rule.UNDECIDED, f"{read.id} was read by {read.process} while it was {state}")
+
+
+def _split_offsets(sends: dict[str, _Send], reads: Iterable[Event]) -> Iterator[Fault]:
+    holders: dict[tuple[str, str, int], str] = {}
+    # The offset of a half message is one of its own topic, not of the topic it is read from.
+    stored = [send.answer for send in sends.values() if send.is_acknowledged and send.invoke.op == "send"]
+    delayed = {send.invoke.id for send in sends.values() if send.invoke.delay_nanos}
+    for event in [*(answer for answer in stored if answer and answer.id not in delayed), *reads]:
+        holder = holders.setdefault((event.topic, event.queue, event.offset), event.id)
+        if holder != event.id:
+            yield Fault(Rule.SPLIT_OFFSET, f"{_place(event)} holds both {holder} and {event.id}")
+
+
+def _send_order(sends: dict[str, _Send]) -> Iterator[Fault]:
+    queues: defaultdict[tuple[str, str], list[_Send]] = defaultdict(list)
+    for send in sends.values():
+        if send.is_acknowledged and send.invoke.op == "send" and not send.invoke.delay_nanos:
+            assert send.answer is not None
+            queues[send.answer.topic, send.answer.queue].append(send)
+    for stored in queues.values():
+        stored.sort(key=lambda send: send.answer.offset if send.answer else -1)
+        latest: _Send | None = None  # of those at lower offsets, the one that began last
+        latest_of: dict[str, _Send] = {}
+        for send in stored:
+            assert send.answer is not None
+            own = latest_of.get(send.invoke.process)
+            if own is not None and send.answer.time < own.invoke.time:
+                yield Fault(Rule.PRODUCER_ORDER, _swapped(send, own))
+            elif latest is not None and send.answer.time < latest.invoke.time:
+                yield Fault(Rule.REAL_TIME_ORDER, _swapped(send, latest))
+            if latest is None or send.invoke.time > latest.invoke.time:
+                latest = send
+            if own is None or send.invoke.time > own.invoke.time:
+                latest_of[send.invoke.process] = send
+
+
+def _swapped(first: _Send, second: _Send) -> str:
+    assert first.answer is not None
+    assert second.answer is not None
+    return (
+        f"{first.invoke.id} ended before {second.invoke.id} began, yet lies behind it: "
+        f"{_place(first.answer)} and {second.answer.offset}"
+    )
+
+
+def _read_order(reads: Iterable[Event]) -> Iterator[Fault]:
+    """After a failure a message may come again, and then all that follow it; none is left out on the way."""
+    last: dict[tuple[str, str], Event] = {}
+    for read in reads:
+        before = last.get((read.topic, read.queue))
+        if before is not None and read.offset > before.offset + 1:
+            yield Fault(
+                Rule.READ_ORDER, f"{read.process} read {_place(read)} right after {before.process} read {before.offset}"
+            )
+        last[read.topic, read.queue] = read
+
+
+def _commits_backwards(events: Iterable[Event]) -> Iterator[Fault]:
+    committed: dict[tuple[str, str, str], Event] = {}
+    for event in events:
+        if event.op not in ("commit", "reset"):
+            continue
+        queue = (event.group, event.topic, event.queue)
+        before = committed.get(queue)
+        if event.op == "commit" and before is not None and event.offset < before.offset:
+            yield Fault(
+                Rule.COMMIT_BACKWARDS,
+                f"{event.group} committed {_place(event)} by {event.process} after {before.offset} by {before.process}",
+            )
+        committed[queue] = event
+
+
+def _place(event: Event) -> str:
+    return f"{event.topic}/{event.queue}@{event.offset}"
