@@ -131,7 +131,7 @@ def bench_recovery(parent: Path | None, total: int = GIBIBYTE) -> list[Figure]:
         while store.max_offset < total - 4096:
             store.append(message(body, count))
             count += 1
-        store.queues.write_pending()
+        store.write_pending()
         # What a dead process leaves: nothing is closed, only its lock goes.
         store._segments.close()
         store._lock.release()

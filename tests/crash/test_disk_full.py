@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,21 +14,6 @@ from downrange.store.errors import DiskFull
 from downrange.store.new_message import PutMessageStatus
 from tests.support.checked_store import REPOSITORY, assert_clean
 from tests.unit.store.small_store import FailingFiles, bodies, new_message, open_store, put
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    if os.geteuid() != 0:
-        pytest.skip("mounting a small disk needs root")
-    directory = tmp_path / "disk"
-    directory.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=32m", "tmpfs", str(directory)], capture_output=True)
-    if mounted.returncode:
-        pytest.skip(f"cannot mount a small disk: {mounted.stderr.decode().strip()}")
-    try:
-        yield directory
-    finally:
-        subprocess.run(["umount", str(directory)], check=True)
 
 
 def test_a_disk_that_fills_up_twice_kills_nobody(small_disk: Path) -> None:

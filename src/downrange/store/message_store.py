@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
@@ -472,9 +472,14 @@ class MessageStore(MessageReader):
         Raises DiskFull, say, when they cannot be written; nothing is lost, and no more is taken until a later call
         gets through.
         """
+        for _ in self.write_pending_in_slices():
+            pass
+
+    def write_pending_in_slices(self, slice_size: int = 256) -> Iterator[None]:
+        """The same with pauses: thousands of queues take longer than a sender may wait."""
         timestamp, offset = self._dispatcher.last_store_timestamp, self._dispatched_offset
         try:
-            self.queues.write_pending()
+            yield from self.queues.write_pending(slice_size)
         except OSError as error:
             failure = storage_error("cannot write consume queues", error)
             self._refuse("queues", str(failure))

@@ -183,9 +183,12 @@ class ConsumeQueues:
             state.ext.destroy()
         state.next_offset = 0
 
-    def write_pending(self) -> None:
-        for state in self:
+    def write_pending(self, slice_size: int) -> Iterator[None]:
+        """Write what waits in memory; yields after every so many queues, so that a caller can do other work between."""
+        for number, state in enumerate(list(self), start=1):
             state.queue.write_pending()
+            if number % slice_size == 0:
+                yield
 
     def flush(self, least_pages: int) -> None:
         """Sync what was written. May run in a worker thread, after `write_pending`."""

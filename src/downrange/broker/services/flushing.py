@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from downrange.broker.live_config import LiveConfig
 from downrange.clock import Clock
 from downrange.store.config import FlushDiskType
-from downrange.store.errors import FlushFailed
+from downrange.store.errors import FlushFailed, StoreError
 from downrange.store.group_commit import FlushOutcome, FlushPolicy, FlushTimes, GroupCommit, Settled
 from downrange.store.message_store import MessageStore
 
@@ -105,8 +105,13 @@ class Flusher:
             flush = policy.due(self._clock.now())
             if flush is None:
                 continue
-            self._store.write_pending()
-            await self._loop.run_in_executor(self._queue_worker, self._sync_queues, flush.least_pages)
+            try:
+                for _ in self._store.write_pending_in_slices():
+                    await asyncio.sleep(0)
+                await self._loop.run_in_executor(self._queue_worker, self._sync_queues, flush.least_pages)
+            except StoreError as error:
+                log.error("cannot write consume queues, trying on: %s", error)
+                continue
             if flush.is_thorough:
                 self._store.release_idle()
 
@@ -118,17 +123,25 @@ class Flusher:
         while True:
             await self._until(policy)
             commit = policy.due(self._clock.now())
-            if commit is not None and await self._loop.run_in_executor(
-                self._worker, self._store.commit, commit.least_pages
-            ):
-                on_committed()
+            if commit is None:
+                continue
+            try:
+                if await self._loop.run_in_executor(self._worker, self._store.commit, commit.least_pages):
+                    on_committed()
+            except StoreError as error:
+                log.error("cannot write the transient pool, trying on: %s", error)
 
     async def _prepare_files(self) -> None:
         """Keep the next file of the log ready, so that no send has to wait for it."""
         while True:
             await self._clock.sleep(0.1)
-            if self._store.needs_next_file:
+            if not self._store.needs_next_file:
+                continue
+            try:
                 await self._loop.run_in_executor(self._worker, self._store.prepare_next_file)
+            except StoreError as error:
+                log.error("cannot prepare the next commit-log file, trying on: %s", error)
+                await self._clock.sleep(1)
 
     async def _until(self, policy: FlushPolicy) -> None:
         await self._clock.sleep(max(1, policy.next_due - self._clock.now()) / 1000)
