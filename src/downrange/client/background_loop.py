@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, Final, Generic, TypeVar
 
 from downrange.client.errors import ClientClosed
@@ -17,73 +17,104 @@ T = TypeVar("T")
 class _Call(Generic[T]):
     """One coroutine run for a thread that waits. A lock is the cheapest thing to wait on."""
 
-    __slots__ = ("_done", "_task")
+    __slots__ = ("_coroutine", "_done", "_error", "_result", "_task")
 
-    def __init__(self) -> None:
+    def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
+        self._coroutine = coroutine
         self._done = threading.Lock()
         self._done.acquire()
-        self._task: asyncio.Task[T] | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._result: T
+        self._error: BaseException | None = None
 
-    def start(self, coroutine: Coroutine[Any, Any, T]) -> None:
+    def start(self) -> None:
         """On the loop's thread."""
-        self._task = asyncio.get_running_loop().create_task(coroutine)
-        self._task.add_done_callback(self._finish)
+        self._task = asyncio.get_running_loop().create_task(self._run())
 
-    def _finish(self, task: asyncio.Task[T]) -> None:
-        self._done.release()
+    async def _run(self) -> None:
+        # The waiting thread goes on from here: a callback of the task would cost it another turn of the loop.
+        try:
+            self._result = await self._coroutine
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._done.release()
 
     def cancel(self) -> None:
         """On the loop's thread."""
         if self._task is not None:
             self._task.cancel()
 
-    def wait(self, loop: asyncio.AbstractEventLoop) -> T:
+    def wait(self, background: BackgroundLoop) -> T:
         try:
             self._done.acquire()
         except BaseException:  # Ctrl-C must not leave the work running behind our back
-            loop.call_soon_threadsafe(self.cancel)
+            background.call_soon(self.cancel)
             raise
-        assert self._task is not None
-        if self._task.cancelled():
+        if self._error is None:
+            return self._result
+        if isinstance(self._error, asyncio.CancelledError):
             raise ClientClosed("the call was given up: its client was closed")
-        return self._task.result()
+        raise self._error
 
 
 class BackgroundLoop:
-    """A thread that runs an event loop. Made and ended by `hold` and `let_go` only."""
+    """A thread that runs an event loop. Made and ended by `hold` and `let_go` only.
+
+    Holds always: what `call_soon` took is run, also while the loop is being stopped, so that no thread waits for ever.
+    """
 
     def __init__(self) -> None:
         self.users = 0
         self._loop = (loop_factory() or asyncio.new_event_loop)()
+        self._gate = threading.Lock()
+        self._is_open = True
         self._thread = threading.Thread(target=self._main, name="downrange", daemon=True)
         self._thread.start()
 
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop:
-        return self._loop
+    def call_soon(self, function: Callable[[], None]) -> None:
+        """Run `function` on the loop's thread. Any thread may call."""
+        with self._gate:
+            if not self._is_open:
+                raise ClientClosed("the client was closed by another thread")
+            self._loop.call_soon_threadsafe(function)
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run `coroutine` on the loop and wait for its result. Any thread but the loop's own may call."""
-        if threading.current_thread() is self._thread:
+        if threading.get_ident() == self._thread.ident:
             coroutine.close()
             raise ClientClosed(
                 "a blocking call inside a callback or hook would wait for itself: use send_async or another thread"
             )
-        call: _Call[T] = _Call()
-        self._loop.call_soon_threadsafe(call.start, coroutine)
-        return call.wait(self._loop)
+        call = _Call(coroutine)
+        try:
+            self.call_soon(call.start)
+        except ClientClosed:
+            coroutine.close()
+            raise
+        return call.wait(self)
 
     def stop(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        if threading.current_thread() is not self._thread:
+        self.call_soon(self._loop.stop)
+        if threading.get_ident() != self._thread.ident:
             self._thread.join()
 
     def _main(self) -> None:
         asyncio.set_event_loop(self._loop)
-        try:
-            self._loop.run_forever()
-        finally:
-            self._loop.close()
+        self._loop.run_forever()
+        with self._gate:
+            self._is_open = False
+        # Whoever came through the gate in time finds its client closed, and is told so.
+        self._loop.run_until_complete(_finish_the_rest())
+        self._loop.close()
+
+
+async def _finish_the_rest() -> None:
+    await asyncio.sleep(0)
+    rest = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in rest:
+        task.cancel()
+    await asyncio.gather(*rest, return_exceptions=True)
 
 
 _lock = threading.Lock()

@@ -149,7 +149,11 @@ class Producer:
             else:
                 inside.add_done_callback(ended)
 
-        background.loop.call_soon_threadsafe(start)
+        try:
+            background.call_soon(start)
+        except ClientClosed:
+            self._room.release()
+            raise
         return outside
 
     def send_oneway(

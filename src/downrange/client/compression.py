@@ -66,14 +66,19 @@ def plain_body(message: StoredMessage, max_bytes: int = MAX_BODY_BYTES) -> bytes
     """The body as its sender gave it. Never inflates to more than `max_bytes`."""
     if not message.sys_flag & SysFlag.COMPRESSED:
         return message.body
-    name = f"body of {message.message_id}"
-    match message.sys_flag & COMPRESSION_TYPE_MASK:
+    return decompress(message.body, message.sys_flag, message.message_id, max_bytes)
+
+
+def decompress(body: bytes, sys_flag: int, message_id: str, max_bytes: int = MAX_BODY_BYTES) -> bytes:
+    """The plain form of a compressed body; raises MessageError that names the message."""
+    name = f"body of {message_id}"
+    match sys_flag & COMPRESSION_TYPE_MASK:
         case 0 | SysFlag.ZLIB:
-            return _inflate(name, message.body, max_bytes)
+            return _inflate(name, body, max_bytes)
         case SysFlag.LZ4:
-            return _expand(name, Compression.LZ4, message.body, max_bytes)
+            return _expand(name, Compression.LZ4, body, max_bytes)
         case SysFlag.ZSTD:
-            return _expand(name, Compression.ZSTD, message.body, max_bytes)
+            return _expand(name, Compression.ZSTD, body, max_bytes)
         case other:
             raise MessageError(f"{name} is compressed with type {other >> 8}, which is not supported")
 

@@ -54,7 +54,8 @@ class Heartbeats:
         self._producers[group] -= 1
         if self._producers[group] <= 0:
             del self._producers[group]
-            await self._leave(UnregisterClientRequest(client_id=self.client_id, producer_group=group))
+            header = UnregisterClientRequest(client_id=self.client_id, producer_group=group)
+            await self._leave(header, masters_only=not self._consumers)
 
     def add_consumer(self, group: str, describe: Callable[[], ConsumerData]) -> None:
         """Announce a consumer group; `describe` is asked before every beat."""
@@ -63,7 +64,8 @@ class Heartbeats:
 
     async def remove_consumer(self, group: str) -> None:
         if self._consumers.pop(group, None) is not None:
-            await self._leave(UnregisterClientRequest(client_id=self.client_id, consumer_group=group))
+            header = UnregisterClientRequest(client_id=self.client_id, consumer_group=group)
+            await self._leave(header, masters_only=False)
 
     def beat_soon(self) -> None:
         """Somebody joined or a broker appeared: do not wait for the next period."""
@@ -81,7 +83,7 @@ class Heartbeats:
                 consumer_data_set=tuple(describe() for describe in self._consumers.values()),
             )
         )
-        outcomes = await self._tell(request(RequestCode.HEART_BEAT, body=body))
+        outcomes = await self._tell(request(RequestCode.HEART_BEAT, body=body), not self._consumers)
         for address, error in outcomes.failed.items():
             log.info("heartbeat failed broker=%s reason=%s", address, error)
         return outcomes
@@ -98,13 +100,13 @@ class Heartbeats:
                 pause.cancel()
                 due.cancel()
 
-    async def _leave(self, header: UnregisterClientRequest) -> None:
-        outcomes = await self._tell(request(RequestCode.UNREGISTER_CLIENT, header))
+    async def _leave(self, header: UnregisterClientRequest, *, masters_only: bool) -> None:
+        outcomes = await self._tell(request(RequestCode.UNREGISTER_CLIENT, header), masters_only)
         for address, error in outcomes.failed.items():
             log.info("unregister failed broker=%s reason=%s", address, error)
 
-    async def _tell(self, command: Command) -> Outcomes[str, Command]:
+    async def _tell(self, command: Command, masters_only: bool) -> Outcomes[str, Command]:
         return await ask_each(
-            self._addresses(not self._consumers),
+            self._addresses(masters_only),
             lambda address: self._ask(address, command, HEARTBEAT_TIMEOUT_SECONDS),
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable, Iterable
 from typing import Final
 
@@ -16,6 +17,8 @@ from downrange.protocol.command import request
 
 LOOK_SECONDS: Final = 0.1
 """How often to look for a broker that came to be avoided."""
+ROUTES_AT_ONCE: Final = 8
+"""A probe looks up no more routes than this. Any route finds the broker for all topics, and the next probe is near."""
 
 
 async def run_probes(chooser: QueueChooser, session: Session, topics: Callable[[], Iterable[PublishInfo]]) -> None:
@@ -31,17 +34,21 @@ async def run_probes(chooser: QueueChooser, session: Session, topics: Callable[[
 async def _probe(chooser: QueueChooser, session: Session, broker: str, topics: Iterable[PublishInfo]) -> None:
     begun = session.clock.monotonic()
     is_well = False
+    infos = tuple(topics)
+    known = next((info for info in infos if broker in info.addresses), None)
     try:
-        for info in topics:
-            address = info.addresses.get(broker)
-            if address is not None:
-                # Cheap for the broker, and it goes through the same door as a send.
-                command = request(RequestCode.GET_MAX_OFFSET, GetMaxOffsetRequest(topic=info.topic, queue_id=0))
-                await session.invoke(address, command, PROBE_TIMEOUT_MILLIS / 1000)
-                is_well = True
-                break
+        if known is not None:
+            # Cheap for the broker, and it goes through the same door as a send.
+            command = request(RequestCode.GET_MAX_OFFSET, GetMaxOffsetRequest(topic=known.topic, queue_id=0))
+            await session.invoke(known.addresses[broker], command, PROBE_TIMEOUT_MILLIS / 1000)
+            is_well = True
     except MQError:
         pass  # whatever it is, the broker is not well
     finally:
         now = session.clock.monotonic()
         chooser.probed(now * 1000, broker, is_well, (now - begun) * 1000)
+    if is_well or known is None:
+        # A crash takes a broker out of the routes. It cannot be probed, or not be sent to, before they are looked up.
+        lacking = [info.topic for info in infos if broker not in info.addresses]
+        for topic in random.sample(lacking, min(len(lacking), ROUTES_AT_ONCE)):
+            session.refresh_soon(topic)

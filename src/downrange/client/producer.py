@@ -147,15 +147,17 @@ class AsyncProducer:
         if self._loop is None or self._is_closed:
             return
         self._is_closed = True
-        await self.drain(timeout)
-        for task in [*self._sends, *([self._prober] if self._prober else [])]:
-            task.cancel()
-            await asyncio.wait([task])
-        if self._trace is not None:
-            await self._trace.close()
-        await self.session.heartbeats.remove_producer(self.group)
-        if self._owns_session:
-            await self.session.close()
+        try:
+            await self.drain(timeout)
+        finally:  # also when nobody wants to wait any longer
+            for task in [*self._sends, *([self._prober] if self._prober else [])]:
+                task.cancel()
+                await asyncio.wait([task])
+            if self._trace is not None:
+                await self._trace.close()
+            await self.session.heartbeats.remove_producer(self.group)
+            if self._owns_session:
+                await self.session.close()
 
     async def __aenter__(self) -> Self:
         return await self.start()
@@ -331,7 +333,6 @@ class AsyncProducer:
             info = await self._refreshed(info, deadline)
         if chosen is not None and kind is SendKind.SYNC:
             kind = SendKind.SYNC_GIVEN_QUEUE
-        allowed = attempts_allowed(kind, config.retry_times_when_send_failed, config.retry_times_when_send_async_failed)
         failures: list[FailedAttempt] = []
         unsafe: Sequence[SendResult] = ()
         last_broker: str | None = None
@@ -363,19 +364,7 @@ class AsyncProducer:
             if error is not None:
                 failures.append(FailedAttempt(chosen, cost_millis, error))
             unsafe = results or unsafe
-            if kind is SendKind.ASYNC:
-                decision = after_async_attempt(number, allowed, outcome, now, deadline)
-            else:
-                decision = after_attempt(
-                    number,
-                    allowed,
-                    outcome,
-                    error.code if isinstance(error, BrokerError) else None,
-                    now,
-                    deadline,
-                    config.retry_another_broker_when_not_store_ok,
-                    has_result=bool(unsafe),
-                )
+            decision = self._what_next(kind, number, outcome, error, now, deadline, has_result=bool(unsafe))
             if error is not None:
                 self.session.refresh_soon(ready.topic)
             if decision is Decision.RETURN:
@@ -386,6 +375,32 @@ class AsyncProducer:
             info = self._known_info(ready.topic) or info
             if decision is Decision.RETRY:
                 chosen = None
+
+    def _what_next(
+        self,
+        kind: SendKind,
+        number: int,
+        outcome: Outcome,
+        error: MQError | None,
+        now: float,
+        deadline: float,
+        *,
+        has_result: bool,
+    ) -> Decision:
+        config = self.config
+        allowed = attempts_allowed(kind, config.retry_times_when_send_failed, config.retry_times_when_send_async_failed)
+        if kind is SendKind.ASYNC:
+            return after_async_attempt(number, allowed, outcome, now, deadline)
+        return after_attempt(
+            number,
+            allowed,
+            outcome,
+            error.code if isinstance(error, BrokerError) else None,
+            now,
+            deadline,
+            config.retry_another_broker_when_not_store_ok,
+            has_result=has_result,
+        )
 
     async def _attempt(
         self, ready: Outgoing, kind: SendKind, info: PublishInfo, queue: MessageQueue, seconds: float

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
+
+import msgspec
 
 from downrange.model.message import MessageQueue
 from downrange.protocol.codes import ResponseCode
@@ -28,8 +29,7 @@ STATUS_OF_CODE: Final = {
 """Reply codes of a send that say the message is stored."""
 
 
-@dataclass(frozen=True, slots=True)
-class SendResult:
+class SendResult(msgspec.Struct, frozen=True):
     """Where a message lies. `message_id` is its unique id, `offset_message_id` its place in the commit log."""
 
     status: SendStatus

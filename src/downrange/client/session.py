@@ -9,7 +9,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine
 from types import TracebackType
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 from downrange.client.config import ClientConfig
 from downrange.client.errors import BrokerNotFound, ClusterNotFound, NoNameServer, NoRoute
@@ -32,6 +32,9 @@ from downrange.protocol.errors import TopicNotExist, broker_error
 from downrange.transport.connection import Connection, Handler, LaterReply, refuse
 from downrange.transport.errors import TransportError
 from downrange.transport.pool import Pool
+
+if TYPE_CHECKING:
+    from downrange.client.consumer.broker_requests import GroupMember
 
 log = logging.getLogger(__name__)
 
@@ -69,11 +72,15 @@ class Session:
         handler: Handler = refuse,
         clock: Clock | None = None,
         random_source: random.Random | None = None,
+        instance_name: str | None = None,
     ) -> None:
+        """`instance_name` gives the client an id that is the same after a restart."""
         self.config = config
         self.clock = clock or SystemClock()
-        self.client_id = new_client_id()
+        self.client_id = new_client_id() if instance_name is None else f"{local_address()}@{instance_name}"
         self.handlers: dict[int, Handler] = {}
+        self.members: dict[str, GroupMember] = {}
+        """The consumers of this client by group; see consumer/broker_requests.py."""
         self.heartbeats = Heartbeats(
             self.client_id, self.addresses_in_use, self.invoke, self.clock, config.heartbeat_seconds
         )
@@ -244,6 +251,10 @@ class Session:
                 return route
         finally:
             lock.release()
+
+    def unfollow(self, topic: str) -> None:
+        """This client does not work with the topic any more; its route is not kept fresh."""
+        self._followed.pop(topic, None)
 
     def refresh_soon(self, topic: str) -> None:
         """A broker did not answer as its route promised: look the route up in the background, once a second at most."""

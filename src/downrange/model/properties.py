@@ -90,4 +90,6 @@ def find_property(text: str, name: str) -> str | None:
     else:
         return None
     end = text.find(PROPERTY_SEPARATOR, start)
-    return (text[start:] if end < 0 else text[start:end]) or None
+    value = text[start:] if end < 0 else text[start:end]
+    # An empty value counts as none at all, so an earlier one may stand.
+    return value or decode_properties(text).get(name)

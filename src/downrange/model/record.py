@@ -23,6 +23,7 @@ from downrange.model.message_id import unpack_host
 
 MAGIC_V1: Final = 0xDAA320A7
 MAGIC_V2: Final = 0xDAA320AB  # written by 5.x for topics longer than 127 bytes: the topic length takes 2 bytes
+_MAGIC_V2_BYTES: Final = MAGIC_V2.to_bytes(4, "big")
 MAGIC_BLANK: Final = 0xCBD43194  # fills the rest of a commit-log file
 
 FIXED_SIZE: Final = 91  # a V1 record with IPv4 hosts and nothing in it
@@ -151,6 +152,17 @@ def _decode(view: memoryview, start: int, check_crc: bool) -> StoredMessage:
         body_crc=body_crc,
         store_size=size,
     )
+
+
+def properties_of(record: Buffer) -> str:
+    """The text of a record's properties, without reading the rest. Where the bytes are no record: some text or none."""
+    born_size, store_size = hosts_size(int.from_bytes(record[36:40], "big"))
+    at = HEAD.size + born_size + 8 + store_size + AFTER_HOSTS.size
+    at += int.from_bytes(record[at - 4 : at], "big")  # the body
+    length_size = 2 if record[4:8] == _MAGIC_V2_BYTES else 1
+    at += length_size + int.from_bytes(record[at : at + length_size], "big")  # the topic
+    length = int.from_bytes(record[at : at + 2], "big")
+    return str(record[at + 2 : at + 2 + length], "utf-8", "replace")
 
 
 def decode_records(buffer: Buffer) -> Iterator[StoredMessage]:

@@ -34,9 +34,10 @@ class Command(msgspec.Struct, frozen=True, eq=False, gc=False):
     raw_ext: bytes | msgspec.Raw | Mapping[str, str] | None = None
     body: Body = b""
     remark: str | None = None
-    language: int = LanguageCode.PYTHON
+    # Plain numbers, not enum members: every frame written looks its language up, and hashing a member is slow.
+    language: int = int(LanguageCode.PYTHON)
     version: int = VERSION_4_9_8
-    serialize_type: int = SerializeType.JSON
+    serialize_type: int = int(SerializeType.JSON)
 
     @property
     def is_response(self) -> bool:

@@ -7,7 +7,10 @@ break a rule, the commands before that point are returned and `error` says what 
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from typing import Final
+
+import msgspec
 
 from downrange.protocol import header_binary, header_json
 from downrange.protocol.codes import SerializeType
@@ -118,15 +121,20 @@ def encode_parts(command: Command, opaque: int | None = None) -> list[Buffer]:
         command.opaque if opaque is None else opaque,
         command.flag,
         command.remark,
-        None if command.raw_ext is None else command.ext_fields,
+        # Ext fields that are JSON text already go out as they are: senders of many alike requests write it themselves.
+        command.raw_ext if codec is header_json and isinstance(command.raw_ext, msgspec.Raw) else _fields(command),
     )
-    length = 4 + len(header) + sum(len(part) for part in parts)
+    length = 4 + len(header) + sum(map(len, parts))
     if length > MAX_FRAME - 4:
         raise LocalProtocolError(f"frame of {length} bytes; at most {MAX_FRAME - 4} are allowed: send less at a time")
     if len(header) > 0xFFFFFF:
         raise LocalProtocolError(f"header of {len(header)} bytes does not fit a frame")
     prefix = length.to_bytes(4, "big") + (command.serialize_type << 24 | len(header)).to_bytes(4, "big")
-    return [prefix + header, *(part for part in parts if len(part))]
+    return [prefix + header, *[part for part in parts if len(part)]]
+
+
+def _fields(command: Command) -> Mapping[str, str] | None:
+    return None if command.raw_ext is None else command.ext_fields
 
 
 def encode(command: Command, opaque: int | None = None) -> bytes:

@@ -95,7 +95,7 @@ def encode(
     opaque: int,
     flag: int,
     remark: str | None,
-    ext_fields: Mapping[str, str] | None,
+    ext_fields: Mapping[str, str] | msgspec.Raw | None,
 ) -> bytes:
     header: dict[str, Any] = {"code": code}
     if ext_fields is not None:

@@ -137,6 +137,12 @@ class Connection(asyncio.Protocol):
         opaque = self._opaque = (self._opaque + 1) & 0x7FFFFFFF
         self._send(encode_parts(command, opaque))
 
+    async def wait_writable(self, timeout: float) -> None:
+        """Wait while the peer does not read: who sends without waiting for answers would fill the memory."""
+        deadline = self._loop.time() + timeout
+        while self._paused:
+            await self._wait_writable(deadline, 0)
+
     def _forget(self, opaque: int, reply: asyncio.Future[Command]) -> None:
         self._waiting.pop(opaque, None)
         self._wake_writers()

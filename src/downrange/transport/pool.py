@@ -110,6 +110,11 @@ class Pool:
         # Several callers share the attempt: one that is cancelled must not cancel it for the others.
         return await asyncio.shield(attempt)
 
+    def connected(self, address: str) -> Connection | None:
+        """The open connection to `address`, if there is one."""
+        connection = self._connections.get(address)
+        return connection if connection is not None and connection.is_open else None
+
     async def request(self, address: str, command: Command, timeout: float) -> Command:
         """Connect if need be, ask, wait; `timeout` covers both."""
         loop = asyncio.get_running_loop()
@@ -121,8 +126,18 @@ class Pool:
             raise ConnectFailed(f"cannot connect to {address}: no answer within {timeout:g} s") from None
         return await connection.request(command, deadline - loop.time())
 
-    async def oneway(self, address: str, command: Command) -> None:
-        (await self.get(address)).oneway(command)
+    async def oneway(self, address: str, command: Command, timeout: float = 3.0) -> None:
+        """Connect if need be, wait until the peer reads, send."""
+        connection = await self.get(address)
+        await connection.wait_writable(timeout)
+        connection.oneway(command)
+
+    def drop(self, address: str) -> None:
+        """Close the connection to an address nobody needs any more."""
+        connection = self._connections.get(address)
+        if connection is not None:
+            connection.close()
+        self._attempts.pop(address, None)
 
     async def close(self, drain_seconds: float = 1.0) -> None:
         """Close every connection after sending what is queued."""

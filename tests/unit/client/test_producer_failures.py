@@ -407,6 +407,20 @@ async def test_drain_says_whether_all_ended_and_close_ends_the_rest(cluster: Fak
     assert asyncio.all_tasks() == before
 
 
+async def test_a_close_that_is_cancelled_still_leaves_nothing(cluster: FakeCluster, silence: Silence) -> None:
+    answer_sends(cluster, silence)
+    before = asyncio.all_tasks()
+    producer = await producer_of(cluster.namesrv, config=ProducerConfig(trace=True)).start()
+    sending = producer.send_async(MESSAGE, timeout=60)
+    await until(lambda: silence.waiting)
+    closing = asyncio.create_task(producer.close(timeout=60))
+    await asyncio.sleep(0)
+    closing.cancel()
+    await asyncio.wait([closing])
+    assert sending.cancelled()
+    assert asyncio.all_tasks() == before
+
+
 async def test_a_producer_is_used_where_it_was_started(cluster: FakeCluster) -> None:
     producer = producer_of(cluster.namesrv)
     with pytest.raises(ClientClosed, match="not started"):

@@ -1,0 +1,243 @@
+"""Dead letters: messages a group gave up on. Look at them, keep a copy, give the group another chance.
+
+A broker never removes a dead letter before its time. Which of them were sent again is remembered as the committed
+offset of the tools' own group in the dead-letter topic, so that sending again twice does not deliver twice.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterable, AsyncIterator, Collection
+from dataclasses import dataclass
+from typing import TextIO
+
+from downrange.client.admin.groups import GroupAdmin
+from downrange.client.consumer.addresses import address_of
+from downrange.client.consumer.messages import ReceivedMessage
+from downrange.client.consumer.pull import PullConsumer, PullStatus
+from downrange.client.errors import NoRoute
+from downrange.client.message_document import message_document
+from downrange.client.producer import AsyncProducer
+from downrange.client.send_result import STATUS_OF_CODE
+from downrange.client.session import Session
+from downrange.model import properties as names
+from downrange.model.errors import MQError
+from downrange.model.message import Message, MessageQueue, SysFlag
+from downrange.model.topics import TOOLS_GROUP, check_group_name, dlq_topic, retry_topic
+from downrange.protocol.bodies.send import SendMessageRequest, SendMessageResponse
+from downrange.protocol.codes import RequestCode
+from downrange.protocol.command import request
+
+PRODUCER_GROUP = "TOOLS_PRODUCER"
+_COMPRESSION = int(SysFlag.COMPRESSED | SysFlag.ZLIB)
+# What belongs to the deliveries that failed; the message starts anew without it.
+_OF_THE_PAST = (
+    names.DELAY,
+    names.RECONSUME_TIME,
+    names.MAX_RECONSUME_TIMES,
+    names.REAL_TOPIC,
+    names.REAL_QID,
+    names.TRAN_MSG,
+    names.PGROUP,
+    names.CONSUME_START_TIME,
+)
+
+
+class DeadLettersUnreadable(NoRoute):
+    """There is a dead-letter topic, but nobody may read it, as 4.8 brokers make it."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """One message a group gave up on: where it came from, and whether it was sent again."""
+
+    message: ReceivedMessage
+    was_resent: bool
+
+    @property
+    def origin_topic(self) -> str:
+        """The topic it was first sent to."""
+        return names.find_property(self.message.properties_text, names.RETRY_TOPIC) or self.message.topic
+
+    @property
+    def origin_message_id(self) -> str:
+        return names.find_property(self.message.properties_text, names.ORIGIN_MESSAGE_ID) or self.message.message_id
+
+    def document(self) -> dict[str, object]:
+        return {
+            "originTopic": self.origin_topic,
+            "originMsgId": self.origin_message_id,
+            "resent": self.was_resent,
+            **message_document(self.message),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Resent:
+    """What came of sending one dead letter again: the id it is stored under now, or the error."""
+
+    letter: DeadLetter
+    offset_message_id: str | None = None
+    error: MQError | None = None
+
+
+class DeadLetters:
+    """The dead letters of one group, on all its brokers. Used on the session's event loop."""
+
+    def __init__(self, session: Session, group: str) -> None:
+        check_group_name(group)
+        self.group = group
+        self.topic = dlq_topic(group)
+        self._session = session
+        self._reader = PullConsumer(TOOLS_GROUP, session=session)
+        self._marks: dict[MessageQueue, int] = {}
+
+    def __repr__(self) -> str:
+        return f"<DeadLetters {self.group}>"
+
+    async def count(self) -> int:
+        """How many there are, sent again or not."""
+        return sum(
+            [
+                await self._reader.max_offset(queue) - await self._reader.min_offset(queue)
+                for queue in await self._queues()
+            ]
+        )
+
+    async def read(
+        self,
+        *,
+        include_resent: bool = True,
+        begin: int | None = None,
+        end: int | None = None,
+        message_ids: Collection[str] = (),
+        limit: int | None = None,
+    ) -> AsyncIterator[DeadLetter]:
+        """Dead letters, queue by queue, oldest first: all, or those given up between two times, or by any of their ids.
+
+        Those that come while reading are left for the next time.
+        """
+        left = limit
+        for queue in await self._queues():
+            mark = self._marks[queue] = await self._reader.committed(queue) or 0
+            start = await self._reader.min_offset(queue)
+            offset = start if include_resent else max(start, mark)
+            stop = await self._reader.max_offset(queue)
+            while offset < stop:
+                result = await self._reader.pull(queue, offset)
+                if result.status is PullStatus.NO_NEW_MSG:
+                    break
+                for message in result.messages:
+                    letter = DeadLetter(message, message.queue_offset < mark)
+                    if message.queue_offset >= stop or not _is_wanted(letter, begin, end, message_ids):
+                        continue
+                    if left is not None:
+                        if left == 0:
+                            return
+                        left -= 1
+                    yield letter
+                offset = result.next_offset
+
+    async def export(self, letters: AsyncIterable[DeadLetter], file: TextIO) -> int:
+        """Write letters as JSON lines; how many there were."""
+        count = 0
+        async for letter in letters:
+            file.write(json.dumps(letter.document(), ensure_ascii=False) + "\n")
+            count += 1
+        return count
+
+    async def resend(self, letters: AsyncIterable[DeadLetter], topic: str | None = None) -> AsyncIterator[Resent]:
+        """Send letters again, one after another; one outcome for each, and an error does not stop the others.
+
+        They go to the group's retry topic, so that this group alone gets them, with all its retries before it; with
+        `topic` they go there instead, and all its groups get them.
+        """
+        producer = AsyncProducer(PRODUCER_GROUP, session=self._session)
+        unmarked: dict[MessageQueue, int] = {}
+        try:
+            if topic is not None:
+                await producer.start()
+            async for letter in letters:
+                try:
+                    if topic is None:
+                        stored_as = await self._to_retry_topic(letter)
+                    else:
+                        stored_as = (await producer.send(_anew(letter, topic))).offset_message_id
+                except MQError as error:
+                    yield Resent(letter, error=error)
+                    continue
+                queue, offset = letter.message.queue, letter.message.queue_offset
+                if self._marks.get(queue) == offset:  # only what follows on what was sent again before is remembered
+                    self._marks[queue] = unmarked[queue] = offset + 1
+                yield Resent(letter, offset_message_id=stored_as)
+        finally:
+            for queue, mark in unmarked.items():
+                await self._reader.commit(queue, mark)
+            await producer.close()
+
+    async def _queues(self) -> tuple[MessageQueue, ...]:
+        try:
+            route = await self._session.look_up_route(self.topic)
+        except NoRoute:
+            await GroupAdmin(self._session).brokers_of(self.group)  # a group nobody knows is a mistake
+            return ()
+        try:
+            return await self._reader.queues(self.topic)
+        except NoRoute:
+            brokers = ", ".join(data.broker_name for data in route.queue_datas)
+            raise DeadLettersUnreadable(
+                self.topic, f"{brokers}: {self.topic} may not be read; allow it: downrange topic perm {self.topic} 6"
+            ) from None
+
+    async def _to_retry_topic(self, letter: DeadLetter) -> str:
+        """On the broker that has the letter: the group is known there."""
+        message = letter.message
+        properties = names.decode_properties(message.properties_text)
+        for name in _OF_THE_PAST:
+            properties.pop(name, None)
+        properties[names.RETRY_TOPIC] = letter.origin_topic
+        properties[names.ORIGIN_MESSAGE_ID] = letter.origin_message_id
+        header = SendMessageRequest(
+            producer_group=PRODUCER_GROUP,
+            topic=retry_topic(self.group),
+            queue_id=0,
+            sys_flag=message.sys_flag & _COMPRESSION,
+            born_timestamp=message.born_timestamp,
+            flag=message.flag,
+            properties=names.encode_properties(properties),
+            reconsume_times=0,
+            bname=message.broker_name,
+        )
+        command = request(RequestCode.SEND_MESSAGE_V2, header, body=message.stored_body)
+        broker = await address_of(self._session, message.queue)
+        reply = await self._session.invoke(broker.address, command, accept=STATUS_OF_CODE)
+        return reply.header(SendMessageResponse).msg_id
+
+
+def _is_wanted(letter: DeadLetter, begin: int | None, end: int | None, message_ids: Collection[str]) -> bool:
+    message = letter.message
+    ids = {message.message_id, message.offset_message_id, letter.origin_message_id}
+    return (
+        (begin is None or message.store_timestamp >= begin)
+        and (end is None or message.store_timestamp <= end)
+        and (not message_ids or not ids.isdisjoint(message_ids))
+    )
+
+
+def _anew(letter: DeadLetter, topic: str) -> Message:
+    """The message as its producer could have sent it to `topic`."""
+    message = letter.message
+    properties = {
+        name: value
+        for name, value in names.decode_properties(message.properties_text).items()
+        if name not in names.RESERVED
+    }
+    return Message(
+        topic,
+        message.body,
+        message.tags,
+        names.find_property(message.properties_text, names.KEYS),
+        flag=message.flag,
+        properties=properties,
+        sharding_key=names.find_property(message.properties_text, names.SHARDING_KEY),
+    )

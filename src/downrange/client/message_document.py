@@ -1,0 +1,34 @@
+"""A message as a JSON object: what commands print and dead letters are exported as."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from downrange.client.consumer.messages import ReceivedMessage
+
+
+def message_document(message: ReceivedMessage) -> dict[str, Any]:
+    """Everything about a message. A body that is not text stands in `bodyHex`, and `body` is null."""
+    body = message.body
+    try:
+        text: str | None = body.decode()
+    except UnicodeDecodeError:
+        text = None
+    return {
+        "msgId": message.message_id,
+        "offsetMsgId": message.offset_message_id,
+        "topic": message.topic,
+        "tags": message.tags,
+        "keys": message.keys,
+        "brokerName": message.broker_name,
+        "queueId": message.queue_id,
+        "queueOffset": message.queue_offset,
+        "reconsumeTimes": message.reconsume_times,
+        "bornTimestamp": message.born_timestamp,
+        "storeTimestamp": message.store_timestamp,
+        "bornHost": str(message.born_host),
+        "storeHost": str(message.store_host),
+        "properties": message.properties,
+        "body": text,
+        "bodyHex": body.hex() if text is None else None,
+    }
