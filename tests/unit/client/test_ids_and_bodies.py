@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from downrange.client.compression import plain_body
+from downrange.client.compression import Compression, compress, plain_body
 from downrange.client.trace import events_of
 from downrange.client.unique_id import UniqueIds, month_around
 from downrange.clock import ManualClock
@@ -95,7 +95,12 @@ def test_a_compressed_body_is_given_back_plain() -> None:
         (b"not zlib", SysFlag.COMPRESSED, "cannot be decompressed"),
         (zlib.compress(b"x" * 5000)[:-4], SysFlag.COMPRESSED, "cut off"),
         (zlib.compress(b"x" * 5001), SysFlag.COMPRESSED, "larger than 5000"),
-        (b"", SysFlag.COMPRESSED | SysFlag.ZSTD, "ZSTD"),
+        (b"", SysFlag.COMPRESSED | SysFlag.ZSTD, "cut off"),
+        (b"not zstd", SysFlag.COMPRESSED | SysFlag.ZSTD, "cannot be decompressed"),
+        (b"not lz4 at all", SysFlag.COMPRESSED | SysFlag.LZ4, "cannot be decompressed"),
+        (compress(b"x" * 5001, Compression.LZ4, 0)[0], SysFlag.COMPRESSED | SysFlag.LZ4, "larger than 5000"),
+        (compress(b"x" * 5001, Compression.ZSTD, 3)[0], SysFlag.COMPRESSED | SysFlag.ZSTD, "larger than 5000"),
+        (b"", SysFlag.COMPRESSED | 0x400, "type 4, which is not supported"),
     ],
 )
 def test_a_body_that_cannot_be_inflated_says_why(body: bytes, flag: int, problem: str) -> None:
