@@ -11,8 +11,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from downrange.broker.bloom_filter import BloomFilter
 from downrange.broker.clients import Consumers, Producers
 from downrange.broker.config import REMOTELY_CHANGEABLE, WITHOUT_EFFECT, BrokerConfig
+from downrange.broker.filter_data import ConsumerFilters
 from downrange.broker.flow_control import FlowControl
 from downrange.broker.groups import CommittedOffsets, Groups
 from downrange.broker.handlers.clients import ClientHandlers
@@ -37,7 +39,7 @@ from downrange.broker.queue_locks import QueueLocks
 from downrange.broker.routes import handler_of
 from downrange.broker.services.delay import DelayService
 from downrange.broker.services.flushing import Flusher
-from downrange.broker.services.housekeeping import clean_up, expire_clients, save_every, save_soon
+from downrange.broker.services.housekeeping import clean_filters, clean_up, expire_clients, save_every, save_soon
 from downrange.broker.services.registration import Registration
 from downrange.broker.statistics import Statistics, run_statistics
 from downrange.broker.topics import Topics
@@ -104,6 +106,7 @@ class RunningBroker:
     config: LiveConfig
     store: MessageStore
     topics: Topics
+    filters: ConsumerFilters
     server: Server
     metrics_port: int | None
     registered_with: int
@@ -115,20 +118,29 @@ async def broker(
 ) -> AsyncIterator[RunningBroker]:
     """A running broker; it stops when the block ends: unregistered, drained, saved, flushed and marked as clean."""
     clock = clock or SystemClock()
-    store = MessageStore.open(store_config, clock=clock)
+    filters = _filters(config, store_config, clock)
+    bitmap_of = filters.bitmap_of if config.enable_calc_filter_bit_map else None
+    store = MessageStore.open(store_config, clock=clock, bitmap_of=bitmap_of)
     try:
         async with _listening(config, tls) as (main, vip):
             address = config.broker_ip1 or own_address(config.bind_address)
             live = LiveConfig(replace(config, listen_port=main.port, broker_ip1=address), store_config)
-            async with _serving(live, store, main, vip, clock) as running:
+            async with _serving(live, store, filters, main, vip, clock) as running:
                 yield running
     finally:
         store.close()
 
 
+def _filters(config: BrokerConfig, store: StoreConfig, clock: Clock) -> ConsumerFilters:
+    if config.enable_calc_filter_bit_map and not store.enable_consume_queue_ext:
+        log.warning("enableCalcFilterBitMap has no effect reason=enableConsumeQueueExt is off")
+    bloom = BloomFilter.sized_for(config.expect_consumer_num_use_filter, config.max_error_rate_of_bloom_filter)
+    return ConsumerFilters(JsonFile(store.store_path_root_dir / "config" / "consumerFilter.json"), bloom, clock)
+
+
 @asynccontextmanager
 async def _serving(
-    live: LiveConfig, store: MessageStore, main: Server, vip: Server, clock: Clock
+    live: LiveConfig, store: MessageStore, filters: ConsumerFilters, main: Server, vip: Server, clock: Clock
 ) -> AsyncIterator[RunningBroker]:
     directory = store.config.store_path_root_dir / "config"
     topics = Topics(
@@ -148,12 +160,12 @@ async def _serving(
     pool = Pool()
     registration = Registration(live, topics, pool)
 
-    pull = PullHandlers(live, topics, groups, offsets, consumers, store, held, writer, flow)
+    pull = PullHandlers(live, topics, groups, offsets, consumers, filters, store, held, writer, flow)
     tables = [
         SendHandlers(live, topics, groups, writer, flow).routes,
         SendBackHandlers(live, topics, groups, store, writer).routes,
         pull.routes,
-        ClientHandlers(live, topics, groups, consumers, producers, locks, flow, clock).routes,
+        ClientHandlers(live, topics, groups, consumers, producers, filters, locks, flow, clock).routes,
         OffsetHandlers(store, offsets).routes,
         TopicHandlers(live, topics, offsets, consumers, store, retention, statistics, registration.register).routes,
         GroupHandlers(live, groups, offsets, consumers, producers, statistics).routes,
@@ -188,6 +200,8 @@ async def _serving(
         client_expiry=expire_clients(consumers, producers, clock),
         topic_saving=save_soon(topics, clock),
         group_saving=save_soon(groups, clock),
+        filter_saving=save_soon(filters, clock),
+        filter_clean_up=clean_filters(filters, live, clock),
         offset_saving=save_every(offsets, lambda: live.broker.flush_consumer_offset_interval / 1000, clock),
         delay_saving=save_every(delay, lambda: live.store.flush_delay_offset_interval / 1000, clock),
         clean_up=clean_up(retention, store, live, clock),
@@ -196,7 +210,7 @@ async def _serving(
         async with services:
             try:
                 registered = await registration.register()
-                yield RunningBroker(live, store, topics, main, metrics.port, registered)
+                yield RunningBroker(live, store, topics, filters, main, metrics.port, registered)
             finally:
                 await registration.unregister()
                 held.notify_all()
@@ -206,7 +220,7 @@ async def _serving(
         await metrics.stop()
         await pool.close()
         flusher.close()
-        for table in (topics, groups, offsets, delay):
+        for table in (topics, groups, filters, offsets, delay):
             table.save()
 
 

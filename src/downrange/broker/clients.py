@@ -50,11 +50,16 @@ class ConsumerGroup:
 
 
 class Consumers:
-    """Group name -> live consumer group. `on_change` is called with a group whose members or topics changed."""
+    """Group name -> live consumer group.
+
+    `on_change` is called with a group whose members or topics changed, `on_gone` with the name of one that has no
+    members any more.
+    """
 
     def __init__(self) -> None:
         self._groups: dict[str, ConsumerGroup] = {}
         self.on_change: Callable[[ConsumerGroup], None] = lambda group: None
+        self.on_gone: Callable[[str], None] = lambda group: None
 
     def __iter__(self) -> Iterator[ConsumerGroup]:
         return iter(list(self._groups.values()))
@@ -132,6 +137,7 @@ class Consumers:
             self.on_change(live)
         else:
             self._groups.pop(live.name, None)
+            self.on_gone(live.name)
 
 
 class Producers:

@@ -48,6 +48,19 @@ class BrokerConfig:
     )
     start_accept_send_request_time_stamp: int = setting(0, "Refuse sends before this time.", unit="ms since 1970")
     enable_property_filter: bool = setting(True, "Let consumers filter by SQL92 expressions.")
+    filter_support_retry: bool = setting(False, "Filter the retry topic of a group by its expressions, too.")
+    enable_calc_filter_bit_map: bool = setting(
+        False, "Note in the consume queue who wants a message; needs enableConsumeQueueExt."
+    )
+    expect_consumer_num_use_filter: int = setting(
+        32, "Groups of one topic with expressions these notes have room for.", minimum=1, maximum=10_000
+    )
+    max_error_rate_of_bloom_filter: int = setting(
+        20, "How many of these notes may be too many.", unit="percent", minimum=1, maximum=99
+    )
+    filter_data_clean_time_span: int = setting(
+        86_400_000, "How long the expressions of a group are kept after it has gone.", unit="ms", minimum=1
+    )
     compressed_register: bool = setting(False, "Compress registrations.")
     force_register: bool = setting(True, "Register always, not only when topics changed.")
     register_name_server_period: int = setting(
@@ -98,6 +111,8 @@ REMOTELY_CHANGEABLE: Final = frozenset(
         "waitTimeMillsInTransactionQueue",
         "startAcceptSendRequestTimeStamp",
         "enablePropertyFilter",
+        "filterSupportRetry",
+        "filterDataCleanTimeSpan",
         "transactionTimeOut",
         "transactionCheckMax",
         "flushConsumerOffsetInterval",
@@ -182,11 +197,6 @@ WITHOUT_EFFECT: Final = frozenset(
         "accountStatsPrintZeroValues",
         "disableConsumeIfConsumerReadSlowly",
         "consumerFallbehindThreshold",
-        "filterDataCleanTimeSpan",
-        "expectConsumerNumUseFilter",
-        "maxErrorRateOfBloomFilter",
-        "enableCalcFilterBitMap",
-        "filterSupportRetry",
         "rejectPullConsumerEnable",
         "autoDeleteUnusedStats",
         "enableDetailStat",

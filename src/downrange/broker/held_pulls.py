@@ -11,9 +11,8 @@ import asyncio
 from collections.abc import Callable
 from typing import TypeVar
 
-from downrange.broker.filtering import matches_tags
+from downrange.broker.filtering import MessageFilter
 from downrange.model.message import TopicQueue
-from downrange.model.subscription import Subscription
 from downrange.protocol.command import Command
 from downrange.transport.connection import Connection, LaterReply
 
@@ -23,20 +22,20 @@ K = TypeVar("K")
 class HeldPull:
     """One waiting pull: how to ask again, and where the answer goes."""
 
-    __slots__ = ("answer", "connection", "offset", "queue", "reply", "subscription", "timer")
+    __slots__ = ("answer", "connection", "filter", "offset", "queue", "reply", "timer")
 
     def __init__(
         self,
         queue: TopicQueue,
         offset: int,
-        subscription: Subscription,
+        message_filter: MessageFilter,
         answer: Callable[[], Command],
         connection: Connection,
         reply: LaterReply,
     ) -> None:
         self.queue = queue
         self.offset = offset
-        self.subscription = subscription
+        self.filter = message_filter
         self.answer = answer
         self.connection = connection
         self.reply = reply
@@ -54,7 +53,8 @@ class HeldPulls:
         self._loop = asyncio.get_running_loop()
         self._by_queue: dict[TopicQueue, set[HeldPull]] = {}
         self._by_connection: dict[Connection, set[HeldPull]] = {}
-        self._grown: dict[TopicQueue, tuple[int, list[int]]] = {}
+        # Per queue where it ends now, and tags code and properties of what arrived.
+        self._grown: dict[TopicQueue, tuple[int, list[tuple[int, str]]]] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self._by_queue.values()))
@@ -66,14 +66,14 @@ class HeldPulls:
         self,
         queue: TopicQueue,
         offset: int,
-        subscription: Subscription,
+        message_filter: MessageFilter,
         answer: Callable[[], Command],
         connection: Connection,
         seconds: float,
     ) -> LaterReply:
         """Keep a pull until its queue grows or `seconds` are over; `answer` is asked then."""
         reply: LaterReply = self._loop.create_future()
-        held = HeldPull(queue, offset, subscription, answer, connection, reply)
+        held = HeldPull(queue, offset, message_filter, answer, connection, reply)
         self._by_queue.setdefault(queue, set()).add(held)
         self._by_connection.setdefault(connection, set()).add(held)
         held.timer = self._loop.call_later(seconds, self._release, held)
@@ -82,16 +82,16 @@ class HeldPulls:
     def is_waited_for(self, queue: TopicQueue) -> bool:
         return queue in self._by_queue
 
-    def notify(self, topic: str, queue_id: int, queue_offset: int, tags_code: int) -> None:
+    def notify(self, topic: str, queue_id: int, queue_offset: int, tags_code: int, properties: str) -> None:
         """A message was stored. Cheap when nobody waits for its queue."""
         queue = TopicQueue(topic, queue_id)
         if queue not in self._by_queue:
             return
         if not self._grown:
             self._loop.call_soon(self._wake)
-        _, codes = self._grown.get(queue, (0, []))
-        codes.append(tags_code)
-        self._grown[queue] = (queue_offset + 1, codes)
+        _, arrived = self._grown.get(queue, (0, []))
+        arrived.append((tags_code, properties))
+        self._grown[queue] = (queue_offset + 1, arrived)
 
     def notify_all(self) -> None:
         """Ask every pull again: a permission or a subscription changed, or the broker stops."""
@@ -107,9 +107,9 @@ class HeldPulls:
 
     def _wake(self) -> None:
         grown, self._grown = self._grown, {}
-        for queue, (max_offset, codes) in grown.items():
+        for queue, (max_offset, arrived) in grown.items():
             for held in list(self._by_queue.get(queue, ())):
-                if held.offset < max_offset and any(matches_tags(held.subscription, code) for code in codes):
+                if held.offset < max_offset and any(held.filter.matches(*message) for message in arrived):
                     self._release(held)
 
     def _release(self, held: HeldPull) -> None:

@@ -80,8 +80,8 @@ class MessageWriter:
         return result
 
     def _notify(self, topic: str, queue_id: int, queue_offset: int, properties: bytes) -> None:
-        tags = find_property(properties.decode("utf-8", "replace"), names.TAGS)
-        self._held.notify(topic, queue_id, queue_offset, tags_code(tags or ""))
+        text = properties.decode("utf-8", "replace")
+        self._held.notify(topic, queue_id, queue_offset, tags_code(find_property(text, names.TAGS) or ""), text)
 
     def dispatched(self) -> None:
         """Records came into the log by another way (the transient pool): tell those who wait for them."""

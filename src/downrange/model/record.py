@@ -23,7 +23,7 @@ from downrange.model.message_id import unpack_host
 
 MAGIC_V1: Final = 0xDAA320A7
 MAGIC_V2: Final = 0xDAA320AB  # written by 5.x for topics longer than 127 bytes: the topic length takes 2 bytes
-_MAGIC_V2_BYTES: Final = MAGIC_V2.to_bytes(4, "big")
+_MAGIC_V2_END: Final = MAGIC_V2 & 0xFF
 MAGIC_BLANK: Final = 0xCBD43194  # fills the rest of a commit-log file
 
 FIXED_SIZE: Final = 91  # a V1 record with IPv4 hosts and nothing in it
@@ -34,6 +34,10 @@ HEAD: Final = struct.Struct(">iIIiiqqiq")
 assert HEAD.size == 48
 # reconsume times, prepared transaction offset, body length: follows the store host.
 AFTER_HOSTS: Final = struct.Struct(">iqi")
+
+_BODY_LENGTH_AT: Final = 84  # with IPv4 hosts
+_LENGTH: Final = struct.Struct(">I")
+_V6_HOSTS: Final = int(SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6)
 
 Buffer = bytes | bytearray | memoryview
 
@@ -154,14 +158,22 @@ def _decode(view: memoryview, start: int, check_crc: bool) -> StoredMessage:
     )
 
 
-def properties_of(record: Buffer) -> str:
-    """The text of a record's properties, without reading the rest. Where the bytes are no record: some text or none."""
-    born_size, store_size = hosts_size(int.from_bytes(record[36:40], "big"))
-    at = HEAD.size + born_size + 8 + store_size + AFTER_HOSTS.size
-    at += int.from_bytes(record[at - 4 : at], "big")  # the body
-    length_size = 2 if record[4:8] == _MAGIC_V2_BYTES else 1
-    at += length_size + int.from_bytes(record[at : at + length_size], "big")  # the topic
-    length = int.from_bytes(record[at : at + 2], "big")
+def properties_of(record: memoryview | bytes) -> str:
+    """The text of a record's properties, without reading the rest. Bytes that are no record have some text or none."""
+    # This runs for every message a consumer filters by its properties.
+    try:
+        at = _BODY_LENGTH_AT
+        flags = record[39]
+        if flags & _V6_HOSTS:
+            at += IPV6_EXTRA * (flags & _V6_HOSTS).bit_count()
+        at += 4 + _LENGTH.unpack_from(record, at)[0]
+        if record[7] == _MAGIC_V2_END:
+            at += 2 + (record[at] << 8 | record[at + 1])
+        else:
+            at += 1 + record[at]
+        length = record[at] << 8 | record[at + 1]
+    except (IndexError, struct.error):
+        return ""
     return str(record[at + 2 : at + 2 + length], "utf-8", "replace")
 
 

@@ -12,14 +12,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from downrange.broker.clients import Consumers
-from downrange.broker.handlers.clients import MAX_LENIENT_BYTES, ClientHandlers
-from downrange.model.errors import MessageError
+from downrange.broker.handlers.clients import MAX_LENIENT_BYTES
 from downrange.model.topics import SubscriptionGroupConfig, TopicConfig
 from downrange.protocol.bodies.groups import ConsumerGroupRequest, UnregisterClientRequest
 from downrange.protocol.codes import RequestCode
 from downrange.protocol.command import Command, request
-from downrange.protocol.errors import BrokerError, SubscriptionParseFailed
 from downrange.protocol.framing import FrameDecoder
 from tests.support.golden import Row, scenarios
 from tests.unit.broker.wired import FakeConnection, WiredBroker, wire
@@ -301,51 +298,24 @@ def check(expression: str, kind: str | None) -> Command:
     return request(RequestCode.CHECK_CLIENT_CONFIG, body=msgspec.json.encode(body))
 
 
-def with_filters(broker: WiredBroker) -> ClientHandlers:
-    def compile_filter(expression: str) -> object:
-        if expression.endswith("AND"):
-            raise MessageError(f"unexpected end of {expression!r}")
-        return expression
-
-    return ClientHandlers(
-        broker.config,
-        broker.topics,
-        broker.groups,
-        Consumers(),
-        broker.producers,
-        broker.locks,
-        broker.flow,
-        broker.clock,
-        compile_filter,
-    )
-
-
 @pytest.mark.parametrize("kind", ["TAG", "", None])
 async def test_tags_can_always_be_filtered_by(kind: str | None, broker: WiredBroker) -> None:
     reply = broker.ask(check("a || b", kind))
     assert (reply.code, reply.raw_ext) == (0, None)
 
 
-async def test_without_filters_sql92_is_refused(broker: WiredBroker) -> None:
+async def test_filters_that_are_switched_off_are_refused(broker: WiredBroker) -> None:
+    broker.config.broker = replace(broker.config.broker, enable_property_filter=False)
     reply = broker.ask(check("a > 1", "SQL92"))
     assert (reply.code, reply.remark) == (1, "The broker does not support consumer to filter message by SQL92")
 
 
-async def test_filters_that_are_switched_off_are_as_good_as_none(broker: WiredBroker) -> None:
-    broker.config.broker = replace(broker.config.broker, enable_property_filter=False)
-    with pytest.raises(BrokerError, match="does not support consumer to filter message by SQL92"):
-        with_filters(broker).check_subscription(check("a > 1", "SQL92"), FakeConnection())
-
-
 async def test_an_expression_is_compiled(broker: WiredBroker) -> None:
-    handlers = with_filters(broker)
-    connection = FakeConnection()
-    assert handlers.check_subscription(check("a > 1", "SQL92"), connection).code == 0
-    with pytest.raises(SubscriptionParseFailed, match="unexpected end of 'a AND'") as raised:
-        handlers.check_subscription(check("a AND", "SQL92"), connection)
-    assert raised.value.code == 23
-    with pytest.raises(SubscriptionParseFailed, match="unknown expression type LUA"):
-        handlers.check_subscription(check("a", "LUA"), connection)
+    assert broker.ask(check("a > 1", "SQL92")).code == 0
+    reply = broker.ask(check("a > 'x' AND", "SQL92"))
+    assert (reply.code, reply.remark) == (23, "position 5: the string 'x' cannot be compared by >: only numbers can")
+    reply = broker.ask(check("a", "LUA"))
+    assert (reply.code, reply.remark) == (23, "unknown expression type LUA: expected TAG or SQL92")
 
 
 # --- queue locks ------------------------------------------------------------------------------------------------

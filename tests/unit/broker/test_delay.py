@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from downrange.broker.delayed import delayed
+from downrange.broker.filtering import tag_filter
 from downrange.broker.json_file import JsonFile
 from downrange.broker.services.delay import DelayService
 from downrange.model.hashing import tags_code
@@ -210,7 +211,7 @@ async def test_a_clock_set_back_a_little_makes_nothing_early(broker: WiredBroker
 async def test_what_is_delivered_is_what_was_sent(broker: WiredBroker) -> None:
     service = broker.delay_service()
     held = broker.held.hold(
-        TopicQueue("orders", 3), 0, subscribe("orders", "t"), lambda: Command(code=0), FakeConnection(), 60
+        TopicQueue("orders", 3), 0, tag_filter(subscribe("orders", "t")), lambda: Command(code=0), FakeConnection(), 60
     )
     send(broker, b"\x00\xff", 1, properties={"KEYS": "k", "TAGS": "t"}, queue_id=3, flag=5, reconsume_times=2)
     broker.clock.tick(1)

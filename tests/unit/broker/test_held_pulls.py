@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from downrange.broker.filtering import EVERYTHING, tag_filter
 from downrange.broker.held_pulls import HeldPulls
 from downrange.model.errors import MessageError
 from downrange.model.hashing import tags_code
@@ -38,7 +39,9 @@ def hold(
     connection: Connection | None = None,
     seconds: float = LONG,
 ) -> LaterReply:
-    return held.hold(queue, offset, subscribe(queue.topic, tags), answer, connection or FakeConnection(), seconds)
+    return held.hold(
+        queue, offset, tag_filter(subscribe(queue.topic, tags)), answer, connection or FakeConnection(), seconds
+    )
 
 
 async def turn() -> None:
@@ -53,7 +56,7 @@ async def test_a_message_wakes_the_pulls_of_its_queue_once_per_turn() -> None:
     elsewhere = hold(held, other, queue=TopicQueue("orders", 1))
     assert held.is_waited_for(QUEUE)
     for offset in range(3):
-        held.notify("orders", 0, offset, 0)
+        held.notify("orders", 0, offset, 0, "")
     assert not reply.done()
     await turn()
     assert reply.result() == Command(code=0, opaque=1)
@@ -69,7 +72,7 @@ async def test_a_message_wakes_the_pulls_of_its_queue_once_per_turn() -> None:
 
 async def test_a_message_nobody_waits_for_is_forgotten() -> None:
     held, answer = HeldPulls(), Asked()
-    held.notify("orders", 0, 0, 0)
+    held.notify("orders", 0, 0, 0, "")
     reply = hold(held, answer)
     await turn()
     assert not reply.done()
@@ -79,11 +82,11 @@ async def test_a_message_nobody_waits_for_is_forgotten() -> None:
 async def test_only_messages_a_pull_wants_wake_it() -> None:
     held, answer = HeldPulls(), Asked()
     reply = hold(held, answer, tags="a || b")
-    held.notify("orders", 0, 0, tags_code("c"))
+    held.notify("orders", 0, 0, tags_code("c"), "")
     await turn()
     assert not reply.done()
-    held.notify("orders", 0, 1, tags_code("c"))
-    held.notify("orders", 0, 2, tags_code("b"))
+    held.notify("orders", 0, 1, tags_code("c"), "")
+    held.notify("orders", 0, 2, tags_code("b"), "")
     await turn()
     assert reply.done()
 
@@ -91,10 +94,10 @@ async def test_only_messages_a_pull_wants_wake_it() -> None:
 async def test_a_pull_beyond_the_end_waits_for_its_offset() -> None:
     held, answer = HeldPulls(), Asked()
     reply = hold(held, answer, offset=2)
-    held.notify("orders", 0, 1, 0)
+    held.notify("orders", 0, 1, 0, "")
     await turn()
     assert not reply.done()
-    held.notify("orders", 0, 2, 0)
+    held.notify("orders", 0, 2, 0, "")
     await turn()
     assert reply.done()
 
@@ -120,8 +123,8 @@ async def test_an_error_while_answering_is_the_answer() -> None:
     def fail() -> Command:
         raise MessageError("gone")
 
-    reply = held.hold(QUEUE, 0, subscribe("orders", "*"), fail, FakeConnection(), LONG)
-    held.notify("orders", 0, 0, 0)
+    reply = held.hold(QUEUE, 0, EVERYTHING, fail, FakeConnection(), LONG)
+    held.notify("orders", 0, 0, 0, "")
     await turn()
     with pytest.raises(MessageError, match="gone"):
         reply.result()
@@ -132,7 +135,7 @@ async def test_a_closed_connection_waits_for_nothing() -> None:
     gone, stays = FakeConnection("10.0.0.9:1"), FakeConnection("10.0.0.9:2")
     dropped = [hold(held, answer, queue=TopicQueue("orders", number), connection=gone) for number in range(2)]
     kept = hold(held, answer, connection=stays)
-    held.notify("orders", 0, 0, 0)
+    held.notify("orders", 0, 0, 0, "")
     held.drop(gone)
     assert all(reply.cancelled() for reply in dropped)
     await turn()
@@ -146,7 +149,7 @@ async def test_a_reply_given_up_is_not_asked_for() -> None:
     held, answer = HeldPulls(), Asked()
     reply = hold(held, answer)
     reply.cancel()
-    held.notify("orders", 0, 0, 0)
+    held.notify("orders", 0, 0, 0, "")
     await turn()
     assert answer.times == 0
     assert len(held) == 0

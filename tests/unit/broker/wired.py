@@ -9,8 +9,10 @@ from typing import Any
 
 import msgspec
 
+from downrange.broker.bloom_filter import BloomFilter
 from downrange.broker.clients import Consumers, Producers
 from downrange.broker.config import BrokerConfig
+from downrange.broker.filter_data import ConsumerFilters
 from downrange.broker.flow_control import FlowControl
 from downrange.broker.groups import CommittedOffsets, Groups
 from downrange.broker.handlers.clients import ClientHandlers
@@ -90,6 +92,7 @@ class WiredBroker:
         self.groups = Groups(JsonFile(root / "subscriptionGroup.json"), clock)
         self.offsets = CommittedOffsets(JsonFile(root / "consumerOffset.json"))
         self.consumers, self.producers, self.locks = Consumers(), Producers(), QueueLocks()
+        self.filters = ConsumerFilters(JsonFile(root / "consumerFilter.json"), BloomFilter.sized_for(32, 20), clock)
         self.statistics = Statistics(clock.now())
         self.held = HeldPulls()
         self.flusher = Flusher(store, self.config, clock)
@@ -101,6 +104,7 @@ class WiredBroker:
             self.groups,
             self.consumers,
             self.producers,
+            self.filters,
             self.locks,
             self.flow,
             clock,

@@ -28,6 +28,12 @@ def test_one_property_is_found_without_reading_the_others(properties: dict[str, 
             assert find_property(text, known) == value
 
 
+def test_an_empty_value_does_not_hide_an_earlier_one() -> None:
+    text = "a\x011\x02b\x012\x02a\x01\x02"
+    assert find_property(text, "a") == decode_properties(text)["a"] == "1"
+    assert find_property("a\x01\x02", "a") is None
+
+
 def test_pieces_without_name_or_value_are_dropped_and_the_last_of_several_wins() -> None:
     text = "a\x011\x02b\x01\x02\x01c\x02d\x02a\x012\x02e\x01x\x01y"
     assert decode_properties(text) == {"a": "2", "e": "x\x01y"}

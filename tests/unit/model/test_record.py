@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from downrange.model.errors import MessageError
 from downrange.model.message import PhysicalOffset, QueueOffset, StoredMessage, SysFlag
 from downrange.model.message_id import HostPort, pack_host, parse_offset_message_id
-from downrange.model.record import CorruptRecord, decode_record, decode_records, encode_record
+from downrange.model.record import MAGIC_V2, CorruptRecord, decode_record, decode_records, encode_record, properties_of
 
 # remoting.md 9.3
 VECTOR = bytes.fromhex(
@@ -75,6 +75,26 @@ def test_records_survive_a_round_trip(message: StoredMessage) -> None:
 @given(st.lists(messages(), max_size=4))
 def test_records_that_follow_each_other_are_read_one_by_one(many: list[StoredMessage]) -> None:
     assert [m.body for m in decode_records(b"".join(map(encoded, many)))] == [m.body for m in many]
+
+
+@given(messages())
+def test_the_properties_are_found_without_decoding_the_rest(message: StoredMessage) -> None:
+    raw = encoded(message)
+    assert properties_of(raw) == properties_of(memoryview(raw)) == message.properties_text
+
+
+def test_the_properties_of_a_record_with_a_long_topic() -> None:
+    message = decode_record(VECTOR)
+    topic = b"t" * 300
+    at = 88 + len(message.body)
+    long = bytearray(VECTOR[:at] + len(topic).to_bytes(2, "big") + topic + VECTOR[at + 1 + len(message.topic) :])
+    long[:8] = len(long).to_bytes(4, "big") + MAGIC_V2.to_bytes(4, "big")
+    assert properties_of(bytes(long)) == decode_record(bytes(long)).properties_text == message.properties_text
+
+
+def test_bytes_that_are_no_record_have_no_properties_or_some_text() -> None:
+    for length in range(len(VECTOR)):
+        assert decode_record(VECTOR).properties_text.startswith(properties_of(VECTOR[:length]))
 
 
 def test_a_record_cut_anywhere_is_refused() -> None:

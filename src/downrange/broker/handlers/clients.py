@@ -5,20 +5,21 @@ Also the queue locks of orderly consumers (41, 42). What happens when: broker.md
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final, TypeVar
 
 import msgspec
 
 from downrange.broker.clients import Client, ConsumerGroup, Consumers, Producers
+from downrange.broker.compiled_sql import compiled
+from downrange.broker.filter_data import ConsumerFilters
 from downrange.broker.flow_control import FlowControl
 from downrange.broker.groups import Groups
 from downrange.broker.live_config import LiveConfig
 from downrange.broker.queue_locks import QueueLocks
 from downrange.broker.routes import RouteTable
+from downrange.broker.sql.errors import SqlError
 from downrange.broker.topics import Topics
 from downrange.clock import Clock
-from downrange.model.errors import MQError
 from downrange.model.subscription import SQL92
 from downrange.model.topics import retry_topic
 from downrange.protocol.bodies.body import Body, BodyError, decode_body, encode_body
@@ -47,10 +48,7 @@ MAX_LENIENT_BYTES: Final = 1 << 20
 
 
 class ClientHandlers:
-    """Keeps the tables of connected clients, and tells the members of a group when the group changes.
-
-    `compile_filter` reads an SQL92 expression and raises an MQError that says what is wrong with it.
-    """
+    """Keeps the tables of connected clients and of their filters, and tells a group's members when it changes."""
 
     def __init__(
         self,
@@ -59,21 +57,22 @@ class ClientHandlers:
         groups: Groups,
         consumers: Consumers,
         producers: Producers,
+        filters: ConsumerFilters,
         locks: QueueLocks,
         flow: FlowControl,
         clock: Clock,
-        compile_filter: Callable[[str], object] | None = None,
     ) -> None:
         self._config = config
         self._topics = topics
         self._groups = groups
         self._consumers = consumers
         self._producers = producers
+        self._filters = filters
         self._locks = locks
         self._flow = flow
         self._clock = clock
-        self._compile_filter = compile_filter
         consumers.on_change = self._notify
+        consumers.on_gone = filters.retire
 
     @property
     def routes(self) -> RouteTable:
@@ -113,6 +112,7 @@ class ClientHandlers:
             consume_from_where=consumer.consume_from_where,
             subscriptions=consumer.subscription_data_set,
         )
+        self._filters.register(name, consumer.subscription_data_set)
 
     def unregister(self, command: Command, connection: Connection) -> Command:
         header = command.header(UnregisterClientRequest)
@@ -152,14 +152,13 @@ class ClientHandlers:
         if subscription.is_tag_type:
             return command.reply()
         kind = subscription.expression_type
-        if self._compile_filter is None or not self._config.broker.enable_property_filter:
+        if not self._config.broker.enable_property_filter:
             raise BrokerError(f"The broker does not support consumer to filter message by {kind}")
         if kind != SQL92:
             raise SubscriptionParseFailed(f"unknown expression type {kind}: expected TAG or SQL92")
-        try:
-            self._compile_filter(subscription.expression)
-        except MQError as error:
-            raise SubscriptionParseFailed(str(error)) from error
+        expression = compiled(subscription.expression)
+        if isinstance(expression, SqlError):
+            raise SubscriptionParseFailed(str(expression))
         return command.reply()
 
     # --- queue locks --------------------------------------------------------------------------------------------

@@ -5,20 +5,23 @@ from __future__ import annotations
 from typing import Final
 
 from downrange.broker.clients import Consumers
+from downrange.broker.compiled_sql import compiled
 from downrange.broker.delayed import stored_text
-from downrange.broker.filtering import entry_filter
+from downrange.broker.filter_data import ConsumerFilters
+from downrange.broker.filtering import EVERYTHING, MessageFilter, group_filter, retry_filter, sql_filter, tag_filter
 from downrange.broker.flow_control import FlowControl
 from downrange.broker.groups import CommittedOffsets, Groups
 from downrange.broker.held_pulls import HeldPulls
 from downrange.broker.live_config import LiveConfig
 from downrange.broker.message_writer import MessageWriter
 from downrange.broker.routes import RouteTable
+from downrange.broker.sql.errors import SqlError
 from downrange.broker.topics import Topics
 from downrange.model import properties as names
 from downrange.model.message import MessageQueue, TopicQueue
 from downrange.model.message_id import pack_host
-from downrange.model.subscription import TAG, Subscription, subscribe
-from downrange.model.topics import OFFSET_MOVED_TOPIC, Perm, SubscriptionGroupConfig
+from downrange.model.subscription import SQL92, TAG, Subscription, subscribe
+from downrange.model.topics import OFFSET_MOVED_TOPIC, RETRY_PREFIX, Perm, SubscriptionGroupConfig
 from downrange.protocol.bodies.body import encode_body
 from downrange.protocol.bodies.pull import (
     OffsetMovedEvent,
@@ -30,6 +33,8 @@ from downrange.protocol.codes import RequestCode, ResponseCode
 from downrange.protocol.command import Command
 from downrange.protocol.errors import (
     BrokerError,
+    FilterDataNotExist,
+    FilterDataNotLatest,
     NoPermission,
     SubscriptionGroupNotExist,
     SubscriptionNotExist,
@@ -70,6 +75,7 @@ class PullHandlers:
         groups: Groups,
         offsets: CommittedOffsets,
         consumers: Consumers,
+        filters: ConsumerFilters,
         store: MessageStore,
         held: HeldPulls,
         writer: MessageWriter,
@@ -80,6 +86,7 @@ class PullHandlers:
         self._groups = groups
         self._offsets = offsets
         self._consumers = consumers
+        self._filters = filters
         self._store = store
         self._held = held
         self._writer = writer
@@ -94,10 +101,10 @@ class PullHandlers:
         request = command.header(PullMessageRequest)
         try:
             group = self._check(request, connection)
-            subscription = self._subscription(request, group)
+            wanted = self._filter(request, self._subscription(request, group))
         except BrokerError as error:
             return command.reply(error.code, error.remark, ext_fields={})
-        reply, is_empty = self._read(command, request, group, subscription)
+        reply, is_empty = self._read(command, request, group, wanted)
         if request.sys_flag & _COMMIT and self._config.store.broker_role is not BrokerRole.SLAVE:
             self._offsets.commit(request.topic, request.consumer_group, request.queue_id, request.commit_offset)
         if not is_empty or not request.sys_flag & _SUSPEND:
@@ -107,8 +114,8 @@ class PullHandlers:
         return self._held.hold(
             TopicQueue(request.topic, request.queue_id),
             request.queue_offset,
-            subscription,
-            lambda: self._read(command, request, group, subscription)[0],
+            wanted,
+            lambda: self._read(command, request, group, wanted)[0],
             connection,
             max(0, millis) / 1000,
         )
@@ -156,6 +163,31 @@ class PullHandlers:
             raise SubscriptionNotLatest("the consumer's subscription not latest")
         return subscription
 
+    def _filter(self, request: PullMessageRequest, subscription: Subscription) -> MessageFilter:
+        broker = self._config.broker
+        group = request.consumer_group
+        if subscription.is_tag_type:
+            if broker.filter_support_retry and request.topic.startswith(RETRY_PREFIX):
+                return retry_filter(subscription, group, self._filters)
+            return tag_filter(subscription)
+        kind = subscription.expression_type
+        if request.sys_flag & _SUBSCRIPTION:
+            if kind != SQL92:
+                raise SubscriptionParseFailed(f"unknown expression type {kind}: expected TAG or SQL92")
+            expression = compiled(subscription.expression)
+            # Java gives everything to a pull whose own expression it cannot read. So must we; the log has the reason.
+            found = EVERYTHING if isinstance(expression, SqlError) else sql_filter(expression)
+        else:
+            known = self._filters.get(request.topic, group)
+            if known is None:
+                raise FilterDataNotExist("The broker's consumer filter data is not exist!Your expression may be wrong!")
+            if known.client_version < request.sub_version:
+                raise FilterDataNotLatest("The broker's consumer filter data is not latest!")
+            found = group_filter(known, self._filters)
+        if not broker.enable_property_filter:
+            raise BrokerError(f"The broker does not support consumer to filter message by {kind}")
+        return EVERYTHING if subscription.class_filter_mode else found
+
     # --- reading ------------------------------------------------------------------------------------------------
 
     def _read(
@@ -163,7 +195,7 @@ class PullHandlers:
         command: Command,
         request: PullMessageRequest,
         group: SubscriptionGroupConfig,
-        subscription: Subscription,
+        wanted: MessageFilter,
     ) -> tuple[Command, bool]:
         """The reply, and whether it only says that there is nothing new."""
         found = self._store.read(
@@ -171,7 +203,8 @@ class PullHandlers:
             request.queue_id,
             request.queue_offset,
             request.max_msg_nums,
-            matches=entry_filter(subscription),
+            matches=wanted.matches_entry,
+            matches_record=wanted.matches_record if wanted.matches_properties is not None else None,
         )
         code = _CODES.get(found.status)
         if code is None:  # an empty or unknown queue

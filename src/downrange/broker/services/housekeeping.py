@@ -1,4 +1,4 @@
-"""Regular small duties: forget silent clients, save consumer offsets, remove expired files."""
+"""Regular small duties: forget silent clients and old filters, save consumer offsets, remove expired files."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Final
 
 from downrange.broker.clients import Consumers, Producers
+from downrange.broker.filter_data import ConsumerFilters
 from downrange.broker.json_file import SavedTable
 from downrange.broker.live_config import LiveConfig
 from downrange.clock import Clock
@@ -17,6 +18,7 @@ from downrange.store.retention import Retention
 log = logging.getLogger(__name__)
 
 _CLIENT_SCAN_SECONDS: Final = 10.0
+_FILTER_SCAN_SECONDS: Final = 60.0
 _FIRST_CLEAN_UP_SECONDS: Final = 60.0
 _SAVE_SOON_SECONDS: Final = 0.05
 
@@ -28,6 +30,13 @@ async def expire_clients(consumers: Consumers, producers: Producers, clock: Cloc
         now = clock.now()
         for connection in {*consumers.expire(now), *producers.expire(now)}:
             connection.abort()
+
+
+async def clean_filters(filters: ConsumerFilters, config: LiveConfig, clock: Clock) -> None:
+    """Forget the filters of groups that have been gone for long."""
+    while True:
+        await clock.sleep(_FILTER_SCAN_SECONDS)
+        filters.clean(config.broker.filter_data_clean_time_span)
 
 
 async def save_every(table: SavedTable, seconds: Callable[[], float], clock: Clock) -> None:

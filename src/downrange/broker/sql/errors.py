@@ -1,0 +1,17 @@
+"""What can be wrong with an expression, and with the values it meets."""
+
+from __future__ import annotations
+
+from downrange.model.errors import MQError
+
+
+class SqlError(MQError):
+    """This expression cannot be compiled. `position` counts characters from 1."""
+
+    def __init__(self, message: str, position: int) -> None:
+        self.position = position
+        super().__init__(f"position {position}: {message}")
+
+
+class EvaluationError(MQError):
+    """A property of this message has a value the expression cannot work with. Such a message does not match."""

@@ -1,0 +1,41 @@
+"""An SQL92 expression, ready to be asked about messages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from downrange.broker.sql.errors import EvaluationError
+from downrange.broker.sql.evaluation import Condition, Properties, condition_of
+from downrange.broker.sql.parser import parse
+
+
+@dataclass(frozen=True, slots=True)
+class SqlExpression:
+    """A compiled expression. Has no state: any number may ask it at once.
+
+    `ignored` is the part of the text behind the end of the expression, where RocketMQ stops reading.
+    """
+
+    text: str
+    ignored: str
+    condition: Condition
+
+    def evaluate(self, properties: Properties) -> bool | None:
+        """True, false or unknown; EvaluationError when a property has a value that cannot be compared as asked."""
+        try:
+            return self.condition(properties)
+        except ValueError as error:
+            raise EvaluationError(f"{self.text}: {error}") from None
+
+    def matches(self, properties: Properties) -> bool:
+        """Only true is a match: neither unknown nor a value that cannot be compared."""
+        try:
+            return self.condition(properties) is True
+        except ValueError:
+            return False
+
+
+def compile_sql(text: str) -> SqlExpression:
+    """Read an expression; SqlError says what is wrong with it, and where."""
+    node, ignored = parse(text)
+    return SqlExpression(text, ignored, condition_of(node))

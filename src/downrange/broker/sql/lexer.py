@@ -1,0 +1,86 @@
+"""An SQL92 expression, cut into tokens one at a time.
+
+One at a time because what stands behind the end of an expression is never looked at: see parser.py.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final, NamedTuple
+
+from downrange.broker.sql.errors import SqlError
+
+KEYWORDS: Final = frozenset({"NOT", "AND", "OR", "BETWEEN", "IN", "TRUE", "FALSE", "NULL", "IS"})
+
+# Kinds of tokens beside the keywords and the symbols, which are named after themselves.
+NAME: Final = "a name"
+INTEGER: Final = "an integer"
+DECIMAL: Final = "a decimal"
+STRING: Final = "a string"
+END: Final = "the end"
+
+# A line comment needs its newline: without one, two minus signs are two minus signs.
+_SKIPPED: Final = re.compile(r"(?:[ \t\n\r\f]|--[^\n\r]*[\n\r]|/\*.*?\*/)*", re.DOTALL)
+_EXPONENT: Final = r"(?:[eE][+-]?[0-9]+)"
+_TOKEN: Final = re.compile(
+    rf"(?P<decimal>[0-9]+\.[0-9]*{_EXPONENT}?|\.[0-9]+{_EXPONENT}?|[0-9]+{_EXPONENT})"
+    r"|(?P<integer>0|[1-9][0-9]*[lL]?)"
+    r"|(?P<string>'[^']*(?:''[^']*)*')"
+    r"|(?P<name>[A-Za-z_$][A-Za-z0-9_$]*)"
+    r"|(?P<symbol><>|<=|>=|[=<>(),+-])"
+)
+_KINDS: Final = {"decimal": DECIMAL, "integer": INTEGER, "string": STRING}
+
+
+class Token(NamedTuple):
+    """One word of an expression. `position` counts characters from 1."""
+
+    kind: str
+    text: str
+    position: int
+
+    def __str__(self) -> str:
+        return self.kind if self.kind == END else self.text
+
+
+class Lexer:
+    """Gives the tokens of one text, the last of them END again and again."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._at = 0
+
+    def next(self) -> Token:
+        """The next token; SqlError when what follows is none."""
+        start = self._skip(self._at)
+        position = start + 1
+        if start == len(self._text):
+            self._at = start
+            return Token(END, "", position)
+        found = _TOKEN.match(self._text, start)
+        if found is None:
+            raise SqlError(self._complaint(start), position)
+        self._at = found.end()
+        text = found.group()
+        match found.lastgroup:
+            case "symbol":
+                return Token(text, text, position)
+            case "name":
+                keyword = text.upper()
+                return Token(keyword if keyword in KEYWORDS else NAME, text, position)
+            case group:
+                assert group is not None
+                return Token(_KINDS[group], text, position)
+
+    def _skip(self, at: int) -> int:
+        skipped = _SKIPPED.match(self._text, at)
+        return at if skipped is None else skipped.end()
+
+    def _complaint(self, start: int) -> str:
+        if self._text[start] == "'":
+            return "this string has no closing quote"
+        if self._text.startswith("/*", start):
+            return "this comment has no end"
+        if self._text.startswith("!=", start):
+            return "unequal is written <>, not !="
+        return f"the character {self._text[start]!r} means nothing here"
