@@ -22,7 +22,7 @@ from downrange.protocol.bodies.send import (
 )
 from downrange.protocol.codes import RequestCode, ResponseCode, SerializeType
 from downrange.protocol.command import Command, request
-from downrange.store.config import FlushDiskType
+from downrange.store.config import BrokerRole, FlushDiskType
 from downrange.transport.pool import connect
 from tests.support.broker_client import BrokerClient, client_of, everything, standalone
 
@@ -309,3 +309,13 @@ async def test_unknown_requests_are_refused_by_number(tmp_path: Path) -> None:
         assert reply.remark == " request type 9999 not supported"
         reply = await client.call(RequestCode.SEND_MESSAGE_V2, {"a": "g"}, expect=1)
         assert reply.remark == "missing required field 'b'"
+
+
+async def test_a_sync_master_without_slaves_says_that_there_is_no_second_copy(tmp_path: Path) -> None:
+    options = {"broker_role": BrokerRole.SYNC_MASTER}
+    async with standalone(tmp_path, store_options=options) as running, client_of(running) as client:
+        reply = await client.ask(client.send_command("orders", b"x"), ResponseCode.SLAVE_NOT_AVAILABLE)
+        assert reply.header(SendMessageResponse).queue_offset == 0
+        await client.send("orders", b"no hurry", properties={names.WAIT: "false"})
+        messages, _ = await client.pull("orders")
+        assert len(messages) == 2

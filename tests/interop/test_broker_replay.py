@@ -24,14 +24,14 @@ from downrange.store.config import StoreConfig
 from tests.support.broker_client import client_of
 from tests.support.replay import Difference, Replay
 
-# Left out: transactions, request-reply and SQL filters, which this broker does not serve yet, and what concerns other
+# Left out: transactions and request-reply, which this broker does not serve yet, and what concerns other
 # parts (name server, registration, access control).
 BASICS = ["topic_admin", "route_query", "send_basic", "send_v1", "send_batch"]
 OF_498_JSON = [
     *BASICS,
     *("send_delay", "send_compressed", "send_ordered", "push_concurrent", "push_orderly", "rebalance_two", "retry_dlq"),
     *("broadcasting", "query_message", "offsets", "pull_consumer", "admin_consumer", "cluster_admin"),
-    *("namespace_vip", "wrong_requests"),
+    *("namespace_vip", "wrong_requests", "sql_filter"),
 ]
 OF_498_BINARY = [
     *BASICS,
@@ -41,6 +41,7 @@ OF_498_BINARY = [
 OF_533_CLIENT = [
     *("topic_admin", "route_query", "send_basic", "send_batch", "send_compressed", "send_ordered", "push_concurrent"),
     *("push_orderly", "retry_dlq", "broadcasting", "query_message", "offsets", "pull_consumer", "admin_consumer"),
+    "sql_filter",
 ]
 RUNS = {
     # The genuine broker went on with the second capture where the first had ended.

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from downrange.broker.bloom_filter import BloomFilter
 from downrange.broker.clients import Consumers, Producers
-from downrange.broker.config import REMOTELY_CHANGEABLE, WITHOUT_EFFECT, BrokerConfig
+from downrange.broker.config import REMOTELY_CHANGEABLE, BrokerConfig, keys_without_effect, refuse_unserved
 from downrange.broker.filter_data import ConsumerFilters
 from downrange.broker.flow_control import FlowControl
 from downrange.broker.groups import CommittedOffsets, Groups
@@ -47,7 +47,6 @@ from downrange.clock import Clock, SystemClock
 from downrange.model.message import TopicQueue
 from downrange.protocol.codes import RequestCode
 from downrange.settings import Property, check_known, configure, namesrv_addresses, read_properties
-from downrange.store.config import WITHOUT_EFFECT as STORE_WITHOUT_EFFECT
 from downrange.store.config import StoreConfig
 from downrange.store.message_store import MessageStore
 from downrange.store.retention import Retention
@@ -69,8 +68,8 @@ _PORT_ATTEMPTS = 20
 def load_config(path: Path | None, overrides: dict[str, Property]) -> tuple[BrokerConfig, StoreConfig, list[str]]:
     """The configuration of a `broker.conf` and a command line, with what was changed while running, and warnings."""
     properties = {**(read_properties(path) if path else {}), **overrides}
-    known_idle = WITHOUT_EFFECT | STORE_WITHOUT_EFFECT
-    warnings = check_known(properties, [BrokerConfig, StoreConfig], known_idle)
+    refuse_unserved(properties)
+    warnings = check_known(properties, [BrokerConfig, StoreConfig], keys_without_effect())
     environment = namesrv_addresses()
     if "namesrvAddr" not in properties and environment:
         properties["namesrvAddr"] = Property(environment, "NAMESRV_ADDR")
@@ -156,6 +155,7 @@ async def _serving(
     writer = MessageWriter(store, held, flusher, statistics, clock)
     delay = DelayService(store, writer, JsonFile(directory / "delayOffset.json"), live, clock)
     flow = FlowControl(live, store)
+    writer.on_appended = flow.appended
     retention = Retention(store)
     pool = Pool()
     registration = Registration(live, topics, pool)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import resources
 from typing import Final
 
-from downrange.settings import setting
+from downrange.settings import ConfigError, Property, setting
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,88 +136,28 @@ REMOTELY_CHANGEABLE: Final = frozenset(
 # Never, whatever their value: changing them remotely is how CVE-2023-33246 and its kin worked.
 BLACK_LIST: Final = frozenset({"brokerConfigPath", "rocketmqHome", "configBlackList"})
 
-# Keys a RocketMQ broker has and that mean nothing here: thread pools, Netty, DLedger, class filters, statistics logs.
-WITHOUT_EFFECT: Final = frozenset(
-    [
-        "rocketmqHome",
-        "brokerConfigPath",
-        "configBlackList",
-        "sendMessageThreadPoolNums",
-        "putMessageFutureThreadPoolNums",
-        "pullMessageThreadPoolNums",
-        "processReplyMessageThreadPoolNums",
-        "queryMessageThreadPoolNums",
-        "adminBrokerThreadPoolNums",
-        "clientManageThreadPoolNums",
-        "consumerManageThreadPoolNums",
-        "heartbeatThreadPoolNums",
-        "endTransactionThreadPoolNums",
-        "sendThreadPoolQueueCapacity",
-        "putThreadPoolQueueCapacity",
-        "pullThreadPoolQueueCapacity",
-        "replyThreadPoolQueueCapacity",
-        "queryThreadPoolQueueCapacity",
-        "clientManagerThreadPoolQueueCapacity",
-        "consumerManagerThreadPoolQueueCapacity",
-        "heartbeatThreadPoolQueueCapacity",
-        "endTransactionPoolQueueCapacity",
-        "serverWorkerThreads",
-        "serverCallbackExecutorThreads",
-        "serverSelectorThreads",
-        "serverOnewaySemaphoreValue",
-        "serverAsyncSemaphoreValue",
-        "serverSocketSndBufSize",
-        "serverSocketRcvBufSize",
-        "serverSocketBacklog",
-        "serverPooledByteBufAllocatorEnable",
-        "useEpollNativeSelector",
-        "writeBufferHighWaterMark",
-        "writeBufferLowWaterMark",
-        "clientWorkerThreads",
-        "clientCallbackExecutorThreads",
-        "clientOnewaySemaphoreValue",
-        "clientAsyncSemaphoreValue",
-        "connectTimeoutMillis",
-        "channelNotActiveInterval",
-        "clientChannelMaxIdleTimeSeconds",
-        "clientSocketSndBufSize",
-        "clientSocketRcvBufSize",
-        "clientCloseSocketIfTimeout",
-        "useTLS",
-        "filterServerNums",
-        "fetchNamesrvAddrByAddressServer",
-        "messageStorePlugIn",
-        "transferMsgByHeap",
-        "maxDelayTime",
-        "highSpeedMode",
-        "commercialEnable",
-        "commercialTimerCount",
-        "commercialTransCount",
-        "commercialBigCount",
-        "commercialBaseCount",
-        "accountStatsEnable",
-        "accountStatsPrintZeroValues",
-        "disableConsumeIfConsumerReadSlowly",
-        "consumerFallbehindThreshold",
-        "rejectPullConsumerEnable",
-        "autoDeleteUnusedStats",
-        "enableDetailStat",
-        "isolateLogEnable",
-        "aclEnable",
-        "allowedConsumerIdsChangedNotify",
-        "traceTopicEnableOfSystem",
-        "useSendThreadPoolNums",
-        "forwardTimeout",
-        "realTimeNotifyConsumerChange",
-        "litePullMessageEnable",
-        "syncBrokerMemberGroupPeriod",
-        "loadBalancePollNameServerInterval",
-        "timerWheelEnable",
-        "enableControllerMode",
-        "asyncSendEnable",
-        "brokerTopicStatsEnable",
-        "namesrvAddrOfTools",
-        "msgTraceTopicQueueNums",
-        "useServerSideResetOffset",
-    ]
-)
+# What a broker must not pretend to do: a switch that is on and would silently not be obeyed stops the start.
+_NOT_SERVED: Final = {
+    "aclEnable": "access control",
+    "authenticationEnabled": "access control",
+    "authorizationEnabled": "access control",
+    "enableDLegerCommitLog": "DLedger",
+    "enableControllerMode": "the controller",
+    "enableSlaveActingMaster": "a slave that acts as master",
+}
+
+
+def keys_without_effect() -> frozenset[str]:
+    """Keys that brokers of RocketMQ 4.x or 5.x know and that mean nothing here: thread pools, Netty, RocksDB, POP, …"""
+    return frozenset(resources.files("downrange.broker").joinpath("rocketmq_keys.txt").read_text("utf-8").split())
+
+
+def refuse_unserved(properties: Mapping[str, Property]) -> None:
+    """Raise ConfigError for a switch whose promise this broker cannot keep."""
+    for key, feature in _NOT_SERVED.items():
+        given = properties.get(key)
+        if given is not None and given.value.strip().lower() == "true":
+            raise ConfigError(f"{key}=true: {feature} is not served yet; remove the key to start without{given.place}")
+    role = properties.get("brokerRole")
+    if role is not None and role.value.strip() == "SLAVE":
+        raise ConfigError(f"brokerRole=SLAVE: replication is not served yet; start this broker as a master{role.place}")

@@ -25,6 +25,7 @@ class FlowControl:
         self._store = store
         self._loop = asyncio.get_running_loop()
         self.last_tick = self._loop.time()
+        self._busy_tick: float | None = None
 
     async def tick(self) -> None:
         while True:
@@ -36,7 +37,18 @@ class FlowControl:
         """The longest a request handled now can have waited."""
         return max(0.0, (self._loop.time() - self.last_tick - TICK_SECONDS) * 1000)
 
+    def appended(self, seconds: float) -> None:
+        """A message took so long to be copied into the log: the kernel made us wait for the page cache."""
+        if seconds * 1000 > self._config.store.os_page_cache_busy_timeout_millis:
+            self._busy_tick = self.last_tick
+
     def check_send(self) -> None:
+        if self._busy_tick == self.last_tick and self._config.broker.broker_fast_failure_enable:
+            # This send was waiting while the page cache was busy; the next turn of the loop tries again.
+            raise SystemBusy(
+                "[PCBUSY_CLEAN_QUEUE]broker busy, start flow control for a while, "
+                f"period in queue: {int(self.waited_millis)}ms, size of queue: 0"
+            )
         if self._store.is_transient_pool_deficient:
             raise SystemBusy("[REJECTREQUEST]system busy, start flow control for a while")
         self._check_wait(self._config.broker.wait_time_mills_in_send_queue)

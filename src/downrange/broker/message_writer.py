@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
+from time import perf_counter
 
 from downrange.broker.held_pulls import HeldPulls
 from downrange.broker.services.flushing import Flusher
@@ -18,6 +19,7 @@ from downrange.model.topics import SCHEDULE_TOPIC
 from downrange.protocol.bodies.send import SendMessageResponse
 from downrange.protocol.codes import ResponseCode
 from downrange.protocol.command import Command
+from downrange.store.config import BrokerRole
 from downrange.store.group_commit import FlushOutcome
 from downrange.store.message_store import MessageStore
 from downrange.store.new_message import AppendResult, BatchUnit, NewMessage, PutMessageStatus
@@ -37,7 +39,8 @@ _CODES = {
 class MessageWriter:
     """Appends messages and makes the replies that depend on how safe they are.
 
-    `on_delayed` is called with the queue of the delay topic that got a message.
+    `on_delayed` is called with the queue of the delay topic that got a message, `on_appended` with the seconds that
+    storing one took.
     """
 
     def __init__(
@@ -48,15 +51,21 @@ class MessageWriter:
         self._flusher = flusher
         self._clock = clock
         self.statistics = statistics
+        # A master that promises a second copy has no slave to give it to, as long as there is no replication.
+        is_sync_master = store.config.broker_role is BrokerRole.SYNC_MASTER
+        self._replicated = PutMessageStatus.SLAVE_NOT_AVAILABLE if is_sync_master else _PUT_OK
         self._delays = store.config.delay_level_millis()
         self.max_delay_level = len(self._delays)
         self.on_delayed: Callable[[int], None] = lambda queue_id: None
+        self.on_appended: Callable[[float], None] = lambda seconds: None
 
     def now(self) -> int:
         return self._clock.now()
 
     def append(self, message: NewMessage) -> AppendResult:
+        start = perf_counter()
         result = self._store.append(message)
+        self.on_appended(perf_counter() - start)
         if result.status is _PUT_OK:
             self.statistics.put(message.topic, 1, result.size)
             if self._held.is_waited_for(TopicQueue(message.topic, message.queue_id)):
@@ -94,8 +103,10 @@ class MessageWriter:
         self, command: Command, result: AppendResult, waits: bool, accepted: Callable[[], SendMessageResponse]
     ) -> Command | LaterReply:
         """The reply to a send: at once, or when the message is as safe as this broker promises."""
-        if result.status is not _PUT_OK or not waits or not self._flusher.is_sync:
+        if result.status is not _PUT_OK or not waits:
             return self._reply(command, result, result.status, accepted())
+        if not self._flusher.is_sync:
+            return self._reply(command, result, self._replicated, accepted())
         later: LaterReply = asyncio.get_running_loop().create_future()
         outcome = self._flusher.wait_for(result.end_offset)
         outcome.add_done_callback(partial(self._reply_later, command, result, accepted, later))
@@ -111,7 +122,8 @@ class MessageWriter:
     ) -> None:
         if not later.done():
             is_safe = not outcome.cancelled() and outcome.result() is FlushOutcome.FLUSHED
-            status = _PUT_OK if is_safe else PutMessageStatus.FLUSH_DISK_TIMEOUT
+            flushed = _PUT_OK if is_safe else PutMessageStatus.FLUSH_DISK_TIMEOUT
+            status = flushed if self._replicated is _PUT_OK else self._replicated
             later.set_result(self._reply(command, result, status, accepted()))
 
     def _reply(

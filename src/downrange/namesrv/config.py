@@ -53,6 +53,7 @@ WITHOUT_EFFECT: Final = frozenset(
         "writeBufferHighWaterMark",
         "writeBufferLowWaterMark",
         "useEpollNativeSelector",
+        "defaultThreadPoolNums",
         "defaultThreadPoolQueueCapacity",
         "clientRequestThreadPoolNums",
         "clientRequestThreadPoolQueueCapacity",

@@ -264,18 +264,5 @@ class StoreConfig:
         return frozenset(hours)
 
 
-# Keys of MessageStoreConfig that have no meaning here: one writer and no locks, no DLedger, no multi dispatch.
-WITHOUT_EFFECT: Final = frozenset(
-    {
-        "useReentrantLockWhenPutMessage", "destroyMapedFileIntervalForcibly", "destroyMappedFileIntervalForcibly",
-        "redeleteHangedFileInterval", "duplicationEnable", "debugLockEnable", "enableLmq", "enableMultiDispatch",
-        "maxLmqConsumeQueueNum", "enableDLegerCommitLog", "dLegerGroup", "dLegerPeers", "dLegerSelfId",
-        "preferredLeaderId", "isEnableBatchPush", "putMsgIndexHightWater", "storePathDLedgerCommitLog",
-        "flushLeastPagesWhenWarmMapedFile",
-        "flushLeastPagesWhenWarmMappedFile", "storePathConsumeQueue", "storePathIndex", "maxRecoveryCommitlogFiles",
-    }
-)  # fmt: skip
-
-
 def _path_list(text: str) -> tuple[Path, ...]:
     return tuple(Path(part.strip()).expanduser() for part in text.split(",") if part.strip())

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from downrange.settings import ConfigError, Property, configure, settings_of
-from downrange.store.config import WITHOUT_EFFECT, FlushDiskType, StoreConfig
+from downrange.store.config import FlushDiskType, StoreConfig
 
 
 def configured(**keys: str) -> StoreConfig:
@@ -30,7 +30,6 @@ def test_keys_have_the_names_of_rocketmq() -> None:
         "scheduleAsyncDeliverMaxResendNum2Blocked", "fastFailIfNoBufferInStorePool", "accessMessageInMemoryMaxRatio",
     ):  # fmt: skip
         assert key in keys
-    assert not keys & WITHOUT_EFFECT
 
 
 def test_old_and_later_spellings_are_understood() -> None:
