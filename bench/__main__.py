@@ -7,7 +7,7 @@ import sys
 
 from bench.report import table
 
-ALL = ("codec", "namesrv", "store", "key_index", "many_topics", "producer")
+ALL = ("codec", "namesrv", "store", "key_index", "many_topics", "producer", "consumer", "lite_pull", "sql_filter")
 ON_REQUEST = ("failover",)
 """Takes ten minutes: runs only when named."""
 

@@ -8,23 +8,45 @@ if TYPE_CHECKING:
 
     from downrange.client.blocking import Producer
     from downrange.client.config import ClientConfig, ProducerConfig
+    from downrange.client.consumer.blocking import PushConsumer
+    from downrange.client.consumer.config import ConsumerConfig
+    from downrange.client.consumer.lite_pull import AsyncLitePullConsumer
+    from downrange.client.consumer.lite_pull_blocking import LitePullConsumer
+    from downrange.client.consumer.lite_pull_config import LitePullConfig
+    from downrange.client.consumer.messages import ReceivedMessage
+    from downrange.client.consumer.pull import PullConsumer
+    from downrange.client.consumer.push import AsyncPushConsumer
+    from downrange.client.consumer.retry import Acknowledged, Later
     from downrange.client.errors import SendFailed
     from downrange.client.producer import AsyncProducer
     from downrange.client.send_result import SendResult, SendStatus
     from downrange.model.errors import MessageError, MQError
     from downrange.model.message import Message, MessageQueue
+    from downrange.protocol.bodies.groups import ConsumeFromWhere, MessageModel
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Acknowledged",
+    "AsyncLitePullConsumer",
     "AsyncProducer",
+    "AsyncPushConsumer",
     "ClientConfig",
+    "ConsumeFromWhere",
+    "ConsumerConfig",
+    "Later",
+    "LitePullConfig",
+    "LitePullConsumer",
     "MQError",
     "Message",
     "MessageError",
+    "MessageModel",
     "MessageQueue",
     "Producer",
     "ProducerConfig",
+    "PullConsumer",
+    "PushConsumer",
+    "ReceivedMessage",
     "SendFailed",
     "SendResult",
     "SendStatus",
@@ -32,14 +54,26 @@ __all__ = [
 
 # Where each name lives. Imported when first asked for: the servers and the command line must start fast.
 _HOMES = {
+    "Acknowledged": "downrange.client.consumer.retry",
+    "AsyncLitePullConsumer": "downrange.client.consumer.lite_pull",
     "AsyncProducer": "downrange.client.producer",
+    "AsyncPushConsumer": "downrange.client.consumer.push",
     "ClientConfig": "downrange.client.config",
+    "ConsumeFromWhere": "downrange.protocol.bodies.groups",
+    "ConsumerConfig": "downrange.client.consumer.config",
+    "Later": "downrange.client.consumer.retry",
+    "LitePullConfig": "downrange.client.consumer.lite_pull_config",
+    "LitePullConsumer": "downrange.client.consumer.lite_pull_blocking",
     "MQError": "downrange.model.errors",
     "Message": "downrange.model.message",
     "MessageError": "downrange.model.errors",
+    "MessageModel": "downrange.protocol.bodies.groups",
     "MessageQueue": "downrange.model.message",
     "Producer": "downrange.client.blocking",
     "ProducerConfig": "downrange.client.config",
+    "PullConsumer": "downrange.client.consumer.pull",
+    "PushConsumer": "downrange.client.consumer.blocking",
+    "ReceivedMessage": "downrange.client.consumer.messages",
     "SendFailed": "downrange.client.errors",
     "SendResult": "downrange.client.send_result",
     "SendStatus": "downrange.client.send_result",

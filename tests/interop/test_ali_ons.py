@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from downrange import PushConsumer, ReceivedMessage
 from downrange.model.message_id import parse_offset_message_id
 from tests.support.node import consumer, node_modules, produce
 from tests.support.requests import connected, create_topic, drain, wait_for_route
@@ -19,7 +20,7 @@ DELAY_LEVELS = "1s 2s " + "1s " * 16
 
 TOPICS = [
     *("nodeBasics", "nodeLarge", "nodeOrdered", "nodeDelay", "nodeTags", "nodeRetry", "nodeDead"),
-    *("nodeShared", "nodeBroadcast", "nodeOffsets"),
+    *("nodeShared", "nodeBroadcast", "nodeOffsets", "nodeMixed"),
 ]
 
 
@@ -161,6 +162,32 @@ def test_two_consumers_of_a_group_share_the_queues_and_get_each_message_once(ser
         assert received == sorted(bodies)
         second.stop()
         first.wait_until(lambda: len(first.assigned()) == 4)
+
+
+def test_a_python_and_a_javascript_consumer_share_one_group(servers: Standalone) -> None:
+    bodies = [f"mixed-{number}" for number in range(60)]
+    ours: list[tuple[int, str]] = []
+
+    def note(message: ReceivedMessage) -> None:
+        ours.append((message.queue_id, message.body.decode()))
+
+    with consumer(namesrv=servers.namesrv, group="nodeMixedGroup", topic="nodeMixed") as theirs:
+        theirs.wait_until(lambda: len(theirs.assigned()) == 4)
+        with PushConsumer("nodeMixedGroup", servers.namesrv, on_message=note) as mine:
+            mine.subscribe("nodeMixed")
+            theirs.wait_until(lambda: len(theirs.assigned()) == len(held(mine)) == 2, seconds=30)
+            assert theirs.assigned() | held(mine) == {0, 1, 2, 3}
+            produce(servers.namesrv, *({"topic": "nodeMixed", "body": body} for body in bodies))
+            theirs.wait_until(lambda: len(theirs.messages()) + len(ours) >= 60, seconds=30)
+            both = [line["body"] for line in theirs.messages()] + [body for _, body in ours]
+            assert sorted(both) == sorted(bodies)
+            assert theirs.messages()
+            assert {queue_id for queue_id, _ in ours} <= held(mine)
+        theirs.wait_until(lambda: len(theirs.assigned()) == 4, seconds=30)
+
+
+def held(consumer: PushConsumer) -> set[int]:
+    return {queue.queue_id for queue in consumer.queues if queue.topic == "nodeMixed"}
 
 
 def test_every_broadcasting_consumer_gets_every_message(servers: Standalone) -> None:

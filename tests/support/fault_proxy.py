@@ -12,7 +12,7 @@ from typing import Final, Self
 from downrange.clock import Clock, SystemClock
 
 CHUNK_BYTES: Final = 64 * 1024
-CHUNKS_HELD: Final = 64
+HELD_BYTES: Final = 16 * 1024 * 1024
 """What one direction of a connection may hold; a sender that goes on meets back-pressure, as on a real network."""
 RESET: Final = struct.pack("ii", 1, 0)  # linger for no time: closing sends RST
 
@@ -80,6 +80,9 @@ class FaultProxy:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
         await self.refuse()
         self.cut()
         await asyncio.gather(*self._connections, return_exceptions=True)
@@ -135,16 +138,25 @@ class FaultProxy:
                     _close(writer, reset=not is_ended)
 
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: Way) -> None:
-        held: Held = asyncio.Queue(CHUNKS_HELD)
+        held: Held = asyncio.Queue()
+        held_bytes = 0
+        has_room = asyncio.Event()
+        has_room.set()
 
         async def take() -> None:
+            nonlocal held_bytes
             while True:
+                await has_room.wait()
                 data = await reader.read(CHUNK_BYTES)
-                await held.put((self._clock.monotonic() + way.delay_seconds, data))
+                held.put_nowait((self._clock.monotonic() + way.delay_seconds, data))
                 if not data:
                     return
+                held_bytes += len(data)
+                if held_bytes >= HELD_BYTES:
+                    has_room.clear()
 
         async def give() -> None:
+            nonlocal held_bytes
             while True:
                 due, data = await held.get()
                 if (wait := due - self._clock.monotonic()) > 0:
@@ -159,6 +171,8 @@ class FaultProxy:
                     await way.is_flowing()
                     writer.write_eof()
                     return
+                held_bytes -= len(data)
+                has_room.set()
 
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(take())

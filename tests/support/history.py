@@ -112,9 +112,9 @@ class HistoryWriter:
 
 
 def load(*paths: Path) -> list[Event]:
-    """The events of all files in the order of time."""
+    """The events of all files in the order of time. A file may be growing: a line without its end is left out."""
     decoder = msgspec.json.Decoder(Event)
-    events = [decoder.decode(line) for path in paths for line in path.read_bytes().splitlines()]
+    events = [decoder.decode(line) for path in paths for line in path.read_bytes().split(b"\n")[:-1]]
     return sorted(events, key=lambda event: event.time)
 
 

@@ -16,11 +16,14 @@ from downrange.cli import (
     broker,
     cluster,
     config,
+    consume,
+    dlq,
     group,
     message,
     mqadmin,
     namesrv,
     namesrv_admin,
+    produce,
     simulate,
     store,
     topic,
@@ -58,12 +61,15 @@ app.command("namesrv")(namesrv.run)
 app.command("broker")(broker.run_broker)
 app.command("standalone")(broker.run_standalone)
 app.command("shutdown")(broker.run_shutdown)
+app.command("produce")(produce.run)
+app.command("consume")(consume.run)
 app.command("simulate")(simulate.run)
 
 app.add_typer(topic.app, name="topic")
 app.add_typer(group.app, name="group")
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(message.app, name="message")
+app.add_typer(dlq.app, name="dlq")
 app.add_typer(config.app, name="config")
 app.add_typer(namesrv_admin.app, name="namesrv-admin")
 app.add_typer(store.app, name="store")

@@ -131,14 +131,13 @@ class Producer:
         outside: concurrent.futures.Future[SendResult] = concurrent.futures.Future()
 
         def ended(inside: asyncio.Future[SendResult]) -> None:
-            self._room.release()
             error = ClientClosed("the producer was closed") if inside.cancelled() else inside.exception()
-            if outside.cancelled():
-                return
-            if error is not None:
-                outside.set_exception(error)
-            else:
-                outside.set_result(inside.result())
+            if not outside.cancelled():
+                if error is not None:
+                    outside.set_exception(error)
+                else:
+                    outside.set_result(inside.result())
+            self._room.release()  # last: who gets the room finds this send done
 
         def start() -> None:
             try:

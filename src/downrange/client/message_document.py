@@ -5,11 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from downrange.client.consumer.messages import ReceivedMessage
+from downrange.model.errors import MessageError
 
 
 def message_document(message: ReceivedMessage) -> dict[str, Any]:
     """Everything about a message. A body that is not text stands in `bodyHex`, and `body` is null."""
-    body = message.body
+    try:
+        body = message.body
+    except MessageError:  # compressed in a way we cannot undo: better as it is than not at all
+        body = message.stored_body
     try:
         text: str | None = body.decode()
     except UnicodeDecodeError:

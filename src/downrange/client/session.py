@@ -252,10 +252,6 @@ class Session:
         finally:
             lock.release()
 
-    def unfollow(self, topic: str) -> None:
-        """This client does not work with the topic any more; its route is not kept fresh."""
-        self._followed.pop(topic, None)
-
     def refresh_soon(self, topic: str) -> None:
         """A broker did not answer as its route promised: look the route up in the background, once a second at most."""
         now = self.clock.monotonic()

@@ -31,7 +31,7 @@ class Plan:
     """Limit of one attempt; None: an attempt may use up the whole send time-out, as in RocketMQ 4.x."""
     retry_times: int = 2
     route_refresh_seconds: float = 30.0
-    probes_refresh_route: bool = False
+    probes_refresh_route: bool = True
     """Whether a probe of a broker that the route has lost looks the route up again."""
     network_millis: float = 0.4
     """There and back."""

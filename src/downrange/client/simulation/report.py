@@ -85,7 +85,11 @@ class Tally:
             suspects / attempts if attempts else 0.0
             for suspects, attempts in zip(self.attempts_on_suspects, self.attempts_by_bucket, strict=True)
         )
-        avoided = [share < AVOIDED_BELOW * suspects_share for share in shares]
+        # A half second without any attempt is one in which everybody waited: nobody was avoided.
+        avoided = [
+            attempts > 0 and share < AVOIDED_BELOW * suspects_share
+            for share, attempts in zip(shares, self.attempts_by_bucket, strict=True)
+        ]
         returned = [share > RETURNED_ABOVE * suspects_share for share in shares]
         # With no broker left aside there is nowhere to go and nothing to return from.
         is_partial = suspects_share < 1 - 1e-9

@@ -1,0 +1,188 @@
+"""`downrange consume`: read a topic from a terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import json as json_text
+import os
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from downrange.cli.options import Namesrv, Topic, UsageError
+from downrange.cli.output import visible
+from downrange.cli.times import parse_time, time_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from downrange.cli.progress import Progress
+    from downrange.cli.until_signal import StopRequest
+    from downrange.client.consumer.lite_pull import AsyncLitePullConsumer
+    from downrange.client.consumer.messages import ReceivedMessage
+    from downrange.model.message import MessageQueue
+
+BATCH = 32
+
+
+def run(
+    topic: Topic,
+    group: Annotated[
+        str | None,
+        typer.Option("--group", "-g", help="Read as a member of this group; without it nothing is committed."),
+    ] = None,
+    tag: Annotated[str | None, typer.Option("--tag", help="Only these tags: 'A || B'.")] = None,
+    sql: Annotated[str | None, typer.Option("--sql", help="Only what this SQL92 expression matches.")] = None,
+    start: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            help="first, last or a time. With a group: where it begins if it has committed nothing. "
+            "[first; last with --follow and no group]",
+        ),
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", help="Go on with messages that come, until Ctrl-C.")] = False,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Stop after so many messages.")] = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Time, place, tag and keys before the body.")
+    ] = False,
+    namesrv: Namesrv = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object for each message.")] = False,
+) -> None:
+    """Print the messages of a topic, one a line: those that are there, or with --follow also those that come."""
+    from downrange.transport.loop import run as run_loop
+
+    if tag is not None and sql is not None:
+        raise UsageError("--tag and --sql cannot be combined; SQL92 knows the tag as TAGS")
+    if start is None:
+        start = "last" if follow and group is None else "first"
+    timestamp = None if start in ("first", "last") else parse_time(start)
+    show = _json_line if json else _verbose_line if verbose else _body_line
+    reading = Reading(topic, tag or "*", sql, start, timestamp, follow, limit, show)
+    run_loop(reading.run(namesrv, group))
+    if not reading.count and not reading.is_cut_off and not follow:
+        typer.echo("downrange: no messages", err=True)
+
+
+class Reading:
+    """One run of the command: from the first message to the last, to the limit, or to Ctrl-C."""
+
+    def __init__(
+        self,
+        topic: str,
+        tags: str,
+        sql: str | None,
+        start: str,
+        timestamp: int | None,
+        follow: bool,
+        limit: int | None,
+        show: Callable[[ReceivedMessage], str],
+    ) -> None:
+        self._topic = topic
+        self._tags = tags
+        self._sql = sql
+        self._start = start
+        self._timestamp = timestamp
+        self._follow = follow
+        self._limit = limit
+        self._show = show
+        self.count = 0
+        self.is_cut_off = False
+        """Whether whoever read our output went away."""
+
+    async def run(self, namesrv: str | None, group: str | None) -> None:
+        from downrange.cli.progress import progress
+        from downrange.cli.until_signal import stop_on_signal
+        from downrange.client.consumer.lite_pull import AsyncLitePullConsumer
+        from downrange.client.consumer.lite_pull_config import ConsumeFromWhere, LitePullConfig
+        from downrange.model.topics import TOOLS_GROUP
+
+        where = {"first": ConsumeFromWhere.FIRST_OFFSET, "last": ConsumeFromWhere.LAST_OFFSET}
+        config = LitePullConfig(
+            auto_commit=group is not None,
+            consume_from_where=where.get(self._start, ConsumeFromWhere.TIMESTAMP),
+            consume_timestamp=self._timestamp,
+            pull_batch_size=BATCH,
+        )
+        consumer = AsyncLitePullConsumer(group or TOOLS_GROUP, namesrv, config)
+        with stop_on_signal() as stop, progress("read", self._limit, shares_terminal=True) as shown:
+            async with consumer:
+                try:
+                    await stop.or_result(self._begin(consumer, is_member=group is not None))
+                    await self._read(consumer, stop, shown)
+                except BrokenPipeError:
+                    # Nobody reads on, as after `| head`: what could not be written stays for the next reader.
+                    self.is_cut_off = True
+                    await consumer.close(last_are_done=False)
+                    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+    async def _begin(self, consumer: AsyncLitePullConsumer, *, is_member: bool) -> None:
+        if is_member:
+            if not self._follow:
+                await consumer.queues(self._topic)  # a topic that is not there would be waited for
+            await consumer.subscribe(self._topic, self._tags, sql=self._sql)
+            return
+        queues = await consumer.queues(self._topic)
+        await consumer.assign(queues, self._tags, sql=self._sql)
+        for queue in queues:
+            if self._timestamp is not None:
+                await consumer.seek_to_time(queue, self._timestamp)
+            elif self._start == "first":
+                await consumer.seek_to_begin(queue)
+            else:
+                await consumer.seek_to_end(queue)
+
+    async def _read(self, consumer: AsyncLitePullConsumer, stop: StopRequest, shown: Progress) -> None:
+        ends: dict[MessageQueue, int] = {}
+        while not stop.is_made and self.count != self._limit:
+            if not self._follow and await self._is_at_end(consumer, ends):
+                return
+            most = BATCH if self._limit is None else min(BATCH, self._limit - self.count)
+            # Short waits: the end may be reached by messages that were not for us.
+            messages = await stop.or_result(consumer.poll(5.0 if self._follow else 0.05, most))
+            if messages:
+                # In a thread: a terminal that stands still must not keep us from telling brokers that we live.
+                await asyncio.to_thread(_write, [self._show(message) for message in messages])
+                self.count += len(messages)
+                shown.add(len(messages))
+
+    async def _is_at_end(self, consumer: AsyncLitePullConsumer, ends: dict[MessageQueue, int]) -> bool:
+        """Whether everything was read that was there when we came to each queue."""
+        for queue in consumer.assignment:
+            if queue not in ends:
+                ends[queue] = await consumer.max_offset(queue)
+        return all(consumer.position(queue) >= ends[queue] for queue in consumer.assignment)
+
+
+def _write(lines: Sequence[str]) -> None:
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    sys.stdout.flush()
+
+
+def _json_line(message: ReceivedMessage) -> str:
+    from downrange.client.message_document import message_document
+
+    return json_text.dumps(message_document(message), ensure_ascii=False)
+
+
+def _body_line(message: ReceivedMessage) -> str:
+    from downrange.model.errors import MessageError
+
+    try:
+        body = message.body
+    except MessageError:
+        body = message.stored_body
+    return visible(body.decode("utf-8", "replace"))
+
+
+def _verbose_line(message: ReceivedMessage) -> str:
+    place = f"{message.broker_name}:{message.queue_id}@{message.queue_offset}"
+    words = [time_text(message.store_timestamp), place]
+    if message.tags:
+        words.append(f"tag={message.tags}")
+    if message.keys:
+        words.append(f"keys={','.join(message.keys)}")
+    if message.reconsume_times:
+        words.append(f"times={message.reconsume_times}")
+    return visible(" ".join(words)) + "  " + _body_line(message)

@@ -1,0 +1,165 @@
+"""The push consumer for code without an event loop."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Collection, Coroutine, Iterator
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from downrange.client import background_loop
+from downrange.client.config import ClientConfig
+from downrange.client.consumer.config import ConsumerConfig
+from downrange.client.consumer.listener import OnBatch, OnMessage
+from downrange.client.consumer.messages import ReceivedMessage
+from downrange.client.consumer.push import AsyncPushConsumer
+from downrange.client.errors import ClientClosed
+from downrange.model.message import MessageQueue
+from downrange.model.subscription import SUB_ALL
+
+T = TypeVar("T")
+
+
+class PushConsumer:
+    """`AsyncPushConsumer` with calls that wait.
+
+    `with PushConsumer("group", "host:9876") as consumer: consumer.subscribe("topic"); for message in consumer: …`, or
+    with a callback: a plain function runs in threads of its own, an async one on the background thread. Any thread may
+    use one consumer; several may iterate. A copy in the child of a fork is not started: make a new one there.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        namesrv: str | ClientConfig | None = None,
+        config: ConsumerConfig | None = None,
+        *,
+        on_message: OnMessage | None = None,
+        on_batch: OnBatch | None = None,
+    ) -> None:
+        self.config = config or ConsumerConfig()
+        self.group = group
+        self._client_config = namesrv if isinstance(namesrv, ClientConfig) else ClientConfig.of(namesrv)
+        self._on_message = on_message
+        self._on_batch = on_batch
+        self._opening = threading.Lock()
+        self._process_id = os.getpid()
+        self._background: background_loop.BackgroundLoop | None = None
+        self._early: list[tuple[str, str, str | None]] = []
+        # Wrong arguments are told by the line that gave them.
+        self._consumer = self._make()
+
+    def __repr__(self) -> str:
+        return f"<PushConsumer {self._consumer!r}>"
+
+    def _make(self) -> AsyncPushConsumer:
+        return AsyncPushConsumer(
+            self.group, self._client_config, self.config, on_message=self._on_message, on_batch=self._on_batch
+        )
+
+    # --- life -----------------------------------------------------------------------------------------------------
+
+    def start(self) -> Self:
+        """See `AsyncPushConsumer.start`."""
+        with self._opening:
+            if self._background is not None or self._process_id != os.getpid():
+                raise ClientClosed(f"the consumer {self.group} was started before; make a new one")
+            background = background_loop.hold()
+            try:
+                background.run(self._open())
+            except BaseException:
+                background_loop.let_go(background)
+                raise
+            self._background = background
+        return self
+
+    async def _open(self) -> None:
+        self._consumer = self._make()
+        for topic, expression, sql in self._early:
+            await self._consumer.subscribe(topic, expression, sql=sql)
+        await self._consumer.start()
+
+    def drain(self, timeout: float | None = None) -> bool:
+        """See `AsyncPushConsumer.drain`."""
+        return self._run(lambda consumer: consumer.drain(timeout))
+
+    def close(self, timeout: float | None = None) -> None:
+        """See `AsyncPushConsumer.close`. The background thread ends with the last client of the process."""
+        with self._opening:
+            background = self._background
+            if background is None or self._process_id != os.getpid():
+                return
+            self._background = None
+            try:
+                background.run(self._consumer.close(timeout))
+            finally:
+                background_loop.let_go(background)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- consuming ------------------------------------------------------------------------------------------------
+
+    def subscribe(self, topic: str, expression: str = SUB_ALL, *, sql: str | None = None) -> None:
+        """See `AsyncPushConsumer.subscribe`."""
+        with self._opening:
+            if self._background is None:
+                self._early.append((topic, expression, sql))
+                return
+        self._run(lambda consumer: consumer.subscribe(topic, expression, sql=sql))
+
+    def unsubscribe(self, topic: str) -> None:
+        self._run(lambda consumer: consumer.unsubscribe(topic))
+
+    def pause(self) -> None:
+        """See `AsyncPushConsumer.pause`."""
+        self._running().call_soon(self._consumer.pause)
+
+    def resume(self) -> None:
+        self._running().call_soon(self._consumer.resume)
+
+    @property
+    def queues(self) -> Collection[MessageQueue]:
+        """The queues this consumer holds now."""
+        return self._consumer.queues
+
+    def __iter__(self) -> Iterator[ReceivedMessage]:
+        """The messages one by one. Asking for the next says that the one before is done."""
+        self._running()
+        messages = aiter(self._consumer)
+        try:
+            while True:
+                try:
+                    message = self._run(lambda _: messages.__anext__())
+                except StopAsyncIteration:
+                    return
+                yield message
+        finally:
+            background = self._background
+            if background is not None:  # a loop that is left gives its message back
+                background.run(messages.aclose())
+
+    def later(self, message: ReceivedMessage, delay_level: int = 0) -> None:
+        """See `AsyncPushConsumer.later`."""
+
+        async def call(consumer: AsyncPushConsumer) -> None:
+            consumer.later(message, delay_level)
+
+        self._run(call)
+
+    # --- the loop behind it ---------------------------------------------------------------------------------------
+
+    def _running(self) -> background_loop.BackgroundLoop:
+        background = self._background
+        if background is None or self._process_id != os.getpid():
+            raise ClientClosed(f"the consumer {self.group} is not started, or was started before a fork, or is closed")
+        return background
+
+    def _run(self, call: Callable[[AsyncPushConsumer], Coroutine[Any, Any, T]]) -> T:
+        return self._running().run(call(self._consumer))

@@ -1,0 +1,246 @@
+"""A message as a consumer gets it, and how it is read out of the answer to a pull."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from downrange.client.compression import decompress
+from downrange.client.namespace import unwrap
+from downrange.model import properties as names
+from downrange.model.message import MessageQueue, PhysicalOffset, QueueOffset, StoredMessage, SysFlag
+from downrange.model.message_id import HostPort, offset_message_id, pack_host, unpack_host
+from downrange.model.record import FIXED_SIZE, MAGIC_V1, CorruptRecord, decode_record
+from downrange.model.subscription import Subscription
+from downrange.model.topics import RETRY_PREFIX
+
+# A V1 record with IPv4 hosts up to its body length. See docs/formats/record.md.
+_HEAD: Final = struct.Struct(">iIIiiqqiq8sq8siqi")
+assert _HEAD.size == FIXED_SIZE - 3
+_PROPERTIES_LENGTH: Final = struct.Struct(">h")
+_V6: Final = int(SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6)
+_COMPRESSED: Final = int(SysFlag.COMPRESSED)
+
+
+class ReceivedMessage(msgspec.Struct, frozen=True, eq=False, gc=False):
+    """One message that was pulled from a queue. Everything but `body` costs nothing until it is asked for.
+
+    `topic` is the one subscribed to, also when the message comes again from the group's retry topic; `queue` is where
+    it really lay. A compressed body is decompressed when it is first read, and MessageError is raised when that fails.
+    """
+
+    topic: str
+    queue: MessageQueue
+    queue_offset: QueueOffset
+    physical_offset: PhysicalOffset
+    stored_body: bytes
+    properties_text: str
+    sys_flag: int
+    flag: int
+    born_timestamp: int
+    packed_born_host: bytes
+    store_timestamp: int
+    packed_store_host: bytes
+    reconsume_times: int
+    """How often the message was delivered before this time."""
+    prepared_transaction_offset: int
+    body_crc: int
+    store_size: int
+    min_offset: int
+    """Of the queue, when the message was pulled."""
+    max_offset: int
+    plain: bytes | None = None
+
+    def __repr__(self) -> str:
+        times = f" reconsume_times={self.reconsume_times}" if self.reconsume_times else ""
+        return f"<ReceivedMessage {self.topic} {self.queue.broker_name}:{self.queue_id}@{self.queue_offset}{times}>"
+
+    @property
+    def body(self) -> bytes:
+        if not self.sys_flag & _COMPRESSED:
+            return self.stored_body
+        if self.plain is None:
+            msgspec.structs.force_setattr(self, "plain", decompress(self.stored_body, self.sys_flag, self.message_id))
+        assert self.plain is not None
+        return self.plain
+
+    @property
+    def queue_id(self) -> int:
+        return self.queue.queue_id
+
+    @property
+    def broker_name(self) -> str:
+        return self.queue.broker_name
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """All properties, with those Java's consumers add: the reach of the queue at the time of the pull."""
+        found = names.decode_properties(self.properties_text)
+        found[names.MIN_OFFSET] = str(self.min_offset)
+        found[names.MAX_OFFSET] = str(self.max_offset)
+        return found
+
+    @property
+    def tags(self) -> str | None:
+        return names.find_property(self.properties_text, names.TAGS)
+
+    @property
+    def keys(self) -> list[str]:
+        text = names.find_property(self.properties_text, names.KEYS)
+        return [key for key in text.split(names.KEY_SEPARATOR) if key] if text else []
+
+    @property
+    def unique_key(self) -> str | None:
+        return names.find_property(self.properties_text, names.UNIQ_KEY)
+
+    @property
+    def transaction_id(self) -> str | None:
+        """Of a message that was sent in a transaction."""
+        is_transactional = names.find_property(self.properties_text, names.TRAN_MSG) == "true"
+        return self.unique_key if is_transactional else None
+
+    @property
+    def offset_message_id(self) -> str:
+        return offset_message_id(self.packed_store_host, self.physical_offset)
+
+    @property
+    def message_id(self) -> str:
+        """The unique id when the producer gave one, else the offset id: what users call *the* message id."""
+        return self.unique_key or self.offset_message_id
+
+    @property
+    def born_host(self) -> HostPort:
+        return unpack_host(self.packed_born_host)
+
+    @property
+    def store_host(self) -> HostPort:
+        return unpack_host(self.packed_store_host)
+
+    def with_reconsume_times(self, times: int) -> ReceivedMessage:
+        return msgspec.structs.replace(self, reconsume_times=times)
+
+
+def received(
+    stored: StoredMessage, queue: MessageQueue, *, min_offset: int = 0, max_offset: int = 0, namespace: str = ""
+) -> ReceivedMessage:
+    """A decoded record as a consumer sees it."""
+    return ReceivedMessage(
+        topic=_topic(queue.topic, stored.properties_text, namespace),
+        queue=queue,
+        queue_offset=stored.queue_offset,
+        physical_offset=stored.physical_offset,
+        stored_body=stored.body,
+        properties_text=stored.properties_text,
+        sys_flag=stored.sys_flag,
+        flag=stored.flag,
+        born_timestamp=stored.born_timestamp,
+        packed_born_host=pack_host(*stored.born_host),
+        store_timestamp=stored.store_timestamp,
+        packed_store_host=pack_host(*stored.store_host),
+        reconsume_times=stored.reconsume_times,
+        prepared_transaction_offset=stored.prepared_transaction_offset,
+        body_crc=stored.body_crc,
+        store_size=stored.store_size,
+        min_offset=min_offset,
+        max_offset=max_offset,
+    )
+
+
+def _topic(queue_topic: str, properties_text: str, namespace: str) -> str:
+    """The topic the user subscribed to: a retried message says where it comes from."""
+    topic = queue_topic
+    if queue_topic.startswith(RETRY_PREFIX):
+        topic = names.find_property(properties_text, names.RETRY_TOPIC) or queue_topic
+    return unwrap(namespace, topic) if namespace else topic
+
+
+def read_pulled(
+    data: bytes, queue: MessageQueue, *, min_offset: int, max_offset: int, offset_delta: int = 0, namespace: str = ""
+) -> list[ReceivedMessage]:
+    """The messages of a pull's answer, in order. Raises CorruptRecord: to skip a record would be to lose a message.
+
+    `offset_delta` moves queue offsets, as 5.x wants it for queues that were mapped to another broker.
+    """
+    messages: list[ReceivedMessage] = []
+    is_retry = queue.topic.startswith(RETRY_PREFIX)
+    topic = _topic(queue.topic, "", namespace)
+    length = len(data)
+    at = 0
+    while at < length:
+        if length - at < FIXED_SIZE:
+            raise CorruptRecord(f"record at byte {at} is cut off")
+        (
+            size,
+            magic,
+            body_crc,
+            _queue_id,
+            flag,
+            queue_offset,
+            physical_offset,
+            sys_flag,
+            born_timestamp,
+            born_host,
+            store_timestamp,
+            store_host,
+            reconsume_times,
+            prepared,
+            body_length,
+        ) = _HEAD.unpack_from(data, at)
+        if magic != MAGIC_V1 or sys_flag & _V6:
+            stored = decode_record(data, at)
+            message = received(stored, queue, min_offset=min_offset, max_offset=max_offset, namespace=namespace)
+            if offset_delta:
+                message = msgspec.structs.replace(message, queue_offset=stored.queue_offset + offset_delta)
+            messages.append(message)
+            at += stored.store_size
+            continue
+        end = at + size
+        body_start = at + 88
+        body_end = body_start + body_length
+        if body_length < 0 or end > length or body_end + 3 > end:
+            raise CorruptRecord(f"record at byte {at}: a body of {body_length} bytes in a record of {size}")
+        properties_start = body_end + 3 + data[body_end]
+        if properties_start > end:
+            raise CorruptRecord(f"record at byte {at}: its topic does not fit into {size} bytes")
+        (properties_length,) = _PROPERTIES_LENGTH.unpack_from(data, properties_start - 2)
+        if properties_start + properties_length != end:
+            raise CorruptRecord(f"record at byte {at}: its parts do not add up to {size} bytes")
+        try:
+            properties_text = data[properties_start:end].decode()
+        except UnicodeDecodeError as error:
+            raise CorruptRecord(f"record at byte {at}: {error}") from None
+        messages.append(
+            ReceivedMessage(
+                _topic(queue.topic, properties_text, namespace) if is_retry else topic,
+                queue,
+                queue_offset + offset_delta,
+                physical_offset,
+                data[body_start:body_end],
+                properties_text,
+                sys_flag,
+                flag,
+                born_timestamp,
+                born_host,
+                store_timestamp,
+                store_host,
+                reconsume_times,
+                prepared,
+                body_crc,
+                size,
+                min_offset,
+                max_offset,
+            )
+        )
+        at = end
+    return messages
+
+
+def wanted(messages: Sequence[ReceivedMessage], subscription: Subscription) -> Sequence[ReceivedMessage]:
+    """Those whose tag is really subscribed to: brokers compare hashes, and two tags may share one."""
+    if not subscription.tags or not subscription.is_tag_type or subscription.class_filter_mode:
+        return messages
+    tags = subscription.tags
+    return [message for message in messages if message.tags in tags]
