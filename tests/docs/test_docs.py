@@ -33,6 +33,20 @@ def test_the_first_example_of_the_readme_runs(tmp_path: Path) -> None:
     assert [line.split()[0] for line in lines] == ["SEND_OK"] * 3
 
 
+def test_the_second_example_of_the_readme_receives_what_the_first_sent(tmp_path: Path) -> None:
+    sending, receiving = (example(ROOT / "README.md", name) for name in ("send", "receive"))
+    with standalone_process(tmp_path) as running:
+        for code in (sending, receiving):
+            program = code.replace("127.0.0.1:9876", running.namesrv)
+            program = program.replace("print(message.body)", "print(message.body, flush=True)")
+            process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+            assert process.stdout is not None
+            lines = sorted(process.stdout.readline().strip() for _ in range(3))
+            process.kill()
+            process.communicate(timeout=10)
+    assert lines == ["b'order 0'", "b'order 1'", "b'order 2'"]
+
+
 def test_the_reference_of_settings_is_up_to_date() -> None:
     subprocess.run([sys.executable, ROOT / "scripts" / "reference.py", "--check"], check=True, timeout=30)
 
