@@ -5,7 +5,7 @@ MQError
 ├── MessageError                 a message, topic or group that breaks a rule; nothing was sent or stored
 ├── ProtocolError                protocol/errors.py: LocalProtocolError: our fault; RemoteProtocolError: the peer's
 ├── BrokerError(code, remark)    protocol/errors.py: a peer answered with an error code; one class per code
-├── TransportError               transport/errors.py: ConnectFailed, ListenFailed, ConnectionLost, RequestTimedOut; retriable
+├── TransportError               transport/errors.py: ConnectFailed, ConnectionLost, RequestTimedOut, …; retriable
 └── StoreError                   store/errors.py: CorruptRecord, StoreLocked, DiskFull, …
 
 An error carries what its catcher needs to decide: `retriable` says whether the same call may succeed later.
