@@ -20,7 +20,8 @@ lint: setup
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 
-bench: setup
+bench:
+	@scripts/setup bench
 	$(PY) -m bench
 
 clean:
