@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from downrange.store import memory_lock
 from downrange.store.config import BLANK_SIZE
 from downrange.store.errors import StoreCorrupt
 from downrange.store.files import Files
@@ -47,6 +48,7 @@ class Segment:
         "buffer",
         "committed",
         "flushed",
+        "is_locked",
         "limit",
         "memory",
         "path",
@@ -68,6 +70,7 @@ class Segment:
         self.limit = 0
         self.buffer: mmap.mmap | None = None
         self.touched = False
+        self.is_locked = False
         self._files = files
         self._writable = writable
         self._mapping: mmap.mmap | None = None
@@ -216,8 +219,10 @@ class Segment:
         self.limit = 0
 
     def warm(self) -> None:
-        """Claim all blocks of a new file and bring its pages into memory. Writes nothing, so it may run beside appends
-        that could not wait for it; releases the GIL."""
+        """Claim all blocks of a new file, bring its pages into memory and keep them there until `unlock`.
+
+        Writes nothing, so it may run beside appends that could not wait for it; releases the GIL.
+        """
         descriptor = self._files.open(self.path)
         try:
             self._files.reserve(descriptor, 0, self.size)
@@ -226,6 +231,13 @@ class Segment:
                 os.preadv(descriptor, [chunk], position)
         finally:
             self._files.close(descriptor)
+        self.is_locked = memory_lock.lock(self.mapping)
+
+    def unlock(self) -> None:
+        """Let the pages go: this file takes no more appends."""
+        if self.is_locked and self._mapping is not None:
+            memory_lock.unlock(self._mapping)
+        self.is_locked = False
 
     def has_data_from(self, position: int) -> bool:
         """Is any byte that is not zero at or after `position`? Holes of a sparse file are skipped unread."""

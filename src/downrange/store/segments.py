@@ -201,6 +201,9 @@ class Segments:
         last = self.last
         if last is None or self._prepared is not None:
             return
+        for rolled in self:
+            if rolled.is_locked and rolled is not last:
+                rolled.unlock()
         segment = self._create(last.start + self.file_size)
         if warm:
             segment.warm()
