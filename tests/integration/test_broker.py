@@ -25,6 +25,7 @@ from downrange.protocol.command import Command, request
 from downrange.store.config import BrokerRole, FlushDiskType
 from downrange.transport.pool import connect
 from tests.support.broker_client import BrokerClient, client_of, everything, standalone
+from tests.support.processes import running
 
 
 async def test_a_message_sent_is_pulled_with_everything_it_had(tmp_path: Path) -> None:
@@ -319,3 +320,13 @@ async def test_a_sync_master_without_slaves_says_that_there_is_no_second_copy(tm
         await client.send("orders", b"no hurry", properties={names.WAIT: "false"})
         messages, _ = await client.pull("orders")
         assert len(messages) == 2
+
+
+@pytest.mark.parametrize("data", ["file/data", "/proc/nowhere"])
+def test_a_data_directory_that_cannot_be_used_is_one_line(tmp_path: Path, data: str) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    ports = ("--namesrv-port", "0", "--broker-port", "0", "--metrics-port", "-1")
+    with running("standalone", "--data", str(tmp_path / data), *ports) as process:
+        assert process.wait() in (1, 2)
+        (line,) = process.errors.splitlines()
+        assert line.startswith("downrange: cannot ")

@@ -133,15 +133,21 @@ class MessageStore(MessageReader):
         if self.read_only:
             self._recover(clean=True)
         else:
-            self._lock.take()
-            self._make_directories()
+            root = self.config.store_path_root_dir
             try:
+                self._lock.take()
+            except OSError as error:
+                raise storage_error(f"cannot use {root} as a store", error) from error
+            try:
+                self._make_directories()
                 self._recover(clean=not self._abort.is_set)
                 # Only now: a mark of an older boot says that what was found here could not be trusted.
                 self._abort.set()
-            except BaseException:
+            except BaseException as error:
                 self._segments.close()
                 self._lock.release()
+                if isinstance(error, OSError):
+                    raise storage_error(f"cannot open the store {root}", error) from error
                 raise
         self._closed = None
         self._allow("closed")

@@ -344,3 +344,14 @@ def test_stray_directories_among_the_queues_are_passed_over(tmp_path: Path) -> N
     with open_store(tmp_path) as store:
         assert bodies(store) == [b"hello"]
         assert store.append(new_message()).queue_offset == 1
+
+
+def test_a_directory_that_cannot_be_a_store_is_said_so(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(StoreError, match=r"cannot use .*file/store as a store: Not a directory"):
+        open_store(tmp_path / "file" / "store")
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "commitlog").write_bytes(b"in the way")
+    for _ in range(2):  # the lock was given back: the second attempt says the same
+        with pytest.raises(StoreError, match="cannot open the store"):
+            open_store(tmp_path / "store")
