@@ -116,8 +116,8 @@ def show_stats(
     answer(namesrv, json, action)
 
 
-@app.command("status")
-def show_status(
+@app.command("broker-status")
+def show_broker_status(
     broker: Broker = None,
     cluster: Annotated[str | None, typer.Option("--cluster", "-c", help="Every broker of this cluster.")] = None,
     namesrv: Namesrv = None,

@@ -15,6 +15,7 @@ from downrange import __version__
 from downrange.cli import (
     broker,
     cluster,
+    cluster_up,
     config,
     consume,
     dlq,
@@ -67,6 +68,8 @@ app.command("simulate")(simulate.run)
 
 app.add_typer(topic.app, name="topic")
 app.add_typer(group.app, name="group")
+for command in (cluster_up.up, cluster_up.status, cluster_up.down):
+    cluster.app.command()(command)
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(message.app, name="message")
 app.add_typer(dlq.app, name="dlq")

@@ -45,7 +45,7 @@ _OVERVIEW = Alias(("group", "list"))
 ALIASES: dict[str, Alias] = {
     "addWritePerm": Alias(("namesrv-admin", "add-write-perm"), "b"),
     "brokerConsumeStats": Alias(("cluster", "consume-stats"), "b", booleans={"o": ("--order", "--no-order")}),
-    "brokerStatus": Alias(("cluster", "status"), options=_WHERE),
+    "brokerStatus": Alias(("cluster", "broker-status"), options=_WHERE),
     "cleanExpiredCQ": Alias(("cluster", "clean-queues"), options=_WHERE),
     "cleanUnusedTopic": Alias(("cluster", "clean-topics"), options=_WHERE),
     "cloneGroupOffset": Alias(("group", "clone"), "sdt", booleans={"o": ("", "")}),

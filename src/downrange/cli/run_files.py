@@ -33,7 +33,7 @@ def noted(role: str, address: str) -> Iterator[None]:
     path = directory() / f"{role}-{address.rpartition(':')[2]}"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"{os.getpid()} {_started(os.getpid())} {address}\n")
+        path.write_text(f"{os.getpid()} {started(os.getpid())} {address}\n")
     except OSError:
         yield
         return
@@ -48,8 +48,8 @@ def running(role: str) -> list[RunningServer]:
     found = []
     for path in sorted(directory().glob(f"{role}-*")):
         try:
-            pid, started, address = path.read_text().split()
-            if _started(int(pid)) == started:
+            pid, since, address = path.read_text().split()
+            if started(int(pid)) == since:
                 found.append(RunningServer(role, address, int(pid)))
                 continue
         except (OSError, ValueError):
@@ -60,17 +60,17 @@ def running(role: str) -> list[RunningServer]:
 
 def stop(server: RunningServer, seconds: float) -> bool:
     """Ask a server to stop and wait for it; True when it is gone."""
-    started = _started(server.pid)
+    since = started(server.pid)
     os.kill(server.pid, signal.SIGTERM)
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        if _started(server.pid) != started:
+        if started(server.pid) != since:
             return True
         time.sleep(0.05)
     return False
 
 
-def _started(pid: int) -> str:
+def started(pid: int) -> str:
     """When a process started, in the kernel's count; empty when it is gone or a zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

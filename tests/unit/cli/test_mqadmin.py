@@ -128,7 +128,7 @@ def test_long_names_stand_for_letters() -> None:
 
 
 FAMILIES = {"topic", "group", "cluster", "message", "config", "namesrv-admin"}
-RUN_SERVERS = {("cluster", "up")}
+RUN_SERVERS = {("cluster", "up"), ("cluster", "down")}
 
 
 def test_every_command_takes_json_and_a_name_server() -> None:

@@ -28,6 +28,14 @@ class BrokerSettings:
     version: DataVersion | None
 
 
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """One copy of a broker's messages: the role it was given, and where its commit log ends."""
+
+    role: str
+    max_offset: int
+
+
 class ClusterAdmin:
     """Actions on brokers. `broker` is a broker name or an address; with neither broker nor cluster the only one."""
 
@@ -45,6 +53,16 @@ class ClusterAdmin:
         if broker is None:
             return await self.status(cluster)
         return await ask_each([await self._session.broker(broker)], self._runtime)
+
+    async def replicas(self, cluster: str | None = None) -> Outcomes[Broker, Replica]:
+        """The role and the end of the log of every broker process, masters and slaves."""
+
+        async def ask(one: Broker) -> Replica:
+            settings = await self._session.ask(one, request(RequestCode.GET_BROKER_CONFIG))
+            role = properties_table(settings.body_bytes).get("brokerRole", "-")
+            return Replica(role, (await self._runtime(one)).max_offset or 0)
+
+        return await ask_each(await self._session.brokers(cluster), ask)
 
     async def consume_stats(self, broker: str, *, is_order: bool = False) -> ConsumeStatsList:
         """How far every group is on one broker."""

@@ -44,6 +44,11 @@ class BrokerRuntime:
         return self._number("pageCacheLockTimeMills")
 
     @property
+    def max_offset(self) -> int | None:
+        """Where the commit log ends."""
+        return self._number("commitLogMaxOffset")
+
+    @property
     def earliest_message_timestamp(self) -> int | None:
         """Store time of the oldest message kept; None while there is none."""
         timestamp = self._number("earliestMessageTimeStamp")

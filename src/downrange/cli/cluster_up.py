@@ -1,0 +1,123 @@
+"""`downrange cluster up|status|down`: a whole cluster on this machine, and how its copies do."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from downrange.cli.asking import ask, broker_row
+from downrange.cli.local_cluster import ClusterFailed, LocalCluster, Member, names
+from downrange.cli.options import Json, Namesrv, UsageError
+from downrange.cli.output import Answer, Column, Table, print_answer
+
+if TYPE_CHECKING:
+    from downrange.client.admin import Admin
+    from downrange.client.admin.cluster import Replica
+    from downrange.client.outcomes import Outcomes
+    from downrange.client.session import Broker
+
+Data = Annotated[Path, typer.Option("--data", "-d", help="Directory of the local cluster.")]
+_DEFAULT = Path("downrange-cluster")
+_MAX_PROCESSES = 64
+
+
+def up(
+    brokers: Annotated[int, typer.Option(help="Masters.", min=1)] = 2,
+    replicas: Annotated[int, typer.Option(help="Copies of each broker, the master included.", min=1)] = 2,
+    sync: Annotated[bool, typer.Option("--sync", help="A send is acknowledged when a slave has it, too.")] = False,
+    data: Data = _DEFAULT,
+    namesrv_port: Annotated[int, typer.Option(help="Port of the name server; 0 takes a free one.", min=0)] = 9876,
+) -> None:
+    """Start a whole cluster on this machine: a name server, masters and slaves, a process each.
+
+    A directory that holds a cluster already is started again as it was; what runs is left alone.
+    """
+    if brokers * replicas > _MAX_PROCESSES:
+        raise UsageError(f"{brokers} brokers with {replicas} copies each are more than {_MAX_PROCESSES} processes")
+    cluster = LocalCluster.load(data)
+    if cluster is None:
+        cluster = LocalCluster.create(data, brokers=brokers, replicas=replicas, sync=sync, namesrv_port=namesrv_port)
+    elif len(cluster.running) == len(cluster.members):
+        raise UsageError(f"the cluster in {cluster.directory} runs already: downrange cluster status --data {data}")
+    else:
+        masters = sum(1 for member in cluster.members if member.broker and member.broker_id == 0)
+        typer.echo(f"{cluster.directory} holds a cluster of {masters} brokers: it is started again as it was")
+    try:
+        cluster.start()
+    except ClusterFailed:
+        cluster.stop(10)
+        raise
+    typer.echo(f"cluster ready: name server {cluster.namesrv}")
+    for member in cluster.members:
+        if member.broker:
+            typer.echo(f"  {member.name:<16} {'slave ' if member.broker_id else 'master'}  {member.address}")
+    here = "" if data == _DEFAULT else f" --data {data}"
+    typer.echo(
+        f"Try: downrange message send hello 'Hello, world' -n {cluster.namesrv}\n"
+        f"     downrange cluster status{here}\n"
+        f"Stop: downrange cluster down{here}"
+    )
+
+
+def status(
+    namesrv: Namesrv = None,
+    data: Data = _DEFAULT,
+    json: Json = False,
+) -> None:
+    """Show every broker process: its role, where its log ends, and how far a slave is behind its master.
+
+    Asks the name servers given with -n, else those of the local cluster in --data, else those of $NAMESRV_ADDR.
+    """
+    cluster = LocalCluster.load(data) if namesrv is None else None
+    dead = [] if cluster is None else [member for member in cluster.members if not member.is_running]
+    if cluster is not None and len(dead) == len(cluster.members):
+        raise ClusterFailed(f"the cluster in {cluster.directory} is stopped: downrange cluster up --data {data}")
+
+    async def action(admin: Admin) -> Answer:
+        return _status(await admin.cluster.replicas(), dead)
+
+    print_answer(ask(namesrv if cluster is None else cluster.namesrv, action), as_json=json)
+
+
+def _status(replicas: Outcomes[Broker, Replica], dead: list[Member]) -> Answer:
+    ends = {broker.name: replica.max_offset for broker, replica in replicas.done.items() if broker.broker_id == 0}
+    rows: list[dict[str, Any]] = []
+    for broker, replica in sorted(replicas.done.items(), key=lambda item: (item[0].name, item[0].broker_id)):
+        end = ends.get(broker.name)
+        lag = None if end is None or broker.broker_id == 0 else max(0, end - replica.max_offset)
+        row = {"cluster": broker.cluster, **broker_row(broker), "brokerId": broker.broker_id, "role": replica.role}
+        rows.append({**row, "maxOffset": replica.max_offset, "lagBytes": lag})
+    columns = [
+        Column("Cluster Name", "cluster"),
+        Column("Broker Name", "broker"),
+        Column("BID", "brokerId"),
+        Column("Role", "role"),
+        Column("Addr", "address"),
+        Column("Max Offset", "maxOffset"),
+        Column("Lag (bytes)", "lagBytes"),
+    ]
+    stopped = [f"not running: {names(dead)}"] if dead else []
+    return Answer(
+        {"brokers": rows, "stopped": [member.name for member in dead]},
+        [Table(columns, rows), *stopped],
+        replicas.failed,
+    )
+
+
+def down(
+    data: Data = _DEFAULT,
+    delete: Annotated[bool, typer.Option("--delete", help="Delete its directory, messages and all.")] = False,
+    seconds: Annotated[float, typer.Option("--wait", help="How long to wait for each kind of server.", min=0)] = 30.0,
+) -> None:
+    """Stop the local cluster in order; its messages are kept unless --delete is given."""
+    cluster = LocalCluster.load(data)
+    if cluster is None:
+        raise UsageError(f"there is no local cluster in {data.resolve()}: name its directory with --data")
+    stopped = cluster.stop(seconds)
+    typer.echo(f"stopped: {names(stopped)}" if stopped else "nothing was running")
+    if delete:
+        shutil.rmtree(cluster.directory)
+        typer.echo(f"deleted: {cluster.directory}")

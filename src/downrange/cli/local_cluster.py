@@ -1,0 +1,242 @@
+"""A whole cluster on this machine for trying things out: its directory, its processes, starting and stopping them.
+
+    DIRECTORY/cluster.json            the members with their ports, and the process each runs in
+    DIRECTORY/conf/NAME.conf          the configuration of one broker, in RocketMQ's words: yours to edit
+    DIRECTORY/data/NAME               its store
+    DIRECTORY/logs/NAME.log           what it says
+
+Ports are chosen once and kept, so that a cluster that was stopped comes back where clients look for it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from downrange.cli import run_files
+from downrange.cli.options import UsageError
+from downrange.model.errors import MQError
+
+HOST = "127.0.0.1"
+_READY = "ready on "
+_READY_SECONDS = 30.0
+_PORT_ATTEMPTS = 50
+_VIP_PORT_BELOW = 2
+_HA_PORT_ABOVE = 1
+
+
+class ClusterFailed(MQError):
+    """A process of a local cluster did not start or did not stop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One process of the cluster; `pid` and `since` name it as long as it runs and are 0 and empty before."""
+
+    name: str
+    broker: str  # empty: a name server
+    broker_id: int
+    port: int
+    pid: int = 0
+    since: str = ""
+
+    @property
+    def address(self) -> str:
+        return f"{HOST}:{self.port}"
+
+    @property
+    def is_running(self) -> bool:
+        return bool(self.pid) and run_files.started(self.pid) == self.since
+
+
+class LocalCluster:
+    """A cluster in a directory. Holds always: what `cluster.json` says is what was started last."""
+
+    def __init__(self, directory: Path, members: list[Member]) -> None:
+        self.directory = directory
+        self.members = members
+
+    @classmethod
+    def load(cls, directory: Path) -> LocalCluster | None:
+        """The cluster of a directory; None when there is none."""
+        directory = directory.resolve()
+        try:
+            document = json.loads((directory / "cluster.json").read_text())
+            return cls(directory, [Member(**member) for member in document["members"]])
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UsageError(f"{directory / 'cluster.json'} cannot be read ({error}): repair or remove it") from error
+
+    @classmethod
+    def create(cls, directory: Path, *, brokers: int, replicas: int, sync: bool, namesrv_port: int) -> LocalCluster:
+        """Lay out a new cluster: choose ports and write the configuration of every broker."""
+        directory = directory.resolve()
+        try:
+            for folder in ("conf", "data", "logs"):
+                (directory / folder).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"{directory}: {error.strerror}: give another directory with --data") from error
+        with ExitStack() as taken:
+            names = Member("namesrv", "", 0, namesrv_port or _take(taken))
+            members = [names]
+            for number in range(brokers):
+                for broker_id in range(replicas):
+                    broker = f"broker-{_letters(number)}"
+                    name = broker if broker_id == 0 else f"{broker}-s{broker_id}" if replicas > 2 else f"{broker}-s"
+                    member = Member(name, broker, broker_id, _take(taken, for_broker=True))
+                    role = "SLAVE" if broker_id else "SYNC_MASTER" if sync else "ASYNC_MASTER"
+                    settings = {
+                        "brokerClusterName": "DefaultCluster",
+                        "brokerName": broker,
+                        "brokerId": broker_id,
+                        "brokerRole": role,
+                        "namesrvAddr": names.address,
+                        "brokerIP1": HOST,
+                        "brokerIP2": HOST,
+                        "bindAddress": HOST,
+                        "listenPort": member.port,
+                        "storePathRootDir": directory / "data" / name,
+                        "metricsPort": -1,
+                    }
+                    text = "".join(f"{key}={value}\n" for key, value in settings.items())
+                    (directory / "conf" / f"{name}.conf").write_text(text)
+                    members.append(member)
+        cluster = cls(directory, members)
+        cluster._save()
+        return cluster
+
+    @property
+    def namesrv(self) -> str:
+        return next(member.address for member in self.members if not member.broker)
+
+    @property
+    def running(self) -> list[Member]:
+        return [member for member in self.members if member.is_running]
+
+    def start(self) -> None:
+        """Start what does not run: the name server, then masters, then slaves, each when the ones before are ready."""
+        for stage in (0, 1, 2):
+            starting = [self._launch(member) for member in self.members if _stage(member) == stage]
+            deadline = time.monotonic() + _READY_SECONDS
+            for member, log_start in starting:
+                self._wait_ready(member, log_start, deadline)
+
+    def stop(self, seconds: float) -> list[Member]:
+        """Stop masters, then slaves, which so get the last of the log, then the name server. Who was stopped."""
+        stopped = []
+        for stage in (1, 2, 0):
+            members = [member for member in self.members if _stage(member) == stage and member.is_running]
+            for member in members:
+                with suppress(ProcessLookupError):
+                    os.kill(member.pid, signal.SIGTERM)
+            deadline = time.monotonic() + seconds
+            for member in members:
+                while member.is_running:
+                    if time.monotonic() > deadline:
+                        raise ClusterFailed(
+                            f"{member.name} (pid {member.pid}) still runs after {seconds:g} s: see {self.log(member)}"
+                        )
+                    time.sleep(0.02)
+            stopped += members
+        return stopped
+
+    def log(self, member: Member) -> Path:
+        return self.directory / "logs" / f"{member.name}.log"
+
+    def _launch(self, member: Member) -> tuple[Member, int]:
+        """Start a member unless it runs, and where its log began then."""
+        log_path = self.log(member)
+        if member.is_running:
+            return member, 0
+        common = ("--port", str(member.port), "--log-level", "WARNING")
+        if member.broker:
+            role = ("broker", "--config", str(self.directory / "conf" / f"{member.name}.conf"))
+        else:
+            role = ("namesrv", "--data", str(self.directory / "data" / member.name))
+        with log_path.open("ab") as log:
+            log_start = log.tell()
+            process = subprocess.Popen(  # noqa: S603  our own command
+                [sys.executable, "-m", "downrange.cli.main", *role, *common],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=self.directory,
+                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                start_new_session=True,  # Ctrl-C at the terminal is not meant for it
+            )
+        started = replace(member, pid=process.pid, since=run_files.started(process.pid))
+        self.members[self.members.index(member)] = started
+        self._save()  # at once: a process that nobody remembers could not be stopped
+        return started, log_start
+
+    def _wait_ready(self, member: Member, log_start: int, deadline: float) -> None:
+        while True:
+            with self.log(member).open("rb") as log:
+                log.seek(log_start)
+                said = log.read().decode("utf-8", "replace")
+            if _READY in said:
+                return
+            if not member.is_running:
+                last = said.strip().splitlines()[-1:] or ["it said nothing"]
+                raise ClusterFailed(f"{member.name} did not start: {last[0].removeprefix('downrange: ')}")
+            if time.monotonic() > deadline:
+                raise ClusterFailed(f"{member.name} is not ready after {_READY_SECONDS:g} s: see {self.log(member)}")
+            time.sleep(0.02)
+
+    def _save(self) -> None:
+        path = self.directory / "cluster.json"
+        new = path.with_suffix(".new")
+        new.write_text(json.dumps({"members": [asdict(member) for member in self.members]}, indent=2) + "\n")
+        new.replace(path)
+
+
+def _stage(member: Member) -> int:
+    """0 name server, 1 master, 2 slave."""
+    return 0 if not member.broker else 1 if member.broker_id == 0 else 2
+
+
+def _letters(number: int) -> str:
+    """a, b, … z, aa, ab, …"""
+    text = ""
+    number += 1
+    while number:
+        number, letter = divmod(number - 1, 26)
+        text = chr(ord("a") + letter) + text
+    return text
+
+
+def _take(taken: ExitStack, *, for_broker: bool = False) -> int:
+    """A free port, held until the layout is complete; a broker also needs those of its VIP channel and its slaves."""
+    for _ in range(_PORT_ATTEMPTS):
+        attempt = ExitStack()
+        try:
+            port = _bind(attempt, 0)
+            if for_broker:
+                _bind(attempt, port - _VIP_PORT_BELOW)
+                _bind(attempt, port + _HA_PORT_ABOVE)
+        except OSError:
+            attempt.close()
+            continue
+        taken.push(attempt.pop_all())
+        return port
+    raise ClusterFailed("no free ports could be found on this machine")
+
+
+def _bind(stack: ExitStack, port: int) -> int:
+    listener = stack.enter_context(socket.socket())
+    listener.bind((HOST, port))
+    return int(listener.getsockname()[1])
+
+
+def names(members: Iterable[Member]) -> str:
+    return ", ".join(member.name for member in members)

@@ -1,0 +1,156 @@
+"""`downrange cluster up|status|down` as a user runs it: real processes, masters and slaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from downrange.cli.local_cluster import LocalCluster, Member, _letters
+from tests.support.processes import DOWNRANGE
+
+
+def downrange(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*DOWNRANGE, *arguments], capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Iterator[Path]:
+    directory = tmp_path / "cluster"
+    yield directory
+    cluster = LocalCluster.load(directory)
+    for member in cluster.running if cluster else []:
+        os.kill(member.pid, signal.SIGKILL)
+
+
+def up(data: Path, *arguments: str) -> str:
+    done = downrange("cluster", "up", "--data", str(data), "--namesrv-port", "0", *arguments)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def status(data: Path) -> dict[str, Any]:
+    done = downrange("cluster", "status", "--data", str(data), "--json")
+    assert done.returncode == 0, done.stderr
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
+
+
+def member(data: Path, name: str) -> Member:
+    cluster = LocalCluster.load(data)
+    assert cluster is not None
+    return next(one for one in cluster.members if one.name == name)
+
+
+def loaded(data: Path) -> LocalCluster:
+    cluster = LocalCluster.load(data)
+    assert cluster is not None
+    return cluster
+
+
+def test_a_cluster_comes_up_replicates_and_goes_down(data: Path) -> None:
+    assert "cluster ready" in up(data, "--brokers", "2", "--replicas", "2", "--sync")
+    namesrv = loaded(data).namesrv
+    for number in range(6):
+        sent = downrange("message", "send", "orders", f"body {number}", "-n", namesrv)
+        assert sent.returncode == 0, sent.stderr
+        assert "SEND_OK" in sent.stdout  # with --sync: a slave has it
+    deadline = time.monotonic() + 20
+    while any(row["lagBytes"] for row in status(data)["brokers"]):
+        assert time.monotonic() < deadline, "the slaves do not catch up"
+    rows = status(data)["brokers"]
+    assert [(row["broker"], row["brokerId"], row["role"]) for row in rows] == [
+        ("broker-a", 0, "SYNC_MASTER"),
+        ("broker-a", 1, "SLAVE"),
+        ("broker-b", 0, "SYNC_MASTER"),
+        ("broker-b", 1, "SLAVE"),
+    ]
+    assert sum(row["maxOffset"] for row in rows if row["brokerId"]) > 0
+
+    again = downrange("cluster", "up", "--data", str(data))
+    assert again.returncode == 2
+    assert "runs already" in again.stderr
+
+    stopped = downrange("cluster", "down", "--data", str(data))
+    assert stopped.returncode == 0, stopped.stderr
+    assert "broker-a-s" in stopped.stdout
+    assert not loaded(data).running
+
+
+def test_a_stopped_cluster_comes_back_where_it_was_with_its_messages(data: Path) -> None:
+    up(data, "--brokers", "1", "--replicas", "1")
+    before = loaded(data)
+    assert downrange("message", "send", "orders", "kept", "-n", before.namesrv).returncode == 0
+    assert downrange("cluster", "down", "--data", str(data)).returncode == 0
+    stopped = downrange("cluster", "status", "--data", str(data))
+    assert stopped.returncode == 1
+    assert "is stopped" in stopped.stderr
+
+    assert "started again as it was" in up(data, "--brokers", "5")
+    after = loaded(data)
+    assert [(one.name, one.port) for one in after.members] == [(one.name, one.port) for one in before.members]
+    topic = downrange("topic", "status", "orders", "-n", after.namesrv, "--json")
+    assert sum(queue["maxOffset"] for queue in json.loads(topic.stdout)["queues"]) == 1
+
+    deleted = downrange("cluster", "down", "--data", str(data), "--delete")
+    assert deleted.returncode == 0
+    assert not data.exists()
+
+
+def test_a_killed_member_is_named_and_started_again(data: Path) -> None:
+    up(data, "--brokers", "2", "--replicas", "1")
+    os.kill(member(data, "broker-b").pid, signal.SIGKILL)
+    deadline = time.monotonic() + 10
+    while member(data, "broker-b").is_running:
+        assert time.monotonic() < deadline
+    assert downrange("cluster", "status", "--data", str(data), "--json").returncode in (0, 1)
+    survivor = member(data, "broker-a").pid
+    up(data)
+    assert member(data, "broker-b").is_running
+    assert member(data, "broker-a").pid == survivor
+
+
+def test_a_member_that_cannot_start_is_one_clear_line_and_leaves_nothing_running(data: Path) -> None:
+    up(data, "--brokers", "1", "--replicas", "1")
+    assert downrange("cluster", "down", "--data", str(data)).returncode == 0
+    with (data / "conf" / "broker-a.conf").open("a") as conf:
+        conf.write("flushDiskType=SOMETIMES\n")
+    failed = downrange("cluster", "up", "--data", str(data))
+    assert failed.returncode == 1
+    assert "broker-a did not start" in failed.stderr
+    assert "flushDiskType" in failed.stderr
+    assert len(failed.stderr.strip().splitlines()) == 1
+    assert not loaded(data).running
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["cluster", "down"], "there is no local cluster"),
+        (["cluster", "up", "--brokers", "60", "--replicas", "2"], "more than 64 processes"),
+        (["cluster", "up", "--brokers", "0"], "Invalid value for '--brokers'"),
+    ],
+)
+def test_what_cannot_be_done_is_refused(arguments: list[str], complaint: str, tmp_path: Path) -> None:
+    done = downrange(*arguments, "--data", str(tmp_path / "nothing"))
+    assert done.returncode == 2
+    assert complaint in done.stderr
+    assert not (tmp_path / "nothing").exists()
+
+
+def test_a_damaged_cluster_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "cluster.json").write_text("{")
+    done = downrange("cluster", "down", "--data", str(tmp_path))
+    assert done.returncode == 2
+    assert "cluster.json" in done.stderr
+
+
+def test_brokers_are_named_as_letters_go_on() -> None:
+    assert [_letters(number) for number in (0, 1, 25, 26, 27, 701, 702)] == ["a", "b", "z", "aa", "ab", "zz", "aaa"]
