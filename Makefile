@@ -1,7 +1,7 @@
 # `make demo` and `make test` do all of their own set-up; see scripts/setup.
 PY := .venv/bin/python
 
-.PHONY: demo test test-slow lint bench setup clean
+.PHONY: demo test test-slow lint bench bench-peers setup clean
 
 setup:
 	@scripts/setup
@@ -20,9 +20,14 @@ lint: setup
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 
+# QUICK=1 for a run of a few minutes that shows that everything works.
 bench:
 	@scripts/setup bench
 	$(PY) -m bench
+
+# NATS, Redis and RabbitMQ, to be measured beside ours by `make bench`.
+bench-peers:
+	@scripts/bench-peers
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis

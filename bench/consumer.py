@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bench.report import Figure, best_rate, table
+from bench.report import QUICK, Figure, best_rate, table
 from downrange.client.consumer.config import ConsumerConfig
 from downrange.client.consumer.messages import ReceivedMessage, read_pulled
 from downrange.client.consumer.push import AsyncPushConsumer
@@ -31,8 +31,8 @@ from downrange.transport.pool import connect
 from tests.support.standalone_process import standalone_process
 
 TOPIC = "backlog"
-MESSAGES = int(os.environ.get("MESSAGES", "200000"))
-ROUNDS = 3
+MESSAGES = int(os.environ.get("MESSAGES", "10000" if QUICK else "200000"))
+ROUNDS = 1 if QUICK else 3
 _groups = itertools.count()
 
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from bench.report import Figure, table
+from bench.report import QUICK, Figure, table
 from downrange.client.blocking import Producer
 from downrange.client.config import ProducerConfig
 from downrange.client.producer import AsyncProducer
@@ -27,7 +27,8 @@ from tests.support.standalone_process import standalone_process
 TOPIC = "BenchmarkTest"
 BODY = b"x" * 128
 CONCURRENT = 64
-ROUNDS = 3
+COUNT = 3_200 if QUICK else 64_000
+ROUNDS = 1 if QUICK else 3
 
 
 class Measured:
@@ -71,16 +72,14 @@ async def bare(address: str, count: int, measured: Measured) -> None:
         producer_group="bench", topic=TOPIC, queue_id=0, born_timestamp=0, properties="WAIT\x01true\x02KEYS\x01key"
     )
     command = request(RequestCode.SEND_MESSAGE_V2, header, body=BODY)
-    for _ in range(ROUNDS):
-        await concurrently(count, lambda number: connection.request(command, 5), measured)
+    await concurrently(count, lambda number: connection.request(command, 5), measured)
     await connection.drain(1)
 
 
 async def asynchronous(namesrv: str, count: int, measured: Measured, config: ProducerConfig) -> None:
     async with AsyncProducer("bench", namesrv, config) as producer:
         await producer.send(message(0))
-        for _ in range(ROUNDS):
-            await concurrently(count, lambda number: producer.send(message(number)), measured)
+        await concurrently(count, lambda number: producer.send(message(number)), measured)
 
 
 def blocking(namesrv: str, count: int, measured: Measured) -> None:
@@ -90,8 +89,7 @@ def blocking(namesrv: str, count: int, measured: Measured) -> None:
 
     with Producer("bench", namesrv) as producer:
         producer.send(message(0))
-        for _ in range(ROUNDS):
-            timed(count, work, measured)
+        timed(count, work, measured)
 
 
 def batched(namesrv: str, count: int, measured: Measured) -> None:
@@ -101,8 +99,7 @@ def batched(namesrv: str, count: int, measured: Measured) -> None:
 
     with Producer("bench", namesrv) as producer:
         producer.send(message(0))
-        for _ in range(ROUNDS):
-            timed(count, work, measured)
+        timed(count, work, measured)
 
 
 def run() -> list[Figure]:
@@ -114,13 +111,14 @@ def run() -> list[Figure]:
         tempfile.TemporaryDirectory() as directory,
         standalone_process(Path(directory), patient, log_level="ERROR") as cluster,
     ):
-        run_loop(bare(cluster.broker, 64_000, measured["bare"]))
-        run_loop(asynchronous(cluster.namesrv, 64_000, measured["async"], ProducerConfig()))
-        for name in ("latency", "adaptive"):
-            config = ProducerConfig(fault_strategy=name)
-            run_loop(asynchronous(cluster.namesrv, 64_000, measured[name], config))
-        blocking(cluster.namesrv, 5_000, measured["blocking"])
-        batched(cluster.namesrv, 64_000, measured["batches"])
+        for _ in range(ROUNDS):
+            run_loop(bare(cluster.broker, COUNT, measured["bare"]))
+            run_loop(asynchronous(cluster.namesrv, COUNT, measured["async"], ProducerConfig()))
+            for name in ("latency", "adaptive"):
+                config = ProducerConfig(fault_strategy=name)
+                run_loop(asynchronous(cluster.namesrv, COUNT, measured[name], config))
+            blocking(cluster.namesrv, COUNT // 16, measured["blocking"])
+            batched(cluster.namesrv, COUNT, measured["batches"])
     labels = {
         "bare": "64 at a time, bare connection",
         "async": "64 at a time, AsyncProducer",

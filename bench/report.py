@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+QUICK: Final = os.environ.get("QUICK", "") not in ("", "0")
+"""Set to see that everything runs: the figures of a quick run are worth little."""
 
 
 class Figure(NamedTuple):
@@ -16,6 +19,16 @@ class Figure(NamedTuple):
     unit: str
     ratio: float | None = None
     to: str = ""
+
+
+class NotMeasured(NamedTuple):
+    """A figure that is missing, and why: it is listed, not hidden."""
+
+    name: str
+    reason: str
+
+
+Row = Figure | NotMeasured
 
 
 def best_rate(work: Callable[[], int], rounds: int = 5) -> float:
@@ -44,15 +57,18 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def table(figures: Iterable[Figure]) -> str:
+def table(rows: Iterable[Row]) -> str:
     lines = ["| figure | value | ratio |", "|---|---|---|"]
-    for figure in figures:
-        ratio = "" if figure.ratio is None else f"{figure.ratio:.2f} x {figure.to}"
-        lines.append(f"| {figure.name} | {_number(figure.value)} {figure.unit} | {ratio} |")
+    for row in rows:
+        if isinstance(row, NotMeasured):
+            lines.append(f"| {row.name} | not measured: {row.reason} | |")
+            continue
+        ratio = "" if row.ratio is None else f"{row.ratio:.2f} x {row.to}"
+        lines.append(f"| {row.name} | {_number(row.value)} {row.unit} | {ratio} |")
     return "\n".join(lines)
 
 
 def _number(value: float) -> str:
     if value >= 10_000:
         return f"{value:,.0f}"
-    return f"{value:.3g}"
+    return f"{value:.3g}" if value < 1000 else f"{value:.0f}"

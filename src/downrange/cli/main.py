@@ -13,6 +13,7 @@ import typer
 
 from downrange import __version__
 from downrange.cli import (
+    bench,
     broker,
     cluster,
     cluster_up,
@@ -65,6 +66,7 @@ app.command("shutdown")(broker.run_shutdown)
 app.command("produce")(produce.run)
 app.command("consume")(consume.run)
 app.command("simulate")(simulate.run)
+app.command("bench")(bench.run)
 
 app.add_typer(topic.app, name="topic")
 app.add_typer(group.app, name="group")

@@ -1,0 +1,139 @@
+"""`downrange bench`: put a load on any broker that speaks RocketMQ's protocol and say what it did."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from downrange.cli.options import Json, Namesrv, UsageError
+from downrange.cli.output import Answer, Column, Table, print_answer
+from downrange.settings import ConfigError
+from downrange.transport.loop import run as run_loop
+
+if TYPE_CHECKING:
+    from downrange.client.load import LoadReport, Target
+
+_ENOUGH = 1 / 3
+
+
+class Workload(StrEnum):
+    SEND = "send"
+    PULL = "pull"
+    END_TO_END = "end-to-end"
+
+
+class HeaderChoice(StrEnum):
+    JSON = "json"
+    BINARY = "binary"
+
+
+def run(
+    workload: Annotated[
+        Workload,
+        typer.Argument(help="send messages; pull all that a topic holds; or send and receive at a steady rate."),
+    ] = Workload.SEND,
+    namesrv: Namesrv = None,
+    broker: Annotated[
+        str | None, typer.Option("--broker", "-b", help="The broker: host:port, or a name if there are several.")
+    ] = None,
+    topic: Annotated[str, typer.Option("--topic", "-t", help="Topic; created if it is not there.")] = "DownrangeBench",
+    queues: Annotated[int, typer.Option(help="Queues of a topic that is created, 1 to 10.")] = 4,
+    size: Annotated[int, typer.Option(help="Bytes of a message body.")] = 128,
+    connections: Annotated[int | None, typer.Option(help="Connections. [send 8, pull 4]")] = None,
+    outstanding: Annotated[
+        int | None, typer.Option(help="Requests on their way on each connection. [send 32, pull 8]")
+    ] = None,
+    batch: Annotated[int, typer.Option(help="Messages of a send: more than one makes batches.")] = 1,
+    keys: Annotated[bool, typer.Option(help="Give messages a key to be found by.")] = True,
+    rate: Annotated[
+        float | None, typer.Option(help="Messages a second, at set times. [send: as many as go, end-to-end: 500]")
+    ] = None,
+    pull_batch: Annotated[int, typer.Option(help="Messages asked for in one pull.")] = 32,
+    header: Annotated[HeaderChoice, typer.Option(help="How request headers are written.")] = HeaderChoice.JSON,
+    seconds: Annotated[float | None, typer.Option(help="Time measured. [send 5, pull until drained]")] = None,
+    warm_up: Annotated[float, typer.Option(help="Seconds before that.")] = 1.0,
+    server_pid: Annotated[
+        int | None, typer.Option(help="Process to take CPU and memory of. [who listens at the address, if local]")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Load a broker, check every reply, and tell rate, latency and CPU a message.
+
+    Messages stay in the topic: do not use one that matters.
+    """
+    from downrange.client.load import HEADERS, PullPlan, SendPlan, end_to_end, find_target, pull_load, send_load
+
+    kind = HEADERS[header.value]
+    try:
+        pull_plan = PullPlan(
+            seconds=600.0 if seconds is None else seconds,
+            connections=4 if connections is None else connections,
+            outstanding=8 if outstanding is None else outstanding,
+            max_messages=pull_batch,
+            header=kind,
+        )
+        send_plan = SendPlan(
+            seconds=5.0 if seconds is None else seconds,
+            warm_up_seconds=warm_up,
+            size=size,
+            batch=batch,
+            connections=8 if connections is None else connections,
+            outstanding=32 if outstanding is None else outstanding,
+            rate=rate or (500.0 if workload is Workload.END_TO_END else None),
+            has_keys=keys,
+            header=kind,
+        )
+        target = run_loop(
+            find_target(topic=topic, queues=queues, namesrv=namesrv, broker=broker, server_pid=server_pid)
+        )
+        match workload:
+            case Workload.SEND:
+                report = send_load(target, send_plan)
+            case Workload.PULL:
+                report = pull_load(target, pull_plan)
+            case Workload.END_TO_END:
+                report = end_to_end(target, send_plan)
+    except ConfigError as error:
+        raise UsageError(str(error)) from None
+    print_answer(
+        Answer({"broker": target.address, "topic": topic, **report.as_json()}, _parts(target, report)), as_json=json
+    )
+
+
+def _parts(target: Target, report: LoadReport) -> list[Table | str]:
+    lines = [
+        f"{report.workload}: {report.messages:,} messages in {report.seconds:.2f} s to {target.address}",
+        f"rate             {report.rate:,.0f} messages/s",
+        f"generator CPU    {report.own_cpu_micros:.2f} µs a message",
+    ]
+    if report.server_cpu_micros is None:
+        lines.append("server CPU       not to be seen from here; name its process with --server-pid")
+    else:
+        assert target.server is not None
+        lines.append(f"server CPU       {report.server_cpu_micros:.2f} µs a message (process {target.server.pid})")
+        resident, private = report.server_resident_bytes or 0, report.server_private_bytes or 0
+        lines.append(f"server memory    {resident / 1e6:.0f} MB resident, {private / 1e6:.0f} MB of it private")
+        if report.own_cpu_micros > report.server_cpu_micros * _ENOUGH and report.server_cpu_micros:
+            share = report.own_cpu_micros / report.server_cpu_micros
+            lines.append(f"note             the generator needs {share:.0%} of the CPU that the server needs")
+    for code, count in report.refused.items():
+        lines.append(f"refused          {count:,} requests with {code}")
+    rows: list[dict[str, Any]] = [
+        {"what": name, **{key: getattr(latency, key) for key in ("mean", "p50", "p90", "p99", "p999", "max")}}
+        for name, latency in report.latency.items()
+    ]
+    return ["\n".join(lines) + "\n", Table(_COLUMNS, rows)]
+
+
+def _millis(value: float) -> str:
+    return f"{value:.3f}"
+
+
+_COLUMNS = [
+    Column("latency, ms", "what"),
+    *(Column(name, key, _millis) for name, key in (("mean", "mean"), ("p50", "p50"), ("p90", "p90"), ("p99", "p99"))),
+    Column("p99.9", "p999", _millis),
+    Column("max", "max", _millis),
+]

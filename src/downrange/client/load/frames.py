@@ -1,0 +1,143 @@
+"""Send requests of one length in one buffer, so that "send k more" is one slice and one write.
+
+A frame is encoded once, by the codec everybody uses, with marks where frames differ; it is repeated, and the marks are
+filled in column by column: a column (one byte of every frame) is one strided assignment. The buffer is used in a ring.
+When a part of it comes round again, its frames get the next generation number and the time, so that no two messages of
+a run have the same unique key, key or body.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import re
+import time
+from typing import Final
+
+from downrange.client.load.plans import SendPlan
+from downrange.protocol.bodies.fields import encode_fields
+from downrange.protocol.bodies.send import BatchEntry, SendMessageRequest, encode_batch
+from downrange.protocol.codes import RequestCode, SerializeType
+from downrange.protocol.command import Command
+from downrange.protocol.framing import encode
+
+FIRST_OPAQUE: Final = 100_000_000  # nine digits, and so are all that follow
+_GENERATION: Final = b"@@@@"
+_NUMBER: Final = b"######"
+NUMBER_WIDTH: Final = len(_GENERATION + _NUMBER)
+_TIME: Final = 1_111_111_111_111  # as many digits as the milliseconds of this century have
+_LEAST_FRAMES: Final = 1024
+_MOST_FRAMES: Final = 16_384
+_WANTED_BYTES: Final = 4 << 20  # what stays in the processor's cache is sent faster
+_PARTS: Final = 4
+
+
+class SendFrames:
+    """The ring of frames.
+
+    Holds always: frames taken less than three quarters of the ring ago are not touched, so as long as no more than
+    `most_outstanding` are on their way, what a socket still has to write stays as it is.
+    """
+
+    def __init__(self, plan: SendPlan, topic: str, queues: int, broker_name: str = "") -> None:
+        template = _template(plan, topic, broker_name)
+        self.frame_size = len(template)
+        wanted = max(_LEAST_FRAMES, min(_MOST_FRAMES, _WANTED_BYTES // self.frame_size))
+        part = -(-max(wanted, plan.connections * plan.outstanding * _PARTS) // _PARTS)
+        self.count = part * _PARTS
+        self.most_outstanding = part
+        self._part = part
+        self._buffer = bytearray(template * self.count)
+        self._view = memoryview(self._buffer)
+        self._next = 0
+        self._generations = itertools.count(1)
+        self._generation_at = [found.start() for found in re.finditer(re.escape(_GENERATION), template)]
+        self._time_at = template.index(b"%d" % _TIME)
+        self._stamps = [(_GENERATION, b"%d" % _TIME)] * _PARTS  # what each part has now
+        self.numbers = [b"%06X" % number for number in range(self.count)]
+        for found in re.finditer(re.escape(_NUMBER), template):
+            self._fill(found.start(), self.numbers)
+        self._fill(_queue_at(template, plan.header), [b"%d" % (number % queues) for number in range(self.count)])
+        self.opaques = range(FIRST_OPAQUE, FIRST_OPAQUE + self.count)
+        if plan.header is SerializeType.JSON:
+            at = template.index(b'"opaque":%d' % FIRST_OPAQUE) + len(b'"opaque":')
+            self._fill(at, [b"%d" % opaque for opaque in self.opaques])
+        else:
+            self._fill(8 + 5, [opaque.to_bytes(4, "big") for opaque in self.opaques])
+
+    def take(self, wanted: int) -> tuple[int, int]:
+        """The next frames, no more than wanted, at least one: `first` and `end` of `slice`."""
+        first = self._next
+        end = min(first + wanted, self.count)
+        for part in range(-(-first // self._part), -(-end // self._part)):
+            self._renew(part)
+        self._next = end % self.count
+        return first, end
+
+    def slice(self, first: int, end: int) -> memoryview:
+        return self._view[first * self.frame_size : end * self.frame_size]
+
+    def body_number(self, frame: int) -> bytes:
+        """What the body of a frame taken just now begins with: no other message of this run has it."""
+        return self._stamps[frame // self._part][0] + self.numbers[frame]
+
+    def _renew(self, part: int) -> None:
+        """The next generation for one part of the ring."""
+        old_generation, old_time = self._stamps[part]
+        generation = b"%04X" % (next(self._generations) & 0xFFFF)
+        now = b"%d" % (time.time_ns() // 1_000_000)
+        for at in self._generation_at:
+            self._put(part, at, old_generation, generation)
+        self._put(part, self._time_at, old_time, now)
+        self._stamps[part] = generation, now
+
+    def _put(self, part: int, at: int, old: bytes, new: bytes) -> None:
+        first = part * self._part * self.frame_size
+        end = first + self._part * self.frame_size
+        for place, (before, after) in enumerate(zip(old, new, strict=True), at):
+            if before != after:
+                self._buffer[first + place : end : self.frame_size] = bytes([after]) * self._part
+
+    def _fill(self, at: int, texts: list[bytes]) -> None:
+        """A text for each frame, all of one length."""
+        width = len(texts[0])
+        joined = b"".join(texts)
+        for place in range(width):
+            self._buffer[at + place :: self.frame_size] = joined[place::width]
+
+
+def _template(plan: SendPlan, topic: str, broker_name: str) -> bytes:
+    random_bytes = random.Random(plan.size)  # noqa: S311  a body, not a secret
+    run = f"{random.getrandbits(64):016X}"
+    number = (_GENERATION + _NUMBER).decode()
+    # A batch of messages with equal numbers would not be unique: each has its place in the batch, too.
+    entries = []
+    for place in range(plan.batch):
+        unique = f"{run}{place:06X}{number}"
+        properties = f"UNIQ_KEY\x01{unique}\x02" + (f"KEYS\x01{unique[8:]}\x02" if plan.has_keys else "")
+        filling = random_bytes.randbytes(plan.size - NUMBER_WIDTH).replace(b"@", b"a").replace(b"#", b"b")
+        entries.append(BatchEntry(0, number.encode() + filling, properties + "WAIT\x01true\x02TAGS\x01TagA\x02"))
+    is_batch = plan.batch > 1
+    header = SendMessageRequest(
+        producer_group="downrange-bench",
+        topic=topic,
+        queue_id=0,
+        born_timestamp=_TIME,
+        properties="" if is_batch else entries[0].properties,
+        batch=is_batch,
+        bname=broker_name or None,
+    )
+    return encode(
+        Command(
+            code=RequestCode.SEND_BATCH_MESSAGE if is_batch else RequestCode.SEND_MESSAGE_V2,
+            opaque=FIRST_OPAQUE,
+            raw_ext=encode_fields(header),
+            body=encode_batch(entries) if is_batch else entries[0].body,
+            serialize_type=int(plan.header),
+        )
+    )
+
+
+def _queue_at(template: bytes, header: SerializeType) -> int:
+    mark = b'"e":"0"' if header is SerializeType.JSON else b"\0\1e\0\0\0\x010"
+    return template.index(mark) + mark.index(b"0")

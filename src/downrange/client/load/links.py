@@ -1,0 +1,143 @@
+"""Plain sockets to one broker and the thread that waits for them.
+
+An event loop would do as well but for one thing: it counts time in milliseconds, and an open loop must not be late.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+from collections import deque
+from collections.abc import Callable
+from types import TracebackType
+from typing import Final, Self
+
+from downrange.transport.errors import ConnectFailed, ConnectionLost
+from downrange.transport.pool import split_address
+
+_READ_AT_ONCE: Final = 1 << 18
+_CONNECT_SECONDS: Final = 3.0
+
+
+class Link:
+    """One connection. What the kernel does not take at once waits; the caller must leave those bytes as they are."""
+
+    __slots__ = ("_epoll", "_socket", "_space", "_waiting", "descriptor")
+
+    def __init__(self, connected: socket.socket, epoll: select.epoll, space: memoryview) -> None:
+        self._socket = connected
+        self._space = space
+        self._epoll = epoll
+        self._waiting: deque[memoryview] = deque()
+        self.descriptor = connected.fileno()
+
+    def write(self, data: memoryview | bytes) -> None:
+        view = memoryview(data)
+        if self._waiting:
+            self._waiting.append(view)
+            return
+        sent = self._send(view)
+        if sent < len(view):
+            self._waiting.append(view[sent:])
+            self._epoll.modify(self.descriptor, select.EPOLLIN | select.EPOLLOUT)
+
+    def write_waiting(self) -> None:
+        """The kernel takes more."""
+        while self._waiting:
+            view = self._waiting[0]
+            sent = self._send(view)
+            if sent < len(view):
+                self._waiting[0] = view[sent:]
+                return
+            self._waiting.popleft()
+        self._epoll.modify(self.descriptor, select.EPOLLIN)
+
+    def read(self) -> bytes:
+        try:
+            count = self._socket.recv_into(self._space)
+        except BlockingIOError:
+            return b""
+        except OSError as error:
+            raise ConnectionLost(f"the connection to the broker failed: {error.strerror}") from None
+        if not count:
+            raise ConnectionLost("the broker closed a connection in the middle of the load")
+        return bytes(self._space[:count])
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _send(self, view: memoryview) -> int:
+        try:
+            return self._socket.send(view)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            raise ConnectionLost(f"the connection to the broker failed: {error.strerror}") from None
+
+
+class Links:
+    """All connections of one load; `with` closes them."""
+
+    def __init__(
+        self, address: str, count: int, greet: Callable[[socket.socket], object] = lambda connected: None
+    ) -> None:
+        """`greet` is called with each socket while it still blocks."""
+        self._greet = greet
+        self._epoll = select.epoll()
+        # One for all: memory for the most that may come, asked for anew at each read, costs more than the copy.
+        self._space = memoryview(bytearray(_READ_AT_ONCE))
+        self.all: list[Link] = []
+        self._by_descriptor: dict[int, Link] = {}
+        try:
+            for _ in range(count):
+                self._add(address)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def wait(self, seconds: float) -> list[Link]:
+        """The connections with something to read, `seconds` from now at the latest, which is kept to microseconds."""
+        # epoll counts in milliseconds: good enough for a long wait, and one call instead of two.
+        if seconds < 0.02:
+            select.select((self._epoll,), (), (), max(seconds, 0.0))
+            seconds = 0.0
+        readable = []
+        for descriptor, event in self._epoll.poll(seconds, 1024):
+            link = self._by_descriptor[descriptor]
+            if event & select.EPOLLOUT:
+                link.write_waiting()
+            if event & ~select.EPOLLOUT:
+                readable.append(link)
+        return readable
+
+    def close(self) -> None:
+        for link in self.all:
+            link.close()
+        self._epoll.close()
+
+    def _add(self, address: str) -> None:
+        connected = open_socket(address)
+        link = Link(connected, self._epoll, self._space)
+        self.all.append(link)
+        self._by_descriptor[link.descriptor] = link
+        self._greet(connected)
+        connected.setblocking(False)
+        self._epoll.register(link.descriptor, select.EPOLLIN)
+
+
+def open_socket(address: str) -> socket.socket:
+    """A connected, blocking socket."""
+    try:
+        connected = socket.create_connection(split_address(address), timeout=_CONNECT_SECONDS)
+    except OSError as error:
+        raise ConnectFailed(f"cannot connect to {address}: {error.strerror or error}") from None
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connected

@@ -1,0 +1,66 @@
+"""What a load consists of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from downrange.protocol.codes import SerializeType
+from downrange.settings import ConfigError
+
+HEADERS: Final = {"json": SerializeType.JSON, "binary": SerializeType.ROCKETMQ}
+"""How request headers can be written, by the name an operator uses."""
+MAX_QUEUES: Final = 10
+"""A queue's number takes one digit in every frame."""
+SMALLEST_BODY: Final = 16
+"""A body begins with the number of its message."""
+
+
+@dataclass(frozen=True, slots=True)
+class SendPlan:
+    """Sends of one kind. Without `rate` the loop is closed: `connections` x `outstanding` frames are always on their
+    way. With a rate (messages a second, all connections together) it is open: a frame is sent when it is due."""
+
+    seconds: float = 5.0
+    warm_up_seconds: float = 1.0
+    size: int = 128
+    batch: int = 1
+    connections: int = 8
+    outstanding: int = 32
+    rate: float | None = None
+    has_keys: bool = True
+    header: SerializeType = SerializeType.JSON
+
+    def __post_init__(self) -> None:
+        _check("seconds", self.seconds, 0.01, 86_400)
+        _check("warm-up", self.warm_up_seconds, 0, 3600)
+        _check("size", self.size, SMALLEST_BODY, 4 << 20)
+        _check("batch", self.batch, 1, 4096)
+        _check("connections", self.connections, 1, 60_000)
+        _check("outstanding", self.outstanding, 1, 100_000)
+        if self.size * self.batch > 4 << 20:
+            raise ConfigError(f"a batch of {self.batch} x {self.size} bytes is larger than a broker takes, 4 MiB")
+        if self.rate is not None:
+            _check("rate", self.rate, 0.1, 1e7)
+
+
+@dataclass(frozen=True, slots=True)
+class PullPlan:
+    """Read all queues from their first message to the last one there is at the start, or for `seconds`."""
+
+    seconds: float = 60.0
+    connections: int = 4
+    outstanding: int = 8
+    max_messages: int = 32
+    header: SerializeType = SerializeType.JSON
+
+    def __post_init__(self) -> None:
+        _check("seconds", self.seconds, 0.01, 86_400)
+        _check("connections", self.connections, 1, 10_000)
+        _check("outstanding", self.outstanding, 1, 10_000)
+        _check("messages a pull", self.max_messages, 1, 10_000)
+
+
+def _check(name: str, value: float, least: float, most: float) -> None:
+    if not least <= value <= most:
+        raise ConfigError(f"{name} {value:g}: expected {least:g} to {most:g}")

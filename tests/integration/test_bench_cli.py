@@ -1,0 +1,246 @@
+"""`downrange bench` against real brokers, and against what is none."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from downrange.cli.main import app
+from downrange.cli.options import UsageError
+from downrange.client.load import SendPlan, find_target, send_load
+from downrange.client.load.links import Links
+from downrange.client.load.sending import Sender
+from downrange.client.load.server_process import ServerProcess, listening_at
+from downrange.model.errors import MQError
+from downrange.protocol.command import Command
+from downrange.protocol.errors import BrokerError, RemoteProtocolError
+from downrange.protocol.framing import FrameDecoder, encode
+from downrange.transport.loop import run as run_loop
+from tests.support.processes import DOWNRANGE
+from tests.support.standalone_process import Standalone, standalone_process
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
+    with standalone_process(tmp_path_factory.mktemp("bench"), log_level="ERROR") as running:
+        yield running
+
+
+def bench(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run([*DOWNRANGE, "bench", *arguments], capture_output=True, text=True, timeout=60)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done
+
+
+def measured(*arguments: str) -> dict[str, Any]:
+    """Without a process: most of the time of a short load would be its start."""
+    done = CliRunner().invoke(app, ["bench", *arguments, "--json"], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
+
+
+def stored(cluster: Standalone, topic: str) -> int:
+    target = run_loop(find_target(topic=topic, queues=4, broker=cluster.broker))
+    return sum(end - first for first, end in (target.ranges or {}).values())
+
+
+SHORT = ("--seconds", "0.4", "--warm-up", "0.1")
+
+
+@pytest.mark.parametrize("header", ["json", "binary"])
+@pytest.mark.parametrize("batch", ["1", "16"])
+def test_what_is_sent_is_stored_and_can_be_pulled(cluster: Standalone, header: str, batch: str) -> None:
+    topic = f"load-{header}-{batch}"
+    where = ("--broker", cluster.broker, "--topic", topic, "--header", header)
+    sent = measured("send", *where, *SHORT, "--batch", batch, "--connections", "3", "--outstanding", "5")
+    there = stored(cluster, topic)
+    assert 0 < sent["messages"] < there  # the warm-up and the last replies are not counted, but stored
+    assert sent["rate"] == pytest.approx(sent["messages"] / sent["seconds"])
+    assert sent["server_cpu_micros"] > 0
+    assert 0 < sent["latency"]["reply"]["p50"] <= sent["latency"]["reply"]["p999"] <= sent["latency"]["reply"]["max"]
+    pulled = measured("pull", *where, "--connections", "2", "--outstanding", "3")
+    assert pulled["messages"] == there
+
+
+def test_end_to_end_receives_all_that_is_sent_at_the_rate(cluster: Standalone) -> None:
+    found = measured("end-to-end", "--namesrv", cluster.namesrv, "-t", "latency", "--rate", "300", *SHORT)
+    assert found["rate"] == pytest.approx(300, rel=0.5)
+    assert 0 < found["latency"]["end to end"]["p50"] <= found["latency"]["end to end"]["max"]
+
+
+def test_a_topic_that_is_there_keeps_its_queues(cluster: Standalone) -> None:
+    measured("send", "-b", cluster.broker, "-t", "two-queues", "--queues", "2", *SHORT)
+    target = run_loop(find_target(topic="two-queues", queues=7, broker=cluster.broker))
+    assert target.queues == 2
+
+
+def test_the_tables_name_the_process_of_the_server(cluster: Standalone) -> None:
+    shown = bench("--namesrv", cluster.namesrv, *SHORT, "--rate", "500").stdout
+    assert f"(process {cluster.process.pid})" in shown
+    assert "latency, ms" in shown
+    assert listening_at(cluster.broker) == ServerProcess(cluster.process.pid)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "problem"),
+    [
+        (("send", "--broker", "BROKER", "--size", "2"), UsageError, "size 2: expected 16"),
+        (("send", "--broker", "BROKER", "--queues", "11"), UsageError, "queues 11: expected 1 to 10"),
+        (("send", "--broker", "BROKER", "--topic", "a b"), MQError, "topic"),
+        (("send", "--broker", "not-there", "--namesrv", "NAMESRV"), MQError, "no broker not-there"),
+        (("pull", "--broker", "BROKER", "--topic", "nothing-here"), UsageError, "is empty: send something first"),
+        (("end-to-end", "--broker", "BROKER", "--batch", "2"), UsageError, "leave --batch out"),
+        (("send", "--broker", "BROKER", "--server-pid", "4194305"), UsageError, "there is no process 4194305"),
+    ],
+)
+def test_what_cannot_work_says_why(
+    cluster: Standalone, arguments: tuple[str, ...], error: type[MQError], problem: str
+) -> None:
+    names = {"BROKER": cluster.broker, "NAMESRV": cluster.namesrv}
+    with pytest.raises(error, match=problem):
+        measured(*(names.get(part, part) for part in arguments))
+
+
+def test_a_broker_that_cannot_be_reached_is_one_line() -> None:
+    done = bench("send", "--broker", "127.0.0.1:1", code=1)
+    assert "cannot connect to 127.0.0.1:1" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+class ScriptedBroker:
+    """Answers each send as the script says: with a code, with a wrong opaque, or the third one very late."""
+
+    def __init__(self, *codes: int, opaque_shift: int = 0, sends_before_third: int = 0) -> None:
+        self._sends_before_third = sends_before_third
+        self._held: tuple[socket.socket, bytes] | None = None
+        self._lock = threading.Lock()
+        self._codes = codes
+        self._shift = opaque_shift
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self.sends = 0
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connected, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(connected,), daemon=True).start()
+
+    def _serve(self, connected: socket.socket) -> None:
+        decoder = FrameDecoder()
+        with connected, suppress(OSError):  # a load that ends with an error leaves without a word
+            while data := connected.recv(1 << 16):
+                for command in decoder.feed(data):
+                    with self._lock:
+                        self._reply(connected, encode(self._answer(command)))
+
+    def _reply(self, connected: socket.socket, reply: bytes) -> None:
+        if self.sends == 3 and self._sends_before_third:
+            self._held = (connected, reply)
+            return
+        connected.sendall(reply)
+        if self._held is not None and self.sends > self._sends_before_third:
+            self._held[0].sendall(self._held[1])
+            self._held = None
+
+    def _answer(self, command: Command) -> Command:
+        if command.code != 310:
+            return command.reply(17, "no such topic")
+        self.sends += 1
+        code = self._codes[self.sends % len(self._codes)] if self.sends > 1 else 0
+        shift = self._shift if self.sends > 1 else 0
+        ext = {"msgId": "0", "queueId": "0", "queueOffset": str(self.sends)}
+        return Command(code, command.opaque + shift, 1, ext, remark=None if code == 0 else "as scripted")
+
+
+@pytest.fixture
+def script(request: pytest.FixtureRequest) -> Iterator[ScriptedBroker]:
+    broker = ScriptedBroker(*request.param[0], **request.param[1])
+    yield broker
+    broker.close()
+
+
+QUICK = SendPlan(seconds=0.2, warm_up_seconds=0, connections=2, outstanding=4)
+
+
+def load(broker: ScriptedBroker) -> Any:
+    return send_load(run_loop(find_target(topic="orders", queues=4, broker=broker.address)), QUICK)
+
+
+@pytest.mark.parametrize("script", [((0, 2, 215), {})], indirect=True)
+def test_flow_control_is_counted_and_does_not_end_the_load(script: ScriptedBroker) -> None:
+    report = load(script)
+    assert report.messages > 0
+    assert report.refused.keys() == {"SYSTEM_BUSY", "FLOW_CONTROL"}
+
+
+@pytest.mark.parametrize("script", [((0, 16), {})], indirect=True)
+def test_any_other_refusal_ends_it(script: ScriptedBroker) -> None:
+    with pytest.raises(BrokerError, match="as scripted"):
+        load(script)
+
+
+@pytest.mark.parametrize("script", [((0,), {"opaque_shift": 500_000})], indirect=True)
+def test_a_reply_to_a_request_nobody_made_is_an_error(script: ScriptedBroker) -> None:
+    with pytest.raises(RemoteProtocolError, match="not outstanding"):
+        load(script)
+
+
+@pytest.mark.parametrize("script", [((0,), {"sends_before_third": 3000})], indirect=True)
+def test_a_reply_may_come_after_the_ring_of_frames_has_come_round(script: ScriptedBroker) -> None:
+    target = run_loop(find_target(topic="orders", queues=4, broker=script.address))
+    plan = SendPlan(size=4096, connections=2, outstanding=4)
+    with Links(script.address, plan.connections) as links:
+        sender = Sender(plan, target, links.all)
+        assert sender.frames.count < 3000
+        for link in links.all:
+            sender.send(link, plan.outstanding)
+        while script.sends < 3500:
+            for link in links.wait(1):
+                sender.send(link, sender.receive(link))
+        while sender.outstanding:
+            for link in links.wait(1):
+                sender.receive(link)
+    assert sender.messages == script.sends - 1  # the first one was not the sender's
+
+
+def test_a_server_of_another_protocol_is_told_apart() -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def answer() -> None:
+        connected, _ = listener.accept()
+        with connected:
+            connected.recv(1000)
+            connected.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+    threading.Thread(target=answer, daemon=True).start()
+    done = bench("send", "--broker", f"127.0.0.1:{listener.getsockname()[1]}", code=1)
+    listener.close()
+    assert "frame of 1213486160 bytes" in done.stderr  # "HTTP" read as a length
+    assert "Traceback" not in done.stderr
+
+
+def test_every_command_of_the_page_works(cluster: Standalone) -> None:
+    page = Path(__file__).parent.parent.parent / "docs" / "how-to" / "measure.md"
+    commands = re.findall(r"`downrange bench ([^`]+)`", page.read_text("utf-8"))
+    assert len(commands) >= 7
+    for command in commands:
+        found = measured(*command.split(), "-b", cluster.broker, "-t", "page", "--seconds", "0.2", "--warm-up", "0")
+        assert found["messages"] > 0, command

@@ -1,0 +1,101 @@
+"""The ring of pre-encoded sends: real frames, all of one length, no two messages alike."""
+
+from __future__ import annotations
+
+import pytest
+
+from downrange.client.load.frames import FIRST_OPAQUE, SendFrames
+from downrange.client.load.plans import SendPlan
+from downrange.model.properties import decode_properties
+from downrange.protocol.bodies.send import SendMessageRequest, decode_batch
+from downrange.protocol.codes import RequestCode, SerializeType
+from downrange.protocol.command import Command
+from downrange.protocol.framing import FrameDecoder
+from downrange.settings import ConfigError
+
+KINDS = pytest.mark.parametrize("kind", list(SerializeType))
+
+
+def decoded(frames: SendFrames, count: int) -> list[Command]:
+    commands: list[Command] = []
+    while len(commands) < count:
+        decoder = FrameDecoder()
+        commands += decoder.feed(bytes(frames.slice(*frames.take(count - len(commands)))))
+        assert decoder.error is None
+        assert decoder.buffered == 0
+    return commands
+
+
+@KINDS
+def test_every_frame_is_a_send_with_its_own_opaque_and_queue(kind: SerializeType) -> None:
+    frames = SendFrames(SendPlan(header=kind), "orders", 3, "broker-a")
+    commands = decoded(frames, 9)
+    assert [command.opaque for command in commands] == list(range(FIRST_OPAQUE, FIRST_OPAQUE + 9))
+    headers = [command.header(SendMessageRequest) for command in commands]
+    assert [header.queue_id for header in headers] == [0, 1, 2] * 3
+    assert {(command.code, len(command.body_bytes)) for command in commands} == {(RequestCode.SEND_MESSAGE_V2, 128)}
+    assert {(header.topic, header.bname, header.batch) for header in headers} == {("orders", "broker-a", False)}
+
+
+@KINDS
+def test_no_key_or_body_comes_twice_when_the_ring_comes_round(kind: SerializeType) -> None:
+    frames = SendFrames(SendPlan(header=kind, size=1024), "orders", 4)
+    commands = decoded(frames, 3 * frames.count)
+    properties = [decode_properties(command.header(SendMessageRequest).properties) for command in commands]
+    assert len({each["UNIQ_KEY"] for each in properties}) == len(commands)
+    assert len({each["KEYS"] for each in properties}) == len(commands)
+    assert len({command.body_bytes for command in commands}) == len(commands)
+    assert {len(each["UNIQ_KEY"]) for each in properties} == {32}
+
+
+def test_a_body_begins_with_the_number_told() -> None:
+    frames = SendFrames(SendPlan(), "orders", 4)
+    for _ in range(frames.count + 5):
+        first, end = frames.take(1)
+        (command,) = FrameDecoder().feed(bytes(frames.slice(first, end)))
+        assert command.body_bytes.startswith(frames.body_number(first))
+
+
+def test_frames_on_their_way_are_not_touched() -> None:
+    plan = SendPlan(connections=3, outstanding=1000)
+    frames = SendFrames(plan, "orders", 4)
+    assert frames.most_outstanding >= 3000
+    taken = [frames.take(1) for _ in range(frames.most_outstanding)]
+    before = [bytes(frames.slice(*each)) for each in taken]
+    frames.take(frames.most_outstanding)
+    assert [bytes(frames.slice(*each)) for each in taken] == before
+
+
+def test_a_taken_frame_carries_the_time() -> None:
+    (command,) = decoded(SendFrames(SendPlan(), "orders", 4), 1)
+    assert command.header(SendMessageRequest).born_timestamp > 1_700_000_000_000
+
+
+@KINDS
+def test_a_batch_holds_as_many_messages_each_with_its_key(kind: SerializeType) -> None:
+    frames = SendFrames(SendPlan(batch=16, header=kind), "orders", 4)
+    commands = decoded(frames, frames.count + 2)
+    assert {command.code for command in commands} == {RequestCode.SEND_BATCH_MESSAGE}
+    assert all(command.header(SendMessageRequest).batch for command in commands)
+    entries = [entry for command in commands for entry in decode_batch(command.body_bytes)]
+    assert len(entries) == 16 * len(commands)
+    assert len({decode_properties(entry.properties)["UNIQ_KEY"] for entry in entries}) == len(entries)
+
+
+def test_keys_can_be_left_out() -> None:
+    (command,) = decoded(SendFrames(SendPlan(has_keys=False), "orders", 4), 1)
+    assert "KEYS" not in decode_properties(command.header(SendMessageRequest).properties)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "problem"),
+    [
+        ({"size": 3}, "size 3: expected 16"),
+        ({"connections": 0}, "connections 0"),
+        ({"rate": 0.0}, "rate 0"),
+        ({"size": 1 << 20, "batch": 16}, "larger than a broker takes"),
+    ],
+)
+def test_a_plan_that_cannot_work_says_why(wrong: dict[str, float], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        SendPlan(**wrong)  # type: ignore[arg-type]
