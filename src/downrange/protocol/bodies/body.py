@@ -61,7 +61,10 @@ _MODEL_NAMES: Final[Mapping[type[Any], Mapping[str, str]]] = {
 
 
 class Body(msgspec.Struct, frozen=True, rename="camel"):
-    """A JSON object as the body of a command, or a part of one."""
+    """A JSON object as the body of a command, or a part of one.
+
+    One that holds values of the model may say with a static `from_wire(members)` how to read what other clients write.
+    """
 
 
 class BodyError(MQError):
@@ -222,8 +225,9 @@ def _reshape_struct(kind: type[msgspec.Struct]) -> Reshape | None:
     }
     if not inner:
         return None
+    from_wire: Reshape = getattr(kind, "from_wire", _same)
     return lambda value: (
-        {name: inner[name](member) if name in inner else member for name, member in value.items()}
+        {name: inner[name](member) if name in inner else member for name, member in from_wire(value).items()}
         if isinstance(value, dict)
         else value
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Any, Final
 
 from msgspec import field
 
@@ -43,6 +44,20 @@ class ProducerData(Body, frozen=True):
     group_name: str
 
 
+_CHOICES: Final[dict[str, tuple[str, ...]]] = {
+    "consumeType": (ConsumeType.ACTIVELY, ConsumeType.PASSIVELY, ConsumeType.POP),
+    "messageModel": (MessageModel.BROADCASTING, MessageModel.CLUSTERING),
+    "consumeFromWhere": (
+        ConsumeFromWhere.LAST_OFFSET,
+        "CONSUME_FROM_LAST_OFFSET_AND_FROM_MIN_WHEN_BOOT_FIRST",
+        "CONSUME_FROM_MIN_OFFSET",
+        "CONSUME_FROM_MAX_OFFSET",
+        ConsumeFromWhere.FIRST_OFFSET,
+        ConsumeFromWhere.TIMESTAMP,
+    ),
+}
+
+
 class ConsumerData(Body, frozen=True, kw_only=True):
     """One consumer group of a client. The three choices are texts: a value only newer releases know must not hurt."""
 
@@ -52,6 +67,15 @@ class ConsumerData(Body, frozen=True, kw_only=True):
     consume_from_where: str = ConsumeFromWhere.LAST_OFFSET
     subscription_data_set: tuple[Subscription, ...] = ()
     unit_mode: bool = False
+
+    @staticmethod
+    def from_wire(members: dict[str, Any]) -> dict[str, Any]:
+        """The C++ client sends the place of a choice in Java's enumeration where Java sends its name."""
+        return members | {
+            name: choices[chosen]
+            for name, choices in _CHOICES.items()
+            if type(chosen := members.get(name)) is int and 0 <= chosen < len(choices)
+        }
 
 
 class HeartbeatData(Body, frozen=True, kw_only=True):
