@@ -181,7 +181,8 @@ class FaultProxy:
 
 def _close(writer: asyncio.StreamWriter, *, reset: bool) -> None:
     if reset:
-        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+        if (connected := writer.get_extra_info("socket")) is not None:  # None: the other side was faster
+            connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
         writer.transport.abort()
     else:
         writer.close()

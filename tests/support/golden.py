@@ -47,6 +47,24 @@ def scenarios() -> dict[str, tuple[Row, ...]]:
     return found
 
 
+class HaRow(NamedTuple):
+    """Bytes of one read from a replication socket."""
+
+    connection: int
+    sender: str
+    data: bytes
+
+
+@cache
+def ha_rows(scenario: str) -> tuple[HaRow, ...]:
+    """The captured replication stream of a scenario, in order of arrival."""
+    with tarfile.open(GOLDEN / "frames.tar.xz") as archive:
+        file = archive.extractfile(f"ha/{scenario}.ha.jsonl")
+        assert file is not None
+        rows = [json.loads(line) for line in file.read().decode().splitlines()]
+    return tuple(HaRow(row["conn"], row["from"], bytes.fromhex(row["hex"])) for row in rows)
+
+
 def _rows(name: str, text: str) -> Iterator[Row]:
     for line in text.splitlines():
         row = json.loads(line)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ import msgspec
 from downrange.clock import ManualClock
 from downrange.model.message import StoredMessage
 from downrange.model.message_id import offset_message_id, pack_host, parse_offset_message_id
+from downrange.model.properties import PUSH_REPLY_TIME, decode_properties
 from downrange.model.record import decode_records
 from downrange.protocol import java_json
 from downrange.protocol.bodies.pull import PullSysFlag
@@ -116,6 +117,8 @@ class Replay:
         self._clock = clock
         self._physical_offsets: dict[int, int] = {}
         self.compared = 0
+        self.before_push: dict[int, Callable[[], Awaitable[None]]] = {}
+        """What makes the broker push a request of this code now, where it would at times of its own."""
 
     async def play(self, name: str) -> list[Difference]:
         """One scenario; what differs."""
@@ -146,6 +149,8 @@ class Replay:
                 reply = await wire.reply_to(row.opaque)
                 found += self._differences(row, requests[key], captured, reply)
             else:
+                if row.code in self.before_push and not any(push.code == row.code for push in wire.pushed):
+                    await self.before_push[row.code]()
                 pushed = await wire.push_of(row.code)
                 if pushed is not None:
                     pushes[key] = pushed.opaque
@@ -163,6 +168,9 @@ class Replay:
         if command.code in (RequestCode.VIEW_MESSAGE_BY_ID, RequestCode.CONSUMER_SEND_MSG_BACK):
             offset = int(fields["offset"])
             changed["offset"] = str(self._physical_offsets.get(offset, offset))
+        if command.code == RequestCode.END_TRANSACTION:
+            offset = int(fields["commitLogOffset"])
+            changed["commitLogOffset"] = str(self._physical_offsets.get(offset, offset))
         if command.code == RequestCode.CONSUME_MESSAGE_DIRECTLY and len(fields["msgId"]) == OFFSET_ID_LENGTH:
             offset = parse_offset_message_id(fields["msgId"]).physical_offset
             here = pack_host("10.0.0.1", self._port)
@@ -199,11 +207,18 @@ class Replay:
         yield from self._body_differences(row, request, golden.body_bytes, ours.body_bytes)
 
     def _comparable(self, name: str, theirs: str, our: str) -> tuple[object, object]:
-        if name == "msgId":
+        if name in ("msgId", "offsetMsgId"):
             return theirs, theirs if self._are_same_ids(theirs, our) else our
+        if name == "commitLogOffset":
+            return theirs, theirs if self._same_place(int(theirs), int(our)) else our
         if name in VOLATILE:
             return kind_of(theirs), kind_of(our)
+        if name == "properties":
+            return self._plain_properties(theirs), self._plain_properties(our)
         return theirs, our
+
+    def _plain_properties(self, text: str) -> dict[str, str]:
+        return {name: value for name, value in decode_properties(text).items() if name != PUSH_REPLY_TIME}
 
     def _are_same_ids(self, theirs: str, our: str) -> bool:
         golden_ids, our_ids = theirs.split(","), our.split(",")
@@ -235,6 +250,8 @@ class Replay:
                 if not self._same_place(golden.physical_offset, ours.physical_offset):
                     yield from differs("physical offset", golden.physical_offset, ours.physical_offset)
                 yield from differs("record", self._plain(golden), self._plain(ours))
+        elif request.code == RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT:
+            yield from differs("body", theirs, our)
         elif request.code == RequestCode.GET_BROKER_CONFIG:
             keys = [{line.partition("=")[0] for line in text.decode().splitlines()} for text in (theirs, our)]
             yield from differs("missing keys", set(), keys[0] - keys[1])
@@ -273,7 +290,7 @@ VOLATILE = {
     *("counter", "timestamp", "version", "indexLastUpdatePhyoffset", "indexLastUpdateTimestamp"),
     *("lastUpdateTimestamp", "lastTimestamp", "minTimeStamp", "maxTimeStamp", "consumeTimeStamp", "delayTime"),
     *("consumeTps", "tps", "sum", "avgpt", "physicOffset"),
-    *("clientAddr", "remoteIP", "brokerAddr"),
+    *("clientAddr", "remoteIP", "brokerAddr", "bornHost", "storeHost", "storeTimestamp"),
 }
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from downrange.broker.bloom_filter import BloomFilter
 from downrange.broker.clients import Consumers, Producers
-from downrange.broker.config import REMOTELY_CHANGEABLE, BrokerConfig, keys_without_effect, refuse_unserved
+from downrange.broker.config import REMOTELY_CHANGEABLE, BrokerConfig, check_role, keys_without_effect, refuse_unserved
 from downrange.broker.filter_data import ConsumerFilters
 from downrange.broker.flow_control import FlowControl
 from downrange.broker.groups import CommittedOffsets, Groups
@@ -21,33 +21,46 @@ from downrange.broker.handlers.clients import ClientHandlers
 from downrange.broker.handlers.config import ConfigHandlers
 from downrange.broker.handlers.consumers import ConsumerHandlers
 from downrange.broker.handlers.groups import GroupHandlers
-from downrange.broker.handlers.not_yet import NOT_YET
 from downrange.broker.handlers.offsets import OffsetHandlers
+from downrange.broker.handlers.plain_sends import PlainSends
 from downrange.broker.handlers.progress import ProgressHandlers
 from downrange.broker.handlers.pull import PullHandlers
 from downrange.broker.handlers.query import QueryHandlers
+from downrange.broker.handlers.reply import ReplyHandlers
 from downrange.broker.handlers.send import SendHandlers
 from downrange.broker.handlers.send_back import SendBackHandlers
 from downrange.broker.handlers.statistics import StatisticsHandlers
 from downrange.broker.handlers.topics import TopicHandlers
+from downrange.broker.handlers.transactions import TransactionHandlers
 from downrange.broker.held_pulls import HeldPulls
 from downrange.broker.json_file import JsonFile
 from downrange.broker.live_config import LiveConfig
 from downrange.broker.message_writer import MessageWriter
 from downrange.broker.metrics import MetricsServer
 from downrange.broker.queue_locks import QueueLocks
+from downrange.broker.replication.master import Slaves
 from downrange.broker.routes import handler_of
 from downrange.broker.services.delay import DelayService
 from downrange.broker.services.flushing import Flusher
 from downrange.broker.services.housekeeping import clean_filters, clean_up, expire_clients, save_every, save_soon
 from downrange.broker.services.registration import Registration
+from downrange.broker.services.replication import (
+    MasterReplication,
+    Replication,
+    SlaveReplication,
+    listening_socket,
+)
+from downrange.broker.services.slave_sync import SlaveSync
+from downrange.broker.services.transactions import TransactionService
 from downrange.broker.statistics import Statistics, run_statistics
 from downrange.broker.topics import Topics
+from downrange.broker.transactions.half_messages import HalfMessages
 from downrange.clock import Clock, SystemClock
 from downrange.model.message import TopicQueue
+from downrange.model.message_id import pack_host
 from downrange.protocol.codes import RequestCode
 from downrange.settings import Property, check_known, configure, namesrv_addresses, read_properties
-from downrange.store.config import StoreConfig
+from downrange.store.config import BrokerRole, StoreConfig
 from downrange.store.message_store import MessageStore
 from downrange.store.retention import Retention
 from downrange.transport.connection import Connection, refuse
@@ -79,7 +92,7 @@ def load_config(path: Path | None, overrides: dict[str, Property]) -> tuple[Brok
         changed = read_properties(changed_file)
         properties |= {key: value for key, value in changed.items() if key in REMOTELY_CHANGEABLE}
         store = configure(StoreConfig, properties)
-    return configure(BrokerConfig, properties), store, warnings
+    return check_role(configure(BrokerConfig, properties), store.broker_role), store, warnings
 
 
 def changed_settings_path(store: StoreConfig) -> Path:
@@ -106,6 +119,8 @@ class RunningBroker:
     store: MessageStore
     topics: Topics
     filters: ConsumerFilters
+    transactions: TransactionService
+    replication: Replication
     server: Server
     metrics_port: int | None
     registered_with: int
@@ -121,10 +136,14 @@ async def broker(
     bitmap_of = filters.bitmap_of if config.enable_calc_filter_bit_map else None
     store = MessageStore.open(store_config, clock=clock, bitmap_of=bitmap_of)
     try:
-        async with _listening(config, tls) as (main, vip):
+        async with _listening(config, store_config, tls) as (main, vip, for_slaves):
             address = config.broker_ip1 or own_address(config.bind_address)
-            live = LiveConfig(replace(config, listen_port=main.port, broker_ip1=address), store_config)
-            async with _serving(live, store, filters, main, vip, clock) as running:
+            ha_port = for_slaves.getsockname()[1] if for_slaves is not None else main.port + 1
+            live = LiveConfig(
+                replace(config, listen_port=main.port, broker_ip1=address),
+                replace(store_config, ha_listen_port=ha_port),
+            )
+            async with _serving(live, store, filters, main, vip, for_slaves, clock) as running:
                 yield running
     finally:
         store.close()
@@ -139,30 +158,49 @@ def _filters(config: BrokerConfig, store: StoreConfig, clock: Clock) -> Consumer
 
 @asynccontextmanager
 async def _serving(
-    live: LiveConfig, store: MessageStore, filters: ConsumerFilters, main: Server, vip: Server, clock: Clock
+    live: LiveConfig,
+    store: MessageStore,
+    filters: ConsumerFilters,
+    main: Server,
+    vip: Server,
+    for_slaves: socket.socket | None,
+    clock: Clock,
 ) -> AsyncIterator[RunningBroker]:
     directory = store.config.store_path_root_dir / "config"
     topics = Topics(
         JsonFile(directory / "topics.json"), live.broker, clock, max(18, len(store.config.delay_level_millis()))
     )
-    topics.adopt(TopicQueue(state.topic, state.queue_id) for state in store.queues)
     groups = Groups(JsonFile(directory / "subscriptionGroup.json"), clock)
     offsets = CommittedOffsets(JsonFile(directory / "consumerOffset.json"))
     consumers, producers, locks = Consumers(), Producers(), QueueLocks()
     statistics = Statistics(clock.now(), live.broker.broker_cluster_name)
     held = HeldPulls()
     flusher = Flusher(store, live, clock)
-    writer = MessageWriter(store, held, flusher, statistics, clock)
+    slaves = Slaves(store, live, clock)
+    writer = MessageWriter(store, held, flusher, statistics, clock, slaves)
     delay = DelayService(store, writer, JsonFile(directory / "delayOffset.json"), live, clock)
+    half_messages = HalfMessages(store, writer, offsets, pack_host(live.broker.broker_ip1, live.broker.listen_port))
+    topics.adopt([*(TopicQueue(state.topic, state.queue_id) for state in store.queues), *half_messages.destinations()])
+    transactions = TransactionService(live, half_messages, producers, topics, writer, clock)
     flow = FlowControl(live, store)
     writer.on_appended = flow.appended
     retention = Retention(store)
     pool = Pool()
     registration = Registration(live, topics, pool)
+    if for_slaves is None:
+        sync = SlaveSync(topics, groups, offsets, delay, registration, pool)
+        replication: Replication = SlaveReplication(store, live, registration, pool, writer, flusher, sync, clock)
+    else:
+        replication = MasterReplication(slaves, for_slaves)
 
+    send = SendHandlers(live, topics, groups, writer, flow)
+    send.on_half = half_messages.stored
+    plain_sends = PlainSends(live, topics, writer, flow)
     pull = PullHandlers(live, topics, groups, offsets, consumers, filters, store, held, writer, flow)
     tables = [
-        SendHandlers(live, topics, groups, writer, flow).routes,
+        send.routes,
+        TransactionHandlers(live, half_messages, writer, flusher, flow).routes,
+        ReplyHandlers(live, topics, groups, writer, flow, producers).routes,
         SendBackHandlers(live, topics, groups, store, writer).routes,
         pull.routes,
         ClientHandlers(live, topics, groups, consumers, producers, filters, locks, flow, clock).routes,
@@ -171,10 +209,9 @@ async def _serving(
         GroupHandlers(live, groups, offsets, consumers, producers, statistics).routes,
         QueryHandlers(store, consumers).routes,
         ProgressHandlers(live, topics, groups, offsets, consumers, store, statistics, clock).routes,
-        StatisticsHandlers(live, store, statistics, delay, flow, clock).routes,
+        StatisticsHandlers(live, store, statistics, delay, flow, clock, replication.runtime_info).routes,
         ConsumerHandlers(live, topics, offsets, consumers, store).routes,
         ConfigHandlers(live, store, topics, changed_settings_path(store.config), clock).routes,
-        NOT_YET,
     ]
 
     def closed(connection: Connection) -> None:
@@ -184,16 +221,30 @@ async def _serving(
 
     for server, without in ((main, frozenset[int]()), (vip, _MAIN_PORT_ONLY)):
         server.handler = handler_of(*tables, statistics=statistics, without=without)
+        server.express = plain_sends.take
         server.on_close = closed
         await server.start()
 
-    metrics = MetricsServer(live, store, topics, groups, offsets, consumers, producers, statistics, clock)
+    metrics = MetricsServer(
+        live,
+        store,
+        topics,
+        groups,
+        offsets,
+        consumers,
+        producers,
+        statistics,
+        clock,
+        half_messages=lambda: half_messages.waiting,
+        slave_lags=replication.lags,
+    )
     await metrics.start()
     gc.collect()
     gc.freeze()  # what recovery built stays; a full collection over ten thousand topics would stall every sender
     services = running_services(
         flush=flusher.run(writer.dispatched),
         delay=delay.run(),
+        transactions=transactions.run(),
         flow_control=flow.tick(),
         registration=registration.run(),
         statistics=run_statistics(statistics, clock),
@@ -205,43 +256,57 @@ async def _serving(
         offset_saving=save_every(offsets, lambda: live.broker.flush_consumer_offset_interval / 1000, clock),
         delay_saving=save_every(delay, lambda: live.store.flush_delay_offset_interval / 1000, clock),
         clean_up=clean_up(retention, store, live, clock),
+        replication=replication.run(),
     )
     try:
         async with services:
             try:
+                await replication.start()
                 registered = await registration.register()
-                yield RunningBroker(live, store, topics, filters, main, metrics.port, registered)
+                yield RunningBroker(
+                    live, store, topics, filters, transactions, replication, main, metrics.port, registered
+                )
             finally:
                 await registration.unregister()
                 held.notify_all()
                 await main.stop()
                 await vip.stop()
+                await replication.stop()
     finally:
         await metrics.stop()
         await pool.close()
         flusher.close()
+        half_messages.settle()
         for table in (topics, groups, filters, offsets, delay):
             table.save()
 
 
 @asynccontextmanager
-async def _listening(config: BrokerConfig, tls: ssl.SSLContext | None) -> AsyncIterator[tuple[Server, Server]]:
-    """The main port and the VIP port, taken but not accepting yet."""
+async def _listening(
+    config: BrokerConfig, store: StoreConfig, tls: ssl.SSLContext | None
+) -> AsyncIterator[tuple[Server, Server, socket.socket | None]]:
+    """The main port, the VIP port and, for a master, that for slaves, taken but not accepting yet."""
     limits = replace(Limits(), idle_seconds=float(config.server_channel_max_idle_time_seconds))
     for attempt in range(_PORT_ATTEMPTS):
         main = Server(refuse, config.bind_address, config.listen_port, limits=limits, tls=tls)
         await main.bind()
         vip = Server(refuse, config.bind_address, main.port - _VIP_PORT_BELOW, limits=limits, tls=tls)
+        for_slaves = None
         try:
             await vip.bind()
+            if store.broker_role is not BrokerRole.SLAVE:
+                for_slaves = listening_socket(config.bind_address, store.ha_listen_port or main.port + 1)
         except ListenFailed:
+            await vip.stop()
             await main.stop()
             if config.listen_port or attempt == _PORT_ATTEMPTS - 1:
                 raise
             continue  # port 0: another free port may have a free VIP port below it
         break
     try:
-        yield main, vip
+        yield main, vip, for_slaves
     finally:
         await main.stop()
         await vip.stop()
+        if for_slaves is not None:
+            for_slaves.close()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from typing import Final
 
 from downrange.settings import ConfigError, Property, setting
+from downrange.store.config import BrokerRole
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +90,6 @@ class BrokerConfig:
         """Where clients find this broker, and the name it has in every route."""
         return f"{self.broker_ip1}:{self.listen_port}"
 
-    @property
-    def ha_address(self) -> str:
-        return f"{self.broker_ip2 or self.broker_ip1}:{self.listen_port + 1}"
-
 
 # What may be changed while running (request 25), beside the store keys named below: no path, no port, no identity.
 REMOTELY_CHANGEABLE: Final = frozenset(
@@ -158,6 +155,12 @@ def refuse_unserved(properties: Mapping[str, Property]) -> None:
         given = properties.get(key)
         if given is not None and given.value.strip().lower() == "true":
             raise ConfigError(f"{key}=true: {feature} is not served yet; remove the key to start without{given.place}")
-    role = properties.get("brokerRole")
-    if role is not None and role.value.strip() == "SLAVE":
-        raise ConfigError(f"brokerRole=SLAVE: replication is not served yet; start this broker as a master{role.place}")
+
+
+def check_role(config: BrokerConfig, role: BrokerRole) -> BrokerConfig:
+    """The configuration with the id that goes with the role: a master's is 0, whatever the file says."""
+    if role is not BrokerRole.SLAVE:
+        return replace(config, broker_id=0)
+    if config.broker_id == 0:
+        raise ConfigError("brokerRole=SLAVE needs a brokerId of its own: 1 or more, 0 is the master's")
+    return config

@@ -79,6 +79,11 @@ class HeldPulls:
         held.timer = self._loop.call_later(seconds, self._release, held)
         return reply
 
+    @property
+    def queues(self) -> dict[TopicQueue, set[HeldPull]]:
+        """The queues that pulls wait for."""
+        return self._by_queue
+
     def is_waited_for(self, queue: TopicQueue) -> bool:
         return queue in self._by_queue
 

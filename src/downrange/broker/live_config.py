@@ -14,3 +14,12 @@ class LiveConfig:
     def __init__(self, broker: BrokerConfig, store: StoreConfig) -> None:
         self.broker = broker
         self.store = store
+
+    @property
+    def ha_address(self) -> str:
+        """Where slaves find this broker."""
+        return f"{self.broker.broker_ip2 or self.broker.broker_ip1}:{self.ha_port}"
+
+    @property
+    def ha_port(self) -> int:
+        return self.store.ha_listen_port or self.broker.listen_port + 1

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from time import perf_counter
 
 from downrange.broker.held_pulls import HeldPulls
+from downrange.broker.replication.master import Slaves
+from downrange.broker.replication.waiting import CopyOutcome
 from downrange.broker.services.flushing import Flusher
 from downrange.broker.statistics import Statistics
 from downrange.clock import Clock
@@ -19,14 +21,16 @@ from downrange.model.topics import SCHEDULE_TOPIC
 from downrange.protocol.bodies.send import SendMessageResponse
 from downrange.protocol.codes import ResponseCode
 from downrange.protocol.command import Command
+from downrange.store.commit_log import Place
 from downrange.store.config import BrokerRole
 from downrange.store.group_commit import FlushOutcome
-from downrange.store.message_store import MessageStore
+from downrange.store.message_store import GrownQueue, MessageStore
 from downrange.store.new_message import AppendResult, BatchUnit, NewMessage, PutMessageStatus
+from downrange.store.queues import PlainMessage
 from downrange.transport.connection import LaterReply
 
 _PUT_OK = PutMessageStatus.PUT_OK
-_CODES = {
+STATUS_CODES = {
     PutMessageStatus.FLUSH_DISK_TIMEOUT: ResponseCode.FLUSH_DISK_TIMEOUT,
     PutMessageStatus.FLUSH_SLAVE_TIMEOUT: ResponseCode.FLUSH_SLAVE_TIMEOUT,
     PutMessageStatus.SLAVE_NOT_AVAILABLE: ResponseCode.SLAVE_NOT_AVAILABLE,
@@ -44,16 +48,23 @@ class MessageWriter:
     """
 
     def __init__(
-        self, store: MessageStore, held: HeldPulls, flusher: Flusher, statistics: Statistics, clock: Clock
+        self,
+        store: MessageStore,
+        held: HeldPulls,
+        flusher: Flusher,
+        statistics: Statistics,
+        clock: Clock,
+        slaves: Slaves | None = None,
     ) -> None:
         self._store = store
         self._held = held
         self._flusher = flusher
         self._clock = clock
         self.statistics = statistics
-        # A master that promises a second copy has no slave to give it to, as long as there is no replication.
-        is_sync_master = store.config.broker_role is BrokerRole.SYNC_MASTER
-        self._replicated = PutMessageStatus.SLAVE_NOT_AVAILABLE if is_sync_master else _PUT_OK
+        self._slaves = slaves
+        self._links: Collection[object] = () if slaves is None else slaves.links  # empty: there is nobody to wake
+        # Who a sender waits for beside the disk.
+        self._copied_by = slaves if store.config.broker_role is BrokerRole.SYNC_MASTER else None
         self._delays = store.config.delay_level_millis()
         self.max_delay_level = len(self._delays)
         self.on_delayed: Callable[[int], None] = lambda queue_id: None
@@ -68,6 +79,8 @@ class MessageWriter:
         self.on_appended(perf_counter() - start)
         if result.status is _PUT_OK:
             self.statistics.put(message.topic, 1, result.size)
+            if self._links:
+                self._wake_slaves()
             if self._held.is_waited_for(TopicQueue(message.topic, message.queue_id)):
                 self._notify(message.topic, message.queue_id, result.queue_offset, message.properties)
             if message.topic == SCHEDULE_TOPIC:
@@ -77,10 +90,48 @@ class MessageWriter:
             self.statistics.put_failed()
         return result
 
+    @property
+    def store(self) -> MessageStore:
+        return self._store
+
+    def append_run(self, messages: Sequence[PlainMessage], born_host: bytes, store_host: bytes) -> list[Place] | None:
+        """`append` for many plain messages at once; None when they have to go one by one."""
+        places = self._store.append_run(messages, born_host, store_host, self._clock.now())
+        if places is None:
+            return None
+        topic = messages[0][0].topic
+        if len(messages) == 1 or len({message[0].topic for message in messages}) == 1:
+            self.statistics.put_each(topic, [place[1] for place in places])
+        else:
+            for message, place in zip(messages, places, strict=True):
+                self.statistics.put(message[0].topic, 1, place[1])
+        if self._held.queues:
+            for (state, _, properties, *_), (_, _, queue_offset) in zip(messages, places, strict=True):
+                if (state.topic, state.queue_id) in self._held.queues:
+                    self._notify(state.topic, state.queue_id, queue_offset, properties)
+        if self._links:
+            self._wake_slaves()
+        return places
+
+    def safe_when(self, end_offset: int) -> asyncio.Future[PutMessageStatus] | None:
+        """How waiting ends until the log up to here is as safe as this broker promises; None without a promise."""
+        copied = None if self._copied_by is None else self._copied_by.wait_for(end_offset)
+        if not self._flusher.is_sync:
+            return copied
+        safe: asyncio.Future[PutMessageStatus] = asyncio.get_running_loop().create_future()
+        flushed = self._flusher.wait_for(end_offset)
+        tell = partial(_settle, safe, flushed, copied)
+        flushed.add_done_callback(tell)
+        if copied is not None:
+            copied.add_done_callback(tell)
+        return safe
+
     def append_batch(self, message: NewMessage, units: Sequence[BatchUnit]) -> AppendResult:
         result = self._store.append_batch(message, units)
         if result.status is _PUT_OK:
             self.statistics.put(message.topic, len(units), result.size)
+            if self._links:
+                self._wake_slaves()
             if self._held.is_waited_for(TopicQueue(message.topic, message.queue_id)):
                 for number, unit in enumerate(units):
                     self._notify(message.topic, message.queue_id, result.queue_offset + number, unit.properties)
@@ -92,12 +143,22 @@ class MessageWriter:
         text = properties.decode("utf-8", "replace")
         self._held.notify(topic, queue_id, queue_offset, tags_code(find_property(text, names.TAGS) or ""), text)
 
-    def dispatched(self) -> None:
-        """Records came into the log by another way (the transient pool): tell those who wait for them."""
-        for grown in self._store.dispatch_pending():
-            self._notify(grown.topic, grown.queue_id, grown.queue_offset, grown.properties)
+    def _wake_slaves(self) -> None:
+        if self._slaves is not None:
+            self._slaves.wake()
+
+    def dispatched(self) -> list[GrownQueue]:
+        """Records came into the log by another way (transient pool, master): tell who waits for them; return them."""
+        found = self._store.dispatch_pending()
+        waiting = self._held.queues
+        for grown in found:
+            if waiting and (grown.topic, grown.queue_id) in waiting:
+                self._notify(grown.topic, grown.queue_id, grown.queue_offset, grown.properties)
             if grown.topic == SCHEDULE_TOPIC:
                 self.on_delayed(grown.queue_id)
+        if self._links:
+            self._wake_slaves()
+        return found
 
     def reply_when_safe(
         self, command: Command, result: AppendResult, waits: bool, accepted: Callable[[], SendMessageResponse]
@@ -105,11 +166,11 @@ class MessageWriter:
         """The reply to a send: at once, or when the message is as safe as this broker promises."""
         if result.status is not _PUT_OK or not waits:
             return self._reply(command, result, result.status, accepted())
-        if not self._flusher.is_sync:
-            return self._reply(command, result, self._replicated, accepted())
+        safe = self.safe_when(result.end_offset)
+        if safe is None:
+            return self._reply(command, result, _PUT_OK, accepted())
         later: LaterReply = asyncio.get_running_loop().create_future()
-        outcome = self._flusher.wait_for(result.end_offset)
-        outcome.add_done_callback(partial(self._reply_later, command, result, accepted, later))
+        safe.add_done_callback(partial(self._reply_later, command, result, accepted, later))
         return later
 
     def _reply_later(
@@ -118,20 +179,17 @@ class MessageWriter:
         result: AppendResult,
         accepted: Callable[[], SendMessageResponse],
         later: LaterReply,
-        outcome: asyncio.Future[FlushOutcome],
+        safe: CopyOutcome,
     ) -> None:
         if not later.done():
-            is_safe = not outcome.cancelled() and outcome.result() is FlushOutcome.FLUSHED
-            flushed = _PUT_OK if is_safe else PutMessageStatus.FLUSH_DISK_TIMEOUT
-            status = flushed if self._replicated is _PUT_OK else self._replicated
-            later.set_result(self._reply(command, result, status, accepted()))
+            later.set_result(self._reply(command, result, safe.result(), accepted()))
 
     def _reply(
         self, command: Command, result: AppendResult, status: PutMessageStatus, header: SendMessageResponse
     ) -> Command:
         if status is _PUT_OK:
             return command.reply(header=header)
-        code = _CODES.get(status, ResponseCode.SYSTEM_ERROR)
+        code = STATUS_CODES.get(status, ResponseCode.SYSTEM_ERROR)
         if result.status is _PUT_OK:  # stored, but not as safe as wished
             return command.reply(code, header=header)
         regional = {"MSG_REGION": header.msg_region or "", "TRACE_ON": "true" if header.trace_on else "false"}
@@ -158,3 +216,18 @@ class MessageWriter:
                 return "[PC_SYNCHRONIZED]broker busy, start flow control for a while"
             case _:
                 return f"{result.status.value} {result.reason}".strip()
+
+
+def _settle(
+    safe: asyncio.Future[PutMessageStatus],
+    flushed: asyncio.Future[FlushOutcome],
+    copied: CopyOutcome | None,
+    _: asyncio.Future[FlushOutcome] | CopyOutcome,
+) -> None:
+    """One of the two waits is over. When both are, the slave's status comes before the disk's, as in RocketMQ."""
+    if safe.done() or not flushed.done() or not (copied is None or copied.done()):
+        return
+    status = _PUT_OK if copied is None else copied.result()
+    if status is _PUT_OK and flushed.result() is not FlushOutcome.FLUSHED:
+        status = PutMessageStatus.FLUSH_DISK_TIMEOUT
+    safe.set_result(status)

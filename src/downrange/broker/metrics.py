@@ -55,7 +55,7 @@ class MetricSources:
     """What the metrics are read from at the moment of a scrape; nothing of it is changed.
 
     The optional ones: half messages by topic; how far a group has pulled a queue, if known; requests that wait, by
-    processor.
+    processor; log bytes that slaves have not reported yet, by their addresses.
     """
 
     config: LiveConfig
@@ -70,6 +70,7 @@ class MetricSources:
     half_messages: Callable[[], Mapping[str, int]] | None = None
     pulled_offset: Callable[[str, str, int], int | None] | None = None
     watermarks: Callable[[], Mapping[str, int]] | None = None
+    slave_lags: Callable[[], Mapping[str, int]] | None = None
 
 
 class MetricsServer:
@@ -93,6 +94,7 @@ class MetricsServer:
         half_messages: Callable[[], Mapping[str, int]] | None = None,
         pulled_offset: Callable[[str, str, int], int | None] | None = None,
         watermarks: Callable[[], Mapping[str, int]] | None = None,
+        slave_lags: Callable[[], Mapping[str, int]] | None = None,
         host: str = "127.0.0.1",
     ) -> None:
         self._sources = MetricSources(
@@ -108,6 +110,7 @@ class MetricsServer:
             half_messages,
             pulled_offset,
             watermarks,
+            slave_lags,
         )
         self._host = host
         self._http: HttpServer | None = None

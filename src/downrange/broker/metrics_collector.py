@@ -215,6 +215,9 @@ class BrokerCollector:
         yield from self._gauge(
             "storage_dispatch_behind_bytes", "Bytes not in the consume queues yet.", [(_STORAGE, behind)]
         )
+        lags = self._sources.slave_lags() if self._sources.slave_lags is not None else {}
+        samples = [({**_STORAGE, "slave": address}, lag) for address, lag in lags.items()]
+        yield from self._gauge("storage_slave_behind_bytes", "Bytes a slave does not have yet.", samples)
         earliest = store.earliest_store_time
         age = [(_STORAGE, self._sources.clock.now() - earliest)] if earliest > 0 else []
         yield from self._gauge("storage_message_reserve_time", "Age of the oldest message in ms.", age)

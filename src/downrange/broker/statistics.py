@@ -159,9 +159,9 @@ class Histogram:
         self.counts = [0] * (len(bounds) + 1)
         self.sum = 0.0
 
-    def observe(self, value: float) -> None:
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.sum += value
+    def observe(self, value: float, times: int = 1) -> None:
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.sum += value * times
 
 
 class SecondSample(NamedTuple):
@@ -249,6 +249,19 @@ class Statistics:
             special.messages += messages
             special.bytes += size
 
+    def put_each(self, topic: str, sizes: list[int]) -> None:
+        """As many requests stored one message each."""
+        count = len(sizes)
+        tally = self._put_tallies[topic]
+        tally.calls += count
+        tally.messages += count
+        tally.bytes += sum(sizes)
+        if max(sizes) <= SIZE_BOUNDS[0]:
+            tally.by_size[0] += count
+        else:
+            for size in sizes:
+                tally.by_size[_SIZE_BUCKET[(size - 1).bit_length()]] += 1
+
     def put_failed(self) -> None:
         self.failed_puts += 1
 
@@ -258,6 +271,14 @@ class Statistics:
         self._latencies[whole] += 1
         if whole > self.put_millis_max:
             self.put_millis_max = whole
+
+    def plain_sends(self, request_code: int, response_code: int, requests: int, millis: float) -> None:
+        """So many sends came at once and were answered together: each took its share of the time."""
+        each = millis / requests
+        self._histogram(request_code, response_code).observe(each, requests)
+        self._latencies[int(each)] += requests
+        if each > self.put_millis_max:
+            self.put_millis_max = int(each)
 
     def got(self, topic: str, group: str, messages: int, size: int) -> None:
         """One pull found messages."""
@@ -295,10 +316,13 @@ class Statistics:
 
     def rpc(self, request_code: int, response_code: int, millis: float) -> None:
         """A request was answered."""
+        self._histogram(request_code, response_code).observe(millis)
+
+    def _histogram(self, request_code: int, response_code: int) -> Histogram:
         histogram = self.rpcs.get((request_code, response_code))
         if histogram is None:
             histogram = self.rpcs[request_code, response_code] = Histogram(RPC_MILLIS_BOUNDS)
-        histogram.observe(millis)
+        return histogram
 
     # The clock.
 

@@ -23,6 +23,8 @@ def run_broker(
     namesrv: str | None = typer.Option(None, "--namesrv", "-n", help="Name servers, separated by ';'. [$NAMESRV_ADDR]"),
     config_file: Path | None = typer.Option(None, "--config", "-c", help="RocketMQ broker.conf."),
     name: str | None = typer.Option(None, "--name", help="Name of this broker. [host name]"),
+    role: str | None = typer.Option(None, "--role", help="ASYNC_MASTER, SYNC_MASTER or SLAVE. [ASYNC_MASTER]"),
+    broker_id: int | None = typer.Option(None, "--id", help="0 for a master, more for a slave. [0]"),
     port: int | None = typer.Option(None, "--port", "-p", help="Port to listen on; 0 takes a free one. [10911]"),
     bind: str | None = typer.Option(None, "--bind", "-b", help="Address to listen on. [127.0.0.1]"),
     data: Path | None = typer.Option(None, "--data", "-d", help="Directory for messages. [~/store]"),
@@ -39,6 +41,8 @@ def run_broker(
         _overrides(
             namesrvAddr=namesrv,
             brokerName=name,
+            brokerRole=role,
+            brokerId=broker_id,
             listenPort=port,
             bindAddress=bind,
             storePathRootDir=data,

@@ -80,15 +80,15 @@ class Command(msgspec.Struct, frozen=True, eq=False, gc=False):
         remark: str | None = None,
         *,
         header: msgspec.Struct | None = None,
-        ext_fields: Mapping[str, str] | None = None,
+        ext_fields: Mapping[str, str] | msgspec.Raw | None = None,
         body: Body = b"",
     ) -> Command:
-        """The answer to this request: same opaque, same header encoding."""
+        """The answer to this request: same opaque, same header encoding. `ext_fields` may be JSON text already."""
         return Command(
             code=code,
             opaque=self.opaque,
             flag=RESPONSE_FLAG,
-            raw_ext=_ext_fields(header, ext_fields),
+            raw_ext=ext_fields if isinstance(ext_fields, msgspec.Raw) else _ext_fields(header, ext_fields),
             body=body,
             remark=remark,
             serialize_type=self.serialize_type,

@@ -1,7 +1,8 @@
 """Frames: length 4 | serialize type 1 | header length 3 | header | body. `length` counts what follows it.
 
-`FrameDecoder` takes bytes cut anywhere and returns the commands that are complete. It never raises: when the bytes
-break a rule, the commands before that point are returned and `error` says what is wrong; the rest cannot be trusted.
+`FrameDecoder` takes bytes cut anywhere and returns what is complete: frames, or the commands in them. It never raises:
+when the bytes break a rule, what stands before that point is returned and `error` says what is wrong; the rest cannot
+be trusted.
 """
 
 from __future__ import annotations
@@ -20,10 +21,16 @@ from downrange.protocol.errors import LocalProtocolError, RemoteProtocolError
 MAX_FRAME: Final = 16 * 1024 * 1024  # including the length field
 MAX_HEADER: Final = 64 * 1024  # what a server takes; replies to large batches have longer headers
 _SMALLEST_FRAME: Final = 4  # serialize type and header length
-_PREFIX: Final = struct.Struct(">iI")  # length, then serialize type and header length in one number
+PREFIX: Final = struct.Struct(">iI")  # length, then serialize type and header length in one number
+_unpack_prefix = PREFIX.unpack_from
+_pack_prefix = PREFIX.pack
+_BUFFERS: Final = (bytes, bytearray, memoryview)
 # Plain numbers: a look at an enum member costs as much as reading a small frame's prefix.
 _JSON: Final = int(SerializeType.JSON)
 _BINARY: Final = int(SerializeType.ROCKETMQ)
+
+Frame = tuple[int, bytes, bytes]
+"""Serialize type, header, body."""
 
 
 class FrameDecoder:
@@ -48,6 +55,17 @@ class FrameDecoder:
 
     def feed(self, data: bytes) -> list[Command]:
         """Every command that `data` completes, in order."""
+        commands: list[Command] = []
+        for frame in self.frames(data):
+            try:
+                commands.append(decode_frame(frame))
+            except RemoteProtocolError as error:
+                self.error = error
+                break
+        return commands
+
+    def frames(self, data: bytes) -> list[Frame]:
+        """Every frame that `data` completes, in order, its header unread."""
         if self.error is not None:
             return []
         if self._buffer:
@@ -56,27 +74,26 @@ class FrameDecoder:
                 return []
             data = bytes(self._buffer)
             self._buffer.clear()
-        commands: list[Command] = []
+        frames: list[Frame] = []
         at = 0
         end = len(data)
-        try:
-            while end - at >= 8:
-                length, mark = _PREFIX.unpack_from(data, at)
-                header_end = at + 8 + (mark & 0xFFFFFF)
-                frame_end = at + 4 + length
-                if length > self.max_frame - 4 or header_end > frame_end or mark & 0xFFFFFF > self.max_header:
-                    raise self._broken_rule(length, mark & 0xFFFFFF)
-                if frame_end > end:
-                    break
-                commands.append(_decode(mark >> 24, data[at + 8 : header_end], data[header_end:frame_end]))
-                at = frame_end
-        except RemoteProtocolError as error:
-            self.error = error
-            return commands
+        max_length = self.max_frame - 4
+        while end - at >= 8:
+            length, mark = _unpack_prefix(data, at)
+            header_length = mark & 0xFFFFFF
+            header_end = at + 8 + header_length
+            frame_end = at + 4 + length
+            if length > max_length or header_end > frame_end or header_length > self.max_header:
+                self.error = self._broken_rule(length, header_length)
+                return frames
+            if frame_end > end:
+                break
+            frames.append((mark >> 24, data[at + 8 : header_end], data[header_end:frame_end]))
+            at = frame_end
         if at < end:
             self._buffer += data[at:] if at else data
             self._needed = frame_end - at if end - at >= 8 else 8
-        return commands
+        return frames
 
     def _broken_rule(self, length: int, header_length: int) -> RemoteProtocolError:
         if not _SMALLEST_FRAME <= length <= self.max_frame - 4:
@@ -88,7 +105,9 @@ class FrameDecoder:
         return RemoteProtocolError(f"header of {header_length} bytes; at most {self.max_header} are allowed")
 
 
-def _decode(serialize_type: int, header: bytes, body: bytes) -> Command:
+def decode_frame(frame: Frame) -> Command:
+    """The command in a frame. Raises RemoteProtocolError when its header cannot be read."""
+    serialize_type, header, body = frame
     if serialize_type == _JSON:
         fields = header_json.decode(header)
         ext = fields.ext
@@ -112,7 +131,7 @@ def _decode(serialize_type: int, header: bytes, body: bytes) -> Command:
 def encode_parts(command: Command, opaque: int | None = None) -> list[Buffer]:
     """The frame as buffers to write one after the other; a body of several buffers is not copied."""
     body = command.body
-    parts: list[Buffer] = [body] if isinstance(body, bytes | bytearray | memoryview) else list(body)
+    parts: list[Buffer] = [body] if isinstance(body, _BUFFERS) else list(body)
     codec = header_json if command.serialize_type == _JSON else header_binary
     header = codec.encode(
         command.code,
@@ -124,13 +143,21 @@ def encode_parts(command: Command, opaque: int | None = None) -> list[Buffer]:
         # Ext fields that are JSON text already go out as they are: senders of many alike requests write it themselves.
         command.raw_ext if codec is header_json and isinstance(command.raw_ext, msgspec.Raw) else _fields(command),
     )
-    length = 4 + len(header) + sum(map(len, parts))
+    body_length = 0
+    for part in parts:
+        body_length += len(part)
+    head = with_prefix(command.serialize_type, header, body_length)
+    return [head, *parts] if body_length else [head]
+
+
+def with_prefix(serialize_type: int, header: bytes, body_length: int) -> bytes:
+    """The frame up to its body."""
+    length = 4 + len(header) + body_length
     if length > MAX_FRAME - 4:
         raise LocalProtocolError(f"frame of {length} bytes; at most {MAX_FRAME - 4} are allowed: send less at a time")
     if len(header) > 0xFFFFFF:
         raise LocalProtocolError(f"header of {len(header)} bytes does not fit a frame")
-    prefix = length.to_bytes(4, "big") + (command.serialize_type << 24 | len(header)).to_bytes(4, "big")
-    return [prefix + header, *[part for part in parts if len(part)]]
+    return _pack_prefix(length, serialize_type << 24 | len(header)) + header
 
 
 def _fields(command: Command) -> Mapping[str, str] | None:

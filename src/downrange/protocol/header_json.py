@@ -22,6 +22,10 @@ Int32 = Annotated[int, msgspec.Meta(ge=-0x80000000, le=0x7FFFFFFF)]
 
 NO_EXT = msgspec.Raw(b"null")
 _LANGUAGE_NAMES = {int(language): language.name for language in LanguageCode}
+_LANGUAGE_BYTES = {number: name.encode() for number, name in _LANGUAGE_NAMES.items()}
+_READY_FIELDS = (
+    b'{"code":%d,"extFields":%b,"flag":%d,"language":"%b","opaque":%d,"serializeTypeCurrentRPC":"JSON","version":%d}'
+)
 _LANGUAGE_CODES: dict[str | int | None, int] = {
     **{language.name: int(language) for language in LanguageCode},
     **{int(language): int(language) for language in LanguageCode},
@@ -97,6 +101,8 @@ def encode(
     remark: str | None,
     ext_fields: Mapping[str, str] | msgspec.Raw | None,
 ) -> bytes:
+    if remark is None and isinstance(ext_fields, msgspec.Raw):  # nearly every send and its reply
+        return _READY_FIELDS % (code, ext_fields, flag, _LANGUAGE_BYTES.get(language, b"OTHER"), opaque, version)
     header: dict[str, Any] = {"code": code}
     if ext_fields is not None:
         header["extFields"] = ext_fields

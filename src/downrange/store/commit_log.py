@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import struct
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from zlib import crc32
 
 from downrange.model.message import SysFlag
@@ -15,6 +15,9 @@ from downrange.store.errors import StoreError
 from downrange.store.new_message import BatchUnit, NewMessage
 from downrange.store.segment import Segment
 from downrange.store.segments import Segments, storage_error
+
+if TYPE_CHECKING:
+    from downrange.store.queues import PlainMessage
 
 # total size, magic, body CRC, queue id, flag, queue offset, physical offset, sysFlag, born timestamp, born host,
 # store timestamp, store host, reconsume times, prepared transaction offset, body length: all that precedes the body.
@@ -37,6 +40,8 @@ _SMALLEST_RECORD: Final = 91
 
 # physical offset, size, topic, queue id, queue offset, sysFlag, store timestamp, properties
 WalkedRecord = tuple[int, int, bytes, int, int, int, int, bytes]
+# physical offset, size, queue offset
+Place = tuple[int, int, int]
 
 
 def topic_field(topic: str) -> bytes:
@@ -49,7 +54,7 @@ class Walk:
     """One pass over the records from `start` on; iterate it once.
 
     Afterwards `end` is the offset at which it stopped, and `damage` says what is wrong there: None where the log simply
-    ends (zeros, or the last readable byte).
+    ends (zeros, or the last readable byte). `is_cut_short` says that a record begins there whose end is not there yet.
     """
 
     def __init__(self, segments: Segments, start: int, *, check_crc: bool) -> None:
@@ -57,6 +62,7 @@ class Walk:
         self._check_crc = check_crc
         self.end = start
         self.damage: str | None = None
+        self.is_cut_short = False
         self.records = 0
 
     def __iter__(self) -> Iterator[WalkedRecord]:
@@ -85,6 +91,7 @@ class Walk:
             if at + BLANK_SIZE > limit:
                 if limit == segment.size:
                     self.end = start + limit
+                self.is_cut_short = at < limit < segment.size
                 return
             size, magic = _SIZE_AND_MAGIC.unpack_from(mapping, at)
             if magic != MAGIC_V1 and magic != MAGIC_V2:
@@ -95,6 +102,7 @@ class Walk:
                 return
             if size < _SMALLEST_RECORD or at + size > limit:
                 self.damage = f"record at {start + at} says {size} bytes, {limit - at} are there"
+                self.is_cut_short = _SMALLEST_RECORD <= size < segment.size - at
                 return
             # fmt: off
             (_, _, crc, queue_id, _, queue_offset, _, sys_flag, _, _, timestamp, _, _, _, body_length
@@ -210,6 +218,62 @@ class CommitLog:
         self.last_store_timestamp = store_timestamp
         return physical_offset, size
 
+    def append_run(
+        self, messages: Sequence[PlainMessage], born_host: bytes, store_host: bytes, store_timestamp: int
+    ) -> list[Place] | None:
+        """Write the records of many messages in one go, with the next queue offsets of their queues.
+
+        As a batch, a run is there as a whole or not at all; None, and nothing was done, when this file lacks the room.
+        """
+        segment = self._current
+        if segment is None:
+            return None
+        head, host_flags = _HEADS[len(born_host), len(store_host)]
+        pack = head.pack
+        fixed = head.size + 2
+        physical_offset = segment.start + segment.wrote
+        pieces: list[bytes] = []
+        places: list[Place] = []
+        for state, body, properties, _, born_timestamp, flag, sys_flag, reconsume_times in messages:
+            queue_offset = state.next_offset
+            state.next_offset = queue_offset + 1
+            topic = state.topic_field
+            body_length = len(body)
+            properties_length = len(properties)
+            size = fixed + body_length + len(topic) + properties_length
+            pieces += (
+                pack(
+                    size, MAGIC_V1, crc32(body) & 0x7FFFFFFF, state.queue_id, flag, queue_offset, physical_offset,
+                    sys_flag & ~48 | host_flags, born_timestamp, born_host, store_timestamp, store_host,
+                    reconsume_times, 0, body_length,
+                ),
+                body,
+                topic,
+                properties_length.to_bytes(2, "big"),
+                properties,
+            )  # fmt: skip
+            places.append((physical_offset, size, queue_offset))
+            physical_offset += size
+        data = b"".join(pieces)
+        if segment.wrote + len(data) > segment.limit and not self._can_make_room(segment, len(data)):
+            for message in messages:
+                message[0].next_offset -= 1
+            return None
+        self._write_whole(segment, data)
+        self.last_store_timestamp = store_timestamp
+        return places
+
+    @staticmethod
+    def _write_whole(segment: Segment, data: bytes) -> None:
+        """Write records; size and magic of the first one last: they are there as a whole or not at all."""
+        at = segment.wrote
+        end = at + len(data)
+        memory = segment.memory
+        assert memory is not None
+        memory[at + BLANK_SIZE : end] = memoryview(data)[BLANK_SIZE:]
+        memory[at : at + BLANK_SIZE] = data[:BLANK_SIZE]
+        segment.wrote = end
+
     def append_batch(
         self, message: NewMessage, units: Sequence[BatchUnit], topic: bytes, queue_offset: int, store_timestamp: int
     ) -> list[tuple[int, int, bytes]]:
@@ -237,14 +301,7 @@ class CommitLog:
             pieces += (unit.body, topic, len(properties).to_bytes(2, "big"), properties)
             records.append((physical_offset, size, properties))
             physical_offset += size
-        data = b"".join(pieces)
-        at = segment.wrote
-        memory = segment.memory
-        assert memory is not None
-        # First record's size and magic last: a batch is there as a whole or not at all.
-        memory[at + BLANK_SIZE : at + total] = memoryview(data)[BLANK_SIZE:]
-        memory[at : at + BLANK_SIZE] = data[:BLANK_SIZE]
-        segment.wrote = at + total
+        self._write_whole(segment, b"".join(pieces))
         self.last_store_timestamp = store_timestamp
         return records
 
@@ -273,6 +330,12 @@ class CommitLog:
             return segment.make_room(size)
         except OSError as error:
             raise storage_error(f"no room for {size} bytes in {segment.path}", error) from error
+
+    def _can_make_room(self, segment: Segment, size: int) -> bool:
+        try:
+            return not segment.is_full and self._make_room(segment, size)
+        except StoreError:
+            return False
 
     def _open_last(self) -> Segment | None:
         segment = self.segments.last
@@ -319,6 +382,15 @@ class CommitLog:
         if at + size > segment.readable or size <= 0:
             return None
         return segment.view[at : at + size]
+
+    def readable_from(self, physical_offset: int, most: int) -> memoryview | None:
+        """Bytes from here on, at most so many and none of the next file; None when there are none."""
+        segment = self.segments.find(physical_offset)
+        if segment is None:
+            return None
+        at = physical_offset - segment.start
+        end = min(at + most, segment.readable)
+        return segment.view[at:end] if at < end else None
 
     def record_at(self, physical_offset: int) -> memoryview | None:
         """The record that begins at this offset, or None when none does."""

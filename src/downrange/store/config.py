@@ -150,7 +150,7 @@ class StoreConfig:
     max_msgs_num_batch: int = setting(64, "Most messages of one query by key.", minimum=1)
     default_query_max_num: int = setting(32, "Messages of one query by unique key.", minimum=1)
     ha_listen_port: int = setting(
-        10912, "Known to RocketMQ; the port is always listenPort + 1.", minimum=0, maximum=65535
+        0, "Port at which a master waits for slaves; 0: listenPort + 1.", minimum=0, maximum=65535
     )
     ha_send_heartbeat_interval: int = setting(5000, "Pause between replication heartbeats.", unit="ms", minimum=1)
     ha_housekeeping_interval: int = setting(

@@ -296,9 +296,9 @@ class ConsumeQueue:
         Takes a descriptor of its own and touches only numbers, so it may run in a worker thread. Call `write_pending`
         before it. When a sync fails, everything stays unflushed.
         """
-        written, flushed, created = self._written, self._flushed, self._created
-        if written <= flushed or written // PAGE_SIZE - flushed // PAGE_SIZE < least_pages:
+        if not self.needs_flush(least_pages):
             return False
+        written, flushed, created = self._written, self._flushed, self._created
         for start in range(flushed - flushed % self._file_size, written, self._file_size):
             try:
                 descriptor = self._files.open(self._path(start))
@@ -319,6 +319,20 @@ class ConsumeQueue:
             self._named = created
         self._flushed = written
         return True
+
+    def needs_flush(self, least_pages: int) -> bool:
+        """Is so much written that is not known to be on disk?"""
+        written, flushed = self._written, self._flushed
+        return written > flushed and written // PAGE_SIZE - flushed // PAGE_SIZE >= least_pages
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """How far the entries are written, and the files made; for `flushed_up_to`."""
+        return self._written, self._created
+
+    def flushed_up_to(self, progress: tuple[int, int]) -> None:
+        """A sync of everything, which began when this was the `progress`, has succeeded."""
+        self._flushed, self._named = progress
 
     def truncate(self, physical_offset: int) -> None:
         """Cut off every entry that points at or behind `physical_offset`."""

@@ -6,34 +6,19 @@ same bytes behind.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import lru_cache
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from downrange.model.hashing import tags_code
-from downrange.store.commit_log import WalkedRecord
+from downrange.store.commit_log import Place, WalkedRecord
 from downrange.store.key_index import KeyIndex
-from downrange.store.queues import ConsumeQueues, QueueState
+from downrange.store.queues import ConsumeQueues, PlainMessage, QueueState
 
 _TRANSACTION_MASK: Final = 12
 _ROLLBACK: Final = 12
 
 # topic, properties, store timestamp -> the bit map of the filters that match
 BitmapOf = Callable[[str, bytes, int], bytes]
-
-
-@lru_cache(maxsize=65_536)
-def _code_of(tags: bytes) -> int:
-    return tags_code(tags.decode("utf-8", "replace"))
-
-
-def _text(raw: bytes | None) -> str | None:
-    if not raw:
-        return None
-    try:
-        return raw.decode()
-    except UnicodeDecodeError:
-        return raw.decode("utf-8", "replace")
 
 
 def find_in(properties: bytes, name: bytes) -> bytes | None:
@@ -47,6 +32,19 @@ def find_in(properties: bytes, name: bytes) -> bytes | None:
         return None
     end = properties.find(b"\x02", start)
     return (properties[start:] if end < 0 else properties[start:end]) or None
+
+
+def _find(text: str, name: str) -> str | None:
+    """The same in the decoded text."""
+    at = text.rfind("\x02" + name)
+    if at >= 0:
+        start = at + 1 + len(name)
+    elif text.startswith(name):
+        start = len(name)
+    else:
+        return None
+    end = text.find("\x02", start)
+    return (text[start:] if end < 0 else text[start:end]) or None
 
 
 class Dispatcher:
@@ -76,68 +74,93 @@ class Dispatcher:
         size: int,
         sys_flag: int,
         store_timestamp: int,
-        properties: bytes,
+        text: str,
     ) -> None:
-        """Enter one record into its queue and the index; what is there already stays as it is."""
+        """Enter one record into its queue and the index; what is there already stays as it is.
+
+        `text` is that of its properties. They are looked up by what `find_property` does, written out: this runs for
+        every message.
+        """
         kind = sys_flag & 12
         if kind == 0 or kind == 8:
-            # `find_in`, written out: this runs for every message.
-            at = properties.rfind(b"TAGS\x01")
+            at = text.rfind("TAGS\x01")
             if at < 0:
                 code = 0
-            elif at == 0 or properties[at - 1] == 2:
-                end = properties.find(b"\x02", at)
-                code = _code_of(properties[at + 5 :] if end < 0 else properties[at + 5 : end])
+            elif at == 0 or text[at - 1] == "\x02":
+                end = text.find("\x02", at)
+                code = tags_code(text[at + 5 :] if end < 0 else text[at + 5 : end])
             else:
-                code = _code_of(find_in(properties, b"TAGS\x01") or b"")
+                code = tags_code(_find(text, "TAGS\x01") or "")
             if state.is_special:
-                code = self._special_code(state, code, physical_offset + size, store_timestamp, properties)
+                code = self._special_code(state, code, physical_offset + size, store_timestamp, text)
             state.queue.put(queue_offset, physical_offset, size, code)
             self.last_store_timestamp = store_timestamp
         elif kind == _ROLLBACK:
             return
         if self._index is not None:
-            at = properties.rfind(b"UNIQ_KEY\x01")
+            at = text.rfind("UNIQ_KEY\x01")
             if at < 0:
                 unique = None
-            elif at == 0 or properties[at - 1] == 2:
-                end = properties.find(b"\x02", at)
-                unique = properties[at + 9 :] if end < 0 else properties[at + 9 : end]
+            elif at == 0 or text[at - 1] == "\x02":
+                end = text.find("\x02", at)
+                unique = (text[at + 9 :] if end < 0 else text[at + 9 : end]) or None
             else:
-                unique = find_in(properties, b"UNIQ_KEY\x01")
-            keys = find_in(properties, b"KEYS\x01") if properties.find(b"KEYS\x01") >= 0 else None
+                unique = _find(text, "UNIQ_KEY\x01")
+            keys = _find(text, "KEYS\x01") if "KEYS\x01" in text else None
             if unique or keys:
-                try:
-                    unique_key = unique.decode() if unique else None
-                except UnicodeDecodeError:
-                    unique_key = _text(unique)
-                self._index.put(
-                    state.topic, unique_key, _text(keys) if keys else None, physical_offset, store_timestamp
-                )
+                self._index.put(state.topic, unique, keys, physical_offset, store_timestamp)
+
+    def apply_run(self, messages: Sequence[PlainMessage], places: Sequence[Place], store_timestamp: int) -> None:
+        """`apply` for records that were appended in one run to queues that are not special."""
+        keyed: list[tuple[str, str | None, str | None, int]] = []
+        for message, (physical_offset, size, queue_offset) in zip(messages, places, strict=True):
+            state = message[0]
+            text = message[3]
+            at = text.rfind("TAGS\x01")
+            if at < 0:
+                code = 0
+            elif at == 0 or text[at - 1] == "\x02":
+                end = text.find("\x02", at)
+                code = tags_code(text[at + 5 :] if end < 0 else text[at + 5 : end])
+            else:
+                code = tags_code(_find(text, "TAGS\x01") or "")
+            state.queue.put(queue_offset, physical_offset, size, code)
+            at = text.rfind("UNIQ_KEY\x01")
+            if at < 0:
+                unique = None
+            elif at == 0 or text[at - 1] == "\x02":
+                end = text.find("\x02", at)
+                unique = (text[at + 9 :] if end < 0 else text[at + 9 : end]) or None
+            else:
+                unique = _find(text, "UNIQ_KEY\x01")
+            keys = _find(text, "KEYS\x01") if "KEYS\x01" in text else None
+            if unique or keys:
+                keyed.append((state.topic, unique, keys, physical_offset))
+        self.last_store_timestamp = store_timestamp
+        if self._index is not None and keyed:
+            self._index.put_run(keyed, store_timestamp)
 
     def index_only(self, record: WalkedRecord) -> None:
         """Enter a replayed record into the index and leave its queue alone."""
         physical_offset, _, topic, _, _, sys_flag, store_timestamp, properties = record
         if self._index is not None and sys_flag & _TRANSACTION_MASK != _ROLLBACK:
-            unique, keys = find_in(properties, b"UNIQ_KEY\x01"), find_in(properties, b"KEYS\x01")
+            text = properties.decode("utf-8", "replace")
+            unique, keys = _find(text, "UNIQ_KEY\x01"), _find(text, "KEYS\x01")
             if unique or keys:
-                name = topic.decode("utf-8", "replace")
-                self._index.put(name, _text(unique), _text(keys), physical_offset, store_timestamp)
+                self._index.put(topic.decode("utf-8", "replace"), unique, keys, physical_offset, store_timestamp)
 
-    def _special_code(
-        self, state: QueueState, code: int, physical_end: int, store_timestamp: int, properties: bytes
-    ) -> int:
+    def _special_code(self, state: QueueState, code: int, physical_end: int, store_timestamp: int, text: str) -> int:
         """What stands in the entry of a delayed message, or of one with an ext unit, instead of a tag hash."""
         if state.is_schedule:
-            code = self._delivery_time(properties, store_timestamp, code)
+            code = self._delivery_time(text, store_timestamp, code)
         if state.ext is None or physical_end <= state.queue.max_physical_offset:
             return code  # the second: the entry is there already, and so is its unit
-        bitmap = self._bitmap_of(state.topic, properties, store_timestamp) if self._bitmap_of else b""
+        bitmap = self._bitmap_of(state.topic, text.encode(), store_timestamp) if self._bitmap_of else b""
         return state.ext.put(code, store_timestamp, bitmap)
 
-    def _delivery_time(self, properties: bytes, store_timestamp: int, otherwise: int) -> int:
-        delay = find_in(properties, b"DELAY\x01")
-        if delay is None or not delay.isdigit():
+    def _delivery_time(self, text: str, store_timestamp: int, otherwise: int) -> int:
+        delay = _find(text, "DELAY\x01")
+        if delay is None or not (delay.isascii() and delay.isdigit()):
             return otherwise
         level = min(int(delay), len(self._delay_millis))
         return store_timestamp + self._delay_millis[level - 1] if level > 0 else otherwise
@@ -148,8 +171,9 @@ class Dispatcher:
         state = self._queues.of_record(topic, queue_id)
         if state is None:
             return None
+        text = properties.decode("utf-8", "replace")
         if sys_flag & 4:  # prepared or rolled back
-            self.apply(state, queue_offset, physical_offset, size, sys_flag, store_timestamp, properties)
+            self.apply(state, queue_offset, physical_offset, size, sys_flag, store_timestamp, text)
             return None
         queue = state.queue
         if physical_offset + size <= queue.max_physical_offset:
@@ -159,7 +183,7 @@ class Dispatcher:
         elif queue_offset == 0 and queue.max_physical_offset > 0:
             # A queue has one first message. This topic was deleted and made again: forget its former life.
             self._queues.destroy(state)
-        self.apply(state, queue_offset, physical_offset, size, sys_flag, store_timestamp, properties)
+        self.apply(state, queue_offset, physical_offset, size, sys_flag, store_timestamp, text)
         # With the transient pool messages may have been numbered that are not in the queue yet.
         if state.next_offset < queue.max_offset:
             state.next_offset = queue.max_offset

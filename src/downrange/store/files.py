@@ -9,6 +9,7 @@ it writes mapped pages too. So a file is always synced by descriptor.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import mmap
 import os
@@ -36,6 +37,8 @@ class Files(Protocol):
     def sync(self, descriptor: int) -> None: ...
 
     def sync_directory(self, path: Path) -> None: ...
+
+    def sync_file_system(self, path: Path) -> None: ...
 
     def remove(self, path: Path) -> None: ...
 
@@ -106,6 +109,17 @@ class OsFiles:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def sync_file_system(self, path: Path) -> None:
+        """Sync every file and name of the file system that `path` lies on: thousands at once, in one call."""
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            # Python has no name for syncfs. Called this way it releases the GIL.
+            if ctypes.CDLL(None, use_errno=True).syncfs(descriptor) != 0:
+                number = ctypes.get_errno()
+                raise OSError(number, os.strerror(number), str(path))
         finally:
             os.close(descriptor)
 

@@ -12,7 +12,7 @@ import os
 import struct
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -45,7 +45,7 @@ class IndexQuery(NamedTuple):
 class IndexFile:
     """One file of the index: its header as numbers, and its mapping while somebody needs it.
 
-    The header on disk follows the numbers after every message. Knows nothing of the other files.
+    The header on disk follows the numbers after every message or run of them. Knows nothing of the other files.
     """
 
     __slots__ = (
@@ -88,6 +88,13 @@ class IndexFile:
             self.used_slots,
             self.next_entry,
         )
+
+    def seconds_at(self, store_timestamp: int) -> int:
+        """The time as entries hold it: seconds since the begin timestamp, no more than they can hold."""
+        seconds = (store_timestamp - self.begin_timestamp) // 1000
+        if not 0 <= seconds <= _MAX_INT or self.begin_timestamp <= 0:
+            return _MAX_INT if seconds > 0 < self.begin_timestamp else 0
+        return seconds
 
     def unmap(self) -> None:
         if self.map is not None:
@@ -224,50 +231,29 @@ class KeyIndex:
     def put(
         self, topic: str, unique_key: str | None, keys: str | None, physical_offset: int, store_timestamp: int
     ) -> None:
-        """Index one message by its unique id and by each word of its KEYS; a message indexed before is passed over.
-
-        Called for every message: long, so that names stay local, and free of calls.
-        """
+        """Index one message by its unique id and by each word of its KEYS; a message indexed before is passed over."""
         index_file = self._current
         if index_file is None or index_file.next_entry >= index_file.limit:
             index_file = self._writable_file()
         if physical_offset < index_file.end_offset:
             return
-        hashes: tuple[int, ...] = ()
-        if unique_key is not None:
-            if len(unique_key) == 32 and unique_key.isascii():
-                h = (
-                    self._topics_of_ids[topic]
-                    + self._heads_of_ids[unique_key[:30]]
-                    + self._ends_of_ids[unique_key[30:]]
-                )
-                hashes = (h & 0xFFFFFFFF,)
-            else:
-                hashes = (java_hash_unsigned(unique_key, self._topics[topic]),)
-        if keys:
-            start = self._topics[topic]
-            if " " in keys:
-                hashes += tuple([java_hash_unsigned(key, start) for key in keys.split(" ") if key])
-            else:
-                hashes += (java_hash_unsigned(keys, start),)
+        hashes = self._hashes(topic, unique_key, keys)
         if not hashes:
             return
 
         mapped = index_file.map
         assert mapped is not None
-        number, limit, begin = index_file.next_entry, index_file.limit, index_file.begin_timestamp
+        number, limit = index_file.next_entry, index_file.limit
         for key_hash in hashes:
             if number >= limit:
                 index_file.write_header(mapped)  # for this file it was the last time
                 index_file = self._writable_file()
                 mapped = index_file.map
                 assert mapped is not None
-                number, limit, begin = index_file.next_entry, index_file.limit, index_file.begin_timestamp
+                number, limit = index_file.next_entry, index_file.limit
             if key_hash > 0x7FFFFFFF:
                 key_hash = positive_hash(key_hash)
-            seconds = (store_timestamp - begin) // 1000
-            if not 0 <= seconds <= 0x7FFFFFFF or begin <= 0:
-                seconds = 0x7FFFFFFF if seconds > 0 < begin else 0
+            seconds = index_file.seconds_at(store_timestamp)
             slot_at = 40 + key_hash % self._slots * 4
             (before,) = _unpack_slot(mapped, slot_at)
             if before <= 0 or before > number:
@@ -278,20 +264,70 @@ class KeyIndex:
             if number == 1:
                 # After its seconds were counted from the end of the file before: RocketMQ's order, for equal bytes.
                 index_file.begin_offset = physical_offset
-                index_file.begin_timestamp = begin = store_timestamp
+                index_file.begin_timestamp = store_timestamp
             index_file.next_entry = number = number + 1
             index_file.end_offset = physical_offset
             index_file.end_timestamp = store_timestamp
-        _pack_header(
-            mapped,
-            0,
-            index_file.begin_timestamp,
-            store_timestamp,
-            index_file.begin_offset,
-            physical_offset,
-            index_file.used_slots,
-            number,
-        )
+        index_file.write_header(mapped)
+
+    def put_run(self, keyed: Sequence[tuple[str, str | None, str | None, int]], store_timestamp: int) -> None:
+        """`put` for many messages stored at one time: topic, unique id, KEYS and physical offset of each.
+
+        The header follows once, at the end: entries that it does not count yet are taken back by `load`.
+        """
+        topics_of_ids, heads_of_ids, ends_of_ids = self._topics_of_ids, self._heads_of_ids, self._ends_of_ids
+        hashed: list[tuple[int, int]] = []
+        for topic, unique_key, keys, physical_offset in keyed:
+            if unique_key is not None and keys is None and len(unique_key) == 32 and unique_key.isascii():
+                h = topics_of_ids[topic] + heads_of_ids[unique_key[:30]] + ends_of_ids[unique_key[30:]] & 0xFFFFFFFF
+                hashed.append((h, physical_offset))
+            else:
+                hashed += [(h, physical_offset) for h in self._hashes(topic, unique_key, keys)]
+        index_file = self._current
+        if (
+            index_file is None
+            or not 1 < index_file.next_entry <= index_file.limit - len(hashed)
+            or keyed[0][3] < index_file.end_offset
+        ):
+            for topic, unique_key, keys, physical_offset in keyed:
+                self.put(topic, unique_key, keys, physical_offset, store_timestamp)
+            return
+        mapped = index_file.map
+        assert mapped is not None
+        slots, entries_at = self._slots, self._entries_at
+        number, used_slots = index_file.next_entry, index_file.used_slots
+        seconds = index_file.seconds_at(store_timestamp)
+        for key_hash, physical_offset in hashed:
+            if key_hash > 0x7FFFFFFF:
+                key_hash = 0x1_0000_0000 - key_hash & 0x7FFFFFFF
+            slot_at = 40 + key_hash % slots * 4
+            (before,) = _unpack_slot(mapped, slot_at)
+            if before <= 0 or before > number:
+                before = 0
+                used_slots += 1
+            _pack_entry(mapped, entries_at + number * 20, key_hash, physical_offset, seconds, before)
+            _pack_slot(mapped, slot_at, number)
+            number += 1
+        index_file.next_entry, index_file.used_slots = number, used_slots
+        index_file.end_offset, index_file.end_timestamp = physical_offset, store_timestamp
+        index_file.write_header(mapped)
+
+    def _hashes(self, topic: str, unique_key: str | None, keys: str | None) -> list[int]:
+        """The hash of the unique id, then those of the words of KEYS."""
+        hashes: list[int] = []
+        if unique_key is not None:
+            if len(unique_key) == 32 and unique_key.isascii():
+                known = self._heads_of_ids[unique_key[:30]] + self._ends_of_ids[unique_key[30:]]
+                hashes.append(self._topics_of_ids[topic] + known & 0xFFFFFFFF)
+            else:
+                hashes.append(java_hash_unsigned(unique_key, self._topics[topic]))
+        if keys:
+            start = self._topics[topic]
+            if " " in keys:
+                hashes += [java_hash_unsigned(key, start) for key in keys.split(" ") if key]
+            else:
+                hashes.append(java_hash_unsigned(keys, start))
+        return hashes
 
     def _writable_file(self) -> IndexFile:
         """The last file, mapped and with room for at least one entry; a new one when there is none."""

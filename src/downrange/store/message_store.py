@@ -11,7 +11,7 @@ from downrange.clock import SystemClock
 from downrange.model.message import TopicQueue
 from downrange.model.topics import MAX_TOPIC_LENGTH, OP_HALF_TOPIC, SCHEDULE_TOPIC
 from downrange.store.checkpoint import AbortMarker, Checkpoint, DirectoryLock
-from downrange.store.commit_log import CommitLog
+from downrange.store.commit_log import CommitLog, Place, Walk
 from downrange.store.config import BrokerRole, StoreConfig
 from downrange.store.dispatcher import BitmapOf, Dispatcher
 from downrange.store.errors import DiskFull, FlushFailed, StoreClosed, StoreError
@@ -20,7 +20,7 @@ from downrange.store.key_index import KeyIndex
 from downrange.store.message_limits import MessageLimits
 from downrange.store.message_reader import MatchesEntry, MatchesRecord, MessageReader, QueueEntry
 from downrange.store.new_message import AppendResult, BatchUnit, NewMessage, PutMessageStatus
-from downrange.store.queues import ConsumeQueues, QueueState, check_storable
+from downrange.store.queues import ConsumeQueues, PlainMessage, QueueState, check_storable
 from downrange.store.recovery import Recovery, RecoveryReport
 from downrange.store.segments import BufferPool, Segments, disk_use, storage_error
 
@@ -48,6 +48,7 @@ class GrownQueue(NamedTuple):
     queue_offset: int
     properties: bytes
     store_timestamp: int
+    size: int
 
 
 class _Progress(NamedTuple):
@@ -188,6 +189,7 @@ class MessageStore(MessageReader):
             check_crc=self.config.check_crc_on_recover,
             index_safe=self.config.message_index_safe,
             machine_stopped=not keep_index,
+            is_slave=self.config.broker_role is BrokerRole.SLAVE,
             writable=not self.read_only,
         ).run(report)
         self._dispatched_offset = self.commit_log.max_offset
@@ -319,13 +321,41 @@ class MessageStore(MessageReader):
             state.next_offset = queue_offset + 1
         if self._dispatched_offset == physical_offset and self._pool is None:
             try:
-                self._dispatcher.apply(state, queue_offset, physical_offset, size, sys_flag, now, message.properties)
+                text = message.properties.decode("utf-8", "replace")
+                self._dispatcher.apply(state, queue_offset, physical_offset, size, sys_flag, now, text)
                 self._dispatched_offset = physical_offset + size
             except (OSError, StoreError) as error:
                 self._dispatch_failed(error)
         elif self._pool is None:
             self.dispatch_pending()
         return AppendResult(PUT_OK, physical_offset, size, queue_offset, now)
+
+    def append_run(
+        self, messages: Sequence[PlainMessage], born_host: bytes, store_host: bytes, now: int
+    ) -> list[Place] | None:
+        """Store many messages at once; where each went, or None: then nothing was stored, and `append` knows why.
+
+        For messages that need no further look: they fit (`surely_fits`), are not transactional, and their queues exist
+        and are not special.
+        """
+        if self._refused or self._pool is not None or self._dispatched_offset != self.commit_log.wrote_offset:
+            return None
+        if now < self.commit_log.last_store_timestamp:
+            now = self._not_before(now)
+        places = self.commit_log.append_run(messages, born_host, store_host, now)
+        if places is None:
+            return None
+        try:
+            self._dispatcher.apply_run(messages, places, now)
+            self._dispatched_offset = places[-1][0] + places[-1][1]
+        except (OSError, StoreError) as error:
+            self._dispatch_failed(error)
+        return places
+
+    @property
+    def surely_fits(self) -> int:
+        """A body and properties that together have no more bytes than this break no limit."""
+        return self._limits.surely_fits
 
     def append_batch(self, message: NewMessage, units: Sequence[BatchUnit]) -> AppendResult:
         """Store several messages of one queue, all or none; `message` carries what they share, its body is not used."""
@@ -351,8 +381,9 @@ class MessageStore(MessageReader):
             if self._dispatched_offset == records[0][0]:
                 try:
                     for number, (offset, size, properties) in enumerate(records):
+                        text = properties.decode("utf-8", "replace")
                         self._dispatcher.apply(
-                            state, first_queue_offset + number, offset, size, message.sys_flag, now, properties
+                            state, first_queue_offset + number, offset, size, message.sys_flag, now, text
                         )
                     self._dispatched_offset = offset + size
                 except (OSError, StoreError) as error:
@@ -370,13 +401,17 @@ class MessageStore(MessageReader):
 
     def append_data(self, start: int, data: bytes | memoryview) -> None:
         """Take log bytes from a master; `dispatch_pending` then makes whole records readable by queue."""
-        refusals = self._refusals.keys() - {"slave", "disk full"}
-        if refusals:
-            raise StoreClosed(", ".join(self._refusals.values()))
+        self.check_takes_data()
         empty = not len(self._segments)
         self.commit_log.append_data(start, data)
         if empty:
             self._dispatched_offset = start
+
+    def check_takes_data(self) -> None:
+        """Raise StoreClosed when no more of a master's log can be taken, or what was taken cannot be read."""
+        refusals = [text for reason, text in self._refusals.items() if reason not in ("slave", "disk full")]
+        if refusals:
+            raise StoreClosed("; ".join(refusals))
 
     def dispatch_pending(self) -> list[GrownQueue]:
         """Apply what lies in the log beyond the last applied record; return what was new, for those who wait for it."""
@@ -387,15 +422,20 @@ class MessageStore(MessageReader):
                 for record in walk:
                     state = self._dispatcher.replay(record)
                     if state is not None:
-                        grown.append(GrownQueue(state.topic, state.queue_id, record[4], record[7], record[6]))
+                        _, size, _, _, queue_offset, _, timestamp, properties = record
+                        grown.append(GrownQueue(state.topic, state.queue_id, queue_offset, properties, timestamp, size))
                     self._dispatched_offset = walk.end
                     self.commit_log.last_store_timestamp = record[6]
             except (OSError, StoreError) as error:
                 self._dispatch_failed(error)
                 return grown
             self._dispatched_offset = walk.end
-            if walk.damage is None or self.config.broker_role is BrokerRole.SLAVE:
-                # On a slave the rest of this record may still be under way.
+            if self.config.broker_role is BrokerRole.SLAVE:
+                if walk.end < self.commit_log.max_offset and not walk.is_cut_short:
+                    self._refuse_to_follow(walk)
+                    return grown
+                break  # the rest of this record is still under way
+            if walk.damage is None:
                 break
             log.error("cannot dispatch: %s; the rest of this file is skipped", walk.damage)
             self._dispatched_offset = min(
@@ -404,9 +444,18 @@ class MessageStore(MessageReader):
         self._allow("dispatch")
         return grown
 
+    def _refuse_to_follow(self, walk: Walk) -> None:
+        """What the master sent cannot be read: its log is not the continuation of this one."""
+        found = walk.damage or f"no record at {walk.end}: zeros"
+        text = f"the log from the master does not fit this one: {found}; give this slave an empty directory"
+        if self._refusals.get("master's log") != text:
+            log.error("cannot follow: %s", text)
+        self._refuse("master's log", text)
+
     @property
     def dispatch_behind_bytes(self) -> int:
-        return self.commit_log.max_offset - self._dispatched_offset
+        # A slave may know that the rest of a file is blank before it has got it.
+        return max(0, self.commit_log.max_offset - self._dispatched_offset)
 
     def _make_state(self, message: NewMessage) -> QueueState | AppendResult:
         reason = check_storable(message.topic, message.queue_id)

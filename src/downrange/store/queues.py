@@ -19,6 +19,9 @@ from downrange.store.files import Files
 # 5.x only: what we would have to read to know the queue offsets of such topics.
 _BATCH_QUEUES: Final = "batchconsumequeue"
 
+# With more queues to sync than this, syncing the whole file system takes less time: 40,000 one by one took 19 s.
+_MANY: Final = 500
+
 
 class QueueState:
     """One queue as the store works with it: its files, the next queue offset, and the topic as records hold it."""
@@ -38,6 +41,11 @@ class QueueState:
 
     def __repr__(self) -> str:
         return f"<QueueState {self.topic}/{self.queue_id} next={self.next_offset}>"
+
+
+# One message of a run: its queue, body, properties as bytes and as text, born timestamp, flag, sysFlag, reconsume
+# times. A tuple, because there are hundreds of thousands a second.
+PlainMessage = tuple[QueueState, bytes, bytes, str, int, int, int, int]
 
 
 def check_storable(topic: str, queue_id: int) -> str | None:
@@ -192,8 +200,16 @@ class ConsumeQueues:
 
     def flush(self, least_pages: int) -> None:
         """Sync what was written. May run in a worker thread, after `write_pending`."""
-        for state in self:
-            if state.queue.flush(least_pages) and state.ext is not None:
+        dirty = [state for state in self if state.queue.needs_flush(least_pages)]
+        if len(dirty) > _MANY:
+            progress = [state.queue.progress for state in dirty]
+            self._files.sync_file_system(self._root)
+            for state, reached in zip(dirty, progress, strict=True):
+                state.queue.flushed_up_to(reached)
+        else:
+            dirty = [state for state in dirty if state.queue.flush(least_pages)]
+        for state in dirty:
+            if state.ext is not None:
                 state.ext.flush()
 
     def release(self) -> None:

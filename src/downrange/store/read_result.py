@@ -24,8 +24,8 @@ class GetMessageStatus(Enum):
 class ReadResult(msgspec.Struct, frozen=True):
     """Records of one queue as they lie on disk, and where to go on.
 
-    `slices` are views of the log, several records in one where they lie next to each other. Holding one keeps its file
-    readable, even after it was deleted.
+    `slices` are views of the log, several records in one where they lie next to each other, or of a copy. Holding one
+    keeps its file readable, even after it was deleted.
     """
 
     status: GetMessageStatus

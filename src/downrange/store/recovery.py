@@ -63,6 +63,7 @@ class Recovery:
         check_crc: bool,
         index_safe: bool,
         machine_stopped: bool,
+        is_slave: bool = False,
         writable: bool,
     ) -> None:
         self._log = commit_log
@@ -74,8 +75,9 @@ class Recovery:
         self._files = files
         self._check_crc = check_crc
         self._index_safe = index_safe
-        # Not only the process ended: what was not synced may be missing, in the log too.
-        self._machine_stopped = machine_stopped
+        # Not only the process ended: what was not synced may be missing, in the log too. And a master sends its log cut
+        # anywhere: a slave's may end within a record, also after an orderly stop.
+        self._may_end_anywhere = machine_stopped or is_slave
         # Then its last message may lack some of its keys, and is indexed again.
         self._index_was_cut = machine_stopped
         self._writable = writable
@@ -105,7 +107,7 @@ class Recovery:
                     self._dispatcher.replay(record)
                 else:
                     self._dispatcher.index_only(record)
-        if last is not None and self._machine_stopped and has_torn_text(last):
+        if last is not None and self._may_end_anywhere and has_torn_text(last):
             walk.end, walk.damage = last[0], f"record at {last[0]}: the end of its properties is missing"
         report.records = walk.records
         report.end_offset = walk.end

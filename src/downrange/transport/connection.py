@@ -12,6 +12,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from math import inf
 from typing import cast
 
 from downrange.model.errors import MQError
@@ -19,14 +20,18 @@ from downrange.model.message_id import pack_host
 from downrange.protocol.codes import ResponseCode
 from downrange.protocol.command import Buffer, Command
 from downrange.protocol.errors import BrokerError, RemoteProtocolError
-from downrange.protocol.framing import FrameDecoder, encode_parts
+from downrange.protocol.framing import Frame, FrameDecoder, decode_frame, encode_parts
 from downrange.transport.errors import ConnectionLost, RequestTimedOut, TransportClosed
 from downrange.transport.limits import Limits, Usage
+from downrange.transport.outstanding import Outstanding, Waiter
 
 log = logging.getLogger(__name__)
 
 LaterReply = asyncio.Future[Command | None]
 Handler = Callable[[Command, "Connection"], Command | LaterReply | None]
+Express = Callable[[list[Frame], int, "Connection"], int]
+"""Answers the frames from a position on that need no `Command` to be made of them, all in one go, and returns the
+position of the first that it leaves to the handler. Its replies go through `reply_encoded` and `reply_later`."""
 
 # Buffers up to this size are joined before writing: one copy is cheaper than another entry of a gathering write.
 _JOIN_BELOW = 32 * 1024
@@ -65,6 +70,7 @@ class Connection(asyncio.Protocol):
         self,
         handler: Handler = refuse,
         *,
+        express: Express | None = None,
         limits: Limits | None = None,
         usage: Usage | None = None,
         decoder: FrameDecoder | None = None,
@@ -76,6 +82,7 @@ class Connection(asyncio.Protocol):
         """The peer's address and port as a record stores them."""
         self.last_active = 0.0
         self._handler = handler
+        self._express = express
         self._limits = limits or Limits()
         self._usage = usage or Usage()
         self._decoder = decoder or FrameDecoder()
@@ -84,7 +91,7 @@ class Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._opaque = 0
-        self._waiting: dict[int, asyncio.Future[Command]] = {}
+        self._asked = Outstanding(self._loop, self._wake_writers)
         self._answering = 0
         self._out: list[Buffer] = []
         self._out_bytes = 0
@@ -99,7 +106,7 @@ class Connection(asyncio.Protocol):
 
     def __repr__(self) -> str:
         state = "open" if self.is_open else "closed"
-        return f"<Connection {self.peer} {state} asked={len(self._waiting)} answering={self._answering}>"
+        return f"<Connection {self.peer} {state} asked={len(self._asked.requests)} answering={self._answering}>"
 
     @property
     def is_open(self) -> bool:
@@ -114,42 +121,54 @@ class Connection(asyncio.Protocol):
     async def request(self, command: Command, timeout: float) -> Command:
         """Send a request and wait for its reply, whatever its code."""
         deadline = self._loop.time() + timeout
-        while self._paused or len(self._waiting) >= self._limits.max_requests_per_connection:
+        while not self.has_room:
             await self._wait_writable(deadline, command.code)
-        reply = self.request_nowait(command)
-        timer = self._loop.call_at(deadline, self._time_out, reply, command.code, timeout)
+        reply = self.request_nowait(command, deadline - self._loop.time())
         try:
             return await reply
-        finally:
-            timer.cancel()
+        except asyncio.CancelledError:
+            self.forget_given_up()
+            raise
 
-    def request_nowait(self, command: Command) -> asyncio.Future[Command]:
-        """Send a request; its reply is the future's result. Cancelling the future forgets the request."""
-        opaque = self._opaque = (self._opaque + 1) & 0x7FFFFFFF
+    @property
+    def has_room(self) -> bool:
+        """Whether a request may be sent now, without waiting for the peer."""
+        return not self._paused and len(self._asked.requests) < self._limits.max_requests_per_connection
+
+    def request_nowait(self, command: Command, timeout: float = inf) -> asyncio.Future[Command]:
+        """Send a request; its reply is the future's result. Who cancels the future calls `forget_given_up`."""
         reply: asyncio.Future[Command] = self._loop.create_future()
-        self._send(encode_parts(command, opaque))
-        self._waiting[opaque] = reply
-        reply.add_done_callback(partial(self._forget, opaque))
+        self.ask(command, reply, timeout)
         return reply
+
+    def ask(self, command: Command, waiter: Waiter, timeout: float) -> None:
+        """Send a request; its reply, or why there is none, is told to `waiter`."""
+        opaque = self.next_opaque()
+        self.ask_encoded(opaque, encode_parts(command, opaque), waiter, command.code, timeout)
+
+    def next_opaque(self) -> int:
+        """What the next request is known by."""
+        opaque = self._opaque = (self._opaque + 1) & 0x7FFFFFFF
+        return opaque
+
+    def ask_encoded(self, opaque: int, parts: list[Buffer], waiter: Waiter, code: int, timeout: float) -> None:
+        """`ask` with a frame that was made for `opaque`."""
+        self._send(parts)
+        self._asked.add(opaque, waiter, code, timeout)
+
+    def forget_given_up(self) -> None:
+        """Make room of the requests nobody waits for any more; late replies to them are ignored."""
+        self._asked.forget_given_up()
 
     def oneway(self, command: Command) -> None:
         """Send a request that wants no answer."""
-        opaque = self._opaque = (self._opaque + 1) & 0x7FFFFFFF
-        self._send(encode_parts(command, opaque))
+        self._send(encode_parts(command, self.next_opaque()))
 
     async def wait_writable(self, timeout: float) -> None:
         """Wait while the peer does not read: who sends without waiting for answers would fill the memory."""
         deadline = self._loop.time() + timeout
         while self._paused:
             await self._wait_writable(deadline, 0)
-
-    def _forget(self, opaque: int, reply: asyncio.Future[Command]) -> None:
-        self._waiting.pop(opaque, None)
-        self._wake_writers()
-
-    def _time_out(self, reply: asyncio.Future[Command], code: int, timeout: float) -> None:
-        if not reply.done():
-            reply.set_exception(RequestTimedOut(f"{self.peer} did not answer request {code} within {timeout:g} s"))
 
     async def _wait_writable(self, deadline: float, code: int) -> None:
         """Wait until the peer reads again or an answer makes room; one waiter is woken for each."""
@@ -178,18 +197,28 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         now = self.last_active = self._loop.time()
         decoder = self._decoder
-        unanswered = self._unanswered
-        for command in decoder.feed(data):
-            if command.flag & 1:
-                waiting = self._waiting.get(command.opaque)
-                if waiting is not None and not waiting.done():
-                    waiting.set_result(command)
-            elif self._paused or unanswered:
-                unanswered.append(command)
-            else:
-                self._answer(command)
-                if self._out_bytes > _FLUSH_ABOVE:
-                    self._flush()
+        frames = decoder.frames(data)
+        count = len(frames)
+        at = 0
+        was_scheduled = self._flush_scheduled
+        self._flush_scheduled = True  # what is queued from here on leaves below, in one write
+        while at < count:
+            if (
+                self._express is not None
+                and not self._paused
+                and not self._unanswered
+                and self._answering < self._limits.max_requests_per_connection
+                and self._usage.requests < self._limits.max_requests
+            ):
+                at = self._express(frames, at, self)
+                if at == count:
+                    break
+            try:
+                self._take(decode_frame(frames[at]))
+            except RemoteProtocolError as error:
+                decoder.error = error
+                break
+            at += 1
         if decoder.error is not None:
             log.warning("connection closed peer=%s reason=%s", self.peer, decoder.error)
             self.abort()
@@ -200,6 +229,23 @@ class Connection(asyncio.Protocol):
             self._frame_since = now
         if self._out:
             self._flush()
+        else:
+            self._flush_scheduled = was_scheduled
+
+    def _take(self, command: Command) -> None:
+        if command.flag & 1:
+            asked = self._asked.requests.pop(command.opaque, None)
+            if asked is not None:
+                if not asked[0].done():
+                    asked[0].set_result(command)
+                if self._writable_waiters:
+                    self._wake_writers()
+        elif self._paused or self._unanswered:
+            self._unanswered.append(command)
+        else:
+            self._answer(command)
+            if self._out_bytes > _FLUSH_ABOVE:
+                self._flush()
 
     def _answer_rest(self) -> None:
         """Go on with what came in one chunk with a request whose reply filled the socket."""
@@ -238,9 +284,30 @@ class Connection(asyncio.Protocol):
         self._usage.requests += 1
         reply.add_done_callback(partial(self._answer_later, command))
 
+    def reply_encoded(self, replies: bytes) -> None:
+        """Send whole frames that answer requests of the chunk at hand: they leave at its end."""
+        self._out.append(replies)
+        self._out_bytes += len(replies)
+
+    def reply_later(self, requests: int, replies: asyncio.Future[bytes]) -> None:
+        """The same for that many requests, once their answer is known."""
+        self._answering += requests
+        self._usage.requests += requests
+        replies.add_done_callback(partial(self._reply_encoded_later, requests))
+
+    def _reply_encoded_later(self, requests: int, replies: asyncio.Future[bytes]) -> None:
+        self._end_answering(requests)
+        if self.is_open and not replies.cancelled() and (encoded := replies.result()):
+            self._send([encoded])
+
+    def _end_answering(self, requests: int) -> None:
+        self._answering -= requests
+        self._usage.requests -= requests
+        if self._answering == 0 and self._answered is not None and not self._answered.done():
+            self._answered.set_result(None)
+
     def _answer_later(self, command: Command, later: LaterReply) -> None:
-        self._answering -= 1
-        self._usage.requests -= 1
+        self._end_answering(1)
         if not self.is_open:
             if not later.cancelled():
                 later.exception()  # nobody is left to tell; mark it as looked at
@@ -249,8 +316,6 @@ class Connection(asyncio.Protocol):
             reply = error_reply(command, error) if error is not None else later.result()
             if reply is not None:
                 self._reply(reply)
-        if self._answering == 0 and self._answered is not None and not self._answered.done():
-            self._answered.set_result(None)
 
     def _reply(self, reply: Command) -> None:
         try:
@@ -265,7 +330,8 @@ class Connection(asyncio.Protocol):
 
     def _send(self, parts: list[Buffer]) -> None:
         """Queue a frame; everything queued in one turn of the loop leaves in one write."""
-        self._raise_if_closed()
+        if self._transport is None or self._transport.is_closing():
+            self._raise_if_closed()
         self._out += parts
         for part in parts:
             self._out_bytes += len(part)
@@ -294,7 +360,7 @@ class Connection(asyncio.Protocol):
         """The socket takes no more for now: stop reading too, so that the peer cannot pile up replies."""
         self._paused = True
         assert self._transport is not None
-        if not self._waiting:  # an endpoint that waits for answers must go on reading them
+        if not self._asked.requests:  # an endpoint that waits for answers must go on reading them
             self._transport.pause_reading()
         self._check_unsent()
 
@@ -326,7 +392,7 @@ class Connection(asyncio.Protocol):
         self.last_active = self._loop.time()
         name = transport.get_extra_info("peername")
         if name:
-            self.peer = f"{name[0]}:{name[1]}"
+            self.peer = self._asked.peer = f"{name[0]}:{name[1]}"
             self.peer_host = pack_host(name[0].partition("%")[0], name[1])
         if self._on_open is not None:
             self._on_open(self)
@@ -336,10 +402,7 @@ class Connection(asyncio.Protocol):
         self._out.clear()
         self._unanswered.clear()
         reason = f": {error}" if error else ""
-        for waiting in list(self._waiting.values()):
-            if not waiting.done():
-                waiting.set_exception(ConnectionLost(f"connection to {self.peer} was lost{reason}"))
-        self._waiting.clear()
+        self._asked.fail_all(lambda: ConnectionLost(f"connection to {self.peer} was lost{reason}"))
         while self._writable_waiters:
             waiter = self._writable_waiters.popleft()
             if not waiter.done():
@@ -363,7 +426,7 @@ class Connection(asyncio.Protocol):
 
     async def drain(self, timeout: float) -> None:
         """Take no further requests, answer those at hand, send what is queued, then close."""
-        if self.is_open and not self._waiting:
+        if self.is_open and not self._asked.requests:
             assert self._transport is not None
             self._transport.pause_reading()
         if self.is_open and self._answering:

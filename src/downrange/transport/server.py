@@ -8,7 +8,7 @@ import ssl
 from collections.abc import Callable
 from types import TracebackType
 
-from downrange.transport.connection import Connection, Handler
+from downrange.transport.connection import Connection, Express, Handler
 from downrange.transport.errors import ListenFailed
 from downrange.transport.limits import Limits, Usage
 
@@ -38,6 +38,7 @@ class Server:
         self.limits = limits or Limits()
         self.usage = Usage()
         self.handler = handler
+        self.express: Express | None = None
         self._tls = tls
         self.on_close = on_close
         self._drain_seconds = drain_seconds
@@ -95,6 +96,7 @@ class Server:
     def _accept(self) -> Connection:
         return Connection(
             self.handler,
+            express=self.express,
             limits=self.limits,
             usage=self.usage,
             on_open=self.connections.add,

@@ -16,7 +16,6 @@ from downrange.broker.groups import CommittedOffsets, Groups
 from downrange.broker.handlers.config import ConfigHandlers
 from downrange.broker.handlers.consumers import ConsumerHandlers
 from downrange.broker.handlers.groups import GroupHandlers
-from downrange.broker.handlers.not_yet import NOT_YET
 from downrange.broker.handlers.progress import ProgressHandlers
 from downrange.broker.handlers.query import QueryHandlers
 from downrange.broker.handlers.statistics import StatisticsHandlers
@@ -165,7 +164,6 @@ class AdminBroker:
             ).routes,
             ConsumerHandlers(self.config, self.topics, self.offsets, self.consumers, self.store).routes,
             ConfigHandlers(self.config, self.store, self.topics, self.settings_path, self.clock).routes,
-            NOT_YET,
         )
         _, self.operator = linked(handler, refuse, ("10.0.0.7", 40000))
 

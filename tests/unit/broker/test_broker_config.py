@@ -9,7 +9,7 @@ import pytest
 from downrange.broker.app import load_config
 from downrange.broker.config import BLACK_LIST, REMOTELY_CHANGEABLE, BrokerConfig, keys_without_effect
 from downrange.settings import ConfigError, settings_of
-from downrange.store.config import StoreConfig
+from downrange.store.config import BrokerRole, StoreConfig
 
 
 def config_file(tmp_path: Path, *lines: str) -> Path:
@@ -46,12 +46,20 @@ def test_a_key_nobody_knows_stops_the_start_with_the_nearest(tmp_path: Path) -> 
         ("aclEnable=true", "aclEnable=true: access control is not served yet"),
         ("authenticationEnabled = TRUE", "access control is not served yet"),
         ("enableDLegerCommitLog=true", "DLedger is not served yet"),
-        ("brokerRole=SLAVE", "replication is not served yet"),
     ],
 )
 def test_a_promise_this_broker_cannot_keep_stops_the_start(tmp_path: Path, line: str, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         load_config(config_file(tmp_path, line), {})
+
+
+def test_a_slave_needs_an_id_and_a_master_has_0(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="brokerRole=SLAVE needs a brokerId of its own"):
+        load_config(config_file(tmp_path, "brokerRole=SLAVE"), {})
+    slave, store, warnings = load_config(config_file(tmp_path, "brokerRole=SLAVE", "brokerId=2", "haListenPort=7"), {})
+    assert (slave.broker_id, store.broker_role, store.ha_listen_port, warnings) == (2, BrokerRole.SLAVE, 7, [])
+    master, _, _ = load_config(config_file(tmp_path, "brokerRole=SYNC_MASTER", "brokerId=2"), {})
+    assert master.broker_id == 0
 
 
 def test_no_key_is_both_used_and_without_effect() -> None:

@@ -22,7 +22,6 @@ from downrange.protocol.bodies.query import (
     ViewMessageRequest,
 )
 from downrange.protocol.codes import RequestCode, ResponseCode
-from downrange.protocol.command import request
 from tests.unit.broker.admin_broker import NOW, AdminBroker, golden_reply
 
 
@@ -170,27 +169,3 @@ async def test_entries_that_are_not_there(broker: AdminBroker, header: QueryCons
     broker.put()
     assert await broker.refused(RequestCode.QUERY_CONSUME_QUEUE, header) == (ResponseCode.SYSTEM_ERROR, remark)
     assert len(broker.store.queues) == 1, "asking made a queue"
-
-
-@pytest.mark.parametrize(
-    ("code", "feature"),
-    [
-        (RequestCode.END_TRANSACTION, "transactional messages"),
-        (RequestCode.RESUME_CHECK_HALF_MESSAGE, "transactional messages"),
-        (RequestCode.SEND_REPLY_MESSAGE, "request-reply"),
-        (RequestCode.SEND_REPLY_MESSAGE_V2, "request-reply"),
-    ],
-)
-async def test_what_is_not_served_yet_is_refused_with_what_is_missing(
-    broker: AdminBroker, code: RequestCode, feature: str
-) -> None:
-    refused_with, remark = await broker.refused(code)
-    assert refused_with == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
-    assert code.name in remark
-    assert feature in remark
-
-
-async def test_a_oneway_end_of_transaction_gets_no_answer_and_does_no_harm(broker: AdminBroker) -> None:
-    broker.operator.oneway(request(RequestCode.END_TRANSACTION, oneway=True))
-    broker.put()
-    assert (await broker.ask(RequestCode.VIEW_MESSAGE_BY_ID, ViewMessageRequest(0))).code == 0

@@ -79,6 +79,7 @@ class Broker:
         self.half_messages: Callable[[], Mapping[str, int]] | None = None
         self.pulled_offset: Callable[[str, str, int], int | None] | None = None
         self.watermarks: Callable[[], Mapping[str, int]] | None = None
+        self.slave_lags: Callable[[], Mapping[str, int]] | None = None
 
     def server(self) -> MetricsServer:
         config = BrokerConfig(broker_name="broker-a", broker_permission=6, metrics_port=self.metrics_port)
@@ -95,6 +96,7 @@ class Broker:
             half_messages=self.half_messages,
             pulled_offset=self.pulled_offset,
             watermarks=self.watermarks,
+            slave_lags=self.slave_lags,
         )
 
     async def scrape(self) -> str:
@@ -184,6 +186,7 @@ async def test_documented_labels_are_the_labels(broker: Broker) -> None:
     broker.half_messages = lambda: {"A": 1}
     broker.pulled_offset = lambda topic, group, queue_id: 60
     broker.watermarks = lambda: {"pull": 3}
+    broker.slave_lags = lambda: {"10.0.0.2:42911": 8}
     text = await broker.scrape()
     wanted = {
         name: {part.strip() for part in row.split(",") if part.strip()}

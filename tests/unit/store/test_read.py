@@ -54,11 +54,19 @@ def test_the_answers_of_rocketmq(tmp_path: Path) -> None:
 
 
 def test_records_that_lie_next_to_each_other_come_as_one_slice(tmp_path: Path) -> None:
+    with open_store(tmp_path, **BIG) as store:
+        for topic in ("TopicTest",) * 4 + ("Other", "TopicTest"):
+            put(store, topic=topic, body=bytes(20_000))
+        result = store.read("TopicTest", 0, 0, 32)
+        assert [len(list(decode_records(part))) for part in result.slices] == [4, 1]
+
+
+def test_small_records_that_lie_apart_come_as_one_copy(tmp_path: Path) -> None:
     with filled(tmp_path, 4) as store:
         put(store, topic="Other")
         put(store)
         result = store.read("TopicTest", 0, 0, 32)
-        assert [len(list(decode_records(part))) for part in result.slices] == [4, 1]
+        assert [len(list(decode_records(part))) for part in result.slices] == [5]
 
 
 def test_asking_for_an_unknown_queue_does_not_make_one(tmp_path: Path) -> None:

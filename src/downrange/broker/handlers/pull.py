@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import lru_cache
 from typing import Final
+
+import msgspec
 
 from downrange.broker.clients import Consumers
 from downrange.broker.compiled_sql import compiled
@@ -23,13 +27,14 @@ from downrange.model.message_id import pack_host
 from downrange.model.subscription import SQL92, TAG, Subscription, subscribe
 from downrange.model.topics import OFFSET_MOVED_TOPIC, RETRY_PREFIX, Perm, SubscriptionGroupConfig
 from downrange.protocol.bodies.body import encode_body
+from downrange.protocol.bodies.fields import encode_fields
 from downrange.protocol.bodies.pull import (
     OffsetMovedEvent,
     PullMessageRequest,
     PullMessageResponse,
     PullSysFlag,
 )
-from downrange.protocol.codes import RequestCode, ResponseCode
+from downrange.protocol.codes import RequestCode, ResponseCode, SerializeType
 from downrange.protocol.command import Command
 from downrange.protocol.errors import (
     BrokerError,
@@ -50,9 +55,17 @@ from downrange.transport.connection import Connection, LaterReply
 
 FAQ: Final = "\nSee http://rocketmq.apache.org/docs/faq/ for further details."
 
+# Plain numbers and a cache: every pull goes through here.
+_READ = int(Perm.READ)
+_subscription_of = lru_cache(maxsize=4096)(subscribe)
 _COMMIT = int(PullSysFlag.COMMIT_OFFSET)
 _SUSPEND = int(PullSysFlag.SUSPEND)
 _SUBSCRIPTION = int(PullSysFlag.SUBSCRIPTION)
+
+# With these a pull got past something; with any other its offset lies outside the queue.
+_SCANNED: Final = (GetMessageStatus.MESSAGE_WAS_REMOVING, GetMessageStatus.NO_MATCHED_MESSAGE)
+# RocketMQ's slaves answer at once that the consumer should come again at once; it does, hundreds of times a second.
+_OUT_OF_REACH_MILLIS: Final = 1000
 
 _CODES: Final = {
     GetMessageStatus.FOUND: ResponseCode.SUCCESS,
@@ -63,6 +76,22 @@ _CODES: Final = {
     GetMessageStatus.OFFSET_OVERFLOW_BADLY: ResponseCode.PULL_OFFSET_MOVED,
     GetMessageStatus.OFFSET_TOO_SMALL: ResponseCode.PULL_OFFSET_MOVED,
 }
+_REMARKS: Final = {status: status.value for status in GetMessageStatus}
+_JSON = int(SerializeType.JSON)
+
+
+def _fields(command: Command, numbers: tuple[int, int, int, int]) -> Mapping[str, str] | msgspec.Raw:
+    """The header of a reply; as JSON text at once where it goes out as such: that takes a tenth of the time."""
+    if command.serialize_type == _JSON:
+        return msgspec.Raw(
+            b'{"suggestWhichBrokerId":"%d","nextBeginOffset":"%d","minOffset":"%d","maxOffset":"%d"}' % numbers
+        )
+    suggested, next_offset, minimum, maximum = numbers
+    return encode_fields(
+        PullMessageResponse(
+            suggest_which_broker_id=suggested, next_begin_offset=next_offset, min_offset=minimum, max_offset=maximum
+        )
+    )
 
 
 class PullHandlers:
@@ -111,6 +140,8 @@ class PullHandlers:
             return reply
         broker = self._config.broker
         millis = request.suspend_timeout_millis if broker.long_polling_enable else broker.short_polling_time_mills
+        if reply.code == ResponseCode.PULL_RETRY_IMMEDIATELY:
+            millis = min(millis, _OUT_OF_REACH_MILLIS)
         return self._held.hold(
             TopicQueue(request.topic, request.queue_id),
             request.queue_offset,
@@ -124,7 +155,7 @@ class PullHandlers:
 
     def _check(self, request: PullMessageRequest, connection: Connection) -> SubscriptionGroupConfig:
         broker = self._config.broker
-        if not broker.broker_permission & Perm.READ:
+        if not broker.broker_permission & _READ:
             raise NoPermission(f"the broker[{broker.broker_ip1}] pulling message is forbidden")
         name = request.consumer_group
         group = self._groups.find(name, auto_create=broker.auto_create_subscription_group)
@@ -135,7 +166,7 @@ class PullHandlers:
         topic = self._topics.get(request.topic)
         if topic is None:
             raise TopicNotExist(f"topic[{request.topic}] not exist, apply first please! {FAQ}")
-        if not topic.perm & Perm.READ:
+        if not topic.perm & _READ:
             raise NoPermission(f"the topic[{request.topic}] pulling message is forbidden")
         if not 0 <= request.queue_id < topic.read_queue_nums:
             raise BrokerError(
@@ -150,7 +181,7 @@ class PullHandlers:
         if request.sys_flag & _SUBSCRIPTION:
             if kind != TAG and not request.subscription:
                 raise SubscriptionParseFailed("parse the consumer's subscription failed")
-            return subscribe(request.topic, request.subscription, kind, request.sub_version)
+            return _subscription_of(request.topic, request.subscription, kind, request.sub_version)
         live = self._consumers.get(request.consumer_group)
         if live is None:
             raise SubscriptionNotExist(f"the consumer's group info not exist{FAQ}")
@@ -197,7 +228,7 @@ class PullHandlers:
         group: SubscriptionGroupConfig,
         wanted: MessageFilter,
     ) -> tuple[Command, bool]:
-        """The reply, and whether it only says that there is nothing new."""
+        """The reply, and whether it may wait: there is nothing new, or a slave cannot say more."""
         found = self._store.read(
             request.topic,
             request.queue_id,
@@ -218,14 +249,10 @@ class PullHandlers:
             statistics.get_missed()
             if code == ResponseCode.PULL_OFFSET_MOVED:
                 code, suggested, next_offset = self._moved(request, group, found, suggested)
-        header = PullMessageResponse(
-            suggest_which_broker_id=suggested,
-            next_begin_offset=next_offset,
-            min_offset=found.min_offset,
-            max_offset=found.max_offset,
-        )
-        reply = command.reply(code, found.status.value, header=header, body=found.slices)
-        return reply, code == ResponseCode.PULL_NOT_FOUND
+        numbers = suggested, next_offset, found.min_offset, found.max_offset
+        reply = command.reply(code, _REMARKS[found.status], ext_fields=_fields(command, numbers), body=found.slices)
+        is_out_of_reach = code == ResponseCode.PULL_RETRY_IMMEDIATELY and found.status not in _SCANNED
+        return reply, code == ResponseCode.PULL_NOT_FOUND or is_out_of_reach
 
     def _suggested_broker(self, group: SubscriptionGroupConfig, found: ReadResult) -> int:
         if not self._config.broker.slave_read_enable:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 from downrange.broker.delayed import delay_level, delayed, stored_text
 from downrange.broker.flow_control import FlowControl
@@ -11,12 +12,14 @@ from downrange.broker.live_config import LiveConfig
 from downrange.broker.message_writer import MessageWriter
 from downrange.broker.routes import RouteTable
 from downrange.broker.topics import Topics
+from downrange.broker.transactions.records import half
 from downrange.model import properties as names
 from downrange.model.errors import MessageError
 from downrange.model.message import SysFlag
 from downrange.model.message_id import offset_message_id, pack_host
 from downrange.model.properties import decode_properties, find_property
 from downrange.model.topics import (
+    HALF_TOPIC,
     MAX_TOPIC_LENGTH,
     RETRY_PREFIX,
     SEND_FORBIDDEN_TOPICS,
@@ -35,7 +38,8 @@ from downrange.protocol.errors import (
     SubscriptionGroupNotExist,
     TopicNotExist,
 )
-from downrange.store.new_message import AppendResult, BatchUnit, NewMessage
+from downrange.store.config import BrokerRole
+from downrange.store.new_message import AppendResult, BatchUnit, NewMessage, PutMessageStatus
 from downrange.transport.connection import Connection, LaterReply
 
 FAQ = "\nSee http://rocketmq.apache.org/docs/faq/ for further details."
@@ -43,7 +47,7 @@ _SEND_V1 = int(RequestCode.SEND_MESSAGE)
 
 
 class SendHandlers:
-    """Takes messages from producers."""
+    """Takes messages from producers. `on_half` is called with the topic of a transactional message that was stored."""
 
     def __init__(
         self, config: LiveConfig, topics: Topics, groups: Groups, writer: MessageWriter, flow: FlowControl
@@ -53,6 +57,7 @@ class SendHandlers:
         self._groups = groups
         self._writer = writer
         self._flow = flow
+        self.on_half: Callable[[str], None] = lambda topic: None
         self._store_host = pack_host(config.broker.broker_ip1, config.broker.listen_port)
         self._cluster_property = f"{names.CLUSTER}{names.NAME_VALUE_SEPARATOR}{config.broker.broker_cluster_name}"
 
@@ -65,20 +70,24 @@ class SendHandlers:
         }
 
     def send(self, command: Command, connection: Connection) -> Command | LaterReply:
-        """10 and 310."""
+        """10 and 310. The header says whether it is a batch: the C++ client sends those as 10, too."""
         self._flow.check_send()
         header = self._header(command)
+        if header.batch:
+            return self.send_batch(command, connection)
         try:
             message, queue_id, waits = self._message(command, header, connection)
         except (BrokerError, MessageError) as error:
             return self._refusal(command, error)
         result = self._writer.append(message)
+        if message.topic is HALF_TOPIC and result.status is PutMessageStatus.PUT_OK:
+            self.on_half(header.topic)
         return self._writer.reply_when_safe(command, result, waits, lambda: self._accepted(queue_id, result))
 
     def send_batch(self, command: Command, connection: Connection) -> Command | LaterReply:
         """320."""
         self._flow.check_send()
-        header = command.header(SendMessageRequest)
+        header = self._header(command)
         try:
             if len(header.topic) > MAX_TOPIC_LENGTH:
                 raise MessageIllegal(f"message topic length too long {len(header.topic)}")
@@ -125,7 +134,7 @@ class SendHandlers:
         if header.topic.startswith(RETRY_PREFIX):
             return self._retried(message, header, text), queue_id, waits
         if "TRAN_MSG" in text and (find_property(text, names.TRAN_MSG) or "").lower() == "true":
-            raise BrokerError("transactional messages are not served yet", ResponseCode.REQUEST_CODE_NOT_SUPPORTED)
+            return self._half(message, header, text), queue_id, waits
         if "DELAY" in text:
             level = delay_level(text)
             if level and not header.sys_flag & 4:
@@ -145,6 +154,7 @@ class SendHandlers:
             raise NoPermission(f"Sending message to topic[{topic}] is forbidden.")
         config = self._topics.get(topic)
         if config is None:
+            refuse_messages_on_slave(self._config)
             config = self._topics.create_like(
                 topic,
                 header.default_topic,
@@ -212,6 +222,16 @@ class SendHandlers:
         level = delay_level(text)
         return delayed(message, properties, level, self._writer.max_delay_level) if level else message
 
+    def _half(self, message: NewMessage, header: SendMessageRequest, text: str) -> NewMessage:
+        """The message of a transaction that has not ended yet."""
+        broker = self._config.broker
+        if broker.reject_transaction_message:
+            raise NoPermission(f"the broker[{broker.broker_ip1}] sending transaction message is forbidden")
+        if delay_level(text):  # RocketMQ takes it, and drops it when it is due
+            raise MessageIllegal("a transactional message cannot be delayed")
+        self._topics.ensure(HALF_TOPIC, 1)
+        return half(message, decode_properties(header.properties) | {names.CLUSTER: broker.broker_cluster_name})
+
     # --- replies ------------------------------------------------------------------------------------------------
 
     def _accepted(self, queue_id: int, result: AppendResult) -> SendMessageResponse:
@@ -230,6 +250,13 @@ class SendHandlers:
         broker = self._config.broker
         fields = {"MSG_REGION": broker.region_id, "TRACE_ON": "true" if broker.trace_on else "false"}
         return command.reply(code, remark, ext_fields=fields)
+
+
+def refuse_messages_on_slave(config: LiveConfig) -> None:
+    """A slave's store refuses messages; this is for those that would create a topic before."""
+    if config.store.broker_role is BrokerRole.SLAVE:
+        reason = "service not available now: this broker is a slave: it takes messages from its master only"
+        raise BrokerError(reason, ResponseCode.SERVICE_NOT_AVAILABLE)
 
 
 def describe(config: TopicConfig) -> str:

@@ -8,6 +8,7 @@ from typing import Final
 from downrange.broker.delayed import delayed, stored_text
 from downrange.broker.groups import Groups
 from downrange.broker.handlers.clients import UNIT_SUBSCRIPTION
+from downrange.broker.handlers.send import refuse_messages_on_slave
 from downrange.broker.live_config import LiveConfig
 from downrange.broker.message_writer import MessageWriter
 from downrange.broker.routes import RouteTable
@@ -51,6 +52,7 @@ class SendBackHandlers:
 
     def send_back(self, command: Command, connection: Connection) -> Command:
         header = command.header(ConsumerSendMessageBackRequest)
+        refuse_messages_on_slave(self._config)
         group = self._group(header.group)
         if group.retry_queue_nums <= 0:
             return command.reply()  # this group does without retries: the message is dropped

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from downrange.broker.flow_control import FlowControl
@@ -45,6 +45,7 @@ class StatisticsHandlers:
         delay: DelayProgress,
         flow: FlowControl,
         clock: Clock,
+        replication: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
         self._config = config
         self._store = store
@@ -52,6 +53,7 @@ class StatisticsHandlers:
         self._delay = delay
         self._flow = flow
         self._clock = clock
+        self._replication = replication
 
     @property
     def routes(self) -> RouteTable:
@@ -80,7 +82,7 @@ class StatisticsHandlers:
             waited_millis=self._flow.waited_millis,
             transient_buffers=self._store.transient_buffers_available,
         )
-        return command.reply(body=encode_body(KVTable(table)))
+        return command.reply(body=encode_body(KVTable({**table, **self._replication()})))
 
     def get_delay_offsets(self, command: Command, connection: Connection) -> Command:
         """45."""

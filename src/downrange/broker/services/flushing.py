@@ -48,7 +48,7 @@ class Flusher:
         self._wanted.set()
         return outcome
 
-    async def run(self, on_committed: Callable[[], None]) -> None:
+    async def run(self, on_committed: Callable[[], object]) -> None:
         """Everything that has to reach the disk. `on_committed` is called when the transient pool was written."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._flush_for_senders() if self.is_sync else self._flush_by_time())
@@ -97,6 +97,8 @@ class Flusher:
             await self._clock.sleep(0.1)
             if len(self._waiting):
                 self._tell(self._waiting.expire(self._clock.now()))
+            elif self.is_sync and self._store.is_writable and self._store.flushed_offset < self._store.max_offset:
+                self._wanted.set()  # what nobody waits for must reach the disk, too
 
     async def _flush_queues(self) -> None:
         policy = FlushPolicy(FlushTimes.of_consume_queues(self._config.store), self._clock.now())
@@ -118,7 +120,7 @@ class Flusher:
     def _sync_queues(self, least_pages: int) -> None:
         self._store.flush_queues(least_pages, thorough=least_pages == 0)
 
-    async def _commit_pool(self, on_committed: Callable[[], None]) -> None:
+    async def _commit_pool(self, on_committed: Callable[[], object]) -> None:
         policy = FlushPolicy(FlushTimes.of_transient_pool(self._config.store), self._clock.now())
         while True:
             await self._until(policy)

@@ -138,7 +138,7 @@ class Registration:
             broker_name=broker.broker_name,
             broker_addr=broker.address,
             cluster_name=broker.broker_cluster_name,
-            ha_server_addr=broker.ha_address,
+            ha_server_addr=self._config.ha_address,
             broker_id=broker.broker_id,
             compressed=broker.compressed_register,
             body_crc32=zlib.crc32(data) & 0x7FFFFFFF,

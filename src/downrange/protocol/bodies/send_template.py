@@ -1,7 +1,7 @@
-"""The ext fields of a send, written as JSON text around what changes from message to message.
+"""The header of a send, written as JSON text around what changes from message to message.
 
 Group, topic, broker and defaults are the same for every message a producer sends to one broker. Encoding them once and
-filling in the rest takes 0.5 µs instead of 3.3 µs for building the header field by field.
+filling in the rest takes a quarter of the time of building the header field by field.
 """
 
 from __future__ import annotations
@@ -10,28 +10,39 @@ from typing import Final
 
 import msgspec
 
+from downrange.protocol.codes import VERSION_4_9_8, LanguageCode, RequestCode, SerializeType
+from downrange.protocol.framing import with_prefix
+
 _text = msgspec.json.Encoder().encode
+_JSON: Final = int(SerializeType.JSON)
+_BATCH: Final = int(RequestCode.SEND_BATCH_MESSAGE)
 # What `%d` and `%b` take the place of, in this order.
 _CHANGING: Final = b'"e":"%d","f":"%d","g":"%d","h":"%d","i":%b}'
 
+_REST: Final = (
+    f',"flag":0,"language":"{LanguageCode.PYTHON.name}","opaque":%d,'
+    f'"serializeTypeCurrentRPC":"JSON","version":{VERSION_4_9_8}}}'
+).encode()
+
 
 class SendTemplate:
-    """The header of all sends of one group to one topic on one broker.
+    """The header of all sends of one code and group to one topic on one broker.
 
-    Holds always: `fill` writes the fields that `encode_fields(SendMessageRequest(…))` gives.
+    Holds always: `fields` gives what `encode_fields(SendMessageRequest(…))` gives, and `head` the frame of a command
+    with these fields up to its body.
     """
 
-    __slots__ = ("_text",)
+    __slots__ = ("_fields", "_header")
 
     def __init__(
         self,
+        code: int,
         producer_group: str,
         topic: str,
         broker_name: str,
         *,
         default_topic: str,
         default_topic_queue_nums: int,
-        batch: bool = False,
     ) -> None:
         same = {
             "a": producer_group,
@@ -40,11 +51,27 @@ class SendTemplate:
             "d": str(default_topic_queue_nums),
             "j": "0",
             "k": "false",
-            "m": "true" if batch else "false",
+            "m": "true" if code == _BATCH else "false",
             "n": broker_name,
         }
         # A name may hold a percent sign: `%RETRY%group`, `namespace%topic`.
-        self._text = _text(same)[:-1].replace(b"%", b"%%") + b"," + _CHANGING
+        self._fields = _text(same)[:-1].replace(b"%", b"%%") + b"," + _CHANGING
+        self._header = b'{"code":%d,"extFields":' % code + self._fields + _REST
 
-    def fill(self, queue_id: int, sys_flag: int, born_timestamp: int, flag: int, properties: str) -> msgspec.Raw:
-        return msgspec.Raw(self._text % (queue_id, sys_flag, born_timestamp, flag, _text(properties)))
+    def fields(self, queue_id: int, sys_flag: int, born_timestamp: int, flag: int, properties: str) -> msgspec.Raw:
+        """The ext fields."""
+        return msgspec.Raw(self._fields % (queue_id, sys_flag, born_timestamp, flag, _text(properties)))
+
+    def head(
+        self,
+        opaque: int,
+        queue_id: int,
+        sys_flag: int,
+        born_timestamp: int,
+        flag: int,
+        properties: str,
+        body_length: int,
+    ) -> bytes:
+        """The whole frame of a request that wants a reply, but for its body."""
+        header = self._header % (queue_id, sys_flag, born_timestamp, flag, _text(properties), opaque)
+        return with_prefix(_JSON, header, body_length)

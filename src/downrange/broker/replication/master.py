@@ -1,0 +1,285 @@
+"""The pushing side of replication: one link per slave, fed from the mapped log. [HAService, HAConnection]
+
+The rules of the stream, who waits for whom and when a side gives up: docs/formats/replication.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from typing import Final, NamedTuple, cast
+
+from downrange.broker.live_config import LiveConfig
+from downrange.broker.replication.errors import ReplicationError, SlaveAhead, SlaveTooFarBehind
+from downrange.broker.replication.waiting import CopyOutcome, WaitingSenders
+from downrange.broker.replication.wire import HEADER, ReportReader
+from downrange.clock import Clock
+from downrange.store.message_store import MessageStore
+
+log = logging.getLogger(__name__)
+
+# Log bytes handed to one connection in one turn of the loop, and those it may hold before it is called slow.
+_TURN_BYTES: Final = 1 << 20
+_BUFFERED_BYTES: Final = 1 << 20
+_MOST_LINKS: Final = 64
+_TICK_SECONDS: Final = 0.1
+# How long an orderly stop waits for slaves to get the end of the log.
+_STOP_SECONDS: Final = 3.0
+
+
+class SlaveState(NamedTuple):
+    """How far one slave is, for operators."""
+
+    address: str
+    reported_offset: int
+    sent_offset: int
+
+
+class SlaveLink(asyncio.Protocol):
+    """The connection to one slave.
+
+    Holds always: nothing is sent before the slave's first report; what is sent follows what was sent before, without a
+    gap, in packets that each lie in one file. A slave that does not read is not written to.
+    """
+
+    def __init__(self, slaves: Slaves, store: MessageStore, config: LiveConfig, clock: Clock) -> None:
+        self._slaves = slaves
+        self._store = store
+        self._config = config
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._reports = ReportReader()
+        self._transport: asyncio.Transport | None = None
+        self._is_paused = False
+        self._written_at = self._heard_at = clock.monotonic()
+        self.address = "unknown"
+        self.reported_offset: int | None = None
+        self.sent_offset = 0
+
+    def __repr__(self) -> str:
+        return f"<SlaveLink {self.address} reported={self.reported_offset} sent={self.sent_offset}>"
+
+    # --- the connection -----------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=_BUFFERED_BYTES)
+        peer = transport.get_extra_info("peername")
+        self.address = f"{peer[0]}:{peer[1]}" if peer else "unknown"
+        self._slaves.opened(self)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._slaves.closed(self, error)
+
+    def pause_writing(self) -> None:
+        self._is_paused = True
+
+    def resume_writing(self) -> None:
+        self._is_paused = False
+        self.push()
+
+    def data_received(self, data: bytes) -> None:
+        offset = self._reports.feed(data)
+        if offset is None:
+            return
+        self._heard_at = self._clock.monotonic()
+        try:
+            self._check(offset)
+        except ReplicationError as error:
+            self._refuse(error)
+            return
+        is_first = self.reported_offset is None
+        self.reported_offset = offset
+        self._slaves.reported(self, offset)
+        if is_first:
+            log.info("slave follows address=%s offset=%d", self.address, offset)
+            self.sent_offset = offset or self._beginning_of_last_file()
+            # Tells an empty slave where its log begins, before there is anything to put into it.
+            self._write_heartbeat()
+            self.push()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    # --- what is sent -------------------------------------------------------------------------------------------
+
+    def push(self) -> None:
+        """Send what the log has beyond what was sent, as far as the slave takes it."""
+        transport = self._transport
+        if self.reported_offset is None or self._is_paused or transport is None or transport.is_closing():
+            return
+        commit_log = self._store.commit_log
+        end = commit_log.max_offset
+        most = self._config.store.ha_transfer_batch_size
+        pieces: list[bytes | memoryview] = []
+        offset = self.sent_offset
+        turn_end = offset + _TURN_BYTES
+        while offset < end and offset < turn_end:
+            data = commit_log.readable_from(offset, most)
+            if data is None:
+                self._refuse(
+                    SlaveTooFarBehind(f"the log has nothing at {offset}; it begins at {self._store.min_offset}")
+                )
+                return
+            pieces.append(HEADER.pack(offset, len(data)))
+            pieces.append(data)
+            offset += len(data)
+        if not pieces:
+            return
+        self.sent_offset = offset
+        self._written_at = self._clock.monotonic()
+        transport.writelines(pieces)
+        if offset < end and not self._is_paused:
+            self._loop.call_soon(self.push)  # others first
+
+    def tick(self) -> None:
+        """Called all the time: a slave that is silent is given up, one that hears nothing gets a heartbeat."""
+        now = self._clock.monotonic()
+        limit = self._config.store.ha_housekeeping_interval / 1000
+        if now - self._heard_at > limit:
+            log.warning("slave given up address=%s reason=no report for %g s", self.address, limit)
+            self.abort()
+            return
+        self.push()
+        is_idle = now - self._written_at > self._config.store.ha_send_heartbeat_interval / 1000
+        if is_idle and self.reported_offset is not None and not self._is_paused:
+            self._write_heartbeat()
+
+    def _write_heartbeat(self) -> None:
+        assert self._transport is not None
+        self._written_at = self._clock.monotonic()
+        self._transport.write(HEADER.pack(self.sent_offset, 0))
+
+    # --- checks -------------------------------------------------------------------------------------------------
+
+    def _check(self, offset: int) -> None:
+        lowest, highest = self._store.min_offset, self._store.max_offset
+        if offset < 0:
+            raise ReplicationError(f"a log cannot end at {offset}")
+        if offset > highest:
+            raise SlaveAhead(
+                f"its log ends at {offset}, ours at {highest}: it has what this master lost. Stop one of the two and "
+                "decide which log is right; nothing was overwritten"
+            )
+        if self.reported_offset is None and 0 < offset < lowest:
+            raise SlaveTooFarBehind(
+                f"its log ends at {offset}, ours begins at {lowest}: it needs a newer copy of the store"
+            )
+
+    def _refuse(self, error: ReplicationError) -> None:
+        log.error("slave refused address=%s reason=%s", self.address, error)
+        self.abort()
+
+    def _beginning_of_last_file(self) -> int:
+        """Where an empty slave begins. Older files are not sent, as RocketMQ does not send them."""
+        end = self._store.max_offset
+        return end - end % self._config.store.mapped_file_size_commit_log
+
+
+class Slaves:
+    """All slaves of a master, and the senders that wait for them. For the loop's thread.
+
+    `links` is the same set for ever: who stores a message looks into it before calling `wake`.
+    """
+
+    def __init__(self, store: MessageStore, config: LiveConfig, clock: Clock) -> None:
+        self.links: set[SlaveLink] = set()
+        self._store = store
+        self._config = config
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._senders = WaitingSenders(config, clock)
+        self._is_woken = False
+        self._has_news = asyncio.Event()
+        self._server: asyncio.Server | None = None
+
+    def __repr__(self) -> str:
+        return f"<Slaves {sorted(link.address for link in self.links)} waiting={len(self._senders)}>"
+
+    @property
+    def log_end(self) -> int:
+        return self._store.max_offset
+
+    @property
+    def acknowledged_offset(self) -> int:
+        return self._senders.acknowledged_offset
+
+    def states(self) -> list[SlaveState]:
+        """The slaves that follow, the furthest first."""
+        found = [
+            SlaveState(link.address, link.reported_offset, link.sent_offset)
+            for link in self.links
+            if link.reported_offset is not None
+        ]
+        return sorted(found, key=lambda state: (-state.reported_offset, state.address))
+
+    def wait_for(self, end_offset: int) -> CopyOutcome:
+        """How waiting for a slave to have the log up to `end_offset` ends."""
+        return self._senders.wait_for(end_offset, slaves=sum(link.reported_offset is not None for link in self.links))
+
+    def wake(self) -> None:
+        """The log grew: push at the end of this turn, so that one packet carries all that arrived in it."""
+        if not self._is_woken:
+            self._is_woken = True
+            self._loop.call_soon(self._push)
+
+    def _push(self) -> None:
+        self._is_woken = False
+        for link in list(self.links):
+            link.push()
+
+    # --- running ------------------------------------------------------------------------------------------------
+
+    async def start(self, listening: socket.socket) -> None:
+        """Accept slaves on a socket that listens."""
+        self._server = await self._loop.create_server(self._make_link, sock=listening)
+
+    async def run(self) -> None:
+        """Keep time for links and senders."""
+        while True:
+            await self._clock.sleep(_TICK_SECONDS)
+            self._senders.expire()
+            for link in list(self.links):
+                link.tick()
+
+    async def stop(self) -> None:
+        """Let the slaves get the end of the log, then close; a slave that does not read is not waited for long."""
+        if self._server is not None:
+            self._server.close()
+        try:
+            async with asyncio.timeout(_STOP_SECONDS):
+                while any(state.reported_offset < self._store.max_offset for state in self.states()):
+                    self._has_news.clear()
+                    await self._has_news.wait()
+        except TimeoutError:
+            log.warning("stopped before every slave had the end of the log %s", self.states())
+        for link in list(self.links):
+            link.abort()
+        self._senders.close()
+        if self._server is not None:
+            await self._server.wait_closed()
+
+    def _make_link(self) -> SlaveLink:
+        return SlaveLink(self, self._store, self._config, self._clock)
+
+    # --- told by links ------------------------------------------------------------------------------------------
+
+    def opened(self, link: SlaveLink) -> None:
+        if len(self.links) >= _MOST_LINKS:
+            log.error("slave refused address=%s reason=%d are connected already", link.address, len(self.links))
+            link.abort()
+            return
+        self.links.add(link)
+
+    def closed(self, link: SlaveLink, error: Exception | None) -> None:
+        if link in self.links:
+            self.links.remove(link)
+            if link.reported_offset is not None:
+                log.info("slave gone address=%s reported=%d reason=%s", link.address, link.reported_offset, error)
+        self._has_news.set()
+
+    def reported(self, link: SlaveLink, offset: int) -> None:
+        self._senders.acknowledge(offset)
+        self._has_news.set()

@@ -1,0 +1,221 @@
+"""The following side of replication: take the log as the master sends it, make it readable, report. [HAClient]"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final, Protocol, cast
+
+from downrange.broker.live_config import LiveConfig
+from downrange.broker.replication.errors import ReplicationError
+from downrange.broker.replication.wire import REPORT, PacketReader
+from downrange.clock import Clock
+from downrange.model.errors import MQError
+from downrange.store.errors import StoreError
+from downrange.store.message_store import MessageStore
+from downrange.transport.errors import ConnectFailed
+from downrange.transport.pool import split_address
+
+log = logging.getLogger(__name__)
+
+# What is read at once, and so how much of the log is made readable in one go.
+_READ_BYTES: Final = 256 << 10
+_CONNECT_SECONDS: Final = 3.0
+_TICK_SECONDS: Final = 0.2
+_FIRST_PAUSE_SECONDS: Final = 0.1
+_LONGEST_PAUSE_SECONDS: Final = 5.0
+
+
+class MasterAddresses(Protocol):
+    """Who knows where the master is."""
+
+    master_ha_address: str | None
+
+    async def register(self) -> int: ...
+
+
+class MasterLink(asyncio.BufferedProtocol):
+    """The connection to the master.
+
+    Holds always: what was reported is in the log and, record by record, in the queues. `closed` says how it ended: with
+    the error that made us close it, or without one when the master or the network did.
+    """
+
+    def __init__(
+        self, store: MessageStore, on_appended: Callable[[], object], config: LiveConfig, clock: Clock
+    ) -> None:
+        self._store = store
+        self._on_appended = on_appended
+        self._config = config
+        self._clock = clock
+        self._packets = PacketReader()
+        self._buffer = memoryview(bytearray(_READ_BYTES))
+        self._transport: asyncio.Transport | None = None
+        self._reported_offset = 0
+        self._written_at = self._heard_at = clock.monotonic()
+        self.has_heard = False
+        self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self.closed.done():
+            self.closed.set_result(None)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._heard_at = self._clock.monotonic()
+        self.has_heard = True
+        try:
+            self._take(self._buffer[:nbytes])
+        except (ReplicationError, StoreError) as error:
+            self.close(error)
+
+    def close(self, error: Exception | None = None) -> None:
+        if not self.closed.done():
+            if error is None:
+                self.closed.set_result(None)
+            else:
+                self.closed.set_exception(error)
+        if self._transport is not None:
+            self._transport.abort()
+
+    def report(self) -> None:
+        """Tell the master how far we are."""
+        self._write([self._store.max_offset])
+
+    def tick(self) -> None:
+        """Called all the time: report now and then, and give up a master that is silent."""
+        now = self._clock.monotonic()
+        limit = self._config.store.ha_housekeeping_interval / 1000
+        if now - self._heard_at > limit:
+            self.close(ConnectFailed(f"the master sent nothing for {limit:g} s"))
+        elif now - self._written_at > self._config.store.ha_send_heartbeat_interval / 1000:
+            self.report()
+
+    def _take(self, data: memoryview) -> None:
+        store = self._store
+        reports = [self._reported_offset]
+        for offset, part, ends_packet in self._packets.feed(data):
+            if part or offset:  # a heartbeat at 0 tells an empty slave nothing: its first file may still be another one
+                store.append_data(offset, part)
+            if ends_packet and store.max_offset > reports[-1]:
+                reports.append(store.max_offset)
+        self._on_appended()
+        store.check_takes_data()  # what cannot be read must not be reported
+        if len(reports) > 1:
+            self._write(reports[1:])
+
+    def _write(self, reports: list[int]) -> None:
+        """One report for each packet, as RocketMQ's slaves have it."""
+        if self._transport is None or self._transport.is_closing():
+            return
+        self._reported_offset = reports[-1]
+        self._written_at = self._clock.monotonic()
+        self._transport.write(b"".join(map(REPORT.pack, reports)))
+
+
+class Follower:
+    """Keeps this slave's log a copy of its master's, for as long as `run` runs.
+
+    `check` is asked on each new connection before anything is taken; `on_appended` is called when log bytes came, and
+    has to make them readable.
+    """
+
+    def __init__(
+        self,
+        store: MessageStore,
+        config: LiveConfig,
+        addresses: MasterAddresses,
+        check: Callable[[], Awaitable[None]],
+        on_appended: Callable[[], object],
+        clock: Clock,
+    ) -> None:
+        self._store = store
+        self._config = config
+        self._addresses = addresses
+        self._check = check
+        self._on_appended = on_appended
+        self._clock = clock
+        self.master: str | None = None
+        """The address that is followed now."""
+        self.trouble: str | None = None
+        """Why none is."""
+
+    def __repr__(self) -> str:
+        state = f"follows {self.master}" if self.master else f"follows nobody: {self.trouble}"
+        return f"<Follower {state} offset={self._store.max_offset}>"
+
+    async def run(self) -> None:
+        """Connect, follow, and connect again when that ends, at once or with growing pauses."""
+        pause = _FIRST_PAUSE_SECONDS
+        while True:
+            has_followed, level = False, logging.WARNING
+            try:
+                has_followed = await self._follow()
+                trouble = f"the master closed the connection{'' if has_followed else ': its own log says why'}"
+            except (ReplicationError, StoreError) as error:
+                trouble, level = str(error), logging.ERROR  # will not go away by itself
+            except (MQError, OSError) as error:
+                trouble = str(error)
+            finally:
+                self.master = None
+            self._note(trouble, level)
+            pause = _FIRST_PAUSE_SECONDS if has_followed else min(2 * pause, _LONGEST_PAUSE_SECONDS)
+            await self._clock.sleep(pause)
+            if not has_followed:
+                await self._addresses.register()  # its answer says where the master is now
+
+    async def _follow(self) -> bool:
+        """Follow until the connection ends; say whether there was anything to be heard."""
+        if not self._address():
+            await self._addresses.register()
+        address = self._address()
+        if not address:
+            raise ConnectFailed("no name server knows a master of this broker name, and haMasterAddress is not set")
+        self._on_appended()  # what could not be made readable last time
+        link = await self._connect(address)
+        try:
+            await self._check()
+            link.report()
+            while not link.closed.done():
+                if link.has_heard and self.master is None:
+                    self._note_master(address)
+                await asyncio.wait([link.closed], timeout=_TICK_SECONDS)
+                if not link.closed.done():
+                    link.tick()
+            link.closed.result()
+        finally:
+            link.close()
+        return link.has_heard
+
+    def _address(self) -> str | None:
+        return self._config.store.ha_master_address or self._addresses.master_ha_address
+
+    async def _connect(self, address: str) -> MasterLink:
+        host, port = split_address(address)
+
+        def make() -> MasterLink:
+            return MasterLink(self._store, self._on_appended, self._config, self._clock)
+
+        try:
+            async with asyncio.timeout(_CONNECT_SECONDS):
+                _, link = await asyncio.get_running_loop().create_connection(make, host, port)
+        except TimeoutError:
+            raise ConnectFailed(f"cannot connect to {address}: no answer within {_CONNECT_SECONDS:g} s") from None
+        except OSError as error:
+            raise ConnectFailed(f"cannot connect to {address}: {error.strerror or error}") from None
+        return link
+
+    def _note_master(self, address: str) -> None:
+        self.master, self.trouble = address, None
+        log.info("following master=%s offset=%d", address, self._store.max_offset)
+
+    def _note(self, trouble: str, level: int) -> None:
+        if trouble != self.trouble:  # tried again and again: one line is enough
+            log.log(level, "not following, trying on reason=%s", trouble)
+        self.trouble = trouble

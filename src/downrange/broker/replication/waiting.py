@@ -1,0 +1,66 @@
+"""The double write of a SYNC_MASTER: a sender waits until a slave has its message, too."""
+
+from __future__ import annotations
+
+import asyncio
+
+from downrange.broker.live_config import LiveConfig
+from downrange.clock import Clock
+from downrange.store.group_commit import FlushOutcome, GroupCommit, Settled
+from downrange.store.new_message import PutMessageStatus
+
+CopyOutcome = asyncio.Future[PutMessageStatus]
+
+
+class WaitingSenders:
+    """Those who wait for a slave, in the order of their messages. For the loop's thread.
+
+    Holds always: a sender is told PUT_OK only after some slave reported an offset at or beyond the end of its message.
+    """
+
+    def __init__(self, config: LiveConfig, clock: Clock) -> None:
+        self._config = config
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._waiting: GroupCommit[CopyOutcome] = GroupCommit(config.store.slave_timeout)
+        self.acknowledged_offset = 0
+        """The furthest any slave has reported; it never goes back."""
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def wait_for(self, end_offset: int, *, slaves: int) -> CopyOutcome:
+        """How waiting ends, which may be at once: without a slave, or with none that is near enough."""
+        outcome: CopyOutcome = self._loop.create_future()
+        gap = end_offset - self.acknowledged_offset
+        if not slaves or gap >= self._config.store.ha_slave_fallbehind_max:
+            outcome.set_result(PutMessageStatus.SLAVE_NOT_AVAILABLE)
+        elif gap <= 0:
+            outcome.set_result(PutMessageStatus.PUT_OK)
+        else:
+            self._waiting.wait_for(end_offset, outcome, self._millis())
+        return outcome
+
+    def acknowledge(self, offset: int) -> None:
+        """A slave has everything before `offset`."""
+        if offset > self.acknowledged_offset:
+            self.acknowledged_offset = offset
+            _tell(self._waiting.settle(offset))
+
+    def expire(self) -> None:
+        """Give up on those who waited for longer than slaveTimeout: stored here, and perhaps nowhere else."""
+        if len(self._waiting):
+            _tell(self._waiting.expire(self._millis()))
+
+    def close(self) -> None:
+        _tell(self._waiting.fail())
+
+    def _millis(self) -> int:
+        return int(self._clock.monotonic() * 1000)
+
+
+def _tell(settled: list[Settled[CopyOutcome]]) -> None:
+    for waiter, outcome in settled:
+        if not waiter.done():
+            is_copied = outcome is FlushOutcome.FLUSHED
+            waiter.set_result(PutMessageStatus.PUT_OK if is_copied else PutMessageStatus.FLUSH_SLAVE_TIMEOUT)

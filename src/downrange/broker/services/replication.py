@@ -1,0 +1,154 @@
+"""A broker's part in replication, by its role: a master pushes its log, a slave follows and copies tables."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Final, Protocol
+
+from downrange.broker.live_config import LiveConfig
+from downrange.broker.message_writer import MessageWriter
+from downrange.broker.replication.lineage import check_lineage
+from downrange.broker.replication.master import Slaves, SlaveState
+from downrange.broker.replication.slave import Follower
+from downrange.broker.services.flushing import Flusher
+from downrange.broker.services.registration import Registration
+from downrange.broker.services.slave_sync import SlaveSync
+from downrange.clock import Clock
+from downrange.store.message_store import MessageStore
+from downrange.transport.errors import ListenFailed
+from downrange.transport.pool import Pool
+
+_BACKLOG: Final = 64
+
+
+class Replication(Protocol):
+    """What every role has: a start, a life and an end."""
+
+    async def start(self) -> None: ...
+
+    async def run(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    def states(self) -> list[SlaveState]:
+        """The slaves that follow this broker."""
+        ...
+
+    def lags(self) -> dict[str, int]:
+        """How many log bytes each of them has not reported yet."""
+        ...
+
+    def runtime_info(self) -> dict[str, str]:
+        """What request 28 tells about it, beside what RocketMQ's brokers tell."""
+        ...
+
+
+def listening_socket(host: str, port: int) -> socket.socket:
+    """The port for slaves, taken so that it can be announced; nobody is accepted yet."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except (OSError, OverflowError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise ListenFailed(f"cannot listen on {host}:{port} for slaves: {reason.lower()}") from None
+
+
+class MasterReplication:
+    """Serves slaves on a socket of their own."""
+
+    def __init__(self, slaves: Slaves, listening: socket.socket) -> None:
+        self._slaves = slaves
+        self._listening = listening
+
+    def __repr__(self) -> str:
+        return repr(self._slaves)
+
+    async def start(self) -> None:
+        await self._slaves.start(self._listening)
+
+    async def run(self) -> None:
+        await self._slaves.run()
+
+    async def stop(self) -> None:
+        await self._slaves.stop()
+
+    def states(self) -> list[SlaveState]:
+        return self._slaves.states()
+
+    def lags(self) -> dict[str, int]:
+        return {state.address: self._slaves.log_end - state.reported_offset for state in self.states()}
+
+    def runtime_info(self) -> dict[str, str]:
+        states = self.states()
+        slaves = {
+            f"haSlave_{state.address}": f"reported={state.reported_offset} sent={state.sent_offset}" for state in states
+        }
+        return {"haSlaves": str(len(states)), **slaves} if states else {}
+
+
+class SlaveReplication:
+    """Follows the master's log, makes what came readable, and copies what is not in the log."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        config: LiveConfig,
+        registration: Registration,
+        pool: Pool,
+        writer: MessageWriter,
+        flusher: Flusher,
+        sync: SlaveSync,
+        clock: Clock,
+    ) -> None:
+        self._store = store
+        self._registration = registration
+        self._pool = pool
+        self._writer = writer
+        self._flusher = flusher
+        self._sync = sync
+        self.follower = Follower(store, config, registration, self._check, self._appended, clock)
+
+    def __repr__(self) -> str:
+        return repr(self.follower)
+
+    async def start(self) -> None:
+        """Nothing to prepare."""
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.follower.run())
+            tasks.create_task(self._sync.run())
+
+    async def stop(self) -> None:
+        """What came is in the log: the store flushes it when it closes."""
+
+    def states(self) -> list[SlaveState]:
+        return []
+
+    def lags(self) -> dict[str, int]:
+        return {}
+
+    def runtime_info(self) -> dict[str, str]:
+        return {"haMaster": self.follower.master or "", "haTrouble": self.follower.trouble or ""}
+
+    async def _check(self) -> None:
+        """Known only by name servers: with a fixed haMasterAddress and none of them, the logs cannot be compared."""
+        master = self._registration.master_address
+        if master is not None:
+            await check_lineage(self._store, self._pool, master)
+            self._sync.sync_soon()
+
+    def _appended(self) -> None:
+        sizes: dict[tuple[str, int], list[int]] = {}
+        for topic, queue_id, _, _, _, size in self._writer.dispatched():
+            queue = topic, queue_id
+            if queue in sizes:
+                sizes[queue].append(size)
+            else:
+                sizes[queue] = [size]
+        for (topic, _), queue_sizes in sizes.items():
+            self._writer.statistics.put_each(topic, queue_sizes)
+        self._sync.received(sizes)
+        if self._flusher.is_sync and sizes:
+            self._flusher.wait_for(self._store.max_offset)  # nobody waits for the disk, but it is to have them soon

@@ -1,0 +1,149 @@
+"""What a slave copies from its master beside the log: topics, groups, committed offsets, delay offsets.
+
+[SlaveSynchronize] Offsets that consumers committed here while the master was away are handed to it first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Final
+
+from downrange.broker.groups import CommittedOffsets, Groups
+from downrange.broker.services.delay import DelayService
+from downrange.broker.services.registration import Registration
+from downrange.broker.topics import Topics
+from downrange.model.errors import MQError
+from downrange.model.message import TopicQueue
+from downrange.protocol.bodies.body import decode_body
+from downrange.protocol.bodies.groups import SubscriptionGroupTable
+from downrange.protocol.bodies.offsets import ConsumerOffsets, DelayOffsets, UpdateConsumerOffsetRequest
+from downrange.protocol.bodies.topics import TopicConfigTable
+from downrange.protocol.codes import RequestCode
+from downrange.protocol.command import Command, request
+from downrange.protocol.errors import broker_error
+from downrange.transport.pool import Pool
+
+log = logging.getLogger(__name__)
+
+_PERIOD_SECONDS: Final = 10.0
+_RETRY_SECONDS: Final = 1.0
+_TIMEOUT_SECONDS: Final = 3.0
+
+
+class SlaveSync:
+    """Keeps the tables of a slave a copy of its master's; `run` must run for as long as the broker is a slave."""
+
+    def __init__(
+        self,
+        topics: Topics,
+        groups: Groups,
+        offsets: CommittedOffsets,
+        delay: DelayService,
+        registration: Registration,
+        pool: Pool,
+    ) -> None:
+        self._topics = topics
+        self._groups = groups
+        self._offsets = offsets
+        self._delay = delay
+        self._registration = registration
+        self._pool = pool
+        self._wanted = asyncio.Event()
+        self._told: ConsumerOffsets | None = None
+        """What the master said about committed offsets the last time."""
+
+    def received(self, queues: Iterable[tuple[str, int]]) -> None:
+        """Messages came for these queues. A topic or queue the master made just now is within reach at once."""
+        is_news = False
+        for topic, queue_id in queues:
+            config = self._topics.get(topic)
+            if config is None:
+                is_news |= bool(self._topics.adopt([TopicQueue(topic, queue_id)]))
+            elif queue_id >= max(config.read_queue_nums, config.write_queue_nums):
+                count = queue_id + 1
+                self._topics.put(replace(config, read_queue_nums=count, write_queue_nums=count))
+                is_news = True
+        if is_news:
+            self._wanted.set()
+
+    def sync_soon(self) -> None:
+        """The master is back."""
+        self._wanted.set()
+
+    async def run(self) -> None:
+        trouble = None
+        while True:
+            pause = _RETRY_SECONDS
+            try:
+                if await self.sync():
+                    pause, trouble = _PERIOD_SECONDS, None
+            except MQError as error:
+                if trouble is None:  # tried again and again: one line is enough
+                    log.warning("cannot copy tables master=%s reason=%s", self._registration.master_address, error)
+                trouble = error
+            try:
+                async with asyncio.timeout(pause):
+                    await self._wanted.wait()
+            except TimeoutError:
+                pass
+            else:
+                await asyncio.sleep(_RETRY_SECONDS)  # new queues come several at a time
+            self._wanted.clear()
+
+    async def sync(self) -> bool:
+        """Copy everything once; False when nobody knows where the master is."""
+        master = self._registration.master_address
+        if master is None:
+            return False
+        topics = decode_body(TopicConfigTable, await self._ask(master, RequestCode.GET_ALL_TOPIC_CONFIG))
+        if topics.data_version != self._topics.data_version:
+            self._topics.replace_all(topics)
+        groups = decode_body(
+            SubscriptionGroupTable, await self._ask(master, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
+        )
+        if groups.data_version != self._groups.data_version:
+            self._groups.replace_all(groups)
+        await self._sync_offsets(master)
+        self._delay.take_over(decode_body(DelayOffsets, await self._ask(master, RequestCode.GET_ALL_DELAY_OFFSET)))
+        return True
+
+    async def _sync_offsets(self, master: str) -> None:
+        table = await self._committed(master)
+        newer = self._committed_here(table)
+        for commit in newer:
+            await self._request(master, request(RequestCode.UPDATE_CONSUMER_OFFSET, commit))
+        if newer:
+            log.info("offsets handed to the master count=%d", len(newer))
+            table = await self._committed(master)
+        self._offsets.merge(table)
+        self._told = table
+
+    def _committed_here(self, table: ConsumerOffsets) -> list[UpdateConsumerOffsetRequest]:
+        """What consumers told us and not the master: it was away, and they read from here."""
+        if self._told is None:
+            return []
+        found = []
+        for name, ours in self._offsets.table().offset_table.items():
+            topic, _, group = name.partition("@")
+            told, theirs = self._told.offset_table.get(name, {}), table.offset_table.get(name, {})
+            found += [
+                UpdateConsumerOffsetRequest(consumer_group=group, topic=topic, queue_id=queue_id, commit_offset=offset)
+                for queue_id, offset in ours.items()
+                if offset != told.get(queue_id) and offset > theirs.get(queue_id, -1)
+            ]
+        return found
+
+    async def _committed(self, master: str) -> ConsumerOffsets:
+        return decode_body(ConsumerOffsets, await self._ask(master, RequestCode.GET_ALL_CONSUMER_OFFSET))
+
+    async def _ask(self, master: str, code: RequestCode) -> bytes:
+        return (await self._request(master, request(code))).body_bytes
+
+    async def _request(self, master: str, command: Command) -> Command:
+        reply = await self._pool.request(master, command, _TIMEOUT_SECONDS)
+        if reply.code != 0:
+            raise broker_error(reply.code, reply.remark)
+        return reply

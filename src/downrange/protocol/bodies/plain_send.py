@@ -1,0 +1,268 @@
+"""The plain send, the request that everything else waits for: from header to values and from values to reply, in one
+step each.
+
+`parse_send` and `SendReply` do what `Command.header(SendMessageRequest)` and `Command.reply(header=…)` do, for request
+310 (V2 names) only and without the objects in between. What `parse_send` cannot read it leaves to those.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Final
+
+import msgspec
+
+from downrange.protocol import header_binary
+from downrange.protocol.bodies.fields import FieldError, Int32, decode_fields, encode_fields
+from downrange.protocol.bodies.send import SendMessageRequest, SendMessageResponse
+from downrange.protocol.codes import RequestCode, SerializeType
+from downrange.protocol.command import ONEWAY_FLAG, RESPONSE_FLAG, Command
+from downrange.protocol.errors import RemoteProtocolError
+from downrange.protocol.framing import PREFIX, Frame, encode
+
+_BINARY: Final = int(SerializeType.ROCKETMQ)
+_CODE: Final = int(RequestCode.SEND_MESSAGE_V2)
+_JSON_START: Final = b'{"code":%d,' % _CODE  # clients that write the members in another order take the general way
+_BINARY_START: Final = _CODE.to_bytes(2, "big")
+_UNREADABLE: Final = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
+
+# Opaque, flag of the command, topic, queue id, sysFlag, born timestamp, flag of the message, properties, reconsume
+# times. A plain tuple: an object would cost as much as reading the header.
+PlainSend = tuple[int, int, str, int, int, int, int, str, int]
+# A send, and where its message went: physical offset, size, queue offset.
+Answer = tuple[Frame, PlainSend, tuple[int, int, int]]
+
+
+class _JsonSend(msgspec.Struct, gc=False, rename={"ext": "extFields"}):
+    ext: SendMessageRequest
+    opaque: Int32 = 0
+    flag: Int32 = 0
+
+
+_decode_json = msgspec.json.Decoder(_JsonSend, strict=False).decode
+
+
+def is_send(frame: Frame) -> bool:
+    """Is this worth a call of `parse_send`?"""
+    return frame[1].startswith(_BINARY_START if frame[0] == _BINARY else _JSON_START)
+
+
+def parse_send(frame: Frame) -> PlainSend | None:
+    """The values of a plain send; None when the frame is something else, or takes the lenient way or an error."""
+    kind, header, _ = frame
+    if kind == _BINARY:
+        return _parse_binary(header) if header.startswith(_BINARY_START) else None
+    if not header.startswith(_JSON_START):
+        return None
+    try:
+        sent = _decode_json(header)
+    except _UNREADABLE:
+        return None
+    ext = sent.ext
+    if ext.batch:
+        return None
+    return (
+        sent.opaque,
+        sent.flag,
+        ext.topic,
+        ext.queue_id,
+        ext.sys_flag,
+        ext.born_timestamp,
+        ext.flag,
+        ext.properties,
+        ext.reconsume_times,
+    )
+
+
+# The binary header of a send as every client writes it: fixed part, then the fields in the order of their letters.
+# Those before `e` and after `i` are the same from message to message, so they are read once and remembered. Between
+# them only a queue id may vary in length, as long as sysFlag and flag have one digit and the time has thirteen.
+_FIXED: Final = struct.Struct(">hbhiiii")  # code, language, version, opaque, flag, remark length, ext length
+_FIXED_SIZE: Final = _FIXED.size
+_QUEUE_ID_KEY: Final = b"\0\1e\0\0\0"
+_MIDDLE: Final = struct.Struct(">7s1s7s13s7s1s3sI")  # f, g, h, and the length of i
+_SYS_FLAG_KEY: Final = b"\0\1f\0\0\0\1"
+_BORN_KEY: Final = b"\0\1g\0\0\0\r"
+_FLAG_KEY: Final = b"\0\1h\0\0\0\1"
+_PROPERTIES_KEY: Final = b"\0\1i"
+
+
+def _parse_binary(header: bytes) -> PlainSend | None:
+    try:
+        _, _, _, opaque, flag, remark_length, ext_length = _FIXED.unpack_from(header)
+        queue_id_at = header.find(_QUEUE_ID_KEY, _FIXED_SIZE)
+        topic = _topic_of(header[_FIXED_SIZE:queue_id_at])
+        middle_at = queue_id_at + 7 + header[queue_id_at + 6]
+        queue_id = header[queue_id_at + 7 : middle_at]
+        f_key, sys_flag, g_key, born, h_key, message_flag, i_key, length = _MIDDLE.unpack_from(header, middle_at)
+        properties_at = middle_at + 43
+        properties = header[properties_at : properties_at + length]
+        reconsume_times = _reconsume_times_of(header[properties_at + length :])
+    except (struct.error, IndexError):
+        return _parse_any_binary(header)
+    if (
+        topic is None
+        or reconsume_times is None
+        or remark_length
+        or ext_length != len(header) - _FIXED_SIZE
+        or f_key != _SYS_FLAG_KEY
+        or g_key != _BORN_KEY
+        or h_key != _FLAG_KEY
+        or i_key != _PROPERTIES_KEY
+        or not queue_id.isdigit()
+        or (queue_id[0] == 48 and len(queue_id) > 1)
+        or not born.isdigit()
+        or not sys_flag.isdigit()
+        or not message_flag.isdigit()
+        or not properties.isascii()
+        or len(properties) != length
+        or len(queue_id) > 9
+    ):
+        return _parse_any_binary(header)
+    return (
+        opaque,
+        flag,
+        topic,
+        int(queue_id),
+        int(sys_flag),
+        int(born),
+        int(message_flag),
+        properties.decode(),
+        reconsume_times,
+    )
+
+
+def _parse_any_binary(header: bytes) -> PlainSend | None:
+    """The same for any order and length of the fields, four times slower."""
+    try:
+        command = header_binary.decode(header)
+        ext = decode_fields(SendMessageRequest, header_binary.decode_ext_fields(command.ext))
+    except (RemoteProtocolError, FieldError):
+        return None
+    if ext.batch:
+        return None
+    return (
+        command.opaque,
+        command.flag,
+        ext.topic,
+        ext.queue_id,
+        ext.sys_flag,
+        ext.born_timestamp,
+        ext.flag,
+        ext.properties,
+        ext.reconsume_times,
+    )
+
+
+@lru_cache(maxsize=4096)
+def _topic_of(fields_before: bytes) -> str | None:
+    """The topic, from the fields that stand before the queue id; None when they are not exactly those."""
+    request = _read_some(fields_before, "abcd", {"e": "0", "g": "0"})
+    return request.topic if request is not None else None
+
+
+@lru_cache(maxsize=4096)
+def _reconsume_times_of(fields_after: bytes) -> int | None:
+    """The same for the fields that stand after the properties; None for a batch, too."""
+    request = _read_some(fields_after, "jklmn", {"a": "-", "b": "-", "e": "0", "g": "0"})
+    return request.reconsume_times if request is not None and not request.batch else None
+
+
+def _read_some(block: bytes, letters: str, rest: dict[str, str]) -> SendMessageRequest | None:
+    try:
+        fields = header_binary.decode_ext_fields(block)
+        if not all(name in letters for name in fields):
+            return None
+        return decode_fields(SendMessageRequest, {**rest, **fields})
+    except (RemoteProtocolError, FieldError):
+        return None
+
+
+# Values that stand for what changes from reply to reply while the text around them is being made.
+_PLACE_MARK: Final = "0123456789ABCDEF"
+_QUEUE_ID_MARK: Final = 1_357_924_680
+_QUEUE_OFFSET_MARK: Final = 7_036_874_417_766_350_246
+_OPAQUE_MARK: Final = 1_928_374_650
+_CODE_TO_VERSION: Final = slice(8, 13)
+_FLAG_AND_REMARK: Final = slice(17, 25)
+_EXT_AT: Final = 29
+
+
+class SendReply:
+    """The replies to plain sends that ended with one code, but for what changes from message to message.
+
+    Holds always: it writes the bytes that `encode(command.reply(code, header=SendMessageResponse(…)))` gives.
+    """
+
+    __slots__ = ("_around_opaque", "_binary_ext", "_ext_size", "_fixed", "_json", "_json_heads")
+
+    def __init__(self, code: int, store_host: bytes, region: str, trace_on: bool) -> None:
+        response = SendMessageResponse(
+            msg_id=store_host.hex().upper() + _PLACE_MARK,
+            queue_id=_QUEUE_ID_MARK,
+            queue_offset=_QUEUE_OFFSET_MARK,
+            msg_region=region,
+            trace_on=trace_on,
+        )
+        fields = encode_fields(response)
+        texts = (
+            (_PLACE_MARK.encode(), b"%016X"),
+            (b"%d" % _QUEUE_ID_MARK, b"%d"),
+            (b"%d" % _QUEUE_OFFSET_MARK, b"%d"),
+            (b"%d" % _OPAQUE_MARK, b"%d"),
+        )
+        self._json = _form(encode(Command(code, _OPAQUE_MARK, RESPONSE_FLAG, fields))[PREFIX.size :], texts)
+        self._json_heads: dict[int, bytes] = {}
+
+        frame = encode(Command(code, 0, RESPONSE_FLAG, fields, serialize_type=_BINARY))
+        block = frame[_EXT_AT:]
+        lengthy = (texts[0], *[(len(mark).to_bytes(4, "big") + mark, b"\0\0\0%c%d") for mark, _ in texts[1:3]])
+        self._binary_ext = _form(block, lengthy)
+        self._ext_size = len(block) - len(texts[1][0]) - len(texts[2][0])
+        self._fixed = frame[_CODE_TO_VERSION], frame[_FLAG_AND_REMARK]
+        self._around_opaque: dict[int, tuple[bytes, bytes]] = {}
+
+    def encode(self, answers: Iterable[Answer]) -> bytes:
+        """The replies as whole frames, one behind the other."""
+        form, heads = self._json, self._json_heads
+        pieces: list[bytes] = []
+        for frame, sent, place in answers:
+            if sent[1] & ONEWAY_FLAG:
+                continue
+            if frame[0] == _BINARY:
+                pieces.append(self._encode_binary(sent[0], place[0], sent[3], place[2]))
+                continue
+            text = form % (place[0], sent[3], place[2], sent[0])
+            size = len(text)
+            if size not in heads:
+                heads[size] = PREFIX.pack(4 + size, size)
+            pieces += heads[size], text
+        return b"".join(pieces)
+
+    def _encode_binary(self, opaque: int, physical_offset: int, queue_id: int, queue_offset: int) -> bytes:
+        id_size = 1 if queue_id < 10 else len(str(queue_id))
+        offset_size = len(str(queue_offset))
+        around = self._around_opaque.get(id_size + offset_size)
+        if around is None:
+            around = self._around(id_size + offset_size)
+        ext = self._binary_ext % (physical_offset, id_size, queue_id, offset_size, queue_offset)
+        return b"".join((around[0], opaque.to_bytes(4, "big", signed=True), around[1], ext))
+
+    def _around(self, digits: int) -> tuple[bytes, bytes]:
+        """What stands before and after the opaque when both numbers have so many digits together."""
+        ext_size = self._ext_size + digits
+        size = _FIXED_SIZE + ext_size
+        before = PREFIX.pack(4 + size, _BINARY << 24 | size) + self._fixed[0]
+        around = self._around_opaque[digits] = before, self._fixed[1] + ext_size.to_bytes(4, "big")
+        return around
+
+
+def _form(text: bytes, marks: tuple[tuple[bytes, bytes], ...]) -> bytes:
+    """`text` as a form for the % operator that has places for what the marks stand for."""
+    text = text.replace(b"%", b"%%")
+    for mark, place in marks:
+        assert mark in text
+        text = text.replace(mark, place, 1)
+    return text

@@ -1,0 +1,79 @@
+"""The requests of one connection that wait for their replies."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from math import inf
+from typing import Final, Protocol
+
+from downrange.protocol.command import Command
+from downrange.transport.errors import RequestTimedOut
+
+_CLOSE_ENOUGH: Final = 0.001  # seconds; timers of a loop are no finer
+
+
+class Waiter(Protocol):
+    """Whoever waits for a reply: a future, or something cheaper."""
+
+    def done(self) -> bool: ...
+
+    def set_result(self, reply: Command, /) -> None: ...
+
+    def set_exception(self, error: BaseException, /) -> None: ...
+
+
+class Outstanding:
+    """Requests by opaque, each with who waits for its reply and how long.
+
+    Holds always: a waiter is told exactly once, unless it is done before; the one timer stands at the earliest deadline
+    or before it. Deadlines mostly ascend, so a request moves the timer about once in its time-out instead of having a
+    timer of its own. Used by its connection only.
+    """
+
+    __slots__ = ("_loop", "_on_room", "_timer", "_timer_at", "peer", "requests")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, on_room: Callable[[], None]) -> None:
+        """`on_room` is called for every request that ended without a reply."""
+        self.peer = "?"
+        self.requests: dict[int, tuple[Waiter, float, int, float]] = {}
+        self._loop = loop
+        self._on_room = on_room
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = inf
+
+    def add(self, opaque: int, waiter: Waiter, code: int, timeout: float) -> None:
+        deadline = self._loop.time() + timeout
+        self.requests[opaque] = (waiter, deadline, code, timeout)
+        if deadline < self._timer_at:
+            self._set_timer(deadline)
+
+    def forget_given_up(self) -> None:
+        """Let go of those whose waiter was cancelled."""
+        for opaque in [opaque for opaque, request in self.requests.items() if request[0].done()]:
+            del self.requests[opaque]
+            self._on_room()
+
+    def fail_all(self, make_error: Callable[[], BaseException]) -> None:
+        """The connection is gone."""
+        requests, self.requests = self.requests, {}
+        self._set_timer(inf)
+        for waiter, _, _, _ in requests.values():
+            if not waiter.done():
+                waiter.set_exception(make_error())
+
+    def _set_timer(self, deadline: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = deadline
+        self._timer = None if deadline == inf else self._loop.call_at(deadline, self._time_out)
+
+    def _time_out(self) -> None:
+        late = self._loop.time() + _CLOSE_ENOUGH
+        for opaque in [opaque for opaque, request in self.requests.items() if request[1] <= late]:
+            waiter, _, code, timeout = self.requests.pop(opaque)
+            if not waiter.done():
+                problem = f"{self.peer} did not answer request {code} within {timeout:.3g} s"
+                waiter.set_exception(RequestTimedOut(problem))
+            self._on_room()
+        self._set_timer(min((request[1] for request in self.requests.values()), default=inf))

@@ -1,0 +1,89 @@
+"""A master and its slave as real processes that a test can kill, each keeping its port and its data."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from downrange.protocol.bodies.body import decode_body
+from downrange.protocol.bodies.kv_config import KVTable
+from downrange.protocol.codes import RequestCode
+from tests.support.process_cluster import CLIENTS_REACH, Server
+from tests.support.requests import connected
+
+BROKER = "broker-a"
+READY = r"ready on ([^\s,]+)"
+FILE_SIZE = 4 << 20
+
+
+@dataclass(frozen=True)
+class ReplicaProcesses:
+    """A name server, a master and a slave. Holds always: data directories are `master` and `slave` in `directory`."""
+
+    directory: Path
+    namesrv: Server
+    master: Server
+    slave: Server
+
+    def close(self) -> None:
+        for server in (self.slave, self.master, self.namesrv):
+            server.close()
+
+
+@asynccontextmanager
+async def replica_processes(
+    directory: Path, role: str = "SYNC_MASTER", *, slave_settings: dict[str, object] | None = None
+) -> AsyncIterator[ReplicaProcesses]:
+    names = Server("namesrv", ("namesrv", "--data", str(directory / "namesrv")), r"name server ready on (\S+)")
+    await names.start()
+    master = _server(directory, "master", names, {"brokerRole": role})
+    slave = _server(directory, "slave", names, {"brokerRole": "SLAVE", "brokerId": 1, **(slave_settings or {})})
+    cluster = ReplicaProcesses(directory, names, master, slave)
+    try:
+        await master.start()
+        await slave.start()
+        await following(cluster)
+        yield cluster
+    finally:
+        cluster.close()
+
+
+def _server(directory: Path, name: str, names: Server, settings: dict[str, object]) -> Server:
+    config = directory / f"{name}.conf"
+    common = {
+        "brokerName": BROKER,
+        "namesrvAddr": names.address,
+        "brokerIP1": CLIENTS_REACH,
+        "bindAddress": CLIENTS_REACH,
+        "storePathRootDir": directory / name,
+        "mappedFileSizeCommitLog": FILE_SIZE,
+        "maxHashSlotNum": 1000,
+        "maxIndexNum": 4000,
+        "metricsPort": -1,
+        "waitTimeMillsInSendQueue": 2000,
+    }
+    config.write_text("".join(f"{key}={value}\n" for key, value in (common | settings).items()))
+    return Server(name, ("broker", "--config", str(config)), READY)
+
+
+async def runtime_of(server: Server) -> dict[str, str]:
+    async with connected(server.address) as client:
+        return decode_body(KVTable, (await client.call(RequestCode.GET_BROKER_RUNTIME_INFO)).body_bytes).table
+
+
+async def following(cluster: ReplicaProcesses, seconds: float = 20) -> None:
+    """Until the slave has the whole log and the master knows it."""
+    async with asyncio.timeout(seconds):
+        while True:
+            master, slave = await runtime_of(cluster.master), await runtime_of(cluster.slave)
+            if "haSlaves" in master and master["commitLogMaxOffset"] == slave["commitLogMaxOffset"]:
+                return
+            await asyncio.sleep(0.05)
+
+
+def log_of(directory: Path) -> bytes:
+    """All files of a commit log; zeros follow the last record."""
+    return b"".join(path.read_bytes() for path in sorted((directory / "commitlog").iterdir())).rstrip(b"\0")
