@@ -25,9 +25,10 @@ bench:
 	@scripts/setup bench
 	$(PY) -m bench
 
-# NATS, Redis and RabbitMQ, to be measured beside ours by `make bench`.
+# NATS, Redis and RabbitMQ with their usual clients, to be measured beside ours by `make bench`.
 bench-peers:
 	@scripts/bench-peers
+	@scripts/setup peers
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -82,11 +82,11 @@ def _latencies(pyplot: Any, run: Run, label: str) -> Any:
 
 
 def _peers(pyplot: Any, run: Run, label: str) -> Any:
-    from bench.peers import OURS, SERVERS, SHAPES, SIZES, figure_name
+    from bench.peers import IN_FLIGHT, OURS, SERVERS, SIZES, figure_name
 
     rows = [(name, size) for size in SIZES for name in SERVERS]
-    shape = SHAPES[-1]
-    rates = {row: run.figure("peers", figure_name(*row, shape)) for row in rows}
+    in_flight = IN_FLIGHT[-1]
+    rates = {row: run.figure("peers", figure_name(*row, in_flight)) for row in rows}
     known = [row for row in rows if rates[row] is not None]
     if all(name.startswith(OURS) for name, _ in known):
         return None
@@ -95,8 +95,9 @@ def _peers(pyplot: Any, run: Run, label: str) -> Any:
     colours = ["#1f77b4" if name.startswith(OURS) else "0.6" for name, _ in known]
     left.barh(labels, [(rates[row] or 0) / 1000 for row in known], color=colours)
     left.set_xlabel("thousand messages a second")
-    right.barh(labels, [run.figure("peers", f"{figure_name(*row, shape)}: server CPU") for row in known], color=colours)
+    costs = [run.figure("peers", f"{figure_name(*row, in_flight)}: server CPU") for row in known]
+    right.barh(labels, costs, color=colours)
     right.set_xlabel("server CPU a message, µs")
     left.invert_yaxis()
-    figure.suptitle(f"Send, {shape[0]} connections x {shape[1]} in flight{label}")
+    figure.suptitle(f"Send, {in_flight} in flight{label}")
     return figure
