@@ -1,4 +1,4 @@
-"""Sends per second of the producer against a broker process: one blocking thread, and 64 concurrent asynchronous sends.
+"""Sends per second of the producer against a broker process: blocking threads, and 64 concurrent asynchronous sends.
 
 128-byte bodies, unique keys, one connection. Broker and producer share the machine, so wall rates depend on what else
 runs; the producer's own CPU per message repeats better. A bare connection that writes ready-made frames is the floor.
@@ -7,9 +7,11 @@ runs; the producer's own CPU per message repeats better. A bare connection that 
 from __future__ import annotations
 
 import asyncio
+import statistics
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from bench.report import QUICK, Figure, table
@@ -32,11 +34,12 @@ ROUNDS = 1 if QUICK else 3
 
 
 class Measured:
-    """The best round: messages a second, and the CPU of this process for each."""
+    """The best round: messages a second, the CPU of this process for each, and how long a call took, if known."""
 
     def __init__(self) -> None:
         self.rate = 0.0
         self.cpu_micros = float("inf")
+        self.p50_micros = float("inf")
 
     def add(self, count: int, seconds: float, cpu: float) -> None:
         self.rate = max(self.rate, count / seconds)
@@ -82,14 +85,24 @@ async def asynchronous(namesrv: str, count: int, measured: Measured, config: Pro
         await concurrently(count, lambda number: producer.send(message(number)), measured)
 
 
-def blocking(namesrv: str, count: int, measured: Measured) -> None:
-    def work() -> None:
-        for number in range(count):
-            producer.send(message(number))
+def blocking(namesrv: str, count: int, threads: int, measured: Measured) -> None:
+    """Threads that share a producer and each send one after the other."""
+    took: list[float] = []
 
-    with Producer("bench", namesrv) as producer:
+    def sender(first: int) -> None:
+        for number in range(first, count, threads):
+            one = message(number)
+            start = time.perf_counter()
+            producer.send(one)
+            took.append(time.perf_counter() - start)
+
+    def work() -> None:
+        list(pool.map(sender, range(threads)))
+
+    with Producer("bench", namesrv) as producer, ThreadPoolExecutor(threads) as pool:
         producer.send(message(0))
         timed(count, work, measured)
+    measured.p50_micros = min(measured.p50_micros, statistics.median(took) * 1e6)
 
 
 def batched(namesrv: str, count: int, measured: Measured) -> None:
@@ -103,7 +116,7 @@ def batched(namesrv: str, count: int, measured: Measured) -> None:
 
 
 def run() -> list[Figure]:
-    names = ("bare", "async", "latency", "adaptive", "blocking", "batches")
+    names = ("bare", "async", "latency", "adaptive", "blocking", "threads", "batches")
     measured = {name: Measured() for name in names}
     # A busy machine must not turn into flow control: the broker may let requests wait.
     patient = {"waitTimeMillsInSendQueue": 10_000}
@@ -117,7 +130,8 @@ def run() -> list[Figure]:
             for name in ("latency", "adaptive"):
                 config = ProducerConfig(fault_strategy=name)
                 run_loop(asynchronous(cluster.namesrv, COUNT, measured[name], config))
-            blocking(cluster.namesrv, COUNT // 16, measured["blocking"])
+            blocking(cluster.namesrv, COUNT // 16, 1, measured["blocking"])
+            blocking(cluster.namesrv, COUNT // 16, 8, measured["threads"])
             batched(cluster.namesrv, COUNT, measured["batches"])
     labels = {
         "bare": "64 at a time, bare connection",
@@ -125,6 +139,7 @@ def run() -> list[Figure]:
         "latency": "64 at a time, fault strategy latency",
         "adaptive": "64 at a time, fault strategy adaptive",
         "blocking": "one blocking thread",
+        "threads": "8 blocking threads",
         "batches": "one blocking thread, batches of 32",
     }
     figures = []
@@ -133,6 +148,7 @@ def run() -> list[Figure]:
             Figure(label, measured[name].rate, "messages/s", measured[name].rate / measured["bare"].rate, "bare")
         )
         figures.append(Figure(f"{label}: CPU of the client", measured[name].cpu_micros, "µs a message"))
+    figures.append(Figure("one blocking thread: a call, p50", measured["blocking"].p50_micros, "µs"))
     return figures
 
 

@@ -19,7 +19,11 @@ if TYPE_CHECKING:
     from downrange.client.consumer.retry import Acknowledged, Later
     from downrange.client.errors import SendFailed
     from downrange.client.producer import AsyncProducer
+    from downrange.client.request_reply import Reply, ReplyMessage, ReplyTimedOut, reply_to
     from downrange.client.send_result import SendResult, SendStatus
+    from downrange.client.transaction_blocking import TransactionProducer
+    from downrange.client.transaction_producer import AsyncTransactionProducer
+    from downrange.client.transactions import HalfSent, LocalTransactionState, TransactionResult
     from downrange.model.errors import MessageError, MQError
     from downrange.model.message import Message, MessageQueue
     from downrange.protocol.bodies.groups import ConsumeFromWhere, MessageModel
@@ -31,12 +35,15 @@ __all__ = [
     "AsyncLitePullConsumer",
     "AsyncProducer",
     "AsyncPushConsumer",
+    "AsyncTransactionProducer",
     "ClientConfig",
     "ConsumeFromWhere",
     "ConsumerConfig",
+    "HalfSent",
     "Later",
     "LitePullConfig",
     "LitePullConsumer",
+    "LocalTransactionState",
     "MQError",
     "Message",
     "MessageError",
@@ -47,9 +54,15 @@ __all__ = [
     "PullConsumer",
     "PushConsumer",
     "ReceivedMessage",
+    "Reply",
+    "ReplyMessage",
+    "ReplyTimedOut",
     "SendFailed",
     "SendResult",
     "SendStatus",
+    "TransactionProducer",
+    "TransactionResult",
+    "reply_to",
 ]
 
 # Where each name lives. Imported when first asked for: the servers and the command line must start fast.
@@ -58,12 +71,15 @@ _HOMES = {
     "AsyncLitePullConsumer": "downrange.client.consumer.lite_pull",
     "AsyncProducer": "downrange.client.producer",
     "AsyncPushConsumer": "downrange.client.consumer.push",
+    "AsyncTransactionProducer": "downrange.client.transaction_producer",
     "ClientConfig": "downrange.client.config",
     "ConsumeFromWhere": "downrange.protocol.bodies.groups",
     "ConsumerConfig": "downrange.client.consumer.config",
+    "HalfSent": "downrange.client.transactions",
     "Later": "downrange.client.consumer.retry",
     "LitePullConfig": "downrange.client.consumer.lite_pull_config",
     "LitePullConsumer": "downrange.client.consumer.lite_pull_blocking",
+    "LocalTransactionState": "downrange.client.transactions",
     "MQError": "downrange.model.errors",
     "Message": "downrange.model.message",
     "MessageError": "downrange.model.errors",
@@ -74,9 +90,15 @@ _HOMES = {
     "PullConsumer": "downrange.client.consumer.pull",
     "PushConsumer": "downrange.client.consumer.blocking",
     "ReceivedMessage": "downrange.client.consumer.messages",
+    "Reply": "downrange.client.request_reply",
+    "ReplyMessage": "downrange.client.request_reply",
+    "ReplyTimedOut": "downrange.client.request_reply",
     "SendFailed": "downrange.client.errors",
     "SendResult": "downrange.client.send_result",
     "SendStatus": "downrange.client.send_result",
+    "TransactionProducer": "downrange.client.transaction_blocking",
+    "TransactionResult": "downrange.client.transactions",
+    "reply_to": "downrange.client.request_reply",
 }
 
 

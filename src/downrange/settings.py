@@ -21,7 +21,7 @@ import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 from downrange.model.errors import MQError
 
@@ -280,6 +280,31 @@ def _escape(value: str) -> str:
     return "\\" + escaped if escaped[:1] == " " else escaped
 
 
+# The environment is read in the functions below and nowhere else.
+
+
 def namesrv_addresses(environment: Mapping[str, str] = os.environ) -> str | None:
-    """The name servers of this shell: the one place where the environment is read."""
+    """The name servers of this shell."""
     return environment.get("NAMESRV_ADDR") or None
+
+
+def wants_pure_python(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether this shell asks for the Python of everything, though the compiled twins may be there."""
+    return environment.get("DOWNRANGE_PURE", "") not in ("", "0")
+
+
+class Credentials(TypedDict):
+    """Who a client is to a cluster with access control."""
+
+    access_key: str | None
+    secret_key: str | None
+    security_token: str | None
+
+
+def credentials(environment: Mapping[str, str] = os.environ) -> Credentials:
+    """The user of this shell: all None when there is none."""
+    return Credentials(
+        access_key=environment.get("ROCKETMQ_ACCESS_KEY") or None,
+        secret_key=environment.get("ROCKETMQ_SECRET_KEY") or None,
+        security_token=environment.get("ROCKETMQ_SECURITY_TOKEN") or None,
+    )

@@ -171,8 +171,8 @@ async def test_traces_are_found_by_message_id(tmp_path: Path) -> None:
         async with AsyncProducer("producers", address, ProducerConfig(trace=True)) as producer:
             result = await producer.send(Message(TOPIC, b"x", keys="k"))
         async with Admin(ClientConfig((address,))) as admin:
-            (event,) = await admin.messages.trace(result.message_id)
-    assert (event.kind, event.group, event.success) == ("Pub", "producers", True)
+            (sent,) = (await admin.messages.trace(result.message_id)).sends
+    assert (sent.group, sent.topic, sent.success) == ("producers", TOPIC, True)
 
 
 async def test_brokers_know_who_produces(broker: RunningBroker, namesrv_address: str) -> None:

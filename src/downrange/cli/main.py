@@ -29,6 +29,7 @@ from downrange.cli import (
     simulate,
     store,
     topic,
+    trace,
 )
 from downrange.cli.options import UsageError
 from downrange.cli.output import one_line
@@ -66,6 +67,7 @@ app.command("shutdown")(broker.run_shutdown)
 app.command("produce")(produce.run)
 app.command("consume")(consume.run)
 app.command("simulate")(simulate.run)
+app.command("trace")(trace.run)
 app.command("bench")(bench.run)
 
 app.add_typer(topic.app, name="topic")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from downrange.client.admin import Admin
     from downrange.model.message import StoredMessage
 
-app = command_family("Single messages: find, send, hand to a consumer, follow.")
+app = command_family("Single messages: find, send, hand to a consumer.")
 
 MessageId = Annotated[str, typer.Argument(help="Offset message id, or unique id together with --topic.")]
 OfTopic = Annotated[str | None, typer.Option("--topic", "-t", help="Its topic; needed for a unique id.")]
@@ -178,38 +178,19 @@ def consume_directly(
     answer(namesrv, json, action)
 
 
-@app.command("trace")
-def trace(
-    message_id: Annotated[str, typer.Argument(help="Unique message id.")],
-    topic: Annotated[str, typer.Option("--topic", "-t", help="Trace topic.")] = "RMQ_SYS_TRACE_TOPIC",
+@app.command("resume-check")
+def resume_check(
+    message_id: Annotated[str, typer.Argument(help="Unique or offset id of a message in TRANS_CHECK_MAX_TIME_TOPIC.")],
     namesrv: Namesrv = None,
     json: Json = False,
 ) -> None:
-    """Show who sent and who consumed a message, if its clients wrote traces."""
+    """Ask producers again about a transactional message that was given up."""
 
     async def action(admin: Admin) -> Answer:
-        rows: list[dict[str, Any]] = [
-            {
-                "type": event.kind,
-                "group": event.group,
-                "clientHost": event.client_host,
-                "time": event.timestamp,
-                "costTime": event.cost_millis,
-                "status": {True: "success", False: "failed", None: "unknown"}[event.success],
-                "retryTimes": event.retry_times,
-            }
-            for event in await admin.messages.trace(message_id, topic)
-        ]
-        columns = [
-            Column("Type", "type"),
-            Column("Group", "group"),
-            Column("ClientHost", "clientHost"),
-            Column("Time", "time", time_text),
-            Column("CostTime(ms)", "costTime"),
-            Column("Status", "status"),
-            Column("Retries", "retryTimes"),
-        ]
-        return Answer({"msgId": message_id, "events": rows}, [Table(columns, rows)])
+        message = await admin.messages.resume_check(message_id)
+        topic = message.properties.get("REAL_TOPIC")
+        document = {"msgId": message.message_id, "offsetMsgId": message.offset_message_id, "topic": topic}
+        return Answer(document, [f"{message.message_id} of {topic} will be checked again"])
 
     answer(namesrv, json, action)
 

@@ -74,7 +74,7 @@ ALIASES: dict[str, Alias] = {
     ),
     "queryMsgByOffset": Alias(("message", "at"), "tbio"),
     "queryMsgByUniqueKey": Alias(("message", "view"), "i", options={"t": "--topic"}, instead={"d": _CONSUME_DIRECTLY}),
-    "queryMsgTraceById": Alias(("message", "trace"), "i", options={"t": "--topic"}),
+    "queryMsgTraceById": Alias(("trace",), "i", options={"t": "--topic"}),
     "resetOffsetByTime": Alias(
         ("group", "reset-offset"), "gt", options={"s": "--time"}, booleans={"f": ("--force", "--no-force")}
     ),

@@ -6,7 +6,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable, Coroutine
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from downrange.client.errors import ClientClosed
 from downrange.transport.loop import loop_factory
@@ -14,36 +14,49 @@ from downrange.transport.loop import loop_factory
 T = TypeVar("T")
 
 
-class _Call(Generic[T]):
-    """One coroutine run for a thread that waits. A lock is the cheapest thing to wait on."""
+class Cancellable(Protocol):
+    """Work under way, as far as a call needs it."""
 
-    __slots__ = ("_coroutine", "_done", "_error", "_result", "_task")
+    def cancel(self) -> object: ...
 
-    def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
-        self._coroutine = coroutine
+
+class Call(Generic[T]):
+    """Something begun on the loop for a thread that waits. A lock is the cheapest thing to wait on.
+
+    Holds always: the thread goes on after the first of `set_result` and `set_exception`; each call gets exactly one.
+    """
+
+    __slots__ = ("_begin", "_done", "_error", "_result", "_work")
+
+    def __init__(self, begin: Callable[[Call[T]], Cancellable]) -> None:
+        self._begin = begin
         self._done = threading.Lock()
         self._done.acquire()
-        self._task: asyncio.Task[None] | None = None
+        self._work: Cancellable | None = None
         self._result: T
         self._error: BaseException | None = None
 
-    def start(self) -> None:
+    def begin(self) -> None:
         """On the loop's thread."""
-        self._task = asyncio.get_running_loop().create_task(self._run())
-
-    async def _run(self) -> None:
-        # The waiting thread goes on from here: a callback of the task would cost it another turn of the loop.
         try:
-            self._result = await self._coroutine
+            self._work = self._begin(self)
         except BaseException as error:
-            self._error = error
-        finally:
-            self._done.release()
+            self.set_exception(error)
+
+    def set_result(self, result: T, /) -> None:
+        """On the loop's thread."""
+        self._result = result
+        self._done.release()
+
+    def set_exception(self, error: BaseException, /) -> None:
+        """On the loop's thread."""
+        self._error = error
+        self._done.release()
 
     def cancel(self) -> None:
         """On the loop's thread."""
-        if self._task is not None:
-            self._task.cancel()
+        if self._work is not None:
+            self._work.cancel()
 
     def wait(self, background: BackgroundLoop) -> T:
         try:
@@ -81,17 +94,23 @@ class BackgroundLoop:
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run `coroutine` on the loop and wait for its result. Any thread but the loop's own may call."""
+        try:
+            return self.call(lambda call: self._loop.create_task(_tell(call, coroutine)))
+        except ClientClosed:
+            coroutine.close()  # it never began, or has ended
+            raise
+
+    def call(self, begin: Callable[[Call[T]], Cancellable]) -> T:
+        """Run `begin` on the loop and wait until it, or what it began, has told the call a result.
+
+        Any thread but the loop's own may call. `begin` returns what to cancel should the thread be interrupted.
+        """
         if threading.get_ident() == self._thread.ident:
-            coroutine.close()
             raise ClientClosed(
                 "a blocking call inside a callback or hook would wait for itself: use send_async or another thread"
             )
-        call = _Call(coroutine)
-        try:
-            self.call_soon(call.start)
-        except ClientClosed:
-            coroutine.close()
-            raise
+        call = Call(begin)
+        self.call_soon(call.begin)
         return call.wait(self)
 
     def stop(self) -> None:
@@ -107,6 +126,16 @@ class BackgroundLoop:
         # Whoever came through the gate in time finds its client closed, and is told so.
         self._loop.run_until_complete(_finish_the_rest())
         self._loop.close()
+
+
+async def _tell(call: Call[T], coroutine: Coroutine[Any, Any, T]) -> None:
+    # The waiting thread goes on from here: a callback of the task would cost it another turn of the loop.
+    try:
+        result = await coroutine
+    except BaseException as error:
+        call.set_exception(error)
+    else:
+        call.set_result(result)
 
 
 async def _finish_the_rest() -> None:

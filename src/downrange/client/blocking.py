@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import os
 import threading
 from collections.abc import Callable, Coroutine, Iterable
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
-from downrange.client import background_loop
+from downrange.client import background_loop, forks
 from downrange.client.config import ClientConfig, ProducerConfig
 from downrange.client.errors import ClientClosed, TooManySends
 from downrange.client.hooks import SendHook
 from downrange.client.producer import AsyncProducer, Selector, SendCallback
+from downrange.client.request_reply import REQUEST_SECONDS, Reply
 from downrange.client.send_result import SendResult
 from downrange.model.message import Message, MessageQueue
 
@@ -44,13 +44,13 @@ class Producer:
         self._hooks = tuple(hooks)
         self._reset()
         # Wrong arguments are told by the line that gave them.
-        AsyncProducer(group, self._client_config, self.config)
+        self._new()
 
     def __repr__(self) -> str:
         return f"<Producer {self._producer!r}>" if self._producer else f"<Producer {self._group} not started>"
 
     def _reset(self) -> None:
-        self._process_id = os.getpid()
+        self._forks = forks.count
         self._background: background_loop.BackgroundLoop | None = None
         self._producer: AsyncProducer | None = None
         self._opening = threading.Lock()
@@ -72,7 +72,10 @@ class Producer:
         return self
 
     async def _open(self) -> AsyncProducer:
-        return await AsyncProducer(self._group, self._client_config, self.config, hooks=self._hooks).start()
+        return await self._new().start()
+
+    def _new(self) -> AsyncProducer:
+        return AsyncProducer(self._group, self._client_config, self.config, hooks=self._hooks)
 
     def drain(self, timeout: float | None = None) -> bool:
         """Take no further sends and wait for those on their way; whether all ended in time."""
@@ -82,7 +85,7 @@ class Producer:
         """Drain, leave the group, disconnect. The background thread ends with the last client of the process."""
         with self._opening:
             background, producer = self._background, self._producer
-            if background is None or producer is None or self._process_id != os.getpid():
+            if background is None or producer is None or self._forks != forks.count:
                 return
             self._background = None
             try:
@@ -109,7 +112,12 @@ class Producer:
         timeout: float | None = None,
     ) -> SendResult:
         """See `AsyncProducer.send`."""
-        return self._run(lambda producer: producer.send(message, queue=queue, selector=selector, timeout=timeout))
+        background, producer = self._running()
+
+        def begin(call: background_loop.Call[SendResult]) -> background_loop.Cancellable:
+            return producer.send_directly(message, call, queue=queue, selector=selector, timeout=timeout)
+
+        return background.call(begin)
 
     def send_async(
         self,
@@ -167,13 +175,24 @@ class Producer:
         """See `AsyncProducer.send_batch`."""
         return self._run(lambda producer: producer.send_batch(messages, queue=queue, timeout=timeout))
 
+    def request(
+        self,
+        message: Message,
+        *,
+        queue: MessageQueue | None = None,
+        selector: Selector | None = None,
+        timeout: float = REQUEST_SECONDS,
+    ) -> Reply:
+        """See `AsyncProducer.request`."""
+        return self._run(lambda producer: producer.request(message, queue=queue, selector=selector, timeout=timeout))
+
     def queues(self, topic: str) -> tuple[MessageQueue, ...]:
         return self._run(lambda producer: producer.queues(topic))
 
     # --- the loop behind it ---------------------------------------------------------------------------------------
 
     def _running(self) -> tuple[background_loop.BackgroundLoop, AsyncProducer]:
-        if self._process_id != os.getpid():
+        if self._forks != forks.count:
             self._reopen()
         background, producer = self._background, self._producer
         if background is None or producer is None:

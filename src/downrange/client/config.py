@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from downrange.client.compression import Compression, check_compression
 from downrange.client.fault import STRATEGIES, StrategyName
 from downrange.model.topics import AUTO_CREATE_TOPIC, TRACE_TOPIC, check_topic_name
-from downrange.settings import ConfigError, namesrv_addresses
+from downrange.settings import ConfigError, credentials, namesrv_addresses
 from downrange.transport.errors import ConnectFailed
 from downrange.transport.pool import split_address
 
@@ -30,6 +30,7 @@ class ClientConfig:
     """How long to wait for somebody else who is looking up the same route."""
     heartbeat_seconds: float = 30.0
     access_key: str | None = None
+    """User of a cluster with access control: every request is signed with the secret key."""
     secret_key: str | None = field(default=None, repr=False)
     security_token: str | None = field(default=None, repr=False)
 
@@ -41,16 +42,23 @@ class ClientConfig:
                 split_address(address)
             except ConnectFailed as error:
                 raise ConfigError(f"name server: {error} ({self.source})") from None
+        if bool(self.access_key) != bool(self.secret_key):
+            missing = "access_key" if self.secret_key else "secret_key"
+            raise ConfigError(f"access_key and secret_key belong together; {missing} is missing")
 
     @classmethod
     def of(cls, namesrv: str | None = None) -> ClientConfig:
-        """The name servers of the argument, else of NAMESRV_ADDR, else the one a quick start runs on this machine."""
+        """The name servers of the argument, else of NAMESRV_ADDR, else the one a quick start runs on this machine.
+
+        The user, if any, is that of ROCKETMQ_ACCESS_KEY and ROCKETMQ_SECRET_KEY.
+        """
+        user = credentials()
         if namesrv is not None:
-            return cls(split_addresses(namesrv), "given by the caller")
+            return cls(split_addresses(namesrv), "given by the caller", **user)
         from_environment = namesrv_addresses()
         if from_environment is not None:
-            return cls(split_addresses(from_environment), "from NAMESRV_ADDR")
-        return cls((DEFAULT_NAMESRV,), "the default")
+            return cls(split_addresses(from_environment), "from NAMESRV_ADDR", **user)
+        return cls((DEFAULT_NAMESRV,), "the default", **user)
 
 
 def split_addresses(text: str) -> tuple[str, ...]:

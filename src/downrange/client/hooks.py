@@ -33,6 +33,8 @@ class SendContext:
     error: MQError | None = None
     region_id: str | None = None
     trace_on: bool = True
+    is_half: bool = False
+    """The message belongs to a transaction that has not ended yet."""
     notes: dict[str, Any] = field(default_factory=dict)
 
 

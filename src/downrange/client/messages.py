@@ -23,11 +23,10 @@ from downrange.model import properties as names
 from downrange.model.errors import MessageError
 from downrange.model.message import Message
 from downrange.model.topics import RETRY_PREFIX, SEND_FORBIDDEN_TOPICS, check_group_name, check_topic_name
-from downrange.protocol.bodies.send import BatchEntry, encode_batch
+from downrange.protocol.bodies.send import encode_entry
 from downrange.protocol.codes import RequestCode
 
 DEFAULT_PRODUCER_GROUP: Final = "DEFAULT_PRODUCER"
-BATCH_ENTRY_BYTES: Final = 22  # what an entry of a batch takes besides body and properties
 _SEPARATORS: Final = (names.NAME_VALUE_SEPARATOR, names.PROPERTY_SEPARATOR)
 _SEND: Final = int(RequestCode.SEND_MESSAGE_V2)
 _SEND_BATCH: Final = int(RequestCode.SEND_BATCH_MESSAGE)
@@ -134,20 +133,20 @@ def batches(
     properties = f"{names.WAIT}\x01true\x02"
     if config.namespace:
         properties += f"{names.INSTANCE_ID}\x01{config.namespace}\x02"
-    entries: list[BatchEntry] = []
+    entries: list[bytes] = []
     ids: list[str] = []
     members: list[Message] = []
     size = 0
 
     def request() -> Outgoing:
         wait = properties if members[0].wait_store_msg_ok else properties.replace("true", "false", 1)
-        return Outgoing(_SEND_BATCH, topic, encode_batch(entries), 0, 0, wait, tuple(ids), tuple(members))
+        return Outgoing(_SEND_BATCH, topic, b"".join(entries), 0, 0, wait, tuple(ids), tuple(members))
 
     for message in messages:
         check_body(message.body, config.max_message_size)
         message_id = next_id()
-        text = properties_text(message, message_id)
-        length = BATCH_ENTRY_BYTES + len(message.body) + len(text.encode())
+        entry = encode_entry(message.flag, message.body, properties_text(message, message_id).encode())
+        length = len(entry)
         if entries and size + length > config.max_message_size:
             yield request()
             entries, ids, members, size = [], [], [], 0
@@ -156,7 +155,7 @@ def batches(
                 f"a message of {length} bytes with its properties does not fit a batch of {config.max_message_size}: "
                 "send it alone"
             )
-        entries.append(BatchEntry(message.flag, message.body, text))
+        entries.append(entry)
         ids.append(message_id)
         members.append(message)
         size += length

@@ -6,11 +6,14 @@ import asyncio
 import itertools
 import logging
 import random
-from collections.abc import Callable, Iterable, Sequence
+import threading
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Literal, Self
 
+from downrange.client import forks
 from downrange.client.config import ClientConfig, ProducerConfig
+from downrange.client.direct_send import DirectSend, FirstAttempt, Told
 from downrange.client.errors import (
     BrokerNotFound,
     ClientClosed,
@@ -20,8 +23,9 @@ from downrange.client.errors import (
     SendFailed,
     TooManySends,
 )
-from downrange.client.fault import Attempt, Outcome, QueueChooser, strategy
-from downrange.client.hooks import SendContext, SendHook
+from downrange.client.exchange import Exchange, results_of
+from downrange.client.fault import Outcome, QueueChooser, strategy
+from downrange.client.hooks import SendHook
 from downrange.client.messages import (
     Outgoing,
     batches,
@@ -33,6 +37,7 @@ from downrange.client.messages import (
 from downrange.client.namespace import wrap
 from downrange.client.probing import run_probes
 from downrange.client.publish_info import PublishInfo, publish_info, route_from_model
+from downrange.client.request_reply import REQUEST_SECONDS, Reply, ReplyMessage, Requests, as_reply
 from downrange.client.retry import (
     Decision,
     SendKind,
@@ -42,7 +47,7 @@ from downrange.client.retry import (
     attempts_allowed,
     outcome_of_error,
 )
-from downrange.client.send_result import STATUS_OF_CODE, SendResult, SendStatus
+from downrange.client.send_result import SendResult, SendStatus
 from downrange.client.session import Session
 from downrange.client.trace_writer import MAX_TRACE_BYTES, TraceWriter
 from downrange.client.unique_id import UniqueIds
@@ -50,10 +55,7 @@ from downrange.model.errors import MQError
 from downrange.model.hashing import java_hash
 from downrange.model.message import Message, MessageQueue
 from downrange.protocol.bodies.routes import TopicRouteData
-from downrange.protocol.bodies.send import SendMessageResponse
-from downrange.protocol.bodies.send_template import SendTemplate
-from downrange.protocol.codes import RequestCode
-from downrange.protocol.command import ONEWAY_FLAG, Command
+from downrange.protocol.command import Command
 from downrange.protocol.errors import BrokerError
 
 log = logging.getLogger(__name__)
@@ -63,9 +65,8 @@ Selector = Callable[[Sequence[MessageQueue], Message], MessageQueue]
 SendCallback = Callable[[SendResult | None, MQError | None], None]
 """Called once: with a result, or with the error."""
 
-_BATCH: Final = int(RequestCode.SEND_BATCH_MESSAGE)
 _YIELD_BYTES: Final = 64 * 1024
-_REMEMBERED: Final = 10_000  # topics, or topics and brokers
+_REMEMBERED: Final = 10_000  # topics
 
 
 class AsyncProducer:
@@ -98,8 +99,10 @@ class AsyncProducer:
         self._ids = UniqueIds(self._clock)
         self._infos: dict[str, PublishInfo] = {}
         self._wire_topics: dict[str, str] = {}
-        self._templates: dict[tuple[str, str, int], SendTemplate] = {}
+        self._exchange: Exchange  # made by start
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = 0
+        self._forks = 0
         self._is_open = False
         self._is_closed = False
         self._on_their_way = 0
@@ -107,6 +110,7 @@ class AsyncProducer:
         self._sends: set[asyncio.Task[SendResult]] = set()
         self._prober: asyncio.Task[None] | None = None
         self._trace: TraceWriter | None = None
+        self._requests = Requests(self.session)
         self._oneway_bytes = 0
 
     def __repr__(self) -> str:
@@ -120,11 +124,14 @@ class AsyncProducer:
         if self._loop is not None:
             raise ClientClosed(f"the producer {self.group} was started before; make a new one")
         self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+        self._forks = forks.count
+        self._exchange = Exchange(self.group, self.session, self.config, self._hooks, self._loop)
         self._is_open = True
         self.session.start()
         self.session.heartbeats.add_producer(self.group)
         if self.config.trace:
-            self._trace = await start_trace(self)
+            self._trace = await start_trace(self.session, self.group, "PRODUCE", self.config.trace_topic)
             self._hooks.append(self._trace)
         if self.chooser.strategy.name == "adaptive":
             self._prober = asyncio.create_task(
@@ -150,6 +157,7 @@ class AsyncProducer:
         try:
             await self.drain(timeout)
         finally:  # also when nobody wants to wait any longer
+            await self._requests.close()
             for task in [*self._sends, *([self._prober] if self._prober else [])]:
                 task.cancel()
                 await asyncio.wait([task])
@@ -187,6 +195,25 @@ class AsyncProducer:
             return (await self._deliver(ready, SendKind.SYNC, queue, selector, timeout))[0]
         finally:
             self._end()
+
+    def send_directly(
+        self,
+        message: Message,
+        told: Told,
+        *,
+        queue: MessageQueue | None = None,
+        selector: Selector | None = None,
+        timeout: float | None = None,
+    ) -> DirectSend:
+        """`send` for a thread that waits: called on the loop, tells `told` the result there. Costs half of a task."""
+        self._begin()
+        try:
+            direct = DirectSend(self, self._ready(message), told)
+            direct.begin(queue, selector, timeout)
+        except BaseException:
+            self._end()
+            raise
+        return direct
 
     def send_async(
         self,
@@ -265,6 +292,33 @@ class AsyncProducer:
         finally:
             self._end()
 
+    async def request(
+        self,
+        message: Message,
+        *,
+        queue: MessageQueue | None = None,
+        selector: Selector | None = None,
+        timeout: float = REQUEST_SECONDS,
+    ) -> Reply:
+        """Send a request and wait until whoever consumes it has replied, all within `timeout` seconds.
+
+        Raises ReplyTimedOut; the request may have been carried out all the same, or be carried out later.
+        """
+        self._begin()
+        try:
+            ready = self._ready(message)
+            info = self._known_info(ready.topic)
+            if info is None:
+                info = await self._info(ready.topic, self._clock.monotonic() + timeout)
+
+            async def send(properties: str, seconds: float) -> object:
+                full = ready._replace(properties=ready.properties + properties)
+                return await self._deliver(full, SendKind.SYNC, queue, selector, seconds)
+
+            return await self._requests.ask(message.topic, info.route, send, timeout)
+        finally:
+            self._end()
+
     async def queues(self, topic: str) -> tuple[MessageQueue, ...]:
         """The queues of a topic that may be written, in the order selectors see them."""
         self._begin()
@@ -280,7 +334,8 @@ class AsyncProducer:
         if not self._is_open:
             state = "not started" if self._loop is None else "closed"
             raise ClientClosed(f"the producer {self.group} is {state}")
-        if asyncio.get_running_loop() is not self._loop:
+        assert self._loop is not None
+        if self._thread != threading.get_ident() or not self._loop.is_running() or self._forks != forks.count:
             raise ClientClosed(f"the producer {self.group} was started on another event loop, or before a fork")
         self._on_their_way += 1
 
@@ -295,7 +350,8 @@ class AsyncProducer:
 
     def _ready(self, message: Message) -> Outgoing:
         topic = self._wire_topics.get(message.topic) or self._wire_topic(message.topic)
-        return outgoing(message, self._ids.next(), self.config, topic)
+        ready = outgoing(message, self._ids.next(), self.config, topic)
+        return as_reply(ready, message) if isinstance(message, ReplyMessage) else ready
 
     def _wire_topic(self, topic: str) -> str:
         """The checked name with its namespace. Remembered: the check costs as much as encoding a small message."""
@@ -321,46 +377,70 @@ class AsyncProducer:
         queue: MessageQueue | None,
         selector: Selector | None,
         timeout: float | None,
+        first: FirstAttempt | None = None,
     ) -> Sequence[SendResult]:
-        """All attempts of one request; `client/retry.py` decides what follows each."""
+        """All attempts of one request; `client/retry.py` decides what follows each. `first` may be under way."""
         config = self.config
         clock = self._clock
-        started = clock.monotonic()
-        deadline = started + (config.send_timeout_seconds if timeout is None else timeout)
-        info = self._known_info(ready.topic) or await self._info(ready.topic, deadline)
-        chosen = self._given_queue(ready, info, queue, selector)
-        if chosen is not None and chosen.broker_name not in info.addresses:
+        if first is not None:
+            kind, info, deadline, begun = first.kind, first.info, first.deadline, first.begun
+            started = begun
+            chosen: MessageQueue | None = first.queue
+        else:
+            begun = started = clock.monotonic()
+            deadline = started + (config.send_timeout_seconds if timeout is None else timeout)
+            known = self._known_info(ready.topic)
+            if known is None:
+                known = await self._info(ready.topic, deadline)
+                begun = clock.monotonic()
+            info = known
+            chosen = self._given_queue(ready, info, queue, selector)
+            if chosen is not None and kind is SendKind.SYNC:
+                kind = SendKind.SYNC_GIVEN_QUEUE
+        if chosen is not None and kind is not SendKind.SYNC and chosen.broker_name not in info.addresses:
             info = await self._refreshed(info, deadline)
-        if chosen is not None and kind is SendKind.SYNC:
-            kind = SendKind.SYNC_GIVEN_QUEUE
+            begun = clock.monotonic()
         failures: list[FailedAttempt] = []
         unsafe: Sequence[SendResult] = ()
         last_broker: str | None = None
         number = 0
         while True:
             number += 1
-            begun = clock.monotonic()
             if chosen is None:
                 chosen = self.chooser.choose(info.queues, begun * 1000, last_broker)
             results: Sequence[SendResult] = ()
             error: MQError | None = None
             try:
-                seconds = attempt_timeout(begun, deadline, config.attempt_timeout_seconds)
-                results = await self._attempt(ready, kind, info, chosen, seconds)
+                if first is not None and first.reply is not None:
+                    asked: Awaitable[Command | None] = first.reply
+                    first = None
+                else:
+                    seconds = attempt_timeout(begun, deadline, config.attempt_timeout_seconds)
+                    address = info.addresses.get(chosen.broker_name)
+                    if address is None:
+                        raise BrokerNotFound(
+                            f"the route of {ready.topic} names no master of broker {chosen.broker_name}"
+                        )
+                    asked = self._exchange.reply(ready, kind, chosen, address, seconds)
+                reply = await asked
+                if reply is not None:
+                    results, _ = results_of(reply, ready, chosen)
                 outcome = Outcome.OK if not results or results[0].status is SendStatus.SEND_OK else Outcome.NOT_STORE_OK
             except MQError as problem:
                 error = problem
                 outcome = outcome_of_error(problem)
             except asyncio.CancelledError:
                 now = clock.monotonic()
-                self.chooser.learn(now * 1000, Attempt(chosen.broker_name, (now - begun) * 1000, Outcome.INTERRUPTED))
+                self.chooser.attempt_ended(now * 1000, chosen.broker_name, (now - begun) * 1000, Outcome.INTERRUPTED)
+                self._exchange.forget_given_up(info.addresses.get(chosen.broker_name, ""))
                 raise
             now = clock.monotonic()
             cost_millis = (now - begun) * 1000
             if kind is not SendKind.ONEWAY or error is not None:
-                self.chooser.learn(now * 1000, Attempt(chosen.broker_name, cost_millis, outcome))
+                self.chooser.attempt_ended(now * 1000, chosen.broker_name, cost_millis, outcome)
             if outcome is Outcome.OK:
                 return results
+            begun = now  # of the next attempt, if there is one
             if error is not None:
                 failures.append(FailedAttempt(chosen, cost_millis, error))
             unsafe = results or unsafe
@@ -401,75 +481,6 @@ class AsyncProducer:
             config.retry_another_broker_when_not_store_ok,
             has_result=has_result,
         )
-
-    async def _attempt(
-        self, ready: Outgoing, kind: SendKind, info: PublishInfo, queue: MessageQueue, seconds: float
-    ) -> Sequence[SendResult]:
-        address = info.addresses.get(queue.broker_name)
-        if address is None:
-            raise BrokerNotFound(f"the route of {ready.topic} names no master of broker {queue.broker_name}")
-        key = (ready.topic, queue.broker_name, ready.code)
-        template = self._templates.get(key) or self._template(*key)
-        command = Command(
-            ready.code,
-            0,
-            ONEWAY_FLAG if kind is SendKind.ONEWAY else 0,
-            template.fill(queue.queue_id, ready.sys_flag, self._clock.now(), ready.flag, ready.properties),
-            ready.body,
-        )
-        if self._hooks:
-            return await self._exchange_with_hooks(ready, kind, queue, address, command, seconds)
-        if kind is SendKind.ONEWAY:
-            await self.session.oneway(address, command)
-            return ()
-        return _results(ready, queue, await self.session.invoke(address, command, seconds, STATUS_OF_CODE))[0]
-
-    async def _exchange_with_hooks(
-        self, ready: Outgoing, kind: SendKind, queue: MessageQueue, address: str, command: Command, seconds: float
-    ) -> Sequence[SendResult]:
-        context = SendContext(
-            producer_group=self.group,
-            namespace=self.config.namespace,
-            kind=kind,
-            messages=ready.messages,
-            message_ids=ready.message_ids,
-            queue=queue,
-            broker_address=address,
-            started=self._clock.now(),
-        )
-        for hook in self._hooks:
-            _run_hook(hook.before_send, context)
-        begun = self._clock.monotonic()
-        try:
-            if kind is SendKind.ONEWAY:
-                await self.session.oneway(address, command)
-                return ()
-            reply = await self.session.invoke(address, command, seconds, STATUS_OF_CODE)
-            context.results, stored = _results(ready, queue, reply)
-            context.region_id = stored.msg_region
-            context.trace_on = stored.trace_on is not False
-            return context.results
-        except MQError as error:
-            context.error = error
-            raise
-        finally:
-            context.cost_millis = (self._clock.monotonic() - begun) * 1000
-            for hook in self._hooks:
-                _run_hook(hook.after_send, context)
-
-    def _template(self, topic: str, broker_name: str, code: int) -> SendTemplate:
-        template = SendTemplate(
-            self.group,
-            topic,
-            broker_name,
-            default_topic=self.config.create_topic_key,
-            default_topic_queue_nums=self.config.default_topic_queue_nums,
-            batch=code == _BATCH,
-        )
-        if len(self._templates) >= _REMEMBERED:
-            self._templates.clear()
-        self._templates[topic, broker_name, code] = template
-        return template
 
     # --- where to -------------------------------------------------------------------------------------------------
 
@@ -527,31 +538,6 @@ class AsyncProducer:
         return None
 
 
-def _results(ready: Outgoing, queue: MessageQueue, reply: Command) -> tuple[Sequence[SendResult], SendMessageResponse]:
-    """One result for each message: those of a batch lie one after the other."""
-    stored = reply.header(SendMessageResponse)
-    status = STATUS_OF_CODE[reply.code]
-    where = MessageQueue(ready.messages[0].topic, queue.broker_name, stored.queue_id)
-    ids = ready.message_ids
-    if len(ids) == 1:
-        return (SendResult(status, ids[0], stored.msg_id, where, stored.queue_offset),), stored
-    offset_ids = stored.msg_id.split(",")
-    if len(offset_ids) != len(ids):  # 5.x may keep a batch as one record
-        offset_ids = [stored.msg_id] * len(ids)
-    return [
-        SendResult(status, message_id, offset_id, where, stored.queue_offset + number)
-        for number, (message_id, offset_id) in enumerate(zip(ids, offset_ids, strict=True))
-    ], stored
-
-
-def _run_hook(hook: Callable[[SendContext], None], context: SendContext) -> None:
-    try:
-        hook(context)
-    except Exception:
-        # The hook is the user's code; a send must not depend on it.
-        log.exception("send hook failed hook=%r", hook)
-
-
 def _call_back(callback: SendCallback, task: asyncio.Task[SendResult]) -> None:
     if task.cancelled():
         callback(None, ClientClosed("the send was given up: the producer was closed or the task cancelled"))
@@ -566,10 +552,10 @@ def _call_back(callback: SendCallback, task: asyncio.Task[SendResult]) -> None:
 _trace_numbers = itertools.count(1)
 
 
-async def start_trace(producer: AsyncProducer) -> TraceWriter:
+async def start_trace(session: Session, group: str, what: Literal["PRODUCE", "CONSUME"], topic: str) -> TraceWriter:
     """A producer of its own for traces: what goes wrong there must not touch the messages."""
-    name = f"_INNER_TRACE_PRODUCER-{producer.group[:200]}-PRODUCE-{next(_trace_numbers)}"
+    name = f"_INNER_TRACE_PRODUCER-{group[:200]}-{what}-{next(_trace_numbers)}"
     config = ProducerConfig(send_timeout_seconds=5.0, max_message_size=MAX_TRACE_BYTES)
-    inner = AsyncProducer(name, config=config, session=producer.session)
+    inner = AsyncProducer(name, config=config, session=session)
     await inner.start()
-    return TraceWriter(inner.send, inner.close, producer.session.clock, producer.config.trace_topic)
+    return TraceWriter(inner.send, inner.close, session.clock, topic)

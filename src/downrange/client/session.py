@@ -15,6 +15,7 @@ from downrange.client.config import ClientConfig
 from downrange.client.errors import BrokerNotFound, ClusterNotFound, NoNameServer, NoRoute
 from downrange.client.heartbeats import Heartbeats
 from downrange.client.outcomes import Outcomes, ask_each
+from downrange.client.signing import Signer
 from downrange.client.unique_id import local_address
 from downrange.clock import Clock, SystemClock
 from downrange.model.errors import MQError
@@ -60,7 +61,7 @@ class Broker(NamedTuple):
 class Session:
     """What a process knows about a cluster: one name server that answers, the routes it gave, the connections made.
 
-    An error reply becomes the exception of its code here and nowhere else (`invoke`). What brokers ask a client is
+    An error reply becomes the exception of its code here and nowhere else (`accepted`). What brokers ask a client is
     answered from `handlers`, to which producers and consumers add their codes. `start` begins what goes on for as long
     as the session does: refreshing the routes that are followed, and heartbeats. Used on one event loop.
     """
@@ -85,6 +86,9 @@ class Session:
             self.client_id, self.addresses_in_use, self.invoke, self.clock, config.heartbeat_seconds
         )
         self._other_requests = handler
+        self._signer: Signer | None = None
+        if config.access_key and config.secret_key:
+            self._signer = Signer(config.access_key, config.secret_key, config.security_token)
         self._pool = Pool(self._serve, connect_timeout=config.connect_timeout_seconds)
         # Clients that start together must not all load the first name server of the list.
         self._namesrvs = list(config.namesrv_addresses)
@@ -142,21 +146,35 @@ class Session:
     ) -> Command:
         """The reply of one server. A reply code that is not in `accept` is raised as its BrokerError."""
         seconds = self.config.request_timeout_seconds if timeout is None else timeout
+        command = self.signed(command)
         connection = self._pool.connected(address)
-        if connection is not None:  # nearly always: spares every send a detour
-            reply = await connection.request(command, seconds)
-        else:
-            reply = await self._pool.request(address, command, seconds)
-        if reply.code not in accept:
-            raise broker_error(reply.code, reply.remark)
-        return reply
+        if connection is not None:  # nearly always, and spares a detour
+            return accepted(await connection.request(command, seconds), accept)
+        return accepted(await self._pool.request(address, command, seconds), accept)
 
     async def ask(self, broker: Broker, command: Command, timeout: float | None = None) -> Command:
         """The reply of a broker; raises BrokerNotFound when it has no address at the moment."""
         return await self.invoke(reachable(broker).address, command, timeout)
 
     async def oneway(self, address: str, command: Command) -> None:
-        await self._pool.oneway(address, command)
+        await self._pool.oneway(address, self.signed(command))
+
+    def signed(self, command: Command) -> Command:
+        """A request as the cluster wants it: with the user's signature, if there is a user."""
+        return command if self._signer is None else self._signer.sign(command)
+
+    @property
+    def is_signing(self) -> bool:
+        return self._signer is not None
+
+    def connection(self, address: str) -> Connection | None:
+        """The open connection to a server, if there is one."""
+        return self._pool.connected(address)
+
+    def connection_with_room(self, address: str) -> Connection | None:
+        """The same, if it takes a request without waiting."""
+        connection = self._pool.connected(address)
+        return connection if connection is not None and connection.has_room else None
 
     # --- name servers ---------------------------------------------------------------------------------------------
 
@@ -340,6 +358,13 @@ class Session:
                 return reachable(broker)
         known = ", ".join(broker.name for broker in masters) or "none"
         raise BrokerNotFound(f"no broker {name_or_address}; brokers known to name server {self.namesrv}: {known}")
+
+
+def accepted(reply: Command, accept: Collection[int]) -> Command:
+    """The reply, or the BrokerError of its code: the one door where reply codes become errors."""
+    if reply.code not in accept:
+        raise broker_error(reply.code, reply.remark)
+    return reply
 
 
 def new_client_id() -> str:

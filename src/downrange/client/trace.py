@@ -1,70 +1,46 @@
 """Message traces: what producers and consumers report about single messages, as text in the trace topic.
 
-Fields of an entry are separated by \\x01, entries end with \\x02; the first field is the kind. Entries of a kind or
-length unknown here are passed over: newer clients may add some.
+Fields of an entry are separated by \\x01, entries end with \\x02; the first field is the kind:
+
+    Pub             timestamp region group topic msgId tags keys storeHost bodyLength cost msgType offsetMsgId success
+    SubBefore       timestamp region group requestId msgId retryTimes keys
+    SubAfter        requestId msgId cost success keys contextCode timestamp group
+    EndTransaction  timestamp region group topic msgId tags keys storeHost msgType transactionId state fromCheck
+
+Written here, read in client/trace_reader.py. [TraceDataEncoder]
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from enum import IntEnum
 from typing import Final
 
 from downrange.model.message import Message
 
-_FIELD: Final = "\x01"
-_ENTRY: Final = "\x02"
-_ABSENT: Final = "null"
-_NORMAL: Final = 0
-_DELAYED: Final = 3
+FIELD_SEPARATOR: Final = "\x01"
+ENTRY_END: Final = "\x02"
+ABSENT: Final = "null"
+DEFAULT_REGION: Final = "DefaultRegion"
 
 
-@dataclass(frozen=True, slots=True)
-class TraceEvent:
-    """One report: a send, or one delivery of the message to a consumer."""
+class MessageType(IntEnum):
+    """Of a message that was sent, as entries number it."""
 
-    kind: str
-    group: str
-    client_host: str
-    timestamp: int
-    cost_millis: int | None
-    success: bool | None
-    """None while a delivery has begun and not ended."""
-    retry_times: int | None = None
+    NORMAL = 0
+    HALF = 1
+    COMMIT = 2
+    DELAY = 3
+    ORDER = 4
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    fields: tuple[str, ...]
-    host: str
+class ConsumeCode(IntEnum):
+    """How a call of a callback ended. [ConsumeReturnType]"""
 
-
-def events_of(message_id: str, reports: Iterable[tuple[str, str]]) -> list[TraceEvent]:
-    """What `reports` (body of a trace message, host it came from) say about one message, oldest first."""
-    entries = [_Entry(fields, host) for body, host in reports for fields in _split(body)]
-    ends = {(entry.fields[1], entry.fields[2]): entry.fields for entry in entries if _is(entry, "SubAfter", 5)}
-    events = []
-    for entry in entries:
-        fields = entry.fields
-        if _is(entry, "Pub", 13) and fields[5] == message_id:
-            success = fields[12] if len(fields) == 13 else fields[13]
-            events.append(
-                TraceEvent("Pub", fields[3], entry.host, _number(fields[1]), _number(fields[10]), success == "true")
-            )
-        elif _is(entry, "SubBefore", 8) and fields[5] == message_id:
-            end = ends.get((fields[4], message_id))
-            events.append(
-                TraceEvent(
-                    "Sub",
-                    fields[3],
-                    entry.host,
-                    _number(fields[1]),
-                    _number(end[3]) if end else None,
-                    end[4] == "true" if end else None,
-                    _number(fields[6]),
-                )
-            )
-    return sorted(events, key=lambda event: event.timestamp)
+    SUCCESS = 0
+    TIME_OUT = 1
+    EXCEPTION = 2
+    RETURN_NULL = 3
+    FAILED = 4
 
 
 def encode_pub(
@@ -77,36 +53,88 @@ def encode_pub(
     store_host: str,
     cost_millis: int,
     offset_message_id: str,
+    is_half: bool = False,
 ) -> str:
     """The entry of one message that was sent."""
-    fields = (
+    kind = MessageType.HALF if is_half else MessageType.DELAY if message.delay_level else MessageType.NORMAL
+    return _entry(
         "Pub",
-        str(timestamp),
+        timestamp,
         region_id,
         group,
         message.topic,
         message_id,
-        message.tags or _ABSENT,
-        message.keys or _ABSENT,
+        message.tags,
+        message.keys,
         store_host,
-        str(len(message.body)),
-        str(cost_millis),
-        str(_DELAYED if message.delay_level else _NORMAL),
+        len(message.body),
+        cost_millis,
+        int(kind),
         offset_message_id,
         "true",
     )
-    return _FIELD.join(fields) + _ENTRY
 
 
-def _split(body: str) -> Iterator[tuple[str, ...]]:
-    for text in body.split(_ENTRY):
-        if text:
-            yield tuple(text.split(_FIELD))
+def encode_sub_before(
+    *,
+    timestamp: int,
+    region_id: str | None,
+    group: str,
+    request_id: str,
+    message_id: str,
+    retry_times: int,
+    keys: str | None,
+) -> str:
+    """The entry of one message a callback is about to get. What one call gets has one `request_id`."""
+    return _entry("SubBefore", timestamp, region_id, group, request_id, message_id, retry_times, keys)
 
 
-def _is(entry: _Entry, kind: str, at_least: int) -> bool:
-    return entry.fields[0] == kind and len(entry.fields) >= at_least
+def encode_sub_after(
+    *,
+    timestamp: int,
+    group: str,
+    request_id: str,
+    message_id: str,
+    keys: str | None,
+    cost_millis: int,
+    success: bool,
+    code: ConsumeCode,
+) -> str:
+    """The entry of one message a callback has had."""
+    ended = "true" if success else "false"
+    return _entry("SubAfter", request_id, message_id, cost_millis, ended, keys, int(code), timestamp, group)
 
 
-def _number(text: str) -> int:
-    return int(text) if text.isdigit() else 0
+def encode_end_transaction(
+    *,
+    timestamp: int,
+    group: str,
+    topic: str,
+    message_id: str,
+    tags: str | None,
+    keys: str | None,
+    store_host: str,
+    transaction_id: str,
+    state: str,
+    from_check: bool,
+) -> str:
+    """The entry of a transaction that ended; `state` is COMMIT_MESSAGE, ROLLBACK_MESSAGE or UNKNOW."""
+    return _entry(
+        "EndTransaction",
+        timestamp,
+        DEFAULT_REGION,
+        group,
+        topic,
+        message_id,
+        tags,
+        keys,
+        store_host,
+        int(MessageType.COMMIT),
+        transaction_id,
+        state,
+        "true" if from_check else "false",
+    )
+
+
+def _entry(*fields: str | int | None) -> str:
+    return FIELD_SEPARATOR.join(ABSENT if field is None or field == "" else str(field) for field in fields) + ENTRY_END

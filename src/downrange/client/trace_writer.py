@@ -1,8 +1,9 @@
-"""Traces of what a producer sent, written to the trace topic in the background. Encoding: client/trace.py."""
+"""Traces of what a client did, written to the trace topic in the background. Encoding: client/trace.py."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
@@ -11,10 +12,11 @@ from typing import Final, NamedTuple
 from downrange.client.hooks import SendContext
 from downrange.client.namespace import unwrap
 from downrange.client.retry import SendKind
-from downrange.client.trace import encode_pub
+from downrange.client.trace import DEFAULT_REGION, encode_end_transaction, encode_pub
 from downrange.clock import Clock
 from downrange.model.errors import MQError
 from downrange.model.message import Message
+from downrange.model.properties import KEY_SEPARATOR
 
 log = logging.getLogger(__name__)
 
@@ -31,10 +33,10 @@ class _Report(NamedTuple):
 
 
 class TraceWriter:
-    """A send hook that reports what was sent, some at a time.
+    """Reports what a client did, some at a time; for producers it is a send hook.
 
-    Holds always: it never makes a send fail or wait. What cannot be written, or comes faster than it can be, is
-    dropped with a warning. Used on the producer's event loop.
+    Holds always: it never makes a send or a callback fail or wait. What cannot be written, or comes faster than it can
+    be, is dropped with a warning. Made on the client's event loop; `add` may be called from any thread.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class TraceWriter:
         self._clock = clock
         self._topic = topic
         self._waiting: deque[_Report] = deque()
+        self._loop = asyncio.get_running_loop()
         self._has_work = asyncio.Event()
         self._dropped = 0
         self._task = asyncio.create_task(self._run(), name="downrange trace")
@@ -64,22 +67,57 @@ class TraceWriter:
             return
         group = unwrap(context.namespace, context.producer_group)
         for message, result in zip(context.messages, context.results, strict=True):
-            if len(self._waiting) >= MAX_WAITING:
-                self._dropped += 1
-                continue
             text = encode_pub(
                 timestamp=context.started,
-                region_id=context.region_id or "DefaultRegion",
+                region_id=context.region_id or DEFAULT_REGION,
                 group=group,
                 message=message,
                 message_id=result.message_id,
                 store_host=context.broker_address,
                 cost_millis=round(context.cost_millis),
                 offset_message_id=result.offset_message_id,
+                is_half=context.is_half,
             )
-            keys = tuple(key for key in (result.message_id, *(message.keys or "").split(" ")) if key)
-            self._waiting.append(_Report(text, keys))
-        self._has_work.set()
+            self.add(text, result.message_id, message.keys)
+
+    def transaction_ended(
+        self,
+        *,
+        group: str,
+        topic: str,
+        message_id: str,
+        tags: str | None = None,
+        keys: str | None = None,
+        broker_address: str,
+        transaction_id: str,
+        state: str,
+        from_check: bool,
+    ) -> None:
+        """A broker was told how a transaction ended; `state` as RocketMQ names it: COMMIT_MESSAGE, …"""
+        text = encode_end_transaction(
+            timestamp=self._clock.now(),
+            group=group,
+            topic=topic,
+            message_id=message_id,
+            tags=tags,
+            keys=keys,
+            store_host=broker_address,
+            transaction_id=transaction_id,
+            state=state,
+            from_check=from_check,
+        )
+        self.add(text, message_id, keys)
+
+    def add(self, text: str, message_id: str, keys: str | None) -> None:
+        """Have an entry written; it will be found by the message's id and by each of its keys."""
+        if len(self._waiting) >= MAX_WAITING:
+            self._dropped += 1
+            return
+        found_by = tuple(key for key in (message_id, *(keys or "").split(KEY_SEPARATOR)) if key)
+        self._waiting.append(_Report(text, found_by))
+        if not self._has_work.is_set():
+            with contextlib.suppress(RuntimeError):  # the loop is closed: a callback outlived its consumer
+                self._loop.call_soon_threadsafe(self._has_work.set)
 
     async def flush(self) -> None:
         """Write everything that waits."""

@@ -30,14 +30,19 @@ class UniqueIds:
         self._counter = 0
         self._month_start = 0
         self._month_end = 0
+        self._millis = -1
+        self._stem = ""  # all but the counter: the same for every message of a millisecond
 
     def next(self) -> str:
         now = self._clock.now()
-        if not self._month_start <= now < self._month_end:
-            self._month_start, self._month_end = month_around(now)
+        if now != self._millis:
+            if not self._month_start <= now < self._month_end:
+                self._month_start, self._month_end = month_around(now)
+            self._millis = now
+            self._stem = f"{self._prefix}{(now - self._month_start) & _MILLIS:08X}"
         number = self._counter
         self._counter = (number + 1) & _COUNTER
-        return f"{self._prefix}{(now - self._month_start) & _MILLIS:08X}{number:04X}"
+        return f"{self._stem}{number:04X}"
 
 
 def month_around(now_millis: int) -> tuple[int, int]:

@@ -177,11 +177,13 @@ def test_a_body_goes_to_and_comes_from_a_file(willing_cluster: FakeCluster, comm
 def test_a_trace_is_shown(willing_cluster: FakeCluster, command: Command) -> None:
     willing_cluster.broker.answers[RequestCode.QUERY_MESSAGE] = genuine("trace", RequestCode.QUERY_MESSAGE)
     willing_cluster.brokers["broker-b"].answers[RequestCode.QUERY_MESSAGE] = NONE_FOUND
-    result = command("message", "trace", "7F0000011ED04E0E2F2A49FCF42F002B", "--json")
+    result = command("trace", "7F0000011ED04E0E2F2A49FCF42F002B", "--json")
     assert (result.code, result.err) == (0, "")
-    assert [(one["type"], one["group"], one["costTime"], one["status"]) for one in result.document["events"]] == [
-        ("Pub", "gspg_trace", 6, "success"),
-        ("Sub", "gscg_trace", 0, "success"),
+    assert [(one["group"], one["costMillis"], one["success"]) for one in result.document["sends"]] == [
+        ("gspg_trace", 6, True)
+    ]
+    assert [(one["group"], one["costMillis"], one["code"]) for one in result.document["deliveries"]] == [
+        ("gscg_trace", 0, "SUCCESS")
     ]
     assert "gscg_trace" in command("mqadmin", "queryMsgTraceById", "-i", "7F0000011ED04E0E2F2A49FCF42F002B").out
 

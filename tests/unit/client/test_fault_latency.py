@@ -66,7 +66,8 @@ def chosen_in_a_row(state: LatencyState, queues: tuple[MessageQueue, ...], count
     chosen = []
     index = 0
     for _ in range(count):
-        queue, index, state = LATENCY.choose(state, queues, NOW, None, index + 1)
+        choice = LATENCY.choose(state, queues, NOW, None, index + 1)
+        queue, index, state = choice.queue, choice.stands_at, choice.state
         chosen.append(queue)
     return chosen
 

@@ -9,15 +9,11 @@ from collections.abc import Iterator
 import pytest
 
 from downrange.client.compression import Compression, compress, plain_body
-from downrange.client.trace import events_of
 from downrange.client.unique_id import UniqueIds, month_around
 from downrange.clock import ManualClock
 from downrange.model.errors import MessageError
 from downrange.model.message import PhysicalOffset, QueueOffset, StoredMessage, SysFlag
 from downrange.model.message_id import HostPort
-from downrange.model.record import decode_records
-from downrange.protocol.framing import FrameDecoder
-from tests.support.golden import scenarios
 
 NOV_15 = 1794732491499  # 2026-11-15 08:48:11 UTC
 
@@ -106,37 +102,3 @@ def test_a_compressed_body_is_given_back_plain() -> None:
 def test_a_body_that_cannot_be_inflated_says_why(body: bytes, flag: int, problem: str) -> None:
     with pytest.raises(MessageError, match=problem):
         plain_body(stored(body, flag), max_bytes=5000)
-
-
-def entry(*fields: str) -> str:
-    return "\x01".join(fields) + "\x02"
-
-
-def test_a_trace_joins_the_begin_and_end_of_a_delivery() -> None:
-    pub = entry("Pub", "1000", "Region", "pg", "T", "ID", "tag", "k", "10.0.0.1:1", "5", "3", "0", "OFFSETID", "true")
-    begin = entry("SubBefore", "2000", "Region", "cg", "REQ", "ID", "1", "k")
-    end = entry("SubAfter", "REQ", "ID", "7", "false", "k", "4", "2007", "cg")
-    other = entry("SubBefore", "1500", "Region", "cg", "REQ2", "OTHER", "0", "k")
-    pending = entry("SubBefore", "3000", "Region", "cg", "REQ3", "ID", "2", "k")
-    events = events_of("ID", [(begin + other, "c1"), (end + pending + "Future\x01x\x02", "c1"), (pub, "p1")])
-    assert [(one.kind, one.client_host, one.cost_millis, one.success, one.retry_times) for one in events] == [
-        ("Pub", "p1", 3, True, None),
-        ("Sub", "c1", 7, False, 1),
-        ("Sub", "c1", None, None, 2),
-    ]
-
-
-def test_traces_of_genuine_clients_are_read() -> None:
-    """What the genuine tool printed for this message: one Pub in 6 ms, one Sub in 0 ms, both a success."""
-    reports = []
-    for row in scenarios()["498-json/trace"]:
-        (command,) = FrameDecoder().feed(row.frame)
-        if row.is_response and "QUERY_MESSAGE" in row.note and command.body_bytes:
-            reports += [
-                (message.body.decode(), message.born_host.host) for message in decode_records(command.body_bytes)
-            ]
-    events = events_of("7F0000011ED04E0E2F2A49FCF42F002B", reports)
-    assert [(one.kind, one.group, one.client_host, one.cost_millis, one.success) for one in events] == [
-        ("Pub", "gspg_trace", "10.0.0.9", 6, True),
-        ("Sub", "gscg_trace", "10.0.0.9", 0, True),
-    ]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -97,6 +99,31 @@ def test_an_error_reaches_the_caller(brokers: FakeCluster) -> None:
             producer.send(MESSAGE)
         with pytest.raises(SendFailed, match="no"):
             producer.send_async(MESSAGE).result(5)
+
+
+def test_ctrl_c_gives_up_the_send_and_leaves_the_producer_usable(brokers: FakeCluster) -> None:
+    silence = Silence()
+    with Producer("producers", brokers.namesrv) as producer:
+        for queue in producer.queues(TOPIC):  # connects to all
+            producer.send(MESSAGE, queue=queue)
+        answer_sends(brokers, silence)
+        main = threading.get_ident()
+
+        def interrupt() -> None:
+            while not silence.waiting:
+                time.sleep(0.001)
+            signal.pthread_kill(main, signal.SIGINT)
+
+        interrupting = threading.Thread(target=interrupt)
+        interrupting.start()
+        with pytest.raises(KeyboardInterrupt):
+            producer.send(MESSAGE, timeout=30)
+        interrupting.join()
+        answer_sends(brokers, stored)
+        assert producer.send(MESSAGE).status is SendStatus.SEND_OK
+        assert producer.drain(1), "what was given up is not on its way any more"
+        (unanswered,) = silence.waiting
+        unanswered.get_loop().call_soon_threadsafe(silence.end)
 
 
 def test_wrong_arguments_are_told_where_they_are_given() -> None:

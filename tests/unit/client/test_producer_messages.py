@@ -23,7 +23,7 @@ from downrange.model.hashing import java_hash
 from downrange.model.message import Message, MessageQueue, SysFlag
 from downrange.model.properties import decode_properties
 from downrange.protocol.bodies.fields import encode_fields
-from downrange.protocol.bodies.send import SendMessageRequest, decode_batch
+from downrange.protocol.bodies.send import SendMessageRequest, decode_batch, encode_entry
 from downrange.protocol.bodies.send_template import SendTemplate
 from downrange.protocol.codes import RequestCode
 from downrange.protocol.command import Command
@@ -123,13 +123,14 @@ def test_a_send_has_the_fields_of_the_genuine_client() -> None:
     assert ready.body == first.body_bytes
     assert decode_properties(ready.properties) == properties
     template = SendTemplate(
+        ready.code,
         theirs.producer_group,
         theirs.topic,
         theirs.bname or "",
         default_topic=CONFIG.create_topic_key,
         default_topic_queue_nums=CONFIG.default_topic_queue_nums,
     )
-    raw = template.fill(theirs.queue_id, ready.sys_flag, theirs.born_timestamp, ready.flag, theirs.properties)
+    raw = template.fields(theirs.queue_id, ready.sys_flag, theirs.born_timestamp, ready.flag, theirs.properties)
     ours = Command(ready.code, raw_ext=raw, body=ready.body)
     (received,) = FrameDecoder().feed(encode(ours, opaque=1))
     assert received.ext_fields == first.ext_fields
@@ -186,7 +187,8 @@ def test_a_template_fills_in_what_field_by_field_encoding_gives(
 ) -> None:
     broker = broker.encode("utf-8", "ignore").decode() or "b"
     queue_id, sys_flag, born, flag = numbers
-    template = SendTemplate(group, topic, broker, default_topic="TBW102", default_topic_queue_nums=4, batch=batch)
+    code = RequestCode.SEND_BATCH_MESSAGE if batch else RequestCode.SEND_MESSAGE_V2
+    template = SendTemplate(code, group, topic, broker, default_topic="TBW102", default_topic_queue_nums=4)
     header = SendMessageRequest(
         producer_group=group,
         topic=topic,
@@ -198,9 +200,11 @@ def test_a_template_fills_in_what_field_by_field_encoding_gives(
         batch=batch,
         bname=broker,
     )
-    command = Command(310, raw_ext=template.fill(queue_id, sys_flag, born, flag, properties))
-    (received,) = FrameDecoder().feed(encode(command))
+    command = Command(code, raw_ext=template.fields(queue_id, sys_flag, born, flag, properties), body=b"body")
+    whole = encode(command, opaque=7)
+    (received,) = FrameDecoder().feed(whole)
     assert received.ext_fields == encode_fields(header)
+    assert template.head(7, queue_id, sys_flag, born, flag, properties, len(b"body")) + b"body" == whole
 
 
 async def test_names_carry_the_namespace_on_the_wire_only(cluster: FakeCluster) -> None:
@@ -282,7 +286,7 @@ def test_a_batch_is_split_by_size_in_order(sizes: list[int], most: int) -> None:
     # No request could have taken the first message of the next one as well.
     for one, following in itertools.pairwise(requests):
         first = Outgoing(*following).messages[0]
-        assert len(one.body) + rules.BATCH_ENTRY_BYTES + len(first.body) + len(properties_text(first, "0" * 32)) > most
+        assert len(one.body) + len(encode_entry(0, first.body, properties_text(first, "0" * 32).encode())) > most
 
 
 def test_one_message_too_large_for_a_batch_is_told() -> None:

@@ -10,7 +10,8 @@ from downrange.client.config import ProducerConfig
 from downrange.client.hooks import SendContext
 from downrange.client.retry import SendKind
 from downrange.client.send_result import SendResult, SendStatus
-from downrange.client.trace import encode_pub, events_of
+from downrange.client.trace import encode_pub
+from downrange.client.trace_reader import trace_of
 from downrange.client.trace_writer import MAX_TRACE_BYTES, MAX_WAITING, TraceWriter
 from downrange.clock import ManualClock
 from downrange.model.message import Message, MessageQueue
@@ -60,8 +61,9 @@ def test_a_delayed_message_without_tag_and_key() -> None:
     fields = entry.rstrip("\x02").split("\x01")
     assert fields[6:8] == ["null", "null"]
     assert fields[9:12] == ["3", "5", "3"]
-    (event,) = events_of("ID", [(entry, "h")])
-    assert (event.group, event.success, event.cost_millis) == ("g", True, 5)
+    (sent,) = trace_of("ID", [(entry, "h")]).sends
+    assert (sent.group, sent.success, sent.cost_millis) == ("g", True, 5)
+    assert (sent.tags, sent.keys) == (None, None)
 
 
 def traces(cluster: FakeCluster) -> list[tuple[SendMessageRequest, Command]]:
@@ -86,8 +88,8 @@ async def test_sends_are_reported_in_the_background_and_can_be_read_back(cluster
     assert f"KEYS\x01{one.message_id} k1 k2 {batch[0].message_id}" in header.properties
     body = command.body_bytes.decode()
     for result in (one, *batch):
-        (event,) = events_of(result.message_id, [(body, "host")])
-        assert (event.kind, event.group, event.success) == ("Pub", "producers", True)
+        (sent,) = trace_of(result.message_id, [(body, "host")]).sends
+        assert (sent.group, sent.success) == ("producers", True)
     assert body.count("\x02") == 3
 
 

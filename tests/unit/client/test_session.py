@@ -59,7 +59,8 @@ def test_several_addresses_are_separated_by_semicolon_or_comma() -> None:
 
 
 def test_a_secret_is_not_shown() -> None:
-    assert "hidden" not in repr(ClientConfig(("a:1",), secret_key="hidden", security_token="hidden"))  # noqa: S106
+    config = ClientConfig(("a:1",), access_key="user", secret_key="hidden", security_token="hidden")  # noqa: S106
+    assert "hidden" not in repr(config)
 
 
 # --- name servers -----------------------------------------------------------------------------------------------------

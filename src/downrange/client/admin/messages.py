@@ -11,7 +11,7 @@ from downrange.client.errors import MessageNotFound, NoRoute
 from downrange.client.outcomes import Outcomes, ask_each
 from downrange.client.send_result import STATUS_OF_CODE, SendResult
 from downrange.client.session import Broker, Session, reachable, reader_of, sorted_brokers
-from downrange.client.trace import TraceEvent, events_of
+from downrange.client.trace_reader import MessageTrace, trace_of
 from downrange.client.unique_id import UniqueIds
 from downrange.model.errors import MessageError
 from downrange.model.message import Message, MessageQueue, StoredMessage
@@ -20,6 +20,7 @@ from downrange.model.properties import KEYS, RESERVED, TAGS, UNIQ_KEY, WAIT, enc
 from downrange.model.record import decode_record, decode_records
 from downrange.model.topics import (
     AUTO_CREATE_TOPIC,
+    CHECK_MAX_TIME_TOPIC,
     SEND_FORBIDDEN_TOPICS,
     TOOLS_GROUP,
     TRACE_TOPIC,
@@ -32,6 +33,7 @@ from downrange.protocol.bodies.pull import PullMessageRequest, PullSysFlag
 from downrange.protocol.bodies.query import QueryMessageRequest, ViewMessageRequest
 from downrange.protocol.bodies.routes import TopicRouteData
 from downrange.protocol.bodies.send import SendMessageRequest, SendMessageResponse
+from downrange.protocol.bodies.transactions import ResumeCheckHalfMessageRequest
 from downrange.protocol.codes import RequestCode, ResponseCode
 from downrange.protocol.command import request
 from downrange.protocol.errors import InternalError, QueryNotFound
@@ -64,22 +66,28 @@ class MessageAdmin:
     async def by_key(
         self, topic: str, key: str, *, max_messages: int = MAX_FOUND, begin: int = 0, end: int = END_OF_TIME
     ) -> Outcomes[Broker, tuple[StoredMessage, ...]]:
-        """Messages of a topic that carry `key`, stored between two times; by broker."""
+        """Messages of a topic that carry `key`, stored between two times, both included; by broker."""
+        # The index knows whole seconds, rounded down, so a message of the first second would be missed.
+        asked_from = max(0, begin - 1000)
         header = QueryMessageRequest(
-            topic=topic, key=key, max_num=max_messages, begin_timestamp=begin, end_timestamp=end
+            topic=topic, key=key, max_num=max_messages, begin_timestamp=asked_from, end_timestamp=end
         )
         found = await self._query(header)
         # The index compares hashes only: other keys may share one.
         return Outcomes(
             {
-                broker: tuple(message for message in messages if message.topic == topic and key in message.keys)
+                broker: tuple(
+                    message
+                    for message in messages
+                    if message.topic == topic and key in message.keys and begin <= message.store_timestamp <= end
+                )
                 for broker, messages in found.done.items()
             },
             found.failed,
         )
 
-    async def by_unique_key(self, topic: str, unique_key: str) -> StoredMessage:
-        """The message a producer gave this id; the oldest when a retry stored it twice."""
+    async def all_by_unique_key(self, topic: str, unique_key: str) -> Outcomes[Broker, tuple[StoredMessage, ...]]:
+        """Messages a producer gave this id, more than one when a retry stored it twice; by broker."""
         header = QueryMessageRequest(
             topic=topic,
             key=unique_key,
@@ -89,7 +97,18 @@ class MessageAdmin:
             unique_key_query=True,
         )
         found = await self._query(header)
-        same = [one for messages in found.done.values() for one in messages if one.unique_key == unique_key]
+        return Outcomes(
+            {
+                broker: tuple(message for message in messages if message.unique_key == unique_key)
+                for broker, messages in found.done.items()
+            },
+            found.failed,
+        )
+
+    async def by_unique_key(self, topic: str, unique_key: str) -> StoredMessage:
+        """The message a producer gave this id; the oldest when a retry stored it twice."""
+        found = await self.all_by_unique_key(topic, unique_key)
+        same = [one for messages in found.done.values() for one in messages]
         if same:
             return min(same, key=lambda message: message.store_timestamp)
         found.raise_if_none()
@@ -190,7 +209,17 @@ class MessageAdmin:
         reply = await self._session.invoke(str(message.store_host), command, timeout)
         return decode_body(ConsumeMessageDirectlyResult, reply.body_bytes)
 
-    async def trace(self, message_id: str, trace_topic: str = TRACE_TOPIC) -> list[TraceEvent]:
+    async def resume_check(self, message_id: str) -> StoredMessage:
+        """Let the check of a half message begin anew that was given up; the message as it was kept."""
+        try:
+            message = await self.view(message_id, CHECK_MAX_TIME_TOPIC)
+        except NoRoute:
+            raise MessageNotFound(f"no broker has given up a message yet: there is no {CHECK_MAX_TIME_TOPIC}") from None
+        header = ResumeCheckHalfMessageRequest(message.offset_message_id)
+        await self._session.invoke(str(message.store_host), request(RequestCode.RESUME_CHECK_HALF_MESSAGE, header))
+        return message
+
+    async def trace(self, message_id: str, trace_topic: str = TRACE_TOPIC) -> MessageTrace:
         """Who sent and who consumed a message, as far as its clients wrote traces."""
         found = await self.by_key(trace_topic, message_id)
         found.raise_if_none()
@@ -199,11 +228,12 @@ class MessageAdmin:
             for messages in found.done.values()
             for message in messages
         ]
-        if not reports:
+        trace = trace_of(message_id, reports)
+        if trace.is_empty:
             raise MessageNotFound(
                 f"no trace of {message_id} in the topic {trace_topic}; clients write it only if told to"
             )
-        return events_of(message_id, reports)
+        return trace
 
     async def _route_to_send(self, topic: str) -> TopicRouteData:
         try:

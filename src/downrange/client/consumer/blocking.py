@@ -15,6 +15,7 @@ from downrange.client.consumer.listener import OnBatch, OnMessage
 from downrange.client.consumer.messages import ReceivedMessage
 from downrange.client.consumer.push import AsyncPushConsumer
 from downrange.client.errors import ClientClosed
+from downrange.client.request_reply import ReplyMessage
 from downrange.model.message import MessageQueue
 from downrange.model.subscription import SUB_ALL
 
@@ -152,6 +153,10 @@ class PushConsumer:
             consumer.later(message, delay_level)
 
         self._run(call)
+
+    def reply(self, request: ReceivedMessage, body: bytes | ReplyMessage) -> bool:
+        """See `AsyncPushConsumer.reply`. For plain callbacks and loops."""
+        return self._run(lambda consumer: consumer.reply(request, body))
 
     # --- the loop behind it ---------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from typing import Final
 from downrange.client.consumer.allocation import AllocationStrategy, Averagely
 from downrange.client.consumer.offsets import LOCAL_DIRECTORY, PERSIST_SECONDS
 from downrange.client.consumer.rebalance import REBALANCE_SECONDS
+from downrange.model.topics import TRACE_TOPIC, check_topic_name
 from downrange.protocol.bodies.groups import ConsumeFromWhere, MessageModel
 from downrange.settings import ConfigError
 
@@ -66,6 +67,9 @@ class ConsumerConfig:
     close_timeout_seconds: float = 10.0
     """How long `close` waits for callbacks that are running."""
     namespace: str = ""
+    trace: bool = False
+    """Report every message consumed to the trace topic, before and after its callback."""
+    trace_topic: str = TRACE_TOPIC
     instance_name: str = "DEFAULT"
     """Part of the client id of a broadcasting consumer, by which it finds its offset file again."""
     local_offset_store_dir: Path = field(default_factory=lambda: Path.home() / LOCAL_DIRECTORY)
@@ -106,6 +110,7 @@ class ConsumerConfig:
             )
         if self.lock_renewal_seconds >= self.lock_lives_seconds:
             raise ConfigError("lock_renewal_seconds must be shorter than lock_lives_seconds")
+        check_topic_name(self.trace_topic)
 
     @property
     def is_broadcasting(self) -> bool:

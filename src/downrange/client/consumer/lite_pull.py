@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import deque
 from collections.abc import AsyncIterator, Collection, Coroutine, Iterable, Mapping
 from types import TracebackType
@@ -12,6 +13,7 @@ from typing import Any, Final, Self
 from downrange.client.config import ClientConfig
 from downrange.client.consumer import broker_requests
 from downrange.client.consumer.assigned_queue import AssignedQueue, FetchLimits
+from downrange.client.consumer.delivery_trace import DeliveryTrace
 from downrange.client.consumer.lite_pull_config import LitePullConfig
 from downrange.client.consumer.messages import ReceivedMessage
 from downrange.client.consumer.offsets import LocalOffsets, OffsetStore, RemoteOffsets, start_offset
@@ -20,6 +22,7 @@ from downrange.client.consumer.rebalance import RebalanceTimer, allotted, change
 from downrange.client.consumer.running_info import CLIENT_VERSION, stacks
 from downrange.client.errors import ClientClosed, ClientError
 from downrange.client.namespace import wrap
+from downrange.client.producer import start_trace
 from downrange.client.session import Session
 from downrange.client.unique_id import local_address
 from downrange.model.errors import MQError
@@ -111,6 +114,7 @@ class AsyncLitePullConsumer:
         self._is_member = False
         self._is_open = False
         self._yielded = 0.0
+        self._trace: DeliveryTrace | None = None
 
     def __repr__(self) -> str:
         state = "open" if self._is_open else "closed"
@@ -130,6 +134,10 @@ class AsyncLitePullConsumer:
         self._loop = asyncio.get_running_loop()
         self._is_open = True
         self.session.start()
+        if self.config.trace:
+            topic = self.config.trace_topic
+            writer = await start_trace(self.session, self.group, "CONSUME", topic)
+            self._trace = DeliveryTrace(writer, self.group, self.config.namespace, topic, math.inf, self._clock)
         if self.config.auto_commit:
             self._spawn(self._commit_regularly(), "commits")
         return self
@@ -152,6 +160,8 @@ class AsyncLitePullConsumer:
             self._settle()
         if self.config.auto_commit:
             await self._offsets.persist(confirmed=True)
+        if self._trace is not None:
+            await self._trace.writer.close()
         if self._is_member:
             broker_requests.leave(self.session, self.group)
             await self.session.heartbeats.remove_consumer(self.group)
@@ -477,6 +487,8 @@ class AsyncLitePullConsumer:
         self._unsettled.add(held)
         self._line_up(held)  # at the end: the queues take turns
         self._let_fetch()
+        if self._trace is not None:  # at once, as RocketMQ does: there is no callback whose end could be told
+            self._trace.end(self._trace.begin(messages))
         return messages
 
     def give_back(self, messages: list[ReceivedMessage]) -> None:

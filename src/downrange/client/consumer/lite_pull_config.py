@@ -8,6 +8,7 @@ from pathlib import Path
 from downrange.client.consumer.allocation import AllocationStrategy, Averagely
 from downrange.client.consumer.offsets import LOCAL_DIRECTORY, PERSIST_SECONDS
 from downrange.client.consumer.rebalance import REBALANCE_SECONDS
+from downrange.model.topics import TRACE_TOPIC, check_topic_name
 from downrange.protocol.bodies.groups import ConsumeFromWhere, MessageModel
 from downrange.settings import ConfigError
 
@@ -43,6 +44,9 @@ class LitePullConfig:
     pull_delay_when_exception_seconds: float = 1.0
     rebalance_seconds: float = REBALANCE_SECONDS
     namespace: str = ""
+    trace: bool = False
+    """Report every message handed out to the trace topic, when it is handed out."""
+    trace_topic: str = TRACE_TOPIC
     instance_name: str = "DEFAULT"
     """Part of the client id of a broadcasting consumer, by which it finds its offset file again."""
     local_offset_store_dir: Path = field(default_factory=lambda: Path.home() / LOCAL_DIRECTORY)
@@ -67,6 +71,7 @@ class LitePullConfig:
             )
         if self.poll_timeout_seconds < 0:
             raise ConfigError(f"poll_timeout_seconds is {self.poll_timeout_seconds:g}; it must not be negative")
+        check_topic_name(self.trace_topic)
 
     @property
     def is_broadcasting(self) -> bool:

@@ -14,6 +14,7 @@ from downrange.client.consumer import broker_requests
 from downrange.client.consumer.addresses import masters_of_route
 from downrange.client.consumer.concurrent import ConcurrentConsumption
 from downrange.client.consumer.config import ConsumerConfig
+from downrange.client.consumer.delivery_trace import DeliveryTrace
 from downrange.client.consumer.handover import Handover
 from downrange.client.consumer.held_queues import Consumption, HeldQueues
 from downrange.client.consumer.listener import Listener, OnBatch, OnMessage
@@ -24,13 +25,17 @@ from downrange.client.consumer.process_queue import ProcessQueue
 from downrange.client.consumer.pulling import Pulling
 from downrange.client.consumer.rebalance import RebalanceTimer
 from downrange.client.consumer.redelivery import Redelivery
-from downrange.client.consumer.retry import Later, verdict
+from downrange.client.consumer.retry import INNER_PRODUCER_GROUP, Later, verdict
 from downrange.client.consumer.running_info import process_queue_info, running_info
 from downrange.client.consumer.statistics import ConsumeStatistics
+from downrange.client.consumer.traced_listener import TracedListener
 from downrange.client.errors import ClientClosed, NoRoute
 from downrange.client.messages import InvalidGroup, InvalidTopic
 from downrange.client.namespace import wrap
+from downrange.client.producer import AsyncProducer, start_trace
+from downrange.client.request_reply import ReplyMessage, reply_to, send_reply
 from downrange.client.session import Session
+from downrange.client.trace_writer import TraceWriter
 from downrange.client.unique_id import local_address
 from downrange.model.errors import MessageError
 from downrange.model.message import MessageQueue
@@ -76,6 +81,7 @@ class AsyncPushConsumer:
             self._handover = Handover()
             on_message = self._handover.offer
         self._listener = Listener(on_message, on_batch, self.config.consume_message_batch_max_size)
+        self._trace: TraceWriter | None = None
         self._owns_session = session is None
         if session is None:
             settings = namesrv if isinstance(namesrv, ClientConfig) else ClientConfig.of(namesrv)
@@ -84,6 +90,8 @@ class AsyncPushConsumer:
             session = Session(settings, instance_name=name)
         self.session = session
         self._clock = session.clock
+        if self.config.trace:
+            self._listener = TracedListener(self._listener)
         self._subscriptions: dict[str, Subscription] = {}
         self._announced: dict[str, Subscription] = {}
         """Subscriptions brokers are being told and pulls do not name yet."""
@@ -110,6 +118,7 @@ class AsyncPushConsumer:
         self._rebalance_timer = RebalanceTimer(self._rebalance, self._clock, self.config.rebalance_seconds)
         self._first_rebalance = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._replier: AsyncProducer | None = None
         self._started_millis = 0
         self._is_started = False
         self._is_draining = False
@@ -143,6 +152,17 @@ class AsyncPushConsumer:
         self._started_millis = self._clock.now()
         try:
             self.session.start()
+            if isinstance(self._listener, TracedListener):
+                config = self.config
+                self._trace = await start_trace(self.session, self.group, "CONSUME", config.trace_topic)
+                self._listener.trace = DeliveryTrace(
+                    self._trace,
+                    self.group,
+                    config.namespace,
+                    config.trace_topic,
+                    config.consume_timeout_seconds,
+                    self._clock,
+                )
             if not self.config.is_broadcasting:
                 self._subscriptions[retry_topic(self.group)] = self._subscription(retry_topic(self.group), SUB_ALL, TAG)
             await self._look_up(list(self._subscriptions))
@@ -190,6 +210,10 @@ class AsyncPushConsumer:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._held.close()
         await self._consumption.close()
+        if self._replier is not None:
+            await self._replier.close()
+        if self._trace is not None:
+            await self._trace.close()
         broker_requests.leave(self.session, self.group)
         await self.session.heartbeats.remove_consumer(self.group)
         if self._owns_session:
@@ -317,6 +341,25 @@ class AsyncPushConsumer:
         if self._handover is None:
             raise ClientClosed(f"the consumer {self.group} has a callback: return Later(…) there")
         self._handover.later(message, Later(delay_level))
+
+    # --- replies --------------------------------------------------------------------------------------------------
+
+    async def reply(self, request: ReceivedMessage, body: bytes | ReplyMessage) -> bool:
+        """Answer a message that was sent with `request`; whether the client that asked has the answer.
+
+        False when it is gone or waits no longer: nothing a further delivery could mend. Raises NotARequest when nobody
+        asked, and SendFailed when no broker took the reply.
+        """
+        answer = body if isinstance(body, ReplyMessage) else reply_to(request, body)
+        if self._replier is None:
+            self._raise_if_not_running()
+            self._replier = AsyncProducer(INNER_PRODUCER_GROUP, session=self.session)
+            await self._replier.start()
+        return await send_reply(self._replier, answer, request.broker_name)
+
+    def _raise_if_not_running(self) -> None:
+        if not self._is_started or self._is_closed:
+            raise ClientClosed(f"the consumer {self.group} is not started, or closed")
 
     # --- sharing queues -------------------------------------------------------------------------------------------
 

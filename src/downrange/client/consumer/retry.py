@@ -18,7 +18,6 @@ from downrange.protocol.command import Command, request
 INNER_PRODUCER_GROUP: Final = "CLIENT_INNER_PRODUCER"
 FIRST_RETRY_LEVEL: Final = 3
 DEAD_LETTER: Final = -1
-MAX_DELAY_LEVEL: Final = 18
 SEND_BACK_TIMEOUT_SECONDS: Final = 5.0
 _COMPRESSION_BITS: Final = int(SysFlag.COMPRESSED) | COMPRESSION_TYPE_MASK
 
@@ -31,16 +30,17 @@ class BadAnswer(MQError):
 class Later:
     """What a callback returns for a message it could not handle now: it is delivered again.
 
-    `delay_level` 1 to 18 means after 1 s … 2 h; 0 lets the broker choose, a longer pause each time; -1 makes it a dead
-    letter at once. `suspend_seconds` is for orderly consumers: how long the queue rests.
+    `delay_level` 1 to 18 means after 1 s … 2 h, or what the broker's messageDelayLevel says; more than it has means its
+    last. 0 lets the broker choose, a longer pause each time; -1 makes it a dead letter at once. `suspend_seconds` is
+    for orderly consumers: how long the queue rests.
     """
 
     delay_level: int = 0
     suspend_seconds: float | None = None
 
     def __post_init__(self) -> None:
-        if not DEAD_LETTER <= self.delay_level <= MAX_DELAY_LEVEL:
-            raise BadAnswer(f"delay_level is {self.delay_level}; it must be from -1 to {MAX_DELAY_LEVEL}")
+        if self.delay_level < DEAD_LETTER:
+            raise BadAnswer(f"delay_level is {self.delay_level}; it must be -1, 0 or a level of the broker")
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any, Final
 
-from downrange.client.fault.attempt import Attempt
+from downrange.client.fault.attempt import Attempt, Outcome
 from downrange.client.fault.strategy import FaultStrategy
 from downrange.model.errors import MQError
 from downrange.model.message import MessageQueue
@@ -57,9 +57,15 @@ class QueueChooser:
             index = self._random.getrandbits(31)
         index = (index + 1) & INDEX_MASK
         with self._lock:
-            queue, index, self._state = self.strategy.choose(self._state, queues, now_millis, last_broker, index)
-        indexes[topic] = index & INDEX_MASK
-        return queue
+            choice = self.strategy.choose(self._state, queues, now_millis, last_broker, index)
+            self._state = choice.state
+        indexes[topic] = choice.stands_at & INDEX_MASK
+        return choice.queue
+
+    def attempt_ended(self, now_millis: float, broker: str, latency_millis: float, outcome: Outcome) -> None:
+        """`learn` for the way of every send: free of charge when there is nothing to learn."""
+        if self._state is not None:
+            self.learn(now_millis, Attempt(broker, latency_millis, outcome))
 
     def learn(self, now_millis: float, attempt: Attempt) -> None:
         with self._lock:

@@ -8,7 +8,9 @@ Times are milliseconds of any clock that does not go back.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, Generic, NamedTuple, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
+
+import msgspec
 
 from downrange.client.fault.attempt import Attempt
 from downrange.model.message import MessageQueue
@@ -19,7 +21,7 @@ PROBE_TIMEOUT_MILLIS: Final = 1000.0
 S = TypeVar("S")
 
 
-class Choice(NamedTuple, Generic[S]):
+class Choice(msgspec.Struct, Generic[S], frozen=True):
     """The queue to send to, the round-robin index it was found at, and the state after choosing."""
 
     queue: MessageQueue
@@ -33,7 +35,8 @@ class FaultStrategy(Protocol[S]):
     @property
     def name(self) -> str: ...
 
-    def initial(self) -> S: ...
+    def initial(self) -> S:
+        """The state to begin with. A strategy that never learns has None."""
 
     def choose(
         self, state: S, queues: Sequence[MessageQueue], now_millis: float, last_broker: str | None, index: int

@@ -1,0 +1,176 @@
+"""One attempt to send: the request out, the reply in, the hooks around it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+from downrange.client.config import ProducerConfig
+from downrange.client.hooks import SendContext, SendHook
+from downrange.client.messages import Outgoing
+from downrange.client.retry import SendKind
+from downrange.client.send_result import STATUS_OF_CODE, SendResult
+from downrange.client.session import Session, accepted
+from downrange.model.errors import MQError
+from downrange.model.message import MessageQueue, SysFlag
+from downrange.protocol.bodies.send import SendMessageResponse
+from downrange.protocol.bodies.send_template import SendTemplate
+from downrange.protocol.command import ONEWAY_FLAG, Command
+from downrange.transport.outstanding import Waiter
+
+log = logging.getLogger(__name__)
+
+_REMEMBERED: Final = 10_000  # topics and brokers
+
+
+class Exchange:
+    """Makes requests of messages and replies of requests, for one producer. Used on its session's loop."""
+
+    def __init__(
+        self,
+        group: str,
+        session: Session,
+        config: ProducerConfig,
+        hooks: Sequence[SendHook],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        """`hooks` may grow until the first attempt."""
+        self._loop = loop
+        self._group = group
+        self._session = session
+        self._clock = session.clock
+        self._config = config
+        self._hooks = hooks
+        self._templates: dict[tuple[str, str, int], SendTemplate] = {}
+
+    def reply(
+        self, ready: Outgoing, kind: SendKind, queue: MessageQueue, address: str, seconds: float
+    ) -> Awaitable[Command | None]:
+        """The broker's reply to come, of any code; None for a one-way send."""
+        if self._hooks:
+            return self._reply_with_hooks(ready, kind, queue, address, seconds)
+        return self._reply(ready, kind, queue, address, seconds)
+
+    def ask_now(self, ready: Outgoing, queue: MessageQueue, address: str, waiter: Waiter, seconds: float) -> bool:
+        """Send and let `waiter` have the reply; False, and nothing sent, if that takes waiting or there are hooks."""
+        return not self._hooks and self._ask_now(ready, queue, address, waiter, seconds)
+
+    def forget_given_up(self, address: str) -> None:
+        """An attempt was cancelled: make room for others."""
+        connection = self._session.connection(address)
+        if connection is not None:
+            connection.forget_given_up()
+
+    def _reply(
+        self, ready: Outgoing, kind: SendKind, queue: MessageQueue, address: str, seconds: float
+    ) -> Awaitable[Command | None]:
+        if kind is SendKind.ONEWAY:
+            return self._session.oneway(address, self._command(ready, queue, ONEWAY_FLAG))
+        reply: asyncio.Future[Command] = self._loop.create_future()
+        if self._ask_now(ready, queue, address, reply, seconds):  # nearly always, and cheaper than a coroutine
+            return reply
+        return self._session.invoke(address, self._command(ready, queue), seconds, STATUS_OF_CODE)
+
+    def _ask_now(self, ready: Outgoing, queue: MessageQueue, address: str, waiter: Waiter, seconds: float) -> bool:
+        """Send the request if that takes no waiting; `waiter` gets the reply. A signature needs a whole command."""
+        connection = self._session.connection_with_room(address)
+        if connection is None or self._session.is_signing:
+            return False
+        opaque = connection.next_opaque()
+        head = self._template(ready, queue).head(
+            opaque,
+            queue.queue_id,
+            ready.sys_flag,
+            self._clock.now(),
+            ready.flag,
+            ready.properties,
+            len(ready.body),
+        )
+        connection.ask_encoded(opaque, [head, ready.body], waiter, ready.code, seconds)
+        return True
+
+    def _command(self, ready: Outgoing, queue: MessageQueue, flag: int = 0) -> Command:
+        fields = self._template(ready, queue).fields(
+            queue.queue_id, ready.sys_flag, self._clock.now(), ready.flag, ready.properties
+        )
+        return Command(ready.code, 0, flag, fields, ready.body)
+
+    def _template(self, ready: Outgoing, queue: MessageQueue) -> SendTemplate:
+        key = (ready.topic, queue.broker_name, ready.code)
+        template = self._templates.get(key)
+        if template is None:
+            template = SendTemplate(
+                ready.code,
+                self._group,
+                ready.topic,
+                queue.broker_name,
+                default_topic=self._config.create_topic_key,
+                default_topic_queue_nums=self._config.default_topic_queue_nums,
+            )
+            if len(self._templates) >= _REMEMBERED:
+                self._templates.clear()
+            self._templates[key] = template
+        return template
+
+    async def _reply_with_hooks(
+        self, ready: Outgoing, kind: SendKind, queue: MessageQueue, address: str, seconds: float
+    ) -> Command | None:
+        context = SendContext(
+            producer_group=self._group,
+            namespace=self._config.namespace,
+            kind=kind,
+            messages=ready.messages,
+            message_ids=ready.message_ids,
+            queue=queue,
+            broker_address=address,
+            started=self._clock.now(),
+            is_half=bool(ready.sys_flag & SysFlag.TRANSACTION_PREPARED),
+        )
+        for hook in self._hooks:
+            _run_hook(hook.before_send, context)
+        begun = self._clock.monotonic()
+        try:
+            reply = await self._reply(ready, kind, queue, address, seconds)
+            if reply is not None:
+                context.results, stored = results_of(reply, ready, queue)
+                context.region_id = stored.msg_region
+                context.trace_on = stored.trace_on is not False
+            return reply
+        except MQError as error:
+            context.error = error
+            raise
+        finally:
+            context.cost_millis = (self._clock.monotonic() - begun) * 1000
+            for hook in self._hooks:
+                _run_hook(hook.after_send, context)
+
+
+def results_of(
+    reply: Command, ready: Outgoing, queue: MessageQueue
+) -> tuple[Sequence[SendResult], SendMessageResponse]:
+    """One result for each message: those of a batch lie one after the other. Raises the BrokerError of a reply."""
+    stored = accepted(reply, STATUS_OF_CODE).header(SendMessageResponse)
+    status = STATUS_OF_CODE[reply.code]
+    topic = ready.messages[0].topic
+    if stored.queue_id != queue.queue_id or topic != queue.topic:
+        queue = MessageQueue(topic, queue.broker_name, stored.queue_id)
+    ids = ready.message_ids
+    if len(ids) == 1:
+        return (SendResult(status, ids[0], stored.msg_id, queue, stored.queue_offset),), stored
+    offset_ids = stored.msg_id.split(",")
+    if len(offset_ids) != len(ids):  # 5.x may keep a batch as one record
+        offset_ids = [stored.msg_id] * len(ids)
+    return [
+        SendResult(status, message_id, offset_id, queue, stored.queue_offset + number)
+        for number, (message_id, offset_id) in enumerate(zip(ids, offset_ids, strict=True))
+    ], stored
+
+
+def _run_hook(hook: Callable[[SendContext], None], context: SendContext) -> None:
+    try:
+        hook(context)
+    except Exception:
+        # The hook is the user's code; a send must not depend on it.
+        log.exception("send hook failed hook=%r", hook)
