@@ -1,7 +1,7 @@
 """`make demo`: a cluster of real processes, a producer that loses a broker on the way, and nothing lost.
 
-One name server and two brokers start; two thousand messages are sent while one broker is killed; it comes back, and
-every acknowledged message is found again.
+One name server and two brokers start; two thousand messages are sent while one broker is killed; it comes back. A
+consumer group gets every acknowledged message, and the pipelines archive them as Parquet, ask SQL and draw pictures.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,15 +18,25 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from downrange import AsyncProducer, Message, ProducerConfig
+from downrange import (
+    AsyncProducer,
+    AsyncPushConsumer,
+    ConsumeFromWhere,
+    ConsumerConfig,
+    Message,
+    ProducerConfig,
+    ReceivedMessage,
+)
+from downrange.cli.spark_session import spark_session
 from downrange.client.admin import Admin
 from downrange.client.config import ClientConfig
 from downrange.model.errors import MQError
-from downrange.model.topics import TopicConfig
+from downrange.model.topics import TRACE_TOPIC, TopicConfig
 from downrange.transport.loop import run
 
 MESSAGES = 2000
 CALLERS = 16
+PICTURES = Path(__file__).parent.parent / "build" / "demo"
 
 
 class Server(NamedTuple):
@@ -79,9 +90,10 @@ async def send_while_a_broker_dies(namesrv: str, victim: Server) -> set[str]:
                 continue
             slowest = max(slowest, time.perf_counter() - began)
             acknowledged.add(result.message_id)
+            await asyncio.sleep(0.03)  # some 500 messages a second: slow enough to be seen in a picture
             by_broker[result.queue.broker_name] = by_broker.get(result.queue.broker_name, 0) + 1
 
-    config = ProducerConfig(fault_strategy="adaptive", attempt_timeout_seconds=0.5)
+    config = ProducerConfig(fault_strategy="adaptive", attempt_timeout_seconds=0.5, trace=True)
     async with AsyncProducer("demo", namesrv, config) as producer:
         began = time.perf_counter()
         await asyncio.gather(*(call(producer) for _ in range(CALLERS)))
@@ -97,7 +109,62 @@ async def count_messages(admin: Admin) -> int:
     return sum(queue.max_offset for stats in outcomes.done.values() for queue in stats.offset_table.values())
 
 
-async def show(directory: Path, namesrv: str, brokers: dict[str, Server]) -> None:
+async def consume(namesrv: str, acknowledged: set[str]) -> None:
+    """A group of two consumers shares the queues; together they get everything."""
+    received: set[str] = set()
+    everything = asyncio.Event()
+
+    async def keep(message: ReceivedMessage) -> None:
+        received.add(message.message_id)
+        if acknowledged <= received:
+            everything.set()
+
+    config = ConsumerConfig(consume_from_where=ConsumeFromWhere.FIRST_OFFSET)
+    began = time.perf_counter()
+    async with (
+        AsyncPushConsumer("billing", namesrv, config, on_message=keep) as one,
+        AsyncPushConsumer("billing", namesrv, config, on_message=keep) as other,
+    ):
+        await asyncio.gather(one.subscribe("orders"), other.subscribe("orders"))
+        async with asyncio.timeout(40):
+            await everything.wait()
+    seconds = time.perf_counter() - began
+    print(f"7. consumer group billing got all {len(acknowledged)} acknowledged messages in {seconds * 1000:.0f} ms")
+
+
+def run_pipelines(directory: Path, namesrv: str, acknowledged: set[str]) -> None:
+    """Archive the topic and the traces of its sends, look into the lake, and draw what is in it."""
+    from downrange.spark.lake.lake import Lake
+    from downrange.spark.pipelines.archive import archive
+    from downrange.spark.pipelines.sql import View, ViewKind, sql
+    from downrange.spark.pipelines.stats import lake_inputs, stats
+
+    lake = directory / "lake"
+    began = time.perf_counter()
+    with spark_session(None) as spark:
+        started = time.perf_counter()
+        done = archive(spark, lake, {"namesrv": namesrv, "subscribe": f"orders,{TRACE_TOPIC}"})
+        print(f"8. archived {done.messages} messages into {done.files} Parquet files in {done.batches} batches,")
+        print(f"   {time.perf_counter() - started:.1f} s after Spark's start of {started - began:.1f} s")
+        found = sql(
+            spark,
+            "SELECT broker, count(*) AS messages, count(DISTINCT unique_key) AS different FROM lake"
+            " WHERE topic = 'orders' GROUP BY broker ORDER BY broker",
+            [View("lake", ViewKind.LAKE, str(lake))],
+        ).collect()
+        for row in found:
+            print(f"9. SQL over the lake: {row.messages} messages of {row.broker}, {row.different} different")
+        keys = Lake.open(lake).dataset(["orders"]).to_table(["unique_key"])["unique_key"].to_pylist()
+        if not acknowledged <= set(keys):
+            sys.exit("demo: acknowledged messages are missing in the lake")
+        shutil.rmtree(PICTURES, ignore_errors=True)
+        report = stats(spark, *lake_inputs(spark, Lake.open(lake), (), traces=True), PICTURES, window="1 second")
+        pictures = sum(path.suffix == ".png" for path in report.written)
+        print(f"10. counted {report.messages} messages and {report.sends} traced sends by the second;")
+        print(f"   {pictures} pictures in {PICTURES}")
+
+
+async def show(directory: Path, namesrv: str, brokers: dict[str, Server]) -> set[str]:
     async with Admin(ClientConfig.of(namesrv)) as admin:
         await admin.topics.create(TopicConfig("orders", 4, 4), cluster="DefaultCluster")
         print("2. topic orders created on both brokers, 4 queues each")
@@ -116,6 +183,8 @@ async def show(directory: Path, namesrv: str, brokers: dict[str, Server]) -> Non
         by_broker = await admin.messages.by_key("orders", "order-7")
         found = next(message for messages in by_broker.done.values() for message in messages)
         print(f"6. found by its key: {found.keys[0]}, body {found.body.decode()!r}, id {found.message_id}")
+    await consume(namesrv, acknowledged)
+    return acknowledged
 
 
 def main() -> None:
@@ -131,19 +200,21 @@ def main() -> None:
                 f"1. name server on {namesrv.address}, brokers on "
                 f"{' and '.join(server.address for server in servers.values())}"
             )
-            run(show(directory, namesrv.address, servers))
+            acknowledged = run(show(directory, namesrv.address, servers))
+            run_pipelines(directory, namesrv.address, acknowledged)
         finally:
             for server in [*servers.values(), namesrv]:
                 if server.process.poll() is None:
                     os.kill(server.process.pid, signal.SIGTERM)
             codes = [server.process.wait(20) for server in [*servers.values(), namesrv]]
-        print(f"7. all stopped, exit codes {codes}")
+        print(f"11. all stopped, exit codes {codes}")
         for name in servers:
             command = [sys.executable, "-m", "downrange.cli.main", "store", "check", str(directory / name)]
             checked = subprocess.run(command, capture_output=True, text=True, timeout=60)
-            print(f"8. store of {name}: {checked.stdout.strip().splitlines()[-1]}")
+            print(f"12. store of {name}: {checked.stdout.strip().splitlines()[-1]}")
             codes.append(checked.returncode)
-    print(f"done in {time.perf_counter() - began:.0f} s")
+    print(f"done in {time.perf_counter() - began:.0f} s: a broker was killed on the way, and all {len(acknowledged)}")
+    print("messages that were acknowledged were consumed and archived")
     sys.exit(any(codes))
 
 

@@ -25,6 +25,7 @@ from downrange.cli import (
     mqadmin,
     namesrv,
     namesrv_admin,
+    pipeline,
     produce,
     simulate,
     store,
@@ -80,6 +81,7 @@ app.add_typer(dlq.app, name="dlq")
 app.add_typer(config.app, name="config")
 app.add_typer(namesrv_admin.app, name="namesrv-admin")
 app.add_typer(store.app, name="store")
+app.add_typer(pipeline.app, name="pipeline")
 app.command(
     "mqadmin",
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},

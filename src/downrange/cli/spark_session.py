@@ -1,0 +1,117 @@
+"""Spark under a command: started without its talk, ended in order, its errors told in one line."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from downrange.cli.options import UsageError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from downrange.spark.pipelines.archive import ArchiveProgress
+
+
+@contextmanager
+def asked_rightly() -> Iterator[None]:
+    """Wrong input ends with exit code 2, and so does an installation without Spark."""
+    try:
+        import pyarrow  # noqa: F401
+        import pyspark  # noqa: F401
+    except ImportError as error:
+        raise UsageError(
+            f"pipelines run on Spark, and {error.name} is not installed: pip install 'downrange[spark]'"
+        ) from None
+    from downrange.model.errors import MessageError
+    from downrange.spark.errors import OptionError
+    from downrange.spark.lake.layout import LakeError
+    from downrange.spark.pipelines.errors import PipelineError
+
+    try:
+        yield
+    except (PipelineError, OptionError, LakeError, MessageError) as error:
+        raise UsageError(str(error)) from None
+
+
+@contextmanager
+def spark_session(master: str | None) -> Iterator[SparkSession]:
+    """A Spark session that keeps its own talk off the terminal."""
+    if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
+        raise UsageError("Spark needs Java 17 or newer: install it, or set JAVA_HOME")
+    import downrange.spark
+
+    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+        logging.getLogger(name).setLevel(logging.CRITICAL + 1)  # pages for what our one line says
+    with _quiet_start():
+        spark = downrange.spark.session("downrange pipeline", master=master, log_level="OFF")
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+@contextmanager
+def _quiet_start() -> Iterator[None]:
+    """Spark's JVM greets on standard error before anybody can tell it not to; it keeps what it is started with."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    silence = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(silence, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(silence)
+
+
+@contextmanager
+def stopped_by_signal() -> Iterator[threading.Event]:
+    """Set by the first Ctrl-C or SIGTERM; a second one ends the process at once."""
+    # No exception: it would come in the middle of what is said to the JVM.
+    asked = threading.Event()
+
+    def ask(*_: object) -> None:
+        if asked.is_set():
+            os._exit(130)
+        asked.set()
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def shown_progress(began: float) -> Iterator[Callable[[ArchiveProgress], None]]:
+    """How far the archive is: a line that is rewritten on a terminal, else a line for each new count."""
+    is_terminal = sys.stderr.isatty()
+    last = 0
+
+    def show(progress: ArchiveProgress) -> None:
+        nonlocal last
+        if progress.messages == last and not is_terminal:
+            return
+        last = progress.messages
+        behind = "" if progress.behind is None else f", {progress.behind:,} to go"
+        rate = progress.messages / max(time.monotonic() - began, 1e-9)
+        text = f"archived {progress.messages:,} messages in {progress.files:,} files, {rate:,.0f}/s{behind}"
+        sys.stderr.write(f"\r\x1b[K{text}" if is_terminal else f"{text}\n")
+        sys.stderr.flush()
+
+    try:
+        yield show
+    finally:
+        if is_terminal:
+            sys.stderr.write("\r\x1b[K")

@@ -1,0 +1,10 @@
+"""Topics as Spark DataFrames: the data source `rocketmq`, its sink, pipelines. The only package that imports pyspark.
+
+import downrange.spark
+spark = downrange.spark.session()
+orders = spark.read.format("rocketmq").option("namesrv", "127.0.0.1:9876").option("subscribe", "orders").load()
+"""
+
+from downrange.spark.session import register, session
+
+__all__ = ["register", "session"]

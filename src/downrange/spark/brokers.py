@@ -1,0 +1,173 @@
+"""Asking whichever process of a broker answers: its master, else its slaves, again and again for a while."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Final
+
+from downrange.client.admin.cluster import properties_table
+from downrange.client.errors import BrokerNotFound, ClientError
+from downrange.client.session import Session
+from downrange.model.errors import MQError
+from downrange.model.message import MessageQueue
+from downrange.model.subscription import SUB_ALL, Subscription
+from downrange.protocol.bodies.pull import PullMessageRequest, PullMessageResponse, PullSysFlag
+from downrange.protocol.bodies.routes import MASTER_ID, TopicRouteData
+from downrange.protocol.codes import RequestCode, ResponseCode
+from downrange.protocol.command import Command, request
+from downrange.protocol.errors import BrokerError, FlowControl, InternalError, ServiceNotAvailable
+from downrange.transport.errors import TransportError
+
+log = logging.getLogger(__name__)
+
+_PAUSE_SECONDS: Final = 0.1
+_MOST_PAUSE_SECONDS: Final = 2.0
+_PULL_SECONDS: Final = 15.0
+_BULK_KEY: Final = "maxTransferBytesOnBulkPull"
+_ANSWERS: Final = frozenset(
+    {
+        int(ResponseCode.SUCCESS),
+        int(ResponseCode.PULL_NOT_FOUND),
+        int(ResponseCode.PULL_RETRY_IMMEDIATELY),
+        int(ResponseCode.PULL_OFFSET_MOVED),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """The answer to one pull: records as they lie in the log, and where to go on."""
+
+    code: int
+    body: bytes
+    next_offset: int
+    min_offset: int
+    max_offset: int
+    offset_delta: int
+
+
+class BrokerAway(ClientError):
+    """No process of a broker answered for as long as we were willing to ask."""
+
+    retriable = True
+
+
+class Brokers:
+    """The brokers behind the queues of a read. Remembers which process of each answered; used on one event loop."""
+
+    def __init__(self, session: Session, *, group: str, retry_seconds: float = 0.0) -> None:
+        self.session = session
+        self._group = group
+        self._retry_seconds = retry_seconds
+        self._answering: dict[str, int] = {}
+
+    async def ask(self, queue: MessageQueue, command: Command, accept: Collection[int] | None = None) -> Command:
+        """The reply of the broker of `queue`. An answer of the broker, good or bad, ends the search for one."""
+        begun = self.session.clock.monotonic()
+        pause = _PAUSE_SECONDS
+        while True:
+            try:
+                return await self._ask_each(queue, command, accept)
+            except MQError as error:
+                waited = self.session.clock.monotonic() - begun
+                if not _may_pass(error):
+                    raise
+                if waited + pause > self._retry_seconds:
+                    raise BrokerAway(
+                        f"broker {queue.broker_name} of topic {queue.topic} does not answer"
+                        + (f" for {waited:.0f} s" if waited >= 1 else "")
+                        + f": {error}"
+                    ) from None
+                log.warning("broker does not answer broker=%s reason=%s", queue.broker_name, error)
+            await self.session.clock.sleep(pause)
+            pause = min(2 * pause, _MOST_PAUSE_SECONDS)
+            await self._look_up(queue.topic)
+
+    async def _ask_each(self, queue: MessageQueue, command: Command, accept: Collection[int] | None) -> Command:
+        """Ask the process that answered last, then the others of the same broker, the master first."""
+        problem: MQError | None = None
+        for broker_id, address in self._processes(await self._route(queue.topic), queue.broker_name):
+            try:
+                if accept is None:
+                    reply = await self.session.invoke(address, command)
+                else:
+                    reply = await self.session.invoke(address, command, _PULL_SECONDS, accept)
+            except (TransportError, ServiceNotAvailable) as error:
+                problem = error
+                self._answering.pop(queue.broker_name, None)
+                continue
+            self._answering[queue.broker_name] = broker_id
+            return reply
+        raise problem or BrokerNotFound(f"the route of {queue.topic} names no broker {queue.broker_name} at the moment")
+
+    async def _route(self, topic: str) -> TopicRouteData:
+        known = self.session.known_route(topic)
+        return known if known is not None else await self.session.follow(topic)
+
+    async def _look_up(self, topic: str) -> None:
+        try:
+            await self.session.follow(topic)
+        except MQError as error:  # the last route seen is better than none
+            log.warning("route not refreshed topic=%s reason=%s", topic, error)
+
+    def _processes(self, route: TopicRouteData, broker_name: str) -> list[tuple[int, str]]:
+        first = self._answering.get(broker_name, MASTER_ID)
+        return sorted(
+            (
+                (broker_id, address)
+                for data in route.broker_datas
+                if data.broker_name == broker_name
+                for broker_id, address in data.broker_addrs.items()
+            ),
+            key=lambda process: (process[0] != first, process[0]),
+        )
+
+    async def takes_bulk_pulls(self, queue: MessageQueue) -> bool:
+        """Does the broker of `queue` say that it is ours and gives as many messages as it is asked for?"""
+        reply = await self.ask(queue, request(RequestCode.GET_BROKER_CONFIG))
+        return properties_table(reply.body_bytes).get(_BULK_KEY, "0") != "0"
+
+    async def pull(
+        self,
+        queue: MessageQueue,
+        offset: int,
+        max_messages: int,
+        subscription: Subscription | None = None,
+        *,
+        is_bulk: bool = False,
+    ) -> Pulled:
+        """Messages from `offset` on, without waiting for any. `is_bulk` only where the broker takes bulk pulls."""
+        header = PullMessageRequest(
+            consumer_group=self._group,
+            topic=queue.topic,
+            queue_id=queue.queue_id,
+            queue_offset=offset,
+            max_msg_nums=max_messages,
+            sys_flag=int(PullSysFlag.SUBSCRIPTION),
+            commit_offset=0,
+            suspend_timeout_millis=0,
+            subscription=SUB_ALL if subscription is None else subscription.expression,
+            sub_version=0,
+            expression_type=None if subscription is None else subscription.expression_type,
+            bname=queue.broker_name,
+            bulk=is_bulk or None,
+        )
+        reply = await self.ask(queue, request(RequestCode.PULL_MESSAGE, header), _ANSWERS)
+        answer = reply.header(PullMessageResponse)
+        return Pulled(
+            reply.code,
+            reply.body_bytes if reply.code == ResponseCode.SUCCESS else b"",
+            answer.next_begin_offset,
+            answer.min_offset,
+            answer.max_offset,
+            answer.offset_delta or 0,
+        )
+
+
+def _may_pass(error: MQError) -> bool:
+    """Is it worth asking again? A broker that says no will say no again."""
+    if isinstance(error, BrokerError):
+        return isinstance(error, FlowControl | ServiceNotAvailable | InternalError)
+    return error.retriable or isinstance(error, TransportError)

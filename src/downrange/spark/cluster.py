@@ -1,0 +1,217 @@
+"""A cluster as the driver sees it: its queues, how far they reach, and what groups have committed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Collection, Coroutine, Mapping
+from typing import Any, TypeVar
+
+from downrange.client.consumer.rebalance import readable_queues
+from downrange.client.errors import NoRoute
+from downrange.model.errors import MQError
+from downrange.model.message import MessageQueue
+from downrange.model.record import decode_record
+from downrange.model.subscription import SQL92, Subscription, subscribe
+from downrange.model.topics import is_system_topic
+from downrange.protocol.bodies.body import decode_body, encode_body
+from downrange.protocol.bodies.groups import CheckClientBody
+from downrange.protocol.bodies.offsets import (
+    GetMaxOffsetRequest,
+    OffsetResponse,
+    QueryConsumerOffsetRequest,
+    QueueRequest,
+    UpdateConsumerOffsetRequest,
+)
+from downrange.protocol.bodies.routes import TopicList
+from downrange.protocol.codes import RequestCode, ResponseCode
+from downrange.protocol.command import Command, request
+from downrange.protocol.errors import BrokerError, QueryNotFound
+from downrange.spark.brokers import BrokerAway, Brokers
+from downrange.spark.errors import OptionError
+from downrange.spark.offsets import Offsets
+from downrange.spark.options import SourceOptions
+from downrange.spark.planner import Reach
+from downrange.spark.worker_loop import WorkerLoop
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Cluster:
+    """Answers a planner's questions by asking name servers and brokers; blocks until they answer.
+
+    Topics, queues and brokers are looked up anew at every `queues()`, so that those that appear are seen.
+    """
+
+    def __init__(self, options: SourceOptions, loop: WorkerLoop) -> None:
+        self._options = options
+        self._loop = loop
+        self._session = loop.session(options.client_config())
+        self._brokers = Brokers(self._session, group=options.group)
+        self._pattern = re.compile(options.subscribe_pattern) if options.subscribe_pattern is not None else None
+        self._seen: dict[str, tuple[MessageQueue, ...]] = {}
+        self._takes_bulk_pulls: dict[str, bool] = {}
+
+    def queues(self) -> list[MessageQueue]:
+        self._loop.catch_up()
+        return self._loop.run(self._queues())
+
+    async def _queues(self) -> list[MessageQueue]:
+        wanted = self._options.assigned
+        topics = await self._topics()
+        found = await _for_each(topics, self._queues_of)
+        return [
+            queue
+            for topic in topics
+            for queue in found[topic]
+            if not wanted or queue.queue_id in wanted.get(topic, {}).get(queue.broker_name, ())
+        ]
+
+    async def _topics(self) -> list[str]:
+        if self._pattern is None:
+            return list(self._options.topics or self._options.assigned)
+        reply = await self._session.ask_namesrv(request(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER))
+        pattern = self._pattern
+        return sorted(
+            topic
+            for topic in decode_body(TopicList, reply.body_bytes).topic_list
+            if pattern.fullmatch(topic)
+            and not is_system_topic(topic)
+            # `.*` means everybody's topics, not every group's retries.
+            and (not topic.startswith("%") or "%" in pattern.pattern)
+        )
+
+    async def _queues_of(self, topic: str) -> tuple[MessageQueue, ...]:
+        try:
+            self._seen[topic] = readable_queues(topic, await self._session.follow(topic))
+        except NoRoute:
+            return ()
+        except MQError as error:
+            if topic not in self._seen:
+                raise
+            log.warning("route not refreshed topic=%s reason=%s", topic, error)
+        return self._seen[topic]
+
+    def reach(self, queues: Collection[MessageQueue], *, must_answer: bool) -> dict[MessageQueue, Reach]:
+        async def ask(queue: MessageQueue) -> Reach | None:
+            _, broker_name, queue_id = queue
+            low = QueueRequest(topic=queue.topic, queue_id=queue_id, bname=broker_name)
+            high = GetMaxOffsetRequest(topic=queue.topic, queue_id=queue_id, bname=broker_name)
+            try:
+                minimum, maximum = await asyncio.gather(
+                    self._offset(queue, request(RequestCode.GET_MIN_OFFSET, low)),
+                    self._offset(queue, request(RequestCode.GET_MAX_OFFSET, high)),
+                )
+            except BrokerAway as error:
+                if must_answer:
+                    raise
+                log.warning("queue is not read for now queue=%s reason=%s", queue, error)
+                return None
+            # A genuine broker answers -1 or a minimum beyond the end for a queue that never held a message.
+            return Reach(max(0, min(minimum, maximum)), max(0, maximum))
+
+        found = self._loop.run(_for_each(queues, ask))
+        return {queue: there for queue, there in found.items() if there is not None}
+
+    async def _offset(self, queue: MessageQueue, command: Command) -> int:
+        return (await self._brokers.ask(queue, command)).header(OffsetResponse).offset
+
+    def at_time(self, times: Mapping[MessageQueue, int], reach: Mapping[MessageQueue, Reach]) -> Offsets:
+        """Found by halving: what brokers answer themselves is the nearest message, before or after that time."""
+
+        async def find(queue: MessageQueue) -> int:
+            low, high = reach[queue].minimum, reach[queue].maximum
+            while low < high:
+                middle = (low + high) // 2
+                stored = await self._store_time(queue, middle)
+                if stored is not None and stored < times[queue]:
+                    low = middle + 1
+                else:
+                    high = middle
+            return low
+
+        return self._loop.run(_for_each(times, find))
+
+    async def _store_time(self, queue: MessageQueue, offset: int) -> int | None:
+        pulled = await self._brokers.pull(queue, offset, 1)
+        return decode_record(pulled.body).store_timestamp if pulled.code == ResponseCode.SUCCESS else None
+
+    def committed(self, queues: Collection[MessageQueue]) -> Offsets:
+        async def ask(queue: MessageQueue) -> int | None:
+            header = QueryConsumerOffsetRequest(
+                consumer_group=self._options.group,
+                topic=queue.topic,
+                queue_id=queue.queue_id,
+                bname=queue.broker_name,
+            )
+            try:
+                offset = await self._offset(queue, request(RequestCode.QUERY_CONSUMER_OFFSET, header))
+            except QueryNotFound:
+                return None
+            return offset if offset >= 0 else None
+
+        found = self._loop.run(_for_each(queues, ask))
+        return {queue: offset for queue, offset in found.items() if offset is not None}
+
+    def commit(self, offsets: Offsets) -> None:
+        """Tell the brokers how far the group is. What does not arrive is told again with the next batch."""
+
+        async def tell(queue: MessageQueue) -> None:
+            header = UpdateConsumerOffsetRequest(
+                consumer_group=self._options.group,
+                topic=queue.topic,
+                queue_id=queue.queue_id,
+                commit_offset=offsets[queue],
+                bname=queue.broker_name,
+            )
+            try:
+                await self._brokers.ask(queue, request(RequestCode.UPDATE_CONSUMER_OFFSET, header))
+            except MQError as error:
+                log.warning("offset not committed group=%s queue=%s reason=%s", self._options.group, queue, error)
+
+        self._loop.catch_up()
+        self._loop.run(_for_each(offsets, tell))
+
+    def bulk_brokers(self, queues: Collection[MessageQueue]) -> frozenset[str]:
+        """The names of those brokers of `queues` that take bulk pulls. Each is asked until it has answered once."""
+
+        async def ask(queue: MessageQueue) -> None:
+            try:
+                self._takes_bulk_pulls[queue.broker_name] = await self._brokers.takes_bulk_pulls(queue)
+            except MQError as error:  # one that may not be asked is not ours; one that is away is asked again
+                log.info("broker is pulled from as any other broker=%s reason=%s", queue.broker_name, error)
+
+        names = {queue.broker_name: queue for queue in queues}
+        self._loop.run(_for_each([one for name, one in names.items() if name not in self._takes_bulk_pulls], ask))
+        return frozenset(name for name in names if self._takes_bulk_pulls.get(name))
+
+    def check_filter(self, queues: Collection[MessageQueue]) -> None:
+        """Ask a broker whether it can evaluate the SQL expression: a pull with a bad one would bring everything."""
+        if self._options.sql_filter is None or not queues:
+            return
+        queue = min(queues)
+        body = CheckClientBody(
+            client_id=self._session.client_id,
+            group=self._options.group,
+            subscription_data=subscription_of(self._options, queue.topic),
+        )
+        command = request(RequestCode.CHECK_CLIENT_CONFIG, body=encode_body(body))
+        try:
+            self._loop.run(self._brokers.ask(queue, command))
+        except BrokerError as error:
+            raise OptionError(f"sqlFilter={self._options.sql_filter}: {error.remark}") from None
+
+
+def subscription_of(options: SourceOptions, topic: str) -> Subscription:
+    if options.sql_filter is not None:
+        return subscribe(topic, options.sql_filter, SQL92)
+    return subscribe(topic, options.tags)
+
+
+async def _for_each(items: Collection[T], ask: Any) -> dict[T, Any]:
+    """Ask for all of them at once."""
+    work: list[Coroutine[Any, Any, Any]] = [ask(item) for item in items]
+    return dict(zip(items, await asyncio.gather(*work), strict=True))

@@ -1,0 +1,93 @@
+"""The data source `rocketmq`: the one class Spark knows. Readers are in source.py, writers in sink.py."""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from downrange.model.errors import MQError
+from downrange.spark.errors import SchemaMismatch, one_line_errors
+from downrange.spark.options import SourceOptions, parse_options
+from downrange.spark.schema import COLUMNS, PROPERTIES, message_schema
+
+if TYPE_CHECKING:
+    from downrange.spark.source import BatchReader
+
+
+class RocketMQDataSource(DataSource):
+    """`spark.read.format("rocketmq")`, and readStream, write and writeStream. Spark makes one for each DataFrame."""
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        super().__init__(options)
+        self._source_options: SourceOptions | None = None
+
+    @classmethod
+    def name(cls) -> str:
+        return "rocketmq"
+
+    def schema(self) -> StructType:
+        with one_line_errors():
+            return message_schema(include_properties=self._parsed().include_properties)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        from downrange.spark.source import BatchReader, FilteringBatchReader
+
+        with one_line_errors():
+            options = self._parsed()
+            kind: type[BatchReader] = FilteringBatchReader if options.push_down_filters else BatchReader
+            return kind(options, arrow_schema(schema))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  Spark's name
+        from downrange.spark.source import BrokenStream, StreamReader
+
+        try:
+            return StreamReader(self._parsed(), arrow_schema(schema))
+        except MQError as error:
+            return BrokenStream(error)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from downrange.spark import sink
+
+        with one_line_errors():
+            return sink.batch_writer(self.options, schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
+        from downrange.spark import sink
+
+        with one_line_errors():
+            return sink.stream_writer(self.options, schema, overwrite)
+
+    def _parsed(self) -> SourceOptions:
+        # Writers have other options: what is given is read when Spark asks for a reader.
+        if self._source_options is None:
+            self._source_options = parse_options(self.options)
+        return self._source_options
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """What the batches must look like; raises SchemaMismatch for a schema that is not made of our columns."""
+    known = {**COLUMNS, "properties": PROPERTIES}
+    if not schema.fields:
+        raise SchemaMismatch(f"the schema has no column; there are {', '.join(known)}")
+    for column in schema.fields:
+        expected = known.get(column.name)
+        if expected is None:
+            raise SchemaMismatch(f"no column {column.name}; there are {', '.join(known)}")
+        if column.dataType != expected:
+            raise SchemaMismatch(
+                f"column {column.name} is {expected.simpleString()}, not {column.dataType.simpleString()}"
+            )
+    if len(set(schema.names)) != len(schema.names):
+        raise SchemaMismatch("the schema names a column twice")
+    return to_arrow_schema(schema, timezone="UTC")

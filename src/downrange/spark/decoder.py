@@ -1,0 +1,250 @@
+"""Records as they lie in a buffer -> Arrow batches with the columns asked for. See design notes in record_arrays.py."""
+
+from __future__ import annotations
+
+import mmap
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from downrange.client.compression import MAX_BODY_BYTES, decompress
+from downrange.model import properties as names
+from downrange.model.message import MessageQueue, SysFlag
+from downrange.model.message_id import offset_message_id, unpack_host
+from downrange.model.record import CorruptRecord, crc32
+from downrange.spark.property_arrays import PropertyArrays
+from downrange.spark.record_arrays import Positions, RecordArrays, constant, field, spans
+
+MAX_ROWS: Final = 10_000
+"""Larger batches are not faster, and Spark holds a batch in memory as a whole."""
+MAX_BYTES: Final = 32 << 20
+
+_HEX: Final = np.frombuffer(b"".join(b"%02X" % value for value in range(256)), np.uint16)
+_MAX_MILLIS: Final = (2**63 - 1) // 1000
+
+_BY_PROPERTY: Final = {"unique_key": names.UNIQ_KEY, "keys": names.KEYS, "tags": names.TAGS}
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where records come from: a queue, which of its messages (for errors), what is added to their queue offsets."""
+
+    queue: MessageQueue
+    start: int
+    stop: int
+    offset_delta: int = 0
+
+
+class Fetched(NamedTuple):
+    """Records that were read but not decoded: where they begin in a buffer, and where they come from."""
+
+    buffer: bytes | mmap.mmap
+    starts: Positions
+    origin: Origin
+
+
+class Decoder:
+    """Turns records into batches of one schema. Holds no data between calls; one per task.
+
+    `tags`: only records with one of them; empty for all. `store_time`: only those stored in these milliseconds.
+    """
+
+    def __init__(
+        self,
+        schema: pa.Schema,
+        *,
+        tags: frozenset[str] = frozenset(),
+        store_time: range | None = None,
+        max_body_bytes: int = MAX_BODY_BYTES,
+        check_crc: bool = False,
+    ) -> None:
+        self._schema = schema
+        self._tags = tags
+        self._store_time = store_time
+        self._max_body_bytes = max_body_bytes
+        self._check_crc = check_crc
+
+    def batches(self, fetched: Fetched) -> Iterator[pa.RecordBatch]:
+        """The records, as far as they are wanted, in batches of bounded size."""
+        data = pa.py_buffer(fetched.buffer)
+        origin = fetched.origin
+        raw = np.frombuffer(data, np.uint8)
+        try:
+            for part in _parts(raw, fetched.starts):
+                batch = self._batch(RecordArrays(raw, part), data, origin)
+                if batch.num_rows:
+                    yield batch
+        except CorruptRecord as error:
+            queue = origin.queue
+            raise CorruptRecord(
+                f"{queue.topic} on {queue.broker_name} queue {queue.queue_id}, "
+                f"messages {origin.start} to {origin.stop - 1}: {error}"
+            ) from None
+
+    def _batch(self, records: RecordArrays, data: pa.Buffer, origin: Origin) -> pa.RecordBatch:
+        if self._store_time is not None:
+            stored = records.store_time
+            records = records.select((stored >= self._store_time.start) & (stored < self._store_time.stop))
+        if self._tags:
+            # The broker compares hashes of tags only.
+            tags = PropertyArrays(records, data).column(names.TAGS)
+            has_tag = pc.is_in(tags, value_set=pa.array(sorted(self._tags))).to_numpy(zero_copy_only=False)
+            if not has_tag.all():
+                records = records.select(has_tag)
+        if self._check_crc:
+            _check_crc(records, data)
+        return _Columns(records, data, origin, self._max_body_bytes).batch(self._schema)
+
+
+def _parts(raw: npt.NDArray[np.uint8], starts: Positions) -> Iterator[Positions]:
+    """`starts` in pieces of at most MAX_ROWS records and about MAX_BYTES."""
+    at = 0
+    while at < len(starts):
+        part = starts[at : at + MAX_ROWS]
+        if int(part.max()) + 4 > len(raw):
+            raise CorruptRecord(f"record at byte {int(part.max())} is cut off")
+        end = int(np.searchsorted(np.cumsum(field(raw, ">u4", part).astype(np.int64)), MAX_BYTES)) + 1
+        yield part[:end]
+        at += min(end, len(part))
+
+
+def _check_crc(records: RecordArrays, data: pa.Buffer) -> None:
+    whole = memoryview(data)
+    stored = records.body_crc
+    for number, (start, stop) in enumerate(zip(records.body_start.tolist(), records.body_stop.tolist(), strict=True)):
+        if crc32(whole[start:stop]) != stored[number]:
+            raise CorruptRecord(f"record at byte {int(records.starts[number])}: the checksum of its body is wrong")
+
+
+class _Columns:
+    """The columns of one batch, each made when it is asked for."""
+
+    def __init__(self, records: RecordArrays, data: pa.Buffer, origin: Origin, max_body_bytes: int) -> None:
+        self._records = records
+        self._data = data
+        self._origin = origin
+        self._max_body_bytes = max_body_bytes
+        self._properties: PropertyArrays | None = None
+
+    def batch(self, schema: pa.Schema) -> pa.RecordBatch:
+        return pa.RecordBatch.from_arrays([self._column(one) for one in schema], schema=schema)
+
+    def _column(self, one: pa.Field) -> pa.Array:
+        if one.name == "properties":
+            return self.properties.all(one.type)
+        if one.name in _BY_PROPERTY:
+            return self.properties.column(_BY_PROPERTY[one.name])
+        return _MAKERS[one.name](self)
+
+    @property
+    def properties(self) -> PropertyArrays:
+        if self._properties is None:
+            self._properties = PropertyArrays(self._records, self._data)
+        return self._properties
+
+    def topic(self) -> pa.Array:
+        return constant(self._origin.queue.topic, len(self._records))
+
+    def broker(self) -> pa.Array:
+        return constant(self._origin.queue.broker_name, len(self._records))
+
+    def queue_id(self) -> pa.Array:
+        return pa.array(self._records.queue_id)
+
+    def queue_offset(self) -> pa.Array:
+        return pa.array(self._records.queue_offset + self._origin.offset_delta)
+
+    def physical_offset(self) -> pa.Array:
+        return pa.array(self._records.physical_offset)
+
+    def msg_id(self) -> pa.Array:
+        records = self._records
+        count = len(records)
+        if records.has_v6:
+            return pa.array(
+                [
+                    offset_message_id(host, offset)
+                    for host, offset in zip(
+                        self._packed_hosts(records.store_host_at, SysFlag.STORE_HOST_V6),
+                        records.physical_offset.tolist(),
+                        strict=True,
+                    )
+                ],
+                pa.string(),
+            )
+        parts = np.empty((count, 2), np.uint64)
+        parts[:, 0] = field(records.raw, "=u8", records.store_host_at)
+        parts[:, 1] = field(records.raw, "=u8", records.starts + 28)
+        digits = _HEX[parts.view(np.uint8)]
+        edges = np.arange(0, 32 * count + 1, 32, dtype=np.int32)
+        return pa.Array.from_buffers(pa.string(), count, [None, pa.py_buffer(edges), pa.py_buffer(digits)])
+
+    def body(self) -> pa.Array:
+        records = self._records
+        found = spans(self._data, records.body_start, records.body_stop, pa.binary())
+        compressed = (records.sys_flag & int(SysFlag.COMPRESSED)) != 0
+        if not compressed.any():
+            return found
+        plain = [
+            decompress(found[row].as_py(), int(records.sys_flag[row]), self._name(row), self._max_body_bytes)
+            for row in np.flatnonzero(compressed).tolist()
+        ]
+        return pc.replace_with_mask(found, pa.array(compressed), pa.array(plain, pa.binary()))
+
+    def _name(self, row: int) -> str:
+        """A message in the words of an error."""
+        queue = self._origin.queue
+        offset = int(self._records.queue_offset[row]) + self._origin.offset_delta
+        return f"message {offset} of {queue.topic} on {queue.broker_name} queue {queue.queue_id}"
+
+    def born_time(self) -> pa.Array:
+        return _timestamps(self._records.born_time)
+
+    def store_time(self) -> pa.Array:
+        return _timestamps(self._records.store_time)
+
+    def born_host(self) -> pa.Array:
+        return self._hosts(self._records.born_host_at, SysFlag.BORN_HOST_V6)
+
+    def store_host(self) -> pa.Array:
+        return self._hosts(self._records.store_host_at, SysFlag.STORE_HOST_V6)
+
+    def reconsume_times(self) -> pa.Array:
+        return pa.array(self._records.reconsume_times)
+
+    def sys_flag(self) -> pa.Array:
+        return pa.array(self._records.sys_flag)
+
+    def _hosts(self, at: Positions, flag: SysFlag) -> pa.Array:
+        if self._records.has_v6:
+            return pa.array([str(unpack_host(packed)) for packed in self._packed_hosts(at, flag)], pa.string())
+        # The same few peers come again and again: each is written out once.
+        encoded = pa.array(field(self._records.raw, "=u8", at)).dictionary_encode()
+        texts = [str(unpack_host(value.to_bytes(8, sys.byteorder))) for value in encoded.dictionary.to_pylist()]
+        return pa.array(texts, pa.string()).take(encoded.indices)
+
+    def _packed_hosts(self, at: Positions, flag: SysFlag) -> list[bytes]:
+        whole = memoryview(self._data)
+        sizes = self._records.host_sizes(flag)
+        return [bytes(whole[start : start + size]) for start, size in zip(at.tolist(), sizes.tolist(), strict=True)]
+
+
+def _timestamps(millis: npt.NDArray[np.int64]) -> pa.Array:
+    # The born time is the sender's word: an absurd one must not become another time by overflow.
+    micros = np.clip(millis, -_MAX_MILLIS, _MAX_MILLIS) * 1000
+    return pa.array(micros).view(pa.timestamp("us", "UTC"))
+
+
+_MAKERS: Final[dict[str, Callable[[_Columns], pa.Array]]] = {
+    name: getattr(_Columns, name)
+    for name in (
+        "topic", "broker", "queue_id", "queue_offset", "physical_offset", "msg_id", "body", "born_time", "store_time",
+        "born_host", "store_host", "reconsume_times", "sys_flag",
+    )
+}  # fmt: skip

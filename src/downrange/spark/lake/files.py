@@ -1,0 +1,58 @@
+"""The steps a lake is changed by. Every one is whole or not there at all after a crash."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from downrange.spark.lake.layout import LakeBusy
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """The file has its content or does not exist."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with temporary.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    move(temporary, path)
+    sync_directory(path.parent)
+
+
+def move(source: Path, target: Path) -> None:
+    os.replace(source, target)
+
+
+def remove(path: Path) -> None:
+    path.unlink(missing_ok=True)
+
+
+def sync_directory(path: Path) -> None:
+    """A new name survives a power cut only after its directory was synced."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def lock(path: Path) -> Iterator[IO[bytes]]:
+    """A file to lock; the lock ends with the block or with the process."""
+    with path.open("ab") as file:
+        yield file
+
+
+@contextmanager
+def exclusive(path: Path, what: str) -> Iterator[None]:
+    """Only one process at a time is inside; others get LakeBusy."""
+    with lock(path) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise LakeBusy(f"{what} is running already on this lake") from None
+        yield

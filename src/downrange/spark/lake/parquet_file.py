@@ -1,0 +1,142 @@
+"""One Parquet file of a lake while it is written: rows are gathered into large row groups, bytes get a checksum."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import zlib
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+# What repeats within a queue is kept as a dictionary; looking for repetition in ids and bodies costs time for nothing.
+_DICTIONARIES: Final = ["broker", "tags", "born_host", "store_host", "sys_flag", "reconsume_times", "queue_id"]
+_MAP_KEYS: Final = "properties.key_value.key"
+_GROWING: Final = {
+    "queue_offset": "DELTA_BINARY_PACKED",
+    "physical_offset": "DELTA_BINARY_PACKED",
+    "born_time": "DELTA_BINARY_PACKED",
+    "store_time": "DELTA_BINARY_PACKED",
+}
+# The smallest and largest body help nobody skip a row group.
+_STATISTICS: Final = [
+    "broker",
+    "queue_id",
+    "queue_offset",
+    "physical_offset",
+    "unique_key",
+    "keys",
+    "tags",
+    "born_time",
+    "store_time",
+]
+ROW_GROUP_ROWS: Final = 256 * 1024
+ROW_GROUP_BYTES: Final = 64 * 1024 * 1024
+
+
+class _SummedFile:
+    """A file that knows the CRC-32 of what was written to it."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("wb")
+        self.crc32 = 0
+        self.bytes = 0
+
+    def write(self, data: Any) -> int:
+        self.crc32 = zlib.crc32(data, self.crc32)
+        count = self._file.write(data)
+        self.bytes += count
+        return count
+
+    def tell(self) -> int:
+        return self.bytes
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    @property
+    def closed(self) -> bool:
+        return self._file.closed
+
+    def close(self) -> None:
+        if self._file.closed:
+            return
+        with self._file:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+
+
+class ParquetFile:
+    """A file on its way. `add` what belongs to it, then `close`; nothing is on disk for sure before that."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.rows = 0
+        self.buffered_bytes = 0
+        self._buffered_rows = 0
+        self._buffered: list[pa.RecordBatch] = []
+        self._file: _SummedFile | None = None
+        self._writer: pq.ParquetWriter | None = None
+
+    @property
+    def written_bytes(self) -> int:
+        return 0 if self._file is None else self._file.bytes
+
+    @property
+    def crc32(self) -> int:
+        return 0 if self._file is None else self._file.crc32
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        self.rows += batch.num_rows
+        self._buffered.append(batch)
+        self._buffered_rows += batch.num_rows
+        self.buffered_bytes += batch.nbytes
+        if self._buffered_rows >= ROW_GROUP_ROWS or self.buffered_bytes >= ROW_GROUP_BYTES:
+            self.write_row_group()
+
+    def write_row_group(self) -> None:
+        """Bring what was gathered to the file."""
+        if not self._buffered:
+            return
+        table = pa.Table.from_batches(self._buffered)
+        if self._writer is None:
+            self._open(table.schema)
+        assert self._writer is not None
+        self._writer.write_table(table, row_group_size=max(table.num_rows, 1))
+        self._buffered = []
+        self._buffered_rows = self.buffered_bytes = 0
+
+    def close(self) -> None:
+        """Everything is on disk when this returns."""
+        self.write_row_group()
+        if self._writer is not None:
+            self._writer.close()
+        if self._file is not None:
+            self._file.close()
+
+    def discard(self) -> None:
+        """As if it had never been."""
+        self._buffered = []
+        with contextlib.suppress(OSError):  # a full disk may be the reason for it
+            self.close()
+        self.path.unlink(missing_ok=True)
+
+    def _open(self, schema: pa.Schema) -> None:
+        names = set(schema.names)
+        dictionaries = [name for name in _DICTIONARIES if name in names]
+        if "properties" in names:
+            dictionaries.append(_MAP_KEYS)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = _SummedFile(self.path)
+        self._writer = pq.ParquetWriter(
+            pa.PythonFile(self._file, mode="w"),
+            schema,
+            compression="zstd",
+            compression_level=1,
+            use_dictionary=dictionaries,
+            column_encoding={name: kind for name, kind in _GROWING.items() if name in names},
+            write_statistics=[name for name in _STATISTICS if name in names],
+            store_schema=True,
+        )

@@ -1,0 +1,148 @@
+"""Messages into Parquet files: one file for the messages of one queue and one day."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from downrange.spark.lake.layout import TEMPORARY, LakeError, checked_name, file_name, partition_of
+from downrange.spark.lake.manifest import LakeFile, QueueRange
+from downrange.spark.lake.parquet_file import ParquetFile
+
+MAX_FILE_BYTES: Final = 256 * 1024 * 1024
+MAX_BUFFERED_BYTES: Final = 128 * 1024 * 1024
+"""Of all files of one writer together."""
+_NEEDED: Final = ("topic", "broker", "queue_id", "queue_offset", "store_time")
+_DAY_MICROS: Final = 86_400_000_000
+# Below this many rows a run, sorting a batch costs less than cutting it.
+_SHORT_RUN: Final = 16
+
+
+class _Part(NamedTuple):
+    topic: str
+    date: str
+    broker: str
+    queue_id: int
+
+
+class _Open:
+    """A file on its way and what the manifest will say about it."""
+
+    def __init__(self, part: _Part, path: Path) -> None:
+        self.part = part
+        self.file = ParquetFile(path)
+        self.start, self.end = 1 << 62, 0
+        self.first_micros, self.last_micros = 1 << 62, 0
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        low, high = _bounds(batch.column("queue_offset"))
+        self.start, self.end = min(self.start, low), max(self.end, high + 1)
+        low, high = _bounds(batch.column("store_time").cast(pa.int64()))
+        self.first_micros, self.last_micros = min(self.first_micros, low), max(self.last_micros, high)
+        # A reader learns the topic from the directory; a column of that name beside it would confuse some of them.
+        self.file.add(batch.drop_columns("topic"))
+
+
+class LakeWriter:
+    """Writes messages under temporary names. What it wrote counts after `Lake.commit_batch`, and not before.
+
+    Belongs to one task. Batches have the columns of a message, in any order and number as long as those are there that
+    name the message's place; rows of one queue come in the order of their offsets.
+    """
+
+    def __init__(self, lake: Path, name: str) -> None:
+        self._lake = lake
+        self._temporary = f"{TEMPORARY}/{checked_name(name)}"
+        self._open: dict[_Part, _Open] = {}
+        self._done: list[LakeFile] = []
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        for part, rows in _parts(batch):
+            target = self._open.get(part)
+            if target is None:
+                # No name of the future file: a second attempt at the same task may run beside this one.
+                path = self._lake / self._temporary / f"{uuid.uuid4().hex}.part"
+                target = self._open[part] = _Open(part, path)
+            target.add(rows)
+            if target.file.written_bytes >= MAX_FILE_BYTES:
+                self._close(target)
+        while sum(target.file.buffered_bytes for target in self._open.values()) > MAX_BUFFERED_BYTES:
+            max(self._open.values(), key=lambda target: target.file.buffered_bytes).file.write_row_group()
+
+    def finish(self) -> list[LakeFile]:
+        """Everything written, safe on disk."""
+        for target in list(self._open.values()):
+            self._close(target)
+        return self._done
+
+    def discard(self) -> None:
+        """Remove what was written: the task failed."""
+        for target in self._open.values():
+            target.file.discard()
+        for file in self._done:
+            (self._lake / file.temporary).unlink(missing_ok=True)
+
+    def _close(self, target: _Open) -> None:
+        del self._open[target.part]
+        part, file = target.part, target.file
+        file.close()
+        name = file_name(part.broker, part.queue_id, target.start, target.end)
+        self._done.append(
+            LakeFile(
+                path=f"{partition_of(part.topic, part.date)}/{name}",
+                temporary=f"{self._temporary}/{file.path.name}",
+                topic=part.topic,
+                date=part.date,
+                rows=file.rows,
+                bytes=file.written_bytes,
+                crc32=file.crc32,
+                min_store_millis=target.first_micros // 1000,
+                max_store_millis=target.last_micros // 1000,
+                ranges=(QueueRange(part.broker, part.queue_id, target.start, target.end),),
+            )
+        )
+
+
+def _parts(batch: pa.RecordBatch) -> Iterator[tuple[_Part, pa.RecordBatch]]:
+    """The batch cut where topic, broker, queue or day change; slices, not copies."""
+    if missing := [name for name in _NEEDED if name not in batch.schema.names]:
+        raise LakeError(f"messages for the lake need the columns {', '.join(missing)}")
+    if batch.num_rows == 0:
+        return
+    bounds = _run_bounds(batch)
+    if len(bounds) > 2 and batch.num_rows < _SHORT_RUN * len(bounds):
+        batch = batch.sort_by([("topic", "ascending"), ("broker", "ascending"), ("queue_id", "ascending"),
+                               ("queue_offset", "ascending")])  # fmt: skip
+        bounds = _run_bounds(batch)
+    topic, broker, queue_id = (batch.column(name) for name in ("topic", "broker", "queue_id"))
+    days = _days(batch)
+    for start, end in pairwise(bounds):
+        date = str(np.datetime64(int(days[start]), "D"))
+        part = _Part(topic[start].as_py(), date, broker[start].as_py(), queue_id[start].as_py())
+        yield part, batch.slice(start, end - start)
+
+
+def _run_bounds(batch: pa.RecordBatch) -> list[int]:
+    """Where a run of equal (topic, broker, queue, day) begins, and the end."""
+    ends = [pc.run_end_encode(batch.column(name)).run_ends.to_numpy() for name in ("topic", "broker", "queue_id")]
+    ends.append(np.flatnonzero(np.diff(_days(batch))) + 1)
+    return [0, *(int(end) for end in np.unique(np.concatenate(ends)) if 0 < end < batch.num_rows), batch.num_rows]
+
+
+def _days(batch: pa.RecordBatch) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    micros: np.ndarray[tuple[int], np.dtype[np.int64]] = (
+        batch.column("store_time").cast(pa.int64()).to_numpy(zero_copy_only=False)
+    )
+    return np.floor_divide(micros, _DAY_MICROS)
+
+
+def _bounds(array: pa.Array) -> tuple[int, int]:
+    found = pc.min_max(array)
+    return found["min"].as_py(), found["max"].as_py()

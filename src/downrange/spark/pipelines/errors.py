@@ -1,0 +1,48 @@
+"""What Spark says over many lines, in one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from downrange.model.errors import MQError
+
+# An error of ours inside what Spark says of a Python process: `downrange.spark.errors.NothingToRead: no topic …`.
+_OURS: Final = re.compile(r"\bdownrange\.[\w.]+\.(\w+): (.+)")
+_WRONGLY_ASKED: Final = {"OptionError", "NothingToRead", "SchemaMismatch"}
+_CODES: Final = re.compile(r"^\[[A-Z_0-9.]+\]\s*|\s*SQLSTATE: \w+|;$")
+
+
+class PipelineError(MQError):
+    """A pipeline cannot do what was asked as it was asked; the text says what to change."""
+
+
+class PipelineFailed(MQError):
+    """A pipeline was under way and failed; starting it again goes on where it was."""
+
+
+@contextmanager
+def told_in_one_line() -> Iterator[None]:
+    """Errors of Spark become ours: PipelineError for what was asked wrongly, PipelineFailed for the rest."""
+    from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+    from pyspark.errors import AnalysisException, IllegalArgumentException, ParseException, PySparkException
+
+    try:
+        yield
+    except (AnalysisException, ParseException, IllegalArgumentException) as error:
+        raise _told(str(error), PipelineError) from None
+    except PySparkException as error:
+        raise _told(str(error), PipelineFailed) from None
+    except Py4JJavaError as error:
+        raise _told(str(error.java_exception), PipelineFailed) from None
+
+
+def _told(text: str, otherwise: type[MQError]) -> MQError:
+    """The error of ours that a Python process died of, else the first line of what Spark says."""
+    if found := list(_OURS.finditer(text)):
+        name, reason = found[-1].groups()
+        return (PipelineError if name in _WRONGLY_ASKED else PipelineFailed)(reason.strip())
+    line = next((line.strip() for line in text.splitlines() if line.strip()), "Spark gave no reason")
+    return otherwise(_CODES.sub("", line))

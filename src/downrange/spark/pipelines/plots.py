@@ -1,0 +1,103 @@
+"""Pictures of what `stats` counted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from pyspark.sql import DataFrame, GroupedData, Row
+from pyspark.sql import functions as F  # noqa: N812
+
+MOST_LINES: Final = 8
+"""More lines than this cannot be told apart; the largest are drawn."""
+
+
+class Line(NamedTuple):
+    """One line of a picture; a point stands in the middle of its window."""
+
+    times: list[datetime]
+    values: list[float]
+
+
+def draw_traffic(traffic: DataFrame, out: Path) -> list[Path]:
+    """Messages, bytes and latency over time, each a file; nothing when nothing was counted."""
+    by_topic = _windows(traffic, "topic").agg(
+        (F.sum("messages") / F.first("seconds")).alias("messages"),
+        (F.sum("bytes") / F.first("seconds") / 1e6).alias("megabytes"),
+        F.max("latency_p99_millis").alias("latency"),
+    )
+    rows = by_topic.orderBy("begin").collect()
+    if not rows:
+        return []
+    pictures = (
+        ("messages", "messages.png", "Messages stored", "messages/s"),
+        ("megabytes", "bytes.png", "Bytes stored", "MB/s"),
+        ("latency", "latency.png", "From born to stored, p99 of the slowest queue", "ms"),
+    )
+    return [_picture(out / name, title, unit, _lines(rows, "topic", column)) for column, name, title, unit in pictures]
+
+
+def draw_sends(sends: DataFrame, out: Path) -> list[Path]:
+    """Send latency and failures of each broker over time."""
+    by_broker = _windows(sends, "store_host").agg(
+        F.max("send_p99_millis").alias("latency"),
+        (100 * F.sum("failed") / F.sum("sends")).alias("failed"),
+    )
+    rows = by_broker.orderBy("begin").collect()
+    if not rows:
+        return []
+    return [
+        _picture(out / "send-latency.png", "Send latency, p99", "ms", _lines(rows, "store_host", "latency")),
+        _picture(out / "send-failures.png", "Failed sends", "%", _lines(rows, "store_host", "failed")),
+    ]
+
+
+def _windows(frame: DataFrame, by: str) -> GroupedData:
+    """By window and `by`; as numbers, because times would come here in the zone of this machine."""
+    begin = F.unix_timestamp("start")
+    return (
+        frame.withColumn("begin", begin)
+        .withColumn("seconds", F.unix_timestamp("end") - begin)
+        .groupBy("begin", "seconds", by)
+    )
+
+
+def _lines(rows: Sequence[Row], by: str, column: str) -> dict[str, Line]:
+    """One line for each value of `by`, the largest of them."""
+    lines: dict[str, Line] = {}
+    for row in rows:
+        line = lines.setdefault(str(row[by]), Line([], []))
+        line.times.append(datetime.fromtimestamp(row["begin"] + row["seconds"] / 2, UTC))
+        line.values.append(float(row[column]))
+    largest = sorted(lines, key=lambda name: -sum(lines[name].values))[:MOST_LINES]
+    return {name: lines[name] for name in sorted(largest)}
+
+
+def _picture(path: Path, title: str, unit: str, lines: Mapping[str, Line]) -> Path:
+    # Not pyplot: it keeps every figure, and asks for a screen.
+    from matplotlib import dates
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    for name, line in lines.items():
+        # The values are dates in the eyes of matplotlib; its types only know numbers.
+        axes.plot(line.times, line.values, marker="o", markersize=3, label=name)  # type: ignore[arg-type]
+    if len({time for line in lines.values() for time in line.times}) == 1:
+        only = next(iter(lines.values())).times[0]
+        axes.set_xlim(only - timedelta(minutes=1), only + timedelta(minutes=1))  # type: ignore[arg-type]
+    locator = dates.AutoDateLocator(tz=UTC)  # type: ignore[no-untyped-call]
+    axes.xaxis.set_major_locator(locator)
+    axes.xaxis.set_major_formatter(dates.ConciseDateFormatter(locator, tz=UTC))  # type: ignore[no-untyped-call]
+    axes.set_xlabel("UTC")
+    axes.set_title(title)
+    axes.set_ylabel(unit)
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.3)
+    axes.legend(loc="best", fontsize="small")
+    figure.savefig(path, dpi=110)
+    return path

@@ -1,0 +1,203 @@
+"""Messages of a lake sent again: chosen by time, key and SQL, no faster than wanted, and from where it stopped.
+
+Messages go out in the order of their store times. Those of one queue go one after another, so that messages with a
+sharding key keep their order; different queues go at the same time. How far it is stands in the lake, after every
+chunk: a replay that was killed sends at most the last chunk twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Final, NamedTuple
+
+import msgspec
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+from downrange.client import background_loop
+from downrange.client.config import ClientConfig, ProducerConfig
+from downrange.client.producer import AsyncProducer
+from downrange.spark.lake import files
+from downrange.spark.lake.lake import Lake
+from downrange.spark.lake.layout import LakeError
+from downrange.spark.pipelines.errors import PipelineError, told_in_one_line
+from downrange.spark.pipelines.frames import lake_frame
+from downrange.spark.pipelines.replay_plan import Choice, Position, State, message_of, read_state, write_state
+
+GROUP: Final = "downrange_replay"
+CHUNK: Final = 500
+# The columns of a Position after its date, with Spark's types: it compares only what is of the very same type.
+_ORDER: Final = {
+    "store_micros": "long",
+    "topic": "string",
+    "broker": "string",
+    "queue_id": "int",
+    "queue_offset": "long",
+}
+
+
+class Counted(NamedTuple):
+    """What a dry run found for one topic and day."""
+
+    topic: str
+    date: str
+    messages: int
+    bytes: int
+
+
+class ReplayReport(NamedTuple):
+    """What a run did: messages sent now, and by all runs of this choice together."""
+
+    sent_now: int
+    sent: int
+    was_done: bool
+    """A run before had sent everything: this one sent nothing."""
+
+
+def chosen(spark: SparkSession, lake: Lake, choice: Choice) -> DataFrame:
+    """The messages of a choice, in no order."""
+    frame = lake_frame(spark, lake, choice.topics, choice.begin_millis, choice.end_millis)
+    millis = F.unix_millis("store_time")
+    if choice.topics:
+        frame = frame.where(F.col("topic").isin(list(choice.topics)))
+    if choice.begin_millis is not None:
+        frame = frame.where(millis >= choice.begin_millis)
+    if choice.end_millis is not None:
+        frame = frame.where(millis <= choice.end_millis)
+    if choice.keys:
+        wanted = list(choice.keys)
+        keys = F.arrays_overlap(F.split("keys", " "), F.array(*map(F.lit, wanted)))
+        frame = frame.where(F.coalesce(keys, F.lit(False)) | F.coalesce(F.col("unique_key").isin(wanted), F.lit(False)))
+    if choice.where is not None:
+        frame = frame.where(F.expr(choice.where))
+    return frame
+
+
+def count(spark: SparkSession, lake: Lake, choice: Choice) -> list[Counted]:
+    """What a replay would send, its earlier runs left aside; nothing is sent."""
+    with told_in_one_line():
+        rows = (
+            chosen(spark, lake, choice)
+            .groupBy("topic", "date")
+            .agg(F.count("*").alias("messages"), F.sum(F.octet_length("body")).alias("bytes"))
+            .orderBy("topic", "date")
+            .collect()
+        )
+    return [Counted(row["topic"], str(row["date"]), row["messages"], row["bytes"] or 0) for row in rows]
+
+
+def replay(
+    spark: SparkSession,
+    lake: Lake,
+    choice: Choice,
+    namesrv: str | ClientConfig | None = None,
+    *,
+    rate: float | None = None,
+    again: bool = False,
+    on_sent: Callable[[int], None] | None = None,
+    stop: threading.Event | None = None,
+) -> ReplayReport:
+    """Send the messages of a choice, `rate` a second at most; `again` forgets earlier runs. One failed send ends it.
+
+    Also ended, after a chunk, by setting `stop`; the next run goes on there.
+    """
+    if rate is not None and rate <= 0:
+        raise PipelineError(f"a rate of {rate:g} messages a second would never end")
+    path = lake.replay_state(choice.name)
+    path.parent.mkdir(exist_ok=True)
+    with files.exclusive(path.with_suffix(".lock"), "this replay"):
+        state = State(choice) if again else read_state(path, choice)
+        if state.is_done:
+            return ReplayReport(0, state.sent, True)
+        sender = _Sender(namesrv, choice, rate)
+        with told_in_one_line(), sender:
+            before = state.sent
+            for date in _dates(lake, choice):
+                if state.position is not None and date < state.position.date:
+                    continue
+                for chunk in _chunks(_rows(spark, lake, choice, date, state.position), sender.chunk):
+                    sender.send(chunk)
+                    last = Position(date, *(chunk[-1][name] for name in _ORDER))
+                    state = msgspec.structs.replace(state, sent=state.sent + len(chunk), position=last)
+                    write_state(path, state)
+                    if on_sent is not None:
+                        on_sent(len(chunk))
+                    if stop is not None and stop.is_set():
+                        return ReplayReport(state.sent - before, state.sent, False)
+        write_state(path, msgspec.structs.replace(state, is_done=True))
+    return ReplayReport(state.sent - before, state.sent, False)
+
+
+def _dates(lake: Lake, choice: Choice) -> list[str]:
+    found = lake.files(choice.topics, choice.begin_millis, choice.end_millis)
+    if choice.topics and (unknown := set(choice.topics) - {file.topic for file in lake.contents().files.values()}):
+        raise LakeError(f"{lake.root} has no messages of {', '.join(sorted(unknown))}")
+    return sorted({file.date for file in found})
+
+
+def _rows(spark: SparkSession, lake: Lake, choice: Choice, date: str, position: Position | None) -> Iterator[Row]:
+    """The messages of one day after `position`, in order; Spark sorts, one piece at a time comes here."""
+    frame = chosen(spark, lake, choice).where(F.col("date") == date)
+    frame = frame.withColumn("store_micros", F.unix_micros("store_time"))
+    if position is not None and position.date == date:
+        reached = zip(position[1:], _ORDER.items(), strict=True)
+        done = F.struct(*(F.lit(value).cast(kind).alias(name) for value, (name, kind) in reached))
+        frame = frame.where(F.struct(*_ORDER) > done)
+    needed = ("unique_key", "msg_id", "tags", "keys", "body", "properties")
+    return frame.select(*_ORDER, *needed).orderBy(*_ORDER).toLocalIterator(prefetchPartitions=True)
+
+
+def _chunks(rows: Iterable[Row], size: int) -> Iterator[list[Row]]:
+    source = iter(rows)
+    while chunk := list(islice(source, size)):
+        yield chunk
+
+
+class _Sender:
+    """Sends chunks and keeps the rate. Belongs to one thread."""
+
+    def __init__(self, namesrv: str | ClientConfig | None, choice: Choice, rate: float | None) -> None:
+        client = namesrv if isinstance(namesrv, ClientConfig) else ClientConfig.of(namesrv)
+        self._producer = AsyncProducer(GROUP, client, ProducerConfig())
+        self._target = choice.target
+        self._rate = rate
+        # A slow replay remembers its place a few times a second too.
+        self.chunk = CHUNK if rate is None else max(1, min(CHUNK, int(rate / 5)))
+        self._sent = 0
+        self._begun = 0.0
+
+    def __enter__(self) -> None:
+        self._background = background_loop.hold()
+        try:
+            self._background.run(self._producer.start())
+        except BaseException:
+            background_loop.let_go(self._background)
+            raise
+        self._begun = time.monotonic()
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self._background.run(self._producer.close())
+        finally:
+            background_loop.let_go(self._background)
+
+    def send(self, chunk: list[Row]) -> None:
+        """Returns when all were acknowledged and the rate allows to go on."""
+        queues: dict[tuple[str, str, int], list[Row]] = {}
+        for row in chunk:
+            queues.setdefault((row["topic"], row["broker"], row["queue_id"]), []).append(row)
+        self._background.run(self._send(list(queues.values())))
+        self._sent += len(chunk)
+        if self._rate is not None:
+            time.sleep(max(0.0, self._begun + self._sent / self._rate - time.monotonic()))
+
+    async def _send(self, queues: list[list[Row]]) -> None:
+        async def one_after_another(rows: list[Row]) -> None:
+            for row in rows:
+                await self._producer.send(message_of(row, self._target))
+
+        await asyncio.gather(*(one_after_another(rows) for rows in queues))

@@ -1,0 +1,120 @@
+"""A query over topics, store directories and lakes: each is a view, the query is Spark SQL."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any, Final
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from downrange.spark.lake.lake import Lake
+from downrange.spark.pipelines.errors import PipelineError, told_in_one_line
+from downrange.spark.pipelines.frames import columns_named_in, lake_frame, topic_frame
+
+_VIEW: Final = re.compile(r"[A-Za-z_]\w*")
+
+
+class ViewKind(Enum):
+    TOPIC = "topic"
+    STORE = "store"
+    LAKE = "lake"
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A name in the query and what stands behind it: a topic, or the directory of a store or a lake."""
+
+    name: str
+    kind: ViewKind
+    value: str
+    options: Mapping[str, str] = field(default_factory=dict)
+    """More options of the source, for topics and stores."""
+
+    def __post_init__(self) -> None:
+        if not _VIEW.fullmatch(self.name):
+            raise PipelineError(f"{self.name!r} cannot be a view: expected letters, digits and '_'; name it VIEW=…")
+        if self.kind is ViewKind.STORE and not Path(self.value).is_dir():
+            raise PipelineError(f"{self.value} is not a store directory")
+
+    def frame(self, spark: SparkSession, query: str, *, streaming: bool) -> DataFrame:
+        match self.kind:
+            case ViewKind.LAKE:
+                return lake_frame(spark, Lake.open(Path(self.value)))
+            case ViewKind.STORE:
+                chosen = {"storePath": str(Path(self.value).absolute())}
+                if not {"subscribe", "subscribePattern", "assign"} & set(self.options):
+                    chosen["subscribePattern"] = ".*"
+            case ViewKind.TOPIC:
+                chosen = {"subscribe": self.value}
+        return topic_frame(spark, {**self.options, **chosen}, columns_named_in(query), streaming=streaming)
+
+
+def parse_view(text: str, kind: ViewKind, options: Mapping[str, str]) -> View:
+    """`VALUE` or `VIEW=VALUE`. Without a name a topic is called like itself, a directory like its kind."""
+    name, equals, value = text.partition("=")
+    if not equals:
+        value = text
+        name = re.sub(r"\W", "_", text) if kind is ViewKind.TOPIC else kind.value
+    return View(name, kind, value, options)
+
+
+def sql(spark: SparkSession, query: str, views: Sequence[View], *, streaming: bool = False) -> DataFrame:
+    """The result of a query over the views. In a streaming query topics are streams; lakes stay as they are now."""
+    if len({view.name for view in views}) < len(views):
+        raise PipelineError("two views have the same name: name them VIEW=…")
+    with told_in_one_line():
+        for view in views:
+            is_stream = streaming and view.kind is not ViewKind.LAKE
+            view.frame(spark, query, streaming=is_stream).createOrReplaceTempView(view.name)
+        result = spark.sql(query)
+        if streaming and not result.isStreaming:
+            raise PipelineError("the query reads no stream: give it a topic or a store, or leave out --stream")
+        return result
+
+
+def write_parquet(result: DataFrame, path: Path) -> None:
+    if path.exists():
+        raise PipelineError(f"{path} is there already")
+    with told_in_one_line():
+        result.write.option("compression", "zstd").parquet(str(path.absolute()))
+
+
+def start_stream(
+    result: DataFrame,
+    *,
+    on_rows: Callable[[DataFrame], None] | None,
+    path: Path | None = None,
+    output_mode: str = "append",
+    until_caught_up: bool = False,
+) -> StreamingQuery:
+    """Hand each batch to `on_rows`, or append it to Parquet under `path`, whose checkpoint lies beside it."""
+    writer = result.writeStream.outputMode(output_mode)
+    if until_caught_up:
+        writer = writer.trigger(availableNow=True)
+    with told_in_one_line():
+        if path is not None:
+            path = path.absolute()
+            checkpoint = path.with_name(f"{path.name}.checkpoint")
+            return writer.format("parquet").option("checkpointLocation", str(checkpoint)).start(str(path))
+        assert on_rows is not None
+        return writer.foreachBatch(lambda rows, _: on_rows(rows)).start()
+
+
+def json_row(row: Any) -> str:
+    """One row as one line of JSON; bytes that are no text stand there in hexadecimal."""
+    return json.dumps(row.asDict(recursive=True), default=plain, ensure_ascii=False)
+
+
+def plain(value: object) -> object:
+    if isinstance(value, bytes | bytearray):
+        try:
+            return bytes(value).decode()
+        except UnicodeDecodeError:
+            return bytes(value).hex()
+    return str(value)

@@ -1,0 +1,170 @@
+"""Many records of one buffer at once: where their parts lie, and their fixed fields as NumPy arrays.
+
+The layout is that of model/record.py. A view that advances by one byte lets NumPy pick a field of every record with a
+single indexing; nothing is done per record in Python. Buffers are smaller than 2 GiB, as commit-log files are.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from downrange.model.message import SysFlag
+from downrange.model.record import FIXED_SIZE, IPV6_EXTRA, MAGIC_V1, MAGIC_V2, CorruptRecord
+
+Positions = npt.NDArray[np.int64]
+Bytes = npt.NDArray[np.uint8]
+
+_V6_HOSTS: Final = int(SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6)
+
+
+def field(raw: Bytes, kind: str, at: Positions) -> npt.NDArray[Any]:
+    """The big-endian number of type `kind` at each position, in the machine's own byte order."""
+    stored = np.dtype(kind)
+    view = np.ndarray((len(raw) - stored.itemsize + 1,), stored, raw.data, strides=(1,))
+    return view[at].astype(stored.newbyteorder("="), copy=False)
+
+
+def walk(buffer: bytes | memoryview) -> Positions:
+    """Where the records of a pull reply begin: one behind the other, to the end of the buffer."""
+    starts = []
+    at, end = 0, len(buffer)
+    from_bytes = int.from_bytes
+    while at < end:
+        starts.append(at)
+        size = from_bytes(buffer[at : at + 4], "big")
+        if size < FIXED_SIZE or at + size > end:
+            raise CorruptRecord(f"record at byte {at} says {size} bytes, {end - at} are there")
+        at += size
+    return np.array(starts, np.int64)
+
+
+class RecordArrays:
+    """Records that begin at `starts` of `raw`, checked: the parts of each add up to its size.
+
+    Raises CorruptRecord for the first that does not. `starts` ascend.
+    """
+
+    def __init__(self, raw: Bytes, starts: Positions) -> None:
+        self.raw = raw
+        self.starts = starts
+        self._check(starts >= 0, "begins before the buffer")
+        self._check(starts + FIXED_SIZE <= len(raw), "is cut off")
+        size = field(raw, ">i4", starts).astype(np.int64)
+        ends = starts + size
+        self._check((size >= FIXED_SIZE) & (ends <= len(raw)), "has a size that cannot be")
+        self.sizes = size
+        magic = field(raw, ">u4", starts + 4)
+        is_v2 = magic == MAGIC_V2
+        has_v2 = bool(is_v2.any())
+        self._check((magic == MAGIC_V1) | is_v2, "has no magic number of a record")
+        self.sys_flag = field(raw, ">i4", starts + 36)
+        self.has_v6 = bool((self.sys_flag & _V6_HOSTS).any())
+        self.born_host_at = starts + 48
+        self.store_time_at = starts + 56
+        if self.has_v6:
+            self.store_time_at = self.store_time_at + self._is(SysFlag.BORN_HOST_V6) * IPV6_EXTRA
+        self.store_host_at = self.store_time_at + 8
+        self.reconsume_at = self.store_host_at + 8
+        if self.has_v6:
+            self.reconsume_at = self.reconsume_at + self._is(SysFlag.STORE_HOST_V6) * IPV6_EXTRA
+            self._check(self.reconsume_at + 19 <= ends, "is too short for its hosts")
+        body_length = field(raw, ">i4", self.reconsume_at + 12)
+        self.body_start = self.reconsume_at + 16
+        self.body_stop = self.body_start + body_length
+        self._check(
+            (body_length >= 0) & (self.body_stop + (4 if has_v2 else 3) <= ends), "has a body that does not fit"
+        )
+        topic_length = field(raw, ">i1", self.body_stop).astype(np.int64)
+        self.topic_start = self.body_stop + 1
+        if has_v2:
+            topic_length = np.where(is_v2, field(raw, ">i2", self.body_stop), topic_length)
+            self.topic_start = self.topic_start + is_v2
+        self.topic_stop = self.topic_start + topic_length
+        self._check((topic_length >= 0) & (self.topic_stop + 2 <= ends), "has a topic that does not fit")
+        self.properties_start = self.topic_stop + 2
+        properties_length = field(raw, ">i2", self.topic_stop)
+        self.properties_stop = self.properties_start + properties_length
+        self._check(
+            (properties_length >= 0) & (self.properties_stop == ends), "has parts that do not add up to its size"
+        )
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def select(self, mask: npt.NDArray[np.bool_]) -> RecordArrays:
+        return RecordArrays(self.raw, self.starts[mask])
+
+    def _is(self, flag: SysFlag) -> npt.NDArray[np.bool_]:
+        found: npt.NDArray[np.bool_] = (self.sys_flag & int(flag)) != 0
+        return found
+
+    def _check(self, good: npt.NDArray[np.bool_], problem: str) -> None:
+        if not good.all():
+            first = int(self.starts[int(np.argmin(good))])
+            raise CorruptRecord(f"record at byte {first} {problem}")
+
+    @property
+    def body_crc(self) -> npt.NDArray[np.uint32]:
+        return field(self.raw, ">u4", self.starts + 8)
+
+    @property
+    def queue_id(self) -> npt.NDArray[np.int32]:
+        return field(self.raw, ">i4", self.starts + 12)
+
+    @property
+    def queue_offset(self) -> npt.NDArray[np.int64]:
+        return field(self.raw, ">i8", self.starts + 20)
+
+    @property
+    def physical_offset(self) -> npt.NDArray[np.int64]:
+        return field(self.raw, ">i8", self.starts + 28)
+
+    @property
+    def born_time(self) -> npt.NDArray[np.int64]:
+        return field(self.raw, ">i8", self.starts + 40)
+
+    @property
+    def store_time(self) -> npt.NDArray[np.int64]:
+        return field(self.raw, ">i8", self.store_time_at)
+
+    @property
+    def reconsume_times(self) -> npt.NDArray[np.int32]:
+        return field(self.raw, ">i4", self.reconsume_at)
+
+    def host_sizes(self, flag: SysFlag) -> npt.NDArray[np.int64]:
+        return np.where(self._is(flag), 8 + IPV6_EXTRA, 8)
+
+
+def spans(
+    data: pa.Buffer,
+    start: npt.NDArray[Any],
+    stop: npt.NDArray[Any],
+    kind: pa.DataType,
+    valid: npt.NDArray[np.bool_] | None = None,
+) -> pa.Array:
+    """The pieces `start` to `stop` of `data` as one Arrow array; null where not `valid`.
+
+    Arrow copies them: all pieces and the gaps between them are one array over `data`, of which every second is taken.
+    """
+    count = len(start)
+    if not count:
+        return pa.array([], kind)
+    edges = np.empty(2 * count, np.int32)
+    edges[0::2] = start
+    edges[1::2] = stop
+    everything = pa.Array.from_buffers(kind, 2 * count - 1, [None, pa.py_buffer(edges), data])
+    wanted = np.arange(0, 2 * count, 2)
+    return everything.take(pa.array(wanted, mask=None if valid is None else ~valid))
+
+
+def constant(text: str, count: int) -> pa.Array:
+    """The same string in every row."""
+    value = text.encode()
+    edges = (
+        np.arange(0, (count + 1) * len(value), len(value), dtype=np.int32) if value else np.zeros(count + 1, np.int32)
+    )
+    return pa.Array.from_buffers(pa.string(), count, [None, pa.py_buffer(edges), pa.py_buffer(value * count)])

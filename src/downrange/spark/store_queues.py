@@ -1,0 +1,173 @@
+"""Consume queues and commit-log files of a store directory, read as arrays. Nothing is locked, changed or created.
+
+A live store grows while we look at it: its broker writes a record before the queue entry that points at it, and the
+head of a record after the rest of it, so an entry whose record has its head can be read.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from downrange.model.message import SysFlag
+from downrange.model.record import IPV6_EXTRA, MAGIC_V1, MAGIC_V2
+from downrange.spark.planner import Reach
+from downrange.store.consume_queue import ENTRY_SIZE, count_valid
+
+ENTRY: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
+assert ENTRY.itemsize == ENTRY_SIZE
+
+Entries = npt.NDArray[Any]
+
+_PRE_BLANK_SIZE: Final = 2**31 - 1
+"""The size Java gives entries that only fill the space before a queue's first message."""
+_MOST_MAPPED: Final = 4
+
+
+class LogFiles:
+    """The commit-log files of one store: single records by their offset, whole files as buffers.
+
+    At most a few files are mapped at a time. One thread uses it.
+    """
+
+    def __init__(self, file_size: int, files: dict[int, Path]) -> None:
+        self.file_size = file_size
+        self._files = files
+        self._mapped: OrderedDict[int, mmap.mmap] = OrderedDict()
+
+    @property
+    def min_offset(self) -> int:
+        return min(self._files, default=0)
+
+    def start_of(self, physical_offset: int) -> int:
+        return physical_offset - physical_offset % self.file_size
+
+    def map(self, start: int) -> mmap.mmap | None:
+        """The file that begins at `start`; None when there is none (any more)."""
+        found = self._mapped.get(start)
+        if found is None:
+            path = self._files.get(start)
+            if path is None:
+                return None
+            try:
+                with path.open("rb") as file:
+                    found = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            except (FileNotFoundError, ValueError):  # expired meanwhile, or still empty
+                return None
+            self._mapped[start] = found
+            if len(self._mapped) > _MOST_MAPPED:
+                self._mapped.popitem(last=False)  # closed when nobody reads from it any more
+        return found
+
+    def _bytes(self, physical_offset: int, count: int) -> bytes:
+        start = self.start_of(physical_offset)
+        whole = self.map(start)
+        return b"" if whole is None else whole[physical_offset - start : physical_offset - start + count]
+
+    def has_record(self, physical_offset: int, size: int) -> bool:
+        """Does a record of this size begin there, and is it whole?"""
+        head = self._bytes(physical_offset, 8)
+        return (
+            len(head) == 8
+            and int.from_bytes(head[:4], "big") == size
+            and int.from_bytes(head[4:], "big") in (MAGIC_V1, MAGIC_V2)
+        )
+
+    def store_time(self, physical_offset: int) -> int:
+        head = self._bytes(physical_offset, 64 + IPV6_EXTRA)
+        at = 56 + (IPV6_EXTRA if int.from_bytes(head[36:40], "big") & SysFlag.BORN_HOST_V6 else 0)
+        return int.from_bytes(head[at : at + 8], "big")
+
+
+class QueueFiles:
+    """The entries of one consume queue by their number. Files are opened for each read: queues are many."""
+
+    def __init__(self, directory: Path, file_size: int) -> None:
+        self._directory = directory
+        self._file_size = file_size
+
+    def _starts(self) -> list[int]:
+        """Where the files begin, in bytes from the first entry ever."""
+        return sorted(int(name) for name in os.listdir(self._directory) if name.isascii() and name.isdecimal())
+
+    def _read(self, start: int, at: int, count: int) -> bytes:
+        path = self._directory / f"{start:020d}"
+        try:
+            descriptor = os.open(path, os.O_RDONLY)
+        except FileNotFoundError:  # expired meanwhile
+            return b""
+        try:
+            raw = os.pread(descriptor, count, at)
+        finally:
+            os.close(descriptor)
+        return raw[: len(raw) - len(raw) % ENTRY_SIZE]
+
+    def entries(self, first: int, count: int) -> Entries:
+        """Up to `count` entries from number `first` on; fewer when a file ends before."""
+        start = first * ENTRY_SIZE - first * ENTRY_SIZE % self._file_size
+        at = first * ENTRY_SIZE - start
+        return np.frombuffer(self._read(start, at, min(count * ENTRY_SIZE, self._file_size - at)), ENTRY)
+
+    def _entry(self, number: int) -> tuple[int, int] | None:
+        found = self.entries(number, 1)
+        return (int(found["physical_offset"][0]), int(found["size"][0])) if len(found) else None
+
+    def reach(self, log: LogFiles) -> Reach:
+        """From the first entry whose record is still in the log to the last whose record is there already."""
+        starts = self._starts()
+        if not starts:
+            return Reach(0, 0)
+        low = starts[0] // ENTRY_SIZE
+        end = self._end(starts)
+        minimum = low + _first(end - low, lambda number: self._is_kept(low + number, log))
+        if end > minimum and not self._is_readable(end - 1, log):
+            # A log that a crash has cut, or a copy of a live store, may be shorter than its queues.
+            end = minimum + _first(end - minimum, lambda number: not self._is_readable(minimum + number, log))
+        return Reach(minimum, end)
+
+    def _end(self, starts: list[int]) -> int:
+        """The number behind the last entry written."""
+        for start in reversed(starts):
+            entries = self._file_size // ENTRY_SIZE
+            written = _first(entries, lambda number, start=start: not self._is_written(start, number))
+            if written:
+                return start // ENTRY_SIZE + written
+        return starts[0] // ENTRY_SIZE
+
+    def _is_written(self, start: int, number: int) -> bool:
+        return count_valid(self._read(start, number * ENTRY_SIZE, ENTRY_SIZE)) == 1
+
+    def _is_kept(self, number: int, log: LogFiles) -> bool:
+        entry = self._entry(number)
+        return entry is not None and entry[0] >= log.min_offset and entry[1] != _PRE_BLANK_SIZE
+
+    def _is_readable(self, number: int, log: LogFiles) -> bool:
+        entry = self._entry(number) if number >= 0 else None
+        return entry is not None and log.has_record(*entry)
+
+    def at_time(self, millis: int, reach: Reach, log: LogFiles) -> int:
+        """The first entry whose message was stored at `millis` or later."""
+
+        def is_late(number: int) -> bool:
+            entry = self._entry(reach.minimum + number)
+            return entry is None or log.store_time(entry[0]) >= millis
+
+        return reach.minimum + _first(reach.maximum - reach.minimum, is_late)
+
+
+def _first(count: int, is_true: Any) -> int:
+    """The first number below `count` for which it is true, found by halving; `count` when there is none."""
+    low, high = 0, count
+    while low < high:
+        middle = (low + high) // 2
+        if is_true(middle):
+            high = middle
+        else:
+            low = middle + 1
+    return low

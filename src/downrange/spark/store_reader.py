@@ -1,0 +1,142 @@
+"""Reading a store directory with no broker at all: the driver plans with `Stores`, tasks read with `StoreReader`."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from downrange.model.hashing import java_hash
+from downrange.model.message import MessageQueue
+from downrange.model.subscription import parse_tags
+from downrange.model.topics import SCHEDULE_TOPIC, is_system_topic
+from downrange.settings import read_properties
+from downrange.spark.decoder import Fetched, Origin
+from downrange.spark.errors import DataLost, OptionError
+from downrange.spark.offsets import Offsets
+from downrange.spark.options import SourceOptions
+from downrange.spark.planner import QueueRange, Reach
+from downrange.spark.store_queues import Entries, LogFiles, QueueFiles
+from downrange.store.consume_queue_ext import LAST_ADDRESS
+from downrange.store.directory import StoreDirectory
+
+log = logging.getLogger(__name__)
+
+_ENTRIES_AT_ONCE: Final = 50_000
+
+
+class _Store:
+    """One directory: its log, and the files of each queue. Listed when made; make a new one to see what came since."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        root = Path(options.store_path or "")
+        directory = StoreDirectory(root)
+        self.log = LogFiles(directory.commit_log_files.size or 1, directory.commit_log_files.files)
+        name = options.broker_name or _broker_name(root)
+        file_size = directory.queue_file_size
+        self.queues = {
+            MessageQueue(place.topic, name, place.queue_id): QueueFiles(place.path, file_size)
+            for place in directory.queues
+            if place.sizes and file_size
+        }
+
+
+def _broker_name(root: Path) -> str:
+    """As the broker that wrote the store calls itself, else the name of the directory."""
+    kept = root / "config" / "broker.properties"
+    known = read_properties(kept).get("brokerName") if kept.is_file() else None
+    return known.value if known is not None else root.resolve().name
+
+
+class Stores:
+    """A store directory as a planner sees it."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self._store = _Store(options)
+
+    def queues(self) -> list[MessageQueue]:
+        self._store = _Store(self._options)
+        return [queue for queue in sorted(self._store.queues) if self._is_chosen(queue)]
+
+    def _is_chosen(self, queue: MessageQueue) -> bool:
+        options = self._options
+        if options.subscribe_pattern is not None:
+            is_own = is_system_topic(queue.topic) or (queue.topic[:1] == "%" and "%" not in options.subscribe_pattern)
+            return not is_own and re.fullmatch(options.subscribe_pattern, queue.topic) is not None
+        if options.assign is not None:
+            return queue.queue_id in options.assigned.get(queue.topic, {}).get(queue.broker_name, ())
+        return queue.topic in options.topics
+
+    def reach(self, queues: Collection[MessageQueue], *, must_answer: bool) -> dict[MessageQueue, Reach]:
+        return {queue: self._store.queues[queue].reach(self._store.log) for queue in queues}
+
+    def at_time(self, times: Mapping[MessageQueue, int], reach: Mapping[MessageQueue, Reach]) -> Offsets:
+        return {
+            queue: self._store.queues[queue].at_time(millis, reach[queue], self._store.log)
+            for queue, millis in times.items()
+        }
+
+    def committed(self, queues: Collection[MessageQueue]) -> Offsets:
+        raise OptionError("offsets of a group need a broker: they do not go with storePath")
+
+    def commit(self, offsets: Offsets) -> None:
+        raise OptionError("offsets of a group need a broker: they do not go with storePath")
+
+
+class StoreReader:
+    """Hands out the records of ranges, undecoded, as places in mapped commit-log files."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self._store = _Store(options)
+        self._codes = np.array([java_hash(tag) for tag in parse_tags(options.tags)], np.int64)
+
+    def read(self, ranges: Sequence[QueueRange]) -> Iterator[Fetched]:
+        for wanted in ranges:
+            at = wanted.start
+            while at < wanted.stop:
+                entries = self._store.queues[wanted.queue].entries(at, min(wanted.stop - at, _ENTRIES_AT_ONCE))
+                if not len(entries):
+                    self._lost(wanted, at)
+                    there = self._store.queues[wanted.queue].reach(self._store.log)
+                    at = there.minimum if there.minimum > at else wanted.stop
+                    continue
+                yield from self._records(wanted, at, entries)
+                at += len(entries)
+
+    def _records(self, wanted: QueueRange, at: int, entries: Entries) -> Iterator[Fetched]:
+        log_files = self._store.log
+        offsets = entries["physical_offset"].astype(np.int64)
+        files = offsets - offsets % log_files.file_size
+        chosen = self._with_tags(wanted.queue.topic, entries["tags_code"].astype(np.int64))
+        # Entries of a queue ascend in the log: each file is one stretch of them.
+        edges = [0, *(np.flatnonzero(np.diff(files)) + 1).tolist(), len(files)]
+        for first, last in pairwise(edges):
+            start = int(files[first])
+            buffer = log_files.map(start)
+            if buffer is None:
+                self._lost(wanted, at + first)
+                continue
+            starts = (offsets[first:last] - start)[chosen[first:last]]
+            if len(starts):
+                yield Fetched(buffer, starts, Origin(wanted.queue, at + first, at + last))
+
+    def _with_tags(self, topic: str, codes: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Which entries may have one of the tags; hashes only, the texts are compared when the records are decoded."""
+        if not len(self._codes) or topic == SCHEDULE_TOPIC:  # there it is the time a message is due
+            return np.ones(len(codes), np.bool_)
+        return np.isin(codes, self._codes) | (codes <= LAST_ADDRESS)
+
+    def _lost(self, wanted: QueueRange, at: int) -> None:
+        queue = wanted.queue
+        what = f"{queue.topic} on {queue.broker_name} queue {queue.queue_id}: the files of message {at} were deleted"
+        if self._options.fail_on_data_loss and not wanted.is_new:
+            raise DataLost(f"{what} before it was read (failOnDataLoss=false would go on without)")
+        log.warning("messages lost %s", what)

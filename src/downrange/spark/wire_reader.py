@@ -1,0 +1,207 @@
+"""Ranges of queues, pulled from brokers: several pulls under way at once, records handed over in order, undecoded.
+
+Answers come with a few messages each (32 on a genuine broker), so one pull after the other would mostly wait. A pull
+needs an offset, not the answer before it: a range is cut into stretches that are fetched side by side.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from downrange.model.subscription import SUB_ALL
+from downrange.protocol.codes import ResponseCode
+from downrange.spark.brokers import BrokerAway, Brokers, Pulled
+from downrange.spark.cluster import subscription_of
+from downrange.spark.decoder import MAX_ROWS, Fetched, Origin
+from downrange.spark.errors import DataLost
+from downrange.spark.options import SourceOptions
+from downrange.spark.planner import Loss, QueueRange, Reach
+from downrange.spark.record_arrays import Positions, field, walk
+from downrange.spark.worker_loop import WorkerLoop
+
+log = logging.getLogger(__name__)
+
+_FIRST_STRETCH: Final = 32
+_PULLS_OF_A_STRETCH: Final = 8
+_MOST_OF_A_STRETCH: Final = 1 << 16
+_STRETCH_BYTES: Final = 1 << 20
+_MOST_OF_A_PULL: Final = 4096
+_SLAVE_PAUSE_SECONDS: Final = 0.2
+
+
+class _Answer(NamedTuple):
+    body: bytes
+    starts: Positions
+    offset_delta: int
+
+
+class _Stretch(NamedTuple):
+    """What came of one stretch, and how many pulls it took."""
+
+    answers: list[_Answer]
+    pulls: int
+
+    @property
+    def rows(self) -> int:
+        return sum(len(answer.starts) for answer in self.answers)
+
+    @property
+    def size(self) -> int:
+        return sum(len(answer.body) for answer in self.answers)
+
+
+class WireReader:
+    """Fetches ranges for one task. Not thread-safe; its pulls go on only while somebody asks for the next piece."""
+
+    def __init__(self, options: SourceOptions, loop: WorkerLoop, bulk: frozenset[str] = frozenset()) -> None:
+        """`bulk`: the names of the brokers that take bulk pulls."""
+        self._options = options
+        self._bulk = bulk
+        self._loop = loop
+        session = loop.session(options.client_config())
+        self._brokers = Brokers(session, group=options.group, retry_seconds=options.retry_seconds)
+
+    def read(self, ranges: Sequence[QueueRange]) -> Generator[Fetched, None, None]:
+        under_way: deque[tuple[QueueRange, asyncio.Task[_Stretch]]] = deque()
+        ready: list[_Answer] = []
+        rows = size = 0
+        pieces = _Stretches(ranges)
+        try:
+            while True:
+                while len(under_way) < self._options.pulls_in_flight and (piece := pieces.next()) is not None:
+                    under_way.append((piece, self._loop.spawn(self._fetch(piece))))
+                    if pieces.is_probing:
+                        break
+                if not under_way:
+                    break
+                current, task = under_way.popleft()
+                stretch = self._loop.run(_result(task))
+                pieces.learn(current, stretch, is_bulk=current.queue.broker_name in self._bulk)
+                ready += stretch.answers
+                rows += stretch.rows
+                size += stretch.size
+                is_last = not under_way or under_way[0][0].queue != current.queue
+                if ready and (is_last or rows >= MAX_ROWS or size >= 8 * _STRETCH_BYTES):
+                    yield from _joined(ready, current)
+                    ready, rows, size = [], 0, 0
+        finally:
+            for _, task in under_way:
+                task.cancel()
+            if under_way:
+                self._loop.run(_settled([task for _, task in under_way]))
+
+    async def _fetch(self, wanted: QueueRange) -> _Stretch:
+        """Every record of one stretch, pull by pull."""
+        pulls = 0
+        found: list[_Answer] = []
+        subscription = subscription_of(self._options, wanted.queue.topic)
+        is_filtered = subscription.expression != SUB_ALL
+        is_bulk = wanted.queue.broker_name in self._bulk
+        at = wanted.start
+        begun = None
+        while at < wanted.stop:
+            most = min(wanted.stop - at, _MOST_OF_A_PULL)
+            asked_for = subscription if is_filtered else None
+            pulled = await self._brokers.pull(wanted.queue, at, most, asked_for, is_bulk=is_bulk)
+            if pulled.next_offset == at or pulled.code == ResponseCode.PULL_NOT_FOUND:
+                # A slave that is behind its master, or a master that starts: what we know to be there will come.
+                begun = await self._wait(wanted, at, pulled, begun)
+                continue
+            begun = None
+            pulls += 1
+            if pulled.code == ResponseCode.PULL_OFFSET_MOVED:
+                at = self._moved(wanted, at, pulled)
+                continue
+            starts = walk(pulled.body)
+            if not is_filtered and len(starts) < pulled.next_offset - at:
+                self._lost(wanted, at, pulled)
+            if is_filtered and len(starts):
+                # Looking for matches, the broker goes on behind our stretch: those belong to the next one.
+                offsets = field(np.frombuffer(pulled.body, np.uint8), ">i8", starts + 20) + pulled.offset_delta
+                starts = starts[offsets < wanted.stop]
+            if len(starts):
+                found.append(_Answer(pulled.body, starts, pulled.offset_delta))
+            at = pulled.next_offset
+        return _Stretch(found, pulls)
+
+    async def _wait(self, wanted: QueueRange, at: int, pulled: Pulled, begun: float | None) -> float:
+        clock = self._brokers.session.clock
+        now = clock.monotonic()
+        if begun is not None and now - begun > self._options.retry_seconds:
+            raise BrokerAway(
+                f"broker {wanted.queue.broker_name} does not give message {at} of {wanted.queue.topic} queue "
+                f"{wanted.queue.queue_id}, which was there: it says the queue has {pulled.min_offset} to "
+                f"{pulled.max_offset - 1}"
+            )
+        await clock.sleep(_SLAVE_PAUSE_SECONDS)
+        return now if begun is None else begun
+
+    def _moved(self, wanted: QueueRange, at: int, pulled: Pulled) -> int:
+        """The broker says that `at` lies outside the queue: where to go on, if we may."""
+        if not (wanted.is_new and pulled.next_offset > at):
+            self._lost(wanted, at, pulled)
+        return pulled.next_offset if pulled.next_offset > at else wanted.stop
+
+    def _lost(self, wanted: QueueRange, at: int, pulled: Pulled) -> None:
+        loss = Loss(wanted.queue, at, Reach(max(pulled.min_offset, pulled.next_offset), pulled.max_offset))
+        if pulled.next_offset <= at:
+            loss = Loss(wanted.queue, at, Reach(pulled.min_offset, pulled.max_offset))
+        if self._options.fail_on_data_loss:
+            raise DataLost(f"{loss} (failOnDataLoss=false would go on without them)")
+        log.warning("messages lost %s", loss)
+
+
+class _Stretches:
+    """Cuts ranges into what is fetched at once; their size follows what the answers so far have shown."""
+
+    def __init__(self, ranges: Sequence[QueueRange]) -> None:
+        self._rest = deque(ranges)
+        self._size = _FIRST_STRETCH
+        self.is_probing = True
+        """Nothing is known of the size of messages yet: one stretch at a time."""
+
+    def next(self) -> QueueRange | None:
+        if not self._rest:
+            return None
+        first = self._rest.popleft()
+        stop = min(first.start + self._size, first.stop)
+        if stop < first.stop:
+            self._rest.appendleft(first._replace(start=stop))
+        return first._replace(stop=stop)
+
+    def learn(self, wanted: QueueRange, stretch: _Stretch, *, is_bulk: bool) -> None:
+        self.is_probing = False
+        of_a_pull = _MOST_OF_A_PULL if is_bulk else max(_FIRST_STRETCH, wanted.size // max(1, stretch.pulls))
+        fitting = _STRETCH_BYTES * wanted.size // max(1, stretch.size)
+        self._size = max(1, min(of_a_pull * _PULLS_OF_A_STRETCH, fitting, _MOST_OF_A_STRETCH))
+
+
+def _joined(answers: Sequence[_Answer], wanted: QueueRange) -> Iterator[Fetched]:
+    """The answers as one buffer; as several only where a queue was moved to another broker in between."""
+    at = 0
+    while at < len(answers):
+        delta = answers[at].offset_delta
+        end = at
+        while end < len(answers) and answers[end].offset_delta == delta:
+            end += 1
+        same = answers[at:end]
+        bases = np.cumsum([0, *(len(answer.body) for answer in same[:-1])])
+        starts = np.concatenate([answer.starts + base for answer, base in zip(same, bases, strict=True)])
+        yield Fetched(
+            b"".join(answer.body for answer in same), starts, Origin(wanted.queue, wanted.start, wanted.stop, delta)
+        )
+        at = end
+
+
+async def _result(task: asyncio.Task[_Stretch]) -> _Stretch:
+    return await task
+
+
+async def _settled(tasks: Sequence[asyncio.Task[_Stretch]]) -> None:
+    await asyncio.gather(*tasks, return_exceptions=True)

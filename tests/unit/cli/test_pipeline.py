@@ -1,0 +1,84 @@
+"""`downrange pipeline …` as far as it goes without Spark: a lake needs none; wrong input is told before it starts."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from downrange.cli import pipeline
+from downrange.spark.lake.lake import Lake
+from tests.support.lake_messages import messages, write
+from tests.unit.cli.conftest import Command
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    lake = Lake.create(tmp_path / "lake")
+    for batch in range(3):
+        lake.commit_batch("query", batch, write(lake, messages(batch * 10, batch * 10 + 10)))
+    return lake
+
+
+def test_compact_and_check(command: Command, lake: Lake) -> None:
+    assert command("pipeline", "check", str(lake.root)).out == "3 files, 30 messages: all as the manifest says\n"
+    done = command("pipeline", "compact", str(lake.root), "--json")
+    assert [(one["replaced"], one["messages"]) for one in done.document["compacted"]] == [(3, 30)]
+    assert command("pipeline", "compact", str(lake.root)).out == "joined 0 files into 0\n"
+    (lake.root / lake.files()[0].path).unlink()
+    broken = command("pipeline", "check", str(lake.root), "--json")
+    assert broken.code == 1
+    assert len(broken.document["problems"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["check", "nowhere"], "is not a lake: it has no manifest"),
+        (["archive", "{lake}"], "what to read is not said"),
+        (["archive", "{lake}", "orders", "-o", "nonsense=1"], "unknown option nonsense"),
+        (["archive", "{lake}", "orders", "-o", "nonsense"], "'nonsense' is not key=value"),
+        (["archive", "{lake}", "or/ders"], "illegal characters"),
+        (["archive", "{lake}", "orders", "--store", "nowhere"], "nowhere is not a store directory"),
+        (["archive", "{lake}", "orders", "--name", "a/b"], "'a/b' cannot name a pipeline"),
+        (["archive", "{lake}", "orders", "--every", "0"], "expected more than none"),
+        (["replay", "{lake}"], "say where to: --to TOPIC, or --to-own"),
+        (["replay", "{lake}", "--to", "a", "--to-own"], "say where to"),
+        (["replay", "{lake}", "--to", "a/b"], "illegal characters"),
+        (["replay", "{lake}", "--to", "again", "--begin", "noon"], "'noon' is not a time"),
+        (["replay", "nowhere", "--to", "again"], "is not a lake"),
+        (["sql", "SELECT 1"], "the query has nothing to read"),
+        (["sql", "SELECT 1", "--lake", "{lake}", "--output", "parquet"], "--output parquet and --to DIR go together"),
+        (["sql", "SELECT 1", "--topic", "1=orders"], "'1' cannot be a view"),
+        (["stats", "out"], "what to read is not said"),
+        (["stats", "out", "--lake", "{lake}", "--pattern", "x"], "exclude each other"),
+    ],
+)
+def test_wrong_input_is_one_line_and_exit_code_2(
+    command: Command, lake: Lake, arguments: list[str], text: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(pipeline, "spark_session", None)  # it must not come to that
+    result = command("pipeline", *(argument.replace("{lake}", str(lake.root)) for argument in arguments))
+    assert result.code == 2
+    assert text in result.err
+    assert len(result.err.strip().splitlines()) == 1
+    assert result.out == ""
+
+
+def test_without_spark_it_says_how_to_get_it(command: Command, lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyspark", None)
+    result = command("pipeline", "archive", str(lake.root), "orders")
+    assert result.code == 2
+    assert result.err == (
+        "downrange: pipelines run on Spark, and pyspark is not installed: pip install 'downrange[spark]'\n"
+    )
+
+
+def test_without_java_it_says_so(command: Command, lake: Lake, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    result = command("pipeline", "sql", "SELECT 1", "--lake", str(lake.root))
+    assert result.code == 2
+    assert result.err == "downrange: Spark needs Java 17 or newer: install it, or set JAVA_HOME\n"

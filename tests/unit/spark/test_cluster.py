@@ -1,0 +1,127 @@
+"""A cluster as the driver sees it, with connections that are cut while nobody looks at them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from downrange import Message
+from downrange.model.message import MessageQueue
+from downrange.spark.cluster import Cluster
+from downrange.spark.errors import DataLost
+from downrange.spark.options import parse_options
+from downrange.spark.planner import QueueRange, Reach
+from downrange.spark.wire_reader import WireReader
+from downrange.spark.worker_loop import WorkerLoop
+from downrange.testing import EmbeddedBroker, broker
+from tests.support.fault_proxy import FaultProxy
+
+
+@pytest.fixture
+def loop() -> Iterator[WorkerLoop]:
+    running = WorkerLoop()
+    yield running
+    running.close()
+
+
+@pytest.fixture(scope="module")
+def mq() -> Iterator[EmbeddedBroker]:
+    with broker() as running:
+        running.create_topic("orders", 2)
+        producer = running.producer()
+        for number in range(100):
+            queue = MessageQueue("orders", "broker-a", number % 2)
+            producer.send(Message("orders", b"%d" % number, tags="ab"[number % 2]), queue=queue)
+        yield running
+
+
+class ProxyThread:
+    """A proxy that runs on a loop of its own, as a server does."""
+
+    def __init__(self, port: int) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+        self.proxy = FaultProxy(("127.0.0.1", port))
+        self.run(self.proxy.accept())
+
+    def run(self, work: object) -> None:
+        asyncio.run_coroutine_threadsafe(work, self._loop).result(5)  # type: ignore[arg-type]
+
+    def cut(self) -> None:
+        async def cut() -> None:
+            self.proxy.cut()
+
+        self.run(cut())
+
+    def close(self) -> None:
+        self.run(self.proxy.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+def test_a_connection_closed_between_two_batches_is_made_anew(
+    mq: EmbeddedBroker, loop: WorkerLoop, caplog: pytest.LogCaptureFixture
+) -> None:
+    name_server = ProxyThread(int(mq.namesrv.rpartition(":")[2]))
+    try:
+        options = parse_options({"namesrv": f"127.0.0.1:{name_server.proxy.port}", "subscribePattern": "orders"})
+        cluster = Cluster(options, loop)
+        assert len(cluster.queues()) == 2
+        name_server.cut()
+        with caplog.at_level(logging.WARNING):
+            assert len(cluster.queues()) == 2
+        assert caplog.records == []
+    finally:
+        name_server.close()
+
+
+def test_reach_times_and_commits(mq: EmbeddedBroker, loop: WorkerLoop) -> None:
+    cluster = Cluster(parse_options({"namesrv": mq.namesrv, "subscribe": "orders", "group": "lake"}), loop)
+    queues = cluster.queues()
+    reach = cluster.reach(queues, must_answer=True)
+    assert reach == dict.fromkeys(queues, Reach(0, 50))
+    stored = {(message.queue, int(message.queue_offset)): message.store_timestamp for message in mq.messages("orders")}
+    for queue in queues:
+        for moment in {stored[queue, 0], stored[queue, 25], stored[queue, 49], stored[queue, 49] + 1}:
+            wanted = sum(time < moment for (where, _), time in stored.items() if where == queue)
+            assert cluster.at_time({queue: moment}, reach) == {queue: wanted}
+    cluster.commit(dict.fromkeys(queues, 20))
+    assert cluster.committed(queues) == dict.fromkeys(queues, 20)
+
+
+def read(mq: EmbeddedBroker, loop: WorkerLoop, wanted: list[QueueRange], **options: str) -> int:
+    given = parse_options({"namesrv": mq.namesrv, "subscribe": "orders", **options})
+    return sum(len(fetched.starts) for fetched in WireReader(given, loop).read(wanted))
+
+
+QUEUE = MessageQueue("orders", "broker-a", 0)
+
+
+@pytest.mark.parametrize("in_flight", ["1", "2", "16"])
+def test_ranges_are_read_whole(mq: EmbeddedBroker, loop: WorkerLoop, in_flight: str) -> None:
+    other = QUEUE._replace(queue_id=1)
+    wanted = [QueueRange(QUEUE, 3, 50), QueueRange(other, 0, 1), QueueRange(other, 10, 45)]
+    assert read(mq, loop, wanted, pullsInFlight=in_flight) == 47 + 1 + 35
+    assert read(mq, loop, wanted, pullsInFlight=in_flight, tags="a") == 47
+    assert read(mq, loop, wanted, pullsInFlight=in_flight, tags="nobody") == 0
+    assert read(mq, loop, []) == 0
+
+
+def test_a_reader_that_is_given_up_leaves_nothing_under_way(mq: EmbeddedBroker, loop: WorkerLoop) -> None:
+    given = parse_options({"namesrv": mq.namesrv, "subscribe": "orders"})
+    reading = WireReader(given, loop).read([QueueRange(QUEUE, 0, 40), QueueRange(QUEUE._replace(queue_id=1), 0, 50)])
+    assert len(next(reading).starts) > 0
+    reading.close()
+    assert read(mq, loop, [QueueRange(QUEUE, 0, 5)]) == 5
+
+
+def test_an_offset_outside_the_queue(mq: EmbeddedBroker, loop: WorkerLoop) -> None:
+    with pytest.raises(DataLost, match="the queue ends at 50"):
+        read(mq, loop, [QueueRange(QUEUE, 60, 70)])
+    assert read(mq, loop, [QueueRange(QUEUE, 60, 70)], failOnDataLoss="false") == 0
