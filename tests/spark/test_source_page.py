@@ -1,4 +1,4 @@
-"""The Python of docs/how-to/spark.md runs as it stands, but for the address."""
+"""The Python of docs/how-to/spark.md, and of the README, runs as it stands, but for the address."""
 
 from __future__ import annotations
 
@@ -31,3 +31,13 @@ def test_the_blocks_run(spark: SparkSession, tmp_path: Path, capsys: pytest.Capt
     assert "<Lag 0 messages in 0 queues>" in said
     assert said.endswith("30 orders\n")
     assert spark.read.parquet(str(tmp_path / "orders.parquet")).count() == 30
+
+
+def test_the_example_of_the_readme_runs(spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:
+    readme = (PAGE.parents[2] / "README.md").read_text("utf-8")
+    found = re.search(r"<!-- example: spark -->\n```python\n(.*?)```", readme, re.DOTALL)
+    assert found is not None
+    with broker() as mq:
+        send(mq, "orders", range(30))
+        exec(found[1].replace("127.0.0.1:9876", mq.namesrv), {})  # noqa: S102  our own page
+    assert "|   a|   10|" in capsys.readouterr().out
