@@ -22,6 +22,7 @@ from downrange.broker.handlers.config import ConfigHandlers
 from downrange.broker.handlers.consumers import ConsumerHandlers
 from downrange.broker.handlers.groups import GroupHandlers
 from downrange.broker.handlers.offsets import OffsetHandlers
+from downrange.broker.handlers.plain_pulls import PlainPulls
 from downrange.broker.handlers.plain_sends import PlainSends
 from downrange.broker.handlers.progress import ProgressHandlers
 from downrange.broker.handlers.pull import PullHandlers
@@ -39,7 +40,7 @@ from downrange.broker.message_writer import MessageWriter
 from downrange.broker.metrics import MetricsServer
 from downrange.broker.queue_locks import QueueLocks
 from downrange.broker.replication.master import Slaves
-from downrange.broker.routes import handler_of
+from downrange.broker.routes import express_of, handler_of
 from downrange.broker.services.delay import DelayService
 from downrange.broker.services.flushing import Flusher
 from downrange.broker.services.housekeeping import clean_filters, clean_up, expire_clients, save_every, save_soon
@@ -219,9 +220,10 @@ async def _serving(
         producers.drop(connection)
         held.drop(connection)
 
-    for server, without in ((main, frozenset[int]()), (vip, _MAIN_PORT_ONLY)):
+    plain = express_of(plain_sends.take, PlainPulls(pull, store, statistics, flow).take)
+    for server, without, express in ((main, frozenset[int](), plain), (vip, _MAIN_PORT_ONLY, plain_sends.take)):
         server.handler = handler_of(*tables, statistics=statistics, without=without)
-        server.express = plain_sends.take
+        server.express = express
         server.on_close = closed
         await server.start()
 

@@ -40,6 +40,14 @@ class BrokerConfig:
     reject_transaction_message: bool = setting(False, "Refuse transactional messages.")
     long_polling_enable: bool = setting(True, "Hold pulls that find nothing until a message arrives.")
     short_polling_time_mills: int = setting(1000, "How long to hold them otherwise.", unit="ms", minimum=1)
+    max_transfer_bytes_on_bulk_pull: int = setting(
+        4 << 20,
+        "Most bytes of one pull of a reader that takes many messages at a time, as Spark does; 0 gives it no more "
+        "than any other. Not a key of RocketMQ: readers know this broker by it.",
+        unit="bytes",
+        minimum=0,
+        maximum=12 << 20,
+    )
     notify_consumer_ids_changed_enable: bool = setting(True, "Tell a group when its members change.")
     slave_read_enable: bool = setting(False, "Send consumers that fall behind to a slave.")
     broker_fast_failure_enable: bool = setting(True, "Refuse requests that waited too long.")
@@ -101,6 +109,7 @@ REMOTELY_CHANGEABLE: Final = frozenset(
         "rejectTransactionMessage",
         "longPollingEnable",
         "shortPollingTimeMills",
+        "maxTransferBytesOnBulkPull",
         "notifyConsumerIdsChangedEnable",
         "slaveReadEnable",
         "brokerFastFailureEnable",

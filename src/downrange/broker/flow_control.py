@@ -8,6 +8,7 @@ waited. (RocketMQ measures the same in its thread pools' queues.)
 from __future__ import annotations
 
 import asyncio
+from math import inf
 from typing import Final
 
 from downrange.broker.live_config import LiveConfig
@@ -26,11 +27,25 @@ class FlowControl:
         self._loop = asyncio.get_running_loop()
         self.last_tick = self._loop.time()
         self._busy_tick: float | None = None
+        self._has_transient_pool = store.transient_buffers_available is not None
+        self.send_patience = self.pull_patience = 0.0
+        """While the last tick is no longer ago than this, in seconds, `check_send` and `check_pull` say yes."""
+        self._set_patience()
 
     async def tick(self) -> None:
         while True:
             self.last_tick = self._loop.time()
+            self._set_patience()
             await asyncio.sleep(TICK_SECONDS)
+
+    def _set_patience(self) -> None:
+        broker = self._config.broker
+        self.send_patience = self.pull_patience = inf
+        if broker.broker_fast_failure_enable:
+            self.send_patience = TICK_SECONDS + broker.wait_time_mills_in_send_queue / 1000
+            self.pull_patience = TICK_SECONDS + broker.wait_time_mills_in_pull_queue / 1000
+        if self._has_transient_pool:
+            self.send_patience = -inf  # whether it has a free buffer must be asked each time
 
     @property
     def waited_millis(self) -> float:
@@ -41,6 +56,8 @@ class FlowControl:
         """A message took so long to be copied into the log: the kernel made us wait for the page cache."""
         if seconds * 1000 > self._config.store.os_page_cache_busy_timeout_millis:
             self._busy_tick = self.last_tick
+            if self._config.broker.broker_fast_failure_enable:
+                self.send_patience = -inf
 
     def check_send(self) -> None:
         if self._busy_tick == self.last_tick and self._config.broker.broker_fast_failure_enable:

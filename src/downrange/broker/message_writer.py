@@ -58,6 +58,7 @@ class MessageWriter:
     ) -> None:
         self._store = store
         self._held = held
+        self._waiting = held.queues  # empty: there is nobody to wake
         self._flusher = flusher
         self._clock = clock
         self.statistics = statistics
@@ -65,6 +66,8 @@ class MessageWriter:
         self._links: Collection[object] = () if slaves is None else slaves.links  # empty: there is nobody to wake
         # Who a sender waits for beside the disk.
         self._copied_by = slaves if store.config.broker_role is BrokerRole.SYNC_MASTER else None
+        self.makes_wait = self._copied_by is not None or flusher.is_sync
+        """Whether senders wait until their messages are as safe as promised, or are answered at once."""
         self._delays = store.config.delay_level_millis()
         self.max_delay_level = len(self._delays)
         self.on_delayed: Callable[[int], None] = lambda queue_id: None
@@ -99,15 +102,16 @@ class MessageWriter:
         places = self._store.append_run(messages, born_host, store_host, self._clock.now())
         if places is None:
             return None
-        topic = messages[0][0].topic
-        if len(messages) == 1 or len({message[0].topic for message in messages}) == 1:
-            self.statistics.put_each(topic, [place[1] for place in places])
+        if len(messages) == 1:
+            self.statistics.put(messages[0][0].topic, 1, places[0][1])
+        elif len({message[0].topic for message in messages}) == 1:
+            self.statistics.put_each(messages[0][0].topic, [place[1] for place in places])
         else:
             for message, place in zip(messages, places, strict=True):
                 self.statistics.put(message[0].topic, 1, place[1])
-        if self._held.queues:
+        if self._waiting:
             for (state, _, properties, *_), (_, _, queue_offset) in zip(messages, places, strict=True):
-                if (state.topic, state.queue_id) in self._held.queues:
+                if (state.topic, state.queue_id) in self._waiting:
                     self._notify(state.topic, state.queue_id, queue_offset, properties)
         if self._links:
             self._wake_slaves()
@@ -115,6 +119,8 @@ class MessageWriter:
 
     def safe_when(self, end_offset: int) -> asyncio.Future[PutMessageStatus] | None:
         """How waiting ends until the log up to here is as safe as this broker promises; None without a promise."""
+        if not self.makes_wait:
+            return None
         copied = None if self._copied_by is None else self._copied_by.wait_for(end_offset)
         if not self._flusher.is_sync:
             return copied

@@ -22,6 +22,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 from downrange.clock import Clock
 from downrange.protocol.bodies.statistics import BrokerStatsData, StatsItem
+from downrange.protocol.codes import RequestCode, ResponseCode
 
 NORMAL: Final = "normal"  # message types as RocketMQ 5 labels them; the others are fifo, delay and transaction
 
@@ -37,6 +38,9 @@ _SECONDS_KEPT: Final = 601
 _LATENCY_TICKS: Final = 60
 _MINUTE, _HOUR, _DAY = 0, 1, 2
 _FIELDS: Final = 3  # calls, messages, bytes
+_PULL: Final = int(RequestCode.PULL_MESSAGE)
+_SEND: Final = int(RequestCode.SEND_MESSAGE_V2)
+_SUCCESS: Final = int(ResponseCode.SUCCESS)
 _IDLE_SAMPLES: Final = 24 * 3600 // 10  # of the minute window: a day
 
 K = TypeVar("K")
@@ -214,6 +218,7 @@ class Statistics:
         self.rollbacks: defaultdict[str, int] = defaultdict(int)
         self.delays = Histogram(DELAY_SECONDS_BOUNDS)
         self.rpcs: dict[tuple[int, int], Histogram] = {}
+        self._plain_sends: Histogram | None = None
         self._cluster = cluster
         self._day_of = day_of
         self._day = day_of(now)
@@ -272,10 +277,18 @@ class Statistics:
         if whole > self.put_millis_max:
             self.put_millis_max = whole
 
-    def plain_sends(self, request_code: int, response_code: int, requests: int, millis: float) -> None:
-        """So many sends came at once and were answered together: each took its share of the time."""
+    def sent_together(self, requests: int, millis: float) -> None:
+        """So many sends (310) came at once and were answered together: each took its share of the time."""
+        histogram = self._plain_sends
+        if histogram is None:
+            histogram = self._plain_sends = self._histogram(_SEND, _SUCCESS)
+        if millis < 1:
+            histogram.counts[0] += requests
+            histogram.sum += millis
+            self._latencies[0] += requests
+            return
         each = millis / requests
-        self._histogram(request_code, response_code).observe(each, requests)
+        histogram.observe(each, requests)
         self._latencies[int(each)] += requests
         if each > self.put_millis_max:
             self.put_millis_max = int(each)
@@ -286,6 +299,12 @@ class Statistics:
         tally.calls += 1
         tally.messages += messages
         tally.bytes += size
+
+    def pulled_together(self, requests: int, millis: float) -> None:
+        """So many pulls (11) came at once and were answered together: each took its share of the time."""
+        each = millis / requests
+        self._histogram(_PULL, _SUCCESS).observe(each, requests)
+        self.get_latency(each)
 
     def get_missed(self) -> None:
         """One pull found nothing."""

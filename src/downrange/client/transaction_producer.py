@@ -282,7 +282,7 @@ class AsyncTransactionProducer(AsyncProducer):
     def asked(self, header: CheckTransactionStateRequest, message: ReceivedMessage, connection: Connection) -> None:
         """A broker asks how a transaction ended. Called by the session's handler."""
         if not self._is_open or len(self._checks) >= MAX_WAITING_CHECKS:
-            log.warning("check not answered, the broker will ask again id=%s", message.message_id)
+            log.info("check not answered, the broker will ask again id=%s", message.message_id)
             return
         self._begin()
         task = asyncio.ensure_future(self._answer(header, message, connection))

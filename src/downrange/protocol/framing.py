@@ -39,19 +39,16 @@ class FrameDecoder:
     Holds always: no more than one incomplete frame is kept, and its declared length passed the limits.
     """
 
-    __slots__ = ("_buffer", "_needed", "error", "max_frame", "max_header")
+    __slots__ = ("_buffer", "_needed", "buffered", "error", "max_frame", "max_header")
 
     def __init__(self, max_frame: int = MAX_FRAME, max_header: int = MAX_HEADER) -> None:
         self.max_frame = max_frame
         self.max_header = max_header
         self.error: RemoteProtocolError | None = None
+        self.buffered = 0
+        """Bytes of the incomplete frame held."""
         self._buffer = bytearray()
         self._needed = 8  # bytes the buffer must hold before another look at it is worth while
-
-    @property
-    def buffered(self) -> int:
-        """Bytes of the incomplete frame held."""
-        return len(self._buffer)
 
     def feed(self, data: bytes) -> list[Command]:
         """Every command that `data` completes, in order."""
@@ -68,12 +65,14 @@ class FrameDecoder:
         """Every frame that `data` completes, in order, its header unread."""
         if self.error is not None:
             return []
-        if self._buffer:
+        if self.buffered:
             self._buffer += data
-            if len(self._buffer) < self._needed:
+            self.buffered = len(self._buffer)
+            if self.buffered < self._needed:
                 return []
             data = bytes(self._buffer)
             self._buffer.clear()
+            self.buffered = 0
         frames: list[Frame] = []
         at = 0
         end = len(data)
@@ -92,6 +91,7 @@ class FrameDecoder:
             at = frame_end
         if at < end:
             self._buffer += data[at:] if at else data
+            self.buffered = end - at
             self._needed = frame_end - at if end - at >= 8 else 8
         return frames
 

@@ -5,19 +5,23 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, cast
+
+import msgspec
 
 from downrange.client.admin.cluster import properties_table
 from downrange.client.errors import BrokerNotFound, ClientError
-from downrange.client.session import Session
+from downrange.client.session import Session, accepted
 from downrange.model.errors import MQError
 from downrange.model.message import MessageQueue
 from downrange.model.subscription import SUB_ALL, Subscription
+from downrange.protocol.bodies.fields import encode_fields
 from downrange.protocol.bodies.pull import PullMessageRequest, PullMessageResponse, PullSysFlag
 from downrange.protocol.bodies.routes import MASTER_ID, TopicRouteData
 from downrange.protocol.codes import RequestCode, ResponseCode
 from downrange.protocol.command import Command, request
 from downrange.protocol.errors import BrokerError, FlowControl, InternalError, ServiceNotAvailable
+from downrange.spark.pull_connection import PullConnections
 from downrange.transport.errors import TransportError
 
 log = logging.getLogger(__name__)
@@ -26,6 +30,7 @@ _PAUSE_SECONDS: Final = 0.1
 _MOST_PAUSE_SECONDS: Final = 2.0
 _PULL_SECONDS: Final = 15.0
 _BULK_KEY: Final = "maxTransferBytesOnBulkPull"
+_PULL: Final = int(RequestCode.PULL_MESSAGE)
 _ANSWERS: Final = frozenset(
     {
         int(ResponseCode.SUCCESS),
@@ -41,7 +46,7 @@ class Pulled:
     """The answer to one pull: records as they lie in the log, and where to go on."""
 
     code: int
-    body: bytes
+    body: bytes | bytearray
     next_offset: int
     min_offset: int
     max_offset: int
@@ -55,13 +60,25 @@ class BrokerAway(ClientError):
 
 
 class Brokers:
-    """The brokers behind the queues of a read. Remembers which process of each answered; used on one event loop."""
+    """The brokers behind the queues of a read. Remembers which process of each answered; used on one event loop.
 
-    def __init__(self, session: Session, *, group: str, retry_seconds: float = 0.0) -> None:
+    Pulls go over connections of their own where these are given.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        *,
+        group: str,
+        retry_seconds: float = 0.0,
+        pull_connections: PullConnections | None = None,
+    ) -> None:
         self.session = session
+        self._pull_connections = pull_connections
         self._group = group
         self._retry_seconds = retry_seconds
         self._answering: dict[str, int] = {}
+        self._pull_fields: dict[tuple[MessageQueue, str | None, bool], bytes] = {}
 
     async def ask(self, queue: MessageQueue, command: Command, accept: Collection[int] | None = None) -> Command:
         """The reply of the broker of `queue`. An answer of the broker, good or bad, ends the search for one."""
@@ -92,8 +109,11 @@ class Brokers:
             try:
                 if accept is None:
                     reply = await self.session.invoke(address, command)
-                else:
+                elif self._pull_connections is None:
                     reply = await self.session.invoke(address, command, _PULL_SECONDS, accept)
+                else:
+                    signed = self.session.signed(command)
+                    reply = accepted(await self._pull_connections.request(address, signed, _PULL_SECONDS), accept)
             except (TransportError, ServiceNotAvailable) as error:
                 problem = error
                 self._answering.pop(queue.broker_name, None)
@@ -139,31 +159,43 @@ class Brokers:
         is_bulk: bool = False,
     ) -> Pulled:
         """Messages from `offset` on, without waiting for any. `is_bulk` only where the broker takes bulk pulls."""
-        header = PullMessageRequest(
-            consumer_group=self._group,
-            topic=queue.topic,
-            queue_id=queue.queue_id,
-            queue_offset=offset,
-            max_msg_nums=max_messages,
-            sys_flag=int(PullSysFlag.SUBSCRIPTION),
-            commit_offset=0,
-            suspend_timeout_millis=0,
-            subscription=SUB_ALL if subscription is None else subscription.expression,
-            sub_version=0,
-            expression_type=None if subscription is None else subscription.expression_type,
-            bname=queue.broker_name,
-            bulk=is_bulk or None,
-        )
-        reply = await self.ask(queue, request(RequestCode.PULL_MESSAGE, header), _ANSWERS)
+        key = queue, None if subscription is None else subscription.expression, is_bulk
+        rest = self._pull_fields.get(key)
+        if rest is None:
+            rest = self._pull_fields[key] = _pull_fields(self._group, queue, subscription, is_bulk=is_bulk)
+        fields = b'{"queueOffset":"%d","maxMsgNums":"%d",' % (offset, max_messages) + rest
+        reply = await self.ask(queue, Command(_PULL, raw_ext=msgspec.Raw(fields)), _ANSWERS)
         answer = reply.header(PullMessageResponse)
         return Pulled(
             reply.code,
-            reply.body_bytes if reply.code == ResponseCode.SUCCESS else b"",
+            cast(bytes | bytearray, reply.body) if reply.code == ResponseCode.SUCCESS else b"",
             answer.next_begin_offset,
             answer.min_offset,
             answer.max_offset,
             answer.offset_delta or 0,
         )
+
+
+def _pull_fields(group: str, queue: MessageQueue, subscription: Subscription | None, *, is_bulk: bool) -> bytes:
+    """The ext fields that all pulls of a queue have in common, as the end of their JSON text."""
+    header = PullMessageRequest(
+        consumer_group=group,
+        topic=queue.topic,
+        queue_id=queue.queue_id,
+        queue_offset=0,
+        max_msg_nums=0,
+        sys_flag=int(PullSysFlag.SUBSCRIPTION),
+        commit_offset=0,
+        suspend_timeout_millis=0,
+        subscription=SUB_ALL if subscription is None else subscription.expression,
+        sub_version=0,
+        expression_type=None if subscription is None else subscription.expression_type,
+        bname=queue.broker_name,
+        bulk=is_bulk or None,
+    )
+    fields = encode_fields(header)
+    del fields["queueOffset"], fields["maxMsgNums"]
+    return msgspec.json.encode(fields)[1:]
 
 
 def _may_pass(error: MQError) -> bool:

@@ -44,7 +44,7 @@ class Origin:
 class Fetched(NamedTuple):
     """Records that were read but not decoded: where they begin in a buffer, and where they come from."""
 
-    buffer: bytes | mmap.mmap
+    buffer: bytes | bytearray | mmap.mmap
     starts: Positions
     origin: Origin
 

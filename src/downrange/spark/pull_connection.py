@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Buffer
 from typing import Final, cast
 
 from downrange.protocol.command import Command
@@ -38,6 +37,7 @@ class PullConnection(asyncio.BufferedProtocol):
         self._asked = Outstanding(self._loop, lambda: None)
         self._asked.peer = peer
         self._opaque = 0
+        self._out: list[bytes] = []
         self._head = memoryview(bytearray(_HEAD_BYTES))
         self._filled = 0
         self._body: bytearray | None = None
@@ -58,13 +58,24 @@ class PullConnection(asyncio.BufferedProtocol):
             raise TransportClosed(f"connection to {self._peer} is closed")
         opaque = self._opaque = (self._opaque + 1) & 0x7FFFFFFF
         waiter: asyncio.Future[Command] = self._loop.create_future()
-        self._transport.write(encode(command, opaque))
+        self._send(encode(command, opaque))
         self._asked.add(opaque, waiter, command.code, timeout)
         try:
             return await waiter
         except asyncio.CancelledError:
             self._asked.forget_given_up()
             raise
+
+    def _send(self, frame: bytes) -> None:
+        """Queue a frame; everything queued in one turn of the loop leaves in one write, which costs most of a pull."""
+        if not self._out:
+            self._loop.call_soon(self._flush)
+        self._out.append(frame)
+
+    def _flush(self) -> None:
+        out, self._out = self._out, []
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(b"".join(out))
 
     def close(self) -> None:
         if self._transport is not None:
@@ -79,7 +90,7 @@ class PullConnection(asyncio.BufferedProtocol):
         reason = f": {error}" if error else ""
         self._asked.fail_all(lambda: ConnectionLost(f"connection to {self._peer} was lost{reason}"))
 
-    def get_buffer(self, sizehint: int) -> Buffer:
+    def get_buffer(self, sizehint: int) -> memoryview:
         if self._body is not None:
             return memoryview(self._body)[self._received :]
         return self._head[self._filled :]
@@ -162,9 +173,7 @@ class PullConnections:
             async with asyncio.timeout(self._connect_timeout):
                 _, connection = await loop.create_connection(lambda: PullConnection(address), host, port)
         except TimeoutError:
-            raise ConnectFailed(
-                f"cannot connect to {address}: no answer within {self._connect_timeout:g} s"
-            ) from None
+            raise ConnectFailed(f"cannot connect to {address}: no answer within {self._connect_timeout:g} s") from None
         except OSError as error:
             raise ConnectFailed(f"cannot connect to {address}: {error.strerror or error}") from None
         self._open[address] = connection

@@ -6,6 +6,7 @@ single indexing; nothing is done per record in Python. Buffers are smaller than 
 
 from __future__ import annotations
 
+import struct
 from typing import Any, Final
 
 import numpy as np
@@ -18,6 +19,7 @@ from downrange.model.record import FIXED_SIZE, IPV6_EXTRA, MAGIC_V1, MAGIC_V2, C
 Positions = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 
+_SIZE: Final = struct.Struct(">i")
 _V6_HOSTS: Final = int(SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6)
 
 
@@ -28,14 +30,14 @@ def field(raw: Bytes, kind: str, at: Positions) -> npt.NDArray[Any]:
     return view[at].astype(stored.newbyteorder("="), copy=False)
 
 
-def walk(buffer: bytes | memoryview) -> Positions:
+def walk(buffer: bytes | bytearray | memoryview) -> Positions:
     """Where the records of a pull reply begin: one behind the other, to the end of the buffer."""
     starts = []
     at, end = 0, len(buffer)
-    from_bytes = int.from_bytes
+    size_at = _SIZE.unpack_from
     while at < end:
         starts.append(at)
-        size = from_bytes(buffer[at : at + 4], "big")
+        size = size_at(buffer, at)[0] if end - at >= 4 else 0
         if size < FIXED_SIZE or at + size > end:
             raise CorruptRecord(f"record at byte {at} says {size} bytes, {end - at} are there")
         at += size

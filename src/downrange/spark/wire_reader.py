@@ -18,10 +18,11 @@ from downrange.model.subscription import SUB_ALL
 from downrange.protocol.codes import ResponseCode
 from downrange.spark.brokers import BrokerAway, Brokers, Pulled
 from downrange.spark.cluster import subscription_of
-from downrange.spark.decoder import MAX_ROWS, Fetched, Origin
+from downrange.spark.decoder import Fetched, Origin
 from downrange.spark.errors import DataLost
 from downrange.spark.options import SourceOptions
 from downrange.spark.planner import Loss, QueueRange, Reach
+from downrange.spark.pull_connection import PullConnections
 from downrange.spark.record_arrays import Positions, field, walk
 from downrange.spark.worker_loop import WorkerLoop
 
@@ -32,11 +33,17 @@ _PULLS_OF_A_STRETCH: Final = 8
 _MOST_OF_A_STRETCH: Final = 1 << 16
 _STRETCH_BYTES: Final = 1 << 20
 _MOST_OF_A_PULL: Final = 4096
+# Answers to bulk pulls are so large that few of them keep a broker busy; a stretch is one of them.
+_BULK_STRETCH_BYTES: Final = 7 << 19
+_BULK_PULLS_IN_FLIGHT: Final = 4
+# What is worth a batch: fewer rows take the decoder longer each, and joining more of them costs more than it brings.
+_ENOUGH_ROWS: Final = 4096
+_ENOUGH_BYTES: Final = 3 << 20
 _SLAVE_PAUSE_SECONDS: Final = 0.2
 
 
 class _Answer(NamedTuple):
-    body: bytes
+    body: bytes | bytearray
     starts: Positions
     offset_delta: int
 
@@ -65,16 +72,25 @@ class WireReader:
         self._bulk = bulk
         self._loop = loop
         session = loop.session(options.client_config())
-        self._brokers = Brokers(session, group=options.group, retry_seconds=options.retry_seconds)
+        self._connections = PullConnections(session.config.connect_timeout_seconds)
+        self._brokers = Brokers(
+            session,
+            group=options.group,
+            retry_seconds=options.retry_seconds,
+            pull_connections=self._connections,
+        )
 
     def read(self, ranges: Sequence[QueueRange]) -> Generator[Fetched, None, None]:
         under_way: deque[tuple[QueueRange, asyncio.Task[_Stretch]]] = deque()
         ready: list[_Answer] = []
         rows = size = 0
         pieces = _Stretches(ranges)
+        in_flight = self._options.pulls_in_flight
+        if all(one.queue.broker_name in self._bulk for one in ranges):
+            in_flight = min(in_flight, _BULK_PULLS_IN_FLIGHT)
         try:
             while True:
-                while len(under_way) < self._options.pulls_in_flight and (piece := pieces.next()) is not None:
+                while len(under_way) < in_flight and (piece := pieces.next()) is not None:
                     under_way.append((piece, self._loop.spawn(self._fetch(piece))))
                     if pieces.is_probing:
                         break
@@ -87,7 +103,7 @@ class WireReader:
                 rows += stretch.rows
                 size += stretch.size
                 is_last = not under_way or under_way[0][0].queue != current.queue
-                if ready and (is_last or rows >= MAX_ROWS or size >= 8 * _STRETCH_BYTES):
+                if ready and (is_last or rows >= _ENOUGH_ROWS or size >= _ENOUGH_BYTES):
                     yield from _joined(ready, current)
                     ready, rows, size = [], 0, 0
         finally:
@@ -95,6 +111,7 @@ class WireReader:
                 task.cancel()
             if under_way:
                 self._loop.run(_settled([task for _, task in under_way]))
+            self._loop.run(self._connections.close())
 
     async def _fetch(self, wanted: QueueRange) -> _Stretch:
         """Every record of one stretch, pull by pull."""
@@ -177,9 +194,13 @@ class _Stretches:
 
     def learn(self, wanted: QueueRange, stretch: _Stretch, *, is_bulk: bool) -> None:
         self.is_probing = False
-        of_a_pull = _MOST_OF_A_PULL if is_bulk else max(_FIRST_STRETCH, wanted.size // max(1, stretch.pulls))
-        fitting = _STRETCH_BYTES * wanted.size // max(1, stretch.size)
-        self._size = max(1, min(of_a_pull * _PULLS_OF_A_STRETCH, fitting, _MOST_OF_A_STRETCH))
+        if is_bulk:
+            most, most_bytes = _MOST_OF_A_PULL, _BULK_STRETCH_BYTES
+        else:
+            of_a_pull = max(_FIRST_STRETCH, wanted.size // max(1, stretch.pulls))
+            most, most_bytes = min(of_a_pull * _PULLS_OF_A_STRETCH, _MOST_OF_A_STRETCH), _STRETCH_BYTES
+        fitting = most_bytes * wanted.size // max(1, stretch.size)
+        self._size = max(1, min(most, fitting))
 
 
 def _joined(answers: Sequence[_Answer], wanted: QueueRange) -> Iterator[Fetched]:
@@ -191,12 +212,14 @@ def _joined(answers: Sequence[_Answer], wanted: QueueRange) -> Iterator[Fetched]
         while end < len(answers) and answers[end].offset_delta == delta:
             end += 1
         same = answers[at:end]
+        origin = Origin(wanted.queue, wanted.start, wanted.stop, delta)
+        at = end
+        if len(same) == 1:
+            yield Fetched(same[0].body, same[0].starts, origin)
+            continue
         bases = np.cumsum([0, *(len(answer.body) for answer in same[:-1])])
         starts = np.concatenate([answer.starts + base for answer, base in zip(same, bases, strict=True)])
-        yield Fetched(
-            b"".join(answer.body for answer in same), starts, Origin(wanted.queue, wanted.start, wanted.stop, delta)
-        )
-        at = end
+        yield Fetched(b"".join(answer.body for answer in same), starts, origin)
 
 
 async def _result(task: asyncio.Task[_Stretch]) -> _Stretch:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple
 
@@ -22,10 +22,16 @@ _SCAN_BYTES: Final = 16_000
 _QUERY_ROUNDS: Final = 3
 # Records that lie apart are copied together up to this many bytes: cheaper than many entries of a gathering write.
 _COPY_BELOW: Final = 64 * 1024
+_COPY_PIECES_BELOW: Final = 8 * 1024
+_BULK_MESSAGES: Final = 4096
+# Reading from the disk holds everybody up: a bulk read of old messages takes no more than this at a time.
+_COLD_BULK_BYTES: Final = 1 << 20
 
 # tags code (None: unknown) and ext unit, if any, of a queue entry -> may the message match?
 MatchesEntry = Callable[[int | None, ExtUnit | None], bool]
 MatchesRecord = Callable[[memoryview], bool]
+# Pieces that make up the records one behind the other, how many records, how many bytes.
+Backlog = tuple[Sequence[memoryview], int, int]
 
 
 @lru_cache(maxsize=256)
@@ -91,8 +97,12 @@ class MessageReader:
         *,
         matches: MatchesEntry | None = None,
         matches_record: MatchesRecord | None = None,
+        bulk_bytes: int = 0,
     ) -> ReadResult:
-        """Records of one queue from `offset` on: at most `max_messages`, and no more than the transfer limits allow."""
+        """Records of one queue from `offset` on: at most `max_messages`, and no more than the transfer limits allow.
+
+        `bulk_bytes`, if given, is the limit instead of those: the reader is known to take many records at a time.
+        """
         self._check_open()
         state = self._states.get((topic, queue_id))
         min_offset = state.queue.min_offset if state is not None else 0
@@ -106,27 +116,48 @@ class MessageReader:
         elif offset > max_offset:
             status, position = GetMessageStatus.OFFSET_OVERFLOW_BADLY, self._corrected(max_offset, offset)
         else:
+            if bulk_bytes:
+                max_messages = min(max_messages, _BULK_MESSAGES)
             entries = max(_SCAN_BYTES // ENTRY_SIZE, max_messages)
-            if matches is None and matches_record is None:
+            if not bulk_bytes and matches is None and matches_record is None:
+                simple = self.backlog(state, offset, max_messages)
+                if simple is not None:
+                    pieces, count, byte_count = simple
+                    whole = pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))
+                    return ReadResult(
+                        GetMessageStatus.FOUND,
+                        offset + count,
+                        min_offset,
+                        max_offset,
+                        [whole],
+                        count,
+                        byte_count,
+                    )
                 # Without a filter every entry counts: no need to look at more than fit a batch, and one to see its end.
                 few = max(1, min(max_messages, self.config.max_transfer_count_on_message_in_memory)) + 1
                 raw = state.queue.read(offset, few)
                 if raw:
-                    result = self._take(state, offset, raw, few - 1) or self._scan(
-                        state, offset, raw, max_messages, None, None
-                    )
+                    result = self._scan(state, offset, raw, max_messages, None, None)
                     if result.message_count:
                         return result
             raw = state.queue.read(offset, entries)
             if raw:
-                return self._scan(state, offset, raw, max_messages, matches, matches_record)
+                return self._scan(state, offset, raw, max_messages, matches, matches_record, bulk_bytes)
             status = GetMessageStatus.OFFSET_FOUND_NULL
             position = self._corrected(state.queue.next_file_offset(offset), offset)
         return ReadResult(status, position, min_offset, max_offset)
 
-    def _take(self, state: QueueState, offset: int, raw: bytes, most: int) -> ReadResult | None:
-        """The way a backlog is drained: recent records of one file, none left out. None when it is not so simple."""
-        count = min(most, len(raw) // ENTRY_SIZE)
+    def backlog(self, state: QueueState, offset: int, max_messages: int) -> Backlog | None:
+        """The way a backlog is drained: recent records of one file, none left out.
+
+        None when it is not so simple, or there are none; `read` knows.
+        """
+        self._check_open()
+        most = max(1, min(max_messages, self.config.max_transfer_count_on_message_in_memory))
+        raw = state.queue.read(offset, most)
+        if not raw:
+            return None
+        count = len(raw) // ENTRY_SIZE
         numbers = _entries(count).unpack_from(raw)
         offsets, sizes = numbers[::3], numbers[1::3]
         first, last = offsets[0], offsets[-1]
@@ -141,18 +172,15 @@ class MessageReader:
             or last + sizes[-1] > segment.start + segment.readable
         ):
             return None
-        start, view = segment.start, segment.view
+        start = segment.start
         if last + sizes[-1] - first == byte_count:  # next to each other
-            found = view[first - start : first - start + byte_count]
-        elif byte_count <= _COPY_BELOW:
-            pieces = [view[at - start : at - start + size] for at, size in zip(offsets, sizes, strict=True)]
-            found = memoryview(b"".join(pieces))
-        else:
+            first -= start
+            return [segment.view[first : first + byte_count]], count, byte_count
+        if byte_count > _COPY_BELOW:
             return None
-        queue = state.queue
-        return ReadResult(
-            GetMessageStatus.FOUND, offset + count, queue.min_offset, queue.max_offset, [found], count, byte_count
-        )
+        view = segment.view
+        pieces = [view[at - start : at - start + size] for at, size in zip(offsets, sizes, strict=True)]
+        return pieces, count, byte_count
 
     def _scan(
         self,
@@ -162,6 +190,7 @@ class MessageReader:
         max_messages: int,
         matches: MatchesEntry | None,
         matches_record: MatchesRecord | None,
+        bulk_bytes: int = 0,
     ) -> ReadResult:
         config = self.config
         find = self._segments.find
@@ -171,6 +200,9 @@ class MessageReader:
         hot_count = min(max_messages, config.max_transfer_count_on_message_in_memory)
         cold_bytes = config.max_transfer_bytes_on_message_in_disk
         cold_count = min(max_messages, config.max_transfer_count_on_message_in_disk)
+        if bulk_bytes:
+            hot_bytes, cold_bytes = bulk_bytes, min(bulk_bytes, _COLD_BULK_BYTES)
+            hot_count = cold_count = max_messages
 
         status = GetMessageStatus.NO_MATCHED_MESSAGE
         slices: list[memoryview] = []
@@ -226,6 +258,8 @@ class MessageReader:
             byte_count += size
         if run_end > run_at and view is not None:
             slices.append(view[run_at:run_end])
+        if bulk_bytes and byte_count < len(slices) * _COPY_PIECES_BELOW:
+            slices = [memoryview(b"".join(slices))]
         return ReadResult(
             GetMessageStatus.FOUND if count else status,
             offset + scanned,

@@ -117,7 +117,7 @@ class MessageStore(MessageReader):
         self._dispatched_offset = 0
         self._written = _Progress(0, 0)
         self._queues_safe_up_to = 0
-        self._limits = MessageLimits(config)
+        self.limits = MessageLimits(config)
 
     # Opening and closing.
 
@@ -274,11 +274,11 @@ class MessageStore(MessageReader):
 
     @property
     def max_message_size(self) -> int:
-        return self._limits.max_message_size
+        return self.limits.max_message_size
 
     def set_max_message_size(self, size: int) -> None:
         """Change the largest body at run time; values below 10 are ignored, as RocketMQ does."""
-        self._limits.set_max_message_size(size)
+        self.limits.set_max_message_size(size)
 
     @property
     def is_transient_pool_deficient(self) -> bool:
@@ -295,8 +295,8 @@ class MessageStore(MessageReader):
         """Store one message. Who stores many at once may read the clock for all of them and pass `now`."""
         if self._refused:
             return self._refusal()
-        if len(message.body) + len(message.properties) > self._limits.surely_fits:
-            refused = self._limits.check(message)
+        if len(message.body) + len(message.properties) > self.limits.surely_fits:
+            refused = self.limits.check(message)
             if refused is not None:
                 return refused
         state = self._states.get((message.topic, message.queue_id))
@@ -338,16 +338,18 @@ class MessageStore(MessageReader):
         For messages that need no further look: they fit (`surely_fits`), are not transactional, and their queues exist
         and are not special.
         """
-        if self._refused or self._pool is not None or self._dispatched_offset != self.commit_log.wrote_offset:
+        commit_log = self.commit_log
+        if self._refused or self._pool is not None or self._dispatched_offset != self._segments.wrote_offset:
             return None
-        if now < self.commit_log.last_store_timestamp:
+        if now < commit_log.last_store_timestamp:
             now = self._not_before(now)
-        places = self.commit_log.append_run(messages, born_host, store_host, now)
+        places = commit_log.append_run(messages, born_host, store_host, now)
         if places is None:
             return None
         try:
             self._dispatcher.apply_run(messages, places, now)
-            self._dispatched_offset = places[-1][0] + places[-1][1]
+            offset, size, _ = places[-1]
+            self._dispatched_offset = offset + size
         except (OSError, StoreError) as error:
             self._dispatch_failed(error)
         return places
@@ -355,13 +357,13 @@ class MessageStore(MessageReader):
     @property
     def surely_fits(self) -> int:
         """A body and properties that together have no more bytes than this break no limit."""
-        return self._limits.surely_fits
+        return self.limits.surely_fits
 
     def append_batch(self, message: NewMessage, units: Sequence[BatchUnit]) -> AppendResult:
         """Store several messages of one queue, all or none; `message` carries what they share, its body is not used."""
         if self._refused:
             return self._refusal()
-        refused = self._limits.check_batch(message, units)
+        refused = self.limits.check_batch(message, units)
         if refused is not None:
             return refused
         state = self._states.get((message.topic, message.queue_id))
@@ -530,17 +532,24 @@ class MessageStore(MessageReader):
         for _ in self.write_pending_in_slices():
             pass
 
-    def write_pending_in_slices(self, slice_size: int = 256) -> Iterator[None]:
-        """The same with pauses: thousands of queues take longer than a sender may wait."""
+    def write_pending_in_slices(self, slice_size: int = 64, least_pages: int = 0) -> Iterator[None]:
+        """The same with pauses: thousands of queues take longer than a sender may wait.
+
+        With `least_pages`, and many queues, those that have less to write are left for later: a write takes as long
+        for one entry as for hundreds. A thorough flush needs all of them.
+        """
+        if "queues" in self._refusals:
+            least_pages = 0  # only when all were written is it known that they can be
         timestamp, offset = self._dispatcher.last_store_timestamp, self._dispatched_offset
         try:
-            yield from self.queues.write_pending(slice_size)
+            yield from self.queues.write_pending(slice_size, least_pages)
         except OSError as error:
             failure = storage_error("cannot write consume queues", error)
             self._refuse("queues", str(failure))
             raise failure from error
-        self._allow("queues")
-        self._written = _Progress(timestamp, offset)
+        if not least_pages:
+            self._allow("queues")
+            self._written = _Progress(timestamp, offset)
 
     def flush_queues(self, least_pages: int = 0, *, thorough: bool = False) -> None:
         """Sync queues, and full index files; a thorough flush takes every queue and writes the checkpoint.

@@ -11,7 +11,7 @@ from typing import Final
 from downrange.model.topics import SCHEDULE_TOPIC
 from downrange.store.commit_log import topic_field
 from downrange.store.config import StoreConfig
-from downrange.store.consume_queue import ENTRY, ConsumeQueue
+from downrange.store.consume_queue import ENTRY, PAGE_SIZE, ConsumeQueue
 from downrange.store.consume_queue_ext import ConsumeQueueExt
 from downrange.store.errors import StoreError
 from downrange.store.files import Files
@@ -21,6 +21,9 @@ _BATCH_QUEUES: Final = "batchconsumequeue"
 
 # With more queues to sync than this, syncing the whole file system takes less time: 40,000 one by one took 19 s.
 _MANY: Final = 500
+# Writing to a queue, and making its first file, in terms of looking whether there is something to write.
+_WRITING: Final = 32
+_MAKING: Final = 320
 
 
 class QueueState:
@@ -191,11 +194,22 @@ class ConsumeQueues:
             state.ext.destroy()
         state.next_offset = 0
 
-    def write_pending(self, slice_size: int) -> Iterator[None]:
-        """Write what waits in memory; yields after every so many queues, so that a caller can do other work between."""
-        for number, state in enumerate(list(self), start=1):
-            state.queue.write_pending()
-            if number % slice_size == 0:
+    def write_pending(self, slice_size: int, least_pages: int = 0) -> Iterator[None]:
+        """Write what waits in memory; yields after every so many queues, so that a caller can do other work between.
+
+        Where there are many queues, those that have files and less than `least_pages` to write are passed over.
+        """
+        least_bytes = least_pages * PAGE_SIZE if len(self) > _MANY else 0
+        work = 0
+        for state in self:
+            work += 1
+            queue = state.queue
+            pending = queue.pending_bytes
+            if pending and (pending >= least_bytes or not queue.has_files):
+                work += _WRITING if queue.has_files else _MAKING
+                queue.write_pending()
+            if work >= slice_size * _WRITING:
+                work = 0
                 yield
 
     def flush(self, least_pages: int) -> None:

@@ -89,6 +89,7 @@ class Connection(asyncio.Protocol):
         self._on_open = on_open
         self._on_close = on_close
         self._loop = asyncio.get_running_loop()
+        self._time = self._loop.time
         self._transport: asyncio.Transport | None = None
         self._opaque = 0
         self._asked = Outstanding(self._loop, self._wake_writers)
@@ -195,8 +196,10 @@ class Connection(asyncio.Protocol):
     # --- answering ----------------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
-        now = self.last_active = self._loop.time()
+        now = self.last_active = self._time()
         decoder = self._decoder
+        express = self._express
+        limits = self._limits
         frames = decoder.frames(data)
         count = len(frames)
         at = 0
@@ -204,13 +207,13 @@ class Connection(asyncio.Protocol):
         self._flush_scheduled = True  # what is queued from here on leaves below, in one write
         while at < count:
             if (
-                self._express is not None
+                express is not None
                 and not self._paused
                 and not self._unanswered
-                and self._answering < self._limits.max_requests_per_connection
-                and self._usage.requests < self._limits.max_requests
+                and self._answering < limits.max_requests_per_connection
+                and self._usage.requests < limits.max_requests
             ):
-                at = self._express(frames, at, self)
+                at = express(frames, at, self)
                 if at == count:
                     break
             try:
@@ -223,12 +226,12 @@ class Connection(asyncio.Protocol):
             log.warning("connection closed peer=%s reason=%s", self.peer, decoder.error)
             self.abort()
             return
-        if not decoder.buffered:
+        if decoder.buffered:
+            self._frame_since = self._frame_since or now
+        else:
             self._frame_since = 0.0
-        elif not self._frame_since:
-            self._frame_since = now
         if self._out:
-            self._flush()
+            self._write()
         else:
             self._flush_scheduled = was_scheduled
 
@@ -289,6 +292,16 @@ class Connection(asyncio.Protocol):
         self._out.append(replies)
         self._out_bytes += len(replies)
 
+    def reply_parts(self, parts: list[Buffer]) -> bool:
+        """Send one frame that answers a request of the chunk at hand; False: leave the further requests of it to us."""
+        self._out += parts
+        for part in parts:
+            self._out_bytes += len(part)
+        if self._out_bytes > _FLUSH_ABOVE:
+            self._flush()
+            self._flush_scheduled = True  # as it is all the time while a chunk is handled
+        return not self._paused
+
     def reply_later(self, requests: int, replies: asyncio.Future[bytes]) -> None:
         """The same for that many requests, once their answer is known."""
         self._answering += requests
@@ -340,6 +353,12 @@ class Connection(asyncio.Protocol):
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
+        self._write()
+        if not self._paused:
+            self.last_active = self._time()
+
+    def _write(self) -> None:
+        """Give everything queued to the socket, in one go."""
         self._flush_scheduled = False
         out, size = self._out, self._out_bytes
         self._out, self._out_bytes = [], 0
@@ -353,8 +372,6 @@ class Connection(asyncio.Protocol):
             self._transport.writelines(out)
         if self._paused:
             self._check_unsent()
-        else:
-            self.last_active = self._loop.time()
 
     def pause_writing(self) -> None:
         """The socket takes no more for now: stop reading too, so that the peer cannot pile up replies."""

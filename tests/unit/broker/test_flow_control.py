@@ -82,3 +82,27 @@ async def test_sends_are_rejected_while_the_transient_pool_is_empty(tmp_path: Pa
         assert taken is not None
         with pytest.raises(SystemBusy, match=r"\[REJECTREQUEST\]system busy, start flow control for a while"):
             flow.check_send()
+
+
+@pytest.mark.parametrize("waited_seconds", [0, 0.1, 0.3, 3.5, 6])
+@pytest.mark.parametrize("is_enabled", [True, False])
+async def test_patience_says_what_the_checks_say(store: MessageStore, waited_seconds: float, is_enabled: bool) -> None:
+    flow = flow_control(store, broker_fast_failure_enable=is_enabled)
+    flow.last_tick -= waited_seconds
+    for check, patience in ((flow.check_send, flow.send_patience), (flow.check_pull, flow.pull_patience)):
+        is_refused = asyncio.get_running_loop().time() - flow.last_tick > patience
+        if is_refused:
+            with pytest.raises(SystemBusy):
+                check()
+        else:
+            check()
+
+
+async def test_there_is_no_patience_while_the_page_cache_is_busy(store: MessageStore) -> None:
+    flow = flow_control(store)
+    flow.appended(1.1)
+    assert asyncio.get_running_loop().time() - flow.last_tick > flow.send_patience
+    ticking = asyncio.create_task(flow.tick())
+    await asyncio.sleep(0)
+    assert asyncio.get_running_loop().time() - flow.last_tick < flow.send_patience
+    ticking.cancel()

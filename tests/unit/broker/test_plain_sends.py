@@ -274,6 +274,30 @@ async def test_senders_that_a_flush_leaves_waiting_are_told_that_it_took_too_lon
     assert ways[1].taken == 2
 
 
+async def test_a_broker_that_is_busy_leaves_sends_to_the_handler(tmp_path: Path) -> None:
+    way = Way(tmp_path, plain=True)
+    way.feed(send(0, queue_id=1))
+    way.broker.flow.last_tick = asyncio.get_running_loop().time() - 60
+    (reply,) = FrameDecoder().feed(way.feed(send(1, queue_id=1)))
+    assert (reply.code, way.taken) == (ResponseCode.SYSTEM_BUSY, 0)
+    way.broker.close()
+
+
+async def test_a_change_of_the_configuration_counts_at_once(tmp_path: Path) -> None:
+    ways = [Way(tmp_path / str(plain), plain=plain) for plain in (False, True)]
+    replies = []
+    for way in ways:
+        way.feed(send(0, queue_id=1))
+        config = way.broker.config
+        config.broker = replace(config.broker, region_id="elsewhere", trace_on=False)
+        replies.append(way.feed(send(1, queue_id=1)))
+        config.broker = replace(config.broker, broker_permission=4)
+        replies[-1] += way.feed(send(2, queue_id=1))
+        way.broker.close()
+    assert replies[0] == replies[1]
+    assert ways[1].taken == 1
+
+
 PIECES = st.sampled_from(
     ["TAGS", "KEYS", "UNIQ_KEY", "WAIT", "DELAY", "TRAN_MSG", "CLUSTER", "\x01", "\x02", "true", "false", "3", " ", "é"]
 )

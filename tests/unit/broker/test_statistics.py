@@ -348,3 +348,22 @@ async def test_the_service_samples_every_second() -> None:
     service.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await service
+
+
+def test_requests_that_were_answered_together_share_the_time() -> None:
+    statistics = Statistics(0)
+    statistics.sent_together(64, 0.9)
+    statistics.sent_together(4, 8.0)
+    statistics.sent_together(1, 12.5)
+    sends = statistics.rpcs[310, 0]
+    assert sends.counts == [64, 4, 0, 0, 0, 1, 0, 0, 0, 0]
+    assert sends.sum == pytest.approx(21.4)
+    assert statistics.put_millis_max == 12
+    for _ in range(60):
+        statistics.sample(0)
+    assert statistics.latency_counts() == (64, 4, 1, *[0] * 10)
+
+    statistics.pulled_together(8, 4.0)
+    statistics.pulled_together(1, 6.5)
+    assert statistics.rpcs[11, 0].counts == [8, 0, 0, 1, 0, 0, 0, 0, 0, 0]
+    assert statistics.get_millis_max == 6

@@ -12,6 +12,7 @@ from functools import partial
 from time import perf_counter
 from typing import Final
 
+from downrange.broker.config import BrokerConfig
 from downrange.broker.flow_control import FlowControl
 from downrange.broker.live_config import LiveConfig
 from downrange.broker.message_writer import STATUS_CODES, MessageWriter
@@ -19,16 +20,14 @@ from downrange.broker.topics import Topics
 from downrange.model import properties as names
 from downrange.model.message_id import pack_host
 from downrange.model.topics import Perm
-from downrange.protocol.bodies.plain_send import Answer, PlainSend, SendReply, is_send, parse_send
-from downrange.protocol.codes import RequestCode, ResponseCode
+from downrange.protocol.bodies.plain_send import Answer, PlainSend, SendReply, parse_send
+from downrange.protocol.codes import ResponseCode
 from downrange.protocol.command import RESPONSE_FLAG
-from downrange.protocol.errors import SystemBusy
 from downrange.protocol.framing import Frame
 from downrange.store.new_message import PutMessageStatus
 from downrange.store.queues import PlainMessage
 from downrange.transport.connection import Connection
 
-_CODE: Final = int(RequestCode.SEND_MESSAGE_V2)
 _OK: Final = int(ResponseCode.SUCCESS)
 _WRITE: Final = int(Perm.WRITE)
 _TRANSACTIONAL: Final = 12  # the bits of sysFlag
@@ -47,47 +46,57 @@ class PlainSends:
         broker = config.broker
         self._store_host = pack_host(broker.broker_ip1, broker.listen_port)
         self._cluster_property = f"{names.CLUSTER}{names.NAME_VALUE_SEPARATOR}{broker.broker_cluster_name}"
-        self._replies: dict[tuple[int, str, bool], SendReply] = {}
+        self._states = writer.store.queues.states
+        self._limits = writer.store.limits
+        self._append = writer.append_run
+        self._makes_wait = writer.makes_wait
+        self._adopt(broker)
 
     def take(self, frames: list[Frame], at: int, connection: Connection) -> int:
         """Store and answer what is plain, from `frames[at]` on; return the place of the first frame that is not."""
-        if not is_send(frames[at]) or not self._is_ready or not connection.peer_host:
+        flow = self._flow
+        if connection.last_active - flow.last_tick > flow.send_patience or not connection.peer_host:
+            return at
+        if self._config.broker is not self._known:
+            self._adopt(self._config.broker)
+        if not self._is_ready:
             return at
         start = perf_counter()
-        messages, sends = self._plain(frames, at)
+        if at:
+            frames = frames[at:]
+        messages, sends = self._plain(frames)
         if not messages:
             return at
-        places = self._writer.append_run(messages, connection.peer_host, self._store_host)
+        places = self._append(messages, connection.peer_host, self._store_host)
         if places is None:
             return at
-        self._reply(list(zip(frames[at:] if at else frames, sends, places, strict=False)), connection)
-        seconds = perf_counter() - start
-        self._flow.appended(seconds)
-        self._writer.statistics.plain_sends(_CODE, _OK, len(places), seconds * 1000)
+        if self._makes_wait:
+            self._reply_when_safe(list(zip(frames, sends, places, strict=False)), connection)
+        else:
+            encoded = self._accepted.encode(zip(frames, sends, places, strict=False))
+            if encoded:  # all may have been one-way
+                connection.reply_encoded(encoded)
+        millis = (perf_counter() - start) * 1000
+        if millis >= 1:
+            flow.appended(millis / 1000)
+        self._writer.statistics.sent_together(len(places), millis)
         return at + len(places)
 
-    @property
-    def _is_ready(self) -> bool:
-        broker = self._config.broker
-        if broker.start_accept_send_request_time_stamp:
-            return False
-        if not broker.broker_permission & _WRITE:
-            return False
-        try:
-            self._flow.check_send()
-        except SystemBusy:
-            return False
-        return True
+    def _adopt(self, broker: BrokerConfig) -> None:
+        """Work out once what follows from the configuration; it is replaced as a whole when it changes."""
+        self._known = broker
+        self._is_ready = not broker.start_accept_send_request_time_stamp and bool(broker.broker_permission & _WRITE)
+        self._accepted = SendReply(_OK, self._store_host, broker.region_id, broker.trace_on)
 
-    def _plain(self, frames: list[Frame], at: int) -> tuple[list[PlainMessage], list[PlainSend]]:
-        """The messages of the plain sends from `at` on, up to the first frame that is something else."""
+    def _plain(self, frames: list[Frame]) -> tuple[list[PlainMessage], list[PlainSend]]:
+        """The messages of the plain sends at the front, up to the first frame that is something else."""
         sendable = self._topics.sendable
-        states = self._writer.store.queues.states
-        fits = self._writer.store.surely_fits
+        states = self._states
+        fits = self._limits.surely_fits
         cluster = self._cluster_property
         messages: list[PlainMessage] = []
         sends: list[PlainSend] = []
-        for frame in frames[at:] if at else frames:
+        for frame in frames:
             sent = parse_send(frame)
             if sent is None:
                 break
@@ -123,14 +132,10 @@ class PlainSends:
             sends.append(sent)
         return messages, sends
 
-    def _reply(self, answers: list[Answer], connection: Connection) -> None:
+    def _reply_when_safe(self, answers: list[Answer], connection: Connection) -> None:
         physical_offset, size, _ = answers[-1][2]
         safe = self._writer.safe_when(physical_offset + size)
-        if safe is None:
-            encoded = self._encoded(_OK, answers)
-            if encoded:  # all may have been one-way
-                connection.reply_encoded(encoded)
-            return
+        assert safe is not None
         replies: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         connection.reply_later(len(answers), replies)
         safe.add_done_callback(partial(self._reply_safe, answers, replies))
@@ -139,12 +144,9 @@ class PlainSends:
         self, answers: list[Answer], replies: asyncio.Future[bytes], safe: asyncio.Future[PutMessageStatus]
     ) -> None:
         """All of a run get the status of its last message, the one that was safe last."""
-        replies.set_result(self._encoded(int(STATUS_CODES.get(safe.result(), ResponseCode.SUCCESS)), answers))
-
-    def _encoded(self, code: int, answers: list[Answer]) -> bytes:
-        broker = self._config.broker
-        key = code, broker.region_id, broker.trace_on
-        reply = self._replies.get(key)
-        if reply is None:
-            self._replies = {key: (reply := SendReply(code, self._store_host, broker.region_id, broker.trace_on))}
-        return reply.encode(answers)
+        code = STATUS_CODES.get(safe.result(), ResponseCode.SUCCESS)
+        if code is ResponseCode.SUCCESS:
+            reply = self._accepted
+        else:
+            reply = SendReply(int(code), self._store_host, self._known.region_id, self._known.trace_on)
+        replies.set_result(reply.encode(answers))

@@ -129,13 +129,11 @@ class PullHandlers:
         self._flow.check_pull()
         request = command.header(PullMessageRequest)
         try:
-            group = self._check(request, connection)
-            wanted = self._filter(request, self._subscription(request, group))
+            group, wanted = self.agreed(request, connection)
         except BrokerError as error:
             return command.reply(error.code, error.remark, ext_fields={})
         reply, is_empty = self._read(command, request, group, wanted)
-        if request.sys_flag & _COMMIT and self._config.store.broker_role is not BrokerRole.SLAVE:
-            self._offsets.commit(request.topic, request.consumer_group, request.queue_id, request.commit_offset)
+        self.commit(request, request.commit_offset)
         if not is_empty or not request.sys_flag & _SUSPEND:
             return reply
         broker = self._config.broker
@@ -150,6 +148,26 @@ class PullHandlers:
             connection,
             max(0, millis) / 1000,
         )
+
+    # --- steps that plain pulls take, too -----------------------------------------------------------------------
+
+    def agreed(
+        self, request: PullMessageRequest, connection: Connection
+    ) -> tuple[SubscriptionGroupConfig, MessageFilter]:
+        """The group that pulls, and what it wants; raises BrokerError when it may not."""
+        group = self._check(request, connection)
+        return group, self._filter(request, self._subscription(request, group))
+
+    def commit(self, request: PullMessageRequest, offset: int) -> None:
+        """Keep how far the group has consumed, if the pull brought that along."""
+        if request.sys_flag & _COMMIT and self._config.store.broker_role is not BrokerRole.SLAVE:
+            self._offsets.commit(request.topic, request.consumer_group, request.queue_id, offset)
+
+    def suggested_broker(self, group: SubscriptionGroupConfig, *, is_slow: bool) -> int:
+        """Where to pull from next; a group that is slow reads what is no longer in our memory."""
+        if not self._config.broker.slave_read_enable:
+            return 0
+        return group.which_broker_when_consume_slowly if is_slow else group.broker_id
 
     # --- checks -------------------------------------------------------------------------------------------------
 
@@ -236,12 +254,13 @@ class PullHandlers:
             request.max_msg_nums,
             matches=wanted.matches_entry,
             matches_record=wanted.matches_record if wanted.matches_properties is not None else None,
+            bulk_bytes=self._config.broker.max_transfer_bytes_on_bulk_pull if request.bulk else 0,
         )
         code = _CODES.get(found.status)
         if code is None:  # an empty or unknown queue
             code = ResponseCode.PULL_OFFSET_MOVED if request.queue_offset else ResponseCode.PULL_NOT_FOUND
         next_offset = found.next_begin_offset
-        suggested = self._suggested_broker(group, found)
+        suggested = self.suggested_broker(group, is_slow=found.suggest_pulling_from_slave)
         statistics = self._writer.statistics
         if code == ResponseCode.SUCCESS:
             statistics.got(request.topic, request.consumer_group, found.message_count, found.byte_count)
@@ -253,11 +272,6 @@ class PullHandlers:
         reply = command.reply(code, _REMARKS[found.status], ext_fields=_fields(command, numbers), body=found.slices)
         is_out_of_reach = code == ResponseCode.PULL_RETRY_IMMEDIATELY and found.status not in _SCANNED
         return reply, code == ResponseCode.PULL_NOT_FOUND or is_out_of_reach
-
-    def _suggested_broker(self, group: SubscriptionGroupConfig, found: ReadResult) -> int:
-        if not self._config.broker.slave_read_enable:
-            return 0
-        return group.which_broker_when_consume_slowly if found.suggest_pulling_from_slave else group.broker_id
 
     def _moved(
         self, request: PullMessageRequest, group: SubscriptionGroupConfig, found: ReadResult, suggested: int

@@ -108,7 +108,7 @@ class Flusher:
             if flush is None:
                 continue
             try:
-                for _ in self._store.write_pending_in_slices():
+                for _ in self._store.write_pending_in_slices(least_pages=flush.least_pages):
                     await asyncio.sleep(0)
                 await self._loop.run_in_executor(self._queue_worker, self._sync_queues, flush.least_pages)
             except StoreError as error:

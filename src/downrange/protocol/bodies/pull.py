@@ -22,7 +22,10 @@ class PullSysFlag(IntFlag):
 
 
 class PullMessageRequest(Header, frozen=True, kw_only=True, gc=False):
-    """`subscription` counts only with the SUBSCRIPTION bit, `commit_offset` only with COMMIT_OFFSET."""
+    """`subscription` counts only with the SUBSCRIPTION bit, `commit_offset` only with COMMIT_OFFSET.
+
+    `bulk` is ours: as many messages as `max_msg_nums` says, within `maxTransferBytesOnBulkPull`. Java does not see it.
+    """
 
     consumer_group: str
     topic: str
@@ -39,6 +42,7 @@ class PullMessageRequest(Header, frozen=True, kw_only=True, gc=False):
     request_source: Int32 | None = None
     proxy_forward_client_id: str | None = field(name="proxyFrowardClientId", default=None)
     bname: str | None = None
+    bulk: bool | None = None
 
 
 class PullMessageResponse(Header, frozen=True, kw_only=True, gc=False):

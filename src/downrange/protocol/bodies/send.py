@@ -112,18 +112,16 @@ _ENTRY_FIXED_SIZE: Final = _ENTRY_HEAD.size + _PROPERTIES_LENGTH.size
 
 
 def encode_batch(entries: Iterable[BatchEntry]) -> bytes:
-    pieces: list[bytes] = []
-    for flag, body, properties in entries:
-        text = properties.encode()
-        if len(text) > 0x7FFF:
-            raise BodyError(f"properties of {len(text)} bytes in a batch; at most 32767 are allowed")
-        pieces += (
-            _ENTRY_HEAD.pack(_ENTRY_FIXED_SIZE + len(body) + len(text), 0, 0, flag, len(body)),
-            body,
-            _PROPERTIES_LENGTH.pack(len(text)),
-            text,
-        )
-    return b"".join(pieces)
+    return b"".join(encode_entry(flag, body, properties.encode()) for flag, body, properties in entries)
+
+
+def encode_entry(flag: int, body: bytes, properties: bytes) -> bytes:
+    """One message of a batch; a batch is one after the other."""
+    if len(properties) > 0x7FFF:
+        raise BodyError(f"properties of {len(properties)} bytes in a batch; at most 32767 are allowed")
+    size = _ENTRY_FIXED_SIZE + len(body) + len(properties)
+    head = _ENTRY_HEAD.pack(size, 0, 0, flag, len(body))
+    return b"".join((head, body, _PROPERTIES_LENGTH.pack(len(properties)), properties))
 
 
 def decode_batch(data: bytes) -> list[BatchEntry]:

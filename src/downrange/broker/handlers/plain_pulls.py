@@ -1,0 +1,84 @@
+"""Plain pulls: what `PullHandlers.pull` does, for pulls that find recent messages and want them all.
+
+That is how a backlog is drained and how a consumer that keeps up is woken the second time. What finds nothing, has to
+wait, filters, or is refused is left to the handler; both ways answer with the same bytes.
+"""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import Final
+
+from downrange.broker.filtering import EVERYTHING
+from downrange.broker.flow_control import FlowControl
+from downrange.broker.handlers.pull import PullHandlers
+from downrange.broker.statistics import Statistics
+from downrange.protocol.bodies.plain_pull import PullReply, is_pull, parse_pull
+from downrange.protocol.command import Buffer
+from downrange.protocol.errors import BrokerError
+from downrange.protocol.framing import Frame
+from downrange.store.message_store import MessageStore
+from downrange.transport.connection import Connection
+
+_MOST_BYTES: Final = 1 << 20  # of messages in one reply; more may not fit a frame
+
+
+class PlainPulls:
+    """Hands messages to consumers, the fast way. `take` is an `Express` of the broker's main server."""
+
+    def __init__(self, handlers: PullHandlers, store: MessageStore, statistics: Statistics, flow: FlowControl) -> None:
+        self._handlers = handlers
+        self._store = store
+        self._states = store.queues.states
+        self._statistics = statistics
+        self._flow = flow
+        self._head = PullReply().head
+
+    def take(self, frames: list[Frame], at: int, connection: Connection) -> int:
+        """Answer what is plain, from `frames[at]` on; return the place of the first frame that is not."""
+        flow = self._flow
+        if not is_pull(frames[at]) or connection.last_active - flow.last_tick > flow.pull_patience:
+            return at
+        start = perf_counter()
+        first = at
+        for frame in frames[at:] if at else frames:
+            reply = self._reply(frame, connection)
+            if reply is None:
+                break
+            at += 1
+            if not connection.reply_parts(reply):  # the peer has enough to read for now
+                break
+        if at > first:
+            self._statistics.pulled_together(at - first, (perf_counter() - start) * 1000)
+        return at
+
+    def _reply(self, frame: Frame, connection: Connection) -> list[Buffer] | None:
+        pull = parse_pull(frame)
+        if pull is None:
+            return None
+        opaque, flag, request, offset, commit_offset = pull
+        state = self._states.get((request.topic, request.queue_id))
+        if flag or request.bulk or state is None or offset >= state.queue.max_offset:
+            return None
+        handlers = self._handlers
+        try:
+            group, wanted = handlers.agreed(request, connection)
+        except BrokerError:
+            return None
+        if wanted is not EVERYTHING:
+            return None
+        found = self._store.backlog(state, offset, request.max_msg_nums)
+        if found is None:
+            return None
+        pieces, count, byte_count = found
+        if byte_count > _MOST_BYTES:
+            return None
+        self._statistics.got(request.topic, request.consumer_group, count, byte_count)
+        handlers.commit(request, commit_offset)
+        suggested = handlers.suggested_broker(group, is_slow=False)
+        queue = state.queue
+        numbers = suggested, offset + count, queue.min_offset, queue.max_offset
+        head = self._head(frame[0], opaque, numbers, byte_count)
+        if len(pieces) == 1:
+            return [head, pieces[0]]
+        return [b"".join((head, *pieces))]

@@ -1,0 +1,171 @@
+"""The plain pull, the request that drains a backlog: from header to values and from values to reply, in one step each.
+
+`parse_pull` and `PullReply` do what `Command.header(PullMessageRequest)` and `Command.reply(…)` do, for request 11 and
+the reply FOUND only, without the objects in between. What `parse_pull` cannot read it leaves to those.
+"""
+
+from __future__ import annotations
+
+import struct
+from functools import lru_cache
+from typing import Final
+
+import msgspec
+
+from downrange.protocol import header_binary
+from downrange.protocol.bodies.fields import FieldError, Int32, decode_fields, encode_fields
+from downrange.protocol.bodies.pull import PullMessageRequest, PullMessageResponse
+from downrange.protocol.codes import RequestCode, ResponseCode, SerializeType
+from downrange.protocol.command import RESPONSE_FLAG, Command
+from downrange.protocol.errors import RemoteProtocolError
+from downrange.protocol.framing import PREFIX, Frame, encode, with_prefix
+
+_JSON: Final = int(SerializeType.JSON)
+_BINARY: Final = int(SerializeType.ROCKETMQ)
+_CODE: Final = int(RequestCode.PULL_MESSAGE)
+_JSON_START: Final = b'{"code":%d,' % _CODE  # clients that write the members in another order take the general way
+_BINARY_START: Final = _CODE.to_bytes(2, "big")
+_UNREADABLE: Final = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
+
+# Opaque, flag of the command, header, queue offset, commit offset. The last two count, not those of the header.
+PlainPull = tuple[int, int, PullMessageRequest, int, int]
+
+
+class _JsonPull(msgspec.Struct, gc=False, rename={"ext": "extFields"}):
+    ext: PullMessageRequest
+    opaque: Int32 = 0
+    flag: Int32 = 0
+
+
+_decode_json = msgspec.json.Decoder(_JsonPull, strict=False).decode
+
+
+def is_pull(frame: Frame) -> bool:
+    """Is this worth a call of `parse_pull`?"""
+    return frame[1].startswith(_BINARY_START if frame[0] == _BINARY else _JSON_START)
+
+
+def parse_pull(frame: Frame) -> PlainPull | None:
+    """The values of a pull; None when the frame is something else, or takes the lenient way or an error."""
+    kind, header, _ = frame
+    if kind == _BINARY:
+        return _parse_binary(header) if header.startswith(_BINARY_START) else None
+    if kind != _JSON or not header.startswith(_JSON_START):
+        return None
+    try:
+        pull = _decode_json(header)
+    except _UNREADABLE:
+        return None
+    request = pull.ext
+    return pull.opaque, pull.flag, request, request.queue_offset, request.commit_offset
+
+
+# From pull to pull of one queue only two numbers change. The fields around them are read once and remembered.
+_FIXED: Final = struct.Struct(">hbhiiii")  # code, language, version, opaque, flag, remark length, ext length
+_FIXED_SIZE: Final = _FIXED.size
+_OFFSET_KEY: Final = b"\0\x0bqueueOffset\0\0\0"
+_COMMIT_KEY: Final = b"\0\x0ccommitOffset\0\0\0"
+_MOST_DIGITS: Final = 18  # what surely fits Java's long
+
+
+def _parse_binary(header: bytes) -> PlainPull | None:
+    try:
+        _, _, _, opaque, flag, remark_length, ext_length = _FIXED.unpack_from(header)
+        offset_at = header.index(_OFFSET_KEY, _FIXED_SIZE)
+        commit_at = header.index(_COMMIT_KEY, offset_at)
+        offset_start = offset_at + len(_OFFSET_KEY) + 1
+        offset_end = offset_start + header[offset_start - 1]
+        commit_start = commit_at + len(_COMMIT_KEY) + 1
+        commit_end = commit_start + header[commit_start - 1]
+    except (struct.error, ValueError, IndexError):
+        return _parse_any_binary(header)
+    offset, commit = header[offset_start:offset_end], header[commit_start:commit_end]
+    if (
+        remark_length
+        or ext_length != len(header) - _FIXED_SIZE
+        or offset_end > commit_at
+        or commit_end > len(header)
+        or not _is_number(offset)
+        or not _is_number(commit)
+    ):
+        return _parse_any_binary(header)
+    rest = _rest(header[_FIXED_SIZE:offset_at] + header[offset_end:commit_at] + header[commit_end:])
+    return _parse_any_binary(header) if rest is None else (opaque, flag, rest, int(offset), int(commit))
+
+
+def _is_number(text: bytes) -> bool:
+    """In the one form that everybody writes: a number with leading zeros is an error elsewhere."""
+    return text.isdigit() and len(text) <= _MOST_DIGITS and (text[0] != 48 or len(text) == 1)
+
+
+def _parse_any_binary(header: bytes) -> PlainPull | None:
+    """The same for any order and form of the fields, several times slower."""
+    try:
+        command = header_binary.decode(header)
+        request = decode_fields(PullMessageRequest, header_binary.decode_ext_fields(command.ext))
+    except (RemoteProtocolError, FieldError):
+        return None
+    return command.opaque, command.flag, request, request.queue_offset, request.commit_offset
+
+
+@lru_cache(maxsize=4096)
+def _rest(block: bytes) -> PullMessageRequest | None:
+    """The header without its two offsets; None when it cannot be read, or has one of them a second time."""
+    try:
+        fields = header_binary.decode_ext_fields(block)
+        if "queueOffset" in fields or "commitOffset" in fields:
+            return None
+        return decode_fields(PullMessageRequest, {**fields, "queueOffset": "0", "commitOffset": "0"})
+    except (RemoteProtocolError, FieldError):
+        return None
+
+
+# Values that stand for what changes from reply to reply while the text around them is being made.
+_OPAQUE_MARK: Final = 1_928_374_650
+_NUMBER_MARKS: Final = tuple(7_036_874_417_766_350_240 + number for number in range(4))
+_OPAQUE_AT: Final = slice(5, 9)  # of a binary header
+
+
+class PullReply:
+    """The reply to a pull that found messages, but for its numbers and its body.
+
+    Holds always: it writes the bytes that come before the body in `encode(command.reply(SUCCESS, "FOUND", …))`.
+    """
+
+    __slots__ = ("_before_opaque", "_between", "_block", "_json")
+
+    def __init__(self) -> None:
+        suggested, next_offset, minimum, maximum = _NUMBER_MARKS
+        response = PullMessageResponse(
+            suggest_which_broker_id=suggested, next_begin_offset=next_offset, min_offset=minimum, max_offset=maximum
+        )
+        fields = encode_fields(response)
+        text = encode(Command(ResponseCode.SUCCESS, _OPAQUE_MARK, RESPONSE_FLAG, fields, remark="FOUND"))[PREFIX.size :]
+        for mark in (*_NUMBER_MARKS, _OPAQUE_MARK):
+            assert text.count(b"%d" % mark) == 1
+            text = text.replace(b"%d" % mark, b"%d")
+        self._json = text
+
+        command = Command(ResponseCode.SUCCESS, 0, RESPONSE_FLAG, fields, remark="FOUND", serialize_type=_BINARY)
+        header = encode(command)[PREFIX.size :]
+        block = header_binary.decode(header).ext
+        self._before_opaque = header[: _OPAQUE_AT.start]
+        self._between = header[_OPAQUE_AT.stop : -len(block) - 4]
+        assert b"%" not in block
+        for mark in _NUMBER_MARKS:
+            block = block.replace(b"\x13%d" % mark, b"%c%b")  # 19 digits: length and text
+        assert block.count(b"%c%b") == len(_NUMBER_MARKS)
+        self._block = block
+
+    def head(self, kind: int, opaque: int, numbers: tuple[int, int, int, int], body_length: int) -> bytes:
+        """A frame up to its body. `numbers`: suggested broker, next offset, smallest, largest."""
+        if kind == _JSON:
+            return with_prefix(_JSON, self._json % (*numbers, opaque), body_length)
+        suggested, next_offset, minimum, maximum = [b"%d" % number for number in numbers]
+        block = self._block % (
+            len(suggested), suggested, len(next_offset), next_offset, len(minimum), minimum, len(maximum), maximum,
+        )  # fmt: skip
+        opaque_bytes = opaque.to_bytes(4, "big", signed=True)
+        length = len(block).to_bytes(4, "big")
+        header = b"".join((self._before_opaque, opaque_bytes, self._between, length, block))
+        return with_prefix(_BINARY, header, body_length)

@@ -1,0 +1,310 @@
+"""Plain pulls go a way of their own. It must not show: same replies, same offsets, same counts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from downrange.broker.handlers.plain_pulls import PlainPulls
+from downrange.broker.handlers.plain_sends import PlainSends
+from downrange.broker.handlers.pull import PullHandlers
+from downrange.broker.handlers.send import SendHandlers
+from downrange.broker.routes import express_of, handler_of
+from downrange.model.topics import SubscriptionGroupConfig
+from downrange.protocol.bodies.fields import encode_fields
+from downrange.protocol.bodies.plain_pull import parse_pull
+from downrange.protocol.bodies.pull import PullMessageRequest
+from downrange.protocol.codes import RequestCode, ResponseCode, SerializeType
+from downrange.protocol.command import Command
+from downrange.protocol.framing import Frame, FrameDecoder, decode_frame, encode
+from downrange.transport.connection import Connection
+from tests.unit.broker.fake_transport import FakeTransport
+from tests.unit.broker.test_plain_sends import send
+from tests.unit.broker.wired import BROKER, WiredBroker, wire
+
+BINARY, JSON = SerializeType.ROCKETMQ, SerializeType.JSON
+COMMIT, SUSPEND, SUBSCRIPTION = 1, 2, 4
+
+
+class SlowTransport(FakeTransport):
+    """Pauses its protocol after so many bytes, until it is told to go on."""
+
+    def __init__(self, pause_after: int) -> None:
+        super().__init__()
+        self._pause_after = pause_after
+        self.protocol: Connection | None = None
+
+    def writelines(self, pieces: Any) -> None:
+        super().writelines(pieces)
+        self._look()
+
+    def write(self, data: bytes | memoryview) -> None:
+        super().write(data)
+        self._look()
+
+    def _look(self) -> None:
+        if len(self.written) > self._pause_after and self.protocol is not None and self.protocol.is_writable:
+            self.protocol.pause_writing()
+
+    def get_write_buffer_size(self) -> int:
+        return len(self.written)
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
+
+class Way:
+    """A broker with messages in two queues that takes pulls over one connection, with or without the short cut."""
+
+    def __init__(self, root: Path, *, plain: bool, pause_after: int = 1 << 30, **options: Any) -> None:
+        broker = replace(BROKER, **options.pop("broker", {}))
+        options.setdefault("mapped_file_size_commit_log", 1 << 20)
+        self.broker: WiredBroker = wire(root, broker=broker, **options)
+        parts = self.broker
+        parts.topics.ensure("TopicA", 4)
+        parts.topics.ensure("%RETRY%group", 1)
+        parts.flow.last_tick = float("inf")  # however slow the machine, it is not busy
+        sends = SendHandlers(parts.config, parts.topics, parts.groups, parts.writer, parts.flow)
+        pulls = PullHandlers(
+            parts.config,
+            parts.topics,
+            parts.groups,
+            parts.offsets,
+            parts.consumers,
+            parts.filters,
+            parts.store,
+            parts.held,
+            parts.writer,
+            parts.flow,
+        )
+        self.taken = 0
+        self.lane = PlainPulls(pulls, parts.store, parts.statistics, parts.flow)
+        handler = handler_of(sends.routes, pulls.routes, statistics=parts.statistics)
+        plain_sends = PlainSends(parts.config, parts.topics, parts.writer, parts.flow)
+        self.transport = SlowTransport(pause_after)
+        express = express_of(plain_sends.take, self._take) if plain else None
+        self.connection = Connection(handler, express=express)
+        self.connection.connection_made(self.transport)  # type: ignore[arg-type]
+        self.transport.protocol = self.connection
+
+    def _take(self, frames: list[Frame], at: int, connection: Connection) -> int:
+        end = self.lane.take(frames, at, connection)
+        self.taken += end - at
+        return end
+
+    def feed(self, *frames: bytes) -> bytes:
+        self.connection.data_received(b"".join(frames))
+        return self.transport.taken()
+
+    def fill(self, *, count: int = 200, queues: int = 2, size: int = 100) -> None:
+        for number in range(count):
+            self.feed(send(number, body=bytes([number % 251]) * size, queue_id=number % queues))
+
+    def counts(self) -> object:
+        statistics = self.broker.statistics
+        got = {key: (tally.calls, tally.messages, tally.bytes) for key, tally in statistics.gets()}
+        pulls = {key: sum(histogram.counts) for key, histogram in statistics.rpcs.items() if key[0] == 11}
+        return got, pulls, statistics.missed_gets, self.broker.offsets.of("TopicA", "group")
+
+
+def pull(number: int, offset: int, kind: int = JSON, *, flag: int = 0, **fields: Any) -> bytes:
+    values: dict[str, Any] = {
+        "consumer_group": "group",
+        "topic": "TopicA",
+        "queue_id": 1,
+        "queue_offset": offset,
+        "max_msg_nums": 32,
+        "sys_flag": COMMIT | SUBSCRIPTION,
+        "commit_offset": offset,
+        "suspend_timeout_millis": 15_000,
+        "subscription": "*",
+        "sub_version": 1_790_000_000_000,
+        "expression_type": "TAG",
+    }
+    request = PullMessageRequest(**(values | fields))
+    command = Command(RequestCode.PULL_MESSAGE, number, flag, encode_fields(request), serialize_type=int(kind))
+    return encode(command)
+
+
+def compare(
+    root: Path, chunks: Sequence[Sequence[bytes]], *, filled: dict[str, int] | None = None, **options: Any
+) -> Way:
+    """Feed the same chunks to both ways; return the one with the short cut, closed."""
+    general = Way(root / "general", plain=False, **dict(options))
+    plain = Way(root / "plain", plain=True, **dict(options))
+    for way in (general, plain):
+        way.fill(**(filled or {}))
+    for chunk in chunks:
+        expected = general.feed(*chunk)
+        assert plain.feed(*chunk) == expected
+    assert plain.counts() == general.counts()
+    assert len(plain.broker.held) == len(general.broker.held)
+    for way in (general, plain):
+        way.broker.close()
+    return plain
+
+
+@pytest.mark.parametrize("kind", [JSON, BINARY])
+@pytest.mark.parametrize("queues", [1, 2])
+async def test_draining_a_backlog_is_plain(tmp_path: Path, kind: SerializeType, queues: int) -> None:
+    filled = {"queues": queues, "count": 50 * queues, "size": 100}
+    chunks = [[pull(n, n * 10, kind, max_msg_nums=10, queue_id=queues - 1) for n in range(5)]]
+    assert compare(tmp_path, chunks, filled=filled, mapped_file_size_consume_queue=6000).taken == 5
+
+
+@pytest.mark.parametrize("kind", [JSON, BINARY])
+@pytest.mark.parametrize("opaque", [0, 1, -1, 2_147_483_647])
+async def test_opaques_and_offsets_of_any_size_are_answered_alike(
+    tmp_path: Path, kind: SerializeType, opaque: int
+) -> None:
+    chunks = [[pull(opaque, offset, kind, commit_offset=commit)] for offset in (0, 9) for commit in (0, 5, 1 << 58, -1)]
+    assert compare(tmp_path, chunks).taken == len(chunks)
+
+
+@pytest.mark.parametrize("kind", [JSON, BINARY])
+@pytest.mark.parametrize(
+    ("offset", "fields"),
+    [
+        (100, {}),  # nothing new
+        (5000, {}),
+        (-1, {}),
+        (0, {"queue_id": 3}),
+        (0, {"queue_id": 4}),
+        (0, {"queue_id": -1}),
+        (0, {"topic": "Unknown"}),
+        (0, {"consumer_group": "not a group"}),
+        (0, {"subscription": "TagA || TagB"}),
+        (0, {"subscription": "other"}),
+        (0, {"subscription": "a = 1", "expression_type": "SQL92"}),
+        (0, {"subscription": "x", "expression_type": "NONE"}),
+        (0, {"sys_flag": 0}),  # no heartbeat told what this group wants
+        (0, {"flag": 2}),
+        (0, {"bulk": True}),
+        (100, {"sys_flag": SUBSCRIPTION | SUSPEND}),
+    ],
+)
+async def test_what_is_not_plain_is_left_to_the_handler(
+    tmp_path: Path, offset: int, fields: dict[str, Any], kind: SerializeType
+) -> None:
+    odd = pull(2, offset, kind, **fields)
+    assert compare(tmp_path, [[pull(1, 3, kind), odd, pull(3, 4, kind)]]).taken == 2
+
+
+@pytest.mark.parametrize("kind", [JSON, BINARY])
+@pytest.mark.parametrize("max_msg_nums", [-1, 0, 1, 31, 32, 33, 1000])
+async def test_any_number_of_messages_may_be_asked_for(tmp_path: Path, kind: SerializeType, max_msg_nums: int) -> None:
+    chunks = [[pull(n, offset, kind, max_msg_nums=max_msg_nums)] for n, offset in enumerate((0, 50, 95, 99))]
+    compare(tmp_path, chunks)
+
+
+async def test_messages_in_several_files_are_answered_alike(tmp_path: Path) -> None:
+    chunks = [[pull(n, n * 7, max_msg_nums=7)] for n in range(28)]
+    plain = compare(tmp_path, chunks, mapped_file_size_commit_log=8192)
+    assert 0 < plain.taken < 28
+
+
+async def test_messages_that_are_no_longer_in_memory_are_left_to_the_handler(tmp_path: Path) -> None:
+    assert compare(tmp_path, [[pull(0, 0)]], memory_bytes=1000).taken == 0
+
+
+@pytest.mark.parametrize(
+    "broker", [{"broker_permission": 2}, {"slave_read_enable": True}, {"auto_create_subscription_group": False}]
+)
+async def test_the_configuration_counts(tmp_path: Path, broker: dict[str, Any]) -> None:
+    compare(tmp_path, [[pull(0, 0), pull(1, 32)]], broker=broker)
+
+
+async def test_a_group_that_may_not_consume_is_refused(tmp_path: Path) -> None:
+    way = Way(tmp_path, plain=True)
+    way.fill(count=10)
+    way.broker.groups.put(SubscriptionGroupConfig("group", consume_enable=False))
+    (reply,) = FrameDecoder().feed(way.feed(pull(0, 0)))
+    assert (reply.code, way.taken) == (ResponseCode.NO_PERMISSION, 0)
+    way.broker.close()
+
+
+async def test_sends_and_pulls_of_one_chunk_are_answered_in_order(tmp_path: Path) -> None:
+    chunk = [send(900, queue_id=1), pull(1, 0), pull(2, 90, max_msg_nums=99), send(901, queue_id=1), pull(3, 99)]
+    assert compare(tmp_path, [chunk]).taken == 3
+
+
+@pytest.mark.parametrize("pause_after", [1, 5000, 300_000])
+async def test_a_peer_that_does_not_read_is_not_answered_further(tmp_path: Path, pause_after: int) -> None:
+    filled = {"size": 3000}
+    replies = []
+    for plain in (False, True):
+        way = Way(tmp_path / str(plain), plain=plain)
+        way.fill(**filled)
+        way.transport._pause_after = pause_after
+        answered = way.feed(*[pull(n, n, max_msg_nums=20) for n in range(40)])
+        assert not way.connection.is_writable
+        assert len(answered) < 400_000, "what one chunk asks for must not be held all at once"
+        while way.connection._unanswered:
+            way.connection.resume_writing()
+            answered += way.transport.taken()
+        replies.append(answered)
+        way.broker.close()
+    assert replies[0] == replies[1]
+
+
+async def test_a_broker_that_is_busy_leaves_pulls_to_the_handler(tmp_path: Path) -> None:
+    way = Way(tmp_path, plain=True)
+    way.fill(count=10)
+    way.broker.flow.last_tick = asyncio.get_running_loop().time() - 60
+    (reply,) = FrameDecoder().feed(way.feed(pull(0, 0)))
+    assert (reply.code, way.taken) == (ResponseCode.SYSTEM_BUSY, 0)
+    way.broker.close()
+
+
+NUMBERS = st.sampled_from([0, 1, 9, 10, 99, 12_345, 1 << 31, 1 << 62, -1, -(1 << 63)])
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    offset=NUMBERS,
+    commit=NUMBERS,
+    subscription=st.text(max_size=20) | st.just("\0\x0bqueueOffset\0\0\0\x019") | st.none(),
+    kind=st.sampled_from([JSON, BINARY]),
+    fields=st.sets(st.sampled_from(["max_msg_bytes", "request_source", "bname", "proxy_forward_client_id"])),
+)
+def test_a_header_is_read_as_a_command_reads_it(
+    offset: int, commit: int, subscription: str | None, kind: SerializeType, fields: set[str]
+) -> None:
+    more: dict[str, Any] = {name: "b" if name in ("bname", "proxy_forward_client_id") else 7 for name in fields}
+    wire_bytes = pull(7, offset, kind, commit_offset=commit, subscription=subscription, **more)
+    (frame,) = FrameDecoder().frames(wire_bytes)
+    expected = decode_frame(frame).header(PullMessageRequest)
+    for _ in range(2):  # what was remembered is used the second time
+        found = parse_pull(frame)
+        assert found is not None
+        opaque, flag, request, queue_offset, commit_offset = found
+        assert (opaque, flag, queue_offset, commit_offset) == (7, 0, offset, commit)
+        for name in PullMessageRequest.__struct_fields__:
+            if name not in ("queue_offset", "commit_offset"):
+                assert getattr(request, name) == getattr(expected, name)
+
+
+@pytest.mark.parametrize("kind", [JSON, BINARY])
+def test_a_header_that_is_cut_or_changed_is_never_misread(kind: SerializeType) -> None:
+    (frame,) = FrameDecoder().frames(pull(7, 12, kind))
+    serialize_type, header, body = frame
+    for at in range(len(header)):
+        for other in (header[:at], header[:at] + bytes([header[at] ^ 1]) + header[at + 1 :]):
+            changed = serialize_type, other, body
+            found = parse_pull(changed)
+            if found is not None:
+                command = decode_frame(changed)
+                request = command.header(PullMessageRequest)
+                assert found[0] == command.opaque
+                assert found[3:] == (request.queue_offset, request.commit_offset)
+                assert found[2].topic == request.topic
