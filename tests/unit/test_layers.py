@@ -20,7 +20,15 @@ MAY_IMPORT: dict[str, set[str]] = {  # model, settings, clock and compiled are o
     "client": {"transport", "protocol"},
     "spark": {"client", "store", "transport", "protocol"},  # store: reading a store directory with no broker at all
     "console": {"client"},
-    "cli": {"client", "console", "broker", "namesrv", "store", "transport", "spark"},  # the servers only through their app.py
+    "cli": {
+        "client",
+        "console",
+        "broker",
+        "namesrv",
+        "store",
+        "transport",
+        "spark",
+    },  # the servers only through their app.py
 }
 OPEN = {"model", "settings", "clock", "compiled", "__init__"}
 # `model` is at the bottom; the other open modules stand on it.

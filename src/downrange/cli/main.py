@@ -34,6 +34,7 @@ from downrange.cli import (
 )
 from downrange.cli.options import UsageError
 from downrange.cli.output import one_line
+from downrange.compiled import VARIANT
 from downrange.model.errors import MQError
 from downrange.settings import ConfigError
 from downrange.transport.errors import ListenFailed
@@ -50,7 +51,7 @@ app = typer.Typer(
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"downrange {__version__}")
+        typer.echo(f"downrange {__version__} ({VARIANT})")
         raise typer.Exit
 
 

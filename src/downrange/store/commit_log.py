@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 from zlib import crc32
 
+from downrange.compiled import runs
 from downrange.model.message import SysFlag
 from downrange.model.record import MAGIC_BLANK, MAGIC_V1, MAGIC_V2
 from downrange.store.config import BLANK_SIZE
@@ -228,12 +229,21 @@ class CommitLog:
         segment = self._current
         if segment is None:
             return None
+        if runs is not None:
+            places = runs.append_run(
+                messages, born_host, store_host, store_timestamp,
+                segment.memory, segment.wrote, segment.limit, segment.start,
+            )  # fmt: skip
+            if places is not None:
+                segment.wrote = places[-1][0] + places[-1][1] - segment.start
+                self.last_store_timestamp = store_timestamp
+                return places
         head, host_flags = _HEADS[len(born_host), len(store_host)]
         pack = head.pack
         fixed = head.size + 2
         physical_offset = segment.start + segment.wrote
         pieces: list[bytes] = []
-        places: list[Place] = []
+        places = []
         for state, body, properties, _, born_timestamp, flag, sys_flag, reconsume_times in messages:
             queue_offset = state.next_offset
             state.next_offset = queue_offset + 1

@@ -118,6 +118,15 @@ class ConsumeQueue:
         return self._end // PAGE_SIZE - self._flushed // PAGE_SIZE
 
     @property
+    def pending_bytes(self) -> int:
+        """What waits in memory for `write_pending`."""
+        return self._end - self._written
+
+    @property
+    def has_files(self) -> bool:
+        return self._created > self._first
+
+    @property
     def is_dirty(self) -> bool:
         return self._end > self._flushed
 
@@ -232,6 +241,27 @@ class ConsumeQueue:
         self._end = position = position + 20
         self.max_physical_offset = physical_end
         if position >= self._spill_at:
+            self._spill()
+
+    def put_run(self, queue_offset: int, entries: bytes) -> None:
+        """`put` for consecutive entries that are packed already, their records in the order of the log."""
+        position = queue_offset * 20
+        end = position + len(entries)
+        physical_offset, size, _ = ENTRY.unpack_from(entries)
+        if (
+            self._tail is None
+            or position != self._end
+            or end > self._spill_at
+            or physical_offset + size <= self.max_physical_offset
+        ):
+            for number, (physical_offset, size, tags_code) in enumerate(ENTRY.iter_unpack(entries)):
+                self.put(queue_offset + number, physical_offset, size, tags_code)
+            return
+        self._tail += entries
+        self._end = end
+        physical_offset, size, _ = ENTRY.unpack_from(entries, len(entries) - 20)
+        self.max_physical_offset = physical_offset + size
+        if end >= self._spill_at:
             self._spill()
 
     def _tail_for(self, position: int, physical_end: int) -> bytearray | None:

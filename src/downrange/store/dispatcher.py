@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from downrange.compiled import runs
 from downrange.model.hashing import tags_code
 from downrange.store.commit_log import Place, WalkedRecord
-from downrange.store.key_index import KeyIndex
+from downrange.store.key_index import Keyed, KeyIndex
 from downrange.store.queues import ConsumeQueues, PlainMessage, QueueState
 
 _TRANSACTION_MASK: Final = 12
@@ -112,7 +113,9 @@ class Dispatcher:
 
     def apply_run(self, messages: Sequence[PlainMessage], places: Sequence[Place], store_timestamp: int) -> None:
         """`apply` for records that were appended in one run to queues that are not special."""
-        keyed: list[tuple[str, str | None, str | None, int]] = []
+        if runs is not None and self._apply_compiled(messages, places, store_timestamp):
+            return
+        keyed: list[Keyed] = []
         for message, (physical_offset, size, queue_offset) in zip(messages, places, strict=True):
             state = message[0]
             text = message[3]
@@ -139,6 +142,26 @@ class Dispatcher:
         self.last_store_timestamp = store_timestamp
         if self._index is not None and keyed:
             self._index.put_run(keyed, store_timestamp)
+
+    def _apply_compiled(self, messages: Sequence[PlainMessage], places: Sequence[Place], store_timestamp: int) -> bool:
+        """The same by the compiled twins; False, and nothing was done, when they do not take this run."""
+        assert runs is not None
+        queues = runs.queue_entries(messages, places)
+        if queues is None:
+            return False
+        for state, queue_offset, entries in queues:
+            state.queue.put_run(queue_offset, entries)
+        self.last_store_timestamp = store_timestamp
+        index = self._index
+        if index is not None and not index.put_compiled(messages, places, store_timestamp):
+            keyed: list[Keyed] = []
+            for message, place in zip(messages, places, strict=True):
+                unique, keys = _find(message[3], "UNIQ_KEY\x01"), _find(message[3], "KEYS\x01")
+                if unique or keys:
+                    keyed.append((message[0].topic, unique, keys, place[0]))
+            if keyed:
+                index.put_run(keyed, store_timestamp)
+        return True
 
     def index_only(self, record: WalkedRecord) -> None:
         """Enter a replayed record into the index and leave its queue alone."""

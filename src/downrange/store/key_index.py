@@ -14,11 +14,16 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
+from downrange.compiled import runs
 from downrange.model.hashing import HashCache, java_hash_unsigned
 from downrange.store.errors import StoreClosed, StoreCorrupt, StoreError
 from downrange.store.files import Files
+
+if TYPE_CHECKING:
+    from downrange.store.commit_log import Place
+    from downrange.store.queues import PlainMessage
 
 # begin and end store timestamp, begin and end physical offset, used slots, number of the next entry (the first is 1).
 HEADER: Final = struct.Struct(">qqqqii")
@@ -26,6 +31,9 @@ SLOT: Final = struct.Struct(">i")
 # key hash, physical offset, seconds since the file's begin timestamp, number of the entry before in the chain.
 ENTRY: Final = struct.Struct(">iqii")
 assert (HEADER.size, SLOT.size, ENTRY.size) == (40, 4, 20)
+
+# topic, unique id, KEYS, physical offset
+Keyed = tuple[str, str | None, str | None, int]
 
 _MAX_INT: Final = 0x7FFFFFFF
 _RESERVED_ENTRIES: Final = 50_000  # a megabyte
@@ -270,8 +278,8 @@ class KeyIndex:
             index_file.end_timestamp = store_timestamp
         index_file.write_header(mapped)
 
-    def put_run(self, keyed: Sequence[tuple[str, str | None, str | None, int]], store_timestamp: int) -> None:
-        """`put` for many messages stored at one time: topic, unique id, KEYS and physical offset of each.
+    def put_run(self, keyed: Sequence[Keyed], store_timestamp: int) -> None:
+        """`put` for many messages stored at one time.
 
         The header follows once, at the end: entries that it does not count yet are taken back by `load`.
         """
@@ -283,6 +291,8 @@ class KeyIndex:
                 hashed.append((h, physical_offset))
             else:
                 hashed += [(h, physical_offset) for h in self._hashes(topic, unique_key, keys)]
+        if not hashed:
+            return
         index_file = self._current
         if (
             index_file is None
@@ -311,6 +321,25 @@ class KeyIndex:
         index_file.next_entry, index_file.used_slots = number, used_slots
         index_file.end_offset, index_file.end_timestamp = physical_offset, store_timestamp
         index_file.write_header(mapped)
+
+    def put_compiled(self, messages: Sequence[PlainMessage], places: Sequence[Place], store_timestamp: int) -> bool:
+        """`put_run` by the compiled twin, for what the messages of a run hold; False, and nothing was done, when it
+        does not take them."""
+        index_file = self._current
+        if runs is None or index_file is None or index_file.map is None:
+            return False
+        put = runs.index_keys(
+            messages, places, index_file.map, self._slots, index_file.next_entry, index_file.limit,
+            index_file.used_slots, index_file.seconds_at(store_timestamp), index_file.end_offset,
+        )  # fmt: skip
+        if put is None:
+            return False
+        next_entry, index_file.used_slots, index_file.end_offset = put
+        if next_entry > index_file.next_entry:
+            index_file.next_entry = next_entry
+            index_file.end_timestamp = store_timestamp
+            index_file.write_header(index_file.map)
+        return True
 
     def _hashes(self, topic: str, unique_key: str | None, keys: str | None) -> list[int]:
         """The hash of the unique id, then those of the words of KEYS."""

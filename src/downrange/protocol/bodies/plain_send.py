@@ -14,6 +14,7 @@ from typing import Final
 
 import msgspec
 
+from downrange.compiled import runs
 from downrange.protocol import header_binary
 from downrange.protocol.bodies.fields import FieldError, Int32, decode_fields, encode_fields
 from downrange.protocol.bodies.send import SendMessageRequest, SendMessageResponse
@@ -51,6 +52,15 @@ def is_send(frame: Frame) -> bool:
 
 def parse_send(frame: Frame) -> PlainSend | None:
     """The values of a plain send; None when the frame is something else, or takes the lenient way or an error."""
+    if runs is not None:
+        sent = runs.parse_send(frame)
+        if sent is not None:
+            return sent
+    return parse_send_in_python(frame)
+
+
+def parse_send_in_python(frame: Frame) -> PlainSend | None:
+    """The same without the compiled twin, which reads only what clients usually write."""
     kind, header, _ = frame
     if kind == _BINARY:
         return _parse_binary(header) if header.startswith(_BINARY_START) else None
@@ -196,7 +206,16 @@ class SendReply:
     Holds always: it writes the bytes that `encode(command.reply(code, header=SendMessageResponse(…)))` gives.
     """
 
-    __slots__ = ("_around_opaque", "_binary_ext", "_ext_size", "_fixed", "_json", "_json_heads")
+    __slots__ = (
+        "_around_opaque",
+        "_binary_ext",
+        "_binary_pieces",
+        "_ext_size",
+        "_fixed",
+        "_json",
+        "_json_heads",
+        "_json_pieces",
+    )
 
     def __init__(self, code: int, store_host: bytes, region: str, trace_on: bool) -> None:
         response = SendMessageResponse(
@@ -213,7 +232,8 @@ class SendReply:
             (b"%d" % _QUEUE_OFFSET_MARK, b"%d"),
             (b"%d" % _OPAQUE_MARK, b"%d"),
         )
-        self._json = _form(encode(Command(code, _OPAQUE_MARK, RESPONSE_FLAG, fields))[PREFIX.size :], texts)
+        text = encode(Command(code, _OPAQUE_MARK, RESPONSE_FLAG, fields))[PREFIX.size :]
+        self._json = _form(text, texts)
         self._json_heads: dict[int, bytes] = {}
 
         frame = encode(Command(code, 0, RESPONSE_FLAG, fields, serialize_type=_BINARY))
@@ -222,10 +242,22 @@ class SendReply:
         self._binary_ext = _form(block, lengthy)
         self._ext_size = len(block) - len(texts[1][0]) - len(texts[2][0])
         self._fixed = frame[_CODE_TO_VERSION], frame[_FLAG_AND_REMARK]
+        # What the compiled twin puts between the numbers.
+        self._json_pieces = _split(text, texts)
+        self._binary_pieces = *self._fixed, *_split(block, lengthy)
         self._around_opaque: dict[int, tuple[bytes, bytes]] = {}
 
     def encode(self, answers: Iterable[Answer]) -> bytes:
         """The replies as whole frames, one behind the other."""
+        if runs is not None:
+            answers = list(answers)
+            encoded = runs.encode_replies(self._json_pieces, self._binary_pieces, answers)
+            if encoded is not None:
+                return encoded
+        return self.encode_in_python(answers)
+
+    def encode_in_python(self, answers: Iterable[Answer]) -> bytes:
+        """The same without the compiled twin."""
         form, heads = self._json, self._json_heads
         pieces: list[bytes] = []
         for frame, sent, place in answers:
@@ -266,3 +298,13 @@ def _form(text: bytes, marks: tuple[tuple[bytes, bytes], ...]) -> bytes:
         assert mark in text
         text = text.replace(mark, place, 1)
     return text
+
+
+def _split(text: bytes, marks: tuple[tuple[bytes, bytes], ...]) -> tuple[bytes, ...]:
+    """What stands around the marks; they follow each other in the text."""
+    pieces = []
+    for mark, _ in marks:
+        piece, found, text = text.partition(mark)
+        assert found
+        pieces.append(piece)
+    return *pieces, text

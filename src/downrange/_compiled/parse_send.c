@@ -1,0 +1,241 @@
+/* From the header of a send to its values: protocol/bodies/plain_send.py, parse_send. */
+#include "runs.h"
+
+typedef struct {
+    uint32_t seen; /* one bit for each letter */
+    Text topic, properties;
+    int64_t opaque, flag, queue_id, sys_flag, born_timestamp, message_flag, reconsume_times;
+} Send;
+
+#define BIT(letter) (1u << ((letter) - 'a'))
+#define OPAQUE_SEEN (1u << 20)
+#define FLAG_SEEN (1u << 21)
+#define EXT_SEEN (1u << 22)
+#define NEEDED (BIT('a') | BIT('b') | BIT('e') | BIT('g'))
+#define SEND_CODE "\x01\x36"
+#define JSON_START "{\"code\":310,"
+#define BINARY_FIXED 21
+
+static inline int is_text(const Text *text, const char *other) {
+    return text->size == (Py_ssize_t)strlen(other) && !text->has_escapes && !memcmp(text->at, other, strlen(other));
+}
+
+/* A number as Java writes it: no plus, no zeros in front, no minus zero. */
+static int parse_number(const byte *at, Py_ssize_t size, int64_t least, int64_t most, int64_t *number) {
+    int is_negative = size > 1 && at[0] == '-';
+    at += is_negative, size -= is_negative;
+    if (size < 1 || size > 18 || (at[0] == '0' && (size > 1 || is_negative))) return 0; /* 18 digits do not overflow */
+    int64_t value = 0;
+    while (size-- > 0) {
+        if (*at < '0' || *at > '9') return 0;
+        value = value * 10 + (*at++ - '0');
+    }
+    if (is_negative) value = -value;
+    *number = value;
+    return value >= least && value <= most;
+}
+
+static int take_field(Send *send, const Text *name, const Text *value) {
+    int64_t ignored, *number = &ignored;
+    if (name->size > 1) /* a signature, say */
+        return name->is_ascii && value->is_ascii && !name->has_escapes && !value->has_escapes;
+    byte letter = name->size ? name->at[0] : 0;
+    if (letter < 'a' || letter > 'n' || send->seen & BIT(letter)) return 0;
+    send->seen |= BIT(letter);
+    if (letter == 'i') {
+        send->properties = *value;
+        return 1;
+    }
+    if (value->size == 0) return 0;
+    if (letter == 'b') {
+        send->topic = *value;
+        return 1;
+    }
+    if (value->has_escapes || !value->is_ascii) return 0;
+    switch (letter) {
+    case 'a': case 'c': case 'n': return 1;
+    case 'k': return is_text(value, "false") || is_text(value, "true");
+    case 'm': return is_text(value, "false"); /* a batch is not a plain send */
+    case 'g': return parse_number(value->at, value->size, INT64_MIN, INT64_MAX, &send->born_timestamp);
+    case 'e': number = &send->queue_id; break;
+    case 'f': number = &send->sys_flag; break;
+    case 'h': number = &send->message_flag; break;
+    case 'j': number = &send->reconsume_times; break;
+    default: break; /* d and l: a number that nobody reads */
+    }
+    return parse_number(value->at, value->size, INT32_MIN, INT32_MAX, number);
+}
+
+/* Bytes behind their length, which takes 2 or 4 bytes; `*at` moves behind them. */
+static int cut_text(const byte **at, const byte *end, int length_size, Text *text) {
+    if (end - *at < length_size) return 0;
+    uint32_t length = length_size == 2 ? (uint32_t)(*at)[0] << 8 | (*at)[1] : get32(*at);
+    *at += length_size;
+    if (length > (uint64_t)(end - *at)) return 0;
+    byte all = 0;
+    for (uint32_t n = 0; n < length; n++) all |= (*at)[n];
+    *text = (Text){*at, (Py_ssize_t)length, 0, all < 0x80};
+    *at += length;
+    return 1;
+}
+
+static int parse_binary(const byte *at, Py_ssize_t size, Send *send) {
+    if (size < BINARY_FIXED || memcmp(at, SEND_CODE, 2)) return 0;
+    if (get32(at + 13) != 0 || get32(at + 17) != (uint64_t)(size - BINARY_FIXED)) return 0; /* remark, ext length */
+    send->opaque = (int32_t)get32(at + 5);
+    send->flag = (int32_t)get32(at + 9);
+    const byte *end = at + size;
+    at += BINARY_FIXED;
+    while (at < end) {
+        Text name, value;
+        if (!cut_text(&at, end, 2, &name) || !cut_text(&at, end, 4, &value)) return 0;
+        if (!take_field(send, &name, &value)) return 0;
+    }
+    return 1;
+}
+
+/* The text between two quotes; `*at` moves behind the second. */
+static int parse_text(const byte **at, const byte *end, Text *text) {
+    const byte *from = *at;
+    byte all = 0;
+    if (from >= end || *from++ != '"') return 0;
+    text->has_escapes = 0;
+    for (const byte *next = from; next < end; next++) {
+        all |= *next;
+        if (*next == '"') {
+            text->at = from, text->size = next - from, text->is_ascii = all < 0x80;
+            *at = next + 1;
+            return 1;
+        }
+        if (*next < ' ') return 0;
+        if (*next == '\\') {
+            text->has_escapes = 1;
+            if (++next >= end) return 0;
+            all |= *next;
+        }
+    }
+    return 0;
+}
+
+/* The digits before a comma or brace. */
+static int parse_json_number(const byte **at, const byte *end, int64_t *number) {
+    const byte *from = *at;
+    while (*at < end && **at != ',' && **at != '}') ++*at;
+    return parse_number(from, *at - from, INT32_MIN, INT32_MAX, number);
+}
+
+static int parse_ext(const byte **at, const byte *end, Send *send) {
+    Text name, value;
+    if (*at >= end || *(*at)++ != '{') return 0;
+    for (;;) {
+        if (!parse_text(at, end, &name) || *at >= end || *(*at)++ != ':') return 0;
+        if (!parse_text(at, end, &value) || !take_field(send, &name, &value) || *at >= end) return 0;
+        byte after = *(*at)++;
+        if (after == '}') return 1;
+        if (after != ',') return 0;
+    }
+}
+
+static int parse_json(const byte *at, Py_ssize_t size, Send *send) {
+    const byte *end = at + size;
+    Py_ssize_t start = (Py_ssize_t)strlen(JSON_START);
+    if (size < start || memcmp(at, JSON_START, (size_t)start)) return 0;
+    at += start;
+    for (;;) {
+        Text name, text;
+        uint32_t bit = 0;
+        int64_t ignored, *number = &ignored;
+        if (!parse_text(&at, end, &name) || at >= end || *at++ != ':' || at >= end) return 0;
+        if (is_text(&name, "extFields")) bit = EXT_SEEN;
+        else if (is_text(&name, "opaque")) bit = OPAQUE_SEEN, number = &send->opaque;
+        else if (is_text(&name, "flag")) bit = FLAG_SEEN, number = &send->flag;
+        else if (!is_text(&name, "language") && !is_text(&name, "version")
+                 && !is_text(&name, "serializeTypeCurrentRPC")) return 0;
+        if (send->seen & bit) return 0;
+        send->seen |= bit;
+        if (bit == EXT_SEEN) {
+            if (!parse_ext(&at, end, send)) return 0;
+        } else if (bit == 0 && *at == '"') {
+            if (!parse_text(&at, end, &text) || text.has_escapes || !text.is_ascii) return 0;
+        } else if (!parse_json_number(&at, end, number)) return 0;
+        if (at >= end) return 0;
+        if (*at == '}') return at + 1 == end;
+        if (*at++ != ',') return 0;
+    }
+}
+
+static int hex_digit(byte c) {
+    return c >= '0' && c <= '9' ? c - '0' : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10 : -1;
+}
+
+/* Text with its escapes resolved, into `to`, which has room for `text->size` bytes; -1 for rare escapes. */
+static Py_ssize_t unescape(const Text *text, byte *to) {
+    static const char names[] = "\"\\/bfnrt", values[] = "\"\\/\b\f\n\r\t";
+    const byte *at = text->at, *end = at + text->size;
+    byte *start = to;
+    for (;;) {
+        const byte *slash = memchr(at, '\\', (size_t)(end - at));
+        to = put_bytes(to, at, (slash != NULL ? slash : end) - at);
+        if (slash == NULL) return to - start;
+        at = slash;
+        if (end - at < 2) return -1;
+        const char *name = at[1] ? strchr(names, at[1]) : NULL;
+        if (name != NULL) {
+            *to++ = (byte)values[name - names];
+            at += 2;
+        } else { /* the separators of properties come as \u0001 and \u0002 */
+            if (end - at < 6 || at[1] != 'u' || at[2] != '0' || at[3] != '0') return -1;
+            int high = hex_digit(at[4]), low = hex_digit(at[5]);
+            if (high < 0 || high > 7 || low < 0) return -1;
+            *to++ = (byte)(high << 4 | low);
+            at += 6;
+        }
+    }
+}
+
+/* A str; NULL without an exception when the text is not the usual one. */
+static PyObject *as_str(const Text *text) {
+    PyObject *result = NULL;
+    if (!text->has_escapes) {
+        result = PyUnicode_DecodeUTF8((const char *)text->at, text->size, NULL);
+    } else {
+        byte *resolved = PyMem_Malloc((size_t)text->size);
+        if (resolved == NULL) return PyErr_NoMemory();
+        Py_ssize_t size = unescape(text, resolved);
+        if (size >= 0) result = PyUnicode_DecodeUTF8((const char *)resolved, size, NULL);
+        PyMem_Free(resolved);
+    }
+    if (result == NULL && PyErr_ExceptionMatches(PyExc_UnicodeDecodeError)) PyErr_Clear();
+    return result;
+}
+
+PyObject *parse_send(PyObject *module, PyObject *frame) {
+    int64_t kind;
+    Send send;
+    memset(&send, 0, sizeof send);
+    send.properties.at = (const byte *)"";
+    if (!PyTuple_CheckExact(frame) || PyTuple_GET_SIZE(frame) != 3) return refuse();
+    PyObject *header = PyTuple_GET_ITEM(frame, 1);
+    if (!PyBytes_CheckExact(header) || !as_number(PyTuple_GET_ITEM(frame, 0), 0, 255, &kind)) return refuse();
+    const byte *at = (const byte *)PyBytes_AS_STRING(header);
+    Py_ssize_t size = PyBytes_GET_SIZE(header);
+    if (kind == 1 ? !parse_binary(at, size, &send) : !parse_json(at, size, &send)) return refuse();
+    if ((send.seen & NEEDED) != NEEDED) return refuse();
+    PyObject *topic = as_str(&send.topic);
+    PyObject *properties = topic != NULL ? as_str(&send.properties) : NULL;
+    if (properties == NULL) {
+        Py_XDECREF(topic);
+        return refuse();
+    }
+    int64_t numbers[9] = {send.opaque, send.flag, 0, send.queue_id, send.sys_flag, send.born_timestamp,
+                          send.message_flag, 0, send.reconsume_times};
+    PyObject *sent = PyTuple_New(9);
+    for (int n = 0; sent != NULL && n < 9; n++) {
+        PyObject *value = n == 2 ? Py_NewRef(topic) : n == 7 ? Py_NewRef(properties) : PyLong_FromLongLong(numbers[n]);
+        if (value == NULL) Py_CLEAR(sent);
+        else PyTuple_SET_ITEM(sent, n, value);
+    }
+    Py_DECREF(topic);
+    Py_DECREF(properties);
+    return sent;
+}

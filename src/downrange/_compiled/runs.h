@@ -1,0 +1,108 @@
+/* What is done for every message of a run, in C: the twins of parse_send, append_run, apply_run, put_run and
+ * SendReply.encode. docs/how-to/compiled.md says how it is built and chosen.
+ *
+ * Each function either does exactly what its Python twin does or returns None and has changed nothing; then the twin
+ * takes over, with its errors and its unusual cases. So nothing here needs to know what is wrong with an input, only
+ * that it is not the usual one. Arguments that only a bug can pass (a type, a buffer that is too short) are refused in
+ * the same way. Exceptions are for memory that ran out. All calls hold the GIL and belong to the store's thread.
+ */
+#ifndef DOWNRANGE_RUNS_H
+#define DOWNRANGE_RUNS_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stdint.h>
+#include <string.h>
+
+typedef unsigned char byte;
+
+/* A piece of somebody else's bytes. */
+typedef struct {
+    const byte *at;
+    Py_ssize_t size;
+    int has_escapes, is_ascii;
+} Text;
+
+/* Names of attributes. */
+extern PyObject *s_next_offset, *s_queue_id, *s_topic, *s_topic_field;
+
+PyObject *parse_send(PyObject *module, PyObject *frame);
+PyObject *append_run(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *queue_entries(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *index_keys(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *encode_replies(PyObject *module, PyObject *const *args, Py_ssize_t count);
+
+static inline byte *put16(byte *at, uint32_t value) {
+    at[0] = (byte)(value >> 8), at[1] = (byte)value;
+    return at + 2;
+}
+
+static inline byte *put32(byte *at, uint32_t value) { return put16(put16(at, value >> 16), value & 0xFFFF); }
+
+static inline byte *put64(byte *at, uint64_t value) {
+    return put32(put32(at, (uint32_t)(value >> 32)), (uint32_t)value);
+}
+
+static inline byte *put_bytes(byte *at, const void *from, Py_ssize_t size) {
+    memcpy(at, from, (size_t)size);
+    return at + size;
+}
+
+static inline byte *put_object(byte *at, PyObject *bytes) {
+    return put_bytes(at, PyBytes_AS_STRING(bytes), PyBytes_GET_SIZE(bytes));
+}
+
+static inline uint32_t get32(const byte *at) {
+    return (uint32_t)at[0] << 24 | (uint32_t)at[1] << 16 | (uint32_t)at[2] << 8 | at[3];
+}
+
+/* A Python int within [least, most]; 0 when it is something else, without an exception. */
+static inline int as_number(PyObject *object, int64_t least, int64_t most, int64_t *number) {
+    int overflow;
+    if (object == NULL || !PyLong_CheckExact(object)) return 0;
+    long long value = PyLong_AsLongLongAndOverflow(object, &overflow);
+    if (overflow || value < least || value > most) return 0;
+    *number = value;
+    return 1;
+}
+
+static inline int as_int32(PyObject *object, int64_t *number) {
+    return as_number(object, INT32_MIN, INT32_MAX, number);
+}
+
+static inline PyObject *three_numbers(int64_t first, int64_t second, int64_t third) {
+    PyObject *tuple = PyTuple_New(3);
+    const int64_t numbers[] = {first, second, third};
+    for (int n = 0; tuple != NULL && n < 3; n++) {
+        PyObject *number = PyLong_FromLongLong(numbers[n]);
+        if (number == NULL) Py_CLEAR(tuple);
+        else PyTuple_SET_ITEM(tuple, n, number);
+    }
+    return tuple;
+}
+
+/* None, unless an exception is on its way. */
+static inline PyObject *refuse(void) {
+    if (PyErr_Occurred()) return NULL;
+    Py_RETURN_NONE;
+}
+
+/* The attribute as a new reference; NULL and no exception when there is none. */
+static inline PyObject *attribute(PyObject *object, PyObject *name) {
+    PyObject *value = PyObject_GetAttr(object, name);
+    if (value == NULL && PyErr_ExceptionMatches(PyExc_AttributeError)) PyErr_Clear();
+    return value;
+}
+
+#define MESSAGE_SIZE 8 /* state, body, properties, text, born timestamp, flag, sysFlag, reconsume times */
+
+/* One message of a run: a tuple whose first three are a state, bytes and bytes. */
+static inline int is_message(PyObject *message) {
+    return PyTuple_CheckExact(message) && PyTuple_GET_SIZE(message) == MESSAGE_SIZE
+        && PyBytes_CheckExact(PyTuple_GET_ITEM(message, 1)) && PyBytes_CheckExact(PyTuple_GET_ITEM(message, 2));
+}
+
+/* Before the first append_run. */
+void make_crc_table(void);
+
+#endif

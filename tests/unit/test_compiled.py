@@ -1,0 +1,146 @@
+"""The compiled twins: who chooses them, that they are really used, and that they keep no reference."""
+
+from __future__ import annotations
+
+import os
+import sys
+import zipfile
+from pathlib import Path
+from random import Random
+from shutil import which
+from subprocess import run
+from sysconfig import get_config_var
+from typing import Any
+
+import pytest
+
+from downrange import compiled
+from downrange.protocol.bodies.plain_send import SendReply
+from downrange.store.queues import PlainMessage, QueueState
+from tests.support import compiled_cases as cases
+from tests.unit.store.small_store import BORN_HOST, NOW, STORE_HOST, new_message, open_store
+
+ROOT = Path(__file__).parent.parent.parent
+needs_twins = pytest.mark.skipif(compiled.runs is None, reason="built without a compiler, or DOWNRANGE_PURE is set")
+ID = "UNIQ_KEY\x017F0000011A2B18B4AAC2000000000001\x02TAGS\x01TagA"
+
+
+def usual_run(states: list[QueueState]) -> list[PlainMessage]:
+    return [(state, b"body", ID.encode(), ID, NOW, 0, 0, 0) for state in states]
+
+
+def shown_version(**environment: str) -> str:
+    command = [sys.executable, "-m", "downrange.cli.main", "--version"]
+    return run(command, env=os.environ | environment, capture_output=True, text=True, check=True).stdout
+
+
+def test_the_environment_can_ask_for_pure_python() -> None:
+    assert shown_version(DOWNRANGE_PURE="1").endswith("(pure)\n")
+    assert shown_version().endswith(f"({compiled.VARIANT})\n")
+
+
+@needs_twins
+def test_the_twins_take_what_is_usual(tmp_path: Path) -> None:
+    runs = compiled.runs
+    store = open_store(tmp_path)
+    for queue_id in (0, 1):
+        store.append(new_message(queue_id=queue_id, properties=ID.encode()))
+    states = list(store.queues.states.values())
+    messages = usual_run([states[0], states[1], states[0]])
+    memory = bytearray(4096)
+    places = runs.append_run(messages, BORN_HOST, STORE_HOST, NOW, memory, 100, 4096, 8192)
+    assert places is not None
+    size = 88 + 4 + len(states[0].topic_field) + 2 + len(ID)
+    assert places == [(8292, size, 1), (8292 + size, size, 1), (8292 + 2 * size, size, 2)]
+    entries = runs.queue_entries(messages, places)
+    assert entries is not None
+    assert [(state, first, len(packed)) for state, first, packed in entries] == [(states[0], 1, 40), (states[1], 1, 20)]
+    index = bytearray(40 + 4 * 10 + 20 * 50)
+    assert runs.index_keys(messages, places, index, 10, 2, 50, 1, 0, 0) == (5, 2, places[2][0])
+    store.close()
+
+
+@needs_twins
+def test_no_reference_is_kept_or_lost(tmp_path: Path) -> None:
+    runs: Any = compiled.runs
+    store = open_store(tmp_path)
+    store.append(new_message(properties=ID.encode()))
+    (state,) = store.queues.states.values()
+    state.next_offset = 10**6  # small numbers are shared by everybody
+    frames = [cases.frame(Random(seed)) for seed in range(200)]
+    reply = SendReply(0, STORE_HOST, "DefaultRegion", trace_on=True)
+    messages = usual_run([state] * 3)
+    places = [(10**6 + 200 * n, 200, 10**6 + n) for n in range(3)]
+    answers = [((n % 2, b"", b""), (n, 0, "T", 1, 0, 0, 0, "", 0), places[n]) for n in range(3)]
+    memory = bytearray(4096)
+    watched = [
+        state,
+        state.topic,
+        state.topic_field,
+        state.next_offset,
+        messages,
+        messages[0],
+        *messages[0][1:4],
+        places,
+    ]
+    watched += [memory, BORN_HOST, STORE_HOST, answers, reply._json_pieces[0], frames[0], frames[0][1], None]
+
+    def once() -> None:
+        offset = state.next_offset
+        assert runs.append_run(messages, BORN_HOST, STORE_HOST, NOW, memory, 0, 4096, 0)
+        state.next_offset = offset
+        assert runs.append_run(messages, BORN_HOST, STORE_HOST, NOW, memory, 0, 400, 0) is None
+        assert runs.append_run([*messages, None], BORN_HOST, STORE_HOST, NOW, memory, 0, 4096, 0) is None
+        assert runs.append_run(messages, BORN_HOST, STORE_HOST, NOW, b"", 0, 4096, 0) is None
+        assert runs.queue_entries(messages, places)
+        assert runs.queue_entries([*messages, None], [*places, None]) is None
+        assert runs.index_keys(messages, places, memory, 10, 2, 100, 0, 0, 0)
+        assert runs.index_keys(messages, places, memory, 10, 2, 4, 0, 0, 0) is None
+        assert runs.encode_replies(reply._json_pieces, reply._binary_pieces, answers)
+        assert runs.encode_replies(reply._json_pieces, reply._binary_pieces, [*answers, None]) is None
+        for frame in frames:
+            runs.parse_send(frame)
+
+    once()
+    before = [sys.getrefcount(one) for one in watched]
+    blocks = sys.getallocatedblocks()
+    for _ in range(300):
+        once()
+    assert max(abs(sys.getrefcount(one) - count) for one, count in zip(watched, before, strict=True)) < 50
+    assert abs(sys.getallocatedblocks() - blocks) < 200
+    memory += b"it can grow: nobody holds a view of it"
+    store.close()
+
+
+def built_wheel(directory: Path, compiler: str) -> tuple[zipfile.ZipFile, str]:
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(directory)]
+    done = run(command, cwd=ROOT, env=os.environ | {"CC": compiler}, capture_output=True, text=True, check=True)
+    (wheel,) = directory.glob("*.whl")
+    return zipfile.ZipFile(wheel), done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("compiler", ["/bin/false", "/no/such/compiler"])
+def test_without_a_compiler_the_wheel_is_pure(tmp_path: Path, compiler: str) -> None:
+    pytest.importorskip("hatchling")
+    wheel, said = built_wheel(tmp_path, compiler)
+    with wheel:
+        assert str(wheel.filename).endswith("-py3-none-any.whl")
+        assert not [name for name in wheel.namelist() if name.endswith((".so", ".c"))]
+    assert said.count("pure Python") == 1
+
+
+@pytest.mark.skipif(which("cc") is None, reason="there is no compiler")
+def test_with_a_compiler_the_wheel_holds_the_twins(tmp_path: Path) -> None:
+    pytest.importorskip("hatchling")
+    wheel, said = built_wheel(tmp_path, "cc")
+    module = f"_runs{get_config_var('EXT_SUFFIX')}"
+    with wheel:
+        assert "none-any" not in str(wheel.filename), said
+        wheel.extract(f"downrange/{module}", tmp_path)
+    code = f"""
+from importlib.util import module_from_spec, spec_from_file_location
+spec = spec_from_file_location("downrange._runs", {str(tmp_path / "downrange" / module)!r})
+module = module_from_spec(spec)
+print(module.parse_send((0, b"", b"")))
+"""
+    assert run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "None\n"
