@@ -40,6 +40,7 @@ def main() -> None:
     for name in names:
         if name not in (*ALL, *ON_REQUEST):
             sys.exit(f"bench: there is no benchmark {name}; there are {', '.join((*ALL, *ON_REQUEST))}")
+    machine.adopt_orphans()
     run = Run(datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"), machine.describe(), QUICK)
     for name in names:
         done = measure(name)
@@ -60,6 +61,7 @@ def measure(name: str) -> Benchmark:
     before, started = machine.Usage.now(), time.monotonic()
     rows = _rows(name)
     seconds = time.monotonic() - started
+    machine.reap(10)
     return Benchmark(name, rows, seconds, machine.Usage.now().others_since(before, seconds))
 
 

@@ -11,7 +11,7 @@ from downrange.clock import SystemClock
 from downrange.model.message import TopicQueue
 from downrange.model.topics import MAX_TOPIC_LENGTH, OP_HALF_TOPIC, SCHEDULE_TOPIC
 from downrange.store.checkpoint import AbortMarker, Checkpoint, DirectoryLock
-from downrange.store.commit_log import CommitLog, Place, Walk
+from downrange.store.commit_log import CommitLog, Place, Walk, join_properties
 from downrange.store.config import BrokerRole, StoreConfig
 from downrange.store.dispatcher import BitmapOf, Dispatcher
 from downrange.store.errors import DiskFull, FlushFailed, StoreClosed, StoreError
@@ -374,6 +374,12 @@ class MessageStore(MessageReader):
             state = made
         now = self._not_before(self._now())
         first_queue_offset = state.next_offset
+        places = self._append_as_run(state, message, units, now)
+        if places is not None:
+            size = sum(place[1] for place in places)
+            return AppendResult(
+                PUT_OK, places[0][0], size, first_queue_offset, now, tuple(place[0] for place in places)
+            )
         try:
             records = self.commit_log.append_batch(message, units, state.topic_field, first_queue_offset, now)
         except StoreError as error:
@@ -400,6 +406,24 @@ class MessageStore(MessageReader):
             now,
             tuple(record[0] for record in records),
         )
+
+    def _append_as_run(
+        self, state: QueueState, message: NewMessage, units: Sequence[BatchUnit], now: int
+    ) -> list[Place] | None:
+        """A batch by the fast way of plain messages, which is whole or not at all, too; None when it is not plain."""
+        if state.is_special or message.prepared_transaction_offset:
+            return None
+        run: list[PlainMessage] = []
+        for unit in units:
+            properties = join_properties(unit.properties, message.properties)
+            text = properties.decode("utf-8", "replace")
+            run.append(
+                (
+                    state, unit.body, properties, text, message.born_timestamp, unit.flag, message.sys_flag,
+                    message.reconsume_times,
+                )
+            )  # fmt: skip
+        return self.append_run(run, message.born_host, message.store_host, now)
 
     def append_data(self, start: int, data: bytes | memoryview) -> None:
         """Take log bytes from a master; `dispatch_pending` then makes whole records readable by queue."""
