@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -128,6 +129,40 @@ def test_a_member_that_cannot_start_is_one_clear_line_and_leaves_nothing_running
     assert "flushDiskType" in failed.stderr
     assert len(failed.stderr.strip().splitlines()) == 1
     assert not loaded(data).running
+
+
+def test_a_port_in_use_leaves_no_trace_that_hinders_the_next_try(data: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        failed = downrange("cluster", "up", "--data", str(data), "--brokers", "1", "--namesrv-port", port)
+    assert failed.returncode == 1
+    assert "namesrv did not start" in failed.stderr
+    assert LocalCluster.load(data) is None
+    assert "cluster ready" in up(data, "--brokers", "1", "--replicas", "1")
+
+
+def test_ctrl_c_while_it_starts_leaves_nothing_running(data: Path) -> None:
+    wanted = ("--data", str(data), "--brokers", "6", "--replicas", "1", "--namesrv-port", "0")
+    starting = subprocess.Popen([*DOWNRANGE, "cluster", "up", *wanted], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 30
+    while not (data / "logs" / "broker-c.log").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    starting.send_signal(signal.SIGINT)
+    starting.communicate(timeout=30)
+    assert starting.returncode != 0
+    left = [path for path in Path("/proc").glob("[0-9]*/cmdline") if str(data).encode() in _text(path)]
+    assert left == []  # not even one that was started in the very moment
+    assert LocalCluster.load(data) is None
+
+
+def _text(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:  # it has ended
+        return b""
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,7 @@ def up(
     if brokers * replicas > _MAX_PROCESSES:
         raise UsageError(f"{brokers} brokers with {replicas} copies each are more than {_MAX_PROCESSES} processes")
     cluster = LocalCluster.load(data)
+    is_new = cluster is None
     if cluster is None:
         cluster = LocalCluster.create(data, brokers=brokers, replicas=replicas, sync=sync, namesrv_port=namesrv_port)
     elif len(cluster.running) == len(cluster.members):
@@ -45,10 +46,13 @@ def up(
     else:
         masters = sum(1 for member in cluster.members if member.broker and member.broker_id == 0)
         typer.echo(f"{cluster.directory} holds a cluster of {masters} brokers: it is started again as it was")
+    before = cluster.running
     try:
         cluster.start()
-    except ClusterFailed:
-        cluster.stop(10)
+    except BaseException:  # Ctrl-C, too: half a cluster is of no use, and one that never ran is laid out anew next time
+        cluster.stop(10, except_for=before)
+        if is_new:
+            cluster.forget()
         raise
     typer.echo(f"cluster ready: name server {cluster.namesrv}")
     for member in cluster.members:

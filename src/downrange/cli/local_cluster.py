@@ -17,8 +17,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -125,17 +125,30 @@ class LocalCluster:
 
     def start(self) -> None:
         """Start what does not run: the name server, then masters, then slaves, each when the ones before are ready."""
-        for stage in (0, 1, 2):
-            starting = [self._launch(member) for member in self.members if _stage(member) == stage]
-            deadline = time.monotonic() + _READY_SECONDS
-            for member, log_start in starting:
-                self._wait_ready(member, log_start, deadline)
+        with _interrupt_later() as raise_if_interrupted:
+            for stage in (0, 1, 2):
+                starting = []
+                for member in self.members:
+                    if _stage(member) == stage:
+                        starting.append(self._launch(member))
+                        raise_if_interrupted()
+                deadline = time.monotonic() + _READY_SECONDS
+                for member, log_start in starting:
+                    self._wait_ready(member, log_start, deadline, raise_if_interrupted)
 
-    def stop(self, seconds: float) -> list[Member]:
+    def forget(self) -> None:
+        """Let another layout take the place of this one; configuration, stores and logs stay."""
+        (self.directory / "cluster.json").unlink(missing_ok=True)
+
+    def stop(self, seconds: float, except_for: Collection[Member] = ()) -> list[Member]:
         """Stop masters, then slaves, which so get the last of the log, then the name server. Who was stopped."""
         stopped = []
         for stage in (1, 2, 0):
-            members = [member for member in self.members if _stage(member) == stage and member.is_running]
+            members = [
+                member
+                for member in self.members
+                if _stage(member) == stage and member.is_running and member not in except_for
+            ]
             for member in members:
                 with suppress(ProcessLookupError):
                     os.kill(member.pid, signal.SIGTERM)
@@ -179,8 +192,11 @@ class LocalCluster:
         self._save()  # at once: a process that nobody remembers could not be stopped
         return started, log_start
 
-    def _wait_ready(self, member: Member, log_start: int, deadline: float) -> None:
+    def _wait_ready(
+        self, member: Member, log_start: int, deadline: float, raise_if_interrupted: Callable[[], None]
+    ) -> None:
         while True:
+            raise_if_interrupted()
             with self.log(member).open("rb") as log:
                 log.seek(log_start)
                 said = log.read().decode("utf-8", "replace")
@@ -198,6 +214,22 @@ class LocalCluster:
         new = path.with_suffix(".new")
         new.write_text(json.dumps({"members": [asdict(member) for member in self.members]}, indent=2) + "\n")
         new.replace(path)
+
+
+@contextmanager
+def _interrupt_later() -> Iterator[Callable[[], None]]:
+    """Ctrl-C is told at the moments asked about: anywhere else it could lose a process that was just started."""
+    pressed: list[int] = []
+
+    def raise_if_interrupted() -> None:
+        if pressed:
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, lambda number, frame: pressed.append(number))
+    try:
+        yield raise_if_interrupted
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _stage(member: Member) -> int:
