@@ -31,7 +31,7 @@ from downrange.protocol.codes import RequestCode, ResponseCode
 from downrange.protocol.command import Command, request
 from downrange.protocol.errors import TopicNotExist, broker_error
 from downrange.transport.connection import Connection, Handler, LaterReply, refuse
-from downrange.transport.errors import TransportError
+from downrange.transport.errors import ConnectionLost, TransportError
 from downrange.transport.pool import Pool
 
 if TYPE_CHECKING:
@@ -188,7 +188,7 @@ class Session:
         problems = []
         for _ in self._namesrvs:
             try:
-                return await self.invoke(self.namesrv, command)
+                return await self._ask_over_live_connection(self.namesrv, command)
             except TransportError as error:
                 problems.append(str(error))
                 self._chosen = (self._chosen + 1) % len(self._namesrvs)
@@ -196,6 +196,16 @@ class Session:
             f"no name server answers ({'; '.join(problems)}); the address is {self.config.source}, "
             "set it with -n or NAMESRV_ADDR"
         )
+
+    async def _ask_over_live_connection(self, address: str, command: Command) -> Command:
+        """A connection kept since the last question may have died unnoticed: losing it says nothing of the server.
+
+        Only for questions that may be asked twice, as all of `ask_namesrv` are.
+        """
+        try:
+            return await self.invoke(address, command)
+        except ConnectionLost:
+            return await self.invoke(address, command)
 
     async def ask_every_namesrv(self, ask: Callable[[str], Awaitable[T]]) -> Outcomes[str, T]:
         """Name servers know nothing of each other: what is written must be written to each."""

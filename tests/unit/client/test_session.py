@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import random
 
 import pytest
@@ -18,6 +19,7 @@ from downrange.protocol.errors import BrokerError, ConsumerNotOnline, RequestCod
 from downrange.settings import ConfigError
 from downrange.transport.connection import Connection
 from downrange.transport.errors import ConnectFailed
+from downrange.transport.pool import split_address
 from downrange.transport.server import Server
 from tests.unit.client.fake_cluster import TOPIC, FakeCluster
 
@@ -71,6 +73,32 @@ async def test_a_dead_name_server_is_passed_over_and_the_live_one_kept(cluster: 
         assert session.namesrv == NOBODY
         await session.look_up_route(TOPIC)
         assert session.namesrv == cluster.namesrv
+
+
+async def test_a_kept_connection_that_died_unnoticed_costs_no_answer(cluster: FakeCluster) -> None:
+    accepted = 0
+
+    async def die_once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """As a name server that was restarted: the first question finds the connection gone."""
+        nonlocal accepted
+        accepted += 1
+        if accepted == 1:
+            await reader.read(1)
+            writer.transport.abort()
+            return
+        host, port = split_address(cluster.namesrv)
+        its_reader, its_writer = await asyncio.open_connection(host, port)
+        its_writer.write(await reader.read(65536))
+        writer.write(await its_reader.read(65536))
+        await writer.drain()
+        its_writer.close()
+        writer.close()
+
+    async with await asyncio.start_server(die_once, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        async with session_of(f"127.0.0.1:{port}") as session:
+            assert (await session.look_up_route(TOPIC)).broker_datas
+    assert accepted == 2
 
 
 async def test_when_no_name_server_answers_the_error_names_all_and_where_they_came_from() -> None:
