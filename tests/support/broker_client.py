@@ -45,7 +45,11 @@ async def standalone(
     async with name_server(names) as namesrv:
         config = replace(
             BrokerConfig(
-                namesrv_addr=f"127.0.0.1:{namesrv.port}", broker_name="broker-a", listen_port=0, metrics_port=-1
+                namesrv_addr=f"127.0.0.1:{namesrv.port}",
+                broker_name="broker-a",
+                listen_port=0,
+                metrics_port=-1,
+                wait_time_mills_in_send_queue=5000,  # a busy machine is no reason to refuse
             ),
             **(broker_options or {}),  # type: ignore[arg-type]
         )

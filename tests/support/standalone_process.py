@@ -42,7 +42,8 @@ def standalone_process(
 ) -> Iterator[Standalone]:
     """A process on free ports unless told otherwise; `settings` are keys of a broker.conf."""
     config = directory / "broker.conf"
-    lines = [f"{key}={value}" for key, value in {"brokerName": "broker-a", **(settings or {})}.items()]
+    defaults = {"brokerName": "broker-a", "waitTimeMillsInSendQueue": 5000}  # a busy machine is no reason to refuse
+    lines = [f"{key}={value}" for key, value in {**defaults, **(settings or {})}.items()]
     config.write_text("\n".join(lines) + "\n")
     with running(
         "standalone",

@@ -31,6 +31,7 @@ _PROPERTIES: Final = {
     "diskSpaceCleanForciblyRatio": "99",
     "diskMaxUsedSpaceRatio": "95",
     "metricsPort": "-1",
+    "waitTimeMillsInSendQueue": "5000",  # a busy machine is no reason to refuse
     "listenPort": "0",
     "brokerName": BROKER_NAME,
 }
