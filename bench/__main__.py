@@ -29,8 +29,8 @@ ALL: Final = (
     *(sorted(path.stem for path in Path(__file__).parent.glob("spark_*.py")) or ("spark",)),
     "codec", "namesrv", "store", "key_index",
 )  # fmt: skip
-ON_REQUEST: Final = ("failover",)
-"""Takes ten minutes: runs only when named."""
+ON_REQUEST: Final = ("failover", "big_store")
+"""Take ten minutes, and 20 GiB of disk: run only when named."""
 LONGEST_SECONDS: Final = 300.0
 """For one benchmark. All of them together take less than twenty minutes."""
 

@@ -1,19 +1,34 @@
-"""Five thousand connections: what they cost idle, and what goes through when each has one send on its way."""
+"""What connections cost: as many requests on their way over one or over many, and thousands that are idle beside.
+
+A bare echo server (bench/echo.py) is driven in the same run, with frames as long as a send: what it loses from one
+connection to many is the kernel's and the loop's, and no server on this loop can do better.
+"""
 
 from __future__ import annotations
 
 import resource
 import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
 from typing import Final
 
+from bench.namesrv import start
 from bench.report import QUICK, Figure, table
-from bench.served import served, target
-from downrange.client.load import SendPlan, send_load
+from bench.served import by_turns, served, target
+from downrange.client.load import LoadReport, SendPlan, send_load
+from downrange.client.load.frames import SendFrames
+from downrange.client.load.histogram import Histogram
 from downrange.client.load.links import Links
+from downrange.client.load.report import Moment
 from downrange.client.load.server_process import ServerProcess
 
 MANY: Final = 500 if QUICK else 5000
-SECONDS: Final = 0.5 if QUICK else 4.0
+SECONDS: Final = 0.4 if QUICK else 1.5
+ROUNDS: Final = 1 if QUICK else 3
+IN_FLIGHT: Final = (64, 1000)
+"""In all: over one connection, and one over each of so many."""
 
 
 def allow_descriptors(count: int) -> None:
@@ -23,31 +38,93 @@ def allow_descriptors(count: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(count, hard), hard))
 
 
+def plan(connections: int, outstanding: int) -> SendPlan:
+    return SendPlan(SECONDS, 0.3, connections=connections, outstanding=outstanding)
+
+
+def echo_load(address: str, server: ServerProcess, load: SendPlan) -> LoadReport:
+    """Frames to a server that sends them back; each that came back is sent again."""
+    frames = SendFrames(load, "echo", 4)
+    size = frames.frame_size
+    data = frames.slice(0, min(load.outstanding, frames.count))
+    done = 0
+    with Links(address, load.connections) as links:
+        for link in links.all:
+            link.write(data)
+        begun = None
+        started = now = time.monotonic()
+        while now < started + load.warm_up_seconds + load.seconds:
+            if begun is None and now >= started + load.warm_up_seconds:
+                begun = Moment.now(server, done // size)
+            for link in links.wait(0.1):
+                received = link.read()
+                link.write(received)
+                done += len(received)
+            now = time.monotonic()
+        assert begun is not None
+        ended = Moment.now(server, done // size)
+    return LoadReport.between("echo", begun, ended, server, {"reply": Histogram()}, Counter())
+
+
 def run() -> list[Figure]:
     allow_descriptors(2 * MANY + 1000)
-    with served() as running:
+    with served() as running, ExitStack() as stack:
+        process, echo_address = start(stack, "-m", "bench.echo")
+        echo = ServerProcess(process.pid)
         server = ServerProcess(running.process.pid)
         where = target(running)
-        few = send_load(where, SendPlan(SECONDS, 0.3, connections=8, outstanding=32))
+
+        def beside_idle() -> LoadReport:
+            with Links(running.broker, MANY):
+                send_load(where, SendPlan(0.1, 0, connections=1, outstanding=1))  # all have been accepted by now
+                return send_load(where, plan(8, 32))
+
+        send_load(where, plan(8, 32))  # what the broker makes once is not what a connection costs
         before = server.private_bytes
         started = time.perf_counter()
         with Links(running.broker, MANY):
             connected = time.perf_counter() - started
-            send_load(where, SendPlan(0.2, 0, connections=1, outstanding=1))  # all of them have been accepted by now
+            send_load(where, SendPlan(0.1, 0, connections=1, outstanding=1))
             each = (server.private_bytes - before) / MANY
-            among_idle = send_load(where, SendPlan(SECONDS, 0.3, connections=8, outstanding=32))
-        many = send_load(where, SendPlan(SECONDS, 0.5, connections=MANY, outstanding=1))
-    name = f"{MANY:,} connections"
-    return [
-        Figure(f"opening {name}", MANY / connected, "connections/s"),
+        loads: dict[str, Callable[[], LoadReport]] = {
+            "8x32": partial(send_load, where, plan(8, 32)),
+            "8x32 beside idle": beside_idle,
+            "1x1": partial(send_load, where, plan(1, 1)),
+        }
+        for count in IN_FLIGHT:
+            for connections, outstanding in ((1, count), (count, 1)):
+                load = plan(connections, outstanding)
+                loads[f"{connections}x{outstanding}"] = partial(send_load, where, load)
+                loads[f"echo {connections}x{outstanding}"] = partial(echo_load, echo_address, echo, load)
+        loads[f"{MANY}x1"] = partial(send_load, where, plan(MANY, 1))
+        best = by_turns(loads, ROUNDS)
+
+    figures = [
+        Figure(f"opening {MANY:,} connections", MANY / connected, "connections/s"),
         Figure("private memory for an idle connection", each / 1024, "KiB"),
-        Figure("send 128 B, 8x32, no other connections", few.rate, "messages/s"),
-        Figure(f"send 128 B, 8x32, beside {name} that are idle", among_idle.rate, "messages/s",
-               among_idle.rate / few.rate, "without them"),
-        Figure(f"send 128 B, {MANY}x1", many.rate, "messages/s", many.rate / few.rate, "8x32"),
-        Figure(f"send 128 B, {MANY}x1: server CPU", many.server_cpu_micros or 0, "µs a message"),
-        Figure(f"send 128 B, {MANY}x1: p99", many.latency["reply"].p99, "ms"),
+    ]
+
+    def add(name: str, load: str, base: str) -> None:
+        one, other = best[load], best[base]
+        figures.append(Figure(name, one.rate, "messages/s", one.rate / other.rate, base))
+        figures.append(Figure(f"{name}: server CPU", one.server_cpu_micros, "µs a message",
+                              one.server_cpu_micros / other.server_cpu_micros, base))  # fmt: skip
+
+    add("send 128 B, 8x32, no other connections", "8x32", "8x32")
+    add(f"send 128 B, 8x32, beside {MANY:,} connections that are idle", "8x32 beside idle", "8x32")
+    for count in IN_FLIGHT:
+        for shape in (f"1x{count}", f"{count}x1"):
+            add(f"send 128 B, {shape}", shape, f"1x{count}")
+            add(f"echo, {shape}", f"echo {shape}", f"echo 1x{count}")
+    growing = ("1x1", *(f"{count}x1" for count in (*IN_FLIGHT, MANY)))
+    figures += [
+        Figure(f"send 128 B, {shape}, as connections grow", best[shape].rate, "messages/s",
+               best[shape].rate / best["64x1"].rate, "64x1")
+        for shape in growing
     ]  # fmt: skip
+    add(f"send 128 B, {MANY}x1", f"{MANY}x1", "8x32")
+    figures.append(Figure(f"send 128 B, {MANY}x1: p99", best[f"{MANY}x1"].latency("reply", "p99"), "ms"))
+    return figures
 
 
 if __name__ == "__main__":
