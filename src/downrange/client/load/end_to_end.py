@@ -14,7 +14,7 @@ from downrange.client.load.frames import NUMBER_WIDTH
 from downrange.client.load.histogram import Histogram
 from downrange.client.load.links import Link, Links
 from downrange.client.load.plans import SendPlan
-from downrange.client.load.pulling import PullTemplate
+from downrange.client.load.pull_requests import PullRequests
 from downrange.client.load.report import LoadReport
 from downrange.client.load.sending import NOT_NOW, PATIENCE_SECONDS, Measured, Schedule, Sender
 from downrange.client.load.target import Target
@@ -42,7 +42,7 @@ class Puller:
 
     def __init__(self, target: Target, plan: SendPlan, link: Link) -> None:
         self._link = link
-        self._template = PullTemplate(target.topic, plan.header, target.broker_name, hold_millis=_HOLD_MILLIS)
+        self._requests = PullRequests(target.topic, plan.header, target.broker_name, hold_millis=_HOLD_MILLIS)
         self._decoder = FrameDecoder(max_header=MAX_FRAME)
         ranges = target.ranges or {}
         self._offsets = {
@@ -73,7 +73,7 @@ class Puller:
             raise self._decoder.error
 
     def _pull(self, queue_id: int) -> None:
-        self._link.write(self._template.fill(queue_id + 1, queue_id, self._offsets[queue_id], _PULLED_AT_ONCE))
+        self._link.write(self._requests.frame(queue_id + 1, queue_id, self._offsets[queue_id], _PULLED_AT_ONCE))
 
     def _found(self, body: bytes) -> None:
         now = time.monotonic_ns()

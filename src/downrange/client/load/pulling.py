@@ -1,47 +1,42 @@
 """Drain a backlog: every queue from its first message to its last.
 
 Queues are cut into stretches. A lane takes a stretch and pulls it, each pull where the last one ended; a connection has
-as many lanes as it may have pulls outstanding. Of every reply the header is decoded whole and the first record looked
-at; of every `_WALKED`th, all records are counted.
+as many lanes as it may have pulls outstanding. Of every reply the code, the opaque, the next offset and the first
+record are checked; of every `_WALKED`th, all records are counted.
 """
 
 from __future__ import annotations
 
-import struct
 import time
 from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-import msgspec
-
+from downrange.client.load.frames import FIRST_OPAQUE
 from downrange.client.load.histogram import Histogram
 from downrange.client.load.links import Link, Links
 from downrange.client.load.plans import PullPlan
+from downrange.client.load.pull_replies import RECORD_START, PullReplies, count_records, expected_header
+from downrange.client.load.pull_requests import PullRequests
+from downrange.client.load.replies import ReplyLayout, decode_reply, learn_layout
 from downrange.client.load.report import LoadReport, Moment
 from downrange.client.load.sending import NOT_NOW, PATIENCE_SECONDS
 from downrange.client.load.target import Target
 from downrange.model.record import MAGIC_V1, MAGIC_V2
-from downrange.protocol.bodies.fields import encode_fields
-from downrange.protocol.bodies.pull import PullMessageRequest, PullMessageResponse, PullSysFlag
-from downrange.protocol.codes import VERSION_4_9_8, RequestCode, ResponseCode, SerializeType
-from downrange.protocol.command import Command
+from downrange.protocol.bodies.pull import PullMessageResponse
+from downrange.protocol.codes import ResponseCode, SerializeType
 from downrange.protocol.errors import RemoteProtocolError, broker_error, code_name
-from downrange.protocol.framing import MAX_FRAME, FrameDecoder, encode
 from downrange.settings import ConfigError
 from downrange.transport.errors import RequestTimedOut
 
-GROUP: Final = "downrange-bench"
 _STRETCH: Final = 2048  # messages
 _WALKED: Final = 16
-# A record up to its queue offset: size, magic, CRC, queue id, flag, queue offset. See docs/formats/record.md.
-RECORD_START: Final = struct.Struct(">iIIiiq")
 
 
 @dataclass(slots=True)
 class _Lane:
-    """One pull at a time."""
+    """One pull at a time. If it finds as many as it asks for, `usual` stands in its reply, and in no other."""
 
     link: Link
     opaque: int
@@ -49,6 +44,8 @@ class _Lane:
     offset: int = 0
     end: int = 0
     sent_at: int = 0
+    next_offset: int = 0
+    usual: bytes = b""
 
 
 def pull_load(target: Target, plan: PullPlan) -> LoadReport:
@@ -67,9 +64,12 @@ class _Drain:
         self._plan = plan
         self._links = links
         self._stretches = deque(stretches(target))
-        self._decoders = {link: FrameDecoder(max_header=MAX_FRAME) for link in links.all}
-        self._template = PullTemplate(target.topic, plan.header, target.broker_name)
+        self._replies_of = {link: PullReplies() for link in links.all}
+        self._requests = PullRequests(target.topic, plan.header, target.broker_name)
+        self._layout: ReplyLayout | None = None
+        self._kind = plan.header
         self._lanes: dict[int, _Lane] = {}
+        self._by_key: dict[bytes, _Lane] = {}
         self._messages = 0
         self._replies = 0
         self._latency = Histogram()
@@ -78,11 +78,11 @@ class _Drain:
     def run(self) -> LoadReport:
         begun = Moment.now(self._target.server, 0)
         for number in range(self._plan.connections * self._plan.outstanding):
-            lane = _Lane(self._links.all[number % self._plan.connections], number + 1)
+            lane = _Lane(self._links.all[number % self._plan.connections], FIRST_OPAQUE + number)
             if self._take_stretch(lane):
                 self._lanes[lane.opaque] = lane
         for lane in self._lanes.values():
-            lane.link.write(self._pull(lane))
+            lane.link.write(self._pull(lane, time.monotonic_ns()))
         last_answer = started = time.monotonic()
         while self._lanes:
             readable = self._links.wait(0.1)
@@ -103,54 +103,82 @@ class _Drain:
         lane.queue_id, lane.offset, lane.end = self._stretches.popleft()
         return True
 
-    def _pull(self, lane: _Lane) -> bytes:
-        lane.sent_at = time.monotonic_ns()
-        count = min(self._plan.max_messages, lane.end - lane.offset)
-        return self._template.fill(lane.opaque, lane.queue_id, lane.offset, count)
+    def _pull(self, lane: _Lane, now: int) -> bytes:
+        offset = lane.offset
+        count = lane.end - offset
+        if count > self._plan.max_messages:
+            count = self._plan.max_messages
+        lane.sent_at = now
+        lane.next_offset = next_offset = offset + count
+        lane.usual = expected_header(self._kind, next_offset)
+        return self._requests.frame(lane.opaque, lane.queue_id, offset, count)
 
     def _receive(self, link: Link) -> None:
-        decoder = self._decoders[link]
+        replies = self._replies_of[link]
+        by_key = self._by_key
         pulls: list[bytes] = []
-        replies = decoder.feed(link.read())
+        places = replies.feed(link.read(), self._layout)
+        data = replies.data
         now = time.monotonic_ns()
-        for reply in replies:
-            if not reply.is_response:
-                continue
-            lane = self._lanes.get(reply.opaque)
-            if lane is None:
-                raise RemoteProtocolError(f"the broker answered a pull that is not outstanding: {reply.opaque}")
-            self._latency.record(now - lane.sent_at)
-            if reply.code == ResponseCode.SUCCESS:
-                self._found(lane, reply)
-            elif reply.code in NOT_NOW or reply.code == ResponseCode.PULL_RETRY_IMMEDIATELY:
-                self._refused[code_name(reply.code)] += 1
+        sent: list[int] = []
+        for key, at, body_at, stop in places:
+            lane = by_key.get(key)
+            if lane is not None and data.find(lane.usual, at, body_at) > 0:
+                self._found(lane, lane.next_offset, data, body_at, stop)
             else:
-                raise broker_error(reply.code, reply.remark or f"queue {lane.queue_id} at {lane.offset}")
+                lane = self._unusual(data[at:stop])
+                if lane is None:
+                    continue
+            sent.append(lane.sent_at)
             if lane.offset < lane.end or self._take_stretch(lane):
-                pulls.append(self._pull(lane))
+                pulls.append(self._pull(lane, now))
             else:
-                del self._lanes[lane.opaque]
-        if decoder.error is not None:
-            raise decoder.error
+                self._end(lane)
+        for moment, times in Counter(sent).items():
+            self._latency.record(now - moment, times)
         if pulls:
             link.write(b"".join(pulls))
 
-    def _found(self, lane: _Lane, reply: Command) -> None:
-        body = reply.body_bytes
-        next_offset = reply.header(PullMessageResponse).next_begin_offset
+    def _unusual(self, frame: bytes) -> _Lane | None:
+        """A reply that has to be decoded whole: the first one, a refusal, or one with fewer messages than asked for."""
+        reply = decode_reply(frame)
+        if not reply.is_response:
+            return None
+        lane = self._lanes.get(reply.opaque)
+        if lane is None:
+            raise RemoteProtocolError(f"the broker answered a pull that is not outstanding: {reply.opaque}")
+        if reply.code == ResponseCode.SUCCESS:
+            body_at = len(frame) - len(reply.body_bytes)
+            self._found(lane, reply.header(PullMessageResponse).next_begin_offset, frame, body_at, len(frame))
+            if self._layout is None:
+                self._layout = learn_layout(frame[:body_at], reply)
+                self._kind = SerializeType.JSON if self._layout.is_json else SerializeType.ROCKETMQ
+                self._by_key = {self._layout.key(opaque): lane for opaque, lane in self._lanes.items()}
+        elif reply.code in NOT_NOW or reply.code == ResponseCode.PULL_RETRY_IMMEDIATELY:
+            self._refused[code_name(reply.code)] += 1
+        else:
+            raise broker_error(reply.code, reply.remark or f"queue {lane.queue_id} at {lane.offset}")
+        return lane
+
+    def _found(self, lane: _Lane, next_offset: int, data: bytes, at: int, stop: int) -> None:
         count = next_offset - lane.offset
-        if count <= 0 or len(body) < RECORD_START.size:
+        if count <= 0 or stop - at < RECORD_START.size:
             raise RemoteProtocolError(f"the broker found nothing in queue {lane.queue_id} at {lane.offset} and said so")
-        _, magic, _, queue_id, _, queue_offset = RECORD_START.unpack_from(body)
-        if magic not in (MAGIC_V1, MAGIC_V2) or (queue_id, queue_offset) != (lane.queue_id, lane.offset):
+        magic, queue_id, queue_offset = RECORD_START.unpack_from(data, at)
+        if queue_offset != lane.offset or queue_id != lane.queue_id or (magic != MAGIC_V1 and magic != MAGIC_V2):
             raise RemoteProtocolError(
                 f"asked for queue {lane.queue_id} at {lane.offset}, got queue {queue_id} at {queue_offset}"
             )
-        if self._replies % _WALKED == 0 and (held := count_records(body)) != count:
+        if self._replies % _WALKED == 0 and (held := count_records(data, at, stop)) != count:
             raise RemoteProtocolError(f"a pull reply says it has {count} messages and has {held}")
         self._replies += 1
         self._messages += count
         lane.offset = next_offset
+
+    def _end(self, lane: _Lane) -> None:
+        del self._lanes[lane.opaque]
+        if self._layout is not None:
+            del self._by_key[self._layout.key(lane.opaque)]
 
 
 def stretches(target: Target) -> Iterator[tuple[int, int, int]]:
@@ -161,54 +189,3 @@ def stretches(target: Target) -> Iterator[tuple[int, int, int]]:
         for queue_id, (first, end) in reach.items():
             if first + past < end:
                 yield queue_id, first + past, min(first + past + _STRETCH, end)
-
-
-def count_records(body: bytes) -> int:
-    at = count = 0
-    while at < len(body):
-        at += int.from_bytes(body[at : at + 4], "big")
-        count += 1
-    return count
-
-
-class PullTemplate:
-    """Pull requests of one group for one topic; what changes from pull to pull is filled in."""
-
-    def __init__(self, topic: str, header: SerializeType, broker_name: str = "", *, hold_millis: int = 0) -> None:
-        self._header = header
-        flags = PullSysFlag.SUBSCRIPTION | (PullSysFlag.SUSPEND if hold_millis else PullSysFlag(0))
-        self._fields = encode_fields(
-            PullMessageRequest(
-                consumer_group=GROUP,
-                topic=topic,
-                queue_id=0,
-                queue_offset=0,
-                max_msg_nums=0,
-                sys_flag=int(flags),
-                commit_offset=0,
-                suspend_timeout_millis=hold_millis,
-                subscription="*",
-                sub_version=0,
-                expression_type="TAG",
-                bname=broker_name or None,
-            )
-        )
-        same = {
-            name: value for name, value in self._fields.items() if name not in ("queueId", "queueOffset", "maxMsgNums")
-        }
-        changing = b'{"queueId":"%d","queueOffset":"%d","maxMsgNums":"%d",'
-        start = b'{"code":%d,"extFields":' % RequestCode.PULL_MESSAGE
-        text = msgspec.json.encode(same).replace(b"%", b"%%")  # a topic's name may hold one
-        end = (
-            b',"flag":0,"language":"PYTHON","opaque":%%d,"serializeTypeCurrentRPC":"JSON","version":%d}' % VERSION_4_9_8
-        )
-        self._json = start + changing + text[1:] + end
-
-    def fill(self, opaque: int, queue_id: int, offset: int, count: int) -> bytes:
-        if self._header is SerializeType.JSON:
-            header = self._json % (queue_id, offset, count, opaque)
-            return (len(header) + 4).to_bytes(4, "big") + len(header).to_bytes(4, "big") + header
-        self._fields["queueId"] = str(queue_id)
-        self._fields["queueOffset"] = str(offset)
-        self._fields["maxMsgNums"] = str(count)
-        return encode(Command(RequestCode.PULL_MESSAGE, opaque, raw_ext=self._fields, serialize_type=int(self._header)))

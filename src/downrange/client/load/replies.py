@@ -16,7 +16,7 @@ from downrange.protocol.framing import MAX_FRAME, FrameDecoder
 
 _LENGTH: Final = struct.Struct(">i")
 _OPAQUE: Final = b'"opaque":'
-_OPAQUE_DIGITS: Final = 9
+OPAQUE_DIGITS: Final = 9
 
 
 class ReplyLayout(NamedTuple):
@@ -40,7 +40,7 @@ def learn_layout(frame: bytes, reply: Command) -> ReplyLayout:
     at = frame.rfind(_OPAQUE + b"%d" % reply.opaque, 8, header_end)
     is_usual = at >= 0 and frame.startswith(b'{"code":0,', 8) and header_end == len(frame)
     start = b'{"code":0,' if is_usual else b""
-    return ReplyLayout(True, start, len(frame) - at - len(_OPAQUE) - _OPAQUE_DIGITS)
+    return ReplyLayout(True, start, len(frame) - at - len(_OPAQUE) - OPAQUE_DIGITS)
 
 
 class ReplyReader:
@@ -62,7 +62,7 @@ class ReplyReader:
         length_at = _LENGTH.unpack_from
         at = 0
         end = len(data)
-        before = after + _OPAQUE_DIGITS
+        before = after + OPAQUE_DIGITS
         while end - at >= 8:
             (length,) = length_at(data, at)
             stop = at + 4 + length
@@ -73,7 +73,7 @@ class ReplyReader:
             if start and data.startswith(start, at + 8):
                 add(data[stop - before : stop - after] if is_json else data[at + 13 : at + 17])
             else:
-                reply = _decode(data[at:stop])
+                reply = decode_reply(data[at:stop])
                 if reply.is_response and reply.code == 0:
                     add(self._layout.key(reply.opaque))
                 elif reply.is_response:
@@ -83,7 +83,7 @@ class ReplyReader:
         return succeeded, others
 
 
-def _decode(frame: bytes) -> Command:
+def decode_reply(frame: bytes) -> Command:
     decoder = FrameDecoder(max_header=MAX_FRAME)
     commands = decoder.feed(frame)
     if decoder.error is not None:
