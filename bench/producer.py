@@ -116,7 +116,7 @@ def batched(namesrv: str, count: int, measured: Measured) -> None:
 
 
 def run() -> list[Figure]:
-    names = ("bare", "async", "latency", "adaptive", "blocking", "threads", "batches")
+    names = ("bare", "async", "latency", "adaptive", "blocking", "threads", "many", "batches")
     measured = {name: Measured() for name in names}
     # A busy machine must not turn into flow control: the broker may let requests wait.
     patient = {"waitTimeMillsInSendQueue": 10_000}
@@ -132,6 +132,7 @@ def run() -> list[Figure]:
                 run_loop(asynchronous(cluster.namesrv, COUNT, measured[name], config))
             blocking(cluster.namesrv, COUNT // 16, 1, measured["blocking"])
             blocking(cluster.namesrv, COUNT // 16, 8, measured["threads"])
+            blocking(cluster.namesrv, COUNT // 16, 64, measured["many"])
             batched(cluster.namesrv, COUNT, measured["batches"])
     labels = {
         "bare": "64 at a time, bare connection",
@@ -140,6 +141,7 @@ def run() -> list[Figure]:
         "adaptive": "64 at a time, fault strategy adaptive",
         "blocking": "one blocking thread",
         "threads": "8 blocking threads",
+        "many": "64 blocking threads",
         "batches": "one blocking thread, batches of 32",
     }
     figures = []

@@ -6,6 +6,7 @@ import asyncio
 import re
 import signal
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -24,7 +25,8 @@ from downrange.model.message import StoredMessage
 from downrange.model.record import decode_records
 from downrange.protocol.bodies.pull import PullMessageResponse
 from downrange.protocol.codes import RequestCode, ResponseCode
-from tests.support.broker_client import client_of, standalone
+from downrange.transport.pool import connect
+from tests.support.broker_client import BrokerClient, client_of, standalone
 from tests.support.processes import Running, namesrv, running
 from tests.support.standalone_process import standalone_process
 
@@ -43,18 +45,22 @@ def namesrv_address(broker: RunningBroker) -> str:
 
 
 async def everything_in(broker: RunningBroker, topic: str, queues: int = 4) -> list[StoredMessage]:
+    async with client_of(broker) as client:
+        return await read_all(client, topic, queues)
+
+
+async def read_all(client: BrokerClient, topic: str, queues: int = 4) -> list[StoredMessage]:
     """All messages of a topic, queue after queue."""
     found: list[StoredMessage] = []
-    async with client_of(broker) as client:
-        for queue_id in range(queues):
-            offset = 0
-            while True:
-                pull = client.pull_command(topic, queue_id=queue_id, offset=offset)
-                reply = await client.connection.request(pull, timeout=10)
-                if reply.code != ResponseCode.SUCCESS:
-                    break
-                found += decode_records(reply.body_bytes)
-                offset = reply.header(PullMessageResponse).next_begin_offset
+    for queue_id in range(queues):
+        offset = 0
+        while True:
+            pull = client.pull_command(topic, queue_id=queue_id, offset=offset)
+            reply = await client.connection.request(pull, timeout=10)
+            if reply.code != ResponseCode.SUCCESS:
+                break
+            found += decode_records(reply.body_bytes)
+            offset = reply.header(PullMessageResponse).next_begin_offset
     return found
 
 
@@ -233,6 +239,43 @@ def test_no_send_fails_when_a_broker_is_killed_and_the_name_server_too(tmp_path:
         after = [producer.send(Message("TBW102", b"x")) for _ in range(60)]
         # A message the dying broker acknowledged in its last moment counts as well.
         assert {result.queue.broker_name for result in after[10:]} == {"broker-a"}
+
+
+def test_a_blocking_producer_goes_on_when_its_broker_is_back(tmp_path: Path) -> None:
+    """One thread, so on a socket of its own: what was acknowledged is stored, before the kill and after it."""
+    acknowledged: list[bytes] = []
+
+    def send_some(producer: Producer, count: int) -> None:
+        for _ in range(count):
+            body = b"%d" % len(acknowledged)
+            producer.send(Message(TOPIC, body))
+            acknowledged.append(body)
+
+    with standalone_process(tmp_path) as first:
+        namesrv_port, broker_port = (int(each.rpartition(":")[2]) for each in (first.namesrv, first.broker))
+        producer = Producer("producers", first.namesrv).start()
+        send_some(producer, 200)
+        first.process.kill()
+        with pytest.raises(SendFailed, match=r"lost|cannot connect"):
+            send_some(producer, 1)
+    with standalone_process(tmp_path, namesrv_port=namesrv_port, broker_port=broker_port):
+        deadline = time.monotonic() + 20
+        while len(acknowledged) < 400:
+            try:
+                send_some(producer, 1)
+            except SendFailed:
+                assert time.monotonic() < deadline
+                time.sleep(0.02)  # connections are made again with growing pauses
+        stored = asyncio.run(bodies_in(first.broker, TOPIC))
+        producer.close()
+    assert set(acknowledged) <= stored
+
+
+async def bodies_in(address: str, topic: str) -> set[bytes]:
+    connection = await connect(address)
+    found = await read_all(BrokerClient(connection, "client@1"), topic)
+    await connection.drain(1)
+    return {message.body for message in found}
 
 
 def test_the_examples_of_the_how_to_page_run(tmp_path: Path) -> None:

@@ -105,13 +105,17 @@ class BackgroundLoop:
 
         Any thread but the loop's own may call. `begin` returns what to cancel should the thread be interrupted.
         """
+        self.refuse_its_own_thread()
+        call = Call(begin)
+        self.call_soon(call.begin)
+        return call.wait(self)
+
+    def refuse_its_own_thread(self) -> None:
+        """Raise ClientClosed when called on the loop's thread."""
         if threading.get_ident() == self._thread.ident:
             raise ClientClosed(
                 "a blocking call inside a callback or hook would wait for itself: use send_async or another thread"
             )
-        call = Call(begin)
-        self.call_soon(call.begin)
-        return call.wait(self)
 
     def stop(self) -> None:
         self.call_soon(self._loop.stop)

@@ -6,16 +6,21 @@ import asyncio
 import concurrent.futures
 import threading
 from collections.abc import Callable, Coroutine, Iterable
+from functools import partial
+from time import monotonic
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from downrange.client import background_loop, forks
 from downrange.client.config import ClientConfig, ProducerConfig
+from downrange.client.delivery import Selector
+from downrange.client.direct_sends import DirectSends
 from downrange.client.errors import ClientClosed, TooManySends
 from downrange.client.hooks import SendHook
-from downrange.client.producer import AsyncProducer, Selector, SendCallback
+from downrange.client.producer import AsyncProducer, SendCallback
 from downrange.client.request_reply import REQUEST_SECONDS, Reply
 from downrange.client.send_result import SendResult
+from downrange.client.waiting_send import WaitingSend
 from downrange.model.message import Message, MessageQueue
 
 T = TypeVar("T")
@@ -53,6 +58,8 @@ class Producer:
         self._forks = forks.count
         self._background: background_loop.BackgroundLoop | None = None
         self._producer: AsyncProducer | None = None
+        self._direct: DirectSends | None = None
+        self._is_open = False
         self._opening = threading.Lock()
         self._room = threading.BoundedSemaphore(self.config.max_async_sends)
 
@@ -64,11 +71,13 @@ class Producer:
                 raise ClientClosed(f"the producer {self._group} was started before")
             background = background_loop.hold()
             try:
-                self._producer = background.run(self._open())
+                self._producer = producer = background.run(self._open())
             except BaseException:
                 background_loop.let_go(background)
                 raise
+            self._direct = DirectSends(producer.session, producer.delivery)
             self._background = background
+            self._is_open = True
         return self
 
     async def _open(self) -> AsyncProducer:
@@ -79,7 +88,19 @@ class Producer:
 
     def drain(self, timeout: float | None = None) -> bool:
         """Take no further sends and wait for those on their way; whether all ended in time."""
-        return self._run(lambda producer: producer.drain(timeout))
+        background, producer = self._held()
+        self._is_open = False
+        return self._drain(background, producer, timeout)
+
+    def _drain(
+        self, background: background_loop.BackgroundLoop, producer: AsyncProducer, timeout: float | None
+    ) -> bool:
+        """Those that go straight to a broker first: they may need the event loop in the end."""
+        seconds = self.config.close_timeout_seconds if timeout is None else timeout
+        until = monotonic() + seconds
+        assert self._direct is not None
+        is_done = self._direct.drain(seconds)
+        return background.run(producer.drain(max(0.0, until - monotonic()))) and is_done
 
     def close(self, timeout: float | None = None) -> None:
         """Drain, leave the group, disconnect. The background thread ends with the last client of the process."""
@@ -88,10 +109,16 @@ class Producer:
             if background is None or producer is None or self._forks != forks.count:
                 return
             self._background = None
+            self._is_open = False
+            assert self._direct is not None
             try:
-                background.run(producer.close(timeout))
-            finally:
-                background_loop.let_go(background)
+                self._drain(background, producer, timeout)
+            finally:  # also when nobody wants to wait any longer
+                self._direct.close()
+                try:
+                    background.run(producer.close(0))
+                finally:
+                    background_loop.let_go(background)
 
     def __enter__(self) -> Self:
         return self.start()
@@ -113,11 +140,12 @@ class Producer:
     ) -> SendResult:
         """See `AsyncProducer.send`."""
         background, producer = self._running()
-
-        def begin(call: background_loop.Call[SendResult]) -> background_loop.Cancellable:
-            return producer.send_directly(message, call, queue=queue, selector=selector, timeout=timeout)
-
-        return background.call(begin)
+        background.refuse_its_own_thread()
+        ready = producer.ready(message)
+        first = producer.delivery.first(ready, queue, selector, timeout)
+        if first is None or self._direct is None:  # a route to be found, hooks to be run
+            return background.run(producer.send(message, queue=queue, selector=selector, timeout=timeout))
+        return self._direct.send(ready, first, lambda: background.call(partial(WaitingSend, producer, ready, first)))
 
     def send_async(
         self,
@@ -192,6 +220,13 @@ class Producer:
     # --- the loop behind it ---------------------------------------------------------------------------------------
 
     def _running(self) -> tuple[background_loop.BackgroundLoop, AsyncProducer]:
+        held = self._held()
+        if not self._is_open:
+            raise ClientClosed(f"the producer {self._group} is closed")
+        return held
+
+    def _held(self) -> tuple[background_loop.BackgroundLoop, AsyncProducer]:
+        """The same of a producer that may have been drained."""
         if self._forks != forks.count:
             self._reopen()
         background, producer = self._background, self._producer
@@ -206,9 +241,11 @@ class Producer:
 
     def _reopen(self) -> None:
         """This is the child of a fork: its connections, tasks and thread are the parent's."""
-        was_open = self._background is not None
+        was_open = self._is_open
         if self._producer is not None:
             _inherited.append(self._producer)
+        if self._direct is not None:
+            self._direct.forget()
         self._reset()
         if was_open:
             self.start()

@@ -13,11 +13,13 @@ from downrange.client.messages import Outgoing
 from downrange.client.retry import SendKind
 from downrange.client.send_result import STATUS_OF_CODE, SendResult
 from downrange.client.session import Session, accepted
+from downrange.client.stored_reply import StoredReply, take_stored
 from downrange.model.errors import MQError
 from downrange.model.message import MessageQueue, SysFlag
 from downrange.protocol.bodies.send import SendMessageResponse
 from downrange.protocol.bodies.send_template import SendTemplate
 from downrange.protocol.command import ONEWAY_FLAG, Command
+from downrange.transport.errors import TransportClosed
 from downrange.transport.outstanding import Waiter
 
 log = logging.getLogger(__name__)
@@ -37,59 +39,68 @@ class Exchange:
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         """`hooks` may grow until the first attempt."""
-        self._loop = loop
+        self.new_future = loop.create_future
         self._group = group
         self._session = session
+        self._is_signing = session.is_signing
+        self._with_room = session.connection_with_room
         self._clock = session.clock
+        self._now = session.clock.now
         self._config = config
         self._hooks = hooks
         self._templates: dict[tuple[str, str, int], SendTemplate] = {}
 
     def reply(
         self, ready: Outgoing, kind: SendKind, queue: MessageQueue, address: str, seconds: float
-    ) -> Awaitable[Command | None]:
+    ) -> Awaitable[Command | StoredReply | None]:
         """The broker's reply to come, of any code; None for a one-way send."""
         if self._hooks:
             return self._reply_with_hooks(ready, kind, queue, address, seconds)
         return self._reply(ready, kind, queue, address, seconds)
 
-    def ask_now(self, ready: Outgoing, queue: MessageQueue, address: str, waiter: Waiter, seconds: float) -> bool:
-        """Send and let `waiter` have the reply; False, and nothing sent, if that takes waiting or there are hooks."""
-        return not self._hooks and self._ask_now(ready, queue, address, waiter, seconds)
+    def ask_now(
+        self, ready: Outgoing, queue: MessageQueue, address: str | None, waiter: Waiter, seconds: float
+    ) -> bool:
+        """Send and let `waiter` have the reply, a Command or StoredReply; False if it takes waiting. Runs no hooks."""
+        connection = self._with_room(address)
+        if connection is None:
+            return False
+        if connection.express is None:
+            connection.express = take_stored
+        opaque = connection.next_opaque()
+        try:
+            connection.ask_encoded(opaque, self.frame(ready, queue, opaque), waiter, ready.code, seconds)
+        except TransportClosed:
+            return False
+        return True
 
-    def forget_given_up(self, address: str) -> None:
+    @property
+    def is_plain(self) -> bool:
+        """Whether requests go out as they are made here: without hooks, and without a signature of the whole."""
+        return not self._hooks and not self._is_signing
+
+    def frame(self, ready: Outgoing, queue: MessageQueue, opaque: int) -> bytes:
+        """The whole request. Any thread may call."""
+        template = self._templates.get((ready.topic, queue.broker_name, ready.code)) or self._template(ready, queue)
+        return template.frame(
+            opaque, queue.queue_id, ready.sys_flag, self._now(), ready.flag, ready.properties, ready.body
+        )
+
+    def forget_given_up(self, address: str | None) -> None:
         """An attempt was cancelled: make room for others."""
-        connection = self._session.connection(address)
+        connection = self._session.connection(address) if address else None
         if connection is not None:
             connection.forget_given_up()
 
     def _reply(
         self, ready: Outgoing, kind: SendKind, queue: MessageQueue, address: str, seconds: float
-    ) -> Awaitable[Command | None]:
+    ) -> Awaitable[Command | StoredReply | None]:
         if kind is SendKind.ONEWAY:
             return self._session.oneway(address, self._command(ready, queue, ONEWAY_FLAG))
-        reply: asyncio.Future[Command] = self._loop.create_future()
-        if self._ask_now(ready, queue, address, reply, seconds):  # nearly always, and cheaper than a coroutine
-            return reply
+        asked: asyncio.Future[Command | StoredReply] = self.new_future()
+        if not self._is_signing and self.ask_now(ready, queue, address, asked, seconds):
+            return asked  # nearly always, and cheaper than a coroutine
         return self._session.invoke(address, self._command(ready, queue), seconds, STATUS_OF_CODE)
-
-    def _ask_now(self, ready: Outgoing, queue: MessageQueue, address: str, waiter: Waiter, seconds: float) -> bool:
-        """Send the request if that takes no waiting; `waiter` gets the reply. A signature needs a whole command."""
-        connection = self._session.connection_with_room(address)
-        if connection is None or self._session.is_signing:
-            return False
-        opaque = connection.next_opaque()
-        head = self._template(ready, queue).head(
-            opaque,
-            queue.queue_id,
-            ready.sys_flag,
-            self._clock.now(),
-            ready.flag,
-            ready.properties,
-            len(ready.body),
-        )
-        connection.ask_encoded(opaque, [head, ready.body], waiter, ready.code, seconds)
-        return True
 
     def _command(self, ready: Outgoing, queue: MessageQueue, flag: int = 0) -> Command:
         fields = self._template(ready, queue).fields(
@@ -116,7 +127,7 @@ class Exchange:
 
     async def _reply_with_hooks(
         self, ready: Outgoing, kind: SendKind, queue: MessageQueue, address: str, seconds: float
-    ) -> Command | None:
+    ) -> Command | StoredReply | None:
         context = SendContext(
             producer_group=self._group,
             namespace=self._config.namespace,
@@ -148,10 +159,13 @@ class Exchange:
 
 
 def results_of(
-    reply: Command, ready: Outgoing, queue: MessageQueue
+    reply: Command | StoredReply, ready: Outgoing, queue: MessageQueue
 ) -> tuple[Sequence[SendResult], SendMessageResponse]:
     """One result for each message: those of a batch lie one after the other. Raises the BrokerError of a reply."""
-    stored = accepted(reply, STATUS_OF_CODE).header(SendMessageResponse)
+    if isinstance(reply, StoredReply):
+        stored = reply.stored
+    else:
+        stored = accepted(reply, STATUS_OF_CODE).header(SendMessageResponse)
     status = STATUS_OF_CODE[reply.code]
     topic = ready.messages[0].topic
     if stored.queue_id != queue.queue_id or topic != queue.topic:

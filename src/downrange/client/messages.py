@@ -15,7 +15,9 @@ MessageError
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Final
+
+import msgspec
 
 from downrange.client.compression import compress
 from downrange.client.config import ProducerConfig
@@ -68,7 +70,7 @@ class InvalidBatch(MessageError):
     pass
 
 
-class Outgoing(NamedTuple):
+class Outgoing(msgspec.Struct, frozen=True):
     """One request's worth of messages, the same for every attempt to send it; `topic` as it is on the wire."""
 
     code: int
@@ -116,7 +118,8 @@ def check_body(body: object, max_bytes: int) -> None:
 def outgoing(message: Message, message_id: str, config: ProducerConfig, topic: str) -> Outgoing:
     """One message ready to go. The topic was checked when its route was asked for."""
     body = message.body
-    check_body(body, config.max_message_size)
+    if type(body) is not bytes or not 0 < len(body) <= config.max_message_size:
+        check_body(body, config.max_message_size)
     properties = properties_text(message, message_id)
     if config.namespace:
         properties += f"{names.INSTANCE_ID}\x01{config.namespace}\x02"

@@ -18,6 +18,8 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from msgspec import structs
+
 from downrange.client.compression import decompress
 from downrange.client.errors import ClientClosed, ClientError, SendFailed
 from downrange.client.messages import Outgoing
@@ -123,9 +125,8 @@ def as_reply(ready: Outgoing, message: ReplyMessage) -> Outgoing:
     }
     if message.ttl_millis is not None:
         properties[names.TTL] = message.ttl_millis
-    return ready._replace(
-        code=_SEND_REPLY, topic=message.topic, properties=ready.properties + names.encode_properties(properties)
-    )
+    text = ready.properties + names.encode_properties(properties)
+    return structs.replace(ready, code=_SEND_REPLY, topic=message.topic, properties=text)
 
 
 class ReplySender(Protocol):

@@ -89,7 +89,9 @@ class Session:
         self._signer: Signer | None = None
         if config.access_key and config.secret_key:
             self._signer = Signer(config.access_key, config.secret_key, config.security_token)
+        self.is_signing = self._signer is not None
         self._pool = Pool(self._serve, connect_timeout=config.connect_timeout_seconds)
+        self.connection_with_room = self._pool.with_room
         # Clients that start together must not all load the first name server of the list.
         self._namesrvs = list(config.namesrv_addresses)
         (random_source or random.Random()).shuffle(self._namesrvs)  # noqa: S311  spreads load, guards nothing
@@ -163,18 +165,9 @@ class Session:
         """A request as the cluster wants it: with the user's signature, if there is a user."""
         return command if self._signer is None else self._signer.sign(command)
 
-    @property
-    def is_signing(self) -> bool:
-        return self._signer is not None
-
     def connection(self, address: str) -> Connection | None:
         """The open connection to a server, if there is one."""
         return self._pool.connected(address)
-
-    def connection_with_room(self, address: str) -> Connection | None:
-        """The same, if it takes a request without waiting."""
-        connection = self._pool.connected(address)
-        return connection if connection is not None and connection.has_room else None
 
     # --- name servers ---------------------------------------------------------------------------------------------
 

@@ -14,6 +14,8 @@ import random
 from collections.abc import Awaitable, Iterable
 from typing import Final, Self, cast
 
+from msgspec import structs
+
 from downrange.client.config import ClientConfig, ProducerConfig
 from downrange.client.consumer.listener import is_async
 from downrange.client.consumer.messages import ReceivedMessage, received
@@ -131,14 +133,14 @@ class AsyncTransactionProducer(AsyncProducer):
         Raises only when the half message could not be sent; then `execute` was not called. An exception of `execute`
         is the result's `error`, and its state UNKNOWN: whether the work was done, the check must find out.
         """
-        self._begin()
+        self.count_in()
         try:
             half = await self._send_half(message, queue, check_immunity_seconds, timeout)
             state, error = await self._executed(execute, half)
             await self.try_to_end(half, state, error)
             return TransactionResult(half, state, error)
         finally:
-            self._end()
+            self.count_out()
 
     async def send_half(
         self,
@@ -152,11 +154,11 @@ class AsyncTransactionProducer(AsyncProducer):
 
         `check_immunity_seconds` is how long the broker waits before it asks; its own setting if not given.
         """
-        self._begin()
+        self.count_in()
         try:
             return await self._send_half(message, queue, check_immunity_seconds, timeout)
         finally:
-            self._end()
+            self.count_out()
 
     async def end(
         self,
@@ -172,11 +174,11 @@ class AsyncTransactionProducer(AsyncProducer):
         RocketMQ's clients do not wait for an answer, and neither does this unless `confirm` is set: then a BrokerError
         says that the broker does not know the half message, or that the transaction ended before.
         """
-        self._begin()
+        self.count_in()
         try:
             await self._tell_end(half, state, from_check=from_check, confirm=confirm, remark=remark)
         finally:
-            self._end()
+            self.count_out()
 
     # --- one transaction ------------------------------------------------------------------------------------------
 
@@ -184,7 +186,7 @@ class AsyncTransactionProducer(AsyncProducer):
         self, message: Message, queue: MessageQueue | None, immunity_seconds: int | None, timeout: float | None
     ) -> HalfSent:
         ready = self._half(message, immunity_seconds)
-        (result,) = await self._deliver(ready, SendKind.SYNC, queue, None, timeout)
+        (result,) = await self.delivery.all(ready, SendKind.SYNC, queue, None, timeout)
         return HalfSent(
             result=result,
             producer_group=self.group,
@@ -196,13 +198,13 @@ class AsyncTransactionProducer(AsyncProducer):
     def _half(self, message: Message, immunity_seconds: int | None) -> Outgoing:
         if message.delay_level:  # as RocketMQ does: a transaction's message is visible when it is committed
             message = dataclasses.replace(message, delay_level=0)
-        ready = self._ready(message)
+        ready = self.ready(message)
         text = f"{ready.properties}{names.TRAN_MSG}\x01true\x02{names.PGROUP}\x01{self.group}\x02"
         if immunity_seconds is not None:
             if immunity_seconds < 0:
                 raise InvalidProperty(f"check_immunity_seconds is {immunity_seconds}; it must not be negative")
             text += f"{names.CHECK_IMMUNITY_TIME_IN_SECONDS}\x01{immunity_seconds}\x02"
-        return ready._replace(sys_flag=ready.sys_flag | _PREPARED, properties=text)
+        return structs.replace(ready, sys_flag=ready.sys_flag | _PREPARED, properties=text)
 
     async def _executed(self, execute: Execute, half: HalfSent) -> tuple[LocalTransactionState, Exception | None]:
         if not is_async(execute):
@@ -274,7 +276,7 @@ class AsyncTransactionProducer(AsyncProducer):
             )
 
     def _address(self, topic: str, broker_name: str) -> str | None:
-        info = self._infos.get(topic)
+        info = self.routes.last(topic)
         return info.addresses.get(broker_name) if info is not None else None
 
     # --- checks ---------------------------------------------------------------------------------------------------
@@ -284,14 +286,14 @@ class AsyncTransactionProducer(AsyncProducer):
         if not self._is_open or len(self._checks) >= MAX_WAITING_CHECKS:
             log.info("check not answered, the broker will ask again id=%s", message.message_id)
             return
-        self._begin()
+        self.count_in()
         task = asyncio.ensure_future(self._answer(header, message, connection))
         self._checks.add(task)
         task.add_done_callback(self._answered)
 
     def _answered(self, task: asyncio.Task[None]) -> None:
         self._checks.discard(task)
-        self._end()
+        self.count_out()
 
     async def _checked(self, message: ReceivedMessage) -> object:
         if is_async(self._check):

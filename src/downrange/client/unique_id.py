@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import socket
@@ -17,32 +18,32 @@ _COUNTER: Final = 0xFFFF
 class UniqueIds:
     """Gives every message of this process an id of its own: 32 hex digits, upper case.
 
-    Tools read the time of sending out of the id, so its base is the start of the current month, local time.
+    Tools read the time of sending out of the id, so its base is the start of the current month, local time. Any thread
+    may call.
     """
 
     def __init__(self, clock: Clock, *, host: str | None = None, process_id: int | None = None) -> None:
-        self._clock = clock
+        self._now = clock.now
         address = socket.inet_aton(host or local_address())
         process = (os.getpid() if process_id is None else process_id) & 0xFFFF
         # Java takes the hash of a class loader here: any number that differs between processes of one id does.
         constant = random.getrandbits(32)
         self._prefix = (address + process.to_bytes(2, "big") + constant.to_bytes(4, "big")).hex().upper()
-        self._counter = 0
-        self._month_start = 0
-        self._month_end = 0
-        self._millis = -1
-        self._stem = ""  # all but the counter: the same for every message of a millisecond
+        self._number = itertools.count().__next__  # no two threads get the same
+        self._month = 0, 0
+        # All but the counter is the same for every message of a millisecond.
+        self._stem = -1, ""
 
     def next(self) -> str:
-        now = self._clock.now()
-        if now != self._millis:
-            if not self._month_start <= now < self._month_end:
-                self._month_start, self._month_end = month_around(now)
-            self._millis = now
-            self._stem = f"{self._prefix}{(now - self._month_start) & _MILLIS:08X}"
-        number = self._counter
-        self._counter = (number + 1) & _COUNTER
-        return f"{self._stem}{number:04X}"
+        now = self._now()
+        millis, stem = self._stem
+        if now != millis:
+            start, end = self._month
+            if not start <= now < end:
+                start, end = self._month = month_around(now)
+            stem = f"{self._prefix}{(now - start) & _MILLIS:08X}"
+            self._stem = now, stem
+        return f"{stem}{self._number() & _COUNTER:04X}"
 
 
 def month_around(now_millis: int) -> tuple[int, int]:

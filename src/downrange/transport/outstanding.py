@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from math import inf
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
-from downrange.protocol.command import Command
 from downrange.transport.errors import RequestTimedOut
 
 _CLOSE_ENOUGH: Final = 0.001  # seconds; timers of a loop are no finer
@@ -18,9 +17,13 @@ class Waiter(Protocol):
 
     def done(self) -> bool: ...
 
-    def set_result(self, reply: Command, /) -> None: ...
+    def set_result(self, reply: Any, /) -> None: ...
 
     def set_exception(self, error: BaseException, /) -> None: ...
+
+
+Asked = tuple[Waiter, float, int, float, bool]
+"""Who waits, until when, the request's code, its time-out, and whether an express may take the reply."""
 
 
 class Outstanding:
@@ -31,20 +34,21 @@ class Outstanding:
     timer of its own. Used by its connection only.
     """
 
-    __slots__ = ("_loop", "_on_room", "_timer", "_timer_at", "peer", "requests")
+    __slots__ = ("_loop", "_on_room", "_time", "_timer", "_timer_at", "peer", "requests")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, on_room: Callable[[], None]) -> None:
         """`on_room` is called for every request that ended without a reply."""
         self.peer = "?"
-        self.requests: dict[int, tuple[Waiter, float, int, float]] = {}
+        self.requests: dict[int, Asked] = {}
         self._loop = loop
+        self._time = loop.time
         self._on_room = on_room
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = inf
 
-    def add(self, opaque: int, waiter: Waiter, code: int, timeout: float) -> None:
-        deadline = self._loop.time() + timeout
-        self.requests[opaque] = (waiter, deadline, code, timeout)
+    def add(self, opaque: int, waiter: Waiter, code: int, timeout: float, express: bool = False) -> None:
+        deadline = self._time() + timeout
+        self.requests[opaque] = (waiter, deadline, code, timeout, express)
         if deadline < self._timer_at:
             self._set_timer(deadline)
 
@@ -58,7 +62,7 @@ class Outstanding:
         """The connection is gone."""
         requests, self.requests = self.requests, {}
         self._set_timer(inf)
-        for waiter, _, _, _ in requests.values():
+        for waiter, *_ in requests.values():
             if not waiter.done():
                 waiter.set_exception(make_error())
 
@@ -71,7 +75,7 @@ class Outstanding:
     def _time_out(self) -> None:
         late = self._loop.time() + _CLOSE_ENOUGH
         for opaque in [opaque for opaque, request in self.requests.items() if request[1] <= late]:
-            waiter, _, code, timeout = self.requests.pop(opaque)
+            waiter, _, code, timeout, _ = self.requests.pop(opaque)
             if not waiter.done():
                 problem = f"{self.peer} did not answer request {code} within {timeout:.3g} s"
                 waiter.set_exception(RequestTimedOut(problem))

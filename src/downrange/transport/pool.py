@@ -115,6 +115,11 @@ class Pool:
         connection = self._connections.get(address)
         return connection if connection is not None and connection.is_open else None
 
+    def with_room(self, address: str | None) -> Connection | None:
+        """The connection to `address` if it takes a request without waiting, or raises TransportClosed for it."""
+        connection = self._connections.get(address)  # type: ignore[arg-type]  # None is no key
+        return connection if connection is not None and connection.has_room else None
+
     async def request(self, address: str, command: Command, timeout: float) -> Command:
         """Connect if need be, ask, wait; `timeout` covers both."""
         loop = asyncio.get_running_loop()

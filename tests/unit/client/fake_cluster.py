@@ -83,9 +83,12 @@ class FakeBroker:
     address: str = ""
     answers: dict[int, Answering] = field(default_factory=dict)
     asked: list[Command] = field(default_factory=list)
+    came_by: list[tuple[Connection, int]] = field(default_factory=list)
+    """The connection and the code of every request."""
 
     def __call__(self, command: Command, connection: Connection) -> Command:
         self.asked.append(command)
+        self.came_by.append((connection, command.code))
         answering = self.answers.get(command.code)
         return answering(command) if answering else refuse(command, connection)
 

@@ -53,7 +53,7 @@ async def test_a_broker_that_came_back_is_found_long_before_the_routes_are_refre
             await producer.queues("orders")
             namesrv.routes["orders"] = without(whole, "broker-b")
             await send_for(2)  # the first message for broker-b fails there, and the route is looked up
-            assert list(producer._infos["orders"].addresses) == ["broker-a"], "the route has lost it"
+            assert list(producer.routes._infos["orders"].addresses) == ["broker-a"], "the route has lost it"
             namesrv.routes["orders"] = whole
             await send_for(6)
             assert len(sends(cluster.brokers["broker-b"])) > 3

@@ -17,6 +17,7 @@ import downrange
 from downrange.client import background_loop
 from downrange.client.blocking import Producer
 from downrange.client.config import ProducerConfig
+from downrange.client.direct_sends import DirectSends
 from downrange.client.errors import ClientClosed, SendFailed, TooManySends
 from downrange.client.hooks import SendContext
 from downrange.client.messages import BodyMissing, InvalidGroup
@@ -26,7 +27,9 @@ from downrange.model.message import Message, MessageQueue
 from downrange.protocol.bodies.body import decode_body
 from downrange.protocol.bodies.groups import HeartbeatData
 from downrange.protocol.codes import RequestCode
+from downrange.protocol.command import Command
 from downrange.settings import ConfigError
+from downrange.transport.errors import RequestTimedOut
 from tests.unit.client.fake_cluster import TOPIC, FakeCluster, fake_cluster, reply
 from tests.unit.client.scripted import Silence, answer_sends, sends, stored
 
@@ -90,6 +93,106 @@ def test_every_way_of_sending(brokers: FakeCluster) -> None:
     with pytest.raises(ClientClosed, match="closed"):
         producer.send(MESSAGE)
     producer.close()
+
+
+def test_a_thread_that_sends_alone_has_a_connection_of_its_own(brokers: FakeCluster) -> None:
+    with Producer("producers", brokers.namesrv) as producer:
+        for queue in producer.queues(TOPIC) * 2:
+            assert producer.send(MESSAGE, queue=queue).queue == queue
+        assert set(direct_of(producer)._connections) == {broker.address for broker in brokers.brokers.values()}
+        beats = {connection for connection, code in brokers.broker.came_by if code == RequestCode.HEART_BEAT}
+        sent = [connection for connection, code in brokers.broker.came_by if code == RequestCode.SEND_MESSAGE_V2]
+        assert sent[-1] not in beats, "what a broker asks a client must reach the loop"
+    assert all_sends(brokers) == 8
+
+
+def test_a_broker_that_closed_an_idle_connection_costs_no_attempt(brokers: FakeCluster) -> None:
+    with Producer("producers", brokers.namesrv) as producer:
+        queue = producer.queues(TOPIC)[0]  # a send to a given queue has one attempt
+        for _ in range(2):
+            producer.send(MESSAGE, queue=queue)
+        for _ in range(3):
+            (connection,) = direct_of(producer)._connections.values()
+            connection.cut()
+            assert producer.send(MESSAGE, queue=queue).status is SendStatus.SEND_OK
+            assert connection not in direct_of(producer)._connections.values()
+    assert all_sends(brokers) == 5
+
+
+def test_a_direct_send_that_fails_is_tried_elsewhere_within_its_time(brokers: FakeCluster) -> None:
+    silence = Silence()
+    with Producer("producers", brokers.namesrv, ProducerConfig(attempt_timeout_seconds=0.05)) as producer:
+        for queue in producer.queues(TOPIC) * 2:
+            producer.send(MESSAGE, queue=queue)
+        answer_sends(brokers, silence, "broker-a")
+        before = len(sends(brokers.brokers["broker-b"]))
+        for _ in range(4):
+            assert producer.send(MESSAGE, timeout=5).queue.broker_name == "broker-b"
+        assert silence.waiting
+        assert len(sends(brokers.brokers["broker-b"])) == before + 4
+        with pytest.raises(SendFailed) as failed:
+            producer.send(MESSAGE, queue=producer.queues(TOPIC)[0])
+        assert [type(attempt.error) for attempt in failed.value.attempts] == [RequestTimedOut]
+
+
+def test_close_waits_for_a_direct_send(brokers: FakeCluster) -> None:
+    asked, going_on = threading.Event(), threading.Event()
+
+    def slow(command: Command) -> Command:
+        asked.set()
+        assert going_on.wait(10)
+        return stored(command)
+
+    producer = Producer("producers", brokers.namesrv).start()
+    queue = producer.queues(TOPIC)[0]
+    for _ in range(2):
+        producer.send(MESSAGE, queue=queue)
+    answer_sends(brokers, slow)
+    with ThreadPoolExecutor(2) as pool:
+        sending = pool.submit(producer.send, MESSAGE, queue=queue)
+        assert asked.wait(10)
+        closing = pool.submit(producer.close)
+        while producer._is_open:
+            time.sleep(0.001)
+        with pytest.raises(ClientClosed, match="closed"):
+            producer.send(MESSAGE)
+        going_on.set()
+        assert sending.result(10).status is SendStatus.SEND_OK
+        closing.result(10)
+
+
+def test_a_direct_send_that_does_not_end_in_time_fails_when_the_producer_is_closed(brokers: FakeCluster) -> None:
+    silence = Silence()
+    producer = Producer("producers", brokers.namesrv).start()
+    queue = producer.queues(TOPIC)[0]
+    for _ in range(2):
+        producer.send(MESSAGE, queue=queue)
+    answer_sends(brokers, silence)
+    with ThreadPoolExecutor(1) as pool:
+        sending = pool.submit(producer.send, MESSAGE, queue=queue, timeout=60)
+        while not silence.waiting:
+            time.sleep(0.001)
+        assert not producer.drain(0.01)
+        producer.close(0.01)
+        with pytest.raises((ClientClosed, SendFailed)):
+            sending.result(10)
+
+
+def test_what_threads_send_at_once_arrives_once(brokers: FakeCluster) -> None:
+    def sender(number: int) -> list[str]:
+        return [producer.send(Message(TOPIC, b"%d-%d" % (number, count))).message_id for count in range(50)]
+
+    with Producer("producers", brokers.namesrv) as producer, ThreadPoolExecutor(8) as pool:
+        ids = [message_id for some in pool.map(sender, range(8)) for message_id in some]
+    assert len(set(ids)) == 400
+    bodies = [command.body_bytes for broker in brokers.brokers.values() for command in broker.asked if command.body]
+    arrived = [body for body in bodies if b"-" in body and len(body) < 6]
+    assert sorted(arrived) == sorted(b"%d-%d" % (number, count) for number in range(8) for count in range(50))
+
+
+def direct_of(producer: Producer) -> DirectSends:
+    assert producer._direct is not None
+    return producer._direct
 
 
 def test_an_error_reaches_the_caller(brokers: FakeCluster) -> None:

@@ -16,7 +16,7 @@ from downrange.client import messages as rules
 from downrange.client.compression import Compression, CompressionMissing, compress, plain_body
 from downrange.client.config import ProducerConfig
 from downrange.client.errors import SendFailed
-from downrange.client.messages import Outgoing, batches, check_batch, outgoing, properties_text
+from downrange.client.messages import batches, check_batch, outgoing, properties_text
 from downrange.client.producer import AsyncProducer
 from downrange.model.errors import MessageError
 from downrange.model.hashing import java_hash
@@ -204,7 +204,7 @@ def test_a_template_fills_in_what_field_by_field_encoding_gives(
     whole = encode(command, opaque=7)
     (received,) = FrameDecoder().feed(whole)
     assert received.ext_fields == encode_fields(header)
-    assert template.head(7, queue_id, sys_flag, born, flag, properties, len(b"body")) + b"body" == whole
+    assert template.frame(7, queue_id, sys_flag, born, flag, properties, b"body") == whole
 
 
 async def test_names_carry_the_namespace_on_the_wire_only(cluster: FakeCluster) -> None:
@@ -285,7 +285,7 @@ def test_a_batch_is_split_by_size_in_order(sizes: list[int], most: int) -> None:
     assert all(len(ready.body) <= most for ready in requests)
     # No request could have taken the first message of the next one as well.
     for one, following in itertools.pairwise(requests):
-        first = Outgoing(*following).messages[0]
+        first = following.messages[0]
         assert len(one.body) + len(encode_entry(0, first.body, properties_text(first, "0" * 32).encode())) > most
 
 

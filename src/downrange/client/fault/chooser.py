@@ -33,6 +33,8 @@ class QueueChooser:
     def __init__(self, strategy: FaultStrategy[Any], random_source: random.Random | None = None) -> None:
         self.strategy = strategy
         self._state = strategy.initial()
+        self.learns = self._state is not None
+        """False for a strategy without a state: it takes every queue in turn, but for retries."""
         self._random = random_source or random.Random()  # noqa: S311  spreads load, guards nothing
         self._local = threading.local()
         self._lock = threading.Lock()
@@ -56,6 +58,9 @@ class QueueChooser:
         if index is None:
             index = self._random.getrandbits(31)
         index = (index + 1) & INDEX_MASK
+        if not self.learns and last_broker is None:  # nothing to ask the strategy for, nor to guard
+            indexes[topic] = index
+            return queues[index % len(queues)]
         with self._lock:
             choice = self.strategy.choose(self._state, queues, now_millis, last_broker, index)
             self._state = choice.state
@@ -64,7 +69,7 @@ class QueueChooser:
 
     def attempt_ended(self, now_millis: float, broker: str, latency_millis: float, outcome: Outcome) -> None:
         """`learn` for the way of every send: free of charge when there is nothing to learn."""
-        if self._state is not None:
+        if self.learns:
             self.learn(now_millis, Attempt(broker, latency_millis, outcome))
 
     def learn(self, now_millis: float, attempt: Attempt) -> None:

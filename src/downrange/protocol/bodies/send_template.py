@@ -11,10 +11,13 @@ from typing import Final
 import msgspec
 
 from downrange.protocol.codes import VERSION_4_9_8, LanguageCode, RequestCode, SerializeType
-from downrange.protocol.framing import with_prefix
+from downrange.protocol.framing import MAX_FRAME, PREFIX, with_prefix
 
 _text = msgspec.json.Encoder().encode
 _JSON: Final = int(SerializeType.JSON)
+_LONGEST_FRAME: Final = MAX_FRAME - 4
+_LONGEST_HEADER: Final = 0xFFFFFF
+_pack_prefix = PREFIX.pack
 _BATCH: Final = int(RequestCode.SEND_BATCH_MESSAGE)
 # What `%d` and `%b` take the place of, in this order.
 _CHANGING: Final = b'"e":"%d","f":"%d","g":"%d","h":"%d","i":%b}'
@@ -28,8 +31,8 @@ _REST: Final = (
 class SendTemplate:
     """The header of all sends of one code and group to one topic on one broker.
 
-    Holds always: `fields` gives what `encode_fields(SendMessageRequest(…))` gives, and `head` the frame of a command
-    with these fields up to its body.
+    Holds always: `fields` gives what `encode_fields(SendMessageRequest(…))` gives, and `frame` the frame of a command
+    with these fields.
     """
 
     __slots__ = ("_fields", "_header")
@@ -62,16 +65,13 @@ class SendTemplate:
         """The ext fields."""
         return msgspec.Raw(self._fields % (queue_id, sys_flag, born_timestamp, flag, _text(properties)))
 
-    def head(
-        self,
-        opaque: int,
-        queue_id: int,
-        sys_flag: int,
-        born_timestamp: int,
-        flag: int,
-        properties: str,
-        body_length: int,
+    def frame(
+        self, opaque: int, queue_id: int, sys_flag: int, born_timestamp: int, flag: int, properties: str, body: bytes
     ) -> bytes:
-        """The whole frame of a request that wants a reply, but for its body."""
+        """The whole frame of a request that wants a reply."""
         header = self._header % (queue_id, sys_flag, born_timestamp, flag, _text(properties), opaque)
-        return with_prefix(_JSON, header, body_length)
+        size = len(header)
+        length = 4 + size + len(body)
+        if length > _LONGEST_FRAME or size > _LONGEST_HEADER:
+            with_prefix(_JSON, header, len(body))  # raises
+        return _pack_prefix(length, size) + header + body  # the mark of JSON is 0

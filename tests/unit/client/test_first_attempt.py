@@ -1,19 +1,25 @@
-"""Sends without a task: they decide as `send` does, and leave nothing behind when given up."""
+"""Three ways to make the first attempt: they decide alike, and leave nothing behind when given up."""
 
 from __future__ import annotations
 
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
+from typing import cast
 
 import pytest
 
+from downrange.client.background_loop import Call
 from downrange.client.config import ProducerConfig
+from downrange.client.delivery import FirstAttempt
+from downrange.client.direct_sends import DirectSends
 from downrange.client.errors import SendFailed
 from downrange.client.fault import StrategyName
-from downrange.client.messages import BodyMissing
+from downrange.client.messages import BodyMissing, Outgoing
 from downrange.client.producer import AsyncProducer
+from downrange.client.retry import SendKind
 from downrange.client.send_result import SendResult
+from downrange.client.waiting_send import WaitingSend
 from downrange.model.message import Message, MessageQueue
 from downrange.protocol.codes import ResponseCode
 from downrange.protocol.command import Command
@@ -34,17 +40,52 @@ def unreadable(command: Command) -> Command:
     return command.reply(ext_fields={"queueId": "x"})
 
 
-async def directly(producer: AsyncProducer, message: Message, queue: MessageQueue | None = None) -> SendResult:
-    told: asyncio.Future[SendResult] = asyncio.get_running_loop().create_future()
-    producer.send_directly(message, told, queue=queue)
-    return await told
-
-
 async def ordinarily(producer: AsyncProducer, message: Message, queue: MessageQueue | None = None) -> SendResult:
     return await producer.send(message, queue=queue)
 
 
+async def without_shortcut(producer: AsyncProducer, message: Message, queue: MessageQueue | None) -> SendResult:
+    return (await producer.delivery.all(producer.ready(message), SendKind.SYNC, queue, None, None))[0]
+
+
+async def for_a_thread(producer: AsyncProducer, message: Message, queue: MessageQueue | None) -> SendResult:
+    """On the loop, without a task."""
+    ready = producer.ready(message)
+    first = producer.delivery.first(ready, queue, None, None)
+    if first is None:
+        return await producer.send(message, queue=queue)
+    return await waiting_send(producer, ready, first)[1]
+
+
+async def on_its_own_socket(producer: AsyncProducer, message: Message, queue: MessageQueue | None) -> SendResult:
+    """On another thread, with a connection made for this send."""
+    ready = producer.ready(message)
+    first = producer.delivery.first(ready, queue, None, None)
+    if first is None:
+        return await producer.send(message, queue=queue)
+    loop = asyncio.get_running_loop()
+    direct = DirectSends(producer.session, producer.delivery)
+
+    async def go_on() -> SendResult:
+        return await waiting_send(producer, ready, first)[1]
+
+    try:
+        return await asyncio.to_thread(
+            direct.send, ready, first, lambda: asyncio.run_coroutine_threadsafe(go_on(), loop).result()
+        )
+    finally:
+        direct.close()
+
+
+def waiting_send(
+    producer: AsyncProducer, ready: Outgoing, first: FirstAttempt
+) -> tuple[WaitingSend, asyncio.Future[SendResult]]:
+    told: asyncio.Future[SendResult] = asyncio.get_running_loop().create_future()
+    return WaitingSend(producer, ready, first, cast(Call[SendResult], told)), told
+
+
 Sending = Callable[[AsyncProducer, Message, MessageQueue | None], Awaitable[SendResult]]
+WAYS: tuple[Sending, ...] = (ordinarily, for_a_thread, on_its_own_socket)
 
 
 async def connect_to_all(producer: AsyncProducer) -> None:
@@ -88,15 +129,15 @@ async def story(
         (stored, unreadable, stored),
     ],
 )
-async def test_a_direct_send_decides_as_any_send(
+async def test_every_way_decides_alike(
     cluster: FakeCluster, answers: tuple[Answering, ...], strategy: StrategyName, given: bool
 ) -> None:
-    ordinary = await story(cluster, ordinarily, answers, strategy, given=given)
-    direct = await story(cluster, directly, answers, strategy, given=given)
-    assert direct == ordinary
+    plain = await story(cluster, without_shortcut, answers, strategy, given=given)
+    for way in WAYS:
+        assert await story(cluster, way, answers, strategy, given=given) == plain, way.__name__
 
 
-@pytest.mark.parametrize("send", [ordinarily, directly])
+@pytest.mark.parametrize("send", WAYS)
 async def test_a_message_too_large_for_a_frame_is_a_failed_send(cluster: FakeCluster, send: Sending) -> None:
     answer_sends(cluster, stored)
     config = ProducerConfig(max_message_size=2 * MAX_FRAME, compress_over_bytes=4 * MAX_FRAME)
@@ -108,25 +149,28 @@ async def test_a_message_too_large_for_a_frame_is_a_failed_send(cluster: FakeClu
         assert await producer.drain(0)
 
 
-async def test_a_wrong_message_is_told_at_once_and_sends_nothing(cluster: FakeCluster) -> None:
+@pytest.mark.parametrize("send", WAYS)
+async def test_a_wrong_message_is_told_at_once_and_sends_nothing(cluster: FakeCluster, send: Sending) -> None:
     answer_sends(cluster, stored)
     async with AsyncProducer("producers", cluster.namesrv) as producer:
         with pytest.raises(BodyMissing):
-            await directly(producer, Message(TOPIC, b""))
+            await send(producer, Message(TOPIC, b""), None)
         assert await producer.drain(0)
 
 
-async def test_a_direct_send_that_is_given_up_frees_its_place(cluster: FakeCluster) -> None:
+async def test_a_send_for_a_thread_that_is_given_up_frees_its_place(cluster: FakeCluster) -> None:
     answer_sends(cluster, stored)
     silence = Silence()
     async with AsyncProducer("producers", cluster.namesrv) as producer:
         await connect_to_all(producer)
         answer_sends(cluster, silence)
-        told: asyncio.Future[SendResult] = asyncio.get_running_loop().create_future()
-        direct = producer.send_directly(MESSAGE, told)
+        ready = producer.ready(MESSAGE)
+        first = producer.delivery.first(ready, None, None, None)
+        assert first is not None
+        waiting, told = waiting_send(producer, ready, first)
         await until(lambda: silence.waiting)
         assert len(asked_of(producer)) == 1
-        direct.cancel()
+        waiting.cancel()
         assert asked_of(producer) == []
         assert not told.done()
         assert await producer.drain(0), "it is not on its way any more"
@@ -156,4 +200,4 @@ async def test_a_cancelled_send_frees_its_place(cluster: FakeCluster) -> None:
 def asked_of(producer: AsyncProducer) -> list[int]:
     """The requests that wait for a reply, of all connections."""
     connections = [producer.session.connection(address) for address in producer.session.addresses_in_use()]
-    return [opaque for connection in connections if connection for opaque in connection._asked.requests]
+    return [opaque for connection in connections if connection for opaque in connection.requests]

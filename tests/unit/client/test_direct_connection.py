@@ -1,0 +1,188 @@
+"""A blocking connection to a broker that answers, is silent, goes away, or says what nobody asked for."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from downrange.client.direct_connection import DirectConnection
+from downrange.protocol.command import Command
+from downrange.protocol.framing import FrameDecoder, decode_frame, encode
+from downrange.transport.errors import ConnectFailed, ConnectionLost, RequestTimedOut
+
+REQUEST = encode(Command(310, 1, body=b"body"))
+REPLY = encode(Command(0, 1, 1))
+
+
+class Peer:
+    """Accepts one connection and plays `script` on it; `received` is set whenever a whole request has come."""
+
+    def __init__(self, script: Callable[[socket.socket], None]) -> None:
+        self._script = script
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        peer, _ = self._listener.accept()
+        with peer:
+            self._script(peer)
+
+    def close(self) -> None:
+        self._thread.join(10)
+        self._listener.close()
+
+
+def receive(peer: socket.socket) -> None:
+    """Until a whole request has come, or the client has gone."""
+    decoder = FrameDecoder()
+    while data := peer.recv(65536):
+        if decoder.frames(data):
+            return
+
+
+def until_gone(peer: socket.socket) -> None:
+    while peer.recv(65536):
+        pass
+
+
+@contextmanager
+def connected(script: Callable[[socket.socket], None]) -> Iterator[DirectConnection]:
+    peer = Peer(script)
+    try:
+        connection = DirectConnection(peer.address, 5)
+        try:
+            yield connection
+        finally:
+            connection.close()
+    finally:
+        peer.close()
+
+
+def answering(*pieces: bytes) -> Callable[[socket.socket], None]:
+    def script(peer: socket.socket) -> None:
+        receive(peer)
+        for piece in pieces:
+            peer.sendall(piece)
+        until_gone(peer)
+
+    return script
+
+
+def test_one_reply_after_the_other() -> None:
+    def script(peer: socket.socket) -> None:
+        for _ in range(3):
+            receive(peer)
+            peer.sendall(REPLY)
+        until_gone(peer)
+
+    with connected(script) as connection:
+        for seconds in (5, 5, 4):
+            assert connection.is_quiet()
+            assert decode_frame(connection.ask(REQUEST, 310, seconds)) == Command(0, 1, 1)
+
+
+def test_a_reply_in_pieces() -> None:
+    going_on = threading.Event()
+
+    def script(peer: socket.socket) -> None:
+        receive(peer)
+        peer.sendall(REPLY[:5])
+        going_on.wait(5)
+        peer.sendall(REPLY[5:])
+        until_gone(peer)
+
+    with connected(script) as connection:
+        threading.Timer(0.02, going_on.set).start()
+        assert decode_frame(connection.ask(REQUEST, 310, 5)) == Command(0, 1, 1)
+
+
+def test_a_reply_longer_than_one_read() -> None:
+    long = encode(Command(0, 1, 1, remark="x" * 20_000))
+    with connected(answering(long)) as connection:
+        assert decode_frame(connection.ask(REQUEST, 310, 5)).remark == "x" * 20_000
+
+
+@pytest.mark.parametrize("pieces", [(), (REPLY[:7],)])
+def test_silence_times_out(pieces: tuple[bytes, ...]) -> None:
+    with (
+        connected(answering(*pieces)) as connection,
+        pytest.raises(RequestTimedOut, match=r"request 310 within 0\.05 s"),
+    ):
+        connection.ask(REQUEST, 310, 0.05)
+
+
+@pytest.mark.parametrize("seconds", [0, -1])
+def test_without_time_nothing_is_sent(seconds: float) -> None:
+    heard: list[bytes] = []
+    with connected(lambda peer: heard.append(peer.recv(1))) as connection, pytest.raises(RequestTimedOut):
+        connection.ask(REQUEST, 310, seconds)
+    assert heard == [b""]
+
+
+def test_a_peer_that_goes_away_instead_of_answering() -> None:
+    with connected(receive) as connection, pytest.raises(ConnectionLost, match="was lost"):
+        connection.ask(REQUEST, 310, 5)
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [(REPLY + REPLY, "more than one thing"), (REPLY + b"\0", "more than one thing"), (b"\xff" * 8, "frame of")],
+)
+def test_what_cannot_be_the_reply_ends_the_connection(answer: bytes, why: str) -> None:
+    with connected(answering(answer)) as connection, pytest.raises(ConnectionLost, match=why):
+        connection.ask(REQUEST, 310, 5)
+
+
+@pytest.mark.parametrize("unasked", [b"", REPLY])
+def test_a_connection_that_was_closed_or_spoke_unasked_is_not_quiet(unasked: bytes) -> None:
+    said = threading.Event()
+
+    def script(peer: socket.socket) -> None:
+        receive(peer)
+        peer.sendall(REPLY)
+        receive(peer)  # nothing more will be asked: this waits for the other end to close its half
+        peer.sendall(unasked)
+        said.set()
+
+    with connected(script) as connection:
+        connection.ask(REQUEST, 310, 5)
+        assert connection.is_quiet()
+        connection._socket.shutdown(socket.SHUT_WR)
+        assert said.wait(5)
+        assert connection._poll.poll(5000)
+        assert not connection.is_quiet()
+
+
+def test_another_thread_can_end_the_waiting() -> None:
+    asked = threading.Event()
+
+    def script(peer: socket.socket) -> None:
+        receive(peer)
+        asked.set()
+        until_gone(peer)
+
+    with connected(script) as connection:
+
+        def cut() -> None:
+            asked.wait(5)
+            connection.cut()
+
+        cutting = threading.Thread(target=cut)
+        cutting.start()
+        with pytest.raises(ConnectionLost):
+            connection.ask(REQUEST, 310, 30)
+        cutting.join()
+        connection.cut()  # gone already: nothing happens
+
+
+def test_nobody_there() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    with pytest.raises(ConnectFailed, match="cannot connect"):
+        DirectConnection(f"127.0.0.1:{port}", 1)
