@@ -4,8 +4,13 @@ import asyncio
 from collections.abc import Callable, Mapping
 
 import pytest
+from hypothesis import settings
 
 from downrange.transport.loop import loop_factory
+
+# How long an example takes is the machine's business.
+settings.register_profile("downrange", deadline=None)
+settings.load_profile("downrange")
 
 
 def pytest_asyncio_loop_factories(
