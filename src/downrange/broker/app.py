@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
 import socket
@@ -64,6 +65,7 @@ from downrange.settings import Property, check_known, configure, namesrv_address
 from downrange.store.config import BrokerRole, StoreConfig
 from downrange.store.message_store import MessageStore
 from downrange.store.retention import Retention
+from downrange.transport.busy_poll import BusyPoll
 from downrange.transport.connection import Connection, refuse
 from downrange.transport.errors import ListenFailed
 from downrange.transport.limits import Limits
@@ -289,10 +291,14 @@ async def _listening(
 ) -> AsyncIterator[tuple[Server, Server, socket.socket | None]]:
     """The main port, the VIP port and, for a master, that for slaves, taken but not accepting yet."""
     limits = replace(Limits(), idle_seconds=float(config.server_channel_max_idle_time_seconds))
+    busy_poll = None
+    if config.busy_poll_micros:
+        busy_poll = BusyPoll(asyncio.get_running_loop(), config.busy_poll_micros / 1_000_000)
     for attempt in range(_PORT_ATTEMPTS):
-        main = Server(refuse, config.bind_address, config.listen_port, limits=limits, tls=tls)
+        main = Server(refuse, config.bind_address, config.listen_port, limits=limits, tls=tls, busy_poll=busy_poll)
         await main.bind()
-        vip = Server(refuse, config.bind_address, main.port - _VIP_PORT_BELOW, limits=limits, tls=tls)
+        vip_port = main.port - _VIP_PORT_BELOW
+        vip = Server(refuse, config.bind_address, vip_port, limits=limits, tls=tls, busy_poll=busy_poll)
         for_slaves = None
         try:
             await vip.bind()

@@ -85,6 +85,14 @@ class BrokerConfig:
     server_channel_max_idle_time_seconds: int = setting(
         120, "Close a connection that was idle for so long.", unit="seconds", minimum=1
     )
+    busy_poll_micros: int = setting(
+        100,
+        "How long to look for the next request of a lone caller, who sends one at a time, before going to sleep: being "
+        "woken up takes longer than answering. 0 never does. Not a key of RocketMQ.",
+        unit="µs",
+        minimum=0,
+        maximum=1000,
+    )
     metrics_port: int = setting(
         5557, "Port of /metrics and /healthz; 0 takes a free one, -1 turns them off.", minimum=-1, maximum=65535
     )

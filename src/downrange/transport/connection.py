@@ -21,9 +21,10 @@ from downrange.protocol.codes import ResponseCode
 from downrange.protocol.command import Buffer, Command
 from downrange.protocol.errors import BrokerError, RemoteProtocolError
 from downrange.protocol.framing import Frame, FrameDecoder, decode_frame, encode_parts
+from downrange.transport.busy_poll import BusyPoll
 from downrange.transport.errors import ConnectionLost, RequestTimedOut, TransportClosed
 from downrange.transport.limits import Limits, Usage
-from downrange.transport.outstanding import Outstanding, Waiter
+from downrange.transport.outstanding import Asked, Outstanding, Waiter
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +32,8 @@ LaterReply = asyncio.Future[Command | None]
 Handler = Callable[[Command, "Connection"], Command | LaterReply | None]
 Express = Callable[[list[Frame], int, "Connection"], int]
 """Answers the frames from a position on that need no `Command` to be made of them, all in one go, and returns the
-position of the first that it leaves to the handler. Its replies go through `reply_encoded` and `reply_later`."""
+position of the first that it leaves to the handler. Its replies go through `reply_encoded` and `reply_later`. At the
+end that asks, it takes replies to requests of `ask_encoded`, and says `room_made` for them."""
 
 # Buffers up to this size are joined before writing: one copy is cheaper than another entry of a gathering write.
 _JOIN_BELOW = 32 * 1024
@@ -76,18 +78,20 @@ class Connection(asyncio.Protocol):
         decoder: FrameDecoder | None = None,
         on_open: Callable[[Connection], None] | None = None,
         on_close: Callable[[Connection], None] | None = None,
+        busy_poll: BusyPoll | None = None,
     ) -> None:
         self.peer = "?"
         self.peer_host = b""
         """The peer's address and port as a record stores them."""
         self.last_active = 0.0
         self._handler = handler
-        self._express = express
+        self.express = express
         self._limits = limits or Limits()
         self._usage = usage or Usage()
         self._decoder = decoder or FrameDecoder()
         self._on_open = on_open
         self._on_close = on_close
+        self._busy_poll = busy_poll
         self._loop = asyncio.get_running_loop()
         self._time = self._loop.time
         self._transport: asyncio.Transport | None = None
@@ -145,17 +149,35 @@ class Connection(asyncio.Protocol):
     def ask(self, command: Command, waiter: Waiter, timeout: float) -> None:
         """Send a request; its reply, or why there is none, is told to `waiter`."""
         opaque = self.next_opaque()
-        self.ask_encoded(opaque, encode_parts(command, opaque), waiter, command.code, timeout)
+        self._send(encode_parts(command, opaque))
+        self._asked.add(opaque, waiter, command.code, timeout)
 
     def next_opaque(self) -> int:
         """What the next request is known by."""
         opaque = self._opaque = (self._opaque + 1) & 0x7FFFFFFF
         return opaque
 
-    def ask_encoded(self, opaque: int, parts: list[Buffer], waiter: Waiter, code: int, timeout: float) -> None:
-        """`ask` with a frame that was made for `opaque`."""
-        self._send(parts)
-        self._asked.add(opaque, waiter, code, timeout)
+    def ask_encoded(self, opaque: int, frame: bytes, waiter: Waiter, code: int, timeout: float) -> None:
+        """`ask` with a frame that was made for `opaque`. The reply is a Command, or what `express` makes of it."""
+        if self._transport is None or self._transport.is_closing():
+            self._raise_if_closed()
+        self._out.append(frame)
+        self._out_bytes += len(frame)
+        if not self._flush_scheduled:
+            self._flush_scheduled = True
+            self._loop.call_soon(self._flush)
+        self._asked.add(opaque, waiter, code, timeout, True)
+
+    @property
+    def requests(self) -> dict[int, Asked]:
+        """The requests that wait for their replies, by opaque. An express takes out those it answers."""
+        return self._asked.requests
+
+    def room_made(self, replies: int) -> None:
+        """So many replies were taken by an express."""
+        while replies and self._writable_waiters:
+            replies -= 1
+            self._wake_writers()
 
     def forget_given_up(self) -> None:
         """Make room of the requests nobody waits for any more; late replies to them are ignored."""
@@ -198,7 +220,7 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         now = self.last_active = self._time()
         decoder = self._decoder
-        express = self._express
+        express = self.express
         limits = self._limits
         frames = decoder.frames(data)
         count = len(frames)
@@ -232,6 +254,8 @@ class Connection(asyncio.Protocol):
             self._frame_since = 0.0
         if self._out:
             self._write()
+            if self._busy_poll is not None:
+                self._busy_poll.answered(self, count)
         else:
             self._flush_scheduled = was_scheduled
 

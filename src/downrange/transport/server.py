@@ -8,6 +8,7 @@ import ssl
 from collections.abc import Callable
 from types import TracebackType
 
+from downrange.transport.busy_poll import BusyPoll
 from downrange.transport.connection import Connection, Express, Handler
 from downrange.transport.errors import ListenFailed
 from downrange.transport.limits import Limits, Usage
@@ -31,6 +32,7 @@ class Server:
         tls: ssl.SSLContext | None = None,
         on_close: Callable[[Connection], None] | None = None,
         drain_seconds: float = 5.0,
+        busy_poll: BusyPoll | None = None,
     ) -> None:
         self.host = host
         self.port = port
@@ -42,6 +44,7 @@ class Server:
         self._tls = tls
         self.on_close = on_close
         self._drain_seconds = drain_seconds
+        self._busy_poll = busy_poll
         self._listening: asyncio.Server | None = None
         self._sweeper: asyncio.Task[None] | None = None
 
@@ -101,6 +104,7 @@ class Server:
             usage=self.usage,
             on_open=self.connections.add,
             on_close=self._closed,
+            busy_poll=self._busy_poll,
         )
 
     def _closed(self, connection: Connection) -> None:

@@ -1,0 +1,71 @@
+"""Wait for a lone caller's next request with open eyes.
+
+Who sends one request at a time waits most of all for two processors to wake up: ours when the request comes, the
+caller's when the reply does. While we are about to be asked again anyway, turning the loop a little longer instead of
+putting its thread to sleep saves the first of the two, half of the round trip.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from time import perf_counter
+from typing import Final
+
+ALIKE: Final = 8
+"""So many chunks in a row must bring one request each, all from one connection, before it counts as a lone caller."""
+MISSES: Final = 3
+"""So many times in a row nothing may come while polling, then there is a rest."""
+REST_SECONDS: Final = 1.0
+
+
+class BusyPoll:
+    """Keeps a loop turning for some microseconds after each reply to a lone caller.
+
+    Holds always: nothing turns without a request that was just answered, nor while several connections are active; a
+    caller that is slower than the polling costs no more than MISSES polls every REST_SECONDS.
+    """
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, seconds: float, time: Callable[[], float] = perf_counter
+    ) -> None:
+        self._call_soon = loop.call_soon
+        self._seconds = seconds
+        self._time = time  # the loop's own has a resolution of a millisecond
+        self._caller: object = None
+        self._alike = 0
+        self._misses = 0
+        self._polls_until = 0.0
+        self._rests_until = 0.0
+        self.is_polling = False
+
+    def answered(self, caller: object, requests: int) -> None:
+        """So many requests came in one chunk from this connection, and their replies were just sent."""
+        if caller is not self._caller or requests != 1:
+            self._caller = caller
+            self._alike = 0
+            return
+        self._alike += 1
+        if self._alike < ALIKE:
+            return
+        now = self._time()
+        if self.is_polling:
+            self._misses = 0
+        elif now < self._rests_until:
+            return
+        else:
+            self.is_polling = True
+            self._call_soon(self._turn)
+        self._polls_until = now + self._seconds
+
+    def _turn(self) -> None:
+        if not self._alike:  # somebody else has come, who would be kept waiting
+            self.is_polling = False
+        elif (now := self._time()) < self._polls_until:
+            self._call_soon(self._turn)
+        else:
+            self.is_polling = False
+            self._misses += 1
+            if self._misses == MISSES:
+                self._misses = 0
+                self._rests_until = now + REST_SECONDS
