@@ -1,7 +1,8 @@
 """When to flush, and for whom. Pure: takes the time, returns what to do; the broker's services do it.
 
 `FlushPolicy` answers "is it time?" for the commit log, the transient pool and the consume queues. `GroupCommit` is the
-waiting room of SYNC_FLUSH: one sync serves everybody whose message was appended before it began.
+waiting room of SYNC_FLUSH: one sync serves everybody whose message was appended before it began. `QuickSyncs` says
+whether a sync is worth another thread.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 from enum import Enum
-from typing import Generic, NamedTuple, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
 from downrange.store.config import StoreConfig
 
@@ -81,6 +82,38 @@ class FlushPolicy:
             self._last_thorough = now
             return FlushRound(0)
         return FlushRound(self._times.least_pages)
+
+
+_QUICK_SECONDS: Final = 0.0005
+_FEWEST_AWAY: Final = 16
+_MOST_AWAY: Final = 4096
+
+
+class QuickSyncs:
+    """Whether the thread that appends does the next sync itself.
+
+    To hand a sync to another thread and hear of its end takes longer than a good disk needs, and all the more when the
+    one that appends is busy. So it does them as long as they are quick. After a slow one the next go to the other
+    thread, more of them every time in a row.
+    """
+
+    def __init__(self) -> None:
+        self._away = 0
+        self._away_next = _FEWEST_AWAY
+
+    def is_next_here(self) -> bool:
+        """To be asked once before each sync; after a True, tell `took`."""
+        if self._away:
+            self._away -= 1
+            return False
+        return True
+
+    def took(self, seconds: float) -> None:
+        if seconds < _QUICK_SECONDS:
+            self._away_next = _FEWEST_AWAY
+        else:
+            self._away = self._away_next
+            self._away_next = min(2 * self._away_next, _MOST_AWAY)
 
 
 class FlushOutcome(Enum):

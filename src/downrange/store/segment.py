@@ -17,10 +17,9 @@ from downrange.store import memory_lock
 from downrange.store.config import BLANK_SIZE
 from downrange.store.errors import StoreCorrupt
 from downrange.store.files import Files
+from downrange.store.headroom import AHEAD, LARGE_PIECE, STEP, Headroom, Stretch
 
 NAME_DIGITS: Final = 20
-# Disk blocks are claimed in steps of this size ahead of the appends.
-RESERVE_STEP: Final = 16 << 20
 _ZEROS: Final = bytes(1 << 20)
 
 
@@ -42,6 +41,7 @@ class Segment:
         "_data_end",
         "_descriptor",
         "_files",
+        "_headroom",
         "_mapping",
         "_view",
         "_writable",
@@ -58,7 +58,7 @@ class Segment:
         "wrote",
     )
 
-    def __init__(self, path: Path, size: int, files: Files, *, writable: bool = True) -> None:
+    def __init__(self, path: Path, size: int, files: Files, *, writable: bool = True, piece: int = LARGE_PIECE) -> None:
         self.path = path
         self.start = int(path.name)
         self.size = size
@@ -72,6 +72,7 @@ class Segment:
         self.touched = False
         self.is_locked = False
         self._files = files
+        self._headroom = Headroom(path, size, files, piece=piece)
         self._writable = writable
         self._mapping: mmap.mmap | None = None
         self._view: memoryview | None = None
@@ -120,6 +121,8 @@ class Segment:
         """Everything before `position` is data and safe; used by recovery and for new files."""
         self.wrote = self.committed = self.flushed = position
         self._data_end = self.size
+        self.limit = 0
+        self._headroom.begin_at(position)
 
     def open_for_append(self, buffer: mmap.mmap | None = None) -> None:
         """Get ready for appends at `wrote`; with a buffer they go there first."""
@@ -127,25 +130,30 @@ class Segment:
         self.buffer = buffer
         self.memory = mapping if buffer is None else buffer
         self.limit = self.wrote if buffer is None else self.size - BLANK_SIZE
+        if buffer is not None:
+            self._headroom.begin_at(self.size)  # `commit` writes the file, and not through the mapping
 
     def make_room(self, size: int) -> bool:
-        """Raise `limit` so that `size` more bytes fit; False when the file has no room for them and a blank record."""
-        if self.wrote + size > self.size - BLANK_SIZE:
-            return False
-        self._reserve(self.wrote + size)
-        return True
+        """Raise `limit` so that `size` more bytes fit; False when the file has no room for them and a blank record.
 
-    def _reserve(self, end: int) -> None:
-        """Claim disk blocks up to `end` and some more."""
-        if end <= self.limit or self.buffer is not None:
-            return
-        upto = min(-(-end // RESERVE_STEP) * RESERVE_STEP, self.size)
-        descriptor = self._files.open(self.path)
-        try:
-            self._files.reserve(descriptor, self.wrote, upto - self.wrote)
-        finally:
-            self._files.close(descriptor)
-        self.limit = min(upto, self.size - BLANK_SIZE)
+        What comes after an append is always ready, too, as far as a blank record goes.
+        """
+        end = self.wrote + size
+        fits = end <= self.size - BLANK_SIZE
+        self._claim(end if fits else self.wrote)
+        return fits
+
+    def _claim(self, end: int) -> None:
+        """Get the file ready up to `end` and a blank record, unless it is, and raise `limit` to `end` or some more."""
+        if self.buffer is None:
+            self._headroom.extend(end + BLANK_SIZE)
+            self.limit = max(self.limit, min(self._headroom.end, end + STEP) - BLANK_SIZE)
+
+    def next_stretch(self) -> Stretch | None:
+        """What a worker should prepare for the next appends; None when enough is ready for them, or soon will be."""
+        if self._headroom.end >= min(self.wrote + AHEAD - STEP, self.size):
+            return None
+        return self._headroom.next_stretch(self.wrote + AHEAD)
 
     def append_raw(self, data: memoryview) -> None:
         """Copy bytes that came from another log, at `wrote`; they must fit."""
@@ -153,7 +161,8 @@ class Segment:
         assert end <= self.size
         if self.memory is None:
             self.open_for_append()
-        self._reserve(end)
+        if end > self.limit:
+            self._claim(end)
         assert self.memory is not None
         self.memory[self.wrote : end] = data
         self.wrote = end

@@ -12,6 +12,7 @@ from typing import Final
 
 from downrange.store.errors import DiskFull, FlushFailed, StoreCorrupt, StoreError
 from downrange.store.files import Files
+from downrange.store.headroom import AHEAD, LARGE_PIECE, Stretch
 from downrange.store.segment import NAME_DIGITS, Segment, segment_name
 
 log = logging.getLogger(__name__)
@@ -68,6 +69,7 @@ class Segments:
         read_only_paths: Sequence[Path] = (),
         writable: bool = True,
         pool: BufferPool | None = None,
+        piece: int = LARGE_PIECE,
         disk_use: Callable[[Path], float] = disk_use,
     ) -> None:
         self.file_size = file_size
@@ -78,10 +80,11 @@ class Segments:
         self._files = files
         self._writable = writable
         self._pool = pool
+        self._piece = piece
         self._disk_use = disk_use
         self._segments: list[Segment] = []
         self._by_number: dict[int, Segment] = {}
-        self._prepared: Segment | None = None
+        self._made: Segment | None = None
         self._retired: list[Segment] = []
 
     def __len__(self) -> int:
@@ -130,7 +133,8 @@ class Segments:
     def adopt(self, found: Mapping[int, Path]) -> None:
         """Make these files the log, by the offsets they begin at; each has `file_size` bytes and counts as full."""
         self._segments = [
-            Segment(path, self.file_size, self._files, writable=self._writable) for _, path in sorted(found.items())
+            Segment(path, self.file_size, self._files, writable=self._writable, piece=self._piece)
+            for _, path in sorted(found.items())
         ]
         self._by_number = {segment.start // self.file_size: segment for segment in self._segments}
         self.flushed_offset = self.max_offset
@@ -182,14 +186,13 @@ class Segments:
         """A new last file that begins at `start`."""
         if self._pool is not None and self._pool.required and not self._pool.available:
             raise StoreError("the transient pool has no free buffer and fastFailIfNoBufferInStorePool is on")
-        prepared, self._prepared = self._prepared, None
+        prepared, self._made = self._prepared, None
         if prepared is not None and prepared.start == start:
             segment = prepared
         else:
             if prepared is not None:
                 self._files.remove(prepared.path)
             segment = self._create(start)
-        segment.set_end(0)
         segment.open_for_append(self._pool.borrow() if self._pool is not None else None)
         self._segments.append(segment)
         self._by_number[start // self.file_size] = segment
@@ -207,9 +210,33 @@ class Segments:
         segment = self._create(last.start + self.file_size)
         if warm:
             segment.warm()
-        # Appends may have rolled on while this was going on; then the file is in use already and must be left alone.
-        if self.last is last:
-            self._prepared = segment
+        self._made = segment
+
+    @property
+    def _prepared(self) -> Segment | None:
+        """The file after the last one, if it was made ahead. For the store's thread, which alone knows what is in use.
+
+        Appends that rolled on while it was being made have taken the file for themselves, and it must be left alone.
+        """
+        made, last = self._made, self.last
+        return made if made is not None and last is not None and made.start > last.start else None
+
+    def next_stretch(self) -> Stretch | None:
+        """What a worker should prepare ahead of the appends; None when enough is ready, or soon will be."""
+        last, following = self.last, self._prepared
+        if last is None:
+            return None
+        stretch = last.next_stretch()
+        if stretch is None and following is not None and last.wrote + AHEAD > last.size:
+            stretch = following.next_stretch()
+        return stretch
+
+    def prepare_stretch(self, stretch: Stretch) -> None:
+        """Get a part of the log ready ahead of its need. May run beside appends, in a worker thread."""
+        try:
+            stretch.prepare()
+        except OSError as error:
+            raise storage_error("no room for more of the commit log", error) from error
 
     @property
     def is_prepared(self) -> bool:
@@ -217,7 +244,7 @@ class Segments:
 
     def discard_prepared(self) -> None:
         """Remove a file that was made ahead and not used: the orderly end of a run."""
-        prepared, self._prepared = self._prepared, None
+        prepared, self._made = self._prepared, None
         if prepared is not None:
             self._files.remove(prepared.path)
 
@@ -225,9 +252,13 @@ class Segments:
         path = self._path_for(start) / segment_name(start)
         try:
             self._files.create(path, self.file_size)
+            # Before there is a next one: a power cut must not take a file out of the middle of the log.
+            self._files.sync_directory(path.parent)
         except OSError as error:
             raise storage_error(f"cannot create {path}", error) from error
-        return Segment(path, self.file_size, self._files)
+        segment = Segment(path, self.file_size, self._files, piece=self._piece)
+        segment.set_end(0)
+        return segment
 
     def _path_for(self, start: int) -> Path:
         candidates = [path for path in self._paths if path not in self._read_only_paths]

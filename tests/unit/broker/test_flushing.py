@@ -1,9 +1,13 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 
+from downrange.clock import ManualClock
 from downrange.store.config import FlushDiskType
+from downrange.store.files import OsFiles
+from downrange.store.group_commit import FlushOutcome
 from tests.unit.broker.wired import wire
 from tests.unit.store.small_store import new_message
 
@@ -18,6 +22,67 @@ async def test_under_sync_flush_a_message_nobody_waits_for_reaches_the_disk_too(
         while broker.store.flushed_offset < end:
             await broker.clock.advance(0.1)
             await asyncio.sleep(0.001)  # the flush is another thread's
+    running.cancel()
+    await asyncio.wait([running])
+    broker.close()
+
+
+class SlowDisk(OsFiles):
+    """Notes which thread synced the log; `seconds` pass on the broker's clock meanwhile."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.is_here: list[bool] = []
+        self.clock: ManualClock | None = None
+
+    def sync(self, descriptor: int) -> None:
+        if self.clock is not None:
+            self.is_here.append(threading.current_thread() is threading.main_thread())
+            if self.seconds:
+                self.clock.tick(self.seconds)
+        super().sync(descriptor)
+
+
+async def test_a_slow_sync_sends_the_next_ones_to_the_worker(tmp_path: Path) -> None:
+    disk = SlowDisk()
+    broker = wire(tmp_path, files=disk, flush_disk_type=FlushDiskType.SYNC_FLUSH)
+    disk.clock = broker.clock
+    running = asyncio.create_task(broker.flusher.run(lambda: None))
+    async with asyncio.timeout(10):
+        for seconds in (0.0, 0.0, 0.02, *[0.0] * 16, 0.0):
+            disk.seconds = seconds
+            end = broker.writer.append(new_message()).end_offset
+            assert await broker.flusher.wait_for(end) is FlushOutcome.FLUSHED
+            assert broker.store.flushed_offset >= end
+    assert disk.is_here == [True, True, True, *[False] * 16, True]
+    running.cancel()
+    await asyncio.wait([running])
+    broker.close()
+
+
+async def test_all_who_wait_are_told_by_one_sync(tmp_path: Path) -> None:
+    disk = SlowDisk()
+    broker = wire(tmp_path, files=disk, flush_disk_type=FlushDiskType.SYNC_FLUSH)
+    disk.clock = broker.clock
+    running = asyncio.create_task(broker.flusher.run(lambda: None))
+    async with asyncio.timeout(10):
+        waiting = [broker.flusher.wait_for(broker.writer.append(new_message()).end_offset) for _ in range(5)]
+        assert await asyncio.gather(*waiting) == [FlushOutcome.FLUSHED] * 5
+    assert disk.is_here == [True]
+    running.cancel()
+    await asyncio.wait([running])
+    broker.close()
+
+
+async def test_room_is_prepared_as_soon_as_some_was_used(tmp_path: Path) -> None:
+    broker = wire(tmp_path)
+    running = asyncio.create_task(broker.flusher.run(lambda: None))
+    await asyncio.sleep(0)
+    broker.writer.append(new_message())
+    async with asyncio.timeout(10):
+        while broker.store.needs_next_file:
+            await asyncio.sleep(0.001)  # another thread's work; the clock stands still
+    assert (tmp_path / "store" / "commitlog" / "00000000000000065536").exists()
     running.cancel()
     await asyncio.wait([running])
     broker.close()

@@ -14,6 +14,7 @@ from downrange.model.record import MAGIC_BLANK, MAGIC_V2, decode_record
 from downrange.store.config import BrokerRole
 from downrange.store.consume_queue import ENTRY
 from downrange.store.errors import StoreCorrupt, StoreError
+from downrange.store.message_store import MessageStore
 from downrange.store.new_message import BatchUnit, PutMessageStatus
 from tests.unit.store.small_store import (
     NOW,
@@ -330,3 +331,50 @@ def test_an_empty_last_file_is_what_a_crash_left(tmp_path: Path) -> None:
         assert any("is empty" in warning for warning in store.recovery.warnings)
         assert bodies(store) == [b"hello"]
     assert not left.exists()
+
+
+def test_the_name_of_a_file_is_safe_before_there_is_another(tmp_path: Path) -> None:
+    safe: set[Path] = set()
+
+    class Watched(FailingFiles):
+        def create(self, path: Path, size: int) -> None:
+            log = path.parent
+            if log.name == "commitlog":
+                assert safe.issuperset(log.iterdir())
+            super().create(path, size)
+
+        def sync_directory(self, path: Path) -> None:
+            super().sync_directory(path)
+            safe.update(path.iterdir())
+
+    with open_store(tmp_path, files=Watched()) as store:
+        for _ in range(10):
+            put(store, bytes(2000))
+            store.prepare_next_file()
+        assert len(list((tmp_path / "commitlog").iterdir())) > 5
+
+
+def test_a_file_made_ahead_while_appends_made_it_themselves_is_left_alone(tmp_path: Path) -> None:
+    class Meanwhile(FailingFiles):
+        """Just when appends make the next file, a worker has finished the same."""
+
+        store: MessageStore | None = None
+
+        def create(self, path: Path, size: int) -> None:
+            store, self.store = self.store, None
+            if store is not None and path.parent.name == "commitlog":
+                store.prepare_next_file()
+            super().create(path, size)
+            self.store = store
+
+    files = Meanwhile()
+    with open_store(tmp_path, files=files) as store:
+        files.store = store
+        sent = [bytes([number]) * 1500 for number in range(9)]
+        for body in sent:
+            put(store, body)
+            while (stretch := store.next_stretch()) is not None:
+                store.prepare_stretch(stretch)
+        assert bodies(store) == sent
+    with open_store(tmp_path) as store:
+        assert bodies(store) == sent

@@ -11,7 +11,7 @@ import pytest
 from downrange.clock import ManualClock
 from downrange.store.config import StoreConfig
 from downrange.store.errors import FlushFailed
-from downrange.store.group_commit import FlushOutcome, FlushPolicy, FlushTimes, GroupCommit
+from downrange.store.group_commit import FlushOutcome, FlushPolicy, FlushTimes, GroupCommit, QuickSyncs
 from downrange.store.message_store import MessageStore
 from downrange.store.new_message import PutMessageStatus
 from tests.unit.store.small_store import NOW, FailingFiles, bodies, kill, new_message, open_store, put
@@ -68,6 +68,30 @@ def test_a_failed_flush_fails_all_who_wait() -> None:
         ("b", FlushOutcome.FAILED),
     ]
     assert waiting.next_deadline is None
+
+
+def sent_away(quick: QuickSyncs) -> int:
+    """How many syncs go to the other thread before the next one here."""
+    count = 0
+    while not quick.is_next_here():
+        count += 1
+    return count
+
+
+def test_quick_syncs_stay_and_slow_ones_go_away_for_longer_and_longer() -> None:
+    quick = QuickSyncs()
+    for _ in range(5):
+        assert sent_away(quick) == 0
+        quick.took(0.0001)
+    away = []
+    for _ in range(10):
+        quick.took(0.008)
+        away.append(sent_away(quick))
+    assert away == [16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 4096]
+    quick.took(0.0001)
+    assert sent_away(quick) == 0
+    quick.took(0.008)
+    assert sent_away(quick) == 16
 
 
 def test_flushed_moves_only_with_a_sync(tmp_path: Path) -> None:

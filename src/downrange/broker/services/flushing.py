@@ -1,7 +1,7 @@
-"""Getting bytes onto the disk, outside the loop's thread.
+"""Getting bytes onto the disk, outside the loop's thread unless the disk is quicker than a thread.
 
-When to flush is decided by the store's `FlushPolicy`, who may be told by its `GroupCommit`; here are the threads and
-the waiting. Under SYNC_FLUSH all who wait share the next fsync.
+When to flush is decided by the store's `FlushPolicy`, who may be told by its `GroupCommit`, where by its `QuickSyncs`;
+here are the threads and the waiting. Under SYNC_FLUSH all who wait share the next fsync.
 """
 
 from __future__ import annotations
@@ -10,19 +10,20 @@ import asyncio
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from downrange.broker.live_config import LiveConfig
 from downrange.clock import Clock
 from downrange.store.config import FlushDiskType
 from downrange.store.errors import FlushFailed, StoreError
-from downrange.store.group_commit import FlushOutcome, FlushPolicy, FlushTimes, GroupCommit, Settled
+from downrange.store.group_commit import FlushOutcome, FlushPolicy, FlushTimes, GroupCommit, QuickSyncs, Settled
 from downrange.store.message_store import MessageStore
 
 log = logging.getLogger(__name__)
 
 
 class Flusher:
-    """Flushes one store. `wait_for` is for the loop's thread; `run` must run for as long as the broker does.
+    """Flushes one store. Waiting is for the loop's thread; `run` must run for as long as the broker does.
 
     Holds always: a waiter is told FLUSHED only after an fsync that began when its bytes were in the log has succeeded.
     """
@@ -32,10 +33,13 @@ class Flusher:
         self._config = config
         self._clock = clock
         self._loop = asyncio.get_running_loop()
-        self._waiting: GroupCommit[asyncio.Future[FlushOutcome]] = GroupCommit(config.store.sync_flush_timeout)
+        self._waiting: GroupCommit[Callable[[FlushOutcome], None]] = GroupCommit(config.store.sync_flush_timeout)
         self._wanted = asyncio.Event()
+        self._room_used = asyncio.Event()
+        store.commit_log.on_room_used = self._room_used.set
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="flush")
         self._queue_worker = ThreadPoolExecutor(1, thread_name_prefix="flush-queues")
+        self._preparer = ThreadPoolExecutor(1, thread_name_prefix="prepare")
 
     @property
     def is_sync(self) -> bool:
@@ -44,9 +48,13 @@ class Flusher:
     def wait_for(self, end_offset: int) -> asyncio.Future[FlushOutcome]:
         """How waiting for the log to be safe up to `end_offset` ends."""
         outcome: asyncio.Future[FlushOutcome] = self._loop.create_future()
-        self._waiting.wait_for(end_offset, outcome, self._clock.now())
-        self._wanted.set()
+        self.tell_when_flushed(end_offset, partial(_set, outcome))
         return outcome
+
+    def tell_when_flushed(self, end_offset: int, tell: Callable[[FlushOutcome], None]) -> None:
+        """The same by a call, which saves a turn of the loop. It must not raise."""
+        self._waiting.wait_for(end_offset, tell, self._clock.now())
+        self._wanted.set()
 
     async def run(self, on_committed: Callable[[], object]) -> None:
         """Everything that has to reach the disk. `on_committed` is called when the transient pool was written."""
@@ -62,13 +70,20 @@ class Flusher:
         """Wait for the worker threads; nobody waits for a flush any more."""
         self._worker.shutdown()
         self._queue_worker.shutdown()
+        self._preparer.shutdown()
         self._tell(self._waiting.fail())
 
     async def _flush_for_senders(self) -> None:
+        quick = QuickSyncs()
         while True:
             await self._wanted.wait()
             self._wanted.clear()
-            await self._flush_log(0)
+            if quick.is_next_here():
+                began = self._clock.monotonic()
+                await self._flush_log(0, in_thread=False)
+                quick.took(self._clock.monotonic() - began)
+            else:
+                await self._flush_log(0)
 
     async def _flush_by_time(self) -> None:
         config = self._config.store
@@ -82,9 +97,12 @@ class Flusher:
                 config = self._config.store
                 policy = FlushPolicy(FlushTimes.of_commit_log(config), self._clock.now())
 
-    async def _flush_log(self, least_pages: int) -> None:
+    async def _flush_log(self, least_pages: int, *, in_thread: bool = True) -> None:
         try:
-            flushed = await self._loop.run_in_executor(self._worker, self._store.flush_commit_log, least_pages)
+            if in_thread:
+                flushed = await self._loop.run_in_executor(self._worker, self._store.flush_commit_log, least_pages)
+            else:
+                flushed = self._store.flush_commit_log(least_pages)
         except FlushFailed as error:
             log.error("flush failed, the store takes no more messages: %s", error)
             self._tell(self._waiting.fail())
@@ -134,22 +152,31 @@ class Flusher:
                 log.error("cannot write the transient pool, trying on: %s", error)
 
     async def _prepare_files(self) -> None:
-        """Keep the next file of the log ready, so that no send has to wait for it."""
+        """Keep the next stretch and the next file of the log ready, so that no send has to wait for them."""
+        store = self._store
         while True:
-            await self._clock.sleep(0.1)
-            if not self._store.needs_next_file:
-                continue
             try:
-                await self._loop.run_in_executor(self._worker, self._store.prepare_next_file)
+                stretch = store.next_stretch()
+                if stretch is not None:
+                    await self._loop.run_in_executor(self._preparer, store.prepare_stretch, stretch)
+                elif store.needs_next_file:
+                    await self._loop.run_in_executor(self._preparer, store.prepare_next_file)
+                else:
+                    await self._room_used.wait()
+                    self._room_used.clear()
             except StoreError as error:
-                log.error("cannot prepare the next commit-log file, trying on: %s", error)
+                log.error("cannot prepare more of the commit log, trying on: %s", error)
                 await self._clock.sleep(1)
 
     async def _until(self, policy: FlushPolicy) -> None:
         await self._clock.sleep(max(1, policy.next_due - self._clock.now()) / 1000)
 
     @staticmethod
-    def _tell(settled: list[Settled[asyncio.Future[FlushOutcome]]]) -> None:
-        for waiter, outcome in settled:
-            if not waiter.done():
-                waiter.set_result(outcome)
+    def _tell(settled: list[Settled[Callable[[FlushOutcome], None]]]) -> None:
+        for tell, outcome in settled:
+            tell(outcome)
+
+
+def _set(waiter: asyncio.Future[FlushOutcome], outcome: FlushOutcome) -> None:
+    if not waiter.done():
+        waiter.set_result(outcome)
