@@ -1,14 +1,29 @@
-from collections.abc import Iterable, Sequence
+from array import array
+from collections.abc import Mapping, Sequence
 from mmap import mmap
 
-from downrange.protocol.bodies.plain_send import Answer, PlainSend
+from typing_extensions import Buffer
+
+from downrange.broker.message_writer import PlainRun
+from downrange.protocol.bodies.plain_send import Sent
 from downrange.protocol.framing import Frame
 from downrange.store.commit_log import Place
+from downrange.store.message_reader import Backlog
 from downrange.store.queues import PlainMessage, QueueState
 
 # Each does what its twin in Python does, or returns None and has done nothing.
 
-def parse_send(frame: Frame, /) -> PlainSend | None: ...
+def cut_frames(data: bytes, max_length: int, max_header: int, /) -> tuple[list[Frame], int] | None: ...
+def plain_run(
+    frames: Sequence[Frame],
+    at: int,
+    write_queues: Mapping[str, int],
+    queues_of: Mapping[str, Sequence[QueueState | None]],
+    fits: int,
+    batch_fits: int,
+    cluster: bytes,
+    /,
+) -> PlainRun | None: ...
 def append_run(
     messages: Sequence[PlainMessage],
     born_host: bytes,
@@ -18,11 +33,12 @@ def append_run(
     at: int,
     limit: int,
     start: int,
+    rows: array[int],
     /,
 ) -> list[Place] | None: ...
-def queue_entries(
-    messages: Sequence[PlainMessage], places: Sequence[Place], /
-) -> list[tuple[QueueState, int, bytes]] | None: ...
+def put_entries(
+    messages: Sequence[PlainMessage], places: Sequence[Place], rows: array[int], memory: bytearray, /
+) -> list[QueueState] | None: ...
 def index_keys(
     messages: Sequence[PlainMessage],
     places: Sequence[Place],
@@ -35,6 +51,20 @@ def index_keys(
     end_offset: int,
     /,
 ) -> tuple[int, int, int] | None: ...
-def encode_replies(
-    json_pieces: tuple[bytes, ...], binary_pieces: tuple[bytes, ...], answers: Iterable[Answer], /
+def encode_answers(
+    json_pieces: tuple[bytes, ...],
+    binary_pieces: tuple[bytes, ...],
+    id_size: int,
+    sends: Sequence[Sent],
+    places: Sequence[Place],
+    /,
 ) -> bytes | None: ...
+def encode_pull(
+    pieces: tuple[bytes, ...], kind: int, opaque: int, numbers: tuple[int, int, int, int], backlog: Backlog, /
+) -> tuple[bytes, int] | None: ...
+def walk_records(buffer: Buffer, /) -> bytes | None: ...
+def split_properties(
+    buffer: Buffer, starts: Buffer, stops: Buffer, names: tuple[bytes, ...], wants_map: bool, /
+) -> (
+    tuple[bool, tuple[tuple[bytes | None, bytes, bytes], ...], tuple[bytes, bytes, bytes, bytes, bytes] | None] | None
+): ...

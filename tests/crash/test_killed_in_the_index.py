@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from downrange.store import key_index
+from downrange.store import index_file, key_index
 from downrange.store.files import OsFiles
 from downrange.store.key_index import KeyIndex
 from tests.crash.damage import CrashedStore, everything
@@ -37,7 +37,8 @@ def found(index: KeyIndex, key: str) -> list[int]:
 
 def die_in(monkeypatch: pytest.MonkeyPatch, step: str, call: int) -> None:
     """Let the process die right before the n-th time that `put` does this."""
-    real, calls = getattr(key_index, step), 0
+    module = index_file if step == "_pack_header" else key_index
+    real, calls = getattr(module, step), 0
 
     def maybe_die(*arguments: Any) -> None:
         nonlocal calls
@@ -46,7 +47,7 @@ def die_in(monkeypatch: pytest.MonkeyPatch, step: str, call: int) -> None:
             raise Killed
         real(*arguments)
 
-    monkeypatch.setattr(key_index, step, maybe_die)
+    monkeypatch.setattr(module, step, maybe_die)
 
 
 @pytest.mark.parametrize(

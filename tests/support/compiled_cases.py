@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from downrange.model.message_id import pack_host
 from downrange.protocol.bodies.fields import encode_fields
-from downrange.protocol.bodies.send import SendMessageRequest
+from downrange.protocol.bodies.send import _V1_NAMES as V1_NAMES
+from downrange.protocol.bodies.send import BatchEntry, SendMessageRequest, encode_batch
 from downrange.protocol.codes import RequestCode
 from downrange.protocol.command import Command
 from downrange.protocol.framing import Frame, FrameDecoder, encode
@@ -37,41 +39,86 @@ def text(random: Random) -> str:
     return "\x02".join(parts) + random.choice(("", "\x02", "\x02\x02", "\x01"))
 
 
-def frame(random: Random) -> Frame:
-    """A send as a client writes it, with one of the two headers."""
-    fields = encode_fields(
-        SendMessageRequest(
-            producer_group=random.choice(("group", "G" * 40) * 5 + ("gr\u00fcn",)),
-            topic=random.choice(("TopicA", "a", "%RETRY%g", "T\u00f6pic", 'quo"te')),
-            queue_id=random.choice(_NUMBERS),
-            sys_flag=random.choice(_NUMBERS),
-            born_timestamp=random.choice((1_790_000_000_000, 0, -5) * 4 + (2**62,)),
-            flag=random.choice(_NUMBERS),
-            properties=text(random),
-            reconsume_times=random.choice(_NUMBERS),
-            unit_mode=random.random() < 0.1,
-            batch=random.random() < 0.1,
-            max_reconsume_times=random.choice((None, 16)),
-            bname=random.choice((None, "broker-a")),
-        )
+def send(random: Random, unusual: float = 0.1) -> Frame:
+    """A send as a client writes it: with one of the two headers, one message or a batch, V2 names or V1."""
+    (made,) = FrameDecoder().frames(wire(random, unusual))
+    return made
+
+
+def wire(random: Random, unusual: float = 0.1) -> bytes:
+    """Its bytes. So many of the values are such that few clients would send them."""
+
+    def value(*usual: Any, odd: tuple[Any, ...]) -> Any:
+        return random.choice(odd if random.random() < unusual else usual)
+
+    code = random.choice(
+        (RequestCode.SEND_MESSAGE_V2,) * 3 + (RequestCode.SEND_BATCH_MESSAGE, RequestCode.SEND_MESSAGE)
     )
+    batch = code == RequestCode.SEND_BATCH_MESSAGE or random.random() < 0.2
+    request = SendMessageRequest(
+        producer_group=value("group", "G" * 40, odd=("gr\u00fcn",)),
+        topic=value("TopicA", "T\u00f6pic", odd=("a", "%RETRY%g", "Many", "Unknown", 'quo"te')),
+        queue_id=value(0, 1, odd=_NUMBERS),
+        sys_flag=value(0, 1, 2, odd=_NUMBERS),
+        born_timestamp=value(1_790_000_000_000, odd=(0, -5, 2**62)),
+        flag=value(0, 5, odd=_NUMBERS),
+        properties=text(random) if random.random() < unusual else _usual_text(random),
+        reconsume_times=value(0, 3, odd=_NUMBERS),
+        unit_mode=random.random() < 0.1,
+        batch=batch,
+        max_reconsume_times=random.choice((None, 16)),
+        bname=random.choice((None, "broker-a")),
+    )
+    fields = encode_fields(request)
     if random.random() < 0.2:
-        fields |= {"AccessKey": "user", random.choice(("Signature", "N\u00e4me", "z", "")): random.choice(_WORDS)}
-    for letter in random.sample(sorted(fields), random.choice((0,) * 8 + (1, 3))):
+        fields |= {"AccessKey": "user", value("Signature", odd=("N\u00e4me", "z", "")): value("x", odd=_WORDS)}
+    for letter in random.sample(sorted(fields), value(0, odd=(0, 1, 3))):
         if random.random() < 0.5:
             del fields[letter]
         else:
             fields[letter] = random.choice(("", "0", "-0", "007", "+1", "1 ", "True", "1", "null", "x", "5" * 19))
-    command = Command(
-        random.choice((RequestCode.SEND_MESSAGE_V2,) * 9 + (RequestCode.PULL_MESSAGE,)),
-        random.choice((0, 7, -1, 2**31 - 1, -(2**31))),
-        random.choice((0, 2)),
-        fields,
-        random.randbytes(random.choice((0, 1, 7, 8, 9, 128, 1000))),
-        serialize_type=random.randrange(2),
+    if code == RequestCode.SEND_MESSAGE:
+        fields = {V1_NAMES.get(name, name): field for name, field in fields.items()}
+    body = random.randbytes(random.choice((0, 1, 7, 8, 9, 128, 400)))
+    if batch and random.random() >= unusual / 10:
+        body = encode_batch(batch_entry(random) for _ in range(value(1, 2, 5, odd=(0, 30))))
+    return encode(
+        Command(
+            value(code, odd=(code, RequestCode.PULL_MESSAGE)),
+            random.choice((0, 7, -1, 2**31 - 1, -(2**31))),
+            value(0, 2, odd=(1, 3)),
+            fields,
+            body,
+            serialize_type=random.randrange(2),
+        )
     )
-    (made,) = FrameDecoder().frames(encode(command))
-    return made
+
+
+def _usual_text(random: Random) -> str:
+    pairs = [f"UNIQ_KEY\x017F0000011A2B18B4AAC20000{random.getrandbits(32):08X}", "WAIT\x01true", "TAGS\x01Tag\u00c4"]
+    random.shuffle(pairs)
+    return "\x02".join(pairs[: random.randrange(4)]) + random.choice(("", "\x02"))
+
+
+def batch_entry(random: Random) -> BatchEntry:
+    body = random.randbytes(random.choice((0, 1, 8, 128)))
+    return BatchEntry(random.choice((0, 5, -1)), body, text(random) if random.random() < 0.3 else _usual_text(random))
+
+
+def sent_as(command: Command, header: SendMessageRequest, code: RequestCode) -> bytes:
+    """The same send with V2 names."""
+    return encode(
+        Command(
+            code, command.opaque, command.flag, encode_fields(header), command.body,
+            serialize_type=command.serialize_type,
+        )
+    )  # fmt: skip
+
+
+def broken_body(random: Random, whole: Frame) -> Frame:
+    """The frame with its body changed in a few places: what matters to batches."""
+    kind, header, body = whole
+    return kind, header, broken(random, (kind, body, b""))[1]
 
 
 def broken(random: Random, whole: Frame) -> Frame:

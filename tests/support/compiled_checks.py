@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+from array import array
 from contextlib import ExitStack
 from pathlib import Path
 from random import Random
@@ -9,26 +11,15 @@ from typing import Any
 from unittest.mock import patch
 
 from downrange import compiled
-from downrange.protocol.bodies.plain_send import Answer, SendReply, parse_send_in_python
-from downrange.protocol.framing import Frame
 from downrange.store import commit_log, dispatcher, key_index
+from downrange.store.index_file import SLOT
 from downrange.store.message_store import MessageStore
 from downrange.store.new_message import PutMessageStatus
+from downrange.store.queue_tails import QueueTails
 from tests.support import compiled_cases as cases
 from tests.unit.store.small_store import NOW, new_message, open_store
 
 _QUEUES = [("TopicA", 0), ("TopicA", 1), ("T\u00f6pic\U0001f600", 0)]
-
-
-def same_header(frame: Frame) -> bool:
-    """Whether the twin read it at all."""
-    read = compiled.runs.parse_send(frame)
-    if read is None:
-        return False
-    expected = parse_send_in_python(frame)
-    assert read == expected, frame
-    assert [type(value) for value in read] == [type(value) for value in expected]
-    return True
 
 
 def same_files(random: Random, root: str) -> None:
@@ -68,32 +59,14 @@ def _spoil_slots(random: Random, store: MessageStore) -> None:
     if current is not None and current.map is not None and random.random() < 0.3:
         for slot in range(7):
             number = random.choice((0, -1, 1, current.next_entry, current.next_entry + 1, 2**31 - 1))
-            key_index.SLOT.pack_into(current.map, 40 + 4 * slot, number)
-
-
-def same_replies(random: Random) -> None:
-    reply = SendReply(
-        random.choice((0, 10, 14)),
-        random.choice(cases.HOSTS),
-        random.choice(("DefaultRegion", "100%", "", 'quo"te')),
-        random.random() < 0.5,
-    )
-    answers: list[Answer] = []
-    for _ in range(random.randrange(5)):
-        numbers = [random.choice((0, 9, 10, random.getrandbits(62), 2**63 - 1)) for _ in range(2)]
-        opaque, queue_id = random.choice((0, 5, -1, 2**31 - 1, -(2**31))), random.choice((0, 9, 10, 2**31 - 1))
-        flag = random.choice((0, 0, 2))
-        sent = (opaque, flag, "TopicA", queue_id, 0, 0, 0, "", 0)
-        answers.append(((random.randrange(2), b"", b""), sent, (numbers[0], 200, numbers[1])))
-    assert compiled.runs.encode_replies(reply._json_pieces, reply._binary_pieces, answers) is not None
-    assert reply.encode(answers) == reply.encode_in_python(answers)
+            SLOT.pack_into(current.map, 40 + 4 * slot, number)
 
 
 class _State:
     """What the twins want to know of a queue."""
 
     def __init__(self) -> None:
-        self.next_offset: object = 5
+        self.row: object = 0
         self.queue_id: object = 1
         self.topic: object = "TopicA"
         self.topic_field: object = b"\6TopicA"
@@ -106,6 +79,18 @@ def refuses_nonsense(random: Random) -> None:
     """Spoil one thing: the twins say no, and nothing is different afterwards; or it made no difference to them."""
     runs: Any = compiled.runs
     good, other = _State(), _State()
+    other.row = 8
+    tails = QueueTails()
+    for _ in (good, other):
+        tails.add_row()
+    tails.make_room(random.choice((0, 2, 3, 40)))
+    rows, tail = tails.rows, tails.memory
+    for row in (0, 8):
+        rows[row : row + 5] = array("q", (5, 100, 0, random.choice((0, 256, 272, 276)), random.choice((0, 140, 200))))
+    if random.random() < 0.3:
+        rows[random.randrange(16)] = random.choice((-1, 1, 257, 20 * 2**58, 2**63 - 1, -(2**63), 1 << 40))
+    if random.random() < 0.3:
+        struct.pack_into("=q", tail, 8 * random.randrange(3), random.choice((-1, 1, 256, 512, 2**63 - 1, -(2**63))))
     messages: list[Any] = [cases.message(random, state) for state in (good, other, good)]  # type: ignore[arg-type]
     places: list[Any] = [(0, 200, 5), (200, 200, 5), (400, 200, 6)]
     memory = bytearray(random.choice((0, 8, 500, 4000)))
@@ -114,7 +99,7 @@ def refuses_nonsense(random: Random) -> None:
     which = random.randrange(len(messages))
     match random.randrange(4):
         case 0:
-            setattr(messages[which][0], random.choice(("next_offset", "queue_id", "topic", "topic_field")), spoilt)
+            setattr(messages[which][0], random.choice(("row", "queue_id", "topic", "topic_field")), spoilt)
         case 1:
             parts = list(messages[which])
             parts[random.randrange(1, len(parts))] = spoilt
@@ -122,29 +107,32 @@ def refuses_nonsense(random: Random) -> None:
         case 2:
             messages[which] = random.choice((spoilt, messages[which][:7], (*messages[which], 1)))
         case _:
-            offsets = [good.next_offset, other.next_offset]
-            arguments: list[Any] = [messages, cases.HOSTS[0], cases.HOSTS[1], NOW, memory, 0, 3000, 0]
+            numbers = list(rows)
+            arguments: list[Any] = [messages, cases.HOSTS[0], cases.HOSTS[1], NOW, memory, 0, 3000, 0, rows]
             arguments[random.randrange(len(arguments))] = spoilt
             if runs.append_run(*arguments) is None:
-                assert (bytes(memory), [good.next_offset, other.next_offset]) == (before, offsets)
+                assert (bytes(memory), list(rows)) == (before, numbers)
+            numbers, entries = list(rows), bytes(tail)
+            arguments = [messages, places, rows, tail]
+            arguments[random.randrange(len(arguments))] = spoilt
+            assert runs.put_entries(*arguments) is None
+            assert (list(rows), bytes(tail)) == (numbers, entries)
             arguments = [messages, places, memory, 7, 2, 60, 0, 0, 0]
             before = bytes(memory)
             arguments[random.randrange(len(arguments))] = spoilt
             if runs.index_keys(*arguments) is None:
                 assert memory == before
             return
-    offsets = [good.next_offset, other.next_offset]
+    numbers = list(rows)
     limit = random.choice((len(memory), len(memory) + 1, 100))
-    if runs.append_run(messages, *cases.HOSTS[:2], NOW, memory, 0, limit, 0) is None:
-        assert (bytes(memory), [good.next_offset, other.next_offset]) == (before, offsets)
+    if runs.append_run(messages, *cases.HOSTS[:2], NOW, memory, 0, limit, 0, rows) is None:
+        assert (bytes(memory), list(rows)) == (before, numbers)
     else:
         assert memory[:8] != before[:8]
     spoilt_places = random.choice((places, places[:2], [*places[:2], spoilt], [*places[:2], (spoilt, 1, 6)]))
-    runs.queue_entries(messages, spoilt_places)
+    numbers, entries = list(rows), bytes(tail)
+    if runs.put_entries(messages, spoilt_places, rows, tail) is None:
+        assert (list(rows), bytes(tail)) == (numbers, entries)
     before = bytes(memory)
     if runs.index_keys(messages, spoilt_places, memory, 7, 2, random.choice((10, 150, 10**6)), 0, 0, 0) is None:
         assert memory == before
-    runs.parse_send(random.choice((spoilt, (0, b""), (spoilt, b"", b""), (0, spoilt, b""))))
-    answer = random.choice((spoilt, ((0, b"", b""), spoilt, (1, 2, 3)), ((spoilt, b"", b""), (0,) * 9, (1, 2, spoilt))))
-    pieces = (b"x",) * random.choice((4, 5, 6)), random.choice(((b"x",) * 6, spoilt))
-    runs.encode_replies(*pieces, [answer])

@@ -13,6 +13,9 @@ from tempfile import TemporaryDirectory
 from downrange.compiled import VARIANT
 from tests.support import compiled_cases as cases
 from tests.support import compiled_checks as checks
+from tests.support import compiled_property_checks as property_checks
+from tests.support import compiled_pull_checks as pull_checks
+from tests.support import compiled_send_checks as send_checks
 
 
 def run(seconds: float, seed: int) -> int:
@@ -22,13 +25,22 @@ def run(seconds: float, seed: int) -> int:
     rounds = 0
     while time.monotonic() < end:
         random = Random(seed + rounds)
-        for whole in (cases.frame(random), random.choice(golden)):
-            checks.same_header(whole)
+        for whole in (cases.send(random), random.choice(golden)):
+            send_checks.same_run(whole)
             for _ in range(20):
-                checks.same_header(cases.broken(random, whole))
+                send_checks.same_run(cases.broken(random, whole))
+                send_checks.same_run(cases.broken_body(random, whole))
         for _ in range(5):
-            checks.same_replies(random)
+            send_checks.same_runs(random)
+            send_checks.same_frames(random)
+            send_checks.same_replies(random)
+            send_checks.refuses_nonsense_about_sends(random)
             checks.refuses_nonsense(random)
+            pull_checks.same_pull_reply(random)
+            pull_checks.refuses_nonsense_about_a_pull(random)
+            property_checks.same_properties(random)
+            property_checks.same_walk(random)
+            property_checks.refuses_nonsense_about_properties(random)
         if rounds % 10 == 0:
             with TemporaryDirectory() as root:
                 checks.same_files(random, root)

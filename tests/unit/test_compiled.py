@@ -15,7 +15,10 @@ from typing import Any
 import pytest
 
 from downrange import compiled
+from downrange.model.hashing import tags_code
 from downrange.protocol.bodies.plain_send import SendReply
+from downrange.store.queue_entry import ENTRY
+from downrange.store.queue_tails import SPILL_AT
 from downrange.store.queues import PlainMessage, QueueState
 from tests.support import compiled_cases as cases
 from tests.unit.store.small_store import BORN_HOST, NOW, STORE_HOST, new_message, open_store
@@ -48,15 +51,51 @@ def test_the_twins_take_what_is_usual(tmp_path: Path) -> None:
     states = list(store.queues.states.values())
     messages = usual_run([states[0], states[1], states[0]])
     memory = bytearray(4096)
-    places = runs.append_run(messages, BORN_HOST, STORE_HOST, NOW, memory, 100, 4096, 8192)
+    tails = states[0].tails
+    places = runs.append_run(messages, BORN_HOST, STORE_HOST, NOW, memory, 100, 4096, 8192, tails.rows)
     assert places is not None
     size = 88 + 4 + len(states[0].topic_field) + 2 + len(ID)
     assert places == [(8292, size, 1), (8292 + size, size, 1), (8292 + 2 * size, size, 2)]
-    entries = runs.queue_entries(messages, places)
-    assert entries is not None
-    assert [(state, first, len(packed)) for state, first, packed in entries] == [(states[0], 1, 40), (states[1], 1, 20)]
+    assert [state.next_offset for state in states] == [3, 2]
+    assert runs.put_entries(messages, places, tails.rows, tails.memory) == []
+    assert [state.queue.max_offset for state in states] == [3, 2]
+    assert states[0].queue.read(2, 1) == ENTRY.pack(places[2][0], size, tags_code("TagA"))
+    assert states[1].queue.max_physical_offset == places[1][0] + size
     index = bytearray(40 + 4 * 10 + 20 * 50)
     assert runs.index_keys(messages, places, index, 10, 2, 50, 1, 0, 0) == (5, 2, places[2][0])
+    store.close()
+
+
+@needs_twins
+def test_the_twin_says_which_queues_are_to_be_written(tmp_path: Path) -> None:
+    runs = compiled.runs
+    store = open_store(tmp_path)
+    for queue_id in (0, 1):
+        store.append(new_message(queue_id=queue_id))
+    states = list(store.queues.states.values())
+    tails = states[0].tails
+    tails.make_room(1000)
+    tails.rows[states[1].row + SPILL_AT] = 60
+    first = store.max_offset
+    places = [(first + 200 * n, 200, 1 + n // 2) for n in range(8)]
+    assert runs.put_entries(usual_run(states * 4), places, tails.rows, tails.memory) == [states[1]]
+    store.close()
+
+
+@needs_twins
+def test_entries_that_do_not_come_next_are_left_to_the_twin(tmp_path: Path) -> None:
+    runs = compiled.runs
+    store = open_store(tmp_path)
+    store.append(new_message())
+    (state,) = store.queues.states.values()
+    tails, first = state.tails, store.max_offset
+    tails.make_room(10)
+    before = list(tails.rows), bytes(tails.memory)
+    gap, duplicate, backwards = [1, 3], [1, 0], [1, 2]
+    for offsets, step in ((gap, 200), (duplicate, 200), (backwards, -200)):
+        places = [(first + step * n, 200, offset) for n, offset in enumerate(offsets)]
+        assert runs.put_entries(usual_run([state] * 2), places, tails.rows, tails.memory) is None
+        assert (list(tails.rows), bytes(tails.memory)) == before
     store.close()
 
 
@@ -66,40 +105,54 @@ def test_no_reference_is_kept_or_lost(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     store.append(new_message(properties=ID.encode()))
     (state,) = store.queues.states.values()
-    state.next_offset = 10**6  # small numbers are shared by everybody
-    frames = [cases.frame(Random(seed)) for seed in range(200)]
+    frames = [cases.send(Random(seed)) for seed in range(200)]
+    chunk = b"".join(cases.wire(Random(seed)) for seed in range(20))
+    topics = dict.fromkeys(("TopicA", "a"), 4)
+    states = dict.fromkeys(topics, (state, state))
     reply = SendReply(0, STORE_HOST, "DefaultRegion", trace_on=True)
     messages = usual_run([state] * 3)
-    places = [(10**6 + 200 * n, 200, 10**6 + n) for n in range(3)]
-    answers = [((n % 2, b"", b""), (n, 0, "T", 1, 0, 0, 0, "", 0), places[n]) for n in range(3)]
+    places = [(10**6 + 200 * n, 200, 1 + n) for n in range(3)]
+    sends = [(0, 10**6, 0, 1, 1), (1, 10**6 + 1, 0, 1, 2)]
     memory = bytearray(4096)
     watched = [
         state,
         state.topic,
         state.topic_field,
-        state.next_offset,
+        state.row,
+        state.tails.rows,
+        state.tails.memory,
         messages,
         messages[0],
         *messages[0][1:4],
         places,
     ]
-    watched += [memory, BORN_HOST, STORE_HOST, answers, reply._json_pieces[0], frames[0], frames[0][1], None]
+    watched += [memory, BORN_HOST, STORE_HOST, sends, reply._json_pieces[0], frames[0], frames[0][1], None]
+    watched += [chunk, topics, states, *states.values()]
+    pieces = reply._json_pieces, reply._binary_pieces, reply._id_size
+
+    rows, tail = state.tails.rows, state.tails.memory
+    state.tails.make_room(10)
+    put_before = rows[:], bytes(tail)
 
     def once() -> None:
-        offset = state.next_offset
-        assert runs.append_run(messages, BORN_HOST, STORE_HOST, NOW, memory, 0, 4096, 0)
-        state.next_offset = offset
-        assert runs.append_run(messages, BORN_HOST, STORE_HOST, NOW, memory, 0, 400, 0) is None
-        assert runs.append_run([*messages, None], BORN_HOST, STORE_HOST, NOW, memory, 0, 4096, 0) is None
-        assert runs.append_run(messages, BORN_HOST, STORE_HOST, NOW, b"", 0, 4096, 0) is None
-        assert runs.queue_entries(messages, places)
-        assert runs.queue_entries([*messages, None], [*places, None]) is None
+        rows[:], tail[:] = put_before
+        assert runs.append_run(messages, BORN_HOST, STORE_HOST, NOW, memory, 0, 4096, 0, rows)
+        assert runs.append_run(messages, BORN_HOST, STORE_HOST, NOW, memory, 0, 400, 0, rows) is None
+        assert runs.append_run([*messages, None], BORN_HOST, STORE_HOST, NOW, memory, 0, 4096, 0, rows) is None
+        assert runs.append_run(messages, BORN_HOST, STORE_HOST, NOW, b"", 0, 4096, 0, rows) is None
+        assert runs.append_run(messages, BORN_HOST, STORE_HOST, NOW, memory, 0, 4096, 0, b"") is None
+        assert runs.put_entries(messages, places, rows, tail) == []
+        assert runs.put_entries(messages, places, rows, tail) is None
+        assert runs.put_entries([*messages, None], [*places, None], rows, tail) is None
         assert runs.index_keys(messages, places, memory, 10, 2, 100, 0, 0, 0)
         assert runs.index_keys(messages, places, memory, 10, 2, 4, 0, 0, 0) is None
-        assert runs.encode_replies(reply._json_pieces, reply._binary_pieces, answers)
-        assert runs.encode_replies(reply._json_pieces, reply._binary_pieces, [*answers, None]) is None
-        for frame in frames:
-            runs.parse_send(frame)
+        assert runs.encode_answers(*pieces, sends, places)
+        assert runs.encode_answers(*pieces, [*sends, None], places) is None
+        assert runs.encode_answers(*pieces, sends, places[:2]) is None
+        assert runs.cut_frames(chunk, 2**24, 2**16)
+        assert runs.cut_frames(chunk, 100, 2**16) is None
+        for at in range(len(frames)):
+            runs.plain_run(frames, at, topics, states, 700, 3000, b"CLUSTER\x01c")
 
     once()
     before = [sys.getrefcount(one) for one in watched]
@@ -108,7 +161,11 @@ def test_no_reference_is_kept_or_lost(tmp_path: Path) -> None:
         once()
     assert max(abs(sys.getrefcount(one) - count) for one, count in zip(watched, before, strict=True)) < 50
     assert abs(sys.getallocatedblocks() - blocks) < 200
-    memory += b"it can grow: nobody holds a view of it"
+    for grown in (memory, tail):
+        grown += b"it can grow: nobody holds a view of it"
+    rows.append(0)
+    rows[:] = put_before[0]
+    tail[:] = put_before[1]
     store.close()
 
 
@@ -141,6 +198,6 @@ def test_with_a_compiler_the_wheel_holds_the_twins(tmp_path: Path) -> None:
 from importlib.util import module_from_spec, spec_from_file_location
 spec = spec_from_file_location("downrange._runs", {str(tmp_path / "downrange" / module)!r})
 module = module_from_spec(spec)
-print(module.parse_send((0, b"", b"")))
+print(module.cut_frames(None, 1, 1))
 """
     assert run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "None\n"

@@ -1,33 +1,6 @@
 /* Records into the mapped log: store/commit_log.py, append_run. */
 #include <stdatomic.h>
-#include "runs.h"
-
-/* CRC-32 as zlib computes it, eight bytes at a time. */
-static uint32_t crc_table[8][256];
-
-void make_crc_table(void) {
-    for (uint32_t n = 0; n < 256; n++) {
-        uint32_t c = n;
-        for (int bit = 0; bit < 8; bit++) c = c & 1 ? c >> 1 ^ 0xEDB88320u : c >> 1;
-        crc_table[0][n] = c;
-    }
-    for (int k = 1; k < 8; k++)
-        for (int n = 0; n < 256; n++) {
-            uint32_t c = crc_table[k - 1][n];
-            crc_table[k][n] = crc_table[0][c & 0xFF] ^ c >> 8;
-        }
-}
-
-static uint32_t crc32_of(const byte *at, Py_ssize_t size) {
-    uint32_t c = 0xFFFFFFFFu;
-    for (; size >= 8; size -= 8, at += 8) {
-        c ^= (uint32_t)at[0] | (uint32_t)at[1] << 8 | (uint32_t)at[2] << 16 | (uint32_t)at[3] << 24;
-        c = crc_table[7][c & 0xFF] ^ crc_table[6][c >> 8 & 0xFF] ^ crc_table[5][c >> 16 & 0xFF] ^ crc_table[4][c >> 24]
-            ^ crc_table[3][at[4]] ^ crc_table[2][at[5]] ^ crc_table[1][at[6]] ^ crc_table[0][at[7]];
-    }
-    while (size-- > 0) c = crc_table[0][(c ^ *at++) & 0xFF] ^ c >> 8;
-    return c ^ 0xFFFFFFFFu;
-}
+#include "queue_tails.h"
 
 #define MAGIC_V1 0xDAA320A7u
 #define BORN_HOST_V6 16
@@ -35,38 +8,43 @@ static uint32_t crc32_of(const byte *at, Py_ssize_t size) {
 
 typedef struct {
     PyObject *state, *body, *properties; /* borrowed from the run */
-    PyObject *topic, *offset_before;     /* owned */
+    PyObject *topic, *row_number;        /* owned */
+    int64_t *row;                        /* of its queue, once it is numbered */
     int64_t queue_id, flag, sys_flag, born_timestamp, reconsume_times, queue_offset, size;
 } Record;
 
-/* Number a record and measure it. The state's next offset is moved on as the last thing. */
-static int take_record(Record *record, PyObject *message, Py_ssize_t fixed) {
-    if (!is_message(message)) return 0;
-    PyObject *state = record->state = PyTuple_GET_ITEM(message, 0);
+/* What a message says of its record. */
+static int take_message(Record *record, PyObject *message) {
     record->body = PyTuple_GET_ITEM(message, 1);
     record->properties = PyTuple_GET_ITEM(message, 2);
-    if (!as_number(PyTuple_GET_ITEM(message, 4), INT64_MIN, INT64_MAX, &record->born_timestamp)) return 0;
-    if (!as_int32(PyTuple_GET_ITEM(message, 5), &record->flag)) return 0;
-    if (!as_int32(PyTuple_GET_ITEM(message, 6), &record->sys_flag)) return 0;
-    if (!as_int32(PyTuple_GET_ITEM(message, 7), &record->reconsume_times)) return 0;
-    PyObject *queue_id = attribute(state, s_queue_id);
+    return as_number(PyTuple_GET_ITEM(message, 4), INT64_MIN, INT64_MAX, &record->born_timestamp)
+        && as_int32(PyTuple_GET_ITEM(message, 5), &record->flag)
+        && as_int32(PyTuple_GET_ITEM(message, 6), &record->sys_flag)
+        && as_int32(PyTuple_GET_ITEM(message, 7), &record->reconsume_times);
+}
+
+/* What its queue says of it. */
+static int take_queue(Record *record) {
+    PyObject *queue_id = attribute(record->state, s_queue_id);
     int is_number = as_int32(queue_id, &record->queue_id);
     Py_XDECREF(queue_id);
-    if (!is_number || PyBytes_GET_SIZE(record->properties) > 0xFFFF) return 0;
-    record->topic = attribute(state, s_topic_field);
-    if (record->topic == NULL || !PyBytes_CheckExact(record->topic)) return 0;
+    record->topic = attribute(record->state, s_topic_field);
+    record->row_number = attribute(record->state, s_row);
+    if (!is_number || record->topic == NULL || record->row_number == NULL) return 0;
+    fetch(record->topic);
+    fetch(record->row_number);
+    return 1;
+}
+
+/* Measure a record and number it. */
+static int number_record(Record *record, int64_t *row, Py_ssize_t fixed) {
+    if (row == NULL || !PyBytes_CheckExact(record->topic) || PyBytes_GET_SIZE(record->properties) > 0xFFFF) return 0;
     record->size = fixed + PyBytes_GET_SIZE(record->body) + PyBytes_GET_SIZE(record->topic)
         + PyBytes_GET_SIZE(record->properties);
-    if (record->size > INT32_MAX) return 0;
-    record->offset_before = attribute(state, s_next_offset);
-    if (!as_number(record->offset_before, 0, INT64_MAX - 1, &record->queue_offset)) {
-        Py_CLEAR(record->offset_before);
-        return 0;
-    }
-    PyObject *next = PyLong_FromLongLong(record->queue_offset + 1);
-    if (next == NULL || PyObject_SetAttr(state, s_next_offset, next) < 0) Py_CLEAR(record->offset_before);
-    Py_XDECREF(next);
-    return record->offset_before != NULL;
+    if (record->size > INT32_MAX || row[NEXT] < 0 || row[NEXT] == INT64_MAX) return 0;
+    record->row = row;
+    record->queue_offset = row[NEXT]++;
+    return 1;
 }
 
 /* A record but for its size and magic number, which take the eight bytes before `at`; returns its end. */
@@ -104,10 +82,10 @@ static int is_host(PyObject *host) {
     return PyBytes_CheckExact(host) && (PyBytes_GET_SIZE(host) == 8 || PyBytes_GET_SIZE(host) == 20);
 }
 
-/* messages, born host, store host, store timestamp, memory, at, limit, start -> places */
+/* messages, born host, store host, store timestamp, memory, at, limit, start, rows of the queues -> places */
 PyObject *append_run(PyObject *module, PyObject *const *args, Py_ssize_t count) {
     int64_t store_timestamp, at, limit, start;
-    if (count != 8 || !PyList_CheckExact(args[0]) || !is_host(args[1]) || !is_host(args[2])
+    if (count != 9 || !PyList_CheckExact(args[0]) || !is_host(args[1]) || !is_host(args[2])
         || !as_number(args[3], INT64_MIN, INT64_MAX, &store_timestamp) || !as_number(args[5], 0, INT64_MAX, &at)
         || !as_number(args[6], at, INT64_MAX, &limit) || !as_number(args[7], 0, INT64_MAX - limit, &start))
         return refuse();
@@ -118,16 +96,29 @@ PyObject *append_run(PyObject *module, PyObject *const *args, Py_ssize_t count) 
     Py_ssize_t length = PyTuple_GET_SIZE(run);
     Record *records = length > 0 ? PyMem_Calloc((size_t)length, sizeof(Record)) : NULL;
     PyObject *places = length > 0 ? PyList_New(length) : NULL;
-    Py_buffer memory = {0};
+    Py_buffer memory = {0}, rows = {0};
     int is_done = 0;
     if (length > 0 && records == NULL) PyErr_NoMemory();
-    if (records == NULL || places == NULL) goto end;
+    if (records == NULL || places == NULL || !take_rows(args[8], &rows)) goto end;
+    for (Py_ssize_t n = 0; n < length; n++) {
+        PyObject *message = PyTuple_GET_ITEM(run, n);
+        if (!is_message(message)) goto end;
+        records[n].state = PyTuple_GET_ITEM(message, 0);
+        fetch_object(records[n].state);
+    }
+    for (Py_ssize_t n = 0; n < length; n++)
+        if (!take_message(&records[n], PyTuple_GET_ITEM(run, n)) || !take_queue(&records[n])) goto end;
+    for (Py_ssize_t n = 0; n < length; n++) {
+        const int64_t *row = row_at(&rows, records[n].row_number);
+        if (row == NULL) goto end;
+        fetch(row);
+    }
 
     /* First all that may fail, so that the memory stays as it is if something does. */
     int64_t wanted = at;
     for (Py_ssize_t n = 0; n < length; n++) {
         Record *record = &records[n];
-        if (!take_record(record, PyTuple_GET_ITEM(run, n), fixed)) goto end;
+        if (!number_record(record, row_at(&rows, record->row_number), fixed)) goto end;
         int is_within = wanted <= limit - record->size;
         PyObject *place = is_within ? three_numbers(start + wanted, record->size, record->queue_offset) : NULL;
         if (place == NULL) goto end;
@@ -151,18 +142,13 @@ PyObject *append_run(PyObject *module, PyObject *const *args, Py_ssize_t count) 
     is_done = 1;
 
 end:
-    if (memory.obj != NULL) PyBuffer_Release(&memory);
-    for (Py_ssize_t n = length - 1; records != NULL && n >= 0; n--) {
-        Record *record = &records[n];
-        if (!is_done && record->offset_before != NULL) {
-            PyObject *type, *value, *traceback;
-            PyErr_Fetch(&type, &value, &traceback);
-            if (PyObject_SetAttr(record->state, s_next_offset, record->offset_before) < 0) PyErr_Clear();
-            PyErr_Restore(type, value, traceback);
-        }
-        Py_XDECREF(record->offset_before);
-        Py_XDECREF(record->topic);
+    for (Py_ssize_t n = 0; records != NULL && n < length; n++) {
+        if (!is_done && records[n].row != NULL) records[n].row[NEXT]--;
+        Py_XDECREF(records[n].row_number);
+        Py_XDECREF(records[n].topic);
     }
+    if (memory.obj != NULL) PyBuffer_Release(&memory);
+    if (rows.obj != NULL) PyBuffer_Release(&rows);
     PyMem_Free(records);
     Py_DECREF(run);
     if (is_done) return places;

@@ -1,6 +1,6 @@
 /* From records to queue entries and key index: store/dispatcher.py, apply_run, and store/key_index.py, put_run. */
 #include <stdatomic.h>
-#include "runs.h"
+#include "queue_tails.h"
 
 /* Java's String.hashCode, continued from `start`. */
 static uint32_t hash_text(PyObject *text, uint32_t h) {
@@ -66,33 +66,87 @@ static int take_place(PyObject *message, PyObject *places, Py_ssize_t n, int64_t
 }
 
 typedef struct {
-    PyObject *state; /* borrowed */
-    int64_t first;
-    Py_ssize_t count;
-    PyObject *entries; /* owned */
-    byte *at;
-} Queue;
-
-typedef struct {
+    int64_t *row;
     int64_t physical_offset, size, code;
-    Py_ssize_t queue;
 } Entry;
 
-/* messages, places -> for each queue: its state, the first queue offset, its entries as one piece */
-PyObject *queue_entries(PyObject *module, PyObject *const *args, Py_ssize_t count) {
-    if (count != 2 || !PyList_CheckExact(args[0]) || !PyList_CheckExact(args[1])) return refuse();
-    Py_ssize_t length = PyList_GET_SIZE(args[0]), used = 0;
+/* Is this a place for the next entry of a queue, or the end of a block? */
+static int is_place(int64_t at, Py_ssize_t memory) {
+    return at == 0 || (at > BLOCK && at <= memory && (at - 1) % BLOCK + 1 >= FIRST && at % BLOCK % ENTRY_SIZE
+                       == (at % BLOCK ? FIRST : 0));
+}
+
+/* A new block behind the one that ends at `at`: where its first entry goes. */
+static int64_t take_block(const Py_buffer *memory, int64_t at) {
+    byte *start = memory->buf;
+    int64_t block = get_native(start + 8 * FREE_BLOCK), used = get_native(start + 8 * USED_BYTES);
+    if (block >= BLOCK && block <= memory->len - BLOCK && block % BLOCK == 0) {
+        put_native(start + 8 * FREE_BLOCK, get_native(start + block));
+    } else {
+        block = used;
+        put_native(start + 8 * FREE_BLOCK, 0);
+        put_native(start + 8 * USED_BYTES, used + BLOCK);
+    }
+    put_native(start + 8 * BLOCKS_IN_USE, get_native(start + 8 * BLOCKS_IN_USE) + 1);
+    put_native(start + block, at ? at - BLOCK : 0);
+    return block + FIRST;
+}
+
+static void put_entry(const Entry *entry, const Py_buffer *memory) {
+    int64_t at = entry->row[AT];
+    if (at % BLOCK == 0) at = take_block(memory, at);
+    byte *to = put64((byte *)memory->buf + at, (uint64_t)entry->physical_offset);
+    put64(put32(to, (uint32_t)entry->size), (uint64_t)entry->code);
+    entry->row[AT] = at + ENTRY_SIZE;
+    entry->row[PHYSICAL_END] = entry->physical_offset + entry->size;
+    entry->row[MESSAGES] = (int64_t)((uint64_t)entry->row[MESSAGES] + 1);
+    entry->row[BYTES] = (int64_t)((uint64_t)entry->row[BYTES] + (uint64_t)entry->size);
+}
+
+/* Does the entry come next in its queue? Then its END is moved on, so that the one after it can be asked about. */
+static int comes_next(const Entry *entry, int64_t queue_offset, Py_ssize_t memory) {
+    int64_t *row = entry->row;
+    if (row[SPILL_AT] <= 0 || row[END] < 0 || row[END] % ENTRY_SIZE || row[END] / ENTRY_SIZE != queue_offset
+        || row[END] > INT64_MAX - ENTRY_SIZE || entry->physical_offset + entry->size <= row[PHYSICAL_END]
+        || !is_place(row[AT], memory))
+        return 0;
+    row[END] += ENTRY_SIZE;
+    return 1;
+}
+
+/* messages, places, rows, memory -> the states of the queues that have to be written now */
+PyObject *put_entries(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    if (count != 4 || !PyList_CheckExact(args[0]) || !PyList_CheckExact(args[1])) return refuse();
+    Py_ssize_t length = PyList_GET_SIZE(args[0]), numbered = 0;
     if (length < 1 || length != PyList_GET_SIZE(args[1])) return refuse();
-    Queue *queues = PyMem_Calloc((size_t)length, sizeof(Queue));
+    PyObject *run = PyList_AsTuple(args[0]), *full = PyList_New(0);
     Entry *entries = PyMem_Calloc((size_t)length, sizeof(Entry));
-    PyObject *result = NULL;
-    int64_t physical_end = 0;
-    if (queues == NULL || entries == NULL) {
-        PyErr_NoMemory();
+    Py_buffer rows = {0}, memory = {0};
+    int64_t physical_end = 0, used;
+    int is_done = 0;
+    if (entries == NULL) PyErr_NoMemory();
+    if (run == NULL || full == NULL || entries == NULL || !take_rows(args[2], &rows)) goto end;
+    if (PyObject_GetBuffer(args[3], &memory, PyBUF_WRITABLE) < 0) {
+        PyErr_Clear();
         goto end;
     }
+    if (memory.len < BLOCK || length > memory.len / BLOCK) goto end;
+    used = get_native((byte *)memory.buf + 8 * USED_BYTES);
+    if (used < BLOCK || used % BLOCK || used > memory.len - length * BLOCK) goto end; /* let the twin make it larger */
+
     for (Py_ssize_t n = 0; n < length; n++) {
-        PyObject *message = PyList_GET_ITEM(args[0], n);
+        PyObject *message = PyTuple_GET_ITEM(run, n);
+        if (!is_message(message)) goto end;
+        PyObject *number = attribute(PyTuple_GET_ITEM(message, 0), s_row);
+        entries[n].row = row_at(&rows, number);
+        Py_XDECREF(number);
+        if (entries[n].row == NULL) goto end;
+        int64_t at = entries[n].row[AT];
+        if (at > 0 && at < memory.len) fetch((byte *)memory.buf + at);
+    }
+    for (Py_ssize_t n = 0; n < length; n++, numbered++) {
+        PyObject *message = PyTuple_GET_ITEM(run, n);
+        Entry *entry = &entries[n];
         Text found[LOOKED_UP];
         int64_t place[3];
         uint32_t code = 0;
@@ -100,39 +154,27 @@ PyObject *queue_entries(PyObject *module, PyObject *const *args, Py_ssize_t coun
         physical_end = place[0] + place[1];
         find_properties(PyTuple_GET_ITEM(message, 2), found);
         if (!hash_bytes(found[TAGS].at, found[TAGS].size, &code)) goto end;
-        PyObject *state = PyTuple_GET_ITEM(message, 0);
-        Py_ssize_t at = used;
-        while (at > 0 && queues[at - 1].state != state) at--; /* the runs of a connection have few queues */
-        if (at == 0) {
-            at = ++used;
-            queues[at - 1] = (Queue){state, place[2], 0, NULL, NULL};
-        }
-        Queue *queue = &queues[at - 1];
-        if (place[2] != queue->first + queue->count++) goto end;
-        entries[n] = (Entry){place[0], place[1], (int32_t)code, at - 1};
+        entry->physical_offset = place[0], entry->size = place[1], entry->code = (int32_t)code;
+        if (!comes_next(entry, place[2], memory.len)) goto end;
     }
-    for (Py_ssize_t n = 0; n < used; n++) {
-        queues[n].entries = PyBytes_FromStringAndSize(NULL, queues[n].count * 20);
-        if (queues[n].entries == NULL) goto end;
-        queues[n].at = (byte *)PyBytes_AS_STRING(queues[n].entries);
-    }
-    for (Py_ssize_t n = 0; n < length; n++) {
-        byte **at = &queues[entries[n].queue].at;
-        *at = put64(*at, (uint64_t)entries[n].physical_offset);
-        *at = put32(*at, (uint32_t)entries[n].size);
-        *at = put64(*at, (uint64_t)entries[n].code);
-    }
-    result = PyList_New(used);
-    for (Py_ssize_t n = 0; result != NULL && n < used; n++) {
-        PyObject *row = Py_BuildValue("(OLO)", queues[n].state, (long long)queues[n].first, queues[n].entries);
-        if (row == NULL) Py_CLEAR(result);
-        else PyList_SET_ITEM(result, n, row);
+    is_done = 1;
+    for (Py_ssize_t n = 0; n < length; n++) put_entry(&entries[n], &memory);
+    for (Py_ssize_t n = 0; full != NULL && n < length; n++) {
+        PyObject *state = PyTuple_GET_ITEM(PyTuple_GET_ITEM(run, n), 0);
+        if (entries[n].row[END] < entries[n].row[SPILL_AT]) continue;
+        Py_ssize_t known = PyList_GET_SIZE(full);
+        while (known > 0 && PyList_GET_ITEM(full, known - 1) != state) known--;
+        if (known == 0 && PyList_Append(full, state) < 0) Py_CLEAR(full);
     }
 end:
-    for (Py_ssize_t n = 0; queues != NULL && n < used; n++) Py_XDECREF(queues[n].entries);
-    PyMem_Free(queues);
+    for (Py_ssize_t n = 0; !is_done && n < numbered; n++) entries[n].row[END] -= ENTRY_SIZE;
+    if (memory.obj != NULL) PyBuffer_Release(&memory);
+    if (rows.obj != NULL) PyBuffer_Release(&rows);
     PyMem_Free(entries);
-    return result != NULL ? result : refuse();
+    Py_XDECREF(run);
+    if (is_done) return full;
+    Py_XDECREF(full);
+    return refuse();
 }
 
 typedef struct {
@@ -217,6 +259,7 @@ PyObject *index_keys(PyObject *module, PyObject *const *args, Py_ssize_t count) 
     }
     int64_t entries_at = 40 + 4 * slots;
     if (entries_at + 20 * limit > memory.len) goto end;
+    for (Py_ssize_t n = 0; n < keys.count; n++) fetch((byte *)memory.buf + 40 + 4 * (keys.keys[n].hash % slots));
     for (Py_ssize_t n = 0; n < keys.count; n++, number++) {
         const Key *key = &keys.keys[n];
         byte *slot = (byte *)memory.buf + 40 + 4 * (key->hash % slots);

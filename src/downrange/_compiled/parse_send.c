@@ -1,20 +1,23 @@
-/* From the header of a send to its values: protocol/bodies/plain_send.py, parse_send. */
-#include "runs.h"
-
-typedef struct {
-    uint32_t seen; /* one bit for each letter */
-    Text topic, properties;
-    int64_t opaque, flag, queue_id, sys_flag, born_timestamp, message_flag, reconsume_times;
-} Send;
+/* From the header of a send to its values: protocol/bodies/plain_send.py, parse_send, and for batches and V1 names what
+   `Command.header(SendMessageRequest)` and `decode_send_v1` do. */
+#include "send.h"
 
 #define BIT(letter) (1u << ((letter) - 'a'))
 #define OPAQUE_SEEN (1u << 20)
 #define FLAG_SEEN (1u << 21)
 #define EXT_SEEN (1u << 22)
 #define NEEDED (BIT('a') | BIT('b') | BIT('e') | BIT('g'))
-#define SEND_CODE "\x01\x36"
-#define JSON_START "{\"code\":310,"
+#define SEND_V1 10
+#define SEND_V2 310
+#define SEND_BATCH 320
+#define JSON_START "{\"code\":"
 #define BINARY_FIXED 21
+
+/* The V1 names of a, b and so on. */
+static const char *const V1_NAMES[] = {
+    "producerGroup", "topic", "defaultTopic", "defaultTopicQueueNums", "queueId", "sysFlag", "bornTimestamp", "flag",
+    "properties", "reconsumeTimes", "unitMode", "maxReconsumeTimes", "batch", "bname",
+};
 
 static inline int is_text(const Text *text, const char *other) {
     return text->size == (Py_ssize_t)strlen(other) && !text->has_escapes && !memcmp(text->at, other, strlen(other));
@@ -35,11 +38,18 @@ static int parse_number(const byte *at, Py_ssize_t size, int64_t least, int64_t 
     return value >= least && value <= most;
 }
 
+/* The V2 name of a field; 0 for one that says nothing about the message: a signature, say. */
+static byte letter_of(const Send *send, const Text *name) {
+    if (send->code != SEND_V1) return name->size == 1 ? name->at[0] : 0;
+    for (byte n = 0; n < sizeof V1_NAMES / sizeof *V1_NAMES; n++)
+        if (is_text(name, V1_NAMES[n])) return (byte)('a' + n);
+    return 0;
+}
+
 static int take_field(Send *send, const Text *name, const Text *value) {
     int64_t ignored, *number = &ignored;
-    if (name->size > 1) /* a signature, say */
-        return name->is_ascii && value->is_ascii && !name->has_escapes && !value->has_escapes;
-    byte letter = name->size ? name->at[0] : 0;
+    byte letter = letter_of(send, name);
+    if (letter == 0) return name->size && name->is_ascii && value->is_ascii && !name->has_escapes && !value->has_escapes;
     if (letter < 'a' || letter > 'n' || send->seen & BIT(letter)) return 0;
     send->seen |= BIT(letter);
     if (letter == 'i') {
@@ -55,7 +65,9 @@ static int take_field(Send *send, const Text *name, const Text *value) {
     switch (letter) {
     case 'a': case 'c': case 'n': return 1;
     case 'k': return is_text(value, "false") || is_text(value, "true");
-    case 'm': return is_text(value, "false"); /* a batch is not a plain send */
+    case 'm':
+        send->is_batch |= is_text(value, "true");
+        return is_text(value, "false") || is_text(value, "true");
     case 'g': return parse_number(value->at, value->size, INT64_MIN, INT64_MAX, &send->born_timestamp);
     case 'e': number = &send->queue_id; break;
     case 'f': number = &send->sys_flag; break;
@@ -79,8 +91,14 @@ static int cut_text(const byte **at, const byte *end, int length_size, Text *tex
     return 1;
 }
 
+static int take_code(Send *send, int64_t code) {
+    send->code = code;
+    send->is_batch = code == SEND_BATCH;
+    return code == SEND_V2 || code == SEND_BATCH || code == SEND_V1;
+}
+
 static int parse_binary(const byte *at, Py_ssize_t size, Send *send) {
-    if (size < BINARY_FIXED || memcmp(at, SEND_CODE, 2)) return 0;
+    if (size < BINARY_FIXED || !take_code(send, at[0] << 8 | at[1])) return 0;
     if (get32(at + 13) != 0 || get32(at + 17) != (uint64_t)(size - BINARY_FIXED)) return 0; /* remark, ext length */
     send->opaque = (int32_t)get32(at + 5);
     send->flag = (int32_t)get32(at + 9);
@@ -141,6 +159,9 @@ static int parse_json(const byte *at, Py_ssize_t size, Send *send) {
     Py_ssize_t start = (Py_ssize_t)strlen(JSON_START);
     if (size < start || memcmp(at, JSON_START, (size_t)start)) return 0;
     at += start;
+    /* Clients that write the members in another order take the general way. */
+    int64_t code;
+    if (!parse_json_number(&at, end, &code) || !take_code(send, code) || at >= end || *at++ != ',') return 0;
     for (;;) {
         Text name, text;
         uint32_t bit = 0;
@@ -168,8 +189,7 @@ static int hex_digit(byte c) {
     return c >= '0' && c <= '9' ? c - '0' : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10 : -1;
 }
 
-/* Text with its escapes resolved, into `to`, which has room for `text->size` bytes; -1 for rare escapes. */
-static Py_ssize_t unescape(const Text *text, byte *to) {
+Py_ssize_t unescape(const Text *text, byte *to) {
     static const char names[] = "\"\\/bfnrt", values[] = "\"\\/\b\f\n\r\t";
     const byte *at = text->at, *end = at + text->size;
     byte *start = to;
@@ -193,49 +213,9 @@ static Py_ssize_t unescape(const Text *text, byte *to) {
     }
 }
 
-/* A str; NULL without an exception when the text is not the usual one. */
-static PyObject *as_str(const Text *text) {
-    PyObject *result = NULL;
-    if (!text->has_escapes) {
-        result = PyUnicode_DecodeUTF8((const char *)text->at, text->size, NULL);
-    } else {
-        byte *resolved = PyMem_Malloc((size_t)text->size);
-        if (resolved == NULL) return PyErr_NoMemory();
-        Py_ssize_t size = unescape(text, resolved);
-        if (size >= 0) result = PyUnicode_DecodeUTF8((const char *)resolved, size, NULL);
-        PyMem_Free(resolved);
-    }
-    if (result == NULL && PyErr_ExceptionMatches(PyExc_UnicodeDecodeError)) PyErr_Clear();
-    return result;
-}
-
-PyObject *parse_send(PyObject *module, PyObject *frame) {
-    int64_t kind;
-    Send send;
-    memset(&send, 0, sizeof send);
-    send.properties.at = (const byte *)"";
-    if (!PyTuple_CheckExact(frame) || PyTuple_GET_SIZE(frame) != 3) return refuse();
-    PyObject *header = PyTuple_GET_ITEM(frame, 1);
-    if (!PyBytes_CheckExact(header) || !as_number(PyTuple_GET_ITEM(frame, 0), 0, 255, &kind)) return refuse();
-    const byte *at = (const byte *)PyBytes_AS_STRING(header);
-    Py_ssize_t size = PyBytes_GET_SIZE(header);
-    if (kind == 1 ? !parse_binary(at, size, &send) : !parse_json(at, size, &send)) return refuse();
-    if ((send.seen & NEEDED) != NEEDED) return refuse();
-    PyObject *topic = as_str(&send.topic);
-    PyObject *properties = topic != NULL ? as_str(&send.properties) : NULL;
-    if (properties == NULL) {
-        Py_XDECREF(topic);
-        return refuse();
-    }
-    int64_t numbers[9] = {send.opaque, send.flag, 0, send.queue_id, send.sys_flag, send.born_timestamp,
-                          send.message_flag, 0, send.reconsume_times};
-    PyObject *sent = PyTuple_New(9);
-    for (int n = 0; sent != NULL && n < 9; n++) {
-        PyObject *value = n == 2 ? Py_NewRef(topic) : n == 7 ? Py_NewRef(properties) : PyLong_FromLongLong(numbers[n]);
-        if (value == NULL) Py_CLEAR(sent);
-        else PyTuple_SET_ITEM(sent, n, value);
-    }
-    Py_DECREF(topic);
-    Py_DECREF(properties);
-    return sent;
+int parse_send_header(int64_t kind, const byte *header, Py_ssize_t size, Send *send) {
+    memset(send, 0, sizeof *send);
+    send->properties.at = (const byte *)"";
+    int is_read = kind == 1 ? parse_binary(header, size, send) : parse_json(header, size, send);
+    return is_read && (send->seen & NEEDED) == NEEDED;
 }

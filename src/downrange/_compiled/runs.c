@@ -1,14 +1,18 @@
 /* The module downrange._runs. */
 #include "runs.h"
 
-PyObject *s_next_offset, *s_queue_id, *s_topic, *s_topic_field;
+PyObject *s_queue_id, *s_row, *s_topic, *s_topic_field;
 
 static PyMethodDef functions[] = {
-    {"parse_send", parse_send, METH_O, NULL},
+    {"cut_frames", (PyCFunction)(void (*)(void))cut_frames, METH_FASTCALL, NULL},
+    {"plain_run", (PyCFunction)(void (*)(void))plain_run, METH_FASTCALL, NULL},
     {"append_run", (PyCFunction)(void (*)(void))append_run, METH_FASTCALL, NULL},
-    {"queue_entries", (PyCFunction)(void (*)(void))queue_entries, METH_FASTCALL, NULL},
+    {"put_entries", (PyCFunction)(void (*)(void))put_entries, METH_FASTCALL, NULL},
     {"index_keys", (PyCFunction)(void (*)(void))index_keys, METH_FASTCALL, NULL},
-    {"encode_replies", (PyCFunction)(void (*)(void))encode_replies, METH_FASTCALL, NULL},
+    {"encode_answers", (PyCFunction)(void (*)(void))encode_answers, METH_FASTCALL, NULL},
+    {"encode_pull", (PyCFunction)(void (*)(void))encode_pull, METH_FASTCALL, NULL},
+    {"walk_records", walk_records, METH_O, NULL},
+    {"split_properties", (PyCFunction)(void (*)(void))split_properties, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},
 };
 
@@ -18,10 +22,10 @@ static struct PyModuleDef definition = {
 
 PyMODINIT_FUNC PyInit__runs(void) {
     make_crc_table();
-    s_next_offset = PyUnicode_InternFromString("next_offset");
     s_queue_id = PyUnicode_InternFromString("queue_id");
+    s_row = PyUnicode_InternFromString("row");
     s_topic = PyUnicode_InternFromString("topic");
     s_topic_field = PyUnicode_InternFromString("topic_field");
-    if (!s_next_offset || !s_queue_id || !s_topic || !s_topic_field) return NULL;
+    if (!s_queue_id || !s_row || !s_topic || !s_topic_field) return NULL;
     return PyModule_Create(&definition);
 }

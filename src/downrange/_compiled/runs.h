@@ -1,5 +1,5 @@
-/* What is done for every message of a run, in C: the twins of parse_send, append_run, apply_run, put_run and
- * SendReply.encode. docs/how-to/compiled.md says how it is built and chosen.
+/* What is done for every message of a run, in C: the twins of FrameDecoder.frames, plain_run, append_run, apply_run, put_run,
+ * SendReply.encode and PullReplyHead.encode. docs/how-to/compiled.md says how it is built and chosen.
  *
  * Each function either does exactly what its Python twin does or returns None and has changed nothing; then the twin
  * takes over, with its errors and its unusual cases. So nothing here needs to know what is wrong with an input, only
@@ -24,13 +24,17 @@ typedef struct {
 } Text;
 
 /* Names of attributes. */
-extern PyObject *s_next_offset, *s_queue_id, *s_topic, *s_topic_field;
+extern PyObject *s_queue_id, *s_row, *s_topic, *s_topic_field;
 
-PyObject *parse_send(PyObject *module, PyObject *frame);
+PyObject *cut_frames(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *plain_run(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *append_run(PyObject *module, PyObject *const *args, Py_ssize_t count);
-PyObject *queue_entries(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *put_entries(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *index_keys(PyObject *module, PyObject *const *args, Py_ssize_t count);
-PyObject *encode_replies(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *encode_answers(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *encode_pull(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *walk_records(PyObject *module, PyObject *buffer);
+PyObject *split_properties(PyObject *module, PyObject *const *args, Py_ssize_t count);
 
 static inline byte *put16(byte *at, uint32_t value) {
     at[0] = (byte)(value >> 8), at[1] = (byte)value;
@@ -94,6 +98,33 @@ static inline PyObject *attribute(PyObject *object, PyObject *name) {
     return value;
 }
 
+static inline byte *put_decimal(byte *at, int64_t value) {
+    byte digits[20];
+    int count = 0;
+    uint64_t rest = value < 0 ? -(uint64_t)value : (uint64_t)value;
+    do digits[count++] = (byte)('0' + rest % 10); while (rest /= 10);
+    if (value < 0) *at++ = '-';
+    while (count > 0) *at++ = digits[--count];
+    return at;
+}
+
+static inline byte *put_decimal_with_length(byte *at, int64_t value) {
+    byte *end = put_decimal(at + 4, value);
+    put32(at, (uint32_t)(end - at - 4));
+    return end;
+}
+
+/* The bytes around the numbers; how many they are, or -1 when they are not so many pieces. */
+static inline Py_ssize_t measure(PyObject *pieces, Py_ssize_t expected) {
+    Py_ssize_t size = 0;
+    if (!PyTuple_CheckExact(pieces) || PyTuple_GET_SIZE(pieces) != expected) return -1;
+    for (Py_ssize_t n = 0; n < expected; n++) {
+        PyObject *piece = PyTuple_GET_ITEM(pieces, n);
+        if (!PyBytes_CheckExact(piece) || (size += PyBytes_GET_SIZE(piece)) > 1 << 20) return -1;
+    }
+    return size;
+}
+
 #define MESSAGE_SIZE 8 /* state, body, properties, text, born timestamp, flag, sysFlag, reconsume times */
 
 /* One message of a run: a tuple whose first three are a state, bytes and bytes. */
@@ -102,7 +133,8 @@ static inline int is_message(PyObject *message) {
         && PyBytes_CheckExact(PyTuple_GET_ITEM(message, 1)) && PyBytes_CheckExact(PyTuple_GET_ITEM(message, 2));
 }
 
-/* Before the first append_run. */
+/* CRC-32 as zlib computes it; make the table before the first. */
 void make_crc_table(void);
+uint32_t crc32_of(const byte *at, Py_ssize_t size);
 
 #endif

@@ -11,13 +11,14 @@ from downrange.broker.held_pulls import HeldPulls
 from downrange.broker.replication.master import Slaves
 from downrange.broker.replication.waiting import CopyOutcome
 from downrange.broker.services.flushing import Flusher
-from downrange.broker.statistics import Statistics
+from downrange.broker.statistics import LARGE, Statistics
 from downrange.clock import Clock
 from downrange.model import properties as names
 from downrange.model.hashing import tags_code
 from downrange.model.message import TopicQueue
 from downrange.model.properties import find_property
 from downrange.model.topics import SCHEDULE_TOPIC
+from downrange.protocol.bodies.plain_send import Sent
 from downrange.protocol.bodies.send import SendMessageResponse
 from downrange.protocol.codes import ResponseCode
 from downrange.protocol.command import Command
@@ -28,6 +29,10 @@ from downrange.store.message_store import GrownQueue, MessageStore
 from downrange.store.new_message import AppendResult, BatchUnit, NewMessage, PutMessageStatus
 from downrange.store.queues import PlainMessage
 from downrange.transport.connection import LaterReply
+
+# Plain sends of one request code: that code, the topic if they have one in common, their messages, and what is needed
+# to answer them.
+PlainRun = tuple[int, str | None, list[PlainMessage], list[Sent]]
 
 _PUT_OK = PutMessageStatus.PUT_OK
 STATUS_CODES = {
@@ -62,6 +67,7 @@ class MessageWriter:
         self._flusher = flusher
         self._clock = clock
         self.statistics = statistics
+        statistics.take_plain_puts = store.queues.take_counts
         self._slaves = slaves
         self._links: Collection[object] = () if slaves is None else slaves.links  # empty: there is nobody to wake
         # Who a sender waits for beside the disk.
@@ -97,18 +103,23 @@ class MessageWriter:
     def store(self) -> MessageStore:
         return self._store
 
-    def append_run(self, messages: Sequence[PlainMessage], born_host: bytes, store_host: bytes) -> list[Place] | None:
+    def append_run(self, run: PlainRun, born_host: bytes, store_host: bytes) -> list[Place] | None:
         """`append` for many plain messages at once; None when they have to go one by one."""
+        _, _, messages, sends = run
         places = self._store.append_run(messages, born_host, store_host, self._clock.now())
         if places is None:
             return None
-        if len(messages) == 1:
-            self.statistics.put(messages[0][0].topic, 1, places[0][1])
-        elif len({message[0].topic for message in messages}) == 1:
-            self.statistics.put_each(messages[0][0].topic, [place[1] for place in places])
+        if len(sends) == len(messages):
+            large = [number for number, place in enumerate(places) if place[1] > LARGE]
+            self.statistics.put_plain(len(places), [(messages[number][0].topic, places[number][1]) for number in large])
         else:
-            for message, place in zip(messages, places, strict=True):
-                self.statistics.put(message[0].topic, 1, place[1])
+            at = 0
+            for *_, count in sends:
+                size = sum([place[1] for place in places[at : at + count]])
+                state = messages[at][0]
+                state.uncount(count, size)
+                self.statistics.put(state.topic, count, size)
+                at += count
         if self._waiting:
             for (state, _, properties, *_), (_, _, queue_offset) in zip(messages, places, strict=True):
                 if (state.topic, state.queue_id) in self._waiting:
@@ -125,11 +136,13 @@ class MessageWriter:
         if not self._flusher.is_sync:
             return copied
         safe: asyncio.Future[PutMessageStatus] = asyncio.get_running_loop().create_future()
+        if copied is None:
+            self._flusher.tell_when_flushed(end_offset, partial(_settle_flushed, safe))
+            return safe
         flushed = self._flusher.wait_for(end_offset)
         tell = partial(_settle, safe, flushed, copied)
         flushed.add_done_callback(tell)
-        if copied is not None:
-            copied.add_done_callback(tell)
+        copied.add_done_callback(tell)
         return safe
 
     def append_batch(self, message: NewMessage, units: Sequence[BatchUnit]) -> AppendResult:
@@ -227,13 +240,18 @@ class MessageWriter:
 def _settle(
     safe: asyncio.Future[PutMessageStatus],
     flushed: asyncio.Future[FlushOutcome],
-    copied: CopyOutcome | None,
+    copied: CopyOutcome,
     _: asyncio.Future[FlushOutcome] | CopyOutcome,
 ) -> None:
     """One of the two waits is over. When both are, the slave's status comes before the disk's, as in RocketMQ."""
-    if safe.done() or not flushed.done() or not (copied is None or copied.done()):
+    if not flushed.done() or not copied.done():
         return
-    status = _PUT_OK if copied is None else copied.result()
-    if status is _PUT_OK and flushed.result() is not FlushOutcome.FLUSHED:
-        status = PutMessageStatus.FLUSH_DISK_TIMEOUT
-    safe.set_result(status)
+    if copied.result() is _PUT_OK:
+        _settle_flushed(safe, flushed.result())
+    elif not safe.done():
+        safe.set_result(copied.result())
+
+
+def _settle_flushed(safe: asyncio.Future[PutMessageStatus], flushed: FlushOutcome) -> None:
+    if not safe.done():
+        safe.set_result(_PUT_OK if flushed is FlushOutcome.FLUSHED else PutMessageStatus.FLUSH_DISK_TIMEOUT)

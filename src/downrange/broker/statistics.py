@@ -17,7 +17,7 @@ import time
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from downrange.clock import Clock
@@ -29,6 +29,7 @@ NORMAL: Final = "normal"  # message types as RocketMQ 5 labels them; the others 
 SIZE_BOUNDS: Final = (1 << 10, 1 << 12, 1 << 19, 1 << 20, 1 << 21, 1 << 22)
 # (size - 1).bit_length() -> the first bound that is not below the size. A table look-up costs half of a bisection.
 _SIZE_BUCKET: Final = tuple(bisect_left(SIZE_BOUNDS, 1 << bits) for bits in range(65))
+LARGE: Final = SIZE_BOUNDS[0]  # from here on a message is not in the first bucket
 RPC_MILLIS_BOUNDS: Final = (1, 3, 5, 7, 10, 100, 1000, 2000, 3000)
 DELAY_SECONDS_BOUNDS: Final = (60, 600, 3600, 12 * 3600, 24 * 3600, 3 * 24 * 3600)
 # Upper ends, exclusive, of the put latencies that request 28 shows; 0 ms has a place of its own before them.
@@ -39,7 +40,6 @@ _LATENCY_TICKS: Final = 60
 _MINUTE, _HOUR, _DAY = 0, 1, 2
 _FIELDS: Final = 3  # calls, messages, bytes
 _PULL: Final = int(RequestCode.PULL_MESSAGE)
-_SEND: Final = int(RequestCode.SEND_MESSAGE_V2)
 _SUCCESS: Final = int(ResponseCode.SUCCESS)
 _IDLE_SAMPLES: Final = 24 * 3600 // 10  # of the minute window: a day
 
@@ -218,7 +218,7 @@ class Statistics:
         self.rollbacks: defaultdict[str, int] = defaultdict(int)
         self.delays = Histogram(DELAY_SECONDS_BOUNDS)
         self.rpcs: dict[tuple[int, int], Histogram] = {}
-        self._plain_sends: Histogram | None = None
+        self._plain_sends: dict[int, Histogram] = {}
         self._cluster = cluster
         self._day_of = day_of
         self._day = day_of(now)
@@ -226,6 +226,9 @@ class Statistics:
         self._gets: Tallies[tuple[str, str], Tally] = Tallies(Tally)
         self._sent_back: Tallies[tuple[str, str], Tally] = Tallies(Tally)
         self._put_tallies = self._puts.by_key
+        # Plain sends are counted by the store, queue by queue, until somebody wants to know: topic, messages, bytes.
+        self.take_plain_puts: Callable[[], Iterable[tuple[str, int, int]]] = tuple
+        self._plain_puts = 0  # those that were not taken yet
         self._get_tallies = self._gets.by_key
         self._windows = (Window(10, 7, now), Window(600, 7, now), Window(3600, 25, now))
         self._seconds: deque[SecondSample] = deque(maxlen=_SECONDS_KEPT)
@@ -267,6 +270,24 @@ class Statistics:
             for size in sizes:
                 tally.by_size[_SIZE_BUCKET[(size - 1).bit_length()]] += 1
 
+    def put_plain(self, messages: int, large: Iterable[tuple[str, int]]) -> None:
+        """As many requests stored one message each, and `take_plain_puts` will tell of which topics; `large` are the
+        topics and sizes of those larger than `LARGE`."""
+        self._plain_puts += messages
+        for topic, size in large:
+            by_size = self._put_tallies[topic].by_size
+            by_size[0] -= 1
+            by_size[_SIZE_BUCKET[(size - 1).bit_length()]] += 1
+
+    def _count_plain_puts(self) -> None:
+        self._plain_puts = 0
+        for topic, messages, size in self.take_plain_puts():
+            tally = self._put_tallies[topic]
+            tally.calls += messages
+            tally.messages += messages
+            tally.bytes += size
+            tally.by_size[0] += messages
+
     def put_failed(self) -> None:
         self.failed_puts += 1
 
@@ -277,11 +298,11 @@ class Statistics:
         if whole > self.put_millis_max:
             self.put_millis_max = whole
 
-    def sent_together(self, requests: int, millis: float) -> None:
-        """So many sends (310) came at once and were answered together: each took its share of the time."""
-        histogram = self._plain_sends
+    def sent_together(self, code: int, requests: int, millis: float) -> None:
+        """So many sends of one code came at once and were answered together: each took its share of the time."""
+        histogram = self._plain_sends.get(code)
         if histogram is None:
-            histogram = self._plain_sends = self._histogram(_SEND, _SUCCESS)
+            histogram = self._plain_sends[code] = self._histogram(code, _SUCCESS)
         if millis < 1:
             histogram.counts[0] += requests
             histogram.sum += millis
@@ -355,6 +376,7 @@ class Statistics:
             # By ticks, not by the wall clock: that one may jump.
             if self._ticks % window.every_seconds == 0:
                 window.times.append(now)
+                self._count_plain_puts()
                 for tallies in (self._puts, self._gets, self._sent_back):
                     tallies.sample(number, window.kept)
         self._pass_midnight(self._day_of(now))
@@ -370,6 +392,7 @@ class Statistics:
 
     def forget_topic(self, topic: str) -> None:
         """The topic was deleted."""
+        self._count_plain_puts()
         self._puts.forget_where(lambda name: name == topic)
         for tallies in (self._gets, self._sent_back):
             tallies.forget_where(lambda key: key[0] == topic)
@@ -386,10 +409,11 @@ class Statistics:
 
     @property
     def put_messages(self) -> int:
-        return self._puts.messages
+        return self._puts.messages + self._plain_puts
 
     @property
     def put_bytes(self) -> int:
+        self._count_plain_puts()
         return self._puts.bytes
 
     @property
@@ -401,6 +425,7 @@ class Statistics:
         return self._gets.calls
 
     def puts(self) -> Iterator[tuple[str, PutTally]]:
+        self._count_plain_puts()
         return iter(tuple(self._put_tallies.items()))
 
     def gets(self) -> Iterator[tuple[tuple[str, str], Tally]]:

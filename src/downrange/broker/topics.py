@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from sys import intern
 
 from downrange.broker.config import BrokerConfig
 from downrange.broker.json_file import JsonFile, SavedTable
@@ -54,6 +55,8 @@ class Topics(SavedTable):
         self.on_change: Callable[[TopicConfig | None], None] = lambda topic: None
         # Topics a client may send to without a further look: the table less the forbidden names.
         self.sendable: dict[str, TopicConfig] = {}
+        # Those of them that a plain send may go to, and how many queues they have for writing.
+        self.plain: dict[str, int] = {}
         self._create_system_topics(config, schedule_queues)
         self._load()
 
@@ -87,6 +90,10 @@ class Topics(SavedTable):
         self._table[config.topic_name] = config
         if config.topic_name not in SEND_FORBIDDEN_TOPICS:
             self.sendable[config.topic_name] = config
+            if config.topic_filter_type == "MULTI_TAG" or config.topic_name.startswith("%"):
+                self.plain.pop(config.topic_name, None)
+            else:
+                self.plain[intern(config.topic_name)] = config.write_queue_nums
 
     def __len__(self) -> int:
         return len(self._table)
@@ -138,6 +145,7 @@ class Topics(SavedTable):
         if self._table.pop(topic, None) is None:
             return False
         self.sendable.pop(topic, None)
+        self.plain.pop(topic, None)
         log.info("topic deleted topic=%s", topic)
         self._changed(None)
         return True
@@ -169,6 +177,7 @@ class Topics(SavedTable):
         """Take over the table of a master, version included."""
         self._table.clear()
         self.sendable.clear()
+        self.plain.clear()
         for config in table.topic_config_table.values():
             self._set(config)
         self.data_version = table.data_version

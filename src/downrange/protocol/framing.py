@@ -13,6 +13,7 @@ from typing import Final
 
 import msgspec
 
+from downrange.compiled import runs
 from downrange.protocol import header_binary, header_json
 from downrange.protocol.codes import SerializeType
 from downrange.protocol.command import Buffer, Command
@@ -73,6 +74,16 @@ class FrameDecoder:
             data = bytes(self._buffer)
             self._buffer.clear()
             self.buffered = 0
+        if runs is not None:
+            cut = runs.cut_frames(data, self.max_frame - 4, self.max_header)
+            if cut is not None:
+                if cut[1] < len(data):
+                    self._keep(data, cut[1])
+                return cut[0]
+        return self._frames_in_python(data)
+
+    def _frames_in_python(self, data: bytes) -> list[Frame]:
+        """The same without the compiled twin, which leaves to us what breaks a rule."""
         frames: list[Frame] = []
         at = 0
         end = len(data)
@@ -90,10 +101,14 @@ class FrameDecoder:
             frames.append((mark >> 24, data[at + 8 : header_end], data[header_end:frame_end]))
             at = frame_end
         if at < end:
-            self._buffer += data[at:] if at else data
-            self.buffered = end - at
-            self._needed = frame_end - at if end - at >= 8 else 8
+            self._keep(data, at)
         return frames
+
+    def _keep(self, data: bytes, at: int) -> None:
+        """Hold the beginning of a frame until there is more of it."""
+        self._buffer += data[at:] if at else data
+        self.buffered = len(self._buffer)
+        self._needed = 4 + _unpack_prefix(data, at)[0] if self.buffered >= 8 else 8
 
     def _broken_rule(self, length: int, header_length: int) -> RemoteProtocolError:
         if not _SMALLEST_FRAME <= length <= self.max_frame - 4:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 from zlib import crc32
 
@@ -154,7 +154,7 @@ class CommitLog:
     """The one log that everything else is derived from.
 
     Holds always: `min_offset <= flushed_offset <= max_offset`, and no record spans two files. The store's thread
-    appends and reads; `commit`, `flush` and `prepare_next` may run in a worker thread beside it.
+    appends and reads; what its `segments` say of threads holds.
     """
 
     def __init__(self, segments: Segments) -> None:
@@ -162,6 +162,8 @@ class CommitLog:
         self._current: Segment | None = None
         # Store time of the newest record: what the checkpoint may claim once the log is flushed.
         self.last_store_timestamp = 0
+        # Called when appends used up some of what was ready for them: time to prepare more.
+        self.on_room_used: Callable[[], None] = lambda: None
 
     @property
     def min_offset(self) -> int:
@@ -232,7 +234,7 @@ class CommitLog:
         if runs is not None:
             places = runs.append_run(
                 messages, born_host, store_host, store_timestamp,
-                segment.memory, segment.wrote, segment.limit, segment.start,
+                segment.memory, segment.wrote, segment.limit, segment.start, messages[0][0].tails.rows,
             )  # fmt: skip
             if places is not None:
                 segment.wrote = places[-1][0] + places[-1][1] - segment.start
@@ -242,11 +244,13 @@ class CommitLog:
         pack = head.pack
         fixed = head.size + 2
         physical_offset = segment.start + segment.wrote
+        rows = messages[0][0].tails.rows
         pieces: list[bytes] = []
         places = []
         for state, body, properties, _, born_timestamp, flag, sys_flag, reconsume_times in messages:
-            queue_offset = state.next_offset
-            state.next_offset = queue_offset + 1
+            row = state.row
+            queue_offset = rows[row]
+            rows[row] = queue_offset + 1
             topic = state.topic_field
             body_length = len(body)
             properties_length = len(properties)
@@ -337,9 +341,11 @@ class CommitLog:
 
     def _make_room(self, segment: Segment, size: int) -> bool:
         try:
-            return segment.make_room(size)
+            has_room = segment.make_room(size)
         except OSError as error:
             raise storage_error(f"no room for {size} bytes in {segment.path}", error) from error
+        self.on_room_used()
+        return has_room
 
     def _can_make_room(self, segment: Segment, size: int) -> bool:
         try:
@@ -373,10 +379,13 @@ class CommitLog:
             if segment.is_full:
                 segment = self.segments.roll(segment.start + segment.size)
             part = view[: segment.size - segment.wrote]
+            limit = segment.limit
             try:
                 segment.append_raw(part)
             except OSError as error:
                 raise storage_error(f"cannot write {segment.path}", error) from error
+            if segment.limit != limit:
+                self.on_room_used()
             view = view[len(part) :]
             self._current = None
 

@@ -3,7 +3,7 @@
 Entry n stands at logical byte 20·n of a run of equal files; see docs/formats/consume-queue.md. Everything here can be
 rebuilt from the commit log, so a doubtful tail is cut, never repaired.
 
-A broker may have 40,000 of these, most of them idle. So there is no mapping: new entries gather in a `bytearray` until
+A broker may have 40,000 of these, most of them idle. So there is no mapping: new entries gather in `QueueTails` until
 `write_pending` writes them in one go, an idle queue is a handful of numbers, and only a busy one keeps a descriptor.
 """
 
@@ -12,35 +12,29 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 from downrange.store.errors import StoreClosed, StoreCorrupt, StoreError
 from downrange.store.files import Files
+from downrange.store.queue_entry import BLANK, ENTRY, ENTRY_SIZE, count_valid
+from downrange.store.queue_files import FIRST_BLOCK, READ_BLOCK, REBUILD, QueueFiles, file_starts
+from downrange.store.queue_tails import BLOCK, END, NEXT, PHYSICAL_END, PUT_DONE, PUT_STATE, SPILL_AT, START, QueueTails
+
+__all__ = ["BLANK", "ENTRY", "ENTRY_SIZE", "PAGE_SIZE", "ConsumeQueue", "count_valid", "file_starts"]
 
 log = logging.getLogger(__name__)
 
-# One entry: physical offset, record size, tags code. See docs/formats/consume-queue.md.
-ENTRY: Final = struct.Struct(">qiq")
-ENTRY_SIZE: Final = 20
-assert ENTRY.size == ENTRY_SIZE
-_pack = ENTRY.pack
-
-# Stands where a queue has no message: before the first entry of a queue that did not begin at 0.
-BLANK: Final = ENTRY.pack(0, 0x7FFFFFFF, 0)
 PAGE_SIZE: Final = 4096  # the unit of "least pages", whatever the machine's own is
 
 _SPILL_BYTES: Final = 16_380  # entries kept in memory, written or not: enough for every consumer that keeps up
 _HOT_BYTES: Final = 1_000  # as much to write at once makes it worth keeping the descriptor
-_FIRST_BLOCK: Final = 4_080
-_BLOCK: Final = 65_520
-
-_REBUILD: Final = "move the whole consumequeue directory away: the broker builds it again from the commit log"
+_NEAR_THE_END: Final = 240
+_NO_COPY: Final = (0, b"")
 
 
-class ConsumeQueue:
+class ConsumeQueue(QueueFiles):
     """The entries of one topic queue, in order.
 
     Always: `min_offset <= max_offset`; what was written lies in files without gaps; entries after the end are zero on
@@ -49,54 +43,86 @@ class ConsumeQueue:
     """
 
     __slots__ = (
+        "_copy",
         "_created",
-        "_descriptor",
-        "_descriptor_start",
-        "_directory",
-        "_end",
-        "_file_size",
-        "_files",
         "_first",
         "_flushed",
         "_last_read",
         "_min",
+        "_min_physical",
         "_named",
-        "_spill_at",
-        "_tail",
-        "_tail_start",
-        "_writable",
+        "_tails",
         "_written",
-        "max_physical_offset",
         "queue_id",
+        "row",
         "topic",
     )
 
     def __init__(
-        self, directory: Path, topic: str, queue_id: int, file_size: int, files: Files, *, writable: bool = True
+        self,
+        directory: Path | str,
+        topic: str,
+        queue_id: int,
+        file_size: int,
+        files: Files,
+        *,
+        writable: bool = True,
+        tails: QueueTails | None = None,
     ) -> None:
         if file_size <= 0 or file_size % ENTRY_SIZE:
             raise StoreError(f"a consume queue file has a multiple of {ENTRY_SIZE} bytes, not {file_size}")
+        super().__init__(directory, file_size, files, writable=writable)
         self.topic = topic
         self.queue_id = queue_id
-        self._directory = str(directory)  # a fifth of a Path, forty thousand times
-        self._file_size = file_size
-        self._files = files
-        self._writable = writable
-        self._descriptor = -1
-        self._descriptor_start = -1
+        self._tails = tails or QueueTails()
+        self.row = self._tails.add_row()
         self._reset(0)
 
     def _reset(self, start: int) -> None:
         """No files and no entries, the next file beginning at logical byte `start`."""
         self._first = self._created = start  # the files that exist cover [_first, _created)
-        self._end = self._written = self._flushed = self._min = start
+        self._written = self._flushed = self._min = start
         self._named = start  # the files before have their names safely in the directory
-        self._tail: bytearray | None = None  # holds [_tail_start, _end); part of it may be written already
-        self._tail_start = start
-        self._spill_at = 0
         self._last_read = -1
-        self.max_physical_offset = 0
+        self._min_physical = -1  # where the entry at _min points, if that is known: it saves looking into the file
+        self._end_at(start)
+        self._tails.rows[self.row + PHYSICAL_END] = 0
+
+    def _end_at(self, end: int) -> None:
+        """Make `end` the end, with nothing in memory."""
+        self._copy = _NO_COPY
+        self._tails.rows[self.row + END] = end
+        self._tails.free(self.row)
+        self._tails.rows[self.row + SPILL_AT] = 0
+
+    def leave(self) -> None:
+        """This queue is no longer one of the store: whoever still holds it works on numbers of its own."""
+        self._tails.remove_row(self.row)
+        self._tails = QueueTails()
+        self.row = self._tails.add_row()
+        self._reset(0)
+
+    @property
+    def tails(self) -> QueueTails:
+        return self._tails
+
+    @property
+    def _end(self) -> int:
+        return self._tails.rows[self.row + END]
+
+    @property
+    def next_offset(self) -> int:
+        """The queue offset the next message gets: behind `max_offset` while numbered messages have no entry yet."""
+        return self._tails.rows[self.row + NEXT]
+
+    @next_offset.setter
+    def next_offset(self, queue_offset: int) -> None:
+        self._tails.rows[self.row + NEXT] = queue_offset
+
+    @property
+    def max_physical_offset(self) -> int:
         """Where the record of the last entry ends in the commit log; 0 when there is none."""
+        return self._tails.rows[self.row + PHYSICAL_END]
 
     def __repr__(self) -> str:
         pending = (self._end - self._written) // ENTRY_SIZE
@@ -109,7 +135,7 @@ class ConsumeQueue:
 
     @property
     def max_offset(self) -> int:
-        """The queue offset the next message gets."""
+        """The queue offset behind the last entry."""
         return self._end // ENTRY_SIZE
 
     @property
@@ -133,7 +159,7 @@ class ConsumeQueue:
     @property
     def is_open(self) -> bool:
         """Whether this queue holds a descriptor, or entries in memory, that `release` would give back."""
-        return self._descriptor >= 0 or self._tail is not None
+        return self._descriptor >= 0 or self._tails.rows[self.row + SPILL_AT] > 0
 
     # -- opening -------------------------------------------------------------------------------------------------------
 
@@ -144,7 +170,8 @@ class ConsumeQueue:
         self._reset(starts[0] if starts else 0)
         if starts:
             end = starts[-1] + self._file_size
-            self._created = self._end = self._written = self._flushed = self._tail_start = self._named = end
+            self._created = self._written = self._flushed = self._named = end
+            self._end_at(end)
 
     def recover(self, *, clean: bool = False) -> None:
         """Find the end: the first entry that is not valid, looking from the third-last file on.
@@ -153,6 +180,15 @@ class ConsumeQueue:
         """
         if self._created == self._first:
             return
+        last = self._created - self._file_size
+        self._keep_open(last)  # all that follows mostly looks into this one
+        try:
+            if not clean or not self._recover_small():
+                self._recover(clean=clean)
+        finally:
+            self._forget(last)
+
+    def _recover(self, *, clean: bool) -> None:
         scanned = range(max(self._first, self._created - 3 * self._file_size), self._created, self._file_size)
         end = self._find_end_quickly(scanned) if clean else self._find_end(scanned)
         self._cut(end)
@@ -161,42 +197,25 @@ class ConsumeQueue:
             self._flushed = self._named = min(scanned.start, end)
             if self._writable and end < self._created:
                 self._zero_after(end)
-        self.max_physical_offset = self._physical_end_before(end)
+        self._tails.rows[self.row + PHYSICAL_END] = self._physical_end_before(end)
 
-    def _find_end(self, scanned: range) -> int:
-        for start in scanned:
-            with self._opened(start) as descriptor:
-                at, size = 0, _FIRST_BLOCK
-                while at < self._file_size:
-                    block = os.pread(descriptor, min(size, self._file_size - at), at)
-                    valid = count_valid(block)
-                    at += valid * ENTRY_SIZE
-                    if valid * ENTRY_SIZE < len(block) or not block:
-                        return start + at
-                    size = _BLOCK
-        return scanned.stop
-
-    def _find_end_quickly(self, scanned: range) -> int:
-        for start in reversed(scanned):
-            low, high = 0, self._file_size // ENTRY_SIZE
-            with self._opened(start) as descriptor:
-                block = os.pread(descriptor, min(_FIRST_BLOCK, self._file_size), 0)
-                valid = count_valid(block)
-                if valid * ENTRY_SIZE < len(block):
-                    low = high = valid
-                while low < high:
-                    middle = (low + high) // 2
-                    if count_valid(os.pread(descriptor, ENTRY_SIZE, middle * ENTRY_SIZE)):
-                        low = middle + 1
-                    else:
-                        high = middle
-            if low:
-                return start + low * ENTRY_SIZE
-        return scanned.start
+    def _recover_small(self) -> bool:
+        """One look is enough for a queue that was stopped in good order with one file and few entries, as most are."""
+        if self._created - self._first > self._file_size:
+            return False
+        with self._opened(self._first) as descriptor:
+            block = os.pread(descriptor, min(FIRST_BLOCK, self._file_size), 0)
+        end = count_valid(block) * ENTRY_SIZE
+        if not 0 < end < len(block) or BLANK in (block[:ENTRY_SIZE], block[end - ENTRY_SIZE : end]):
+            return False
+        self._cut(self._first + end)
+        self._min_physical = ENTRY.unpack_from(block)[0]
+        physical_offset, size, _ = ENTRY.unpack_from(block, end - ENTRY_SIZE)
+        self._tails.rows[self.row + PHYSICAL_END] = physical_offset + size
+        return True
 
     def _cut(self, end: int) -> None:
         """Make `end` the end, everything before it being written; drop the files that begin at or after it."""
-        self._tail = None
         self._last_read = -1
         if self._writable:
             keep = max(end, self._first + 1)  # an empty first file stays: it says where the numbering is
@@ -206,111 +225,79 @@ class ConsumeQueue:
                 self._files.remove(self._path(start))
                 self._created = start
             self._named = min(self._named, self._created)
-        self._end = self._written = self._tail_start = end
+        self._written = end
+        self._end_at(end)
         self._flushed = min(self._flushed, end)
         self._min = min(self._min, end)
-
-    def _zero_after(self, end: int) -> None:
-        """Zero what lies behind the end in its file: stale entries would count again once the end reached them."""
-        start = end - end % self._file_size
-        with self._opened(start) as descriptor:
-            at = end - start
-            while at < self._file_size:
-                try:
-                    at = os.lseek(descriptor, at, os.SEEK_DATA)
-                except OSError:  # ENXIO: only the hole of a sparse file is left
-                    break
-                hole = os.lseek(descriptor, at, os.SEEK_HOLE)  # reading it would fill the page cache with zeros
-                block = os.pread(descriptor, min(_BLOCK, hole - at), at)
-                if block.strip(b"\0"):
-                    self._files.write_at(descriptor, bytes(len(block)), at)
-                at += len(block)
+        self._min_physical = -1
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
     def put(self, queue_offset: int, physical_offset: int, size: int, tags_code: int) -> None:
         """Append the entry of one record; a record that was put before is silently passed over."""
+        tails, numbers = self._tails, self.row * 8 + 8
         position = queue_offset * 20
         physical_end = physical_offset + size
-        tail = self._tail
-        if tail is None or position != self._end or physical_end <= self.max_physical_offset:
-            tail = self._tail_for(position, physical_end)
-            if tail is None:
+        end, last_physical_end, at, _, _, spill_at = PUT_STATE.unpack_from(tails.rows, numbers)
+        if position != end or physical_end <= last_physical_end or not spill_at:
+            if not self.prepare(position, physical_end):
                 return
-        tail += _pack(physical_offset, size, tags_code)
-        self._end = position = position + 20
-        self.max_physical_offset = physical_end
-        if position >= self._spill_at:
-            self._spill()
+            _, _, at, _, _, spill_at = PUT_STATE.unpack_from(tails.rows, numbers)
+        if not at % BLOCK:
+            at = tails.take_block(at)
+        ENTRY.pack_into(tails.memory, at, physical_offset, size, tags_code)
+        PUT_DONE.pack_into(tails.rows, numbers, position + 20, physical_end, at + 20)
+        if position + 20 >= spill_at:
+            self.spill()
 
-    def put_run(self, queue_offset: int, entries: bytes) -> None:
-        """`put` for consecutive entries that are packed already, their records in the order of the log."""
-        position = queue_offset * 20
-        end = position + len(entries)
-        physical_offset, size, _ = ENTRY.unpack_from(entries)
-        if (
-            self._tail is None
-            or position != self._end
-            or end > self._spill_at
-            or physical_offset + size <= self.max_physical_offset
-        ):
-            for number, (physical_offset, size, tags_code) in enumerate(ENTRY.iter_unpack(entries)):
-                self.put(queue_offset + number, physical_offset, size, tags_code)
-            return
-        self._tail += entries
-        self._end = end
-        physical_offset, size, _ = ENTRY.unpack_from(entries, len(entries) - 20)
-        self.max_physical_offset = physical_offset + size
-        if end >= self._spill_at:
-            self._spill()
-
-    def _tail_for(self, position: int, physical_end: int) -> bytearray | None:
-        """The tail, ready for an entry at `position`; None when that entry is a duplicate."""
+    def prepare(self, position: int, physical_end: int) -> bool:
+        """Let an entry be put at `position`; False when that entry is a duplicate."""
+        rows, row = self._tails.rows, self.row
+        end = rows[row + END]
         if not self._writable:
             raise StoreClosed(f"{self._directory} is open for reading only")
-        if position < self._end or physical_end <= self.max_physical_offset:
-            return None
-        if position - self._end >= self._file_size and self._created == self._first == self._end:
+        if position < end or physical_end <= rows[row + PHYSICAL_END]:
+            return False
+        if position - end >= self._file_size and self._created == self._first == end:
             self._reset(position - position % self._file_size)
-        missing = position - self._end
+            end = rows[row + END]
+        missing = position - end
         if missing >= self._file_size:
             raise StoreCorrupt(
                 f"{self._directory} ends at queue offset {self.max_offset}, but the next message of the commit log is"
-                f" number {position // ENTRY_SIZE}: files of this queue are missing; {_REBUILD}"
+                f" number {position // ENTRY_SIZE}: files of this queue are missing; {REBUILD}"
             )
-        if self._tail is None:
-            self._tail = bytearray()
-            self._tail_start = self._written
-            self._spill_at = self._next_spill(self._written)
+        if not rows[row + SPILL_AT]:
+            rows[row + SPILL_AT] = self._next_spill(end)
         if missing:
-            if self._end == self._first:
+            if end == self._first:
                 self._min = position
+                self._min_physical = -1
             else:
                 # A record in between was lost. Its place stays empty, so that its followers keep their numbers.
-                log.warning("queue has a gap queue=%s end=%d next=%d", self._directory, self._end // 20, position // 20)
-            self._tail += BLANK * (missing // ENTRY_SIZE)
-            self._end = position
-        return self._tail
+                log.warning("queue has a gap queue=%s end=%d next=%d", self._directory, end // 20, position // 20)
+            self._tails.extend(row, BLANK * (missing // ENTRY_SIZE))
+        return True
 
     def _next_spill(self, tail_start: int) -> int:
-        # Never past the end of a file: its time of change, by which messages are searched, is then that of its end.
+        # Never far past the end of a file: its time of change, by which messages are searched, is that of its end.
         return min(tail_start + _SPILL_BYTES, self._file_end(tail_start))
 
-    def _spill(self) -> None:
+    def spill(self) -> None:
+        """As much is in memory as should be: write it."""
         self.write_pending()
-        if self._tail is not None:
-            self._tail.clear()
-            self._tail_start = self._end
-            self._spill_at = self._next_spill(self._end)
+        self._copy = _NO_COPY
+        self._tails.free(self.row)
+        self._tails.rows[self.row + SPILL_AT] = self._next_spill(self._end)
 
     def write_pending(self) -> None:
         """Write what was put since the last call. What a failing write left behind is written by the next one."""
-        while self._written < self._end and self._tail is not None:
+        end = self._end
+        while self._written < end:
             position = self._written
             start = position - position % self._file_size
-            stop = min(self._end, start + self._file_size)
-            # A copy: a view that lived on in a traceback would forbid the tail to grow.
-            data = self._tail[position - self._tail_start : stop - self._tail_start]
+            stop = min(end, start + self._file_size)
+            data = self._tails.read(self.row, position, stop)
             if start >= self._created:
                 self._files.create(self._path(start), self._file_size)
                 self._created = start + self._file_size
@@ -378,18 +365,24 @@ class ConsumeQueue:
         self._cut(cut)
         if self._writable and cut < self._created:
             self._zero_after(cut)
-        self.max_physical_offset = self._physical_end_before(cut)
+        self._tails.rows[self.row + PHYSICAL_END] = self._physical_end_before(cut)
 
     def correct_min_offset(self, commit_log_min: int) -> None:
         """Move `min_offset` to the first entry whose record is still there, or to the end when none is."""
         if self.max_physical_offset <= commit_log_min:
             self._min = self._end  # also right with an empty queue
+            self._min_physical = -1
             return
-        self._min = max(self._min, self._first)
-        if self._min < self._end:
+        if self._min < self._first:
+            self._min = self._first
+            self._min_physical = -1
+        if self._min < self._end and not 0 <= commit_log_min <= self._min_physical:
             physical_offset, size, _ = ENTRY.unpack(self._bytes(self._min, ENTRY_SIZE))
             if physical_offset < commit_log_min or (physical_offset == 0 and size == 0x7FFFFFFF):
                 self._min = self._first_from(commit_log_min) * ENTRY_SIZE
+                self._min_physical = -1
+            else:
+                self._min_physical = physical_offset
 
     def delete_expired(self, commit_log_min: int) -> int:
         """Remove leading files whose messages are all gone, never the last one; how many were removed."""
@@ -409,8 +402,7 @@ class ConsumeQueue:
         """Give back the descriptor, and the memory unless it holds entries that are not written yet."""
         self._forget(self._descriptor_start)
         if self._written == self._end:
-            self._tail = None
-            self._tail_start = self._end
+            self._end_at(self._written)
 
     def destroy(self) -> None:
         """Remove the files and the directory."""
@@ -431,15 +423,29 @@ class ConsumeQueue:
     def read(self, queue_offset: int, max_entries: int) -> bytes:
         """The entries from `queue_offset` on, never beyond the end of their file; empty when there are none."""
         position = queue_offset * ENTRY_SIZE
-        if position < self._min or position >= self._end or max_entries <= 0:
+        rows, row = self._tails.rows, self.row
+        end = rows[row + END]
+        if position < self._min or position >= end or max_entries <= 0:
             return b""
-        length = min(max_entries * ENTRY_SIZE, self._file_end(position) - position, self._end - position)
-        if position < self._tail_start:
-            start = position - position % self._file_size
-            if start == self._last_read:
-                self._keep_open(start)  # somebody reads through this file: worth a descriptor
-            self._last_read = start
+        file_size = self._file_size
+        length = min(max_entries * ENTRY_SIZE, file_size - position % file_size, end - position)
+        if position >= rows[row + START]:
+            return self._read_tail(position, position + length)
+        start = position - position % file_size
+        if start == self._last_read:
+            self._keep_open(start)  # somebody reads through this file: worth a descriptor
+        self._last_read = start
         return self._bytes(position, length)
+
+    def _read_tail(self, position: int, stop: int) -> bytes:
+        """Entries that are in memory. Who reads through them gets them from one piece, made for all of them once."""
+        start, copy = self._copy
+        if position < start or stop > start + len(copy):
+            end = self._end
+            if end - position <= _NEAR_THE_END:  # keeps up: there is little to read before there is more
+                return self._tails.read(self.row, position, stop)
+            self._copy = start, copy = position, self._tails.read(self.row, position, end)
+        return copy[position - start : stop - start]
 
     def next_file_offset(self, queue_offset: int) -> int:
         """The first queue offset of the file after the one that holds `queue_offset`."""
@@ -490,10 +496,9 @@ class ConsumeQueue:
 
     def _bytes(self, position: int, length: int) -> bytes:
         """`length` bytes of one file or its tail; both ends are within the queue."""
-        in_file = self._tail_start - position
+        in_file = self._tails.rows[self.row + START] - position
         if in_file <= 0:
-            assert self._tail is not None
-            return bytes(self._tail[-in_file : length - in_file])
+            return self._tails.read(self.row, position, position + length)
         start = position - position % self._file_size
         if start == self._descriptor_start:
             data = os.pread(self._descriptor, min(length, in_file), position - start)
@@ -501,8 +506,7 @@ class ConsumeQueue:
             with self._opened(start) as descriptor:
                 data = os.pread(descriptor, min(length, in_file), position - start)
         if in_file < length:
-            assert self._tail is not None
-            data += self._tail[: length - in_file]
+            data += self._tails.read(self.row, position + in_file, position + length)
         return data
 
     # -- searching by physical offset: it grows from entry to entry, except that blanks stand anywhere -----------------
@@ -531,81 +535,9 @@ class ConsumeQueue:
                         physical_offset, size, _ = ENTRY.unpack_from(block, at)
                         return physical_offset, size, (position + at) // ENTRY_SIZE
             stop = position
-            length = _BLOCK
+            length = READ_BLOCK
         return None
 
     def _physical_end_before(self, end: int) -> int:
         real = self._last_real_before(end, self._first)
         return real[0] + real[1] if real else 0
-
-    # -- files ---------------------------------------------------------------------------------------------------------
-
-    def _path(self, start: int) -> Path:
-        return Path(self._directory, f"{start:020d}")
-
-    def _file_end(self, position: int) -> int:
-        return position - position % self._file_size + self._file_size
-
-    @contextlib.contextmanager
-    def _opened(self, start: int) -> Iterator[int]:
-        """A descriptor of the file that begins at `start`: the kept one, or one for this moment only."""
-        if start == self._descriptor_start:
-            yield self._descriptor
-            return
-        descriptor = self._files.open(self._path(start), writable=self._writable)
-        try:
-            yield descriptor
-        finally:
-            self._files.close(descriptor)
-
-    def _keep_open(self, start: int) -> None:
-        if start != self._descriptor_start:
-            self._forget(self._descriptor_start)
-            self._descriptor = self._files.open(self._path(start), writable=self._writable)
-            self._descriptor_start = start
-
-    def _forget(self, start: int) -> None:
-        """Close the kept descriptor if it belongs to the file that begins at `start`."""
-        if start == self._descriptor_start and self._descriptor >= 0:
-            self._files.close(self._descriptor)
-            self._descriptor = self._descriptor_start = -1
-
-
-def count_valid(block: bytes) -> int:
-    """How many entries of `block` stand before the first that is not valid (offset negative, or size not positive)."""
-    sizes = block[8::20], block[9::20], block[10::20], block[11::20]
-    if block[::20].isascii() and sizes[0].isascii():  # no sign bits: a look at every entry without a loop
-        joined = 0
-        for column in sizes:
-            joined |= int.from_bytes(column, "big")
-        zero = joined.to_bytes(len(sizes[0]), "big").find(b"\0")
-        return len(block) // ENTRY_SIZE if zero < 0 else zero
-    for number, (physical_offset, size, _) in enumerate(ENTRY.iter_unpack(block)):
-        if physical_offset < 0 or size <= 0:
-            return number
-    return len(block) // ENTRY_SIZE
-
-
-def file_starts(directory: str, file_size: int, remedy: str = _REBUILD) -> list[int]:
-    """Where the files of a run begin, in order; StoreCorrupt when something is there that does not belong."""
-    try:
-        with os.scandir(directory) as listing:
-            entries = sorted(listing, key=lambda entry: entry.name)
-    except FileNotFoundError:
-        return []
-    starts: list[int] = []
-    for entry in entries:
-        if len(entry.name) != 20 or not entry.name.isdecimal() or not entry.name.isascii() or not entry.is_file():
-            raise StoreCorrupt(f"{entry.path} does not belong here: only files named by 20 digits do; move it away")
-        start, size = int(entry.name), entry.stat().st_size
-        if size == 0 and entry is entries[-1]:
-            break  # a crash between making the file and giving it its size; it is made again when it is needed
-        if size != file_size:
-            raise StoreCorrupt(
-                f"{entry.path} has {size} bytes, files of {file_size} are configured: restore the setting, or {remedy}"
-            )
-        expected = starts[-1] + file_size if starts else start - start % file_size
-        if start != expected:
-            raise StoreCorrupt(f"{entry.path}: the file before it should be followed by {expected:020d}; {remedy}")
-        starts.append(start)
-    return starts

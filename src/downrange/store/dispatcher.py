@@ -12,7 +12,9 @@ from typing import Final
 from downrange.compiled import runs
 from downrange.model.hashing import tags_code
 from downrange.store.commit_log import Place, WalkedRecord
+from downrange.store.consume_queue import ENTRY, ConsumeQueue
 from downrange.store.key_index import Keyed, KeyIndex
+from downrange.store.queue_tails import BLOCK, PUT_STATE, RUN_DONE
 from downrange.store.queues import ConsumeQueues, PlainMessage, QueueState
 
 _TRANSACTION_MASK: Final = 12
@@ -115,6 +117,11 @@ class Dispatcher:
         """`apply` for records that were appended in one run to queues that are not special."""
         if runs is not None and self._apply_compiled(messages, places, store_timestamp):
             return
+        tails = messages[0][0].tails
+        tails.make_room(len(messages))
+        rows, memory = tails.rows, tails.memory
+        unpack, pack, pack_entry = PUT_STATE.unpack_from, RUN_DONE.pack_into, ENTRY.pack_into
+        full: dict[int, ConsumeQueue] = {}
         keyed: list[Keyed] = []
         for message, (physical_offset, size, queue_offset) in zip(messages, places, strict=True):
             state = message[0]
@@ -127,7 +134,23 @@ class Dispatcher:
                 code = tags_code(text[at + 5 :] if end < 0 else text[at + 5 : end])
             else:
                 code = tags_code(_find(text, "TAGS\x01") or "")
-            state.queue.put(queue_offset, physical_offset, size, code)
+            # What `ConsumeQueue.put` does, but for writing what is full, which is done for all at the end.
+            numbers = state.row * 8 + 8
+            position = queue_offset * 20
+            physical_end = physical_offset + size
+            end, last_physical_end, at, count, total, spill_at = unpack(rows, numbers)
+            if position != end or physical_end <= last_physical_end or not spill_at:
+                takes_place = state.queue.prepare(position, physical_end)
+                _, _, at, count, total, spill_at = unpack(rows, numbers)
+            else:
+                takes_place = True
+            if takes_place:
+                if not at % BLOCK:
+                    at = tails.take_block(at)
+                pack_entry(memory, at, physical_offset, size, code)
+                pack(rows, numbers, position + 20, physical_end, at + 20, count + 1, total + size)
+                if position + 20 >= spill_at:
+                    full[state.row] = state.queue
             at = text.rfind("UNIQ_KEY\x01")
             if at < 0:
                 unique = None
@@ -140,18 +163,21 @@ class Dispatcher:
             if unique or keys:
                 keyed.append((state.topic, unique, keys, physical_offset))
         self.last_store_timestamp = store_timestamp
+        for queue in full.values():
+            queue.spill()
         if self._index is not None and keyed:
             self._index.put_run(keyed, store_timestamp)
 
     def _apply_compiled(self, messages: Sequence[PlainMessage], places: Sequence[Place], store_timestamp: int) -> bool:
         """The same by the compiled twins; False, and nothing was done, when they do not take this run."""
         assert runs is not None
-        queues = runs.queue_entries(messages, places)
-        if queues is None:
+        tails = messages[0][0].tails
+        full = runs.put_entries(messages, places, tails.rows, tails.memory)
+        if full is None:
             return False
-        for state, queue_offset, entries in queues:
-            state.queue.put_run(queue_offset, entries)
         self.last_store_timestamp = store_timestamp
+        for state in full:
+            state.queue.spill()
         index = self._index
         if index is not None and not index.put_compiled(messages, places, store_timestamp):
             keyed: list[Keyed] = []

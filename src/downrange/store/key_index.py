@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-import struct
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -20,25 +19,18 @@ from downrange.compiled import runs
 from downrange.model.hashing import HashCache, java_hash_unsigned
 from downrange.store.errors import StoreClosed, StoreCorrupt, StoreError
 from downrange.store.files import Files
+from downrange.store.index_file import ENTRY, HEADER, MAX_INT, SLOT, IndexFile
 
 if TYPE_CHECKING:
     from downrange.store.commit_log import Place
     from downrange.store.queues import PlainMessage
 
-# begin and end store timestamp, begin and end physical offset, used slots, number of the next entry (the first is 1).
-HEADER: Final = struct.Struct(">qqqqii")
-SLOT: Final = struct.Struct(">i")
-# key hash, physical offset, seconds since the file's begin timestamp, number of the entry before in the chain.
-ENTRY: Final = struct.Struct(">iqii")
-assert (HEADER.size, SLOT.size, ENTRY.size) == (40, 4, 20)
-
 # topic, unique id, KEYS, physical offset
 Keyed = tuple[str, str | None, str | None, int]
 
-_MAX_INT: Final = 0x7FFFFFFF
 _RESERVED_ENTRIES: Final = 50_000  # a megabyte
 _MAPPED_FILES: Final = 4  # older files that stay mapped after a query
-_pack_header, _pack_slot, _pack_entry = HEADER.pack_into, SLOT.pack_into, ENTRY.pack_into
+_pack_slot, _pack_entry = SLOT.pack_into, ENTRY.pack_into
 _unpack_slot, _unpack_entry = SLOT.unpack_from, ENTRY.unpack_from
 
 
@@ -48,66 +40,6 @@ class IndexQuery(NamedTuple):
     physical_offsets: list[int]
     last_update_timestamp: int
     last_update_physical_offset: int
-
-
-class IndexFile:
-    """One file of the index: its header as numbers, and its mapping while somebody needs it.
-
-    The header on disk follows the numbers after every message or run of them. Knows nothing of the other files.
-    """
-
-    __slots__ = (
-        "begin_offset",
-        "begin_timestamp",
-        "end_offset",
-        "end_timestamp",
-        "limit",
-        "map",
-        "next_entry",
-        "path",
-        "used_slots",
-    )
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.begin_timestamp = self.end_timestamp = 0
-        self.begin_offset = self.end_offset = 0
-        self.used_slots = 0
-        self.next_entry = 1
-        self.map: mmap.mmap | None = None
-        self.limit = 0
-        """Number of the first entry for which no disk space is reserved yet; 0 while nobody writes here."""
-
-    def read_header(self) -> None:
-        with self.path.open("rb") as stream:
-            values = HEADER.unpack(stream.read(HEADER.size))
-        self.begin_timestamp, self.end_timestamp, self.begin_offset, self.end_offset = values[:4]
-        self.used_slots, next_entry = values[4:]
-        self.next_entry = max(1, next_entry)
-
-    def write_header(self, to: mmap.mmap) -> None:
-        _pack_header(
-            to,
-            0,
-            self.begin_timestamp,
-            self.end_timestamp,
-            self.begin_offset,
-            self.end_offset,
-            self.used_slots,
-            self.next_entry,
-        )
-
-    def seconds_at(self, store_timestamp: int) -> int:
-        """The time as entries hold it: seconds since the begin timestamp, no more than they can hold."""
-        seconds = (store_timestamp - self.begin_timestamp) // 1000
-        if not 0 <= seconds <= _MAX_INT or self.begin_timestamp <= 0:
-            return _MAX_INT if seconds > 0 < self.begin_timestamp else 0
-        return seconds
-
-    def unmap(self) -> None:
-        if self.map is not None:
-            self.map.close()
-            self.map = None
 
 
 class KeyIndex:
@@ -534,6 +466,6 @@ class KeyIndex:
 
 def positive_hash(unsigned_hash: int) -> int:
     """The absolute value of the hash read as a signed number; the one that has none becomes 0."""
-    if unsigned_hash <= _MAX_INT:
+    if unsigned_hash <= MAX_INT:
         return unsigned_hash
-    return (0x1_0000_0000 - unsigned_hash) & _MAX_INT
+    return (0x1_0000_0000 - unsigned_hash) & MAX_INT

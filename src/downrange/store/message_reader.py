@@ -30,14 +30,36 @@ _COLD_BULK_BYTES: Final = 1 << 20
 # tags code (None: unknown) and ext unit, if any, of a queue entry -> may the message match?
 MatchesEntry = Callable[[int | None, ExtUnit | None], bool]
 MatchesRecord = Callable[[memoryview], bool]
+# Queue entries, the file of the log that the first of them points into, as a view, its start and how much of it may be
+# read, and how many bytes of records are the most.
+Backlog = tuple[bytes, memoryview, int, int, int]
 # Pieces that make up the records one behind the other, how many records, how many bytes.
-Backlog = tuple[Sequence[memoryview], int, int]
+Records = tuple[Sequence[memoryview], int, int]
 
 
 @lru_cache(maxsize=256)
 def _entries(count: int) -> struct.Struct:
     """So many queue entries, read at once: a call for each would take three times as long."""
     return struct.Struct(">" + "qiq" * count)
+
+
+def records_of(backlog: Backlog) -> Records | None:
+    """The way a backlog is drained: all records of its entries. None when it is not so simple; `read` knows."""
+    raw, view, start, readable, most_bytes = backlog
+    count = len(raw) // ENTRY_SIZE
+    numbers = _entries(count).unpack_from(raw)
+    offsets, sizes = numbers[::3], numbers[1::3]
+    first, last = offsets[0], offsets[-1]
+    byte_count = sum(sizes)
+    end = last + sizes[-1]
+    if byte_count > most_bytes or min(offsets) < first or max(offsets) > last or end > start + readable:
+        return None
+    if end - first == byte_count:  # next to each other
+        return [view[first - start : end - start]], count, byte_count
+    if byte_count > _COPY_BELOW:
+        return None
+    pieces = [view[at - start : at - start + size] for at, size in zip(offsets, sizes, strict=True)]
+    return pieces, count, byte_count
 
 
 class QueueEntry(NamedTuple):
@@ -120,7 +142,8 @@ class MessageReader:
                 max_messages = min(max_messages, _BULK_MESSAGES)
             entries = max(_SCAN_BYTES // ENTRY_SIZE, max_messages)
             if not bulk_bytes and matches is None and matches_record is None:
-                simple = self.backlog(state, offset, max_messages)
+                backlog = self.backlog(state, offset, max_messages)
+                simple = records_of(backlog) if backlog is not None else None
                 if simple is not None:
                     pieces, count, byte_count = simple
                     whole = pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))
@@ -148,39 +171,20 @@ class MessageReader:
         return ReadResult(status, position, min_offset, max_offset)
 
     def backlog(self, state: QueueState, offset: int, max_messages: int) -> Backlog | None:
-        """The way a backlog is drained: recent records of one file, none left out.
-
-        None when it is not so simple, or there are none; `read` knows.
-        """
+        """What the records of a queue from `offset` on can be read with, if they are recent; else `read` knows."""
         self._check_open()
-        most = max(1, min(max_messages, self.config.max_transfer_count_on_message_in_memory))
+        config, segments = self.config, self._segments
+        most = config.max_transfer_count_on_message_in_memory
+        if max_messages < most:
+            most = max_messages if max_messages > 0 else 1
         raw = state.queue.read(offset, most)
         if not raw:
             return None
-        count = len(raw) // ENTRY_SIZE
-        numbers = _entries(count).unpack_from(raw)
-        offsets, sizes = numbers[::3], numbers[1::3]
-        first, last = offsets[0], offsets[-1]
-        byte_count = sum(sizes)
-        segment = self._segments.find(first)
-        if (
-            segment is None
-            or first < self.commit_log.max_offset - self._memory_limit
-            or byte_count > self.config.max_transfer_bytes_on_message_in_memory
-            or min(offsets) < first
-            or max(offsets) > last
-            or last + sizes[-1] > segment.start + segment.readable
-        ):
+        first = int.from_bytes(raw[:8], "big")
+        segment = segments.find(first)
+        if segment is None or first < segments.max_offset - self._memory_limit:
             return None
-        start = segment.start
-        if last + sizes[-1] - first == byte_count:  # next to each other
-            first -= start
-            return [segment.view[first : first + byte_count]], count, byte_count
-        if byte_count > _COPY_BELOW:
-            return None
-        view = segment.view
-        pieces = [view[at - start : at - start + size] for at, size in zip(offsets, sizes, strict=True)]
-        return pieces, count, byte_count
+        return raw, segment.view, segment.start, segment.readable, config.max_transfer_bytes_on_message_in_memory
 
     def _scan(
         self,

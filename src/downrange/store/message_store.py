@@ -12,10 +12,11 @@ from downrange.model.message import TopicQueue
 from downrange.model.topics import MAX_TOPIC_LENGTH, OP_HALF_TOPIC, SCHEDULE_TOPIC
 from downrange.store.checkpoint import AbortMarker, Checkpoint, DirectoryLock
 from downrange.store.commit_log import CommitLog, Place, Walk, join_properties
-from downrange.store.config import BrokerRole, StoreConfig
+from downrange.store.config import BrokerRole, FlushDiskType, StoreConfig
 from downrange.store.dispatcher import BitmapOf, Dispatcher
 from downrange.store.errors import DiskFull, FlushFailed, StoreClosed, StoreError
 from downrange.store.files import OS_FILES, Files
+from downrange.store.headroom import LARGE_PIECE, SMALL_PIECE, Stretch
 from downrange.store.key_index import KeyIndex
 from downrange.store.message_limits import MessageLimits
 from downrange.store.message_reader import MatchesEntry, MatchesRecord, MessageReader, QueueEntry
@@ -61,7 +62,7 @@ class _Progress(NamedTuple):
 class MessageStore(MessageReader):
     """The messages of one broker in one directory.
 
-    One thread appends, reads and removes. `flush_commit_log`, `commit`, `flush_queues` and `prepare_next_file` may run
+    One thread appends, reads and removes. `flush_commit_log`, `commit`, `flush_queues` and `prepare_…` may run
     beside it in a worker thread, each in one at a time.
 
     A message that `append` accepted can be read at once (with the transient pool: after `commit` and
@@ -102,6 +103,7 @@ class MessageStore(MessageReader):
             read_only_paths=config.read_only_commit_log_paths,
             writable=not read_only,
             pool=self._pool,
+            piece=SMALL_PIECE if config.flush_disk_type is FlushDiskType.SYNC_FLUSH else LARGE_PIECE,
             disk_use=disk_use,
         )
         index = None
@@ -423,7 +425,10 @@ class MessageStore(MessageReader):
                     message.reconsume_times,
                 )
             )  # fmt: skip
-        return self.append_run(run, message.born_host, message.store_host, now)
+        places = self.append_run(run, message.born_host, message.store_host, now)
+        if places is not None:
+            state.uncount(len(places), sum(place[1] for place in places))
+        return places
 
     def append_data(self, start: int, data: bytes | memoryview) -> None:
         """Take log bytes from a master; `dispatch_pending` then makes whole records readable by queue."""
@@ -608,6 +613,16 @@ class MessageStore(MessageReader):
         """Is it time to call `prepare_next_file`: is the current file in use and its successor not made yet?"""
         last = self._segments.last
         return last is not None and last.wrote > 0 and not self._segments.is_prepared
+
+    def next_stretch(self) -> Stretch | None:
+        """The part of the log that it is time to prepare; None when enough is ready. Without it appends do it.
+
+        To be prepared at once or never: an append that comes so far first takes it back.
+        """
+        return self._segments.next_stretch()
+
+    def prepare_stretch(self, stretch: Stretch) -> None:
+        self._segments.prepare_stretch(stretch)
 
     def prepare_next_file(self) -> None:
         self._segments.prepare(warm=self.config.warm_mapped_file_enable)

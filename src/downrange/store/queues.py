@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from sys import intern
 from typing import Final
 
 from downrange.model.topics import SCHEDULE_TOPIC
@@ -15,6 +15,7 @@ from downrange.store.consume_queue import ENTRY, PAGE_SIZE, ConsumeQueue
 from downrange.store.consume_queue_ext import ConsumeQueueExt
 from downrange.store.errors import StoreError
 from downrange.store.files import Files
+from downrange.store.queue_tails import BYTES, MESSAGES, QueueTails
 
 # 5.x only: what we would have to read to know the queue offsets of such topics.
 _BATCH_QUEUES: Final = "batchconsumequeue"
@@ -24,23 +25,47 @@ _MANY: Final = 500
 # Writing to a queue, and making its first file, in terms of looking whether there is something to write.
 _WRITING: Final = 32
 _MAKING: Final = 320
+_DENSE_IDS: Final = 1024
 
 
 class QueueState:
     """One queue as the store works with it: its files, the next queue offset, and the topic as records hold it."""
 
-    __slots__ = ("ext", "is_schedule", "is_special", "next_offset", "queue", "queue_id", "topic", "topic_field")
+    __slots__ = ("ext", "is_schedule", "is_special", "queue", "queue_id", "row", "tails", "topic", "topic_field")
 
-    def __init__(self, topic: str, queue_id: int, queue: ConsumeQueue, ext: ConsumeQueueExt | None) -> None:
+    def __init__(
+        self, topic: str, queue_id: int, topic_field: bytes, queue: ConsumeQueue, ext: ConsumeQueueExt | None
+    ) -> None:
         self.topic = topic
         self.queue_id = queue_id
-        self.topic_field = topic_field(topic)
+        self.topic_field = topic_field
         self.queue = queue
+        self.row = queue.row
+        self.tails = queue.tails
         self.ext = ext
         self.is_schedule = topic == SCHEDULE_TOPIC
         # Do entries of this queue hold something else than a tag hash?
         self.is_special = self.is_schedule or ext is not None
         self.next_offset = queue.max_offset
+
+    @property
+    def next_offset(self) -> int:
+        """The queue offset the next message gets."""
+        return self.tails.rows[self.row]
+
+    @next_offset.setter
+    def next_offset(self, queue_offset: int) -> None:
+        self.tails.rows[self.row] = queue_offset
+
+    def uncount(self, messages: int, size: int) -> None:
+        """These came as one batch, which is not for `take_counts`: whoever appended it counts it as one."""
+        self.tails.rows[self.row + MESSAGES] -= messages
+        self.tails.rows[self.row + BYTES] -= size
+
+    def leave(self) -> None:
+        """This queue is no longer one of the store; see `ConsumeQueue.leave`."""
+        self.queue.leave()
+        self.row, self.tails = self.queue.row, self.queue.tails
 
     def __repr__(self) -> str:
         return f"<QueueState {self.topic}/{self.queue_id} next={self.next_offset}>"
@@ -48,6 +73,7 @@ class QueueState:
 
 # One message of a run: its queue, body, properties as bytes and as text, born timestamp, flag, sysFlag, reconsume
 # times. A tuple, because there are hundreds of thousands a second.
+TopicCount = tuple[str, int, int]
 PlainMessage = tuple[QueueState, bytes, bytes, str, int, int, int, int]
 
 
@@ -75,7 +101,13 @@ class ConsumeQueues:
         self._ext_file_size = config.mapped_file_size_consume_queue_ext if config.enable_consume_queue_ext else None
         self._files = files
         self._writable = writable
+        self._tails = QueueTails()
+        self._topic_fields: dict[str, bytes] = {}  # one for all queues of a topic
+        self._counts_of_removed: list[TopicCount] = []
         self.states: dict[tuple[str, int], QueueState] = {}
+        # Those that are not special by topic and then id, if that is not large: a quarter of the keys, and each message
+        # touches fewer places in memory.
+        self.plain: dict[str, tuple[QueueState | None, ...]] = {}
         # The same by topic as it stands in records, for replaying; None for what cannot be a queue.
         self._by_raw_topic: dict[tuple[bytes, int], QueueState | None] = {}
 
@@ -130,19 +162,31 @@ class ConsumeQueues:
             return state
 
     def _make(self, topic: str, queue_id: int) -> QueueState:
-        place = Path(topic, str(queue_id))
+        topic = intern(topic)  # one object for all who have it as a key
         queue = ConsumeQueue(
-            self._root / "consumequeue" / place, topic, queue_id, self._file_size, self._files, writable=self._writable
-        )
+            f"{self._root}/consumequeue/{topic}/{queue_id}", topic, queue_id, self._file_size, self._files,
+            writable=self._writable, tails=self._tails,
+        )  # fmt: skip
         queue.load()
         ext = None
         if self._ext_file_size is not None:
-            ext_directory = self._root / "consumequeue_ext" / place
+            ext_directory = self._root / "consumequeue_ext" / topic / str(queue_id)
             ext = ConsumeQueueExt(ext_directory, self._ext_file_size, self._files, writable=self._writable)
             ext.load()
-        state = QueueState(topic, queue_id, queue, ext)
+        field = self._topic_fields.get(topic)
+        if field is None:
+            field = self._topic_fields[topic] = topic_field(topic)
+        state = QueueState(topic, queue_id, field, queue, ext)
         self.states[topic, queue_id] = state
+        self._enter_plain(state)
         return state
+
+    def _enter_plain(self, state: QueueState) -> None:
+        queue_id = state.queue_id
+        if queue_id < _DENSE_IDS and not state.is_special:
+            known = self.plain.get(state.topic, ())
+            known += (None,) * (queue_id + 1 - len(known))
+            self.plain[state.topic] = (*known[:queue_id], state, *known[queue_id + 1 :])
 
     @property
     def max_physical_offset(self) -> int:
@@ -179,13 +223,35 @@ class ConsumeQueues:
         """Destroy queues and the topic directories that thereby become empty."""
         removed = [state for state in self if is_unwanted(state)]
         self._by_raw_topic.clear()
+        self._topic_fields.clear()
         for state in removed:
+            self._counts_of_removed += self._count_of(state)
             self.destroy(state)
+            state.leave()
             del self.states[state.topic, state.queue_id]
             for kind in ("consumequeue", "consumequeue_ext"):
                 with contextlib.suppress(OSError):  # other queues of the topic are still there
                     (self._root / kind / state.topic).rmdir()
+        changed = {state.topic for state in removed}
+        for topic in changed:
+            self.plain.pop(topic, None)
+        for state in self:
+            if state.topic in changed:  # it lost some of its queues only
+                self._enter_plain(state)
         return removed
+
+    def take_counts(self) -> list[TopicCount]:
+        """What came in by runs since the last call: for each queue its topic, messages and bytes."""
+        counts, self._counts_of_removed = self._counts_of_removed, []
+        for state in self.states.values():
+            counts += self._count_of(state)
+        return counts
+
+    def _count_of(self, state: QueueState) -> list[TopicCount]:
+        rows, at = self._tails.rows, state.row + MESSAGES
+        messages, size = rows[at], rows[at + 1]
+        rows[at] = rows[at + 1] = 0
+        return [(state.topic, messages, size)] if messages else []
 
     def destroy(self, state: QueueState) -> None:
         """Empty one queue; it may be filled again."""
@@ -231,3 +297,4 @@ class ConsumeQueues:
             state.queue.release()
             if state.ext is not None:
                 state.ext.release()
+        self._tails.shrink()

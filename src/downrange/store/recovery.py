@@ -225,12 +225,10 @@ class Recovery:
             self._index_up_to(end)
 
     def _last_known_timestamp(self) -> int:
-        times = []
-        for state in self._queues:
-            raw = state.queue.read(state.queue.max_offset - 1, 1)
-            if raw:
-                times.append(self._log.store_timestamp_at(ENTRY.unpack(raw)[0]))
-        return max(times, default=0)
+        """The store time of the record that the last entry of all points at; 0 when it cannot be read."""
+        newest = max(self._queues, key=lambda state: state.queue.max_physical_offset, default=None)
+        raw = newest.queue.read(newest.queue.max_offset - 1, 1) if newest is not None else b""
+        return max(0, self._log.store_timestamp_at(ENTRY.unpack(raw)[0])) if raw else 0
 
     def _cut(self, end: int, damage: str | None, report: RecoveryReport) -> None:
         """Make `end` the end of the log. Bytes behind it are zeroed; whole records among them are put aside first."""

@@ -352,9 +352,9 @@ async def test_the_service_samples_every_second() -> None:
 
 def test_requests_that_were_answered_together_share_the_time() -> None:
     statistics = Statistics(0)
-    statistics.sent_together(64, 0.9)
-    statistics.sent_together(4, 8.0)
-    statistics.sent_together(1, 12.5)
+    statistics.sent_together(310, 64, 0.9)
+    statistics.sent_together(310, 4, 8.0)
+    statistics.sent_together(310, 1, 12.5)
     sends = statistics.rpcs[310, 0]
     assert sends.counts == [64, 4, 0, 0, 0, 1, 0, 0, 0, 0]
     assert sends.sum == pytest.approx(21.4)
@@ -367,3 +367,33 @@ def test_requests_that_were_answered_together_share_the_time() -> None:
     statistics.pulled_together(1, 6.5)
     assert statistics.rpcs[11, 0].counts == [8, 0, 0, 1, 0, 0, 0, 0, 0, 0]
     assert statistics.get_millis_max == 6
+
+
+def test_plain_puts_are_counted_at_once_and_by_topic_when_somebody_asks(seconds: Seconds) -> None:
+    statistics = seconds.statistics
+    stored = [("A", 3, 5400), ("B", 1, 100), ("A", 1, 100)]
+
+    def take() -> list[tuple[str, int, int]]:
+        taken = stored[:]
+        stored.clear()
+        return taken
+
+    statistics.take_plain_puts = take
+    statistics.put("A", 1, 100)
+    statistics.put_plain(5, [("A", 5200)])
+    assert statistics.put_messages == 6
+    assert stored
+    tallies = {
+        topic: (tally.calls, tally.messages, tally.bytes, tally.by_size[:3]) for topic, tally in statistics.puts()
+    }
+    assert tallies == {"A": (5, 5, 5600, [4, 0, 1]), "B": (1, 1, 100, [1, 0, 0])}
+    assert statistics.put_messages == 6
+    stored.append(("B", 6, 600))
+    statistics.put_plain(6, [])
+    seconds.run(10)
+    assert seconds.data("TOPIC_PUT_NUMS", "B").stats_minute.sum == 7
+    stored.append(("B", 1, 100))
+    statistics.put_plain(1, [])
+    statistics.forget_topic("B")
+    assert statistics.put_messages == 13
+    assert [topic for topic, _ in statistics.puts()] == ["A"]

@@ -444,3 +444,21 @@ def test_what_is_put_during_a_sync_stays_dirty(directory: Path) -> None:
     queue.write_pending()
     assert queue.flush(0)
     assert queue.is_dirty
+
+
+def test_entries_in_memory_are_read_right_while_more_come_and_others_are_cut(directory: Path) -> None:
+    queue = queue_at(directory, size=20_000)
+    expected: list[int] = []
+    for round_number in range(30):
+        first = len(expected)
+        put_range(queue, first, first + 25)
+        expected += range(first, first + 25)
+        assert numbers_of(queue) == expected  # through all of it, so that there is one piece of it
+        if round_number % 7 == 6:
+            queue.truncate((len(expected) - 40) * 100)
+            del expected[-40:]
+            assert numbers_of(queue) == expected
+        if round_number % 5 == 4:
+            queue.write_pending()
+            queue.release()
+            assert numbers_of(queue) == expected

@@ -4,7 +4,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from downrange.store.consume_queue_ext import FIRST_ADDRESS, ConsumeQueueExt, ExtUnit
@@ -33,6 +33,7 @@ def test_a_unit_never_spans_two_files(tmp_path: Path) -> None:
 
 
 @given(sizes=st.lists(st.integers(0, 76), max_size=30), kept=st.integers(0, 29))
+@settings(deadline=None)
 def test_what_was_put_survives_a_restart_and_a_cut(sizes: list[int], kept: int) -> None:
     with tempfile.TemporaryDirectory() as name:
         ext = ext_at(Path(name))

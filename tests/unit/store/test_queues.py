@@ -10,7 +10,17 @@ from downrange.store import queues as queues_module
 from downrange.store.errors import FlushFailed, StoreError
 from downrange.store.files import OsFiles
 from downrange.store.message_store import MessageStore
-from tests.unit.store.small_store import FailingFiles, new_message, small_config
+from downrange.store.new_message import BatchUnit
+from downrange.store.queues import PlainMessage
+from tests.unit.store.small_store import (
+    BORN_HOST,
+    NOW,
+    STORE_HOST,
+    FailingFiles,
+    new_message,
+    open_store,
+    small_config,
+)
 
 
 class CountingFiles(FailingFiles):
@@ -127,4 +137,90 @@ def test_after_a_write_that_failed_all_queues_are_written_before_messages_are_ta
         pass
     assert store.refusals == {}
     assert not any(state.queue.pending_bytes for state in store.queues)
+    store.close()
+
+
+def run_of(store: MessageStore, *queues: tuple[str, int]) -> list[PlainMessage]:
+    return [(store.queues.states[queue], b"body", b"TAGS\x01A", "TAGS\x01A", NOW, 0, 0, 0) for queue in queues]
+
+
+def counted(store: MessageStore) -> dict[str, tuple[int, int]]:
+    counts: dict[str, tuple[int, int]] = {}
+    for topic, messages, size in store.queues.take_counts():
+        before = counts.get(topic, (0, 0))
+        counts[topic] = before[0] + messages, before[1] + size
+    return counts
+
+
+def test_what_came_in_by_runs_is_counted_by_topic(tmp_path: Path) -> None:
+    store = open_store(tmp_path, mapped_file_size_commit_log=1 << 20)
+    for topic, queue_id in (("a", 0), ("a", 1), ("b", 0)):
+        store.append(new_message(topic=topic, queue_id=queue_id))
+    assert counted(store) == {}
+    places = store.append_run(run_of(store, ("a", 0), ("b", 0), ("a", 1)), BORN_HOST, STORE_HOST, NOW)
+    assert places is not None
+    size = places[0][1]
+    store.append_batch(new_message(topic="a"), [BatchUnit(0, b"one", b"")] * 5)  # whoever sent it counts it
+    assert counted(store) == {"a": (2, 2 * size), "b": (1, size)}
+    assert counted(store) == {}
+    store.append_run(run_of(store, ("b", 0), ("a", 1)), BORN_HOST, STORE_HOST, NOW)
+    store.remove_topic("b")
+    assert counted(store) == {"a": (1, size), "b": (1, size)}
+    store.close()
+
+
+def test_plain_queues_are_found_by_topic_and_id(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    for queue in (("a", 2), ("a", 0), ("b", 5000), ("b", 1), ("SCHEDULE_TOPIC_XXXX", 3)):
+        store.append(new_message(topic=queue[0], queue_id=queue[1]))
+    states = store.queues.states
+    assert store.queues.plain == {"a": (states["a", 0], None, states["a", 2]), "b": (None, states["b", 1])}
+    store.queues.remove_where(lambda state: (state.topic, state.queue_id) == ("a", 2) or state.topic == "b")
+    assert store.queues.plain == {"a": (states["a", 0],)}
+    store.close()
+
+
+def test_whoever_still_holds_a_removed_queue_does_not_touch_another(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    store.append(new_message(topic="old"))
+    removed = store.queues.states["old", 0]
+    store.remove_topic("old")
+    store.append(new_message(topic="new"))
+    removed.next_offset = 77
+    removed.queue.put(0, 1 << 40, 100, 0)
+    state = store.queues.states["new", 0]
+    assert (state.next_offset, state.queue.max_offset, state.queue.max_physical_offset) == (1, 1, store.max_offset)
+    store.close()
+
+
+def test_a_start_looks_into_each_file_of_a_small_queue_once(tmp_path: Path) -> None:
+    filled(tmp_path, OsFiles(), 30).close()
+    opened: list[str] = []
+
+    class WatchedFiles(OsFiles):
+        def open(self, path: Path, *, writable: bool = True) -> int:
+            opened.append(str(path))
+            return super().open(path, writable=writable)
+
+    store = MessageStore.open(small_config(tmp_path), files=WatchedFiles())
+    of_queues = [path for path in opened if "consumequeue" in path]
+    assert len(set(of_queues)) == 30
+    assert len(of_queues) <= 30 + 2  # the newest one also says where the log ends, and when
+    opened.clear()
+    store.delete_dependents()
+    assert opened == []
+    store.close()
+
+
+def test_the_beginning_of_a_queue_is_looked_up_only_when_the_log_lost_messages(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    for _ in range(3):
+        store.append(new_message())
+    queue = store.queues.states["TopicTest", 0].queue
+    queue.correct_min_offset(0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(queue), "_bytes", lambda *arguments: pytest.fail("looked into the entries"))
+        queue.correct_min_offset(0)
+    queue.correct_min_offset(1)
+    assert queue.min_offset == 1
     store.close()

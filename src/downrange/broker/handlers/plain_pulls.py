@@ -13,10 +13,13 @@ from downrange.broker.filtering import EVERYTHING
 from downrange.broker.flow_control import FlowControl
 from downrange.broker.handlers.pull import PullHandlers
 from downrange.broker.statistics import Statistics
-from downrange.protocol.bodies.plain_pull import PullReply, is_pull, parse_pull
+from downrange.compiled import runs
+from downrange.protocol.bodies.plain_pull import PullReplyHead, is_pull, parse_pull
 from downrange.protocol.command import Buffer
 from downrange.protocol.errors import BrokerError
 from downrange.protocol.framing import Frame
+from downrange.store.consume_queue import ENTRY_SIZE
+from downrange.store.message_reader import Backlog, records_of
 from downrange.store.message_store import MessageStore
 from downrange.transport.connection import Connection
 
@@ -32,7 +35,7 @@ class PlainPulls:
         self._states = store.queues.states
         self._statistics = statistics
         self._flow = flow
-        self._head = PullReply().head
+        self._head = PullReplyHead()
 
     def take(self, frames: list[Frame], at: int, connection: Connection) -> int:
         """Answer what is plain, from `frames[at]` on; return the place of the first frame that is not."""
@@ -67,18 +70,32 @@ class PlainPulls:
             return None
         if wanted is not EVERYTHING:
             return None
-        found = self._store.backlog(state, offset, request.max_msg_nums)
-        if found is None:
+        backlog = self._store.backlog(state, offset, request.max_msg_nums)
+        if backlog is None:
             return None
-        pieces, count, byte_count = found
-        if byte_count > _MOST_BYTES:
+        queue = state.queue
+        count = len(backlog[0]) // ENTRY_SIZE
+        suggested = handlers.suggested_broker(group, is_slow=False)
+        numbers = suggested, offset + count, queue.min_offset, queue.max_offset
+        framed = self._framed(frame[0], opaque, numbers, backlog)
+        if framed is None:
             return None
+        parts, byte_count = framed
         self._statistics.got(request.topic, request.consumer_group, count, byte_count)
         handlers.commit(request, commit_offset)
-        suggested = handlers.suggested_broker(group, is_slow=False)
-        queue = state.queue
-        numbers = suggested, offset + count, queue.min_offset, queue.max_offset
-        head = self._head(frame[0], opaque, numbers, byte_count)
-        if len(pieces) == 1:
-            return [head, pieces[0]]
-        return [b"".join((head, *pieces))]
+        return parts
+
+    def _framed(
+        self, kind: int, opaque: int, numbers: tuple[int, int, int, int], backlog: Backlog
+    ) -> tuple[list[Buffer], int] | None:
+        """The whole reply, and how many bytes its records have."""
+        if runs is not None:
+            whole = runs.encode_pull(self._head.pieces[kind], kind, opaque, numbers, backlog)
+            if whole is not None:
+                return [whole[0]], whole[1]
+        found = records_of(backlog)
+        if found is None or found[2] > _MOST_BYTES:
+            return None
+        pieces, _, byte_count = found
+        head = self._head.encode(kind, opaque, numbers, byte_count)
+        return ([head, pieces[0]] if len(pieces) == 1 else [b"".join((head, *pieces))]), byte_count

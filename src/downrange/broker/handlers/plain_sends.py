@@ -8,6 +8,7 @@ the same bytes.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from functools import partial
 from time import perf_counter
 from typing import Final
@@ -15,19 +16,22 @@ from typing import Final
 from downrange.broker.config import BrokerConfig
 from downrange.broker.flow_control import FlowControl
 from downrange.broker.live_config import LiveConfig
-from downrange.broker.message_writer import STATUS_CODES, MessageWriter
+from downrange.broker.message_writer import STATUS_CODES, MessageWriter, PlainRun
 from downrange.broker.topics import Topics
+from downrange.compiled import runs
 from downrange.model import properties as names
 from downrange.model.message_id import pack_host
 from downrange.model.topics import Perm
-from downrange.protocol.bodies.plain_send import Answer, PlainSend, SendReply, parse_send
-from downrange.protocol.codes import ResponseCode
+from downrange.protocol.bodies.plain_send import SendReply, Sent, parse_send
+from downrange.protocol.codes import RequestCode, ResponseCode
 from downrange.protocol.command import RESPONSE_FLAG
 from downrange.protocol.framing import Frame
+from downrange.store.commit_log import Place
 from downrange.store.new_message import PutMessageStatus
-from downrange.store.queues import PlainMessage
+from downrange.store.queues import PlainMessage, QueueState
 from downrange.transport.connection import Connection
 
+SEND: Final = int(RequestCode.SEND_MESSAGE_V2)
 _OK: Final = int(ResponseCode.SUCCESS)
 _WRITE: Final = int(Perm.WRITE)
 _TRANSACTIONAL: Final = 12  # the bits of sysFlag
@@ -40,13 +44,14 @@ class PlainSends:
 
     def __init__(self, config: LiveConfig, topics: Topics, writer: MessageWriter, flow: FlowControl) -> None:
         self._config = config
-        self._topics = topics
         self._writer = writer
         self._flow = flow
         broker = config.broker
         self._store_host = pack_host(broker.broker_ip1, broker.listen_port)
         self._cluster_property = f"{names.CLUSTER}{names.NAME_VALUE_SEPARATOR}{broker.broker_cluster_name}"
-        self._states = writer.store.queues.states
+        self._cluster = self._cluster_property.encode()
+        self._write_queues = topics.plain
+        self._queues_of = writer.store.queues.plain
         self._limits = writer.store.limits
         self._append = writer.append_run
         self._makes_wait = writer.makes_wait
@@ -61,26 +66,40 @@ class PlainSends:
             self._adopt(self._config.broker)
         if not self._is_ready:
             return at
-        start = perf_counter()
-        if at:
-            frames = frames[at:]
-        messages, sends = self._plain(frames)
-        if not messages:
-            return at
-        places = self._append(messages, connection.peer_host, self._store_host)
-        if places is None:
-            return at
-        if self._makes_wait:
-            self._reply_when_safe(list(zip(frames, sends, places, strict=False)), connection)
-        else:
-            encoded = self._accepted.encode(zip(frames, sends, places, strict=False))
-            if encoded:  # all may have been one-way
-                connection.reply_encoded(encoded)
-        millis = (perf_counter() - start) * 1000
-        if millis >= 1:
-            flow.appended(millis / 1000)
-        self._writer.statistics.sent_together(len(places), millis)
-        return at + len(places)
+        count = len(frames)
+        while at < count:
+            start = perf_counter()
+            run = self._plain(frames, at)
+            if run is None:
+                break
+            places = self._append(run, connection.peer_host, self._store_host)
+            if places is None:
+                break
+            sends = run[3]
+            if self._makes_wait:
+                self._reply_when_safe(sends, places, connection)
+            else:
+                encoded = self._accepted.encode(sends, places)
+                if encoded:  # all may have been one-way
+                    connection.reply_encoded(encoded)
+            millis = (perf_counter() - start) * 1000
+            if millis >= 1:
+                flow.appended(millis / 1000)
+            requests = len(sends)
+            self._writer.statistics.sent_together(run[0], requests, millis)
+            at += requests
+        return at
+
+    def _plain(self, frames: list[Frame], at: int) -> PlainRun | None:
+        if runs is not None:
+            limits = self._limits
+            run = runs.plain_run(
+                frames, at, self._write_queues, self._queues_of,
+                limits.surely_fits, limits.max_message_size, self._cluster,
+            )  # fmt: skip
+            if run is not None:
+                return run
+        return self._plain_in_python(frames, at)
 
     def _adopt(self, broker: BrokerConfig) -> None:
         """Work out once what follows from the configuration; it is replaced as a whole when it changes."""
@@ -88,60 +107,25 @@ class PlainSends:
         self._is_ready = not broker.start_accept_send_request_time_stamp and bool(broker.broker_permission & _WRITE)
         self._accepted = SendReply(_OK, self._store_host, broker.region_id, broker.trace_on)
 
-    def _plain(self, frames: list[Frame]) -> tuple[list[PlainMessage], list[PlainSend]]:
-        """The messages of the plain sends at the front, up to the first frame that is something else."""
-        sendable = self._topics.sendable
-        states = self._states
-        fits = self._limits.surely_fits
-        cluster = self._cluster_property
-        messages: list[PlainMessage] = []
-        sends: list[PlainSend] = []
-        for frame in frames:
-            sent = parse_send(frame)
-            if sent is None:
-                break
-            _, flag, topic, queue_id, sys_flag, born_timestamp, message_flag, text, reconsume_times = sent
-            config = sendable.get(topic)
-            state = states.get((topic, queue_id))
-            if (
-                config is None
-                or state is None
-                or state.is_special
-                or queue_id >= config.write_queue_nums
-                or config.topic_filter_type == "MULTI_TAG"
-                or topic[0] == "%"
-                or sys_flag & _TRANSACTIONAL
-                or flag & RESPONSE_FLAG
-                or "DELAY" in text
-                or "TRAN_MSG" in text
-            ):
-                break
-            if _WAIT in text:
-                before, found, after = text.partition(_WAITING)
-                if not found:
-                    before = text.removesuffix(_WAITING[:-1])
-                text = before + after
-                if _WAIT in text or (before and before[-1] != "\x02"):
-                    break
-            text = f"{text}\x02{cluster}" if text and text[-1] != "\x02" else text + cluster
-            body = frame[2]
-            properties = text.encode()
-            if len(body) + len(properties) > fits:
-                break
-            messages.append((state, body, properties, text, born_timestamp, message_flag, sys_flag, reconsume_times))
-            sends.append(sent)
-        return messages, sends
+    def _plain_in_python(self, frames: list[Frame], at: int) -> PlainRun | None:
+        return plain_run(
+            frames, at, self._write_queues, self._queues_of, self._limits.surely_fits, self._cluster_property
+        )
 
-    def _reply_when_safe(self, answers: list[Answer], connection: Connection) -> None:
-        physical_offset, size, _ = answers[-1][2]
+    def _reply_when_safe(self, sends: list[Sent], places: list[Place], connection: Connection) -> None:
+        physical_offset, size, _ = places[-1]
         safe = self._writer.safe_when(physical_offset + size)
         assert safe is not None
         replies: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        connection.reply_later(len(answers), replies)
-        safe.add_done_callback(partial(self._reply_safe, answers, replies))
+        connection.reply_later(len(sends), replies)
+        safe.add_done_callback(partial(self._reply_safe, sends, places, replies))
 
     def _reply_safe(
-        self, answers: list[Answer], replies: asyncio.Future[bytes], safe: asyncio.Future[PutMessageStatus]
+        self,
+        sends: list[Sent],
+        places: list[Place],
+        replies: asyncio.Future[bytes],
+        safe: asyncio.Future[PutMessageStatus],
     ) -> None:
         """All of a run get the status of its last message, the one that was safe last."""
         code = STATUS_CODES.get(safe.result(), ResponseCode.SUCCESS)
@@ -149,4 +133,50 @@ class PlainSends:
             reply = self._accepted
         else:
             reply = SendReply(int(code), self._store_host, self._known.region_id, self._known.trace_on)
-        replies.set_result(reply.encode(answers))
+        replies.set_result(reply.encode(sends, places))
+
+
+def plain_run(
+    frames: list[Frame],
+    at: int,
+    write_queues: Mapping[str, int],
+    queues_of: Mapping[str, Sequence[QueueState | None]],
+    fits: int,
+    cluster: str,
+) -> PlainRun | None:
+    """The messages of the plain sends from `frames[at]` on, up to the first frame that is something else.
+
+    The compiled twin takes batches and V1 headers (request 10), too; here they are left to the handlers.
+    """
+    messages: list[PlainMessage] = []
+    sends: list[Sent] = []
+    topics: set[str] = set()
+    for frame in frames[at:] if at else frames:
+        sent = parse_send(frame)
+        if sent is None:
+            break
+        opaque, flag, topic, queue_id, sys_flag, born_timestamp, message_flag, text, reconsume_times = sent
+        queues = queues_of.get(topic, ())
+        if not 0 <= queue_id < len(queues) or queue_id >= write_queues.get(topic, 0):
+            break
+        state = queues[queue_id]
+        if state is None or sys_flag & _TRANSACTIONAL or flag & RESPONSE_FLAG or "DELAY" in text or "TRAN_MSG" in text:
+            break
+        if _WAIT in text:
+            before, found, after = text.partition(_WAITING)
+            if not found:
+                before = text.removesuffix(_WAITING[:-1])
+            text = before + after
+            if _WAIT in text or (before and before[-1] != "\x02"):
+                break
+        text = f"{text}\x02{cluster}" if text and text[-1] != "\x02" else text + cluster
+        body = frame[2]
+        properties = text.encode()
+        if len(body) + len(properties) > fits:
+            break
+        messages.append((state, body, properties, text, born_timestamp, message_flag, sys_flag, reconsume_times))
+        sends.append((frame[0], opaque, flag, queue_id, 1))
+        topics.add(topic)
+    if not messages:
+        return None
+    return SEND, topics.pop() if len(topics) == 1 else None, messages, sends

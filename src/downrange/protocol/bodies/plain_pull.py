@@ -1,7 +1,7 @@
 """The plain pull, the request that drains a backlog: from header to values and from values to reply, in one step each.
 
-`parse_pull` and `PullReply` do what `Command.header(PullMessageRequest)` and `Command.reply(…)` do, for request 11 and
-the reply FOUND only, without the objects in between. What `parse_pull` cannot read it leaves to those.
+`parse_pull` and `PullReplyHead` do what `Command.header(PullMessageRequest)` and `Command.reply(…)` do, for request 11
+and the reply FOUND only, without the objects in between. What `parse_pull` cannot read it leaves to those.
 """
 
 from __future__ import annotations
@@ -126,13 +126,13 @@ _NUMBER_MARKS: Final = tuple(7_036_874_417_766_350_240 + number for number in ra
 _OPAQUE_AT: Final = slice(5, 9)  # of a binary header
 
 
-class PullReply:
+class PullReplyHead:
     """The reply to a pull that found messages, but for its numbers and its body.
 
     Holds always: it writes the bytes that come before the body in `encode(command.reply(SUCCESS, "FOUND", …))`.
     """
 
-    __slots__ = ("_before_opaque", "_between", "_block", "_json")
+    __slots__ = ("_before_opaque", "_between", "_block", "_json", "pieces")
 
     def __init__(self) -> None:
         suggested, next_offset, minimum, maximum = _NUMBER_MARKS
@@ -153,11 +153,16 @@ class PullReply:
         self._between = header[_OPAQUE_AT.stop : -len(block) - 4]
         assert b"%" not in block
         for mark in _NUMBER_MARKS:
-            block = block.replace(b"\x13%d" % mark, b"%c%b")  # 19 digits: length and text
+            block = block.replace(b"\0\0\0\x13%d" % mark, b"\0\0\0%c%b")  # 19 digits: length and text
         assert block.count(b"%c%b") == len(_NUMBER_MARKS)
         self._block = block
+        self.pieces: Final = (
+            tuple(text.split(b"%d")),
+            (self._before_opaque, self._between, *block.split(b"\0\0\0%c%b")),
+        )
+        """What stands around the numbers, by kind of header: for the compiled twin."""
 
-    def head(self, kind: int, opaque: int, numbers: tuple[int, int, int, int], body_length: int) -> bytes:
+    def encode(self, kind: int, opaque: int, numbers: tuple[int, int, int, int], body_length: int) -> bytes:
         """A frame up to its body. `numbers`: suggested broker, next offset, smallest, largest."""
         if kind == _JSON:
             return with_prefix(_JSON, self._json % (*numbers, opaque), body_length)

@@ -8,13 +8,14 @@ step each.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final
 
 import msgspec
 
 from downrange.compiled import runs
+from downrange.model.message_id import offset_message_id
 from downrange.protocol import header_binary
 from downrange.protocol.bodies.fields import FieldError, Int32, decode_fields, encode_fields
 from downrange.protocol.bodies.send import SendMessageRequest, SendMessageResponse
@@ -23,6 +24,7 @@ from downrange.protocol.command import ONEWAY_FLAG, RESPONSE_FLAG, Command
 from downrange.protocol.errors import RemoteProtocolError
 from downrange.protocol.framing import PREFIX, Frame, encode
 
+_JSON: Final = int(SerializeType.JSON)
 _BINARY: Final = int(SerializeType.ROCKETMQ)
 _CODE: Final = int(RequestCode.SEND_MESSAGE_V2)
 _JSON_START: Final = b'{"code":%d,' % _CODE  # clients that write the members in another order take the general way
@@ -32,8 +34,10 @@ _UNREADABLE: Final = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 # Opaque, flag of the command, topic, queue id, sysFlag, born timestamp, flag of the message, properties, reconsume
 # times. A plain tuple: an object would cost as much as reading the header.
 PlainSend = tuple[int, int, str, int, int, int, int, str, int]
-# A send, and where its message went: physical offset, size, queue offset.
-Answer = tuple[Frame, PlainSend, tuple[int, int, int]]
+# What the reply to a send needs of it: serialize type, opaque, flag of the command, queue id, how many messages it has.
+Sent = tuple[int, int, int, int, int]
+# Where a message went: physical offset, size, queue offset.
+Place = tuple[int, int, int]
 
 
 class _JsonSend(msgspec.Struct, gc=False, rename={"ext": "extFields"}):
@@ -45,26 +49,12 @@ class _JsonSend(msgspec.Struct, gc=False, rename={"ext": "extFields"}):
 _decode_json = msgspec.json.Decoder(_JsonSend, strict=False).decode
 
 
-def is_send(frame: Frame) -> bool:
-    """Is this worth a call of `parse_send`?"""
-    return frame[1].startswith(_BINARY_START if frame[0] == _BINARY else _JSON_START)
-
-
 def parse_send(frame: Frame) -> PlainSend | None:
     """The values of a plain send; None when the frame is something else, or takes the lenient way or an error."""
-    if runs is not None:
-        sent = runs.parse_send(frame)
-        if sent is not None:
-            return sent
-    return parse_send_in_python(frame)
-
-
-def parse_send_in_python(frame: Frame) -> PlainSend | None:
-    """The same without the compiled twin, which reads only what clients usually write."""
     kind, header, _ = frame
     if kind == _BINARY:
         return _parse_binary(header) if header.startswith(_BINARY_START) else None
-    if not header.startswith(_JSON_START):
+    if kind != _JSON or not header.startswith(_JSON_START):
         return None
     try:
         sent = _decode_json(header)
@@ -210,22 +200,24 @@ class SendReply:
         "_around_opaque",
         "_binary_ext",
         "_binary_pieces",
+        "_code",
         "_ext_size",
         "_fixed",
+        "_id_size",
         "_json",
         "_json_heads",
         "_json_pieces",
+        "_region",
+        "_store_host",
+        "_trace_on",
     )
 
     def __init__(self, code: int, store_host: bytes, region: str, trace_on: bool) -> None:
-        response = SendMessageResponse(
-            msg_id=store_host.hex().upper() + _PLACE_MARK,
-            queue_id=_QUEUE_ID_MARK,
-            queue_offset=_QUEUE_OFFSET_MARK,
-            msg_region=region,
-            trace_on=trace_on,
-        )
-        fields = encode_fields(response)
+        self._code = code
+        self._store_host = store_host
+        self._region = region
+        self._trace_on = trace_on
+        fields = self._fields(store_host.hex().upper() + _PLACE_MARK, _QUEUE_ID_MARK, _QUEUE_OFFSET_MARK)
         texts = (
             (_PLACE_MARK.encode(), b"%016X"),
             (b"%d" % _QUEUE_ID_MARK, b"%d"),
@@ -246,27 +238,33 @@ class SendReply:
         self._json_pieces = _split(text, texts)
         self._binary_pieces = *self._fixed, *_split(block, lengthy)
         self._around_opaque: dict[int, tuple[bytes, bytes]] = {}
+        self._id_size = 2 * len(store_host)
 
-    def encode(self, answers: Iterable[Answer]) -> bytes:
+    def encode(self, sends: Sequence[Sent], places: Sequence[Place]) -> bytes:
         """The replies as whole frames, one behind the other."""
         if runs is not None:
-            answers = list(answers)
-            encoded = runs.encode_replies(self._json_pieces, self._binary_pieces, answers)
+            encoded = runs.encode_answers(self._json_pieces, self._binary_pieces, self._id_size, sends, places)
             if encoded is not None:
                 return encoded
-        return self.encode_in_python(answers)
+        return self.encode_in_python(sends, places)
 
-    def encode_in_python(self, answers: Iterable[Answer]) -> bytes:
+    def encode_in_python(self, sends: Sequence[Sent], places: Sequence[Place]) -> bytes:
         """The same without the compiled twin."""
         form, heads = self._json, self._json_heads
         pieces: list[bytes] = []
-        for frame, sent, place in answers:
-            if sent[1] & ONEWAY_FLAG:
+        at = 0
+        for kind, opaque, flag, queue_id, count in sends:
+            place = places[at]
+            at += count
+            if flag & ONEWAY_FLAG:
                 continue
-            if frame[0] == _BINARY:
-                pieces.append(self._encode_binary(sent[0], place[0], sent[3], place[2]))
+            if count > 1:
+                pieces.append(self._encode_batch(kind, opaque, queue_id, places[at - count : at]))
                 continue
-            text = form % (place[0], sent[3], place[2], sent[0])
+            if kind == _BINARY:
+                pieces.append(self._encode_binary(opaque, place[0], queue_id, place[2]))
+                continue
+            text = form % (place[0], queue_id, place[2], opaque)
             size = len(text)
             if size not in heads:
                 heads[size] = PREFIX.pack(4 + size, size)
@@ -281,6 +279,22 @@ class SendReply:
             around = self._around(id_size + offset_size)
         ext = self._binary_ext % (physical_offset, id_size, queue_id, offset_size, queue_offset)
         return b"".join((around[0], opaque.to_bytes(4, "big", signed=True), around[1], ext))
+
+    def _encode_batch(self, kind: int, opaque: int, queue_id: int, places: Sequence[Place]) -> bytes:
+        ids = ",".join([offset_message_id(self._store_host, place[0]) for place in places])
+        fields = self._fields(ids, queue_id, places[0][2])
+        return encode(Command(self._code, opaque, RESPONSE_FLAG, fields, serialize_type=kind))
+
+    def _fields(self, ids: str, queue_id: int, queue_offset: int) -> dict[str, str]:
+        return encode_fields(
+            SendMessageResponse(
+                msg_id=ids,
+                queue_id=queue_id,
+                queue_offset=queue_offset,
+                msg_region=self._region,
+                trace_on=self._trace_on,
+            )
+        )
 
     def _around(self, digits: int) -> tuple[bytes, bytes]:
         """What stands before and after the opaque when both numbers have so many digits together."""

@@ -1,0 +1,47 @@
+/* The numbers and newest entries of all queues: the layout of store/queue_tails.py. */
+#ifndef DOWNRANGE_QUEUE_TAILS_H
+#define DOWNRANGE_QUEUE_TAILS_H
+
+#include "runs.h"
+
+enum { NEXT, END, PHYSICAL_END, AT, MESSAGES, BYTES, SPILL_AT, START, ROW };
+enum { FREE_BLOCK, USED_BYTES, BLOCKS_IN_USE };
+#define BLOCK 256
+#define FIRST 16
+#define ENTRY_SIZE 20
+
+extern PyObject *s_row;
+
+/* Reading from far memory takes as long as a hundred steps; asked for together, many places take as long as one. */
+static inline void fetch(const void *at) { __builtin_prefetch(at, 1); }
+
+/* An object and what it has in its first slots. */
+static inline void fetch_object(const PyObject *object) {
+    fetch(object);
+    fetch((const byte *)object + 64);
+}
+
+/* The row of a queue; NULL when `number` does not name one. */
+static inline int64_t *row_at(const Py_buffer *rows, PyObject *number) {
+    int64_t row;
+    if (!as_number(number, 0, rows->len / (Py_ssize_t)sizeof(int64_t) - ROW, &row) || row % ROW) return NULL;
+    return (int64_t *)rows->buf + row;
+}
+
+static inline int take_rows(PyObject *object, Py_buffer *rows) {
+    if (PyObject_GetBuffer(object, rows, PyBUF_WRITABLE) < 0) {
+        PyErr_Clear();
+        return 0;
+    }
+    return (uintptr_t)rows->buf % sizeof(int64_t) == 0;
+}
+
+static inline int64_t get_native(const byte *at) {
+    int64_t number;
+    memcpy(&number, at, sizeof number);
+    return number;
+}
+
+static inline void put_native(byte *at, int64_t number) { memcpy(at, &number, sizeof number); }
+
+#endif

@@ -1,0 +1,59 @@
+"""The compiled reply to a pull has the bytes of the one made in Python, or is left to it.
+
+`python -m tests.support.compiled_fuzz SECONDS` runs the same checks for as long as one likes.
+"""
+
+from __future__ import annotations
+
+import sys
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from downrange.compiled import runs
+from downrange.protocol.bodies.plain_pull import PullReplyHead
+from tests.support import compiled_pull_checks as checks
+
+pytestmark = pytest.mark.skipif(runs is None, reason="built without a compiler, or DOWNRANGE_PURE is set")
+SEEDS = st.integers(0, 2**64).map(Random)
+
+
+@given(random=SEEDS)
+@settings(max_examples=400, deadline=None)
+def test_a_reply_has_the_same_bytes(random: Random) -> None:
+    checks.same_pull_reply(random)
+
+
+@given(random=SEEDS)
+@settings(max_examples=200, deadline=None)
+def test_arguments_that_only_a_bug_can_pass_are_refused(random: Random) -> None:
+    checks.refuses_nonsense_about_a_pull(random)
+
+
+@pytest.mark.parametrize("kind", [0, 1])
+def test_no_reference_is_kept_or_lost(kind: int) -> None:
+    taken: Any = runs
+    entries, _, start, readable, most_bytes = checks.backlog(Random(5), spoilt=False)
+    log = bytearray(readable)
+    pieces = PullReplyHead().pieces[kind]
+    found = entries, log, start, readable, most_bytes
+    cut = entries, log, start, readable - 1, most_bytes
+    numbers = 10**6, 10**7, 10**8, 10**9
+    watched: list[Any] = [entries, log, pieces, pieces[0], found, numbers, numbers[0], start, None]
+
+    def once() -> None:
+        assert taken.encode_pull(pieces, kind, 10**6, numbers, found) is not None
+        assert taken.encode_pull(pieces, kind, 10**6, numbers, cut) is None
+        assert taken.encode_pull(pieces, kind, 10**6, numbers, (entries, "no buffer", start, readable, 0)) is None
+
+    once()
+    before = [sys.getrefcount(one) for one in watched]
+    blocks = sys.getallocatedblocks()
+    for _ in range(300):
+        once()
+    assert max(abs(sys.getrefcount(one) - count) for one, count in zip(watched, before, strict=True)) < 50
+    assert abs(sys.getallocatedblocks() - blocks) < 200
+    log += b"it can grow: nobody holds a view of it"

@@ -1,0 +1,31 @@
+"""The checksum of a body is zlib's, whoever computes it: it is done in other ways for short, long and odd lengths."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+from zlib import crc32
+
+import pytest
+
+from downrange.store.queues import PlainMessage
+from tests.unit.store.small_store import BORN_HOST, NOW, STORE_HOST, open_store, put
+
+LENGTHS = (*range(700), 1023, 1024, 1025, 4095, 4096, 4097, 65_535, 65_536, 65_601)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_bodies_of_every_length_have_the_checksum_of_zlib(tmp_path: Path, seed: int) -> None:
+    chance = Random(seed)
+    bodies = [chance.randbytes(length) for length in LENGTHS]
+    with open_store(tmp_path, mapped_file_size_commit_log=4 << 20) as store:
+        put(store)
+        (state,) = store.queues.states.values()
+        messages: list[PlainMessage] = [(state, body, b"", "", NOW, 0, 0, 0) for body in bodies]
+        places = store.append_run(messages, BORN_HOST, STORE_HOST, NOW)
+        assert places is not None
+        for body, (offset, size, _) in zip(bodies, places, strict=True):
+            record = store.commit_log.slice(offset, size)
+            assert record is not None
+            assert int.from_bytes(record[8:12], "big") == crc32(body) & 0x7FFFFFFF, len(body)
+            assert record[88 : 88 + len(body)] == body
