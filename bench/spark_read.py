@@ -189,8 +189,20 @@ def run() -> Iterator[Figure]:
                     yield Figure(
                         f"{place}, {name}, {columns}, a CPU second", cpu, "rows", cpu / plain_cpu, "plain rows"
                     )
+        yield from _empty_reads(spark, {"wire": {"namesrv": namesrv}, "store files": {"storePath": store}})
         yield _smallest_batch(spark, namesrv)
         spark.stop()
+
+
+def _empty_reads(spark: SparkSession, places: dict[str, dict[str, str]]) -> Iterator[Figure]:
+    """What a read takes that finds nothing: the part of the times above that does not grow with the rows."""
+    for place, options in places.items():
+        taken = []
+        for _ in range(6):
+            start = time.perf_counter()
+            _scan(_frame(spark, "size-100", {**options, "startingOffsets": "latest"}, None))
+            taken.append(1000 * (time.perf_counter() - start))
+        yield Figure(f"{place}, no row at all", min(taken), "ms")
 
 
 def _frame(spark: SparkSession, topic: str, options: dict[str, str], schema: str | None) -> DataFrame:
