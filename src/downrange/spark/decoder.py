@@ -18,8 +18,9 @@ from downrange.model import properties as names
 from downrange.model.message import MessageQueue, SysFlag
 from downrange.model.message_id import offset_message_id, unpack_host
 from downrange.model.record import CorruptRecord, crc32
-from downrange.spark.property_arrays import PropertyArrays
-from downrange.spark.record_arrays import Positions, RecordArrays, constant, field, spans
+from downrange.spark.arrow_arrays import as_numpy, constant, numbers, spans, strings
+from downrange.spark.property_arrays import PropertyArrays, SplitProperties, read_properties
+from downrange.spark.record_arrays import Positions, RecordArrays, field
 
 MAX_ROWS: Final = 10_000
 """Larger batches are not faster, and Spark holds a batch in memory as a whole."""
@@ -93,13 +94,13 @@ class Decoder:
             records = records.select((stored >= self._store_time.start) & (stored < self._store_time.stop))
         if self._tags:
             # The broker compares hashes of tags only.
-            tags = PropertyArrays(records, data).column(names.TAGS)
-            has_tag = pc.is_in(tags, value_set=pa.array(sorted(self._tags))).to_numpy(zero_copy_only=False)
+            tags = read_properties(records, data, [names.TAGS], wants_map=False).column(names.TAGS)
+            has_tag = as_numpy(pc.is_in(tags, value_set=strings(sorted(self._tags))).cast(pa.uint8())) != 0
             if not has_tag.all():
                 records = records.select(has_tag)
         if self._check_crc:
             _check_crc(records, data)
-        return _Columns(records, data, origin, self._max_body_bytes).batch(self._schema)
+        return _Columns(records, data, origin, self._max_body_bytes, self._schema).batch()
 
 
 def _parts(raw: npt.NDArray[np.uint8], starts: Positions) -> Iterator[Positions]:
@@ -125,15 +126,18 @@ def _check_crc(records: RecordArrays, data: pa.Buffer) -> None:
 class _Columns:
     """The columns of one batch, each made when it is asked for."""
 
-    def __init__(self, records: RecordArrays, data: pa.Buffer, origin: Origin, max_body_bytes: int) -> None:
+    def __init__(
+        self, records: RecordArrays, data: pa.Buffer, origin: Origin, max_body_bytes: int, schema: pa.Schema
+    ) -> None:
         self._records = records
         self._data = data
         self._origin = origin
         self._max_body_bytes = max_body_bytes
-        self._properties: PropertyArrays | None = None
+        self._schema = schema
+        self._properties: PropertyArrays | SplitProperties | None = None
 
-    def batch(self, schema: pa.Schema) -> pa.RecordBatch:
-        return pa.RecordBatch.from_arrays([self._column(one) for one in schema], schema=schema)
+    def batch(self) -> pa.RecordBatch:
+        return pa.RecordBatch.from_arrays([self._column(one) for one in self._schema], schema=self._schema)
 
     def _column(self, one: pa.Field) -> pa.Array:
         if one.name == "properties":
@@ -143,9 +147,11 @@ class _Columns:
         return _MAKERS[one.name](self)
 
     @property
-    def properties(self) -> PropertyArrays:
+    def properties(self) -> PropertyArrays | SplitProperties:
         if self._properties is None:
-            self._properties = PropertyArrays(self._records, self._data)
+            wanted = [_BY_PROPERTY[name] for name in self._schema.names if name in _BY_PROPERTY]
+            wants_map = "properties" in self._schema.names
+            self._properties = read_properties(self._records, self._data, wanted, wants_map=wants_map)
         return self._properties
 
     def topic(self) -> pa.Array:
@@ -155,32 +161,23 @@ class _Columns:
         return constant(self._origin.queue.broker_name, len(self._records))
 
     def queue_id(self) -> pa.Array:
-        return pa.array(self._records.queue_id)
+        return numbers(self._records.queue_id, pa.int32())
 
     def queue_offset(self) -> pa.Array:
-        return pa.array(self._records.queue_offset + self._origin.offset_delta)
+        return numbers(self._records.queue_offset + self._origin.offset_delta, pa.int64())
 
     def physical_offset(self) -> pa.Array:
-        return pa.array(self._records.physical_offset)
+        return numbers(self._records.physical_offset, pa.int64())
 
     def msg_id(self) -> pa.Array:
         records = self._records
         count = len(records)
         if records.has_v6:
-            return pa.array(
-                [
-                    offset_message_id(host, offset)
-                    for host, offset in zip(
-                        self._packed_hosts(records.store_host_at, SysFlag.STORE_HOST_V6),
-                        records.physical_offset.tolist(),
-                        strict=True,
-                    )
-                ],
-                pa.string(),
-            )
+            hosts = self._packed_hosts(records.store_host_at, SysFlag.STORE_HOST_V6)
+            return strings(list(map(offset_message_id, hosts, records.physical_offset.tolist())))
         parts = np.empty((count, 2), np.uint64)
-        parts[:, 0] = field(records.raw, "=u8", records.store_host_at)
-        parts[:, 1] = field(records.raw, "=u8", records.starts + 28)
+        parts[:, 0] = records.packed_v4_hosts("store_host")
+        parts[:, 1] = records.packed_physical_offset
         digits = _HEX[parts.view(np.uint8)]
         edges = np.arange(0, 32 * count + 1, 32, dtype=np.int32)
         return pa.Array.from_buffers(pa.string(), count, [None, pa.py_buffer(edges), pa.py_buffer(digits)])
@@ -210,24 +207,24 @@ class _Columns:
         return _timestamps(self._records.store_time)
 
     def born_host(self) -> pa.Array:
-        return self._hosts(self._records.born_host_at, SysFlag.BORN_HOST_V6)
+        return self._hosts("born_host", self._records.starts + 48, SysFlag.BORN_HOST_V6)
 
     def store_host(self) -> pa.Array:
-        return self._hosts(self._records.store_host_at, SysFlag.STORE_HOST_V6)
+        return self._hosts("store_host", self._records.store_host_at, SysFlag.STORE_HOST_V6)
 
     def reconsume_times(self) -> pa.Array:
-        return pa.array(self._records.reconsume_times)
+        return numbers(self._records.reconsume_times, pa.int32())
 
     def sys_flag(self) -> pa.Array:
-        return pa.array(self._records.sys_flag)
+        return numbers(self._records.sys_flag, pa.int32())
 
-    def _hosts(self, at: Positions, flag: SysFlag) -> pa.Array:
+    def _hosts(self, which: str, at: Positions, flag: SysFlag) -> pa.Array:
         if self._records.has_v6:
-            return pa.array([str(unpack_host(packed)) for packed in self._packed_hosts(at, flag)], pa.string())
+            return strings([str(unpack_host(packed)) for packed in self._packed_hosts(at, flag)])
         # The same few peers come again and again: each is written out once.
-        encoded = pa.array(field(self._records.raw, "=u8", at)).dictionary_encode()
+        encoded = numbers(self._records.packed_v4_hosts(which), pa.uint64()).dictionary_encode()
         texts = [str(unpack_host(value.to_bytes(8, sys.byteorder))) for value in encoded.dictionary.to_pylist()]
-        return pa.array(texts, pa.string()).take(encoded.indices)
+        return strings(texts).take(encoded.indices)
 
     def _packed_hosts(self, at: Positions, flag: SysFlag) -> list[bytes]:
         whole = memoryview(self._data)
@@ -238,7 +235,7 @@ class _Columns:
 def _timestamps(millis: npt.NDArray[np.int64]) -> pa.Array:
     # The born time is the sender's word: an absurd one must not become another time by overflow.
     micros = np.clip(millis, -_MAX_MILLIS, _MAX_MILLIS) * 1000
-    return pa.array(micros).view(pa.timestamp("us", "UTC"))
+    return numbers(micros, pa.timestamp("us", "UTC"))
 
 
 _MAKERS: Final[dict[str, Callable[[_Columns], pa.Array]]] = {

@@ -6,17 +6,25 @@ Works on positions of the separators (`name \\x01 value \\x02 …`); model/prope
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from downrange.spark.record_arrays import Bytes, Positions, RecordArrays, spans
+from downrange.compiled import runs
+from downrange.spark.arrow_arrays import as_numpy, numbers, spans
+from downrange.spark.record_arrays import Bytes, Positions, RecordArrays
 
 _NAME_VALUE: Final = 1
 _PROPERTY: Final = 2
 _MOST_BITS: Final = 60
+
+_Texts = tuple[bytes | None, bytes, bytes]
+"""Validity, edges and data of strings, as Arrow keeps them."""
+_Map = tuple[bytes, bytes, bytes, bytes, bytes]
+"""Edges of the rows, edges and data of names, edges and data of values."""
 
 
 class PropertyArrays:
@@ -84,7 +92,7 @@ class PropertyArrays:
         edges = np.zeros(self._rows + 1, np.int32)
         np.cumsum(np.bincount(row, minlength=self._rows), out=edges[1:])
         return pa.MapArray.from_arrays(
-            pa.array(edges), self._text(start, equals), self._text(equals + 1, stop), type=kind
+            numbers(edges, pa.int32()), self._text(start, equals), self._text(equals + 1, stop), type=kind
         )
 
     def _without_duplicates(self) -> npt.NDArray[np.bool_] | None:
@@ -92,7 +100,7 @@ class PropertyArrays:
         if not len(self._row):
             return None
         names = self._text(self._start, self._equals).dictionary_encode()
-        codes = names.indices.to_numpy().astype(np.int64)
+        codes = as_numpy(names.indices).astype(np.int64)
         if len(names.dictionary) <= _MOST_BITS:
             # A name that a row has twice adds its bit twice, but sets it once.
             bits = np.int64(1) << codes
@@ -108,11 +116,57 @@ class PropertyArrays:
     def _text(self, start: npt.NDArray[Any], stop: npt.NDArray[Any], valid: Any = None) -> pa.Array:
         if self._is_ascii:
             return spans(self._data, start, stop, pa.string(), valid)
-        found = spans(self._data, start, stop, pa.binary(), valid)
-        try:
-            return found.cast(pa.string())
-        except pa.ArrowInvalid:
-            return pa.array([_replaced(value) for value in found.to_pylist()], pa.string())
+        return _as_text(spans(self._data, start, stop, pa.binary(), valid))
+
+
+class SplitProperties:
+    """What the compiled twin has made of the properties of records: the same columns as those of PropertyArrays."""
+
+    def __init__(self, rows: int, is_ascii: bool, columns: Mapping[str, _Texts], in_map: _Map | None) -> None:
+        self._rows = rows
+        self._is_ascii = is_ascii
+        self._columns = columns
+        self._map = in_map
+
+    def column(self, name: str) -> pa.Array:
+        return self._text(self._rows, self._columns[name])
+
+    def all(self, kind: pa.DataType) -> pa.Array:
+        assert self._map is not None, "asked for a map that was not made"
+        edges, name_edges, names, value_edges, values = self._map
+        pairs = len(name_edges) // 4 - 1
+        return pa.MapArray.from_arrays(
+            pa.Array.from_buffers(pa.int32(), self._rows + 1, [None, pa.py_buffer(edges)]),
+            self._text(pairs, (None, name_edges, names)),
+            self._text(pairs, (None, value_edges, values)),
+            type=kind,
+        )
+
+    def _text(self, count: int, texts: _Texts) -> pa.Array:
+        buffers = [None if one is None else pa.py_buffer(one) for one in texts]
+        if self._is_ascii:
+            return pa.Array.from_buffers(pa.string(), count, buffers)
+        return _as_text(pa.Array.from_buffers(pa.binary(), count, buffers))
+
+
+def read_properties(
+    records: RecordArrays, data: pa.Buffer, names: Sequence[str], *, wants_map: bool
+) -> PropertyArrays | SplitProperties:
+    """The properties of `records`, of which the columns `names` and maybe the map of all will be asked for."""
+    if runs is not None:
+        wanted = tuple(name.encode() for name in names)
+        found = runs.split_properties(data, records.properties_start, records.properties_stop, wanted, wants_map)
+        if found is not None:
+            is_ascii, columns, in_map = found
+            return SplitProperties(len(records), is_ascii, dict(zip(names, columns, strict=True)), in_map)
+    return PropertyArrays(records, data)
+
+
+def _as_text(found: pa.Array) -> pa.Array:
+    try:
+        return found.cast(pa.string())
+    except pa.ArrowInvalid:
+        return pa.array([_replaced(value) for value in found.to_pylist()], pa.string())
 
 
 @functools.lru_cache(maxsize=1024)

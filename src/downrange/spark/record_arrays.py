@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
+from downrange.compiled import runs
 from downrange.model.message import SysFlag
 from downrange.model.record import FIXED_SIZE, IPV6_EXTRA, MAGIC_V1, MAGIC_V2, CorruptRecord
 
@@ -21,6 +21,24 @@ Bytes = npt.NDArray[np.uint8]
 
 _SIZE: Final = struct.Struct(">i")
 _V6_HOSTS: Final = int(SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6)
+
+
+HEAD: Final = np.dtype(
+    [
+        ("size", ">i4"), ("magic", ">u4"), ("body_crc", ">u4"), ("queue_id", ">i4"), ("flag", ">i4"),
+        ("queue_offset", ">i8"), ("physical_offset", ">i8"), ("sys_flag", ">i4"), ("born_time", ">i8"),
+        # From here on only where hosts are IPv4.
+        ("born_host", "=u8"), ("store_time", ">i8"), ("store_host", "=u8"), ("reconsume_times", ">i4"),
+        ("prepared_transaction_offset", ">i8"), ("body_length", ">i4"),
+    ]
+)  # fmt: skip
+"""The first bytes of a record, of those with IPv4 hosts all up to the body."""
+assert HEAD.itemsize + 3 == FIXED_SIZE
+
+
+def _native(stored: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """A column of heads as an array of its own, in the machine's byte order."""
+    return stored.astype(stored.dtype.newbyteorder("="))
 
 
 def field(raw: Bytes, kind: str, at: Positions) -> npt.NDArray[Any]:
@@ -32,6 +50,12 @@ def field(raw: Bytes, kind: str, at: Positions) -> npt.NDArray[Any]:
 
 def walk(buffer: bytes | bytearray | memoryview) -> Positions:
     """Where the records of a pull reply begin: one behind the other, to the end of the buffer."""
+    if runs is not None and (found := runs.walk_records(buffer)) is not None:
+        return np.frombuffer(found, np.int64)
+    return walk_in_python(buffer)
+
+
+def walk_in_python(buffer: bytes | bytearray | memoryview) -> Positions:
     starts = []
     at, end = 0, len(buffer)
     size_at = _SIZE.unpack_from
@@ -55,17 +79,18 @@ class RecordArrays:
         self.starts = starts
         self._check(starts >= 0, "begins before the buffer")
         self._check(starts + FIXED_SIZE <= len(raw), "is cut off")
-        size = field(raw, ">i4", starts).astype(np.int64)
+        # What all records have at the same place is copied together once: they lie far apart, their heads do not.
+        every_byte = np.ndarray((len(raw) - HEAD.itemsize + 1,), f"V{HEAD.itemsize}", raw.data, strides=(1,))
+        self._head = head = every_byte[starts].view(HEAD) if len(starts) else np.empty(0, HEAD)
+        size = head["size"].astype(np.int64)
         ends = starts + size
         self._check((size >= FIXED_SIZE) & (ends <= len(raw)), "has a size that cannot be")
         self.sizes = size
-        magic = field(raw, ">u4", starts + 4)
-        is_v2 = magic == MAGIC_V2
+        is_v2 = head["magic"] == MAGIC_V2
         has_v2 = bool(is_v2.any())
-        self._check((magic == MAGIC_V1) | is_v2, "has no magic number of a record")
-        self.sys_flag = field(raw, ">i4", starts + 36)
+        self._check((head["magic"] == MAGIC_V1) | is_v2, "has no magic number of a record")
+        self.sys_flag = _native(head["sys_flag"])
         self.has_v6 = bool((self.sys_flag & _V6_HOSTS).any())
-        self.born_host_at = starts + 48
         self.store_time_at = starts + 56
         if self.has_v6:
             self.store_time_at = self.store_time_at + self._is(SysFlag.BORN_HOST_V6) * IPV6_EXTRA
@@ -74,7 +99,9 @@ class RecordArrays:
         if self.has_v6:
             self.reconsume_at = self.reconsume_at + self._is(SysFlag.STORE_HOST_V6) * IPV6_EXTRA
             self._check(self.reconsume_at + 19 <= ends, "is too short for its hosts")
-        body_length = field(raw, ">i4", self.reconsume_at + 12)
+            body_length = field(raw, ">i4", self.reconsume_at + 12)
+        else:
+            body_length = head["body_length"]
         self.body_start = self.reconsume_at + 16
         self.body_stop = self.body_start + body_length
         self._check(
@@ -111,62 +138,45 @@ class RecordArrays:
 
     @property
     def body_crc(self) -> npt.NDArray[np.uint32]:
-        return field(self.raw, ">u4", self.starts + 8)
+        return _native(self._head["body_crc"])
 
     @property
     def queue_id(self) -> npt.NDArray[np.int32]:
-        return field(self.raw, ">i4", self.starts + 12)
+        return _native(self._head["queue_id"])
 
     @property
     def queue_offset(self) -> npt.NDArray[np.int64]:
-        return field(self.raw, ">i8", self.starts + 20)
+        return _native(self._head["queue_offset"])
 
     @property
     def physical_offset(self) -> npt.NDArray[np.int64]:
-        return field(self.raw, ">i8", self.starts + 28)
+        return _native(self._head["physical_offset"])
 
     @property
     def born_time(self) -> npt.NDArray[np.int64]:
-        return field(self.raw, ">i8", self.starts + 40)
+        return _native(self._head["born_time"])
 
     @property
     def store_time(self) -> npt.NDArray[np.int64]:
-        return field(self.raw, ">i8", self.store_time_at)
+        if self.has_v6:
+            return field(self.raw, ">i8", self.store_time_at)
+        return _native(self._head["store_time"])
 
     @property
     def reconsume_times(self) -> npt.NDArray[np.int32]:
-        return field(self.raw, ">i4", self.reconsume_at)
+        if self.has_v6:
+            return field(self.raw, ">i4", self.reconsume_at)
+        return _native(self._head["reconsume_times"])
+
+    def packed_v4_hosts(self, which: str) -> npt.NDArray[np.uint64]:
+        """`born_host` or `store_host` as eight bytes, in the order of the log. Only where no host is IPv6."""
+        found: npt.NDArray[np.uint64] = np.ascontiguousarray(self._head[which])
+        return found
+
+    @property
+    def packed_physical_offset(self) -> npt.NDArray[np.uint64]:
+        """Eight bytes in the order of the log."""
+        return self._head["physical_offset"].view(np.uint64)
 
     def host_sizes(self, flag: SysFlag) -> npt.NDArray[np.int64]:
         return np.where(self._is(flag), 8 + IPV6_EXTRA, 8)
-
-
-def spans(
-    data: pa.Buffer,
-    start: npt.NDArray[Any],
-    stop: npt.NDArray[Any],
-    kind: pa.DataType,
-    valid: npt.NDArray[np.bool_] | None = None,
-) -> pa.Array:
-    """The pieces `start` to `stop` of `data` as one Arrow array; null where not `valid`.
-
-    Arrow copies them: all pieces and the gaps between them are one array over `data`, of which every second is taken.
-    """
-    count = len(start)
-    if not count:
-        return pa.array([], kind)
-    edges = np.empty(2 * count, np.int32)
-    edges[0::2] = start
-    edges[1::2] = stop
-    everything = pa.Array.from_buffers(kind, 2 * count - 1, [None, pa.py_buffer(edges), data])
-    wanted = np.arange(0, 2 * count, 2)
-    return everything.take(pa.array(wanted, mask=None if valid is None else ~valid))
-
-
-def constant(text: str, count: int) -> pa.Array:
-    """The same string in every row."""
-    value = text.encode()
-    edges = (
-        np.arange(0, (count + 1) * len(value), len(value), dtype=np.int32) if value else np.zeros(count + 1, np.int32)
-    )
-    return pa.Array.from_buffers(pa.string(), count, [None, pa.py_buffer(edges), pa.py_buffer(value * count)])

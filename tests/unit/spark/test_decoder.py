@@ -21,8 +21,9 @@ from downrange.model.message_id import HostPort, pack_host
 from downrange.model.properties import find_property
 from downrange.model.record import CorruptRecord, decode_record, encode_record
 from downrange.spark import decoder as decoder_module
+from downrange.spark import property_arrays
 from downrange.spark.decoder import Decoder, Fetched, Origin
-from downrange.spark.record_arrays import walk
+from downrange.spark.record_arrays import walk, walk_in_python
 from downrange.spark.schema import message_schema
 from tests.support.golden_store import unpack
 
@@ -106,8 +107,16 @@ def rows(batches: Sequence[pa.RecordBatch]) -> list[dict[str, Any]]:
 
 
 def decoded(records: Sequence[bytes], origin: Origin = EVERYTHING, **settings: Any) -> list[dict[str, Any]]:
+    """By the compiled twins where they were built, and the same without them."""
     buffer = b"".join(records)
-    return rows(list(Decoder(SCHEMA, **settings).batches(Fetched(buffer, walk(buffer), origin))))
+    starts = walk(buffer)
+    assert starts.tolist() == walk_in_python(buffer).tolist()
+    found = list(Decoder(SCHEMA, **settings).batches(Fetched(buffer, starts, origin)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(property_arrays, "runs", None)
+        in_python = list(Decoder(SCHEMA, **settings).batches(Fetched(buffer, starts, origin)))
+    assert found == in_python
+    return rows(found)
 
 
 def assert_same(records: Sequence[bytes]) -> None:
