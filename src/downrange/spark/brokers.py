@@ -9,7 +9,6 @@ from typing import Final, cast
 
 import msgspec
 
-from downrange.client.admin.cluster import properties_table
 from downrange.client.errors import BrokerNotFound, ClientError
 from downrange.client.session import Session, accepted
 from downrange.model.errors import MQError
@@ -146,6 +145,9 @@ class Brokers:
 
     async def takes_bulk_pulls(self, queue: MessageQueue) -> bool:
         """Does the broker of `queue` say that it is ours and gives as many messages as it is asked for?"""
+        # Here and not above: tasks never ask, and would wait for the import of everything an operator can do.
+        from downrange.client.admin.cluster import properties_table
+
         reply = await self.ask(queue, request(RequestCode.GET_BROKER_CONFIG))
         return properties_table(reply.body_bytes).get(_BULK_KEY, "0") != "0"
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 _SETTINGS: Final = {
@@ -24,6 +26,11 @@ _LOCAL_SETTINGS: Final = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.sql.shuffle.partitions": str(os.cpu_count() or 2),
+    # The other way to write a checkpoint, which Spark would choose, starts a process `readlink` for every file it looks
+    # at when these are local: a third of a small micro-batch.
+    "spark.sql.streaming.checkpointFileManagerClass": (
+        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+    ),
 }
 
 
@@ -39,11 +46,10 @@ def session(
     `master` is `local[*]` unless given here or by spark-submit. `settings` win over ours. On a cluster, ship the
     package with `--py-files` or install it on every node.
     """
-    # Workers must be this Python: the one where downrange and pyarrow are installed.
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     existing = SparkSession.getActiveSession()
     if existing is None:
         chosen = master or os.environ.get("MASTER") or _submitted_master() or "local[*]"
+        _choose_worker_python(chosen)
         builder = SparkSession.builder.appName(app_name).master(chosen)
         wanted = {**_SETTINGS, **(_LOCAL_SETTINGS if chosen.startswith("local") else {}), **(settings or {})}
         for key, value in wanted.items():
@@ -53,6 +59,17 @@ def session(
     if not _is_registered(existing):
         register(existing)
     return existing
+
+
+def _choose_worker_python(master: str) -> None:
+    """Workers must be this Python: the one where downrange and pyarrow are installed."""
+    starter = Path(__file__).with_name("worker-python")
+    # It reads our environment, which only a JVM that we start hands on; and only the workers of this machine get.
+    starts_jvm = SparkContext._gateway is None and "PYSPARK_GATEWAY_PORT" not in os.environ
+    if starts_jvm and master.partition("[")[0] == "local" and os.access(starter, os.X_OK):
+        os.environ["DOWNRANGE_SPARK_PYTHON"] = sys.executable
+        os.environ.setdefault("PYSPARK_PYTHON", str(starter))
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 
 
 def register(spark: SparkSession) -> None:
@@ -72,7 +89,7 @@ def _submitted_master() -> str | None:
     """What spark-submit was given: it starts the JVM before us and passes its settings in this variable's presence."""
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
         return None
-    from pyspark import SparkConf, SparkContext
+    from pyspark import SparkConf
 
     SparkContext._ensure_initialized()  # the JVM is there already; this only connects to it
     return SparkConf().get("spark.master")

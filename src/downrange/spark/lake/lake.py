@@ -15,16 +15,15 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
-
-import pyarrow
-import pyarrow.dataset
-import pyarrow.fs
-import pyarrow.parquet
+from typing import TYPE_CHECKING, Final
 
 from downrange.spark.lake import files
 from downrange.spark.lake.layout import CHECKPOINT, REPLAY, TEMPORARY, LakeError, checked_name
 from downrange.spark.lake.manifest import Contents, Entry, LakeFile, Manifest
+
+if TYPE_CHECKING:
+    import pyarrow
+    import pyarrow.dataset
 
 SNAPSHOT_ENTRIES: Final = 64
 """So many entries are read one by one at most."""
@@ -94,6 +93,10 @@ class Lake:
         self, topics: Sequence[str] = (), begin_millis: int | None = None, end_millis: int | None = None
     ) -> pyarrow.dataset.Dataset:
         """The files as one Arrow dataset, with the columns `topic` and `date` beside those in the files."""
+        # Here and not above: it brings pandas with it, which tasks that only write would wait for.
+        import pyarrow.dataset
+        import pyarrow.fs
+
         chosen = self.files(topics, begin_millis, end_millis)
         if not chosen:
             raise LakeError(f"{self.root} has no such messages")
@@ -172,11 +175,17 @@ class Lake:
 
 
 def _schema(path: Path) -> pyarrow.Schema:
+    import pyarrow
+    import pyarrow.parquet
+
     schema = pyarrow.parquet.read_schema(path).remove_metadata()
     return pyarrow.schema([("topic", pyarrow.string()), ("date", pyarrow.string()), *schema])
 
 
 def _fragment(path: Path, file: LakeFile) -> pyarrow.dataset.Fragment:
+    import pyarrow.dataset
+    import pyarrow.fs
+
     known = (pyarrow.dataset.field("topic") == file.topic) & (pyarrow.dataset.field("date") == file.date)
     return pyarrow.dataset.ParquetFileFormat().make_fragment(
         str(path), filesystem=pyarrow.fs.LocalFileSystem(), partition_expression=known

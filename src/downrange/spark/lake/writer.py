@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from downrange.spark.arrow_arrays import as_numpy
 from downrange.spark.lake.layout import TEMPORARY, LakeError, checked_name, file_name, partition_of
 from downrange.spark.lake.manifest import LakeFile, QueueRange
 from downrange.spark.lake.parquet_file import ParquetFile
@@ -131,15 +132,13 @@ def _parts(batch: pa.RecordBatch) -> Iterator[tuple[_Part, pa.RecordBatch]]:
 
 def _run_bounds(batch: pa.RecordBatch) -> list[int]:
     """Where a run of equal (topic, broker, queue, day) begins, and the end."""
-    ends = [pc.run_end_encode(batch.column(name)).run_ends.to_numpy() for name in ("topic", "broker", "queue_id")]
+    ends = [as_numpy(pc.run_end_encode(batch.column(name)).run_ends) for name in ("topic", "broker", "queue_id")]
     ends.append(np.flatnonzero(np.diff(_days(batch))) + 1)
     return [0, *(int(end) for end in np.unique(np.concatenate(ends)) if 0 < end < batch.num_rows), batch.num_rows]
 
 
 def _days(batch: pa.RecordBatch) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    micros: np.ndarray[tuple[int], np.dtype[np.int64]] = (
-        batch.column("store_time").cast(pa.int64()).to_numpy(zero_copy_only=False)
-    )
+    micros: np.ndarray[tuple[int], np.dtype[np.int64]] = as_numpy(batch.column("store_time").cast(pa.int64()))
     return np.floor_divide(micros, _DAY_MICROS)
 
 

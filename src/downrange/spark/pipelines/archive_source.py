@@ -17,6 +17,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from downrange.model.subscription import parse_tags
 from downrange.spark import planner
+from downrange.spark.arrow_arrays import strings
 from downrange.spark.data_source import arrow_schema
 from downrange.spark.errors import one_line_errors
 from downrange.spark.lake.lake import Lake
@@ -103,6 +104,5 @@ class ArchiveReader(StreamReader):
             writer.discard()
             raise
         if files:
-            yield pa.RecordBatch.from_pydict(
-                {"file": [msgspec.json.encode(file).decode() for file in files]}, schema=_FILE
-            )
+            rows = strings([msgspec.json.encode(file).decode() for file in files])
+            yield pa.RecordBatch.from_arrays([rows], schema=_FILE)
