@@ -86,7 +86,7 @@ class BrokerConfig:
         120, "Close a connection that was idle for so long.", unit="seconds", minimum=1
     )
     busy_poll_micros: int = setting(
-        100,
+        200,
         "How long to look for the next request of a lone caller, who sends one at a time, before going to sleep: being "
         "woken up takes longer than answering. 0 never does. Not a key of RocketMQ.",
         unit="µs",

@@ -14,16 +14,16 @@ from typing import Final
 
 ALIKE: Final = 8
 """So many chunks in a row must bring one request each, all from one connection, before it counts as a lone caller."""
-MISSES: Final = 3
-"""So many times in a row nothing may come while polling, then there is a rest."""
-REST_SECONDS: Final = 1.0
+FIRST_REST_SECONDS: Final = 0.002
+LONGEST_REST_SECONDS: Final = 1.0
+"""After polling in vain there is a rest, twice as long each time in a row."""
 
 
 class BusyPoll:
     """Keeps a loop turning for some microseconds after each reply to a lone caller.
 
     Holds always: nothing turns without a request that was just answered, nor while several connections are active; a
-    caller that is slower than the polling costs no more than MISSES polls every REST_SECONDS.
+    caller that is slower than the polling soon costs no more than one poll every LONGEST_REST_SECONDS.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class BusyPoll:
         self._time = time  # the loop's own has a resolution of a millisecond
         self._caller: object = None
         self._alike = 0
-        self._misses = 0
+        self._rest = FIRST_REST_SECONDS
         self._polls_until = 0.0
         self._rests_until = 0.0
         self.is_polling = False
@@ -50,7 +50,7 @@ class BusyPoll:
             return
         now = self._time()
         if self.is_polling:
-            self._misses = 0
+            self._rest = FIRST_REST_SECONDS
         elif now < self._rests_until:
             return
         else:
@@ -65,7 +65,5 @@ class BusyPoll:
             self._call_soon(self._turn)
         else:
             self.is_polling = False
-            self._misses += 1
-            if self._misses == MISSES:
-                self._misses = 0
-                self._rests_until = now + REST_SECONDS
+            self._rests_until = now + self._rest
+            self._rest = min(2 * self._rest, LONGEST_REST_SECONDS)

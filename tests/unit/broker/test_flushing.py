@@ -74,6 +74,29 @@ async def test_all_who_wait_are_told_by_one_sync(tmp_path: Path) -> None:
     broker.close()
 
 
+async def test_a_sync_waits_for_those_who_are_coming_in(tmp_path: Path) -> None:
+    disk = SlowDisk()
+    broker = wire(tmp_path, files=disk, flush_disk_type=FlushDiskType.SYNC_FLUSH)
+    disk.clock = broker.clock
+    running = asyncio.create_task(broker.flusher.run(lambda: None))
+    waiting = []
+    async with asyncio.timeout(10):
+        for _ in range(5):  # each turn of the loop reads a request of another connection
+            waiting.append(broker.flusher.wait_for(broker.writer.append(new_message()).end_offset))
+            await asyncio.sleep(0)
+        assert await asyncio.gather(*waiting) == [FlushOutcome.FLUSHED] * 5
+        assert disk.is_here == [True]
+        for _ in range(40):  # but not for ever
+            waiting.append(broker.flusher.wait_for(broker.writer.append(new_message()).end_offset))
+            broker.clock.tick(0.0002)
+            await asyncio.sleep(0)
+        assert len(disk.is_here) > 3
+        await asyncio.gather(*waiting)
+    running.cancel()
+    await asyncio.wait([running])
+    broker.close()
+
+
 async def test_room_is_prepared_as_soon_as_some_was_used(tmp_path: Path) -> None:
     broker = wire(tmp_path)
     running = asyncio.create_task(broker.flusher.run(lambda: None))

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Final
 
 from downrange.broker.live_config import LiveConfig
 from downrange.clock import Clock
@@ -20,6 +21,8 @@ from downrange.store.group_commit import FlushOutcome, FlushPolicy, FlushTimes, 
 from downrange.store.message_store import MessageStore
 
 log = logging.getLogger(__name__)
+
+_GATHER_SECONDS: Final = 0.001
 
 
 class Flusher:
@@ -79,11 +82,20 @@ class Flusher:
             await self._wanted.wait()
             self._wanted.clear()
             if quick.is_next_here():
+                await self._gather()
                 began = self._clock.monotonic()
                 await self._flush_log(0, in_thread=False)
                 quick.took(self._clock.monotonic() - began)
             else:
                 await self._flush_log(0)
+
+    async def _gather(self) -> None:
+        """Let those come in whose requests are there already: a sync for one takes as long as for all of them."""
+        until = self._clock.monotonic() + _GATHER_SECONDS
+        seen = 0
+        while seen != len(self._waiting) and self._clock.monotonic() < until:
+            seen = len(self._waiting)
+            await asyncio.sleep(0)
 
     async def _flush_by_time(self) -> None:
         config = self._config.store
