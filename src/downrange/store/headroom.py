@@ -11,11 +11,10 @@ from downrange.store.files import Files
 # So much is kept ready ahead of the appends, and after so much of it was used the rest is topped up.
 AHEAD: Final = 16 << 20
 STEP: Final = 4 << 20
-# One write of zeros. The kernel keeps it as one piece, and a store to any byte of it makes the whole piece dirty. So
-# pieces are large where they are full before they are synced, and small where every few records are.
-LARGE_PIECE: Final = 1 << 20
-SMALL_PIECE: Final = 64 << 10
-_ZEROS: Final = memoryview(bytes(LARGE_PIECE))
+# One write of zeros. The kernel keeps it as one piece, and a store to any byte of it makes the whole piece dirty:
+# larger ones make syncs slower, smaller ones stores.
+PIECE: Final = 64 << 10
+_ZEROS: Final = memoryview(bytes(PIECE))
 _PAUSE_SECONDS: Final = 0.0001
 
 

@@ -12,11 +12,11 @@ from downrange.model.message import TopicQueue
 from downrange.model.topics import MAX_TOPIC_LENGTH, OP_HALF_TOPIC, SCHEDULE_TOPIC
 from downrange.store.checkpoint import AbortMarker, Checkpoint, DirectoryLock
 from downrange.store.commit_log import CommitLog, Place, Walk, join_properties
-from downrange.store.config import BrokerRole, FlushDiskType, StoreConfig
+from downrange.store.config import BrokerRole, StoreConfig
 from downrange.store.dispatcher import BitmapOf, Dispatcher
 from downrange.store.errors import DiskFull, FlushFailed, StoreClosed, StoreError
 from downrange.store.files import OS_FILES, Files
-from downrange.store.headroom import LARGE_PIECE, SMALL_PIECE, Stretch
+from downrange.store.headroom import Stretch
 from downrange.store.key_index import KeyIndex
 from downrange.store.message_limits import MessageLimits
 from downrange.store.message_reader import MatchesEntry, MatchesRecord, MessageReader, QueueEntry
@@ -103,7 +103,6 @@ class MessageStore(MessageReader):
             read_only_paths=config.read_only_commit_log_paths,
             writable=not read_only,
             pool=self._pool,
-            piece=SMALL_PIECE if config.flush_disk_type is FlushDiskType.SYNC_FLUSH else LARGE_PIECE,
             disk_use=disk_use,
         )
         index = None

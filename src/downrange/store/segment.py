@@ -17,7 +17,7 @@ from downrange.store import memory_lock
 from downrange.store.config import BLANK_SIZE
 from downrange.store.errors import StoreCorrupt
 from downrange.store.files import Files
-from downrange.store.headroom import AHEAD, LARGE_PIECE, STEP, Headroom, Stretch
+from downrange.store.headroom import AHEAD, PIECE, STEP, Headroom, Stretch
 
 NAME_DIGITS: Final = 20
 _ZEROS: Final = bytes(1 << 20)
@@ -58,7 +58,7 @@ class Segment:
         "wrote",
     )
 
-    def __init__(self, path: Path, size: int, files: Files, *, writable: bool = True, piece: int = LARGE_PIECE) -> None:
+    def __init__(self, path: Path, size: int, files: Files, *, writable: bool = True, piece: int = PIECE) -> None:
         self.path = path
         self.start = int(path.name)
         self.size = size

@@ -12,7 +12,7 @@ from typing import Final
 
 from downrange.store.errors import DiskFull, FlushFailed, StoreCorrupt, StoreError
 from downrange.store.files import Files
-from downrange.store.headroom import AHEAD, LARGE_PIECE, Stretch
+from downrange.store.headroom import AHEAD, Stretch
 from downrange.store.segment import NAME_DIGITS, Segment, segment_name
 
 log = logging.getLogger(__name__)
@@ -69,7 +69,6 @@ class Segments:
         read_only_paths: Sequence[Path] = (),
         writable: bool = True,
         pool: BufferPool | None = None,
-        piece: int = LARGE_PIECE,
         disk_use: Callable[[Path], float] = disk_use,
     ) -> None:
         self.file_size = file_size
@@ -80,7 +79,6 @@ class Segments:
         self._files = files
         self._writable = writable
         self._pool = pool
-        self._piece = piece
         self._disk_use = disk_use
         self._segments: list[Segment] = []
         self._by_number: dict[int, Segment] = {}
@@ -133,8 +131,7 @@ class Segments:
     def adopt(self, found: Mapping[int, Path]) -> None:
         """Make these files the log, by the offsets they begin at; each has `file_size` bytes and counts as full."""
         self._segments = [
-            Segment(path, self.file_size, self._files, writable=self._writable, piece=self._piece)
-            for _, path in sorted(found.items())
+            Segment(path, self.file_size, self._files, writable=self._writable) for _, path in sorted(found.items())
         ]
         self._by_number = {segment.start // self.file_size: segment for segment in self._segments}
         self.flushed_offset = self.max_offset
@@ -256,7 +253,7 @@ class Segments:
             self._files.sync_directory(path.parent)
         except OSError as error:
             raise storage_error(f"cannot create {path}", error) from error
-        segment = Segment(path, self.file_size, self._files, piece=self._piece)
+        segment = Segment(path, self.file_size, self._files)
         segment.set_end(0)
         return segment
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from downrange.store.config import FlushDiskType
+from downrange.store import headroom as sizes
 from downrange.store.errors import DiskFull
 from downrange.store.files import OsFiles
-from downrange.store.headroom import AHEAD, LARGE_PIECE, SMALL_PIECE, STEP, Headroom
+from downrange.store.headroom import AHEAD, STEP, Headroom
 from downrange.store.message_store import MessageStore
 from downrange.store.segment import Segment, segment_name
 from tests.unit.store.small_store import FailingFiles, bodies, open_store, put
@@ -87,7 +87,7 @@ def test_data_before_it_stays(headroom: Headroom, path: Path, files: RecordedFil
 def test_of_a_file_whose_end_is_not_known_nothing_is_written(path: Path, files: RecordedFiles) -> None:
     path.write_bytes(b"x" * SIZE)
     Headroom(path, SIZE, files, piece=PIECE).extend(SIZE)
-    segment = Segment(path, SIZE, files, piece=PIECE)
+    segment = Segment(path, SIZE, files)
     assert segment.next_stretch() is None
     assert files.writes == []
 
@@ -208,10 +208,10 @@ def test_a_worker_keeps_a_stretch_ready_and_appends_write_none(tmp_path: Path) -
         assert not prepare(store)
         put(store, b"first")
         assert used == [0]
-        assert files.writes == [(0, LARGE_PIECE)]
+        assert files.writes == [(0, sizes.PIECE)]
         assert prepare(store)
         assert not prepare(store)
-        assert sum(length for _, length in files.writes) == AHEAD + LARGE_PIECE
+        assert sum(length for _, length in files.writes) == AHEAD + sizes.PIECE
         ready = len(files.writes)
         body = bytes(60_000)
         while used[-1] < AHEAD - STEP:
@@ -232,15 +232,6 @@ def test_the_next_file_is_made_ready_when_this_one_ends(tmp_path: Path) -> None:
         put(store, bytes(2000))
         assert store.max_offset > 4096
         assert files.writes == [(0, 4096), (0, 4096)]
-
-
-def test_under_sync_flush_pieces_are_small(tmp_path: Path) -> None:
-    files = RecordedFiles()
-    with open_store(
-        tmp_path, files=files, mapped_file_size_commit_log=1 << 20, flush_disk_type=FlushDiskType.SYNC_FLUSH
-    ) as store:
-        put(store)
-        assert files.writes == [(0, SMALL_PIECE)]
 
 
 def test_no_room_for_a_worker_is_a_full_disk(tmp_path: Path) -> None:
