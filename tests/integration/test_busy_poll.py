@@ -9,7 +9,7 @@ from pathlib import Path
 
 from downrange.protocol.codes import RequestCode
 from downrange.protocol.command import Command, request
-from downrange.transport.busy_poll import ALIKE, BusyPoll
+from downrange.transport.busy_poll import ALIKE, FIRST_REST_SECONDS, BusyPoll
 from downrange.transport.connection import Connection
 from downrange.transport.pool import connect
 from downrange.transport.server import Server
@@ -37,6 +37,7 @@ async def test_the_loop_turns_for_a_lone_caller_until_its_time_is_over() -> None
         now += 2
         while is_polling():
             await asyncio.sleep(0)
+        now += FIRST_REST_SECONDS
         await caller.request(request(1), 10)
         assert is_polling()
         await other.request(request(1), 10)
