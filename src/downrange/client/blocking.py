@@ -142,8 +142,15 @@ class Producer:
         background, producer = self._running()
         background.refuse_its_own_thread()
         ready = producer.ready(message)
-        first = producer.delivery.first(ready, queue, selector, timeout)
-        if first is None or self._direct is None:  # a route to be found, hooks to be run
+        delivery = producer.delivery
+        first = delivery.first(ready, queue, selector, timeout)
+        if first is None and delivery.exchange.is_plain:
+            # Only the route is for the loop's thread to find: whose turn it is among the queues, this one knows.
+            clock = producer.session.clock
+            until = clock.monotonic() + (self.config.send_timeout_seconds if timeout is None else timeout)
+            background.run(producer.routes.find(ready.topic, until))
+            first = delivery.first(ready, queue, selector, max(0.0, until - clock.monotonic()))
+        if first is None or self._direct is None:  # hooks to be run, a signature to be made
             return background.run(producer.send(message, queue=queue, selector=selector, timeout=timeout))
         return self._direct.send(ready, first, lambda: background.call(partial(WaitingSend, producer, ready, first)))
 

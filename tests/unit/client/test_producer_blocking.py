@@ -95,6 +95,14 @@ def test_every_way_of_sending(brokers: FakeCluster) -> None:
     producer.close()
 
 
+def test_the_queues_take_turns_from_the_first_send_on(brokers: FakeCluster) -> None:
+    with Producer("producers", brokers.namesrv) as producer:
+        went_to = [producer.send(MESSAGE).queue for _ in range(8)]  # the first has to find the route
+        queues = producer.queues(TOPIC)
+    first = queues.index(went_to[0])
+    assert went_to == [queues[(first + number) % len(queues)] for number in range(8)]
+
+
 def test_a_thread_that_sends_alone_has_a_connection_of_its_own(brokers: FakeCluster) -> None:
     with Producer("producers", brokers.namesrv) as producer:
         for queue in producer.queues(TOPIC) * 2:
