@@ -110,8 +110,10 @@ class MessageWriter:
         if places is None:
             return None
         if len(sends) == len(messages):
-            large = [number for number, place in enumerate(places) if place[1] > LARGE]
-            self.statistics.put_plain(len(places), [(messages[number][0].topic, places[number][1]) for number in large])
+            self.statistics.plain_puts += len(places)
+            for number, place in enumerate(places):
+                if place[1] > LARGE:
+                    self.statistics.put_large(messages[number][0].topic, place[1])
         else:
             at = 0
             for *_, count in sends:

@@ -228,7 +228,7 @@ class Statistics:
         self._put_tallies = self._puts.by_key
         # Plain sends are counted by the store, queue by queue, until somebody wants to know: topic, messages, bytes.
         self.take_plain_puts: Callable[[], Iterable[tuple[str, int, int]]] = tuple
-        self._plain_puts = 0  # those that were not taken yet
+        self.plain_puts = 0  # those that were not taken yet
         self._get_tallies = self._gets.by_key
         self._windows = (Window(10, 7, now), Window(600, 7, now), Window(3600, 25, now))
         self._seconds: deque[SecondSample] = deque(maxlen=_SECONDS_KEPT)
@@ -270,17 +270,14 @@ class Statistics:
             for size in sizes:
                 tally.by_size[_SIZE_BUCKET[(size - 1).bit_length()]] += 1
 
-    def put_plain(self, messages: int, large: Iterable[tuple[str, int]]) -> None:
-        """As many requests stored one message each, and `take_plain_puts` will tell of which topics; `large` are the
-        topics and sizes of those larger than `LARGE`."""
-        self._plain_puts += messages
-        for topic, size in large:
-            by_size = self._put_tallies[topic].by_size
-            by_size[0] -= 1
-            by_size[_SIZE_BUCKET[(size - 1).bit_length()]] += 1
+    def put_large(self, topic: str, size: int) -> None:
+        """A message that is counted as plain is larger than `LARGE`."""
+        by_size = self._put_tallies[topic].by_size
+        by_size[0] -= 1
+        by_size[_SIZE_BUCKET[(size - 1).bit_length()]] += 1
 
     def _count_plain_puts(self) -> None:
-        self._plain_puts = 0
+        self.plain_puts = 0
         for topic, messages, size in self.take_plain_puts():
             tally = self._put_tallies[topic]
             tally.calls += messages
@@ -409,7 +406,7 @@ class Statistics:
 
     @property
     def put_messages(self) -> int:
-        return self._puts.messages + self._plain_puts
+        return self._puts.messages + self.plain_puts
 
     @property
     def put_bytes(self) -> int:

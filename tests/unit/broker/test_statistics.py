@@ -380,7 +380,8 @@ def test_plain_puts_are_counted_at_once_and_by_topic_when_somebody_asks(seconds:
 
     statistics.take_plain_puts = take
     statistics.put("A", 1, 100)
-    statistics.put_plain(5, [("A", 5200)])
+    statistics.plain_puts += 5
+    statistics.put_large("A", 5200)
     assert statistics.put_messages == 6
     assert stored
     tallies = {
@@ -389,11 +390,11 @@ def test_plain_puts_are_counted_at_once_and_by_topic_when_somebody_asks(seconds:
     assert tallies == {"A": (5, 5, 5600, [4, 0, 1]), "B": (1, 1, 100, [1, 0, 0])}
     assert statistics.put_messages == 6
     stored.append(("B", 6, 600))
-    statistics.put_plain(6, [])
+    statistics.plain_puts += 6
     seconds.run(10)
     assert seconds.data("TOPIC_PUT_NUMS", "B").stats_minute.sum == 7
     stored.append(("B", 1, 100))
-    statistics.put_plain(1, [])
+    statistics.plain_puts += 1
     statistics.forget_topic("B")
     assert statistics.put_messages == 13
     assert [topic for topic, _ in statistics.puts()] == ["A"]
