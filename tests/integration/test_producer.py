@@ -259,7 +259,7 @@ def test_a_blocking_producer_goes_on_when_its_broker_is_back(tmp_path: Path) -> 
         with pytest.raises(SendFailed, match=r"lost|cannot connect"):
             send_some(producer, 1)
     with standalone_process(tmp_path, namesrv_port=namesrv_port, broker_port=broker_port):
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while len(acknowledged) < 400:
             try:
                 send_some(producer, 1)
