@@ -19,6 +19,7 @@ from downrange.spark.lake.layout import LakeBusy, LakeError
 from downrange.spark.pipelines.archive import ArchiveProgress, archive
 from downrange.spark.pipelines.errors import PipelineError
 from downrange.testing import EmbeddedBroker, broker
+from tests.spark.messages import wait_for_queue_files
 from tests.support.lake_messages import all_files, by_manifest
 
 
@@ -122,6 +123,7 @@ def test_two_archives_share_a_lake(spark: SparkSession, mq: EmbeddedBroker, tmp_
 
 def test_straight_from_a_store_directory(spark: SparkSession, mq: EmbeddedBroker, tmp_path: Path) -> None:
     send(mq, "files", 0, 100)
+    wait_for_queue_files(mq.data / "store", "files", 100)
     options = {"storePath": str(mq.data / "store"), "subscribe": "files", "tags": "tag1"}
     assert archive(spark, tmp_path / "lake", options).messages == 33
     assert keys(tmp_path / "lake") == Counter({f"key-{n}": 1 for n in range(1, 100, 3)})

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812  as everybody calls it
 from downrange import Message, ProducerConfig, SendStatus
 from downrange.model.message import MessageQueue
 from downrange.testing import EmbeddedBroker, broker
-from tests.spark.messages import bodies, checksum, numbers, send, source
+from tests.spark.messages import bodies, checksum, numbers, send, source, wait_for_queue_files
 
 TOPIC = "orders"
 COUNT = 300
@@ -204,6 +204,7 @@ def test_many_rows_arrive_whole(spark: SparkSession, count: int) -> None:
         ).head()
         assert row is not None
         assert (row.rows, row.checksum, row.places) == (count, checksum(sent), count)
+        wait_for_queue_files(mq.data / "store", "many", count)
         files = spark.read.format("rocketmq").options(storePath=str(mq.data / "store"), subscribe="many").load()
         again = files.agg(F.count("*").alias("rows"), F.sum(F.crc32("body")).alias("checksum")).head()
         assert again is not None
