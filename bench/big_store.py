@@ -26,7 +26,7 @@ from bench.report import QUICK, Figure, NotMeasured, Row, table
 from downrange.store.config import StoreConfig
 from downrange.store.message_store import MessageStore
 from downrange.store.new_message import NewMessage, PutMessageStatus
-from downrange.store.queues import PlainMessage
+from downrange.store.run import PlainMessage, run_of
 
 TOPIC = "BenchmarkTest"
 QUEUES = 4
@@ -70,7 +70,7 @@ class Sender:
         ]
 
     def append(self, run: list[PlainMessage]) -> None:
-        if self._store.append_run(run, HOST, HOST, time.time_ns() // 1_000_000) is None:
+        if not self._store.append_run(run_of(run), HOST, HOST, time.time_ns() // 1_000_000):
             self._append_one(0)  # the file was full; this makes the next one
 
 

@@ -23,7 +23,7 @@ from downrange.model.message_id import pack_host
 from downrange.store.config import StoreConfig
 from downrange.store.message_store import MessageStore
 from downrange.store.new_message import NewMessage, PutMessageStatus
-from downrange.store.queues import PlainMessage
+from downrange.store.run import PlainMessage, run_of
 
 QUEUES = 4
 MESSAGES = 200_000
@@ -54,7 +54,7 @@ def append_at_random(store: MessageStore, queues: list[tuple[str, int]], message
     """Appends a second of CPU time, finding the queues included."""
     chance = random.Random(1)
     seconds = 0.0
-    plain = store.queues.plain
+    states = store.queues.states
     for first in range(0, messages, _RUN):
         # Made in small numbers, so that the memory measured is the store's.
         chosen = [chance.choice(queues) for _ in range(_RUN)]
@@ -67,10 +67,8 @@ def append_at_random(store: MessageStore, queues: list[tuple[str, int]], message
         started = time.process_time()
         run: list[PlainMessage] = []
         for topic, queue_id, properties, text in named:
-            state = plain[topic][queue_id]
-            assert state is not None
-            run.append((state, _BODY, properties, text, 1_700_000_000_000, 0, 0, 0))
-        if store.append_run(run, HOST, HOST, time.time_ns() // 1_000_000) is None:
+            run.append((states[topic, queue_id], _BODY, properties, text, 1_700_000_000_000, 0, 0, 0))
+        if not store.append_run(run_of(run), HOST, HOST, time.time_ns() // 1_000_000):
             append_to_each(store, chosen)  # the file of the log was full
         seconds += time.process_time() - started
     return messages / seconds

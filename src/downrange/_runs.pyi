@@ -1,31 +1,33 @@
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from mmap import mmap
 
 from typing_extensions import Buffer
 
-from downrange.broker.message_writer import PlainRun
-from downrange.protocol.bodies.plain_send import Sent
+from downrange.protocol.bodies.plain_send import Stored
 from downrange.protocol.framing import Frame
-from downrange.store.commit_log import Place
+from downrange.store import run
 from downrange.store.message_reader import Backlog
-from downrange.store.queues import PlainMessage, QueueState
+from downrange.store.queues import QueueState
 
 # Each does what its twin in Python does, or returns None and has done nothing.
 
+class Run(run.Run): ...
+
 def cut_frames(data: bytes, max_length: int, max_header: int, /) -> tuple[list[Frame], int] | None: ...
+def run_of(messages: list[run.PlainMessage], sends: list[run.Sent], code: int, /) -> Run | None: ...
 def plain_run(
     frames: Sequence[Frame],
     at: int,
-    write_queues: Mapping[str, int],
-    queues_of: Mapping[str, Sequence[QueueState | None]],
+    destinations: dict[str, bytes],
+    states_by_row: list[QueueState | None],
     fits: int,
     batch_fits: int,
     cluster: bytes,
     /,
-) -> PlainRun | None: ...
+) -> Run | None: ...
 def append_run(
-    messages: Sequence[PlainMessage],
+    run: run.Run,
     born_host: bytes,
     store_host: bytes,
     store_timestamp: int,
@@ -35,13 +37,10 @@ def append_run(
     start: int,
     rows: array[int],
     /,
-) -> list[Place] | None: ...
-def put_entries(
-    messages: Sequence[PlainMessage], places: Sequence[Place], rows: array[int], memory: bytearray, /
-) -> list[QueueState] | None: ...
+) -> int | None: ...
+def put_entries(run: run.Run, rows: array[int], memory: bytearray, /) -> list[int] | None: ...
 def index_keys(
-    messages: Sequence[PlainMessage],
-    places: Sequence[Place],
+    run: run.Run,
     memory: mmap | bytearray,
     slots: int,
     next_entry: int,
@@ -52,12 +51,7 @@ def index_keys(
     /,
 ) -> tuple[int, int, int] | None: ...
 def encode_answers(
-    json_pieces: tuple[bytes, ...],
-    binary_pieces: tuple[bytes, ...],
-    id_size: int,
-    sends: Sequence[Sent],
-    places: Sequence[Place],
-    /,
+    json_pieces: tuple[bytes, ...], binary_pieces: tuple[bytes, ...], id_size: int, run: Stored, /
 ) -> bytes | None: ...
 def encode_pull(
     pieces: tuple[bytes, ...], kind: int, opaque: int, numbers: tuple[int, int, int, int], backlog: Backlog, /

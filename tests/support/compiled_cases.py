@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import struct
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -14,7 +15,9 @@ from downrange.protocol.bodies.send import BatchEntry, SendMessageRequest, encod
 from downrange.protocol.codes import RequestCode
 from downrange.protocol.command import Command
 from downrange.protocol.framing import Frame, FrameDecoder, encode
-from downrange.store.queues import PlainMessage, QueueState
+from downrange.store.commit_log import topic_field
+from downrange.store.queues import QueueState
+from downrange.store.run import PlainMessage
 from tests.support.golden import scenarios
 
 HOSTS = (pack_host("10.1.2.3", 50000), pack_host("10.9.8.7", 10911), pack_host("fe80::1", 10911))
@@ -162,6 +165,11 @@ def message(random: Random, state: QueueState) -> PlainMessage:
         random.choice((0, 1, 48, 2**31 - 1)),
         random.choice((0, 3)),
     )
+
+
+def packed(topic: str, rows: Sequence[int]) -> bytes:
+    """What `Destinations` has for a topic."""
+    return struct.pack(f"=i{len(rows)}i", len(rows), *rows) + topic_field(topic)
 
 
 def files_of(root: Path) -> dict[str, bytes]:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import struct
 from array import array
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from random import Random
 from typing import Any
 from unittest.mock import patch
 
 from downrange import compiled
-from downrange.store import commit_log, dispatcher, key_index
+from downrange.store import commit_log, dispatcher, key_index, run
 from downrange.store.index_file import SLOT
 from downrange.store.message_store import MessageStore
 from downrange.store.new_message import PutMessageStatus
 from downrange.store.queue_tails import QueueTails
+from downrange.store.run import run_of
 from tests.support import compiled_cases as cases
 from tests.unit.store.small_store import NOW, new_message, open_store
 
@@ -29,8 +30,11 @@ def same_files(random: Random, root: str) -> None:
     with ExitStack() as stack:
         for module in (commit_log, dispatcher, key_index):
             stack.enter_context(patch.object(module, "runs", None))
+        assert _filled(Random(seed), Path(root, "mixed")) == with_twins  # the runs are compiled ones
+        stack.enter_context(patch.object(run, "runs", None))
         assert _filled(Random(seed), Path(root, "pure")) == with_twins
-    assert cases.files_of(Path(root, "compiled")) == cases.files_of(Path(root, "pure"))
+    for other in ("mixed", "pure"):
+        assert cases.files_of(Path(root, "compiled")) == cases.files_of(Path(root, other))
 
 
 def _filled(random: Random, root: Path) -> list[Any]:
@@ -43,9 +47,10 @@ def _filled(random: Random, root: Path) -> list[Any]:
     for number in range(random.randrange(1, 12)):
         _spoil_slots(random, store)
         chosen = random.choices(states, k=random.choice((1, 2, 30)))
-        run = [cases.message(random, state) for state in chosen]
-        seen.append(store.append_run(run, born_host, store_host, NOW + 700 * number))
-        if seen[-1] is None:  # the file is full: what `append` is there for
+        messages = run_of([cases.message(random, state) for state in chosen])
+        if store.append_run(messages, born_host, store_host, NOW + 700 * number):
+            seen.append((messages.places, messages.largest, messages.end))
+        else:  # the file is full: what `append` is there for
             assert store.append(new_message(b"x" * 300)).status is PutMessageStatus.PUT_OK
         seen.append([(state.next_offset, repr(state.queue), state.queue.max_physical_offset) for state in states])
     store.close()
@@ -107,32 +112,44 @@ def refuses_nonsense(random: Random) -> None:
         case 2:
             messages[which] = random.choice((spoilt, messages[which][:7], (*messages[which], 1)))
         case _:
+            run = _run_of(messages)
             numbers = list(rows)
-            arguments: list[Any] = [messages, cases.HOSTS[0], cases.HOSTS[1], NOW, memory, 0, 3000, 0, rows]
+            arguments: list[Any] = [run, cases.HOSTS[0], cases.HOSTS[1], NOW, memory, 0, 3000, 0, rows]
             arguments[random.randrange(len(arguments))] = spoilt
             if runs.append_run(*arguments) is None:
                 assert (bytes(memory), list(rows)) == (before, numbers)
             numbers, entries = list(rows), bytes(tail)
-            arguments = [messages, places, rows, tail]
+            run.places = places
+            arguments = [run, rows, tail]
             arguments[random.randrange(len(arguments))] = spoilt
             assert runs.put_entries(*arguments) is None
             assert (list(rows), bytes(tail)) == (numbers, entries)
-            arguments = [messages, places, memory, 7, 2, 60, 0, 0, 0]
+            arguments = [run, memory, 7, 2, 60, 0, 0, 0]
             before = bytes(memory)
             arguments[random.randrange(len(arguments))] = spoilt
             if runs.index_keys(*arguments) is None:
                 assert memory == before
             return
+    run = runs.run_of(messages, [], 310)
+    if run is None:
+        return
     numbers = list(rows)
     limit = random.choice((len(memory), len(memory) + 1, 100))
-    if runs.append_run(messages, *cases.HOSTS[:2], NOW, memory, 0, limit, 0, rows) is None:
+    if runs.append_run(run, *cases.HOSTS[:2], NOW, memory, 0, limit, 0, rows) is None:
         assert (bytes(memory), list(rows)) == (before, numbers)
     else:
         assert memory[:8] != before[:8]
-    spoilt_places = random.choice((places, places[:2], [*places[:2], spoilt], [*places[:2], (spoilt, 1, 6)]))
+    with suppress(TypeError):
+        run.places = random.choice((places, places[:2], [*places[:2], spoilt], [*places[:2], (spoilt, 1, 6)]))
     numbers, entries = list(rows), bytes(tail)
-    if runs.put_entries(messages, spoilt_places, rows, tail) is None:
+    if runs.put_entries(run, rows, tail) is None:
         assert (list(rows), bytes(tail)) == (numbers, entries)
     before = bytes(memory)
-    if runs.index_keys(messages, spoilt_places, memory, 7, 2, random.choice((10, 150, 10**6)), 0, 0, 0) is None:
+    if runs.index_keys(run, memory, 7, 2, random.choice((10, 150, 10**6)), 0, 0, 0) is None:
         assert memory == before
+
+
+def _run_of(messages: list[Any]) -> Any:
+    run = compiled.runs.run_of(messages, [], 310)
+    assert run is not None
+    return run

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 from shutil import which
@@ -19,7 +20,8 @@ from downrange.model.hashing import tags_code
 from downrange.protocol.bodies.plain_send import SendReply
 from downrange.store.queue_entry import ENTRY
 from downrange.store.queue_tails import SPILL_AT
-from downrange.store.queues import PlainMessage, QueueState
+from downrange.store.queues import QueueState
+from downrange.store.run import Place, PlainMessage, Run
 from tests.support import compiled_cases as cases
 from tests.unit.store.small_store import BORN_HOST, NOW, STORE_HOST, new_message, open_store
 
@@ -28,8 +30,16 @@ needs_twins = pytest.mark.skipif(compiled.runs is None, reason="built without a 
 ID = "UNIQ_KEY\x017F0000011A2B18B4AAC2000000000001\x02TAGS\x01TagA"
 
 
-def usual_run(states: list[QueueState]) -> list[PlainMessage]:
+def usual_messages(states: list[QueueState]) -> list[PlainMessage]:
     return [(state, b"body", ID.encode(), ID, NOW, 0, 0, 0) for state in states]
+
+
+def usual_run(states: list[QueueState], places: list[Place] | None = None) -> Run:
+    run = compiled.runs.run_of(usual_messages(states), [], 310)
+    assert run is not None
+    if places is not None:
+        run.places = places
+    return run
 
 
 def shown_version(**environment: str) -> str:
@@ -49,20 +59,22 @@ def test_the_twins_take_what_is_usual(tmp_path: Path) -> None:
     for queue_id in (0, 1):
         store.append(new_message(queue_id=queue_id, properties=ID.encode()))
     states = list(store.queues.states.values())
-    messages = usual_run([states[0], states[1], states[0]])
+    run = usual_run([states[0], states[1], states[0]])
     memory = bytearray(4096)
     tails = states[0].tails
-    places = runs.append_run(messages, BORN_HOST, STORE_HOST, NOW, memory, 100, 4096, 8192, tails.rows)
-    assert places is not None
+    end = runs.append_run(run, BORN_HOST, STORE_HOST, NOW, memory, 100, 4096, 8192, tails.rows)
     size = 88 + 4 + len(states[0].topic_field) + 2 + len(ID)
+    assert end == run.end == 8292 + 3 * size
+    assert run.largest == size
+    places = run.places
     assert places == [(8292, size, 1), (8292 + size, size, 1), (8292 + 2 * size, size, 2)]
     assert [state.next_offset for state in states] == [3, 2]
-    assert runs.put_entries(messages, places, tails.rows, tails.memory) == []
+    assert runs.put_entries(run, tails.rows, tails.memory) == []
     assert [state.queue.max_offset for state in states] == [3, 2]
     assert states[0].queue.read(2, 1) == ENTRY.pack(places[2][0], size, tags_code("TagA"))
     assert states[1].queue.max_physical_offset == places[1][0] + size
     index = bytearray(40 + 4 * 10 + 20 * 50)
-    assert runs.index_keys(messages, places, index, 10, 2, 50, 1, 0, 0) == (5, 2, places[2][0])
+    assert runs.index_keys(run, index, 10, 2, 50, 1, 0, 0) == (5, 2, places[2][0])
     store.close()
 
 
@@ -78,7 +90,7 @@ def test_the_twin_says_which_queues_are_to_be_written(tmp_path: Path) -> None:
     tails.rows[states[1].row + SPILL_AT] = 60
     first = store.max_offset
     places = [(first + 200 * n, 200, 1 + n // 2) for n in range(8)]
-    assert runs.put_entries(usual_run(states * 4), places, tails.rows, tails.memory) == [states[1]]
+    assert runs.put_entries(usual_run(states * 4, places), tails.rows, tails.memory) == [states[1].row]
     store.close()
 
 
@@ -92,9 +104,9 @@ def test_entries_that_do_not_come_next_are_left_to_the_twin(tmp_path: Path) -> N
     tails.make_room(10)
     before = list(tails.rows), bytes(tails.memory)
     gap, duplicate, backwards = [1, 3], [1, 0], [1, 2]
-    for offsets, step in ((gap, 200), (duplicate, 200), (backwards, -200)):
+    for offsets, step in ((gap, 200), (duplicate, 200), (backwards, -100)):
         places = [(first + step * n, 200, offset) for n, offset in enumerate(offsets)]
-        assert runs.put_entries(usual_run([state] * 2), places, tails.rows, tails.memory) is None
+        assert runs.put_entries(usual_run([state] * 2, places), tails.rows, tails.memory) is None
         assert (list(tails.rows), bytes(tails.memory)) == before
     store.close()
 
@@ -107,10 +119,9 @@ def test_no_reference_is_kept_or_lost(tmp_path: Path) -> None:
     (state,) = store.queues.states.values()
     frames = [cases.send(Random(seed)) for seed in range(200)]
     chunk = b"".join(cases.wire(Random(seed)) for seed in range(20))
-    topics = dict.fromkeys(("TopicA", "a"), 4)
-    states = dict.fromkeys(topics, (state, state))
+    destinations = {topic: cases.packed(topic, (0, 0)) for topic in ("TopicA", "a")}
     reply = SendReply(0, STORE_HOST, "DefaultRegion", trace_on=True)
-    messages = usual_run([state] * 3)
+    messages = usual_messages([state] * 3)
     places = [(10**6 + 200 * n, 200, 1 + n) for n in range(3)]
     sends = [(0, 10**6, 0, 1, 1), (1, 10**6 + 1, 0, 1, 2)]
     memory = bytearray(4096)
@@ -127,7 +138,7 @@ def test_no_reference_is_kept_or_lost(tmp_path: Path) -> None:
         places,
     ]
     watched += [memory, BORN_HOST, STORE_HOST, sends, reply._json_pieces[0], frames[0], frames[0][1], None]
-    watched += [chunk, topics, states, *states.values()]
+    watched += [chunk, destinations, *destinations.values()]
     pieces = reply._json_pieces, reply._binary_pieces, reply._id_size
 
     rows, tail = state.tails.rows, state.tails.memory
@@ -136,23 +147,34 @@ def test_no_reference_is_kept_or_lost(tmp_path: Path) -> None:
 
     def once() -> None:
         rows[:], tail[:] = put_before
-        assert runs.append_run(messages, BORN_HOST, STORE_HOST, NOW, memory, 0, 4096, 0, rows)
-        assert runs.append_run(messages, BORN_HOST, STORE_HOST, NOW, memory, 0, 400, 0, rows) is None
-        assert runs.append_run([*messages, None], BORN_HOST, STORE_HOST, NOW, memory, 0, 4096, 0, rows) is None
-        assert runs.append_run(messages, BORN_HOST, STORE_HOST, NOW, b"", 0, 4096, 0, rows) is None
-        assert runs.append_run(messages, BORN_HOST, STORE_HOST, NOW, memory, 0, 4096, 0, b"") is None
-        assert runs.put_entries(messages, places, rows, tail) == []
-        assert runs.put_entries(messages, places, rows, tail) is None
-        assert runs.put_entries([*messages, None], [*places, None], rows, tail) is None
-        assert runs.index_keys(messages, places, memory, 10, 2, 100, 0, 0, 0)
-        assert runs.index_keys(messages, places, memory, 10, 2, 4, 0, 0, 0) is None
-        assert runs.encode_answers(*pieces, sends, places)
-        assert runs.encode_answers(*pieces, [*sends, None], places) is None
-        assert runs.encode_answers(*pieces, sends, places[:2]) is None
+        run = runs.run_of(messages, sends, 310)
+        assert runs.append_run(run, BORN_HOST, STORE_HOST, NOW, memory, 0, 400, 0, rows) is None
+        assert runs.append_run(run, BORN_HOST, STORE_HOST, NOW, b"", 0, 4096, 0, rows) is None
+        assert runs.append_run(run, BORN_HOST, STORE_HOST, NOW, memory, 0, 4096, 0, b"") is None
+        assert runs.encode_answers(*pieces, run) is None
+        assert runs.append_run(run, BORN_HOST, STORE_HOST, NOW, memory, 0, 4096, 0, rows)
+        assert runs.append_run(run, BORN_HOST, STORE_HOST, NOW, memory, 0, 4096, 0, rows) is None
+        assert runs.run_of([*messages, None], sends, 310) is None
+        assert runs.run_of(messages, [*sends, None], 310) is None
+        assert (run.messages, run.sends, run.states) == (messages, sends, [state] * 3)
+        run.places = places
+        with suppress(TypeError):  # what pytest knows of an exception would be counted below
+            run.places = [*places[:2], None]
+        assert run.places == []
+        run.places = places
+        assert (run[1], run.places, run.end, run.requests) == (messages[1], places, 10**6 + 600, 2)
+        assert runs.put_entries(run, rows, tail) == []
+        assert runs.put_entries(run, rows, tail) is None
+        assert runs.index_keys(run, memory, 10, 2, 100, 0, 0, 0)
+        assert runs.index_keys(run, memory, 10, 2, 4, 0, 0, 0) is None
+        assert runs.encode_answers(*pieces, run)
+        assert runs.encode_answers(*pieces, messages) is None
         assert runs.cut_frames(chunk, 2**24, 2**16)
         assert runs.cut_frames(chunk, 100, 2**16) is None
         for at in range(len(frames)):
-            runs.plain_run(frames, at, topics, states, 700, 3000, b"CLUSTER\x01c")
+            run = runs.plain_run(frames, at, destinations, [state], 700, 3000, b"CLUSTER\x01c")
+            if run is not None:
+                assert len(run) == len(run.messages) == len(run.states)
 
     once()
     before = [sys.getrefcount(one) for one in watched]

@@ -10,30 +10,22 @@ enum { FREE_BLOCK, USED_BYTES, BLOCKS_IN_USE };
 #define FIRST 16
 #define ENTRY_SIZE 20
 
-extern PyObject *s_row;
-
 /* Reading from far memory takes as long as a hundred steps; asked for together, many places take as long as one. */
 static inline void fetch(const void *at) { __builtin_prefetch(at, 1); }
 
-/* An object and what it has in its first slots. */
-static inline void fetch_object(const PyObject *object) {
-    fetch(object);
-    fetch((const byte *)object + 64);
-}
-
-/* The row of a queue; NULL when `number` does not name one. */
-static inline int64_t *row_at(const Py_buffer *rows, PyObject *number) {
-    int64_t row;
-    if (!as_number(number, 0, rows->len / (Py_ssize_t)sizeof(int64_t) - ROW, &row) || row % ROW) return NULL;
+/* The row of a queue; NULL when `row` does not name one. */
+static inline int64_t *row_at(const Py_buffer *rows, int64_t row) {
+    if (row < 0 || row % ROW || row > rows->len / (Py_ssize_t)sizeof(int64_t) - ROW) return NULL;
     return (int64_t *)rows->buf + row;
 }
 
-static inline int take_rows(PyObject *object, Py_buffer *rows) {
-    if (PyObject_GetBuffer(object, rows, PyBUF_WRITABLE) < 0) {
+/* Writable memory that begins where numbers may; 0 without an exception. */
+static inline int take_buffer(PyObject *object, Py_buffer *memory) {
+    if (PyObject_GetBuffer(object, memory, PyBUF_WRITABLE) < 0) {
         PyErr_Clear();
         return 0;
     }
-    return (uintptr_t)rows->buf % sizeof(int64_t) == 0;
+    return (uintptr_t)memory->buf % sizeof(int64_t) == 0;
 }
 
 static inline int64_t get_native(const byte *at) {

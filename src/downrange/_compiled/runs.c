@@ -1,10 +1,11 @@
 /* The module downrange._runs. */
-#include "runs.h"
+#include "run.h"
 
-PyObject *s_queue_id, *s_row, *s_topic, *s_topic_field;
+PyObject *s_queue_id, *s_row, *s_topic_field;
 
 static PyMethodDef functions[] = {
     {"cut_frames", (PyCFunction)(void (*)(void))cut_frames, METH_FASTCALL, NULL},
+    {"run_of", (PyCFunction)(void (*)(void))run_of, METH_FASTCALL, NULL},
     {"plain_run", (PyCFunction)(void (*)(void))plain_run, METH_FASTCALL, NULL},
     {"append_run", (PyCFunction)(void (*)(void))append_run, METH_FASTCALL, NULL},
     {"put_entries", (PyCFunction)(void (*)(void))put_entries, METH_FASTCALL, NULL},
@@ -24,8 +25,8 @@ PyMODINIT_FUNC PyInit__runs(void) {
     make_crc_table();
     s_queue_id = PyUnicode_InternFromString("queue_id");
     s_row = PyUnicode_InternFromString("row");
-    s_topic = PyUnicode_InternFromString("topic");
     s_topic_field = PyUnicode_InternFromString("topic_field");
-    if (!s_queue_id || !s_row || !s_topic || !s_topic_field) return NULL;
+    if (!s_queue_id || !s_row || !s_topic_field) return NULL;
+    if (PyType_Ready(&run_type) < 0) return NULL;
     return PyModule_Create(&definition);
 }

@@ -24,7 +24,7 @@ typedef struct {
 } Text;
 
 /* Names of attributes. */
-extern PyObject *s_queue_id, *s_row, *s_topic, *s_topic_field;
+extern PyObject *s_queue_id, *s_row, *s_topic_field;
 
 PyObject *cut_frames(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *plain_run(PyObject *module, PyObject *const *args, Py_ssize_t count);
@@ -123,14 +123,6 @@ static inline Py_ssize_t measure(PyObject *pieces, Py_ssize_t expected) {
         if (!PyBytes_CheckExact(piece) || (size += PyBytes_GET_SIZE(piece)) > 1 << 20) return -1;
     }
     return size;
-}
-
-#define MESSAGE_SIZE 8 /* state, body, properties, text, born timestamp, flag, sysFlag, reconsume times */
-
-/* One message of a run: a tuple whose first three are a state, bytes and bytes. */
-static inline int is_message(PyObject *message) {
-    return PyTuple_CheckExact(message) && PyTuple_GET_SIZE(message) == MESSAGE_SIZE
-        && PyBytes_CheckExact(PyTuple_GET_ITEM(message, 1)) && PyBytes_CheckExact(PyTuple_GET_ITEM(message, 2));
 }
 
 /* CRC-32 as zlib computes it; make the table before the first. */

@@ -18,21 +18,15 @@ from downrange.model.hashing import tags_code
 from downrange.model.message import TopicQueue
 from downrange.model.properties import find_property
 from downrange.model.topics import SCHEDULE_TOPIC
-from downrange.protocol.bodies.plain_send import Sent
 from downrange.protocol.bodies.send import SendMessageResponse
 from downrange.protocol.codes import ResponseCode
 from downrange.protocol.command import Command
-from downrange.store.commit_log import Place
 from downrange.store.config import BrokerRole
 from downrange.store.group_commit import FlushOutcome
 from downrange.store.message_store import GrownQueue, MessageStore
 from downrange.store.new_message import AppendResult, BatchUnit, NewMessage, PutMessageStatus
-from downrange.store.queues import PlainMessage
+from downrange.store.run import Run
 from downrange.transport.connection import LaterReply
-
-# Plain sends of one request code: that code, the topic if they have one in common, their messages, and what is needed
-# to answer them.
-PlainRun = tuple[int, str | None, list[PlainMessage], list[Sent]]
 
 _PUT_OK = PutMessageStatus.PUT_OK
 STATUS_CODES = {
@@ -103,32 +97,40 @@ class MessageWriter:
     def store(self) -> MessageStore:
         return self._store
 
-    def append_run(self, run: PlainRun, born_host: bytes, store_host: bytes) -> list[Place] | None:
-        """`append` for many plain messages at once; None when they have to go one by one."""
-        _, _, messages, sends = run
-        places = self._store.append_run(messages, born_host, store_host, self._clock.now())
-        if places is None:
-            return None
-        if len(sends) == len(messages):
-            self.statistics.plain_puts += len(places)
-            for number, place in enumerate(places):
-                if place[1] > LARGE:
-                    self.statistics.put_large(messages[number][0].topic, place[1])
+    def append_run(self, run: Run, born_host: bytes, store_host: bytes) -> bool:
+        """`append` for many plain messages at once; False when they have to go one by one."""
+        if not self._store.append_run(run, born_host, store_host, self._clock.now()):
+            return False
+        if run.requests < len(run):
+            self._count_batches(run)
         else:
-            at = 0
-            for *_, count in sends:
-                size = sum([place[1] for place in places[at : at + count]])
-                state = messages[at][0]
-                state.uncount(count, size)
-                self.statistics.put(state.topic, count, size)
-                at += count
+            self.statistics.plain_puts += len(run)
+            if run.largest > LARGE:
+                for state, (_, size, _) in zip(run.states, run.places, strict=True):
+                    if size > LARGE:
+                        self.statistics.put_large(state.topic, size)
         if self._waiting:
-            for (state, _, properties, *_), (_, _, queue_offset) in zip(messages, places, strict=True):
-                if (state.topic, state.queue_id) in self._waiting:
-                    self._notify(state.topic, state.queue_id, queue_offset, properties)
+            self._wake_waiting(run)
         if self._links:
             self._wake_slaves()
-        return places
+        return True
+
+    def _count_batches(self, run: Run) -> None:
+        states, places = run.states, run.places
+        at = 0
+        for *_, count in run.sends:
+            size = sum([place[1] for place in places[at : at + count]])
+            states[at].uncount(count, size)
+            self.statistics.put(states[at].topic, count, size)
+            at += count
+
+    def _wake_waiting(self, run: Run) -> None:
+        places = None
+        for number, state in enumerate(run.states):
+            if (state.topic, state.queue_id) in self._waiting:
+                if places is None:
+                    places = run.places
+                self._notify(state.topic, state.queue_id, places[number][2], run[number][2])
 
     def safe_when(self, end_offset: int) -> asyncio.Future[PutMessageStatus] | None:
         """How waiting ends until the log up to here is as safe as this broker promises; None without a promise."""

@@ -53,6 +53,8 @@ class Topics(SavedTable):
         }
         self.data_version = DataVersion(counter=0, timestamp=clock.now())
         self.on_change: Callable[[TopicConfig | None], None] = lambda topic: None
+        self.on_plain_change: Callable[[str | None], None] = lambda topic: None
+        """Told the topic, or None for all of them, when `plain` may say something else."""
         # Topics a client may send to without a further look: the table less the forbidden names.
         self.sendable: dict[str, TopicConfig] = {}
         # Those of them that a plain send may go to, and how many queues they have for writing.
@@ -88,6 +90,7 @@ class Topics(SavedTable):
 
     def _set(self, config: TopicConfig) -> None:
         self._table[config.topic_name] = config
+        self.on_plain_change(config.topic_name)
         if config.topic_name not in SEND_FORBIDDEN_TOPICS:
             self.sendable[config.topic_name] = config
             if config.topic_filter_type == "MULTI_TAG" or config.topic_name.startswith("%"):
@@ -146,6 +149,7 @@ class Topics(SavedTable):
             return False
         self.sendable.pop(topic, None)
         self.plain.pop(topic, None)
+        self.on_plain_change(topic)
         log.info("topic deleted topic=%s", topic)
         self._changed(None)
         return True
@@ -178,6 +182,7 @@ class Topics(SavedTable):
         self._table.clear()
         self.sendable.clear()
         self.plain.clear()
+        self.on_plain_change(None)
         for config in table.topic_config_table.values():
             self._set(config)
         self.data_version = table.data_version

@@ -18,7 +18,8 @@ from downrange.store.segment import Segment
 from downrange.store.segments import Segments, storage_error
 
 if TYPE_CHECKING:
-    from downrange.store.queues import PlainMessage
+    from downrange.store.queue_tails import QueueTails
+    from downrange.store.run import Place, Run
 
 # total size, magic, body CRC, queue id, flag, queue offset, physical offset, sysFlag, born timestamp, born host,
 # store timestamp, store host, reconsume times, prepared transaction offset, body length: all that precedes the body.
@@ -41,8 +42,6 @@ _SMALLEST_RECORD: Final = 91
 
 # physical offset, size, topic, queue id, queue offset, sysFlag, store timestamp, properties
 WalkedRecord = tuple[int, int, bytes, int, int, int, int, bytes]
-# physical offset, size, queue offset
-Place = tuple[int, int, int]
 
 
 def topic_field(topic: str) -> bytes:
@@ -222,31 +221,32 @@ class CommitLog:
         return physical_offset, size
 
     def append_run(
-        self, messages: Sequence[PlainMessage], born_host: bytes, store_host: bytes, store_timestamp: int
-    ) -> list[Place] | None:
+        self, run: Run, tails: QueueTails, born_host: bytes, store_host: bytes, store_timestamp: int
+    ) -> bool:
         """Write the records of many messages in one go, with the next queue offsets of their queues.
 
-        As a batch, a run is there as a whole or not at all; None, and nothing was done, when this file lacks the room.
+        As a batch, a run is there as a whole or not at all; False, and nothing was done, when this file lacks the room.
         """
         segment = self._current
         if segment is None:
-            return None
+            return False
         if runs is not None:
-            places = runs.append_run(
-                messages, born_host, store_host, store_timestamp,
-                segment.memory, segment.wrote, segment.limit, segment.start, messages[0][0].tails.rows,
+            end = runs.append_run(
+                run, born_host, store_host, store_timestamp,
+                segment.memory, segment.wrote, segment.limit, segment.start, tails.rows,
             )  # fmt: skip
-            if places is not None:
-                segment.wrote = places[-1][0] + places[-1][1] - segment.start
+            if end is not None:
+                segment.wrote = end - segment.start
                 self.last_store_timestamp = store_timestamp
-                return places
+                return True
         head, host_flags = _HEADS[len(born_host), len(store_host)]
         pack = head.pack
         fixed = head.size + 2
         physical_offset = segment.start + segment.wrote
-        rows = messages[0][0].tails.rows
+        rows = tails.rows
+        messages = run.messages
         pieces: list[bytes] = []
-        places = []
+        places: list[Place] = []
         for state, body, properties, _, born_timestamp, flag, sys_flag, reconsume_times in messages:
             row = state.row
             queue_offset = rows[row]
@@ -272,10 +272,11 @@ class CommitLog:
         if segment.wrote + len(data) > segment.limit and not self._can_make_room(segment, len(data)):
             for message in messages:
                 message[0].next_offset -= 1
-            return None
+            return False
         self._write_whole(segment, data)
         self.last_store_timestamp = store_timestamp
-        return places
+        run.places = places
+        return True
 
     @staticmethod
     def _write_whole(segment: Segment, data: bytes) -> None:

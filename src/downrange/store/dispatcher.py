@@ -6,16 +6,17 @@ same bytes behind.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final
 
 from downrange.compiled import runs
 from downrange.model.hashing import tags_code
-from downrange.store.commit_log import Place, WalkedRecord
+from downrange.store.commit_log import WalkedRecord
 from downrange.store.consume_queue import ENTRY, ConsumeQueue
 from downrange.store.key_index import Keyed, KeyIndex
-from downrange.store.queue_tails import BLOCK, PUT_STATE, RUN_DONE
-from downrange.store.queues import ConsumeQueues, PlainMessage, QueueState
+from downrange.store.queue_tails import BLOCK, PUT_STATE, ROW, RUN_DONE
+from downrange.store.queues import ConsumeQueues, QueueState
+from downrange.store.run import Run
 
 _TRANSACTION_MASK: Final = 12
 _ROLLBACK: Final = 12
@@ -113,17 +114,17 @@ class Dispatcher:
             if unique or keys:
                 self._index.put(state.topic, unique, keys, physical_offset, store_timestamp)
 
-    def apply_run(self, messages: Sequence[PlainMessage], places: Sequence[Place], store_timestamp: int) -> None:
+    def apply_run(self, run: Run, store_timestamp: int) -> None:
         """`apply` for records that were appended in one run to queues that are not special."""
-        if runs is not None and self._apply_compiled(messages, places, store_timestamp):
+        if runs is not None and self._apply_compiled(run, store_timestamp):
             return
-        tails = messages[0][0].tails
-        tails.make_room(len(messages))
+        tails = self._queues.tails
+        tails.make_room(len(run))
         rows, memory = tails.rows, tails.memory
         unpack, pack, pack_entry = PUT_STATE.unpack_from, RUN_DONE.pack_into, ENTRY.pack_into
         full: dict[int, ConsumeQueue] = {}
         keyed: list[Keyed] = []
-        for message, (physical_offset, size, queue_offset) in zip(messages, places, strict=True):
+        for message, (physical_offset, size, queue_offset) in zip(run.messages, run.places, strict=True):
             state = message[0]
             text = message[3]
             at = text.rfind("TAGS\x01")
@@ -168,20 +169,22 @@ class Dispatcher:
         if self._index is not None and keyed:
             self._index.put_run(keyed, store_timestamp)
 
-    def _apply_compiled(self, messages: Sequence[PlainMessage], places: Sequence[Place], store_timestamp: int) -> bool:
+    def _apply_compiled(self, run: Run, store_timestamp: int) -> bool:
         """The same by the compiled twins; False, and nothing was done, when they do not take this run."""
         assert runs is not None
-        tails = messages[0][0].tails
-        full = runs.put_entries(messages, places, tails.rows, tails.memory)
+        queues = self._queues
+        full = runs.put_entries(run, queues.tails.rows, queues.tails.memory)
         if full is None:
             return False
         self.last_store_timestamp = store_timestamp
-        for state in full:
+        for row in full:
+            state = queues.by_row[row // ROW]
+            assert state is not None
             state.queue.spill()
         index = self._index
-        if index is not None and not index.put_compiled(messages, places, store_timestamp):
+        if index is not None and not index.put_compiled(run, store_timestamp):
             keyed: list[Keyed] = []
-            for message, place in zip(messages, places, strict=True):
+            for message, place in zip(run.messages, run.places, strict=True):
                 unique, keys = _find(message[3], "UNIQ_KEY\x01"), _find(message[3], "KEYS\x01")
                 if unique or keys:
                     keyed.append((message[0].topic, unique, keys, place[0]))

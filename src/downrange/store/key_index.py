@@ -22,8 +22,7 @@ from downrange.store.files import Files
 from downrange.store.index_file import ENTRY, HEADER, MAX_INT, SLOT, IndexFile
 
 if TYPE_CHECKING:
-    from downrange.store.commit_log import Place
-    from downrange.store.queues import PlainMessage
+    from downrange.store.run import Run
 
 # topic, unique id, KEYS, physical offset
 Keyed = tuple[str, str | None, str | None, int]
@@ -254,14 +253,14 @@ class KeyIndex:
         index_file.end_offset, index_file.end_timestamp = physical_offset, store_timestamp
         index_file.write_header(mapped)
 
-    def put_compiled(self, messages: Sequence[PlainMessage], places: Sequence[Place], store_timestamp: int) -> bool:
+    def put_compiled(self, run: Run, store_timestamp: int) -> bool:
         """`put_run` by the compiled twin, for what the messages of a run hold; False, and nothing was done, when it
         does not take them."""
         index_file = self._current
         if runs is None or index_file is None or index_file.map is None:
             return False
         put = runs.index_keys(
-            messages, places, index_file.map, self._slots, index_file.next_entry, index_file.limit,
+            run, index_file.map, self._slots, index_file.next_entry, index_file.limit,
             index_file.used_slots, index_file.seconds_at(store_timestamp), index_file.end_offset,
         )  # fmt: skip
         if put is None:

@@ -11,7 +11,7 @@ from downrange.clock import SystemClock
 from downrange.model.message import TopicQueue
 from downrange.model.topics import MAX_TOPIC_LENGTH, OP_HALF_TOPIC, SCHEDULE_TOPIC
 from downrange.store.checkpoint import AbortMarker, Checkpoint, DirectoryLock
-from downrange.store.commit_log import CommitLog, Place, Walk, join_properties
+from downrange.store.commit_log import CommitLog, Walk, join_properties
 from downrange.store.config import BrokerRole, StoreConfig
 from downrange.store.dispatcher import BitmapOf, Dispatcher
 from downrange.store.errors import DiskFull, FlushFailed, StoreClosed, StoreError
@@ -21,8 +21,9 @@ from downrange.store.key_index import KeyIndex
 from downrange.store.message_limits import MessageLimits
 from downrange.store.message_reader import MatchesEntry, MatchesRecord, MessageReader, QueueEntry
 from downrange.store.new_message import AppendResult, BatchUnit, NewMessage, PutMessageStatus
-from downrange.store.queues import ConsumeQueues, PlainMessage, QueueState, check_storable
+from downrange.store.queues import ConsumeQueues, QueueState, check_storable
 from downrange.store.recovery import Recovery, RecoveryReport
+from downrange.store.run import Place, PlainMessage, Run, run_of
 from downrange.store.segments import BufferPool, Segments, disk_use, storage_error
 
 __all__ = ["GrownQueue", "MatchesEntry", "MatchesRecord", "MessageStore", "QueueEntry"]
@@ -331,29 +332,25 @@ class MessageStore(MessageReader):
             self.dispatch_pending()
         return AppendResult(PUT_OK, physical_offset, size, queue_offset, now)
 
-    def append_run(
-        self, messages: Sequence[PlainMessage], born_host: bytes, store_host: bytes, now: int
-    ) -> list[Place] | None:
-        """Store many messages at once; where each went, or None: then nothing was stored, and `append` knows why.
+    def append_run(self, run: Run, born_host: bytes, store_host: bytes, now: int) -> bool:
+        """Store many messages at once; False when nothing was stored, and `append` knows why.
 
         For messages that need no further look: they fit (`surely_fits`), are not transactional, and their queues exist
         and are not special.
         """
         commit_log = self.commit_log
         if self._refused or self._pool is not None or self._dispatched_offset != self._segments.wrote_offset:
-            return None
+            return False
         if now < commit_log.last_store_timestamp:
             now = self._not_before(now)
-        places = commit_log.append_run(messages, born_host, store_host, now)
-        if places is None:
-            return None
+        if not commit_log.append_run(run, self.queues.tails, born_host, store_host, now):
+            return False
         try:
-            self._dispatcher.apply_run(messages, places, now)
-            offset, size, _ = places[-1]
-            self._dispatched_offset = offset + size
+            self._dispatcher.apply_run(run, now)
+            self._dispatched_offset = run.end
         except (OSError, StoreError) as error:
             self._dispatch_failed(error)
-        return places
+        return True
 
     @property
     def surely_fits(self) -> int:
@@ -414,19 +411,21 @@ class MessageStore(MessageReader):
         """A batch by the fast way of plain messages, which is whole or not at all, too; None when it is not plain."""
         if state.is_special or message.prepared_transaction_offset:
             return None
-        run: list[PlainMessage] = []
+        messages: list[PlainMessage] = []
         for unit in units:
             properties = join_properties(unit.properties, message.properties)
             text = properties.decode("utf-8", "replace")
-            run.append(
+            messages.append(
                 (
                     state, unit.body, properties, text, message.born_timestamp, unit.flag, message.sys_flag,
                     message.reconsume_times,
                 )
             )  # fmt: skip
-        places = self.append_run(run, message.born_host, message.store_host, now)
-        if places is not None:
-            state.uncount(len(places), sum(place[1] for place in places))
+        run = run_of(messages)
+        if not self.append_run(run, message.born_host, message.store_host, now):
+            return None
+        places = run.places
+        state.uncount(len(places), sum(place[1] for place in places))
         return places
 
     def append_data(self, start: int, data: bytes | memoryview) -> None:

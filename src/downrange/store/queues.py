@@ -15,7 +15,7 @@ from downrange.store.consume_queue import ENTRY, PAGE_SIZE, ConsumeQueue
 from downrange.store.consume_queue_ext import ConsumeQueueExt
 from downrange.store.errors import StoreError
 from downrange.store.files import Files
-from downrange.store.queue_tails import BYTES, MESSAGES, QueueTails
+from downrange.store.queue_tails import BYTES, MESSAGES, ROW, QueueTails
 
 # 5.x only: what we would have to read to know the queue offsets of such topics.
 _BATCH_QUEUES: Final = "batchconsumequeue"
@@ -25,7 +25,6 @@ _MANY: Final = 500
 # Writing to a queue, and making its first file, in terms of looking whether there is something to write.
 _WRITING: Final = 32
 _MAKING: Final = 320
-_DENSE_IDS: Final = 1024
 
 
 class QueueState:
@@ -71,10 +70,7 @@ class QueueState:
         return f"<QueueState {self.topic}/{self.queue_id} next={self.next_offset}>"
 
 
-# One message of a run: its queue, body, properties as bytes and as text, born timestamp, flag, sysFlag, reconsume
-# times. A tuple, because there are hundreds of thousands a second.
 TopicCount = tuple[str, int, int]
-PlainMessage = tuple[QueueState, bytes, bytes, str, int, int, int, int]
 
 
 def check_storable(topic: str, queue_id: int) -> str | None:
@@ -101,13 +97,14 @@ class ConsumeQueues:
         self._ext_file_size = config.mapped_file_size_consume_queue_ext if config.enable_consume_queue_ext else None
         self._files = files
         self._writable = writable
-        self._tails = QueueTails()
+        self.tails = QueueTails()
         self._topic_fields: dict[str, bytes] = {}  # one for all queues of a topic
         self._counts_of_removed: list[TopicCount] = []
         self.states: dict[tuple[str, int], QueueState] = {}
-        # Those that are not special by topic and then id, if that is not large: a quarter of the keys, and each message
-        # touches fewer places in memory.
-        self.plain: dict[str, tuple[QueueState | None, ...]] = {}
+        self.by_row: list[QueueState | None] = []
+        """The same by their place in `tails`: row / ROW."""
+        self.on_change: Callable[[str], None] = lambda topic: None
+        """Told the topic that got a queue or lost one."""
         # The same by topic as it stands in records, for replaying; None for what cannot be a queue.
         self._by_raw_topic: dict[tuple[bytes, int], QueueState | None] = {}
 
@@ -165,7 +162,7 @@ class ConsumeQueues:
         topic = intern(topic)  # one object for all who have it as a key
         queue = ConsumeQueue(
             f"{self._root}/consumequeue/{topic}/{queue_id}", topic, queue_id, self._file_size, self._files,
-            writable=self._writable, tails=self._tails,
+            writable=self._writable, tails=self.tails,
         )  # fmt: skip
         queue.load()
         ext = None
@@ -178,15 +175,11 @@ class ConsumeQueues:
             field = self._topic_fields[topic] = topic_field(topic)
         state = QueueState(topic, queue_id, field, queue, ext)
         self.states[topic, queue_id] = state
-        self._enter_plain(state)
+        number = state.row // ROW
+        self.by_row += [None] * (number + 1 - len(self.by_row))
+        self.by_row[number] = state
+        self.on_change(topic)
         return state
-
-    def _enter_plain(self, state: QueueState) -> None:
-        queue_id = state.queue_id
-        if queue_id < _DENSE_IDS and not state.is_special:
-            known = self.plain.get(state.topic, ())
-            known += (None,) * (queue_id + 1 - len(known))
-            self.plain[state.topic] = (*known[:queue_id], state, *known[queue_id + 1 :])
 
     @property
     def max_physical_offset(self) -> int:
@@ -227,17 +220,13 @@ class ConsumeQueues:
         for state in removed:
             self._counts_of_removed += self._count_of(state)
             self.destroy(state)
+            self.by_row[state.row // ROW] = None
             state.leave()
             del self.states[state.topic, state.queue_id]
             for kind in ("consumequeue", "consumequeue_ext"):
                 with contextlib.suppress(OSError):  # other queues of the topic are still there
                     (self._root / kind / state.topic).rmdir()
-        changed = {state.topic for state in removed}
-        for topic in changed:
-            self.plain.pop(topic, None)
-        for state in self:
-            if state.topic in changed:  # it lost some of its queues only
-                self._enter_plain(state)
+            self.on_change(state.topic)
         return removed
 
     def take_counts(self) -> list[TopicCount]:
@@ -248,7 +237,7 @@ class ConsumeQueues:
         return counts
 
     def _count_of(self, state: QueueState) -> list[TopicCount]:
-        rows, at = self._tails.rows, state.row + MESSAGES
+        rows, at = self.tails.rows, state.row + MESSAGES
         messages, size = rows[at], rows[at + 1]
         rows[at] = rows[at + 1] = 0
         return [(state.topic, messages, size)] if messages else []
@@ -297,4 +286,4 @@ class ConsumeQueues:
             state.queue.release()
             if state.ext is not None:
                 state.ext.release()
-        self._tails.shrink()
+        self.tails.shrink()

@@ -61,9 +61,9 @@ def test_the_fast_way_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     run = MessageStore.append_run
 
     def watched(self: MessageStore, *arguments: object) -> object:
-        places = run(self, *arguments)  # type: ignore[arg-type]
-        taken.append(places is not None)
-        return places
+        is_stored = run(self, *arguments)  # type: ignore[arg-type]
+        taken.append(is_stored)
+        return is_stored
 
     monkeypatch.setattr(MessageStore, "append_run", watched)
     written(tmp_path, HOST, b"")

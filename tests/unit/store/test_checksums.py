@@ -8,7 +8,7 @@ from zlib import crc32
 
 import pytest
 
-from downrange.store.queues import PlainMessage
+from downrange.store.run import PlainMessage, run_of
 from tests.unit.store.small_store import BORN_HOST, NOW, STORE_HOST, open_store, put
 
 LENGTHS = (*range(700), 1023, 1024, 1025, 4095, 4096, 4097, 65_535, 65_536, 65_601)
@@ -22,9 +22,9 @@ def test_bodies_of_every_length_have_the_checksum_of_zlib(tmp_path: Path, seed: 
         put(store)
         (state,) = store.queues.states.values()
         messages: list[PlainMessage] = [(state, body, b"", "", NOW, 0, 0, 0) for body in bodies]
-        places = store.append_run(messages, BORN_HOST, STORE_HOST, NOW)
-        assert places is not None
-        for body, (offset, size, _) in zip(bodies, places, strict=True):
+        run = run_of(messages)
+        assert store.append_run(run, BORN_HOST, STORE_HOST, NOW)
+        for body, (offset, size, _) in zip(bodies, run.places, strict=True):
             record = store.commit_log.slice(offset, size)
             assert record is not None
             assert int.from_bytes(record[8:12], "big") == crc32(body) & 0x7FFFFFFF, len(body)

@@ -11,7 +11,7 @@ from downrange.store.errors import FlushFailed, StoreError
 from downrange.store.files import OsFiles
 from downrange.store.message_store import MessageStore
 from downrange.store.new_message import BatchUnit
-from downrange.store.queues import PlainMessage
+from downrange.store.run import Run, run_of
 from tests.unit.store.small_store import (
     BORN_HOST,
     NOW,
@@ -140,8 +140,8 @@ def test_after_a_write_that_failed_all_queues_are_written_before_messages_are_ta
     store.close()
 
 
-def run_of(store: MessageStore, *queues: tuple[str, int]) -> list[PlainMessage]:
-    return [(store.queues.states[queue], b"body", b"TAGS\x01A", "TAGS\x01A", NOW, 0, 0, 0) for queue in queues]
+def run_to(store: MessageStore, *queues: tuple[str, int]) -> Run:
+    return run_of([(store.queues.states[queue], b"body", b"TAGS\x01A", "TAGS\x01A", NOW, 0, 0, 0) for queue in queues])
 
 
 def counted(store: MessageStore) -> dict[str, tuple[int, int]]:
@@ -157,26 +157,32 @@ def test_what_came_in_by_runs_is_counted_by_topic(tmp_path: Path) -> None:
     for topic, queue_id in (("a", 0), ("a", 1), ("b", 0)):
         store.append(new_message(topic=topic, queue_id=queue_id))
     assert counted(store) == {}
-    places = store.append_run(run_of(store, ("a", 0), ("b", 0), ("a", 1)), BORN_HOST, STORE_HOST, NOW)
-    assert places is not None
-    size = places[0][1]
+    run = run_to(store, ("a", 0), ("b", 0), ("a", 1))
+    assert store.append_run(run, BORN_HOST, STORE_HOST, NOW)
+    size = run.largest
     store.append_batch(new_message(topic="a"), [BatchUnit(0, b"one", b"")] * 5)  # whoever sent it counts it
     assert counted(store) == {"a": (2, 2 * size), "b": (1, size)}
     assert counted(store) == {}
-    store.append_run(run_of(store, ("b", 0), ("a", 1)), BORN_HOST, STORE_HOST, NOW)
+    store.append_run(run_to(store, ("b", 0), ("a", 1)), BORN_HOST, STORE_HOST, NOW)
     store.remove_topic("b")
     assert counted(store) == {"a": (1, size), "b": (1, size)}
     store.close()
 
 
-def test_plain_queues_are_found_by_topic_and_id(tmp_path: Path) -> None:
+def test_queues_are_found_by_their_rows(tmp_path: Path) -> None:
     store = open_store(tmp_path)
-    for queue in (("a", 2), ("a", 0), ("b", 5000), ("b", 1), ("SCHEDULE_TOPIC_XXXX", 3)):
-        store.append(new_message(topic=queue[0], queue_id=queue[1]))
-    states = store.queues.states
-    assert store.queues.plain == {"a": (states["a", 0], None, states["a", 2]), "b": (None, states["b", 1])}
-    store.queues.remove_where(lambda state: (state.topic, state.queue_id) == ("a", 2) or state.topic == "b")
-    assert store.queues.plain == {"a": (states["a", 0],)}
+    told: list[str] = []
+    store.queues.on_change = told.append
+    for topic, queue_id in (("a", 2), ("a", 0), ("b", 1)):
+        store.append(new_message(topic=topic, queue_id=queue_id))
+    assert told == ["a", "a", "b"]
+    states = list(store.queues)
+    assert store.queues.by_row == states
+    store.queues.remove_where(lambda state: state.topic == "a" and state.queue_id == 2)
+    assert store.queues.by_row == [None, *states[1:]]
+    store.append(new_message(topic="c"))
+    assert store.queues.by_row == [store.queues.get("c", 0), *states[1:]]
+    assert told == ["a", "a", "b", "a", "c"]
     store.close()
 
 

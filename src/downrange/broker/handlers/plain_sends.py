@@ -8,15 +8,16 @@ the same bytes.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from time import perf_counter
 from typing import Final
 
 from downrange.broker.config import BrokerConfig
+from downrange.broker.destinations import Destinations
 from downrange.broker.flow_control import FlowControl
 from downrange.broker.live_config import LiveConfig
-from downrange.broker.message_writer import STATUS_CODES, MessageWriter, PlainRun
+from downrange.broker.message_writer import STATUS_CODES, MessageWriter
 from downrange.broker.topics import Topics
 from downrange.compiled import runs
 from downrange.model import properties as names
@@ -26,9 +27,9 @@ from downrange.protocol.bodies.plain_send import SendReply, Sent, parse_send
 from downrange.protocol.codes import RequestCode, ResponseCode
 from downrange.protocol.command import RESPONSE_FLAG
 from downrange.protocol.framing import Frame
-from downrange.store.commit_log import Place
 from downrange.store.new_message import PutMessageStatus
-from downrange.store.queues import PlainMessage, QueueState
+from downrange.store.queues import QueueState
+from downrange.store.run import PlainMessage, Run
 from downrange.transport.connection import Connection
 
 SEND: Final = int(RequestCode.SEND_MESSAGE_V2)
@@ -50,8 +51,11 @@ class PlainSends:
         self._store_host = pack_host(broker.broker_ip1, broker.listen_port)
         self._cluster_property = f"{names.CLUSTER}{names.NAME_VALUE_SEPARATOR}{broker.broker_cluster_name}"
         self._cluster = self._cluster_property.encode()
+        queues = writer.store.queues
         self._write_queues = topics.plain
-        self._queues_of = writer.store.queues.plain
+        self._states = queues.states
+        self._destinations = Destinations(topics, queues)
+        self._states_by_row = queues.by_row
         self._limits = writer.store.limits
         self._append = writer.append_run
         self._makes_wait = writer.makes_wait
@@ -72,34 +76,32 @@ class PlainSends:
             run = self._plain(frames, at)
             if run is None:
                 break
-            places = self._append(run, connection.peer_host, self._store_host)
-            if places is None:
+            if not self._append(run, connection.peer_host, self._store_host):
                 break
-            sends = run[3]
             if self._makes_wait:
-                self._reply_when_safe(sends, places, connection)
+                self._reply_when_safe(run, connection)
             else:
-                encoded = self._accepted.encode(sends, places)
+                encoded = self._accepted.encode(run)
                 if encoded:  # all may have been one-way
                     connection.reply_encoded(encoded)
             millis = (perf_counter() - start) * 1000
             if millis >= 1:
                 flow.appended(millis / 1000)
-            requests = len(sends)
-            self._writer.statistics.sent_together(run[0], requests, millis)
+            requests = run.requests
+            self._writer.statistics.sent_together(run.code, requests, millis)
             at += requests
         return at
 
-    def _plain(self, frames: list[Frame], at: int) -> PlainRun | None:
+    def _plain(self, frames: list[Frame], at: int) -> Run | None:
+        limits = self._limits
         if runs is not None:
-            limits = self._limits
             run = runs.plain_run(
-                frames, at, self._write_queues, self._queues_of,
+                frames, at, self._destinations, self._states_by_row,
                 limits.surely_fits, limits.max_message_size, self._cluster,
             )  # fmt: skip
             if run is not None:
                 return run
-        return self._plain_in_python(frames, at)
+        return plain_run(frames, at, self._write_queues, self._states, limits.surely_fits, self._cluster_property)
 
     def _adopt(self, broker: BrokerConfig) -> None:
         """Work out once what follows from the configuration; it is replaced as a whole when it changes."""
@@ -107,60 +109,46 @@ class PlainSends:
         self._is_ready = not broker.start_accept_send_request_time_stamp and bool(broker.broker_permission & _WRITE)
         self._accepted = SendReply(_OK, self._store_host, broker.region_id, broker.trace_on)
 
-    def _plain_in_python(self, frames: list[Frame], at: int) -> PlainRun | None:
-        return plain_run(
-            frames, at, self._write_queues, self._queues_of, self._limits.surely_fits, self._cluster_property
-        )
-
-    def _reply_when_safe(self, sends: list[Sent], places: list[Place], connection: Connection) -> None:
-        physical_offset, size, _ = places[-1]
-        safe = self._writer.safe_when(physical_offset + size)
+    def _reply_when_safe(self, run: Run, connection: Connection) -> None:
+        safe = self._writer.safe_when(run.end)
         assert safe is not None
         replies: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        connection.reply_later(len(sends), replies)
-        safe.add_done_callback(partial(self._reply_safe, sends, places, replies))
+        connection.reply_later(run.requests, replies)
+        safe.add_done_callback(partial(self._reply_safe, run, replies))
 
-    def _reply_safe(
-        self,
-        sends: list[Sent],
-        places: list[Place],
-        replies: asyncio.Future[bytes],
-        safe: asyncio.Future[PutMessageStatus],
-    ) -> None:
+    def _reply_safe(self, run: Run, replies: asyncio.Future[bytes], safe: asyncio.Future[PutMessageStatus]) -> None:
         """All of a run get the status of its last message, the one that was safe last."""
         code = STATUS_CODES.get(safe.result(), ResponseCode.SUCCESS)
         if code is ResponseCode.SUCCESS:
             reply = self._accepted
         else:
             reply = SendReply(int(code), self._store_host, self._known.region_id, self._known.trace_on)
-        replies.set_result(reply.encode(sends, places))
+        replies.set_result(reply.encode(run))
 
 
 def plain_run(
     frames: list[Frame],
     at: int,
     write_queues: Mapping[str, int],
-    queues_of: Mapping[str, Sequence[QueueState | None]],
+    states: Mapping[tuple[str, int], QueueState],
     fits: int,
     cluster: str,
-) -> PlainRun | None:
+) -> Run | None:
     """The messages of the plain sends from `frames[at]` on, up to the first frame that is something else.
 
     The compiled twin takes batches and V1 headers (request 10), too; here they are left to the handlers.
     """
     messages: list[PlainMessage] = []
     sends: list[Sent] = []
-    topics: set[str] = set()
     for frame in frames[at:] if at else frames:
         sent = parse_send(frame)
         if sent is None:
             break
         opaque, flag, topic, queue_id, sys_flag, born_timestamp, message_flag, text, reconsume_times = sent
-        queues = queues_of.get(topic, ())
-        if not 0 <= queue_id < len(queues) or queue_id >= write_queues.get(topic, 0):
+        state = states.get((topic, queue_id))
+        if state is None or state.is_special or queue_id >= write_queues.get(topic, 0):
             break
-        state = queues[queue_id]
-        if state is None or sys_flag & _TRANSACTIONAL or flag & RESPONSE_FLAG or "DELAY" in text or "TRAN_MSG" in text:
+        if sys_flag & _TRANSACTIONAL or flag & RESPONSE_FLAG or "DELAY" in text or "TRAN_MSG" in text:
             break
         if _WAIT in text:
             before, found, after = text.partition(_WAITING)
@@ -176,7 +164,4 @@ def plain_run(
             break
         messages.append((state, body, properties, text, born_timestamp, message_flag, sys_flag, reconsume_times))
         sends.append((frame[0], opaque, flag, queue_id, 1))
-        topics.add(topic)
-    if not messages:
-        return None
-    return SEND, topics.pop() if len(topics) == 1 else None, messages, sends
+    return Run(messages, sends, SEND) if messages else None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -38,6 +38,15 @@ PlainSend = tuple[int, int, str, int, int, int, int, str, int]
 Sent = tuple[int, int, int, int, int]
 # Where a message went: physical offset, size, queue offset.
 Place = tuple[int, int, int]
+
+
+class Stored(Protocol):
+    """The messages of some sends, and where they went."""
+
+    @property
+    def sends(self) -> Sequence[Sent]: ...
+    @property
+    def places(self) -> Sequence[Place]: ...
 
 
 class _JsonSend(msgspec.Struct, gc=False, rename={"ext": "extFields"}):
@@ -240,20 +249,21 @@ class SendReply:
         self._around_opaque: dict[int, tuple[bytes, bytes]] = {}
         self._id_size = 2 * len(store_host)
 
-    def encode(self, sends: Sequence[Sent], places: Sequence[Place]) -> bytes:
+    def encode(self, run: Stored) -> bytes:
         """The replies as whole frames, one behind the other."""
         if runs is not None:
-            encoded = runs.encode_answers(self._json_pieces, self._binary_pieces, self._id_size, sends, places)
+            encoded = runs.encode_answers(self._json_pieces, self._binary_pieces, self._id_size, run)
             if encoded is not None:
                 return encoded
-        return self.encode_in_python(sends, places)
+        return self.encode_in_python(run)
 
-    def encode_in_python(self, sends: Sequence[Sent], places: Sequence[Place]) -> bytes:
+    def encode_in_python(self, run: Stored) -> bytes:
         """The same without the compiled twin."""
+        places = run.places
         form, heads = self._json, self._json_heads
         pieces: list[bytes] = []
         at = 0
-        for kind, opaque, flag, queue_id, count in sends:
+        for kind, opaque, flag, queue_id, count in run.sends:
             place = places[at]
             at += count
             if flag & ONEWAY_FLAG:
