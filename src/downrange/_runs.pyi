@@ -1,5 +1,5 @@
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from mmap import mmap
 
 from typing_extensions import Buffer
@@ -14,12 +14,18 @@ from downrange.store.queues import QueueState
 
 class Run(run.Run): ...
 
+class TopicTable:
+    def __len__(self) -> int: ...
+    def forget(self, topic: str, /) -> None: ...
+    def clear(self) -> None: ...
+
 def cut_frames(data: bytes, max_length: int, max_header: int, /) -> tuple[list[Frame], int] | None: ...
 def run_of(messages: list[run.PlainMessage], sends: list[run.Sent], code: int, /) -> Run | None: ...
 def plain_run(
     frames: Sequence[Frame],
     at: int,
-    destinations: dict[str, bytes],
+    topics: TopicTable,
+    learn: Callable[[str], bytes | None],
     states_by_row: list[QueueState | None],
     fits: int,
     batch_fits: int,

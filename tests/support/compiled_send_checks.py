@@ -50,7 +50,14 @@ def know_topic(topic: str, queue_ids: Sequence[int] = range(16), write_queues: i
 for _topic, _write_queues in (("TopicA", 16), ("a", 1), ("T\u00f6pic", 2), ('quo"te', 4)):
     know_topic(_topic, (0, 1, 10), _write_queues)
 _TOPICS["NoQueues"] = 4
-_COMPILED = _DESTINATIONS, _BY_ROW, FITS, BATCH_FITS, CLUSTER.encode()
+_COMPILED: tuple[Any, ...] = (
+    compiled.runs and compiled.runs.TopicTable(),
+    _DESTINATIONS.get,
+    _BY_ROW,
+    FITS,
+    BATCH_FITS,
+    CLUSTER.encode(),
+)
 
 
 def parts(run: Run) -> tuple[int, list[PlainMessage], list[Sent]]:
@@ -173,7 +180,7 @@ def refuses_nonsense_about_sends(random: Random) -> None:
         topic: random.choice((packed, packed[: random.randrange(12)], spoilt))
         for topic, packed in _DESTINATIONS.items()
     }
-    runs.plain_run(frames, 0, destinations, *_COMPILED[1:])
+    runs.plain_run(frames, 0, runs.TopicTable(), destinations.get, *_COMPILED[2:])
     arguments: list[Any] = [frames, 0, *_COMPILED]
     arguments[random.randrange(len(arguments))] = spoilt
     runs.plain_run(*arguments)

@@ -120,6 +120,7 @@ def test_no_reference_is_kept_or_lost(tmp_path: Path) -> None:
     frames = [cases.send(Random(seed)) for seed in range(200)]
     chunk = b"".join(cases.wire(Random(seed)) for seed in range(20))
     destinations = {topic: cases.packed(topic, (0, 0)) for topic in ("TopicA", "a")}
+    table = runs.TopicTable()
     reply = SendReply(0, STORE_HOST, "DefaultRegion", trace_on=True)
     messages = usual_messages([state] * 3)
     places = [(10**6 + 200 * n, 200, 1 + n) for n in range(3)]
@@ -146,6 +147,8 @@ def test_no_reference_is_kept_or_lost(tmp_path: Path) -> None:
     put_before = rows[:], bytes(tail)
 
     def once() -> None:
+        table.forget("a")
+        table.forget("TopicA")
         rows[:], tail[:] = put_before
         run = runs.run_of(messages, sends, 310)
         assert runs.append_run(run, BORN_HOST, STORE_HOST, NOW, memory, 0, 400, 0, rows) is None
@@ -172,7 +175,7 @@ def test_no_reference_is_kept_or_lost(tmp_path: Path) -> None:
         assert runs.cut_frames(chunk, 2**24, 2**16)
         assert runs.cut_frames(chunk, 100, 2**16) is None
         for at in range(len(frames)):
-            run = runs.plain_run(frames, at, destinations, [state], 700, 3000, b"CLUSTER\x01c")
+            run = runs.plain_run(frames, at, table, destinations.get, [state], 700, 3000, b"CLUSTER\x01c")
             if run is not None:
                 assert len(run) == len(run.messages) == len(run.states)
 

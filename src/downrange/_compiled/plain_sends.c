@@ -2,6 +2,7 @@
    broker/handlers/send.py, send_batch, makes of them. */
 #include "run.h"
 #include "send.h"
+#include "topic_table.h"
 
 #define RESPONSE 1
 #define TRANSACTIONAL 12
@@ -10,18 +11,26 @@
 #define LONGEST_TOPIC 127
 #define LONGEST_PROPERTIES 32767
 #define SCRATCH 4096
+#define TOGETHER 32
 
 /* What all messages are checked against, and the run that is made of them. */
 typedef struct {
-    PyObject *destinations, *cluster; /* borrowed */
+    TopicTable *topics;
+    PyObject *learn, *cluster; /* borrowed */
     int64_t fits, batch_fits;
     Run *run;
-    /* The destination of the message before: mostly that of the next one, too. */
-    PyObject *destination; /* owned */
-    const byte *rows, *topic;
-    Py_ssize_t topic_size;
-    int32_t queues;
+    /* Where the message before went: mostly the next one goes there, too. */
+    PyObject *packed; /* owned */
+    Destination to;
 } Making;
+
+/* A frame whose header could be read. */
+typedef struct {
+    PyObject *frame; /* owned */
+    int64_t kind;
+    uint64_t hash; /* of its topic */
+    Send send;
+} Taken;
 
 /* What stands in the properties of a message that is to be looked at. */
 typedef struct {
@@ -44,47 +53,37 @@ static Found look_through(const byte *at, Py_ssize_t size) {
     return found;
 }
 
-/* What broker/destinations.py packs: how many queues, the row of each, the topic as records hold it. Taken over. */
-static int take_destination(Making *making, PyObject *packed) {
-    int32_t queues = -1;
-    const Py_ssize_t number = sizeof queues;
-    Py_ssize_t size = PyBytes_CheckExact(packed) ? PyBytes_GET_SIZE(packed) : 0;
-    if (size > number) memcpy(&queues, PyBytes_AS_STRING(packed), sizeof queues);
-    if (queues < 0 || queues > (size - number - 1) / number) {
-        Py_DECREF(packed);
-        return 0;
-    }
-    const byte *at = (const byte *)PyBytes_AS_STRING(packed);
-    Py_XSETREF(making->destination, packed);
-    making->queues = queues;
-    making->rows = at + number;
-    making->topic = making->rows + queues * number;
-    making->topic_size = at + size - making->topic;
-    return 1;
+/* The topic as it comes to be known: borrowed, or NULL when plain messages may not go there. */
+static PyObject *learn_topic(Making *making, const Text *text, uint64_t hash) {
+    Destination learnt;
+    PyObject *topic = PyUnicode_DecodeUTF8((const char *)text->at, text->size, NULL);
+    PyObject *packed = topic != NULL ? PyObject_CallOneArg(making->learn, topic) : NULL;
+    if (topic == NULL && PyErr_ExceptionMatches(PyExc_UnicodeDecodeError)) PyErr_Clear();
+    Py_XDECREF(topic);
+    int is_known = packed != NULL && read_destination(packed, &learnt) && learnt.topic_size == text->size + 1
+        && !memcmp(learnt.topic + 1, text->at, (size_t)text->size) && keep_topic(making->topics, hash, packed);
+    Py_XDECREF(packed);
+    return is_known ? packed : NULL;
 }
 
 /* Find the topic and whether plain messages may go there. */
-static int look_up_topic(Making *making, const Text *text) {
-    if (making->destination != NULL && making->topic_size == text->size + 1
-        && !memcmp(making->topic + 1, text->at, (size_t)text->size) && !text->has_escapes)
-        return 1;
+static int look_up_topic(Making *making, const Text *text, uint64_t hash) {
     if (text->has_escapes || text->size > LONGEST_TOPIC || text->at[0] == '%') return 0;
-    PyObject *topic = PyUnicode_DecodeUTF8((const char *)text->at, text->size, NULL), *packed = NULL;
-    if (topic != NULL) {
-        packed = Py_XNewRef(PyDict_GetItemWithError(making->destinations, topic));
-        if (packed == NULL && !PyErr_Occurred()) packed = PyObject_GetItem(making->destinations, topic); /* it may learn */
-        Py_DECREF(topic);
-    }
-    if (packed != NULL) return take_destination(making, packed);
-    if (PyErr_ExceptionMatches(PyExc_KeyError) || PyErr_ExceptionMatches(PyExc_UnicodeDecodeError)) PyErr_Clear();
-    return 0;
+    if (making->packed != NULL && making->to.topic_size == text->size + 1
+        && !memcmp(making->to.topic + 1, text->at, (size_t)text->size))
+        return 1;
+    PyObject *packed = find_topic(making->topics, hash, text->at, text->size);
+    if (packed == NULL) packed = learn_topic(making, text, hash);
+    if (packed == NULL) return 0;
+    Py_XSETREF(making->packed, Py_NewRef(packed));
+    return read_destination(packed, &making->to);
 }
 
 /* The row of a queue that is there; -1 of any other. */
 static int64_t look_up_queue(const Making *making, int64_t queue_id) {
     int32_t row;
-    if (queue_id < 0 || queue_id >= making->queues) return -1;
-    memcpy(&row, making->rows + queue_id * (int64_t)sizeof row, sizeof row);
+    if (queue_id < 0 || queue_id >= making->to.queues) return -1;
+    memcpy(&row, making->to.rows + queue_id * (int64_t)sizeof row, sizeof row);
     return row;
 }
 
@@ -93,8 +92,8 @@ static int put_message(Making *making, int64_t row, const byte *body, Py_ssize_t
                        const Send *send, int64_t flag) {
     Message *message = add_message(making->run, properties_size);
     if (message == NULL) return 0;
-    message->holder = Py_NewRef(making->destination);
-    message->topic = making->topic, message->topic_size = making->topic_size;
+    message->holder = Py_NewRef(making->packed);
+    message->topic = making->to.topic, message->topic_size = making->to.topic_size;
     message->body = body, message->body_size = body_size;
     message->row = row, message->queue_id = send->queue_id;
     message->flag = flag, message->sys_flag = send->sys_flag;
@@ -163,65 +162,85 @@ static Py_ssize_t add_batch(Making *making, int64_t row, PyObject *body, const b
 }
 
 /* Everything but the header: 1 when the messages of this send were added. */
-static int add_send(Making *making, int64_t kind, const Send *send, PyObject *body, const byte *text, Py_ssize_t size) {
-    if (!look_up_topic(making, &send->topic)) return 0;
+static int add_send(Making *making, const Taken *taken, const byte *text, Py_ssize_t size) {
+    const Send *send = &taken->send;
+    PyObject *body = PyTuple_GET_ITEM(taken->frame, 2);
+    if (!look_up_topic(making, &send->topic, taken->hash)) return 0;
     int64_t row = look_up_queue(making, send->queue_id);
     if (row < 0 || send->sys_flag & TRANSACTIONAL || send->flag & RESPONSE) return 0;
     Found found = look_through(text, size);
     if (found.is_unusual) return 0;
     Py_ssize_t count = send->is_batch ? add_batch(making, row, body, text, size, send, &found)
                                       : add_single(making, row, body, text, size, send, &found);
-    return count > 0 && add_sent(making->run, body, kind, send->opaque, send->flag, send->queue_id, count);
+    return count > 0 && add_sent(making->run, body, taken->kind, send->opaque, send->flag, send->queue_id, count);
 }
 
-static int take_frame(Making *making, PyObject *frame) {
-    int64_t kind;
-    Send send;
-    if (!PyTuple_CheckExact(frame) || PyTuple_GET_SIZE(frame) != 3) return 0;
-    PyObject *header = PyTuple_GET_ITEM(frame, 1), *body = PyTuple_GET_ITEM(frame, 2);
-    if (!PyBytes_CheckExact(header) || !PyBytes_CheckExact(body)) return 0;
-    if (!as_number(PyTuple_GET_ITEM(frame, 0), 0, 1, &kind)) return 0;
-    if (!parse_send_header(kind, (const byte *)PyBytes_AS_STRING(header), PyBytes_GET_SIZE(header), &send)) return 0;
+static int add_taken(Making *making, const Taken *taken) {
+    const Text *properties = &taken->send.properties;
     Run *run = making->run;
-    if (run->requests > 0 && run->code != send.code) return 0; /* they are counted by request code */
-    run->code = send.code;
-    if (!send.properties.has_escapes)
-        return add_send(making, kind, &send, body, send.properties.at, send.properties.size);
+    if (run->requests > 0 && run->code != taken->send.code) return 0; /* they are counted by request code */
+    run->code = taken->send.code;
+    if (!properties->has_escapes) return add_send(making, taken, properties->at, properties->size);
     byte on_stack[SCRATCH], *resolved = on_stack;
-    if (send.properties.size > SCRATCH && (resolved = PyMem_Malloc((size_t)send.properties.size)) == NULL) {
+    if (properties->size > SCRATCH && (resolved = PyMem_Malloc((size_t)properties->size)) == NULL) {
         PyErr_NoMemory();
         return 0;
     }
-    Py_ssize_t size = unescape(&send.properties, resolved);
-    int is_added = size >= 0 && add_send(making, kind, &send, body, resolved, size);
+    Py_ssize_t size = unescape(properties, resolved);
+    int is_added = size >= 0 && add_send(making, taken, resolved, size);
     if (resolved != on_stack) PyMem_Free(resolved);
     return is_added;
 }
 
-/* frames, at, destinations, states by row, fits, batch fits, cluster -> run */
-PyObject *plain_run(PyObject *module, PyObject *const *args, Py_ssize_t count) {
-    int64_t at;
-    Making making = {0};
-    if (count != 7 || !PyList_CheckExact(args[0]) || !as_number(args[1], 0, PY_SSIZE_T_MAX, &at)
-        || !PyDict_Check(args[2]) || !PyList_CheckExact(args[3]) || !as_number(args[4], 0, INT32_MAX, &making.fits)
-        || !as_number(args[5], 0, INT32_MAX, &making.batch_fits) || !PyBytes_CheckExact(args[6])
-        || at >= PyList_GET_SIZE(args[0]))
-        return refuse();
-    making.destinations = args[2], making.cluster = args[6];
-    Py_ssize_t frames = PyList_GET_SIZE(args[0]) - at;
-    Run *run = making.run = new_run(frames, frames);
-    if (run == NULL) return NULL;
-    run->states = Py_NewRef(args[3]);
-    for (; at < PyList_GET_SIZE(args[0]) && run->requests < frames; at++) {
+static int take_frame(Making *making, PyObject *frame, Taken *taken) {
+    if (!PyTuple_CheckExact(frame) || PyTuple_GET_SIZE(frame) != 3) return 0;
+    PyObject *header = PyTuple_GET_ITEM(frame, 1), *body = PyTuple_GET_ITEM(frame, 2);
+    if (!PyBytes_CheckExact(header) || !PyBytes_CheckExact(body)) return 0;
+    if (!as_number(PyTuple_GET_ITEM(frame, 0), 0, 1, &taken->kind)) return 0;
+    const byte *bytes = (const byte *)PyBytes_AS_STRING(header);
+    if (!parse_send_header(taken->kind, bytes, PyBytes_GET_SIZE(header), &taken->send)) return 0;
+    taken->frame = Py_NewRef(frame); /* whatever happens to the list meanwhile */
+    taken->hash = hash_topic(making->topics, taken->send.topic.at, taken->send.topic.size);
+    fetch_slot(making->topics, taken->hash);
+    return 1;
+}
+
+/* As many frames as are looked at together, from one on; how many of them were added. */
+static Py_ssize_t add_some(Making *making, PyObject *frames, Py_ssize_t at) {
+    Taken taken[TOGETHER];
+    Py_ssize_t count = 0, added = 0;
+    Run *run = making->run;
+    while (count < TOGETHER && at + count < PyList_GET_SIZE(frames)
+           && take_frame(making, PyList_GET_ITEM(frames, at + count), &taken[count]))
+        count++;
+    for (Py_ssize_t n = 0; n < count; n++) fetch_topic(making->topics, taken[n].hash);
+    for (; added < count && run->requests < run->requests_room; added++) {
         Py_ssize_t messages = run->count, text_size = run->text_size;
-        PyObject *frame = Py_NewRef(PyList_GET_ITEM(args[0], at)); /* whatever happens to the list meanwhile */
-        int is_taken = take_frame(&making, frame);
-        Py_DECREF(frame);
-        if (is_taken) continue;
+        if (add_taken(making, &taken[added])) continue;
         cut_run(run, messages, text_size);
         break;
     }
-    Py_XDECREF(making.destination);
+    for (Py_ssize_t n = 0; n < count; n++) Py_DECREF(taken[n].frame);
+    return added;
+}
+
+/* frames, at, topic table, who knows topics, states by row, fits, batch fits, cluster -> run */
+PyObject *plain_run(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    int64_t at;
+    Making making = {0};
+    if (count != 8 || !PyList_CheckExact(args[0]) || !as_number(args[1], 0, PY_SSIZE_T_MAX, &at)
+        || !Py_IS_TYPE(args[2], &topic_table_type) || !PyList_CheckExact(args[4])
+        || !as_number(args[5], 0, INT32_MAX, &making.fits) || !as_number(args[6], 0, INT32_MAX, &making.batch_fits)
+        || !PyBytes_CheckExact(args[7]) || at >= PyList_GET_SIZE(args[0]))
+        return refuse();
+    making.topics = (TopicTable *)args[2], making.learn = args[3], making.cluster = args[7];
+    Py_ssize_t frames = PyList_GET_SIZE(args[0]) - at, added;
+    Run *run = making.run = new_run(frames, frames);
+    if (run == NULL) return NULL;
+    run->states = Py_NewRef(args[4]);
+    do at += added = add_some(&making, args[0], at);
+    while (added == TOGETHER);
+    Py_XDECREF(making.packed);
     if (run->requests > 0 && !PyErr_Occurred()) return (PyObject *)run;
     Py_DECREF(run);
     return refuse();

@@ -1,5 +1,6 @@
 /* The module downrange._runs. */
 #include "run.h"
+#include "topic_table.h"
 
 PyObject *s_queue_id, *s_row, *s_topic_field;
 
@@ -28,5 +29,7 @@ PyMODINIT_FUNC PyInit__runs(void) {
     s_topic_field = PyUnicode_InternFromString("topic_field");
     if (!s_queue_id || !s_row || !s_topic_field) return NULL;
     if (PyType_Ready(&run_type) < 0) return NULL;
-    return PyModule_Create(&definition);
+    PyObject *module = PyModule_Create(&definition);
+    if (module != NULL && PyModule_AddType(module, &topic_table_type) < 0) Py_CLEAR(module);
+    return module;
 }

@@ -1,4 +1,4 @@
-"""Where plain sends may go is learnt when it is asked for, and forgotten when it changes."""
+"""Where plain sends may go is learnt when somebody sends there, and forgotten when it changes."""
 
 from __future__ import annotations
 
@@ -8,11 +8,16 @@ from pathlib import Path
 import pytest
 
 from downrange.broker.destinations import Destinations
+from downrange.compiled import runs
 from downrange.model.topics import SCHEDULE_TOPIC, TopicConfig
 from downrange.protocol.bodies.topics import TopicConfigTable
+from downrange.protocol.framing import FrameDecoder
 from tests.support.compiled_cases import packed
+from tests.unit.broker.test_plain_sends import send
 from tests.unit.broker.wired import WiredBroker, wire
 from tests.unit.store.small_store import new_message
+
+pytestmark = pytest.mark.skipif(runs is None, reason="built without a compiler, or DOWNRANGE_PURE is set")
 
 
 @pytest.fixture
@@ -23,9 +28,28 @@ async def broker(tmp_path: Path) -> AsyncIterator[WiredBroker]:
     made.close()
 
 
+class Asked:
+    """Plain sends of one message each, which ask for their topics as a broker's do."""
+
+    def __init__(self, broker: WiredBroker) -> None:
+        self.destinations = Destinations(broker.topics, broker.store.queues)
+        self._states = broker.store.queues.by_row
+        self.learnt: list[str] = []
+
+    def __call__(self, queue_id: int, topic: str = "orders") -> int | None:
+        """The row that a message is sent to; None when it may not be."""
+        table, frames = self.destinations.table, FrameDecoder().frames(send(1, topic=topic, queue_id=queue_id))
+        run = runs.plain_run(frames, 0, table, self._learn, self._states, 1000, 1000, b"CLUSTER\x01c")
+        return None if run is None else run.states[0].row
+
+    def _learn(self, topic: str) -> bytes | None:
+        self.learnt.append(topic)
+        return self.destinations.learn(topic)
+
+
 @pytest.fixture
-def destinations(broker: WiredBroker) -> Destinations:
-    return Destinations(broker.topics, broker.store.queues)
+def asked(broker: WiredBroker) -> Asked:
+    return Asked(broker)
 
 
 def store(broker: WiredBroker, queue_id: int, topic: str = "orders") -> int:
@@ -36,50 +60,65 @@ def store(broker: WiredBroker, queue_id: int, topic: str = "orders") -> int:
     return state.row
 
 
-def is_unknown(destinations: Destinations, topic: str = "orders") -> bool:
-    with pytest.raises(KeyError):
-        destinations[topic]
-    return topic not in destinations
-
-
-async def test_queues_are_known_as_soon_as_they_are_there(broker: WiredBroker, destinations: Destinations) -> None:
-    assert is_unknown(destinations)
+async def test_queues_are_known_as_soon_as_they_are_there(broker: WiredBroker, asked: Asked) -> None:
+    assert asked(1) is None
+    assert len(asked.destinations.table) == 0
     second = store(broker, 1)
-    assert destinations["orders"] == packed("orders", (-1, second))
+    assert (asked(1), asked(0)) == (second, None)
     first = store(broker, 0)
-    assert destinations["orders"] == packed("orders", (first, second))
-    store(broker, 5)  # not one of those that may be written to
-    assert destinations["orders"] == packed("orders", (first, second))
-    assert list(destinations) == ["orders"]
+    assert (asked(1), asked(0)) == (second, first)
+    store(broker, 5)
+    assert asked(5) is None  # not one of those that may be written to
+    assert asked.destinations.learn("orders") == packed("orders", (first, second))
+    assert asked.learnt == ["orders"] * 4
+    assert (asked(1), asked(0), len(asked.learnt)) == (second, first, 4)
 
 
-async def test_changes_of_the_topic_are_seen(broker: WiredBroker, destinations: Destinations) -> None:
+async def test_changes_of_the_topic_are_seen(broker: WiredBroker, asked: Asked) -> None:
     rows = store(broker, 0), store(broker, 1)
-    assert destinations["orders"] == packed("orders", rows)
+    assert (asked(0), asked(1)) == rows
     broker.topics.put(TopicConfig("orders", write_queue_nums=1))
-    assert destinations["orders"] == packed("orders", rows[:1])
+    assert (asked(0), asked(1)) == (rows[0], None)
     broker.topics.put(TopicConfig("orders", topic_filter_type="MULTI_TAG"))
-    assert is_unknown(destinations)
+    assert asked(0) is None
     broker.topics.put(TopicConfig("orders", write_queue_nums=2))
-    assert destinations["orders"] == packed("orders", rows)
+    assert (asked(0), asked(1)) == rows
     broker.topics.delete("orders")
-    assert is_unknown(destinations)
+    assert asked(0) is None
     broker.topics.replace_all(TopicConfigTable(topic_config_table={"orders": TopicConfig("orders")}))
-    assert destinations["orders"] == packed("orders", rows)
+    assert (asked(0), asked(1)) == rows
     broker.topics.replace_all(TopicConfigTable())
-    assert is_unknown(destinations)
+    assert asked(0) is None
 
 
-async def test_queues_that_were_removed_are_gone(broker: WiredBroker, destinations: Destinations) -> None:
+async def test_queues_that_were_removed_are_gone(broker: WiredBroker, asked: Asked) -> None:
     rows = store(broker, 0), store(broker, 2)
-    assert destinations["orders"] == packed("orders", (rows[0], -1, rows[1]))
+    assert (asked(0), asked(1), asked(2)) == (rows[0], None, rows[1])
     broker.store.queues.remove_where(lambda state: state.queue_id == 2)
-    assert destinations["orders"] == packed("orders", rows[:1])
+    assert (asked(0), asked(2)) == (rows[0], None)
     broker.store.remove_topic("orders")
-    assert is_unknown(destinations)
+    assert asked(0) is None
 
 
-async def test_special_queues_are_left_out(broker: WiredBroker, destinations: Destinations) -> None:
+async def test_special_queues_are_left_out(broker: WiredBroker, asked: Asked) -> None:
     store(broker, 0, SCHEDULE_TOPIC)
     broker.topics.plain[SCHEDULE_TOPIC] = 4
-    assert is_unknown(destinations, SCHEDULE_TOPIC)
+    assert asked(0, SCHEDULE_TOPIC) is None
+
+
+async def test_many_topics_come_and_go(broker: WiredBroker, asked: Asked) -> None:
+    """More than the table has places for at first, and some are taken out of the middle."""
+    names = [f"topic-{number}" for number in range(300)]
+    rows: dict[str, int | None] = {}
+    for name in names:
+        broker.topics.put(TopicConfig(name, write_queue_nums=1))
+        rows[name] = store(broker, 0, name)
+    for removed in ([], names[::7], names[::3]):
+        for name in removed:
+            broker.topics.delete(name)
+            rows[name] = None
+        assert {name: asked(0, name) for name in names} == rows
+        assert len(asked.destinations.table) == sum(row is not None for row in rows.values())
+    asked.destinations.table.clear()
+    assert len(asked.destinations.table) == 0
+    assert {name: asked(0, name) for name in names} == rows

@@ -54,7 +54,9 @@ class PlainSends:
         queues = writer.store.queues
         self._write_queues = topics.plain
         self._states = queues.states
-        self._destinations = Destinations(topics, queues)
+        if runs is not None:
+            destinations = Destinations(topics, queues)
+            self._topic_table, self._learn_topic = destinations.table, destinations.learn
         self._states_by_row = queues.by_row
         self._limits = writer.store.limits
         self._append = writer.append_run
@@ -96,7 +98,7 @@ class PlainSends:
         limits = self._limits
         if runs is not None:
             run = runs.plain_run(
-                frames, at, self._destinations, self._states_by_row,
+                frames, at, self._topic_table, self._learn_topic, self._states_by_row,
                 limits.surely_fits, limits.max_message_size, self._cluster,
             )  # fmt: skip
             if run is not None:

@@ -1,0 +1,140 @@
+/* An open table: a topic stands at the first free place from its hash on, so that nearly always one look is enough. */
+#include "topic_table.h"
+
+#define LEAST_SLOTS 64
+
+int read_destination(PyObject *packed, Destination *destination) {
+    int32_t queues = -1;
+    const Py_ssize_t number = sizeof queues;
+    Py_ssize_t size = PyBytes_CheckExact(packed) ? PyBytes_GET_SIZE(packed) : 0;
+    if (size > number) memcpy(&queues, PyBytes_AS_STRING(packed), sizeof queues);
+    if (queues < 0 || queues > (size - number - 1) / number) return 0;
+    const byte *start = (const byte *)PyBytes_AS_STRING(packed);
+    destination->queues = queues;
+    destination->rows = start + number;
+    destination->topic = destination->rows + queues * number;
+    destination->topic_size = start + size - destination->topic;
+    return 1;
+}
+
+uint64_t hash_topic(const TopicTable *table, const byte *topic, Py_ssize_t size) {
+    uint64_t hash = table->seed ^ (uint64_t)size, eight;
+    while (size > 0) {
+        eight = 0;
+        memcpy(&eight, topic, size < 8 ? (size_t)size : 8);
+        hash = (hash ^ eight) * 0x9E3779B97F4A7C15u;
+        hash ^= hash >> 32;
+        topic += 8, size -= 8;
+    }
+    return hash;
+}
+
+PyObject *find_topic(const TopicTable *table, uint64_t hash, const byte *topic, Py_ssize_t size) {
+    for (uint64_t at = hash & table->mask; table->slots[at].packed != NULL; at = (at + 1) & table->mask) {
+        Destination found;
+        if (table->slots[at].hash != hash || !read_destination(table->slots[at].packed, &found)) continue;
+        if (found.topic_size == size + 1 && !memcmp(found.topic + 1, topic, (size_t)size)) return table->slots[at].packed;
+    }
+    return NULL;
+}
+
+static void put_slot(Slot *slots, uint64_t mask, Slot slot) {
+    uint64_t at = slot.hash & mask;
+    while (slots[at].packed != NULL) at = (at + 1) & mask;
+    slots[at] = slot;
+}
+
+static int make_slots(TopicTable *table, uint64_t count) {
+    Slot *slots = PyMem_Calloc(count, sizeof(Slot));
+    if (slots == NULL) {
+        PyErr_NoMemory();
+        return 0;
+    }
+    for (uint64_t at = 0; table->slots != NULL && at <= table->mask; at++)
+        if (table->slots[at].packed != NULL) put_slot(slots, count - 1, table->slots[at]);
+    PyMem_Free(table->slots);
+    table->slots = slots, table->mask = count - 1;
+    return 1;
+}
+
+int keep_topic(TopicTable *table, uint64_t hash, PyObject *packed) {
+    if ((uint64_t)table->used * 2 > table->mask && !make_slots(table, 2 * (table->mask + 1))) return 0;
+    put_slot(table->slots, table->mask, (Slot){hash, Py_NewRef(packed)});
+    table->used++;
+    return 1;
+}
+
+static void free_slots(TopicTable *table) {
+    for (uint64_t at = 0; table->slots != NULL && at <= table->mask; at++) Py_XDECREF(table->slots[at].packed);
+    PyMem_Free(table->slots);
+    table->slots = NULL, table->used = 0;
+}
+
+static PyObject *forget_topic(TopicTable *table, PyObject *topic) {
+    Py_ssize_t size;
+    const char *name = PyUnicode_AsUTF8AndSize(topic, &size);
+    if (name == NULL) return NULL;
+    uint64_t hash = hash_topic(table, (const byte *)name, size), at = hash & table->mask;
+    PyObject *packed = find_topic(table, hash, (const byte *)name, size);
+    if (packed == NULL) Py_RETURN_NONE;
+    while (table->slots[at].packed != packed) at = (at + 1) & table->mask;
+    table->slots[at].packed = NULL;
+    table->used--;
+    /* Those behind it may stand there only because their own places were taken. */
+    for (at = (at + 1) & table->mask; table->slots[at].packed != NULL; at = (at + 1) & table->mask) {
+        Slot moved = table->slots[at];
+        table->slots[at].packed = NULL;
+        put_slot(table->slots, table->mask, moved);
+    }
+    Py_DECREF(packed);
+    Py_RETURN_NONE;
+}
+
+static PyObject *clear_table(TopicTable *table, PyObject *nothing) {
+    Slot *before = table->slots;
+    uint64_t mask = table->mask;
+    table->slots = NULL;
+    if (!make_slots(table, LEAST_SLOTS)) {
+        table->slots = before;
+        return NULL;
+    }
+    TopicTable old = {.slots = before, .mask = mask};
+    table->used = 0;
+    free_slots(&old);
+    Py_RETURN_NONE;
+}
+
+static PyObject *new_table(PyTypeObject *type, PyObject *args, PyObject *names) {
+    TopicTable *table = (TopicTable *)type->tp_alloc(type, 0);
+    if (table == NULL) return NULL;
+    table->seed = (uint64_t)(uintptr_t)table * 0xD6E8FEB86659FD93u; /* where it lies in memory cannot be known by others */
+    if (make_slots(table, LEAST_SLOTS)) return (PyObject *)table;
+    Py_DECREF(table);
+    return NULL;
+}
+
+static void free_table(TopicTable *table) {
+    free_slots(table);
+    Py_TYPE(table)->tp_free(table);
+}
+
+static Py_ssize_t length_of(PyObject *table) { return ((TopicTable *)table)->used; }
+
+static PyMethodDef methods[] = {
+    {"forget", (PyCFunction)forget_topic, METH_O, NULL},
+    {"clear", (PyCFunction)clear_table, METH_NOARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static PySequenceMethods as_sequence = {.sq_length = length_of};
+
+PyTypeObject topic_table_type = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "downrange._runs.TopicTable",
+    .tp_basicsize = sizeof(TopicTable),
+    .tp_new = new_table,
+    .tp_dealloc = (destructor)free_table,
+    .tp_methods = methods,
+    .tp_as_sequence = &as_sequence,
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+};
