@@ -33,7 +33,7 @@ _HEADS: Final = {
     (8, 20): (struct.Struct(">iIIiiqqiq8sq20siqi"), int(SysFlag.STORE_HOST_V6)),
     (20, 20): (struct.Struct(">iIIiiqqiq20sq20siqi"), _V6_FLAGS),
 }
-_HEAD_BY_FLAGS: Final = {flags: layout for layout, flags in _HEADS.values()}
+HEAD_BY_FLAGS: Final = {flags: layout for layout, flags in _HEADS.values()}
 _SIZE_AND_MAGIC: Final = struct.Struct(">iI")
 _CRC_MASK: Final = 0x7FFFFFFF  # RocketMQ's checksums are never negative
 _SYS_FLAG_AT: Final = 36
@@ -110,7 +110,7 @@ class Walk:
             # fmt: on
             body_at = at + 88
             if sys_flag & _V6_FLAGS:
-                layout = _HEAD_BY_FLAGS[sys_flag & _V6_FLAGS]
+                layout = HEAD_BY_FLAGS[sys_flag & _V6_FLAGS]
                 body_at = at + layout.size
                 if body_at > limit:
                     self.damage = f"record at {start + at} is too short for its hosts"

@@ -16,9 +16,8 @@ from downrange.broker.transactions.half_messages import HalfMessages
 from downrange.broker.transactions.records import committed, real_topic, resumed
 from downrange.model import properties as names
 from downrange.model.errors import MessageError
-from downrange.model.message import StoredMessage, SysFlag
+from downrange.model.message import SysFlag
 from downrange.model.message_id import parse_offset_message_id
-from downrange.model.properties import find_property
 from downrange.model.topics import CHECK_MAX_TIME_TOPIC, HALF_TOPIC
 from downrange.protocol.bodies.transactions import EndTransactionRequest, ResumeCheckHalfMessageRequest
 from downrange.protocol.codes import RequestCode, ResponseCode
@@ -26,6 +25,7 @@ from downrange.protocol.command import Command
 from downrange.protocol.errors import BrokerError, MessageIllegal, ServiceNotAvailable, SlaveNotAvailable
 from downrange.store.config import BrokerRole
 from downrange.store.group_commit import FlushOutcome
+from downrange.store.kept_message import KeptMessage
 from downrange.store.new_message import AppendResult, PutMessageStatus
 from downrange.transport.connection import Connection, LaterReply
 
@@ -68,16 +68,13 @@ class TransactionHandlers:
             raise SlaveNotAvailable("a slave ends no transactions")
         if header.commit_or_rollback not in (_COMMIT, _ROLLBACK):
             return None
-        stored = self._half_message(header)
-        half_offset = self._half_messages.current(stored.queue_offset)
-        if half_offset is None:
-            raise BrokerError("The transaction has ended, or a later copy of its message is being checked")
+        half_message, half_offset = self.half_message(header)
         if header.commit_or_rollback == _COMMIT:
-            result = self._commit(stored, half_offset)
+            result = self._commit(half_message, half_offset)
         else:
-            result = self._half_messages.ended(half_offset, stored)
+            result = self._half_messages.ended(half_offset, half_message.text, half_message.queue_offset)
             self._check_stored(result)
-            self._writer.statistics.rolled_back(real_topic(stored))
+            self._writer.statistics.rolled_back(real_topic(half_message.text))
         return self._reply_when_safe(command, result)
 
     def resume(self, command: Command, connection: Connection) -> Command:
@@ -90,33 +87,37 @@ class TransactionHandlers:
         if stored is None or stored.topic != CHECK_MAX_TIME_TOPIC:
             raise BrokerError(f"no message of {CHECK_MAX_TIME_TOPIC} has the id {message_id}")
         self._check_stored(self._writer.append(resumed(stored)))
-        self._half_messages.stored(real_topic(stored))
-        log.info("half message checked again id=%s topic=%s", stored.message_id, real_topic(stored))
+        self._half_messages.stored(real_topic(stored.properties_text))
+        log.info("half message checked again id=%s topic=%s", stored.message_id, real_topic(stored.properties_text))
         return command.reply()
 
     # --- checks -------------------------------------------------------------------------------------------------
 
-    def _half_message(self, header: EndTransactionRequest) -> StoredMessage:
-        stored = self._half_messages.at(header.commit_log_offset)
-        if stored is None or stored.topic != HALF_TOPIC:
+    def half_message(self, header: EndTransactionRequest) -> tuple[KeptMessage, int]:
+        """The half message whose transaction is to end, and where in the half queue it waits now."""
+        found = self._half_messages.kept_at(header.commit_log_offset)
+        if found is None or found.message.topic != HALF_TOPIC:
             raise BrokerError("Find prepared transaction message failed")
-        if find_property(stored.properties_text, names.PGROUP) != header.producer_group:
+        if found.find(names.PGROUP) != header.producer_group:
             raise BrokerError("The producer group wrong")
-        if stored.queue_offset != header.tran_state_table_offset:
+        if found.queue_offset != header.tran_state_table_offset:
             raise BrokerError("The transaction state table offset wrong")
-        if stored.physical_offset != header.commit_log_offset:
+        if found.physical_offset != header.commit_log_offset:
             raise BrokerError("The commit log offset wrong")
-        return stored
+        half_offset = self._half_messages.current(found.queue_offset)
+        if half_offset is None:
+            raise BrokerError("The transaction has ended, or a later copy of its message is being checked")
+        return found, half_offset
 
-    def _commit(self, stored: StoredMessage, half_offset: int) -> AppendResult:
-        message = committed(stored)
+    def _commit(self, half_message: KeptMessage, half_offset: int) -> AppendResult:
+        message = committed(half_message)
         if message is None:
             raise BrokerError("the half message does not say where it belongs")
         result = self._writer.append(message)
         self._check_stored(result)
         self._writer.statistics.committed(message.topic)
         # Without this note the check asks again and the message comes twice; without the message it were lost.
-        noted = self._half_messages.ended(half_offset, stored)
+        noted = self._half_messages.ended(half_offset, half_message.text, half_message.queue_offset)
         return noted if noted.status is PutMessageStatus.PUT_OK else result
 
     @staticmethod

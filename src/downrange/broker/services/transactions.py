@@ -60,9 +60,9 @@ def judge(
         # Also one that was put back in this round. RocketMQ gives it up here, before the last answer can come.
         return Verdict.STOP
     age = now - stored.born_timestamp
-    if (number(stored, names.TRANSACTION_CHECK_TIMES) or 0) >= check_max or age > keep_millis:
+    if (number(stored.properties_text, names.TRANSACTION_CHECK_TIMES) or 0) >= check_max or age > keep_millis:
         return Verdict.GIVE_UP
-    immunity_seconds = number(stored, names.CHECK_IMMUNITY_TIME_IN_SECONDS)
+    immunity_seconds = number(stored.properties_text, names.CHECK_IMMUNITY_TIME_IN_SECONDS)
     if immunity_seconds is None:
         # Born in the future: by a clock that is wrong, so its age says nothing.
         return Verdict.STOP if 0 <= age < timeout_millis else Verdict.ASK
@@ -147,7 +147,7 @@ class TransactionService:
                 return self._give_up(stored)
 
     def _ask(self, stored: StoredMessage) -> bool:
-        checks = (number(stored, names.TRANSACTION_CHECK_TIMES) or 0) + 1
+        checks = (number(stored.properties_text, names.TRANSACTION_CHECK_TIMES) or 0) + 1
         copy, result = self._half_messages.put_back(stored, {names.TRANSACTION_CHECK_TIMES: str(checks)})
         if result.status is not PutMessageStatus.PUT_OK:
             return self._not_put_back(stored, result)
@@ -186,12 +186,12 @@ class TransactionService:
         result = self._writer.append(given_up(stored))
         if result.status is not PutMessageStatus.PUT_OK:
             return False
-        self._half_messages.ended(stored.queue_offset, stored)
+        self._half_messages.ended(stored.queue_offset, stored.properties_text, stored.queue_offset)
         log.error(
             "half message given up, kept in %s id=%s topic=%s",
             CHECK_MAX_TIME_TOPIC,
             stored.message_id,
-            real_topic(stored),
+            real_topic(stored.properties_text),
         )
         return True
 

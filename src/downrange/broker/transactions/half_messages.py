@@ -14,6 +14,7 @@ from downrange.model import properties as names
 from downrange.model.message import StoredMessage, TopicQueue
 from downrange.model.record import CorruptRecord, decode_record
 from downrange.model.topics import HALF_TOPIC, OP_HALF_TOPIC, TRANSACTION_GROUP
+from downrange.store.kept_message import KeptMessage, read_kept
 from downrange.store.message_store import MessageStore
 from downrange.store.new_message import AppendResult, NewMessage, PutMessageStatus
 
@@ -71,20 +72,35 @@ class HalfMessages:
         half_offset = self._latest(half_offset)
         return half_offset if self._is_waiting(half_offset) else None
 
-    def ended(self, half_offset: int, stored: StoredMessage) -> AppendResult:
+    def ended(self, half_offset: int, text: str, found_at: int) -> AppendResult:
         """Note that a half message has ended; what it leaves behind must be stored already.
 
-        `stored` is the message as it lies at `half_offset` or lay before.
+        `text` is that of its properties, as they lie at `half_offset` or where it lay before, at `found_at`.
         """
         result = self._end(half_offset)
         if result.status is _PUT_OK:
-            self._count_down(real_topic(stored))
-            sent_to = number(stored, names.TRAN_PREPARED_QUEUE_OFFSET)
+            self._count_down(real_topic(text))
+            sent_to = number(text, names.TRAN_PREPARED_QUEUE_OFFSET)
             if sent_to is None:
-                sent_to = stored.queue_offset
+                sent_to = found_at
             if 0 <= sent_to != half_offset:
                 self._end(sent_to)  # after the other: then the op queue is not left behind before both are passed
         return result
+
+    def ends_simply(self, half_message: KeptMessage) -> bool:
+        """Does its end take one op message, at the place where it lies, and nothing else?"""
+        return (
+            half_message.queue_offset not in self._moved and names.TRAN_PREPARED_QUEUE_OFFSET not in half_message.text
+        )
+
+    def operation(self, half_offset: int, now: int) -> NewMessage:
+        """The op message that notes the end; whoever stores it says so with `noted`."""
+        return operation(half_offset, _QUEUE_ID, now, self._broker_host)
+
+    def noted(self, half_offset: int, topic: str, end_offset: int) -> None:
+        """The op message for the end of a half message of this topic was stored, up to `end_offset` of the log."""
+        self._note(half_offset, end_offset)
+        self._count_down(topic)
 
     def put_back(self, stored: StoredMessage, changes: dict[str, str]) -> tuple[NewMessage, AppendResult]:
         """Move a half message to the end of its queue, so that those behind it can be looked at.
@@ -120,14 +136,17 @@ class HalfMessages:
         self._read_waiting()
 
     def _end(self, half_offset: int) -> AppendResult:
-        result = self._writer.append(operation(half_offset, _QUEUE_ID, self._writer.now(), self._broker_host))
+        result = self._writer.append(self.operation(half_offset, self._writer.now()))
         if result.status is _PUT_OK:
-            if half_offset >= self.first:
-                self._ended[half_offset] = result.end_offset
-            self._ops.append(half_offset)
+            self._note(half_offset, result.end_offset)
         else:
             log.error("end of a transaction not noted queue_offset=%d status=%s", half_offset, result.status.value)
         return result
+
+    def _note(self, half_offset: int, end_offset: int) -> None:
+        if half_offset >= self.first:
+            self._ended[half_offset] = end_offset
+        self._ops.append(half_offset)
 
     def _count_down(self, topic: str) -> None:
         self.waiting[topic] -= 1
@@ -147,8 +166,8 @@ class HalfMessages:
     def destinations(self) -> Iterator[TopicQueue]:
         """The queues those that wait are meant for. They may be all that is known of a topic after a crash."""
         for half_offset in self.offsets_waiting():
-            stored = self.read(half_offset)
-            message = committed(stored) if stored is not None else None
+            half_message = self.kept_at(self._store.physical_offset_of(HALF_TOPIC, _QUEUE_ID, half_offset))
+            message = committed(half_message) if half_message is not None else None
             if message is not None:
                 yield TopicQueue(message.topic, message.queue_id)
 
@@ -160,6 +179,14 @@ class HalfMessages:
         record = self._store.record_at(physical_offset)
         try:
             return decode_record(record) if record is not None else None
+        except CorruptRecord:
+            return None
+
+    def kept_at(self, physical_offset: int) -> KeptMessage | None:
+        """The same, ready to be stored once more."""
+        record = self._store.record_at(physical_offset)
+        try:
+            return read_kept(record) if record is not None else None
         except CorruptRecord:
             return None
 
@@ -219,10 +246,10 @@ class HalfMessages:
             stored = self.read(half_offset)
             if stored is None:
                 continue
-            self.waiting[real_topic(stored)] += 1
-            sent_to = number(stored, names.TRAN_PREPARED_QUEUE_OFFSET)
+            self.waiting[real_topic(stored.properties_text)] += 1
+            sent_to = number(stored.properties_text, names.TRAN_PREPARED_QUEUE_OFFSET)
             if sent_to is not None and sent_to >= 0:
-                self._read_copy(half_offset, sent_to, real_topic(stored))
+                self._read_copy(half_offset, sent_to, real_topic(stored.properties_text))
 
     def _read_copy(self, half_offset: int, sent_to: int, topic: str) -> None:
         """A half message that was put back: it takes the place of the one before it."""

@@ -11,6 +11,7 @@ from downrange.model.message import TRANSACTION_MASK, PhysicalOffset, QueueOffse
 from downrange.model.message_id import pack_host
 from downrange.model.properties import find_property
 from downrange.model.topics import CHECK_MAX_TIME_TOPIC, HALF_TOPIC, OP_HALF_TOPIC
+from downrange.store.kept_message import KeptMessage
 from downrange.store.new_message import AppendResult, NewMessage
 
 REMOVE_TAG: Final = "d"
@@ -28,27 +29,20 @@ def half(message: NewMessage, properties: dict[str, str]) -> NewMessage:
     return message
 
 
-def committed(stored: StoredMessage) -> NewMessage | None:
+def committed(half_message: KeptMessage) -> NewMessage | None:
     """The message consumers get; None when the half message does not say where it belongs.
 
     Its properties are those of the half message, REAL_TOPIC, REAL_QID and TRAN_MSG included, as in RocketMQ.
     """
-    topic, queue_id = real_topic(stored), find_property(stored.properties_text, names.REAL_QID)
+    topic, queue_id = real_topic(half_message.text), half_message.find(names.REAL_QID)
     if not topic or queue_id is None or not queue_id.isdecimal():
         return None
-    return NewMessage(
-        topic=topic,
-        queue_id=int(queue_id),
-        body=stored.body,
-        properties=stored.properties_text.encode(),
-        born_timestamp=stored.born_timestamp,
-        born_host=pack_host(*stored.born_host),
-        store_host=pack_host(*stored.store_host),
-        flag=stored.flag,
-        sys_flag=stored.sys_flag & ~TRANSACTION_MASK | _COMMIT,
-        reconsume_times=stored.reconsume_times,
-        prepared_transaction_offset=stored.physical_offset,
-    )
+    message = half_message.message
+    message.topic = topic
+    message.queue_id = int(queue_id)
+    message.sys_flag = message.sys_flag & ~TRANSACTION_MASK | _COMMIT
+    message.prepared_transaction_offset = half_message.physical_offset
+    return message
 
 
 def operation(half_offset: int, queue_id: int, now: int, broker_host: bytes) -> NewMessage:
@@ -118,17 +112,17 @@ def asked_about(stored: StoredMessage, copy: NewMessage, result: AppendResult) -
     )
 
 
-def real_topic(stored: StoredMessage) -> str:
-    """The topic a half message is meant for."""
-    return find_property(stored.properties_text, names.REAL_TOPIC) or ""
+def real_topic(text: str) -> str:
+    """The topic that a half message with these properties is meant for."""
+    return find_property(text, names.REAL_TOPIC) or ""
 
 
-def number(stored: StoredMessage, name: str) -> int | None:
+def number(text: str, name: str) -> int | None:
     """A property that is a number; None when it is absent, -1 when it is something else."""
-    text = find_property(stored.properties_text, name)
-    if text is None:
+    value = find_property(text, name)
+    if value is None:
         return None
     try:
-        return int(text)
+        return int(value)
     except ValueError:
         return -1
