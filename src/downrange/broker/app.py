@@ -31,6 +31,7 @@ from downrange.broker.handlers.query import QueryHandlers
 from downrange.broker.handlers.reply import ReplyHandlers
 from downrange.broker.handlers.send import SendHandlers
 from downrange.broker.handlers.send_back import SendBackHandlers
+from downrange.broker.handlers.set_aside import SetAside
 from downrange.broker.handlers.statistics import StatisticsHandlers
 from downrange.broker.handlers.topics import TopicHandlers
 from downrange.broker.handlers.transactions import TransactionHandlers
@@ -198,11 +199,13 @@ async def _serving(
 
     send = SendHandlers(live, topics, groups, writer, flow)
     send.on_half = half_messages.stored
+    ends = TransactionHandlers(live, half_messages, writer, flusher, flow)
     plain_sends = PlainSends(live, topics, writer, flow)
+    set_aside = SetAside(live, topics, send, ends, half_messages, writer, flow)
     pull = PullHandlers(live, topics, groups, offsets, consumers, filters, store, held, writer, flow)
     tables = [
         send.routes,
-        TransactionHandlers(live, half_messages, writer, flusher, flow).routes,
+        ends.routes,
         ReplyHandlers(live, topics, groups, writer, flow, producers).routes,
         SendBackHandlers(live, topics, groups, store, writer).routes,
         pull.routes,
@@ -222,8 +225,11 @@ async def _serving(
         producers.drop(connection)
         held.drop(connection)
 
-    plain = express_of(plain_sends.take, PlainPulls(pull, store, statistics, flow).take)
-    for server, without, express in ((main, frozenset[int](), plain), (vip, _MAIN_PORT_ONLY, plain_sends.take)):
+    everything = express_of(plain_sends.take, PlainPulls(pull, store, statistics, flow).take, set_aside.take)
+    for server, without, express in (
+        (main, frozenset[int](), everything),
+        (vip, _MAIN_PORT_ONLY, express_of(plain_sends.take, set_aside.take)),
+    ):
         server.handler = handler_of(*tables, statistics=statistics, without=without)
         server.express = express
         server.on_close = closed

@@ -25,7 +25,7 @@ from downrange.store.config import BrokerRole
 from downrange.store.group_commit import FlushOutcome
 from downrange.store.message_store import GrownQueue, MessageStore
 from downrange.store.new_message import AppendResult, BatchUnit, NewMessage, PutMessageStatus
-from downrange.store.run import Run
+from downrange.store.run import Place, Run
 from downrange.transport.connection import LaterReply
 
 _PUT_OK = PutMessageStatus.PUT_OK
@@ -82,16 +82,37 @@ class MessageWriter:
         self.on_appended(perf_counter() - start)
         if result.status is _PUT_OK:
             self.statistics.put(message.topic, 1, result.size)
+            self._tell(message, result.queue_offset)
             if self._links:
                 self._wake_slaves()
-            if self._held.is_waited_for(TopicQueue(message.topic, message.queue_id)):
-                self._notify(message.topic, message.queue_id, result.queue_offset, message.properties)
-            if message.topic == SCHEDULE_TOPIC:
-                self.statistics.delayed(self._delays[message.queue_id] / 1000)
-                self.on_delayed(message.queue_id)
         else:
             self.statistics.put_failed()
         return result
+
+    def append_together(self, messages: Sequence[NewMessage]) -> list[Place] | None:
+        """`append` for several messages, all or none; None when they have to go one by one."""
+        start = perf_counter()
+        places = self._store.append_together(messages, self._clock.now())
+        if places is None:
+            return None
+        self.on_appended(perf_counter() - start)
+        self.statistics.plain_puts += len(places)
+        for message, (_, size, queue_offset) in zip(messages, places, strict=True):
+            if size > LARGE:
+                self.statistics.put_large(message.topic, size)
+            self._tell(message, queue_offset)
+        if self._links:
+            self._wake_slaves()
+        return places
+
+    def _tell(self, message: NewMessage, queue_offset: int) -> None:
+        """A message was stored: wake who waits for it."""
+        topic = message.topic
+        if self._waiting and (topic, message.queue_id) in self._waiting:
+            self._notify(topic, message.queue_id, queue_offset, message.properties)
+        if topic == SCHEDULE_TOPIC:
+            self.statistics.delayed(self._delays[message.queue_id] / 1000)
+            self.on_delayed(message.queue_id)
 
     @property
     def store(self) -> MessageStore:

@@ -351,9 +351,9 @@ class Statistics:
         """A message was stored that asks to be delivered so much later."""
         self.delays.observe(seconds)
 
-    def rpc(self, request_code: int, response_code: int, millis: float) -> None:
-        """A request was answered."""
-        self._histogram(request_code, response_code).observe(millis)
+    def rpc(self, request_code: int, response_code: int, millis: float, requests: int = 1) -> None:
+        """A request was answered, or several together, which took so long each."""
+        self._histogram(request_code, response_code).observe(millis, requests)
 
     def _histogram(self, request_code: int, response_code: int) -> Histogram:
         histogram = self.rpcs.get((request_code, response_code))

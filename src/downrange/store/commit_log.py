@@ -19,6 +19,7 @@ from downrange.store.segments import Segments, storage_error
 
 if TYPE_CHECKING:
     from downrange.store.queue_tails import QueueTails
+    from downrange.store.queues import QueueState
     from downrange.store.run import Place, Run
 
 # total size, magic, body CRC, queue id, flag, queue offset, physical offset, sysFlag, born timestamp, born host,
@@ -277,6 +278,42 @@ class CommitLog:
         self.last_store_timestamp = store_timestamp
         run.places = places
         return True
+
+    def append_together(self, messages: Sequence[tuple[QueueState, NewMessage]], store_timestamp: int) -> list[Place]:
+        """`append_run` for messages of all kinds, each with its queue; a run that does not fit begins a new file."""
+        sizes = [
+            74 + len(message.born_host) + len(message.store_host) + len(message.body) + len(state.topic_field)
+            + len(message.properties)
+            for state, message in messages
+        ]  # fmt: skip
+        segment = self._room_for(sum(sizes))
+        physical_offset = segment.start + segment.wrote
+        pieces: list[bytes] = []
+        places: list[Place] = []
+        for (state, message), size in zip(messages, sizes, strict=True):
+            body, properties, born_host, store_host = (
+                message.body, message.properties, message.born_host, message.store_host
+            )  # fmt: skip
+            head, host_flags = _HEADS[len(born_host), len(store_host)]
+            queue_offset = state.next_offset
+            state.next_offset = queue_offset + 1
+            pieces += (
+                head.pack(
+                    size, MAGIC_V1, crc32(body) & _CRC_MASK, message.queue_id, message.flag, queue_offset,
+                    physical_offset, message.sys_flag & ~48 | host_flags, message.born_timestamp, born_host,
+                    store_timestamp, store_host, message.reconsume_times, message.prepared_transaction_offset,
+                    len(body),
+                ),
+                body,
+                state.topic_field,
+                len(properties).to_bytes(2, "big"),
+                properties,
+            )  # fmt: skip
+            places.append((physical_offset, size, queue_offset))
+            physical_offset += size
+        self._write_whole(segment, b"".join(pieces))
+        self.last_store_timestamp = store_timestamp
+        return places
 
     @staticmethod
     def _write_whole(segment: Segment, data: bytes) -> None:

@@ -352,6 +352,48 @@ class MessageStore(MessageReader):
             self._dispatch_failed(error)
         return True
 
+    def append_together(self, messages: Sequence[NewMessage], now: int) -> list[Place] | None:
+        """`append_run` for messages of all kinds: they fit (`surely_fits`), get a place in a queue, and it exists.
+
+        As those of a run they are counted by their queues; see `ConsumeQueues.take_counts`.
+        """
+        if self._refused or self._pool is not None or self._dispatched_offset != self._segments.wrote_offset:
+            return None
+        commit_log = self.commit_log
+        if now < commit_log.last_store_timestamp:
+            now = self._not_before(now)
+        states = self._states
+        run = [(states[message.topic, message.queue_id], message) for message in messages]
+        try:
+            places = commit_log.append_together(run, now)
+        except StoreError:
+            return None
+        try:
+            self._apply_together(run, places, now)
+        except (OSError, StoreError) as error:
+            self._dispatch_failed(error)
+        return places
+
+    def _apply_together(self, run: Sequence[tuple[QueueState, NewMessage]], places: list[Place], now: int) -> None:
+        if any(state.is_special for state, _ in run):
+            for (state, message), (physical_offset, size, queue_offset) in zip(run, places, strict=True):
+                text = message.properties.decode("utf-8", "replace")
+                self._dispatcher.apply(state, queue_offset, physical_offset, size, message.sys_flag, now, text)
+                state.count(1, size)
+        else:
+            plain: list[PlainMessage] = [
+                (
+                    state, message.body, message.properties, message.properties.decode("utf-8", "replace"),
+                    message.born_timestamp, message.flag, message.sys_flag, message.reconsume_times,
+                )
+                for state, message in run
+            ]  # fmt: skip
+            applied = run_of(plain)
+            applied.places = places
+            self._dispatcher.apply_run(applied, now)
+        offset, size, _ = places[-1]
+        self._dispatched_offset = offset + size
+
     @property
     def surely_fits(self) -> int:
         """A body and properties that together have no more bytes than this break no limit."""

@@ -56,10 +56,14 @@ class QueueState:
     def next_offset(self, queue_offset: int) -> None:
         self.tails.rows[self.row] = queue_offset
 
+    def count(self, messages: int, size: int) -> None:
+        """These are for `take_counts`, too."""
+        self.tails.rows[self.row + MESSAGES] += messages
+        self.tails.rows[self.row + BYTES] += size
+
     def uncount(self, messages: int, size: int) -> None:
         """These came as one batch, which is not for `take_counts`: whoever appended it counts it as one."""
-        self.tails.rows[self.row + MESSAGES] -= messages
-        self.tails.rows[self.row + BYTES] -= size
+        self.count(-messages, -size)
 
     def leave(self) -> None:
         """This queue is no longer one of the store; see `ConsumeQueue.leave`."""

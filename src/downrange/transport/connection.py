@@ -235,9 +235,12 @@ class Connection(asyncio.Protocol):
                 and self._answering < limits.max_requests_per_connection
                 and self._usage.requests < limits.max_requests
             ):
+                first = at
                 at = express(frames, at, self)
                 if at == count:
                     break
+                if at > first:  # where one kind of short cut ends another may begin
+                    continue
             try:
                 self._take(decode_frame(frames[at]))
             except RemoteProtocolError as error:

@@ -133,14 +133,7 @@ class SendHandlers:
             message.sys_flag |= SysFlag.MULTI_TAGS
         if header.topic.startswith(RETRY_PREFIX):
             return self._retried(message, header, text), queue_id, waits
-        if "TRAN_MSG" in text and (find_property(text, names.TRAN_MSG) or "").lower() == "true":
-            return self._half(message, header, text), queue_id, waits
-        if "DELAY" in text:
-            level = delay_level(text)
-            if level and not header.sys_flag & 4:
-                properties = decode_properties(header.properties) | {names.CLUSTER: broker.broker_cluster_name}
-                message = delayed(message, properties, level, self._writer.max_delay_level)
-        return message, queue_id, waits
+        return self.set_aside(message, header.properties) or message, queue_id, waits
 
     def _check_started(self, start_millis: int) -> None:
         if self._writer.now() < start_millis:
@@ -222,15 +215,23 @@ class SendHandlers:
         level = delay_level(text)
         return delayed(message, properties, level, self._writer.max_delay_level) if level else message
 
-    def _half(self, message: NewMessage, header: SendMessageRequest, text: str) -> NewMessage:
-        """The message of a transaction that has not ended yet."""
+    def set_aside(self, message: NewMessage, text: str) -> NewMessage | None:
+        """A half message or a delayed one as it waits; None for all others. `text` are the properties it came with."""
         broker = self._config.broker
+        level = delay_level(text) if "DELAY" in text else 0
+        is_half = "TRAN_MSG" in text and (find_property(text, names.TRAN_MSG) or "").lower() == "true"
+        if not is_half and (not level or message.sys_flag & 4):
+            return None
+        properties = decode_properties(text)
+        properties[names.CLUSTER] = broker.broker_cluster_name
+        if not is_half:
+            return delayed(message, properties, level, self._writer.max_delay_level)
         if broker.reject_transaction_message:
             raise NoPermission(f"the broker[{broker.broker_ip1}] sending transaction message is forbidden")
-        if delay_level(text):  # RocketMQ takes it, and drops it when it is due
+        if level:  # RocketMQ takes it, and drops it when it is due
             raise MessageIllegal("a transactional message cannot be delayed")
         self._topics.ensure(HALF_TOPIC, 1)
-        return half(message, decode_properties(header.properties) | {names.CLUSTER: broker.broker_cluster_name})
+        return half(message, properties)
 
     # --- replies ------------------------------------------------------------------------------------------------
 
