@@ -8,10 +8,9 @@ its work and must not delay it a second time, so whoever stores a message says w
 from __future__ import annotations
 
 from downrange.model import properties as names
-from downrange.model.message import StoredMessage
-from downrange.model.message_id import pack_host
-from downrange.model.properties import decode_properties, encode_properties
+from downrange.model.properties import encode_properties
 from downrange.model.topics import HALF_TOPIC, SCHEDULE_TOPIC
+from downrange.store.kept_message import KeptMessage
 from downrange.store.new_message import NewMessage
 
 
@@ -35,40 +34,21 @@ def delayed(message: NewMessage, properties: dict[str, str], level: int, max_lev
         names.REAL_TOPIC: message.topic,
         names.REAL_QID: str(message.queue_id),
     }
-    return NewMessage(
-        topic=SCHEDULE_TOPIC,
-        queue_id=level - 1,
-        body=message.body,
-        properties=stored_text(waiting),
-        born_timestamp=message.born_timestamp,
-        born_host=message.born_host,
-        store_host=message.store_host,
-        flag=message.flag,
-        sys_flag=message.sys_flag,
-        reconsume_times=message.reconsume_times,
-        prepared_transaction_offset=message.prepared_transaction_offset,
-    )
+    message.topic = SCHEDULE_TOPIC
+    message.queue_id = level - 1
+    message.properties = stored_text(waiting)
+    return message
 
 
-def delivered(stored: StoredMessage) -> NewMessage | None:
+def delivered(kept: KeptMessage) -> NewMessage | None:
     """The message that a record of the delay topic stands for; None when it does not say where it belongs."""
-    properties = decode_properties(stored.properties_text)
-    topic, queue_id = properties.get(names.REAL_TOPIC), properties.get(names.REAL_QID, "")
-    if topic is None or topic == HALF_TOPIC or not queue_id.isdigit():
+    topic, queue_id = kept.find(names.REAL_TOPIC), kept.find(names.REAL_QID)
+    if topic is None or topic == HALF_TOPIC or queue_id is None or not queue_id.isdecimal():
         return None
-    return NewMessage(
-        topic=topic,
-        queue_id=int(queue_id),
-        body=stored.body,
-        properties=stored.properties_text.encode(),
-        born_timestamp=stored.born_timestamp,
-        born_host=pack_host(*stored.born_host),
-        store_host=pack_host(*stored.store_host),
-        flag=stored.flag,
-        sys_flag=stored.sys_flag,
-        reconsume_times=stored.reconsume_times,
-        prepared_transaction_offset=stored.prepared_transaction_offset,
-    )
+    message = kept.message
+    message.topic = topic
+    message.queue_id = int(queue_id)
+    return message
 
 
 def stored_text(properties: dict[str, str]) -> bytes:

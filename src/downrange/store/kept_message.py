@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from downrange.model.properties import MAX_PROPERTIES_BYTES, find_property
+from downrange.model.properties import MAX_PROPERTIES_BYTES, decode_properties, find_property
 from downrange.model.record import MAGIC_V1, MAGIC_V2, CorruptRecord
 from downrange.store.commit_log import HEAD_BY_FLAGS
 from downrange.store.new_message import NewMessage
@@ -31,6 +31,10 @@ class KeptMessage(msgspec.Struct, gc=False):
     def find(self, name: str) -> str | None:
         """The value of one property."""
         return find_property(self.text, name)
+
+    @property
+    def properties(self) -> dict[str, str]:
+        return decode_properties(self.text)
 
 
 def read_kept(record: memoryview) -> KeptMessage:

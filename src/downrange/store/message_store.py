@@ -352,8 +352,16 @@ class MessageStore(MessageReader):
             self._dispatch_failed(error)
         return True
 
+    def takes_together(self, message: NewMessage) -> bool:
+        """Does the message need no further look: it fits, gets a place in a queue, and that queue exists?"""
+        return (
+            len(message.body) + len(message.properties) <= self.limits.surely_fits
+            and (message.topic, message.queue_id) in self._states
+            and not message.sys_flag & 4
+        )
+
     def append_together(self, messages: Sequence[NewMessage], now: int) -> list[Place] | None:
-        """`append_run` for messages of all kinds: they fit (`surely_fits`), get a place in a queue, and it exists.
+        """`append_run` for messages of all kinds that `takes_together` says yes to.
 
         As those of a run they are counted by their queues; see `ConsumeQueues.take_counts`.
         """

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from downrange.model.message import PhysicalOffset, QueueOffset, StoredMessage
-from downrange.model.message_id import pack_host
+from downrange.model.message_id import HostPort, pack_host
 from downrange.model.record import MAGIC_V1, MAGIC_V2, CorruptRecord, decode_record, encode_record
 from downrange.store.kept_message import read_kept
 
-V4, V6 = ("10.0.0.1", 40911), ("2001:db8::1", 10911)
+V4, V6 = HostPort("10.0.0.1", 40911), HostPort("2001:db8::1", 10911)
 MESSAGE = StoredMessage(
     topic="orders",
     queue_id=3,
@@ -46,9 +46,7 @@ def as_version_2(raw: bytes) -> bytes:
 @pytest.mark.parametrize("version", [MAGIC_V1, MAGIC_V2])
 @pytest.mark.parametrize("store_host", [V4, V6])
 @pytest.mark.parametrize("born_host", [V4, V6])
-def test_a_record_is_read_as_it_was_stored(
-    born_host: tuple[str, int], store_host: tuple[str, int], version: int
-) -> None:
+def test_a_record_is_read_as_it_was_stored(born_host: HostPort, store_host: HostPort, version: int) -> None:
     raw = record(replace(MESSAGE, born_host=born_host, store_host=store_host))
     raw = as_version_2(raw) if version == MAGIC_V2 else raw
     stored, kept = decode_record(raw), read_kept(memoryview(raw))

@@ -41,6 +41,11 @@ _END: Final = int(RequestCode.END_TRANSACTION)
 _OK: Final = int(ResponseCode.SUCCESS)
 _ROLLBACK: Final = int(SysFlag.TRANSACTION_ROLLBACK)
 _ENDS: Final = (int(SysFlag.TRANSACTION_COMMIT), _ROLLBACK)
+# How the header of either request begins, as JSON and in the binary form.
+_STARTS: Final = (
+    *(b'{"code":%d,' % code for code in (_SEND, _END)),
+    *(code.to_bytes(2, "big") for code in (_SEND, _END)),
+)
 # A run is stored in one file, and a small request may commit a message many times as large.
 _RUN_BYTES: Final = 1 << 18
 _DOES_NOT_WAIT: Final = f"{names.WAIT}{names.NAME_VALUE_SEPARATOR}false"
@@ -94,8 +99,7 @@ class SetAside:
         self._half_messages = half_messages
         self._writer = writer
         self._flow = flow
-        self._queues = writer.store.queues.states
-        self._limits = writer.store.limits
+        self._takes = writer.store.takes_together
         self._run_bytes = min(_RUN_BYTES, writer.store.config.mapped_file_size_commit_log // 4)
         self._store_host = pack_host(config.broker.broker_ip1, config.broker.listen_port)
         self._adopt(config.broker)
@@ -113,11 +117,11 @@ class SetAside:
     def take(self, frames: list[Frame], at: int, connection: Connection) -> int:
         """Store and answer what is usual, from `frames[at]` on; return the place of the first frame that is not."""
         flow = self._flow
-        if connection.last_active - flow.last_tick > flow.send_patience or not connection.peer_host:
+        if not frames[at][1].startswith(_STARTS) or connection.last_active - flow.last_tick > flow.send_patience:
             return at
         if self._config.broker is not self._known:
             self._adopt(self._config.broker)
-        if not self._is_ready:
+        if not self._is_ready or not connection.peer_host:
             return at
         count = len(frames)
         while at < count:
@@ -162,7 +166,7 @@ class SetAside:
             aside = self._set_aside(message, text)
         except BrokerError:
             return False
-        if aside is None or not self._can_store(aside):
+        if aside is None or not self._takes(aside):
             return False
         run.sent.append(run.add(aside))
         run.sends.append((frame[0], opaque, flag, queue_id, 1))
@@ -184,23 +188,17 @@ class SetAside:
         if half_offset in run.ends or not self._half_messages.ends_simply(half_message):
             return False
         note = self._half_messages.operation(half_offset, self._writer.now())
-        if not self._can_store(note):
+        if not self._takes(note):
             return False
         if header.commit_or_rollback == _ROLLBACK:
             run.ends[half_offset] = run.add(note), real_topic(half_message.text), False
             return True
         message = committed(half_message)
-        if message is None or not self._can_store(message):
+        if message is None or not self._takes(message):
             return False
         run.add(message)  # before the note: at worst a crash leaves a message that is asked about once more
         run.ends[half_offset] = run.add(note), message.topic, True
         return True
-
-    def _can_store(self, message: NewMessage) -> bool:
-        return (
-            len(message.body) + len(message.properties) <= self._limits.surely_fits
-            and (message.topic, message.queue_id) in self._queues
-        )
 
     # --- afterwards ---------------------------------------------------------------------------------------------
 

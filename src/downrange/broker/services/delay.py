@@ -17,13 +17,14 @@ from downrange.broker.json_file import JsonFile, SavedTable
 from downrange.broker.live_config import LiveConfig
 from downrange.broker.message_writer import MessageWriter
 from downrange.clock import Clock
-from downrange.model.record import CorruptRecord, decode_record
+from downrange.model.record import CorruptRecord
 from downrange.model.topics import SCHEDULE_TOPIC
 from downrange.protocol.bodies.offsets import DelayOffsets
 from downrange.store.config import BrokerRole
+from downrange.store.kept_message import read_kept
 from downrange.store.message_reader import QueueEntry
 from downrange.store.message_store import MessageStore
-from downrange.store.new_message import PutMessageStatus
+from downrange.store.new_message import NewMessage, PutMessageStatus
 
 log = logging.getLogger(__name__)
 
@@ -163,27 +164,47 @@ class DelayService(SavedTable):
 
     def _deliver_level(self, level: DelayLevel, now: int, max_messages: int, max_bytes: int) -> None:
         offset = self._offsets.get(level.number, 0)
+        messages: list[NewMessage | None] = []
         for entry in self._store.entries(SCHEDULE_TOPIC, level.queue_id, offset, max(1, max_messages)):
             if max_bytes <= 0 or not level.is_due(entry.tags_code, now):
                 break
-            if not self._deliver_one(level, entry):
-                level.retry_at = self._clock.monotonic() + _RETRY_SECONDS
-                break
+            messages.append(self._message(level, entry))
             max_bytes -= entry.size
-            self._move(level, self._offsets.get(level.number, 0) + 1)
+        if self._deliver_together([message for message in messages if message is not None]):
+            level.failures = 0
+            self._move(level, offset + len(messages))
+        else:
+            self._deliver_each(level, offset, messages)
         self._look_at_first(level)
 
-    def _deliver_one(self, level: DelayLevel, entry: QueueEntry) -> bool:
-        """Put one message into its real topic. True also for what can never be delivered; False: try again."""
+    def _message(self, level: DelayLevel, entry: QueueEntry) -> NewMessage | None:
+        """What is to be delivered; None for what never can be: it expired before it was due, or is damaged."""
         record = self._store.record_at(entry.physical_offset)
         try:
-            message = delivered(decode_record(record)) if record is not None else None
+            message = delivered(read_kept(record)) if record is not None else None
         except CorruptRecord:
             message = None
         if message is None:
-            # Expired before it was due, damaged, or a half message.
             log.error("delayed message dropped level=%d physical_offset=%d", level.number, entry.physical_offset)
+        return message
+
+    def _deliver_together(self, messages: list[NewMessage]) -> bool:
+        """Put messages into their real topics, all or none of them."""
+        if not messages:
             return True
+        takes = self._store.takes_together
+        return all(map(takes, messages)) and self._writer.append_together(messages) is not None
+
+    def _deliver_each(self, level: DelayLevel, offset: int, messages: list[NewMessage | None]) -> None:
+        """The same one by one, up to the first that cannot be stored now."""
+        for message in messages:
+            if message is not None and not self._deliver_one(level, message):
+                level.retry_at = self._clock.monotonic() + _RETRY_SECONDS
+                break
+            offset += 1
+            self._move(level, offset)
+
+    def _deliver_one(self, level: DelayLevel, message: NewMessage) -> bool:
         result = self._writer.append(message)
         if result.status is PutMessageStatus.PUT_OK:
             level.failures = 0
