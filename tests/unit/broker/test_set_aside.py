@@ -269,11 +269,22 @@ async def test_a_transaction_ends_once_however_often_a_chunk_says_so(tmp_path: P
     assert way.taken == 4
 
 
-async def test_who_wants_an_answer_gets_it_from_the_handler(tmp_path: Path) -> None:
-    way = compare(
-        tmp_path, [[send(n) for n in range(4)], lambda halves: [end(half, COMMIT, oneway=False) for half in halves]]
-    )
-    assert way.taken == 4
+@pytest.mark.parametrize("kind", [JSON, BINARY])
+async def test_answers_keep_the_order_of_the_requests(tmp_path: Path, kind: SerializeType) -> None:
+    def mixed(halves: Halves) -> list[bytes]:
+        ends = [end(half, COMMIT, kind, oneway=half[0] % 3 == 0) for half in halves]
+        return [*ends[:2], send(50), *ends[2:4], send(51), send(52), ends[4], ends[5], send(53, oneway=True)]
+
+    assert compare(tmp_path, [[send(n) for n in range(6)], mixed]).taken == 16
+
+
+async def test_under_sync_flush_who_wants_an_answer_gets_it_from_the_handler(tmp_path: Path) -> None:
+    way = Way(tmp_path, short=True, flush_disk_type=FlushDiskType.SYNC_FLUSH)
+    start = way.broker.store.max_offset
+    way.feed(send(1))
+    assert way.feed(end((1, start), COMMIT, oneway=False)) == b"", "nothing is promised before it is on disk"
+    assert (way.taken, way.half_messages.waiting.total()) == (1, 0)
+    way.broker.close()
 
 
 async def test_an_end_that_guesses_where_a_message_of_its_own_chunk_will_lie(tmp_path: Path) -> None:
@@ -399,7 +410,8 @@ async def test_whatever_comes_both_ways_agree(tmp_path: Path, seed: int) -> None
             number, kind = rng.randrange(5000), rng.choice((JSON, JSON, BINARY))
             text = rng.choice((HALF, HALF, DELAYED, PLAIN, HALF + "DELAY\x011\x02", "DELAY\x017", ""))
             if halves and rng.random() < 0.5:
-                frames.append(end(rng.choice(halves), rng.choice((COMMIT, COMMIT, ROLLBACK, UNKNOWN)), kind))
+                state = rng.choice((COMMIT, COMMIT, ROLLBACK, UNKNOWN))
+                frames.append(end(rng.choice(halves), state, kind, oneway=rng.random() < 0.7))
             else:
                 body = rng.randbytes(rng.choice((0, 10, 100, 5000)))
                 frames.append(send(number, text, body, kind, queue_id=rng.randrange(4)))

@@ -28,9 +28,9 @@ from downrange.model.topics import HALF_TOPIC, Perm
 from downrange.protocol.bodies.plain_end import parse_end
 from downrange.protocol.bodies.plain_send import SendReply, Sent, parse_send
 from downrange.protocol.codes import RequestCode, ResponseCode
-from downrange.protocol.command import ONEWAY_FLAG, RESPONSE_FLAG
+from downrange.protocol.command import ONEWAY_FLAG, RESPONSE_FLAG, Command
 from downrange.protocol.errors import BrokerError
-from downrange.protocol.framing import Frame
+from downrange.protocol.framing import Frame, encode
 from downrange.store.config import BrokerRole
 from downrange.store.new_message import NewMessage, PutMessageStatus
 from downrange.store.run import Place
@@ -54,7 +54,7 @@ _DOES_NOT_WAIT: Final = f"{names.WAIT}{names.NAME_VALUE_SEPARATOR}false"
 class _Run:
     """What some requests of a chunk come to: messages to store, and what is to be done once they are."""
 
-    __slots__ = ("ends", "halves", "messages", "sends", "sent", "size")
+    __slots__ = ("answers", "ends", "halves", "messages", "sends", "sent", "size")
 
     def __init__(self) -> None:
         self.messages: list[NewMessage] = []
@@ -62,6 +62,7 @@ class _Run:
         # Of each send what its reply needs, and the place of its message in the run.
         self.sends: list[Sent] = []
         self.sent: list[int] = []
+        self.answers: list[tuple[int, bytes]] = []  # to ends that want one: how many sends were before it, the reply
         self.halves: list[str] = []  # the topic of each half message
         # Half offset -> the place of its op message in the run, topic, whether it was committed.
         self.ends: dict[int, tuple[int, str, bool]] = {}
@@ -96,6 +97,7 @@ class SetAside:
         self._write_queues = topics.plain
         self._set_aside = sends.set_aside
         self._half_message = ends.half_message
+        self._end_flags = (ONEWAY_FLAG, 0) if ends.answers_at_once else (ONEWAY_FLAG,)
         self._half_messages = half_messages
         self._writer = writer
         self._flow = flow
@@ -132,8 +134,7 @@ class SetAside:
             if places is None:
                 break
             self._note(run, places)
-            if run.sends:
-                self._answer(run.sends, [places[place] for place in run.sent], connection)
+            self._answer(run, [places[place] for place in run.sent], connection)
             self._count(run, (perf_counter() - start) * 1000)
             at = end
         return at
@@ -178,8 +179,8 @@ class SetAside:
         parsed = parse_end(frame)
         if parsed is None:
             return False
-        flag, header = parsed
-        if flag != ONEWAY_FLAG or header.commit_or_rollback not in _ENDS:
+        opaque, flag, header = parsed
+        if flag not in self._end_flags or header.commit_or_rollback not in _ENDS:
             return False
         try:
             half_message, half_offset = self._half_message(header)
@@ -192,12 +193,15 @@ class SetAside:
             return False
         if header.commit_or_rollback == _ROLLBACK:
             run.ends[half_offset] = run.add(note), real_topic(half_message.text), False
-            return True
-        message = committed(half_message)
-        if message is None or not self._takes(message):
-            return False
-        run.add(message)  # before the note: at worst a crash leaves a message that is asked about once more
-        run.ends[half_offset] = run.add(note), message.topic, True
+        else:
+            message = committed(half_message)
+            if message is None or not self._takes(message):
+                return False
+            run.add(message)  # before the note: at worst a crash leaves a message that is asked about once more
+            run.ends[half_offset] = run.add(note), message.topic, True
+        if flag != ONEWAY_FLAG:
+            reply = Command(_OK, opaque, RESPONSE_FLAG, serialize_type=frame[0])
+            run.answers.append((len(run.sends), encode(reply)))
         return True
 
     # --- afterwards ---------------------------------------------------------------------------------------------
@@ -222,17 +226,25 @@ class SetAside:
         if ends:
             self._writer.statistics.rpc(_END, _OK, each, ends)
 
-    def _answer(self, sends: list[Sent], places: list[Place], connection: Connection) -> None:
-        physical_offset, size, _ = places[-1]
-        safe = self._writer.safe_when(physical_offset + size)
-        if safe is None:
-            encoded = self._accepted.encode(_Answered(sends, places))
-            if encoded:  # all may have been one-way
-                connection.reply_encoded(encoded)
-            return
-        replies: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        connection.reply_later(len(sends), replies)
-        safe.add_done_callback(partial(self._answer_safe, sends, places, replies))
+    def _answer(self, run: _Run, places: list[Place], connection: Connection) -> None:
+        sends = run.sends
+        safe = self._writer.safe_when(places[-1][0] + places[-1][1]) if sends else None
+        pieces: list[bytes] = []
+        answered = 0
+        for before, reply in run.answers:
+            if safe is None and before > answered:  # replies keep the order of their requests
+                pieces.append(self._accepted.encode(_Answered(sends[answered:before], places[answered:before])))
+                answered = before
+            pieces.append(reply)
+        if safe is None and answered < len(sends):
+            pieces.append(self._accepted.encode(_Answered(sends[answered:], places[answered:])))
+        encoded = b"".join(pieces)
+        if encoded:  # nobody may have wanted an answer
+            connection.reply_encoded(encoded)
+        if safe is not None:
+            replies: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+            connection.reply_later(len(sends), replies)
+            safe.add_done_callback(partial(self._answer_safe, sends, places, replies))
 
     def _answer_safe(
         self,

@@ -60,6 +60,11 @@ class TransactionHandlers:
             RequestCode.RESUME_CHECK_HALF_MESSAGE: self.resume,
         }
 
+    @property
+    def answers_at_once(self) -> bool:
+        """Whether the end of a transaction is answered when it is in the log, not only when it is on disk."""
+        return not self._flusher.is_sync
+
     def end(self, command: Command, connection: Connection) -> Command | LaterReply | None:
         """37. UNKNOWN gets no answer: the message waits on, and its check comes in time."""
         self._flow.check_end_transaction()
@@ -134,7 +139,7 @@ class TransactionHandlers:
 
     def _reply_when_safe(self, command: Command, result: AppendResult) -> Command | LaterReply:
         """Who wants an answer gets it when the end is on disk, if this broker promises that for messages."""
-        if command.is_oneway or not self._flusher.is_sync:
+        if command.is_oneway or self.answers_at_once:
             return command.reply()
         later: LaterReply = asyncio.get_running_loop().create_future()
         self._flusher.wait_for(result.end_offset).add_done_callback(partial(_flushed, command, later))

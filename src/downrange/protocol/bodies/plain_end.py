@@ -30,8 +30,8 @@ class _JsonEnd(msgspec.Struct, gc=False, rename={"ext": "extFields"}):
 _decode_json = msgspec.json.Decoder(_JsonEnd, strict=False).decode
 
 
-def parse_end(frame: Frame) -> tuple[int, EndTransactionRequest] | None:
-    """The flag and the header of a request 37; None when the frame is something else, or takes the lenient way."""
+def parse_end(frame: Frame) -> tuple[int, int, EndTransactionRequest] | None:
+    """Opaque, flag and header of a request 37; None when the frame is something else, or takes the lenient way."""
     kind, header, _ = frame
     if kind == _JSON:
         if not header.startswith(_JSON_START):
@@ -40,11 +40,12 @@ def parse_end(frame: Frame) -> tuple[int, EndTransactionRequest] | None:
             end = _decode_json(header)
         except _UNREADABLE:
             return None
-        return end.flag, end.ext
+        return end.opaque, end.flag, end.ext
     if kind != _BINARY or not header.startswith(_BINARY_START):
         return None
     try:
         command = header_binary.decode(header)
-        return command.flag, decode_fields(EndTransactionRequest, header_binary.decode_ext_fields(command.ext))
+        fields = header_binary.decode_ext_fields(command.ext)
+        return command.opaque, command.flag, decode_fields(EndTransactionRequest, fields)
     except (RemoteProtocolError, FieldError):
         return None
