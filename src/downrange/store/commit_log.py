@@ -286,7 +286,10 @@ class CommitLog:
             + len(message.properties)
             for state, message in messages
         ]  # fmt: skip
-        segment = self._room_for(sum(sizes))
+        total = sum(sizes)
+        segment = self._current
+        if segment is None or segment.wrote + total > segment.limit:
+            segment = self._room_for(total)
         physical_offset = segment.start + segment.wrote
         pieces: list[bytes] = []
         places: list[Place] = []
