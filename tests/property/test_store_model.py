@@ -89,6 +89,24 @@ class StoreMachine(RuleBasedStateMachine):
         for number, (offset, body) in enumerate(zip(result.physical_offsets, bodies, strict=True)):
             self.remember(queue, offset, result.queue_offset + number, body, keys)
 
+    @rule(
+        parts=st.lists(st.tuples(QUEUES, BODIES.filter(lambda body: len(body) < 900), KEYS), min_size=1, max_size=4),
+        host=st.sampled_from(HOSTS),
+    )
+    def append_together(self, parts: list[tuple[tuple[str, int], bytes, str]], host: bytes) -> None:
+        messages = [self.new(queue, body, keys, host) for queue, body, keys in parts]
+        places = None
+        if all(map(self.store.takes_together, messages)):
+            places = self.store.append_together(messages, self.clock.now())
+            assert places is not None or sum(len(message.body) for message in messages) > FILE_SIZE - 1200
+        if places is None:
+            for queue, body, keys in parts:
+                self.append(queue, body, keys, host)
+            return
+        assert len({offset // FILE_SIZE for offset, _, _ in places}) == 1
+        for (queue, body, keys), (offset, _, queue_offset) in zip(parts, places, strict=True):
+            self.remember(queue, offset, queue_offset, body, keys)
+
     @rule(seconds=st.floats(0, 7200))
     def let_time_pass(self, seconds: float) -> None:
         self.clock.tick(seconds)
