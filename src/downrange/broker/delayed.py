@@ -7,8 +7,9 @@ its work and must not delay it a second time, so whoever stores a message says w
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from downrange.model import properties as names
-from downrange.model.properties import encode_properties
 from downrange.model.topics import HALF_TOPIC, SCHEDULE_TOPIC
 from downrange.store.kept_message import KeptMessage
 from downrange.store.new_message import NewMessage
@@ -26,17 +27,14 @@ def delay_level(properties_text: str) -> int:
 
 
 def delayed(message: NewMessage, properties: dict[str, str], level: int, max_level: int) -> NewMessage:
-    """`message` as it waits in the delay topic. Levels beyond the last count as the last."""
+    """`message` as it waits in the delay topic; it and its properties are changed. Levels end with the last."""
     level = min(level, max_level)
-    waiting = {
-        **properties,
-        names.DELAY: str(level),
-        names.REAL_TOPIC: message.topic,
-        names.REAL_QID: str(message.queue_id),
-    }
+    properties[names.DELAY] = str(level)
+    properties[names.REAL_TOPIC] = message.topic
+    properties[names.REAL_QID] = str(message.queue_id)
     message.topic = SCHEDULE_TOPIC
     message.queue_id = level - 1
-    message.properties = stored_text(waiting)
+    message.properties = stored_text(properties)
     return message
 
 
@@ -51,6 +49,7 @@ def delivered(kept: KeptMessage) -> NewMessage | None:
     return message
 
 
-def stored_text(properties: dict[str, str]) -> bytes:
+def stored_text(properties: Mapping[str, str]) -> bytes:
     """Property text as 4.9 stores it: no separator at the end."""
-    return encode_properties(properties).removesuffix(names.PROPERTY_SEPARATOR).encode()
+    pairs = [f"{name}\x01{value}" for name, value in properties.items() if value]
+    return names.PROPERTY_SEPARATOR.join(pairs).encode()

@@ -20,12 +20,13 @@ _OP_PROPERTIES: Final = b"WAIT\x01true\x02TAGS\x01d"
 
 
 def half(message: NewMessage, properties: dict[str, str]) -> NewMessage:
-    """A message of a producer as it waits for the end of its transaction."""
-    waiting = {**properties, names.REAL_TOPIC: message.topic, names.REAL_QID: str(message.queue_id)}
+    """A message of a producer as it waits for the end of its transaction; it and its properties are changed."""
+    properties[names.REAL_TOPIC] = message.topic
+    properties[names.REAL_QID] = str(message.queue_id)
     message.topic = HALF_TOPIC
     message.queue_id = 0
     message.sys_flag &= ~TRANSACTION_MASK
-    message.properties = stored_text(waiting)
+    message.properties = stored_text(properties)
     return message
 
 
