@@ -94,10 +94,9 @@ def fill(store: MessageStore) -> None:
 
 
 def scan(store: MessageStore, wanted: MessageFilter) -> int:
-    by_record = wanted.matches_record if wanted.matches_properties is not None else None
     offset = 0
     while offset < MESSAGES:
-        found = store.read("orders", 0, offset, 32, matches=wanted.matches_entry, matches_record=by_record)
+        found = store.read("orders", 0, offset, 32, matches=wanted.matches_entry, matches_record=wanted.matches_record)
         offset = found.next_begin_offset
     return MESSAGES
 

@@ -7,7 +7,8 @@ from typing_extensions import Buffer
 from downrange.protocol.bodies.plain_send import Stored
 from downrange.protocol.framing import Frame
 from downrange.store import run
-from downrange.store.message_reader import Backlog
+from downrange.store.backlog import Backlog, Picked
+from downrange.store.property_filter import Condition
 from downrange.store.queues import QueueState
 
 # Each does what its twin in Python does, or returns None and has done nothing.
@@ -62,6 +63,10 @@ def encode_answers(
 def encode_pull(
     pieces: tuple[bytes, ...], kind: int, opaque: int, numbers: tuple[int, int, int, int], backlog: Backlog, /
 ) -> tuple[bytes, int] | None: ...
+def pick_by_tags(entries: bytes, codes: bytes, most: int, most_bytes: int, /) -> Picked | None: ...
+def pick_by_properties(
+    backlog: Backlog, most: int, names: tuple[tuple[str, bytes], ...], condition: Condition, /
+) -> Picked | None: ...
 def walk_records(buffer: Buffer, /) -> bytes | None: ...
 def split_properties(
     buffer: Buffer, starts: Buffer, stops: Buffer, names: tuple[bytes, ...], wants_map: bool, /

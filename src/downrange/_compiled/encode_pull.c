@@ -1,19 +1,29 @@
 /* The reply to a pull with its records: PullReplyHead.encode of protocol/bodies/plain_pull.py before
-   records_of of store/message_reader.py. */
+   records_of of store/backlog.py. */
 #include "runs.h"
 
-#define ENTRY_SIZE 20
 #define COPY_BELOW (64 * 1024) /* records that are more than this go out as they lie in the log, if they can */
 #define NUMBERS 160 /* more than the prefix, the fixed part and all numbers of a reply take */
 
-/* Queue entries, and the part of the log they point into. */
-typedef struct {
-    const byte *entries, *log;
-    Py_ssize_t count;
-    int64_t start, readable, most_bytes;
-} Backlog;
-
-static inline int64_t get64(const byte *at) { return (int64_t)((uint64_t)get32(at) << 32 | get32(at + 4)); }
+int open_backlog(PyObject *object, Backlog *backlog) {
+    if (!PyTuple_CheckExact(object) || PyTuple_GET_SIZE(object) != 5) return 0;
+    PyObject *entries = PyTuple_GET_ITEM(object, 0);
+    if (!PyBytes_CheckExact(entries) || PyBytes_GET_SIZE(entries) < ENTRY_SIZE
+        || PyBytes_GET_SIZE(entries) % ENTRY_SIZE
+        || !as_number(PyTuple_GET_ITEM(object, 2), 0, INT64_MAX, &backlog->start)
+        || !as_number(PyTuple_GET_ITEM(object, 3), 0, INT64_MAX, &backlog->readable)
+        || !as_number(PyTuple_GET_ITEM(object, 4), 0, INT64_MAX, &backlog->most_bytes))
+        return 0;
+    backlog->entries = (const byte *)PyBytes_AS_STRING(entries);
+    backlog->count = PyBytes_GET_SIZE(entries) / ENTRY_SIZE;
+    if (PyObject_GetBuffer(PyTuple_GET_ITEM(object, 1), &backlog->log, PyBUF_SIMPLE) < 0) {
+        PyErr_Clear();
+        return 0;
+    }
+    if (backlog->readable <= backlog->log.len) return 1;
+    PyBuffer_Release(&backlog->log);
+    return 0;
+}
 
 /* How many bytes the records have; -1 unless all of them lie within the file, each behind the one before, and they
    are few enough. */
@@ -33,17 +43,18 @@ static int64_t measure_records(const Backlog *backlog) {
 
 /* Records next to each other are copied in one go. Everything was looked at by measure_records. */
 static void copy_records(byte *to, const Backlog *backlog) {
+    const byte *log = backlog->log.buf;
     int64_t from = 0, upto = 0;
     for (Py_ssize_t n = 0; n < backlog->count; n++) {
         const byte *entry = backlog->entries + n * ENTRY_SIZE;
         int64_t at = get64(entry) - backlog->start;
         if (at != upto) {
-            to = put_bytes(to, backlog->log + from, upto - from);
+            to = put_bytes(to, log + from, upto - from);
             from = at;
         }
         upto = at + (int32_t)get32(entry + 8);
     }
-    put_bytes(to, backlog->log + from, upto - from);
+    put_bytes(to, log + from, upto - from);
 }
 
 /* JSON header: what stands around the four numbers and the opaque.
@@ -83,25 +94,8 @@ PyObject *encode_pull(PyObject *module, PyObject *const *args, Py_ssize_t count)
         return refuse();
     for (int n = 0; n < 4; n++)
         if (!as_number(PyTuple_GET_ITEM(args[3], n), INT64_MIN, INT64_MAX, &numbers[n])) return refuse();
-    PyObject *found = args[4];
-    if (!PyTuple_CheckExact(found) || PyTuple_GET_SIZE(found) != 5) return refuse();
-    PyObject *entries = PyTuple_GET_ITEM(found, 0);
-    if (!PyBytes_CheckExact(entries) || PyBytes_GET_SIZE(entries) < ENTRY_SIZE
-        || PyBytes_GET_SIZE(entries) % ENTRY_SIZE
-        || !as_number(PyTuple_GET_ITEM(found, 2), 0, INT64_MAX, &backlog.start)
-        || !as_number(PyTuple_GET_ITEM(found, 3), 0, INT64_MAX, &backlog.readable)
-        || !as_number(PyTuple_GET_ITEM(found, 4), 0, INT64_MAX, &backlog.most_bytes))
-        return refuse();
-    backlog.entries = (const byte *)PyBytes_AS_STRING(entries);
-    backlog.count = PyBytes_GET_SIZE(entries) / ENTRY_SIZE;
-
-    Py_buffer log;
-    if (PyObject_GetBuffer(PyTuple_GET_ITEM(found, 1), &log, PyBUF_SIMPLE) < 0) {
-        PyErr_Clear();
-        return refuse();
-    }
-    backlog.log = log.buf;
-    int64_t size = backlog.readable <= log.len ? measure_records(&backlog) : -1;
+    if (!open_backlog(args[4], &backlog)) return refuse();
+    int64_t size = measure_records(&backlog);
     PyObject *result = NULL;
     if (size >= 0) {
         Py_ssize_t head_size = put_head(head, (int)kind, opaque, numbers, args[0], size) - head;
@@ -111,6 +105,6 @@ PyObject *encode_pull(PyObject *module, PyObject *const *args, Py_ssize_t count)
             result = Py_BuildValue("NL", frame, (long long)size);
         }
     }
-    PyBuffer_Release(&log);
+    PyBuffer_Release(&backlog.log);
     return result != NULL ? result : refuse();
 }

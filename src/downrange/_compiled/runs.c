@@ -13,6 +13,8 @@ static PyMethodDef functions[] = {
     {"index_keys", (PyCFunction)(void (*)(void))index_keys, METH_FASTCALL, NULL},
     {"encode_answers", (PyCFunction)(void (*)(void))encode_answers, METH_FASTCALL, NULL},
     {"encode_pull", (PyCFunction)(void (*)(void))encode_pull, METH_FASTCALL, NULL},
+    {"pick_by_tags", (PyCFunction)(void (*)(void))pick_by_tags, METH_FASTCALL, NULL},
+    {"pick_by_properties", (PyCFunction)(void (*)(void))pick_by_properties, METH_FASTCALL, NULL},
     {"walk_records", walk_records, METH_O, NULL},
     {"split_properties", (PyCFunction)(void (*)(void))split_properties, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},

@@ -33,6 +33,8 @@ PyObject *put_entries(PyObject *module, PyObject *const *args, Py_ssize_t count)
 PyObject *index_keys(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *encode_answers(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *encode_pull(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *pick_by_tags(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *pick_by_properties(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *walk_records(PyObject *module, PyObject *buffer);
 PyObject *split_properties(PyObject *module, PyObject *const *args, Py_ssize_t count);
 
@@ -59,6 +61,8 @@ static inline byte *put_object(byte *at, PyObject *bytes) {
 static inline uint32_t get32(const byte *at) {
     return (uint32_t)at[0] << 24 | (uint32_t)at[1] << 16 | (uint32_t)at[2] << 8 | at[3];
 }
+
+static inline int64_t get64(const byte *at) { return (int64_t)((uint64_t)get32(at) << 32 | get32(at + 4)); }
 
 /* A Python int within [least, most]; 0 when it is something else, without an exception. */
 static inline int as_number(PyObject *object, int64_t least, int64_t most, int64_t *number) {
@@ -124,6 +128,19 @@ static inline Py_ssize_t measure(PyObject *pieces, Py_ssize_t expected) {
     }
     return size;
 }
+
+/* Queue entries, and the part of the log they point into: Backlog of store/backlog.py. */
+typedef struct {
+    const byte *entries;
+    Py_ssize_t count;
+    int64_t start, readable, most_bytes;
+    Py_buffer log;
+} Backlog;
+
+#define ENTRY_SIZE 20
+
+/* 0 and nothing to close when it is none, without an exception. */
+int open_backlog(PyObject *object, Backlog *backlog);
 
 /* CRC-32 as zlib computes it; make the table before the first. */
 void make_crc_table(void);

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -39,6 +39,18 @@ class ExtUnit(NamedTuple):
     tags_code: int
     store_timestamp: int
     bitmap: bytes
+
+
+class UnitTest:
+    """A test of queue entries that each without a unit passes. A value."""
+
+    __slots__ = ("_matches",)
+
+    def __init__(self, matches: Callable[[ExtUnit], bool]) -> None:
+        self._matches = matches
+
+    def __call__(self, tags_code: int | None, unit: ExtUnit | None) -> bool:
+        return unit is None or self._matches(unit)
 
 
 class ConsumeQueueExt:

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import os
-import struct
-from collections.abc import Callable, Sequence
-from functools import lru_cache
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from downrange.model.message_id import parse_offset_message_id
+from downrange.store.backlog import Backlog, records_of
 from downrange.store.commit_log import CommitLog
 from downrange.store.config import BrokerRole, StoreConfig
 from downrange.store.consume_queue import ENTRY, ENTRY_SIZE
-from downrange.store.consume_queue_ext import ConsumeQueueExt, ExtUnit
+from downrange.store.consume_queue_ext import ConsumeQueueExt, ExtUnit, UnitTest
 from downrange.store.errors import StoreClosed
 from downrange.store.key_index import KeyIndex
+from downrange.store.property_filter import PropertyFilter
 from downrange.store.queues import ConsumeQueues, QueueState
 from downrange.store.read_result import GetMessageStatus, QueryResult, ReadResult
+from downrange.store.tag_codes import TagCodes
 
-_SCAN_BYTES: Final = 16_000
+_SCAN_ENTRIES: Final = 800
 _QUERY_ROUNDS: Final = 3
-# Records that lie apart are copied together up to this many bytes: cheaper than many entries of a gathering write.
-_COPY_BELOW: Final = 64 * 1024
 _COPY_PIECES_BELOW: Final = 8 * 1024
 _BULK_MESSAGES: Final = 4096
 # Reading from the disk holds everybody up: a bulk read of old messages takes no more than this at a time.
@@ -30,36 +29,10 @@ _COLD_BULK_BYTES: Final = 1 << 20
 # tags code (None: unknown) and ext unit, if any, of a queue entry -> may the message match?
 MatchesEntry = Callable[[int | None, ExtUnit | None], bool]
 MatchesRecord = Callable[[memoryview], bool]
-# Queue entries, the file of the log that the first of them points into, as a view, its start and how much of it may be
-# read, and how many bytes of records are the most.
-Backlog = tuple[bytes, memoryview, int, int, int]
-# Pieces that make up the records one behind the other, how many records, how many bytes.
-Records = tuple[Sequence[memoryview], int, int]
-
-
-@lru_cache(maxsize=256)
-def _entries(count: int) -> struct.Struct:
-    """So many queue entries, read at once: a call for each would take three times as long."""
-    return struct.Struct(">" + "qiq" * count)
-
-
-def records_of(backlog: Backlog) -> Records | None:
-    """The way a backlog is drained: all records of its entries. None when it is not so simple; `read` knows."""
-    raw, view, start, readable, most_bytes = backlog
-    count = len(raw) // ENTRY_SIZE
-    numbers = _entries(count).unpack_from(raw)
-    offsets, sizes = numbers[::3], numbers[1::3]
-    first, last = offsets[0], offsets[-1]
-    byte_count = sum(sizes)
-    end = last + sizes[-1]
-    if byte_count > most_bytes or min(offsets) < first or max(offsets) > last or end > start + readable:
-        return None
-    if end - first == byte_count:  # next to each other
-        return [view[first - start : end - start]], count, byte_count
-    if byte_count > _COPY_BELOW:
-        return None
-    pieces = [view[at - start : at - start + size] for at, size in zip(offsets, sizes, strict=True)]
-    return pieces, count, byte_count
+# A test that can pick what passes it out of many entries at once, where they have no units.
+Picker = TagCodes | PropertyFilter
+# A backlog, how many entries were looked at for it, and whether its messages are no longer in memory.
+FoundBacklog = tuple[Backlog, int, bool]
 
 
 class QueueEntry(NamedTuple):
@@ -140,28 +113,22 @@ class MessageReader:
         else:
             if bulk_bytes:
                 max_messages = min(max_messages, _BULK_MESSAGES)
-            entries = max(_SCAN_BYTES // ENTRY_SIZE, max_messages)
-            if not bulk_bytes and matches is None and matches_record is None:
-                backlog = self.backlog(state, offset, max_messages)
-                simple = records_of(backlog) if backlog is not None else None
-                if simple is not None:
-                    pieces, count, byte_count = simple
-                    whole = pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))
-                    return ReadResult(
-                        GetMessageStatus.FOUND,
-                        offset + count,
-                        min_offset,
-                        max_offset,
-                        [whole],
-                        count,
-                        byte_count,
-                    )
+            entries = max(_SCAN_ENTRIES, max_messages)
+            is_everything = not bulk_bytes and matches is None and matches_record is None
+            picker = None if bulk_bytes else self.picker_of(state, matches, matches_record)
+            if is_everything or picker is not None:
+                found = self._read_simply(state, offset, max_messages, picker)
+                if found is not None:
+                    return found
+            if is_everything:
                 # Without a filter every entry counts: no need to look at more than fit a batch, and one to see its end.
-                few = max(1, min(max_messages, self.config.max_transfer_count_on_message_in_memory)) + 1
+                limits = self.config
+                most = max(limits.max_transfer_count_on_message_in_memory, limits.max_transfer_count_on_message_in_disk)
+                few = max(1, min(max_messages, most)) + 1
                 raw = state.queue.read(offset, few)
                 if raw:
                     result = self._scan(state, offset, raw, max_messages, None, None)
-                    if result.message_count:
+                    if result.next_begin_offset < offset + few:  # else some are gone, and there is room for others
                         return result
             raw = state.queue.read(offset, entries)
             if raw:
@@ -170,21 +137,80 @@ class MessageReader:
             position = self._corrected(state.queue.next_file_offset(offset), offset)
         return ReadResult(status, position, min_offset, max_offset)
 
-    def backlog(self, state: QueueState, offset: int, max_messages: int) -> Backlog | None:
-        """What the records of a queue from `offset` on can be read with, if they are recent; else `read` knows."""
+    def picker_of(
+        self, state: QueueState, matches: MatchesEntry | None, matches_record: MatchesRecord | None
+    ) -> Picker | None:
+        """The one test that tells which messages of this queue pass both, if it can be made of many at once."""
+        if state.ext is not None:
+            return None
+        if matches_record is None:
+            return matches if isinstance(matches, TagCodes) else None
+        if isinstance(matches_record, PropertyFilter) and (matches is None or isinstance(matches, UnitTest)):
+            return matches_record
+        return None
+
+    def backlog(
+        self, state: QueueState, offset: int, max_messages: int, picker: Picker | None = None
+    ) -> FoundBacklog | None:
+        """What the wanted records of a queue from `offset` on can be read with; None when that takes `read`.
+
+        Its entries are those of a reply, unless their records have more bytes than allowed. They may be none.
+        """
         self._check_open()
-        config, segments = self.config, self._segments
+        config, segments, queue = self.config, self._segments, state.queue
+        most_bytes = config.max_transfer_bytes_on_message_in_memory
         most = config.max_transfer_count_on_message_in_memory
         if max_messages < most:
             most = max_messages if max_messages > 0 else 1
-        raw = state.queue.read(offset, most)
+        raw = queue.read(offset, most if picker is None else max(_SCAN_ENTRIES, max_messages))
         if not raw:
             return None
         first = int.from_bytes(raw[:8], "big")
         segment = segments.find(first)
-        if segment is None or first < segments.max_offset - self._memory_limit:
+        if segment is None:
             return None
-        return raw, segment.view, segment.start, segment.readable, config.max_transfer_bytes_on_message_in_memory
+        hot_from = segments.max_offset - self._memory_limit
+        is_cold = first < hot_from
+        if is_cold:
+            most_bytes = config.max_transfer_bytes_on_message_in_disk
+            most = max(1, min(max_messages, config.max_transfer_count_on_message_in_disk))
+            if picker is None:
+                raw = queue.read(offset, most + 1)
+        if picker is None:
+            entries = raw[: most * ENTRY_SIZE]
+            scanned = len(entries) // ENTRY_SIZE
+        else:
+            picked = picker.pick((raw, segment.view, segment.start, segment.readable, most_bytes), most)
+            if picked is None:
+                return None
+            entries, scanned = picked
+        if is_cold:
+            # Other limits are those of recent messages. Neither the last one may be recent nor the one behind it.
+            last = scanned * ENTRY_SIZE - ENTRY_SIZE
+            for at in (last, last + ENTRY_SIZE):
+                if int.from_bytes(raw[at : at + 8], "big") >= hot_from:
+                    return None
+        return (entries, segment.view, segment.start, segment.readable, most_bytes), scanned, is_cold
+
+    def _read_simply(
+        self, state: QueueState, offset: int, max_messages: int, picker: Picker | None
+    ) -> ReadResult | None:
+        found = self.backlog(state, offset, max_messages, picker)
+        if found is None:
+            return None
+        backlog, scanned, is_cold = found
+        status, slices, count, byte_count = GetMessageStatus.NO_MATCHED_MESSAGE, [], 0, 0
+        if backlog[0]:
+            simple = records_of(backlog)
+            if simple is None:
+                return None
+            pieces, count, byte_count = simple
+            status = GetMessageStatus.FOUND
+            slices = [pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))]
+        queue = state.queue
+        return ReadResult(
+            status, offset + scanned, queue.min_offset, queue.max_offset, slices, count, byte_count, is_cold
+        )
 
     def _scan(
         self,

@@ -17,6 +17,7 @@ from downrange.broker.handlers.plain_sends import PlainSends
 from downrange.broker.handlers.pull import PullHandlers
 from downrange.broker.handlers.send import SendHandlers
 from downrange.broker.routes import express_of, handler_of
+from downrange.compiled import runs
 from downrange.model.topics import SubscriptionGroupConfig
 from downrange.protocol.bodies.fields import encode_fields
 from downrange.protocol.bodies.plain_pull import parse_pull
@@ -183,7 +184,6 @@ async def test_opaques_and_offsets_of_any_size_are_answered_alike(
         (0, {"queue_id": -1}),
         (0, {"topic": "Unknown"}),
         (0, {"consumer_group": "not a group"}),
-        (0, {"subscription": "TagA || TagB"}),
         (0, {"subscription": "other"}),
         (0, {"subscription": "a = 1", "expression_type": "SQL92"}),
         (0, {"subscription": "x", "expression_type": "NONE"}),
@@ -213,8 +213,35 @@ async def test_messages_in_several_files_are_answered_alike(tmp_path: Path) -> N
     assert 0 < plain.taken < 28
 
 
-async def test_messages_that_are_no_longer_in_memory_are_left_to_the_handler(tmp_path: Path) -> None:
-    assert compare(tmp_path, [[pull(0, 0)]], memory_bytes=1000).taken == 0
+async def test_messages_that_are_no_longer_in_memory_are_plain_unless_some_are(tmp_path: Path) -> None:
+    chunks = [[pull(n, n * 10, max_msg_nums=count)] for n in range(10) for count in (1, 7, 8, 9, 32)]
+    broker = {"slave_read_enable": True}
+    assert compare(tmp_path / "old", chunks[:40], memory_bytes=1000, broker=broker).taken == 40
+    assert 0 < compare(tmp_path / "both", chunks, memory_bytes=50_000, broker=broker).taken < 50
+
+
+@pytest.mark.parametrize("kind", [JSON, BINARY])
+@pytest.mark.parametrize("memory_bytes", [1000, 1 << 40])
+@pytest.mark.parametrize("subscription", ["TagA || TagB", "TagB || TagA || TagC", "a", "nothing"])
+async def test_pulls_by_tag_are_plain_if_they_find_something(
+    tmp_path: Path, kind: SerializeType, subscription: str, memory_bytes: int
+) -> None:
+    chunks = [[pull(n, n * 20, kind, subscription=subscription, max_msg_nums=5)] for n in range(5)]
+    found = 5 if "TagA" in subscription else 0
+    assert compare(tmp_path, chunks, memory_bytes=memory_bytes).taken == found
+
+
+@pytest.mark.parametrize("kind", [JSON, BINARY])
+async def test_pulls_by_expression_are_plain_where_there_is_a_compiled_way(tmp_path: Path, kind: SerializeType) -> None:
+    fields: dict[str, Any] = {"expression_type": "SQL92", "subscription": "TAGS = 'TagA' AND nothing IS NULL"}
+    broker = {"enable_property_filter": True}
+    chunks = [[pull(n, n * 20, kind, **fields)] for n in range(5)]
+    assert compare(tmp_path, chunks, broker=broker).taken == (0 if runs is None else 5)
+
+
+async def test_a_queue_with_extension_is_left_to_the_handler(tmp_path: Path) -> None:
+    chunks = [[pull(1, 0, subscription="TagA"), pull(2, 0)]]
+    assert compare(tmp_path, chunks, enable_consume_queue_ext=True).taken == 1
 
 
 @pytest.mark.parametrize(

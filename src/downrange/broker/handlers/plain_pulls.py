@@ -1,7 +1,7 @@
-"""Plain pulls: what `PullHandlers.pull` does, for pulls that find recent messages and want them all.
+"""Plain pulls: what `PullHandlers.pull` does, for pulls that find messages.
 
 That is how a backlog is drained and how a consumer that keeps up is woken the second time. What finds nothing, has to
-wait, filters, or is refused is left to the handler; both ways answer with the same bytes.
+wait, or is refused is left to the handler; both ways answer with the same bytes.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from downrange.protocol.bodies.plain_pull import PullReplyHead, is_pull, parse_p
 from downrange.protocol.command import Buffer
 from downrange.protocol.errors import BrokerError
 from downrange.protocol.framing import Frame
+from downrange.store.backlog import Backlog, records_of
 from downrange.store.consume_queue import ENTRY_SIZE
-from downrange.store.message_reader import Backlog, records_of
 from downrange.store.message_store import MessageStore
 from downrange.transport.connection import Connection
 
@@ -68,19 +68,24 @@ class PlainPulls:
             group, wanted = handlers.agreed(request, connection)
         except BrokerError:
             return None
+        store = self._store
+        picker = None
         if wanted is not EVERYTHING:
+            picker = store.picker_of(state, wanted.matches_entry, wanted.matches_record)
+            if picker is None:
+                return None
+        found = store.backlog(state, offset, request.max_msg_nums, picker)
+        if found is None or not found[0][0]:
             return None
-        backlog = self._store.backlog(state, offset, request.max_msg_nums)
-        if backlog is None:
-            return None
+        backlog, scanned, is_cold = found
         queue = state.queue
-        count = len(backlog[0]) // ENTRY_SIZE
-        suggested = handlers.suggested_broker(group, is_slow=False)
-        numbers = suggested, offset + count, queue.min_offset, queue.max_offset
+        suggested = handlers.suggested_broker(group, is_slow=is_cold)
+        numbers = suggested, offset + scanned, queue.min_offset, queue.max_offset
         framed = self._framed(frame[0], opaque, numbers, backlog)
         if framed is None:
             return None
         parts, byte_count = framed
+        count = len(backlog[0]) // ENTRY_SIZE
         self._statistics.got(request.topic, request.consumer_group, count, byte_count)
         handlers.commit(request, commit_offset)
         return parts

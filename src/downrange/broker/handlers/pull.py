@@ -253,7 +253,7 @@ class PullHandlers:
             request.queue_offset,
             request.max_msg_nums,
             matches=wanted.matches_entry,
-            matches_record=wanted.matches_record if wanted.matches_properties is not None else None,
+            matches_record=wanted.matches_record,
             bulk_bytes=self._config.broker.max_transfer_bytes_on_bulk_pull if request.bulk else 0,
         )
         code = _CODES.get(found.status)

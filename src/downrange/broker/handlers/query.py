@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from downrange.broker.clients import Consumers
-from downrange.broker.filtering import entry_filter
+from downrange.broker.filtering import tag_filter
 from downrange.broker.routes import RouteTable
 from downrange.protocol.bodies.body import encode_body
 from downrange.protocol.bodies.query import (
@@ -75,7 +75,7 @@ class QueryHandlers:
             raise BrokerError(f"Index {header.index} of {place} is not exist!")
         group = header.consumer_group
         subscription = self._consumers.subscription(group, header.topic) if group else None
-        matches = entry_filter(subscription) if subscription else None
+        matches = tag_filter(subscription).matches_entry if subscription else None
         body = ConsumeQueueEntries(
             min_queue_index=self._store.min_offset_of(header.topic, header.queue_id),
             max_queue_index=self._store.max_offset_of(header.topic, header.queue_id),

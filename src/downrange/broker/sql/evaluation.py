@@ -26,10 +26,7 @@ from downrange.broker.sql.tree import (
     Property,
     TextSearch,
 )
-
-# The value of the property with this name, or None.
-Properties = Callable[[str], str | None]
-Condition = Callable[[Properties], bool | None]
+from downrange.store.property_filter import Condition, Properties
 
 _TESTS: Final[dict[str, Callable[[Any, Any], bool]]] = {
     "=": operator.eq,

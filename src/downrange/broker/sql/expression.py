@@ -5,20 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from downrange.broker.sql.errors import EvaluationError
-from downrange.broker.sql.evaluation import Condition, Properties, condition_of
+from downrange.broker.sql.evaluation import condition_of
 from downrange.broker.sql.parser import parse
+from downrange.broker.sql.tree import property_names
+from downrange.store.property_filter import Condition, Properties
 
 
 @dataclass(frozen=True, slots=True)
 class SqlExpression:
     """A compiled expression. Has no state: any number may ask it at once.
 
-    `ignored` is the part of the text behind the end of the expression, where RocketMQ stops reading.
+    `ignored` is the part of the text behind the end of the expression, where RocketMQ stops reading; `names` are the
+    properties that `condition` may ask for.
     """
 
     text: str
     ignored: str
     condition: Condition
+    names: tuple[str, ...]
 
     def evaluate(self, properties: Properties) -> bool | None:
         """True, false or unknown; EvaluationError when a property has a value that cannot be compared as asked."""
@@ -38,4 +42,4 @@ class SqlExpression:
 def compile_sql(text: str) -> SqlExpression:
     """Read an expression; SqlError says what is wrong with it, and where."""
     node, ignored = parse(text)
-    return SqlExpression(text, ignored, condition_of(node))
+    return SqlExpression(text, ignored, condition_of(node), tuple(sorted(property_names(node))))

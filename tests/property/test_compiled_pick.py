@@ -1,0 +1,97 @@
+"""The compiled ways to pick entries pick what the ones in Python do, or leave it to them.
+
+`python -m tests.support.compiled_fuzz SECONDS` runs the same checks for as long as one likes.
+"""
+
+from __future__ import annotations
+
+import sys
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from downrange.compiled import runs
+from tests.support import compiled_pick_checks as checks
+
+pytestmark = pytest.mark.skipif(runs is None, reason="built without a compiler, or DOWNRANGE_PURE is set")
+SEEDS = st.integers(0, 2**64).map(Random)
+
+
+@given(random=SEEDS)
+@settings(max_examples=400, deadline=None)
+def test_the_same_entries_are_picked_by_tag(random: Random) -> None:
+    checks.same_pick_by_tags(random)
+
+
+@given(random=SEEDS)
+@settings(max_examples=400, deadline=None)
+def test_the_same_entries_are_picked_by_properties(random: Random) -> None:
+    checks.same_pick_by_properties(random)
+
+
+@given(random=SEEDS)
+@settings(max_examples=200, deadline=None)
+def test_arguments_that_only_a_bug_can_pass_are_refused(random: Random) -> None:
+    checks.refuses_nonsense_about_a_pick(random)
+
+
+@pytest.mark.parametrize(("error", "outcome"), [(ValueError, (b"", 1)), (RecursionError, None), (KeyError, None)])
+def test_a_condition_that_raises_says_no_or_is_left_to_the_twin(error: type[Exception], outcome: object) -> None:
+    found = checks.recorded(Random(3), spoilt=False)
+    first = found[0][:20], *found[1:]
+    asked = []
+
+    def condition(find: Any) -> bool:
+        asked.append(find("a"))
+        raise error("no")
+
+    taken: Any = runs
+    assert taken.pick_by_properties(first, 5, (("a", b"a"),), condition) == outcome
+    assert len(asked) == 1
+
+
+def test_memory_that_ran_out_is_an_error() -> None:
+    found = checks.recorded(Random(3), spoilt=False)
+
+    def condition(find: Any) -> bool:
+        raise MemoryError
+
+    taken: Any = runs
+    with pytest.raises(MemoryError):
+        taken.pick_by_properties(found, 5, (("a", b"a"),), condition)
+
+
+def test_no_reference_is_kept_or_lost() -> None:
+    taken: Any = runs
+    entries, view, *numbers = checks.recorded(Random(5), spoilt=False)
+    log = bytearray(view)
+    found = entries, log, *numbers
+    name = "color"
+    names = ((name, b"color"),)
+    answers = [True, None, False]
+
+    def condition(find: Any) -> bool | None:
+        find(name)
+        answers.append(answers.pop(0))
+        return answers[0]
+
+    watched: list[Any] = [entries, log, found, name, names, condition, None, True]
+
+    def once() -> None:
+        assert taken.pick_by_properties(found, 1000, names, condition) is not None
+        assert taken.pick_by_properties((entries, log[:-1], *numbers), 1000, names, condition) is None
+        assert taken.pick_by_properties(found, 1000, (("x", 1),), condition) is None
+        assert taken.pick_by_tags(entries, bytes(4), 1000, 10**6) is not None
+        assert taken.pick_by_tags(entries * 2, bytes(4), 1000, 10**6) is None
+
+    once()
+    before = [sys.getrefcount(one) for one in watched]
+    blocks = sys.getallocatedblocks()
+    for _ in range(300):
+        once()
+    assert max(abs(sys.getrefcount(one) - count) for one, count in zip(watched, before, strict=True)) < 50
+    assert abs(sys.getallocatedblocks() - blocks) < 200
+    log += b"it can grow: nobody holds a view of it"
