@@ -20,26 +20,56 @@ K = TypeVar("K")
 
 
 class HeldPull:
-    """One waiting pull: how to ask again, and where the answer goes."""
+    """One waiting pull. What `HeldPulls` keeps ends with one call: of `answer`, or of `give_up` when nobody listens."""
 
-    __slots__ = ("answer", "connection", "filter", "offset", "queue", "reply", "timer")
+    __slots__ = ("connection", "filter", "offset", "queue", "timer")
+
+    def __init__(self, queue: TopicQueue, offset: int, message_filter: MessageFilter, connection: Connection) -> None:
+        self.queue = queue
+        self.offset = offset
+        self.filter = message_filter
+        self.connection = connection
+        self.timer: asyncio.TimerHandle | None = None
+
+    def answer(self) -> None:
+        """Look again, and answer with what is there now."""
+        raise NotImplementedError
+
+    def give_up(self) -> None:
+        raise NotImplementedError
+
+
+class PromisedPull(HeldPull):
+    """A waiting pull whose handler returned a promise: how to ask again, and where the answer goes."""
+
+    __slots__ = ("_read", "reply")
 
     def __init__(
         self,
         queue: TopicQueue,
         offset: int,
         message_filter: MessageFilter,
-        answer: Callable[[], Command],
         connection: Connection,
+        read: Callable[[], Command],
         reply: LaterReply,
     ) -> None:
-        self.queue = queue
-        self.offset = offset
-        self.filter = message_filter
-        self.answer = answer
-        self.connection = connection
+        super().__init__(queue, offset, message_filter, connection)
+        self._read = read
         self.reply = reply
-        self.timer: asyncio.TimerHandle | None = None
+
+    def answer(self) -> None:
+        if self.reply.done():
+            return
+        try:
+            self.reply.set_result(self._read())
+        except Exception as error:
+            self.reply.set_exception(error)
+
+    def give_up(self) -> None:
+        self.reply.cancel()
+
+
+_InOrder = dict[HeldPull, None]  # a set that remembers who came first
 
 
 class HeldPulls:
@@ -51,8 +81,8 @@ class HeldPulls:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._by_queue: dict[TopicQueue, set[HeldPull]] = {}
-        self._by_connection: dict[Connection, set[HeldPull]] = {}
+        self._by_queue: dict[TopicQueue, _InOrder] = {}
+        self._by_connection: dict[Connection, _InOrder] = {}
         # Per queue where it ends now, and tags code and properties of what arrived.
         self._grown: dict[TopicQueue, tuple[int, list[tuple[int, str]]]] = {}
 
@@ -73,14 +103,17 @@ class HeldPulls:
     ) -> LaterReply:
         """Keep a pull until its queue grows or `seconds` are over; `answer` is asked then."""
         reply: LaterReply = self._loop.create_future()
-        held = HeldPull(queue, offset, message_filter, answer, connection, reply)
-        self._by_queue.setdefault(queue, set()).add(held)
-        self._by_connection.setdefault(connection, set()).add(held)
-        held.timer = self._loop.call_later(seconds, self._release, held)
+        self.keep(PromisedPull(queue, offset, message_filter, connection, answer, reply), seconds)
         return reply
 
+    def keep(self, held: HeldPull, seconds: float) -> None:
+        """The same for a pull that answers by itself."""
+        self._by_queue.setdefault(held.queue, {})[held] = None
+        self._by_connection.setdefault(held.connection, {})[held] = None
+        held.timer = self._loop.call_later(seconds, self._release, held)
+
     @property
-    def queues(self) -> dict[TopicQueue, set[HeldPull]]:
+    def queues(self) -> dict[TopicQueue, _InOrder]:
         """The queues that pulls wait for."""
         return self._by_queue
 
@@ -108,23 +141,18 @@ class HeldPulls:
         """The connection is gone: nobody waits any more."""
         for held in list(self._by_connection.get(connection, ())):
             self._forget(held)
-            held.reply.cancel()
+            held.give_up()
 
     def _wake(self) -> None:
         grown, self._grown = self._grown, {}
         for queue, (max_offset, arrived) in grown.items():
             for held in list(self._by_queue.get(queue, ())):
-                if held.offset < max_offset and any(held.filter.matches(*message) for message in arrived):
+                if held.offset < max_offset and held.filter.matches_any(arrived):
                     self._release(held)
 
     def _release(self, held: HeldPull) -> None:
         self._forget(held)
-        if held.reply.done():
-            return
-        try:
-            held.reply.set_result(held.answer())
-        except Exception as error:
-            held.reply.set_exception(error)
+        held.answer()
 
     def _forget(self, held: HeldPull) -> None:
         if held.timer is not None:
@@ -133,9 +161,9 @@ class HeldPulls:
         _discard(self._by_connection, held.connection, held)
 
 
-def _discard(table: dict[K, set[HeldPull]], key: K, held: HeldPull) -> None:
+def _discard(table: dict[K, _InOrder], key: K, held: HeldPull) -> None:
     pulls = table.get(key)
     if pulls is not None:
-        pulls.discard(held)
+        pulls.pop(held, None)
         if not pulls:
             del table[key]

@@ -340,6 +340,27 @@ class Connection(asyncio.Protocol):
         if self.is_open and not replies.cancelled() and (encoded := replies.result()):
             self._send([encoded])
 
+    def hold(self) -> bool:
+        """The answer to one request of the chunk at hand comes by `end_hold`; False: too many wait already."""
+        if (
+            self._answering >= self._limits.max_requests_per_connection
+            or self._usage.requests >= self._limits.max_requests
+        ):
+            return False
+        self._answering += 1
+        self._usage.requests += 1
+        return True
+
+    def end_hold(self, reply: Command | list[Buffer] | None) -> None:
+        """Answer a request that was held, with a reply or its frame; None: there is nobody to answer."""
+        self._end_answering(1)
+        if reply is None or not self.is_open:
+            return
+        if isinstance(reply, Command):
+            self._reply(reply)
+        else:
+            self._send(reply)
+
     def _end_answering(self, requests: int) -> None:
         self._answering -= requests
         self._usage.requests -= requests

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from downrange.protocol.codes import RequestCode, ResponseCode, SerializeType
 from downrange.protocol.command import Command
 from downrange.protocol.framing import Frame, FrameDecoder, decode_frame, encode
 from downrange.transport.connection import Connection
+from downrange.transport.limits import Limits, Usage
 from tests.unit.broker.fake_transport import FakeTransport
 from tests.unit.broker.test_plain_sends import send
 from tests.unit.broker.wired import BROKER, WiredBroker, wire
@@ -67,7 +69,9 @@ class SlowTransport(FakeTransport):
 class Way:
     """A broker with messages in two queues that takes pulls over one connection, with or without the short cut."""
 
-    def __init__(self, root: Path, *, plain: bool, pause_after: int = 1 << 30, **options: Any) -> None:
+    def __init__(
+        self, root: Path, *, plain: bool, pause_after: int = 1 << 30, limits: Limits | None = None, **options: Any
+    ) -> None:
         broker = replace(BROKER, **options.pop("broker", {}))
         options.setdefault("mapped_file_size_commit_log", 1 << 20)
         self.broker: WiredBroker = wire(root, broker=broker, **options)
@@ -94,7 +98,8 @@ class Way:
         plain_sends = PlainSends(parts.config, parts.topics, parts.writer, parts.flow)
         self.transport = SlowTransport(pause_after)
         express = express_of(plain_sends.take, self._take) if plain else None
-        self.connection = Connection(handler, express=express)
+        self.usage = Usage()
+        self.connection = Connection(handler, express=express, usage=self.usage, limits=limits)
         self.connection.connection_made(self.transport)  # type: ignore[arg-type]
         self.transport.protocol = self.connection
 
@@ -106,6 +111,10 @@ class Way:
     def feed(self, *frames: bytes) -> bytes:
         self.connection.data_received(b"".join(frames))
         return self.transport.taken()
+
+    def feed_quietly(self, frames: Sequence[bytes]) -> None:
+        """What is answered at once stays in the transport, with what is answered later."""
+        self.connection.data_received(b"".join(frames))
 
     def fill(self, *, count: int = 200, queues: int = 2, size: int = 100) -> None:
         for number in range(count):
@@ -190,7 +199,9 @@ async def test_opaques_and_offsets_of_any_size_are_answered_alike(
         (0, {"sys_flag": 0}),  # no heartbeat told what this group wants
         (0, {"flag": 2}),
         (0, {"bulk": True}),
-        (100, {"sys_flag": SUBSCRIPTION | SUSPEND}),
+        (100, {"sys_flag": SUBSCRIPTION}),
+        (101, {"sys_flag": SUBSCRIPTION | SUSPEND}),
+        (0, {"sys_flag": SUBSCRIPTION | SUSPEND, "queue_id": 3}),  # has never had a message
     ],
 )
 async def test_what_is_not_plain_is_left_to_the_handler(
@@ -290,6 +301,128 @@ async def test_a_broker_that_is_busy_leaves_pulls_to_the_handler(tmp_path: Path)
     way.broker.flow.last_tick = asyncio.get_running_loop().time() - 60
     (reply,) = FrameDecoder().feed(way.feed(pull(0, 0)))
     assert (reply.code, way.taken) == (ResponseCode.SYSTEM_BUSY, 0)
+    way.broker.close()
+
+
+async def settled() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def waiting(number: int, offset: int, kind: int = JSON, **fields: Any) -> bytes:
+    return pull(number, offset, kind, **({"sys_flag": COMMIT | SUSPEND | SUBSCRIPTION} | fields))
+
+
+async def compare_waiting(
+    root: Path, chunks: Sequence[Sequence[bytes]], *, taken: int, end: Callable[[Way], object] | None = None
+) -> None:
+    """Feed the same chunks to both ways, with turns of the loop between them."""
+    ways = [Way(root / str(plain), plain=plain, broker={"enable_property_filter": True}) for plain in (False, True)]
+    for way in ways:
+        way.fill()
+    steps: list[Callable[[Way], object]] = [partial(Way.feed_quietly, frames=frames) for frames in chunks]
+    for step in (*steps, *([end] if end is not None else [])):
+        replies = []
+        for way in ways:
+            step(way)
+            await settled()
+            replies.append(way.transport.taken())
+        assert replies[0] == replies[1]
+    general, plain = ways
+    assert plain.counts() == general.counts()
+    assert len(plain.broker.held) == len(general.broker.held)
+    assert repr(plain.connection) == repr(general.connection), "both say how many are being answered"
+    assert plain.usage.requests == general.usage.requests == len(plain.broker.held)
+    assert plain.taken == taken
+    for way in ways:
+        way.broker.held.drop(way.connection)
+        await settled()
+        assert way.usage.requests == 0
+        way.broker.close()
+
+
+@pytest.mark.parametrize("kind", [JSON, BINARY])
+async def test_a_pull_that_waits_gets_what_arrives(tmp_path: Path, kind: SerializeType) -> None:
+    chunks = [
+        [waiting(1, 100, kind, commit_offset=77)],
+        [send(900, queue_id=0)],
+        [send(901, queue_id=1), send(902, queue_id=1)],
+        [waiting(2, 102, kind), waiting(3, 102, kind), waiting(4, 101, kind)],
+        [send(903, queue_id=1), waiting(5, 103, kind)],
+    ]
+    await compare_waiting(tmp_path, chunks, taken=5)
+
+
+@pytest.mark.parametrize("kind", [JSON, BINARY])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"subscription": "TagA || x"},
+        {"subscription": "x"},
+        {"subscription": "TAGS = 'TagA'", "expression_type": "SQL92"},
+        {"subscription": "TAGS = 'x'", "expression_type": "SQL92"},
+    ],
+)
+async def test_a_pull_that_waits_gets_what_it_wants(
+    tmp_path: Path, kind: SerializeType, fields: dict[str, Any]
+) -> None:
+    chunks = [[waiting(1, 100, kind, **fields)], [send(900, queue_id=1)], [waiting(2, 101, kind, **fields)]]
+    await compare_waiting(tmp_path, chunks, taken=2)
+
+
+@pytest.mark.parametrize("kind", [JSON, BINARY])
+async def test_a_pull_that_waited_in_vain_is_told_so(tmp_path: Path, kind: SerializeType) -> None:
+    chunks = [[waiting(1, 100, kind), waiting(2, 100, kind, subscription="x")]]
+    await compare_waiting(tmp_path, chunks, taken=2, end=lambda way: way.broker.held.notify_all())
+
+
+async def test_a_pull_that_waits_for_no_time_is_answered_soon(tmp_path: Path) -> None:
+    way = Way(tmp_path, plain=True)
+    way.fill(count=10)
+    assert way.feed(waiting(7, 5, suspend_timeout_millis=0)) == b""
+    assert way.taken == 1
+    while not way.transport.written:
+        await asyncio.sleep(0.001)
+    (reply,) = FrameDecoder().feed(way.transport.taken())
+    assert (reply.code, reply.opaque) == (ResponseCode.PULL_NOT_FOUND, 7)
+    way.broker.close()
+
+
+async def test_an_error_is_the_answer_to_a_pull_that_waited(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    way = Way(tmp_path, plain=True)
+    way.fill(count=10)
+    way.feed(waiting(7, 5))
+    way.broker.close()
+    way.broker.held.notify_all()
+    await settled()
+    (reply,) = FrameDecoder().feed(way.transport.taken())
+    assert (reply.code, reply.opaque) == (ResponseCode.SYSTEM_ERROR, 7)
+    assert way.usage.requests == 0
+
+
+async def test_more_pulls_than_may_wait_are_refused(tmp_path: Path) -> None:
+    chunk = [waiting(number, 100) for number in range(8)]
+    replies = []
+    for plain in (False, True):
+        way = Way(tmp_path / str(plain), plain=plain, limits=Limits(max_requests_per_connection=5))
+        way.fill()
+        replies.append(way.feed(*chunk))
+        assert len(way.broker.held) == 5
+        way.broker.held.drop(way.connection)
+        way.broker.close()
+    assert replies[0] == replies[1]
+    assert [reply.code for reply in FrameDecoder().feed(replies[1])] == [ResponseCode.SYSTEM_BUSY] * 3
+
+
+async def test_nobody_is_answered_when_the_connection_is_gone(tmp_path: Path) -> None:
+    way = Way(tmp_path, plain=True)
+    way.fill(count=10)
+    way.feed(waiting(7, 5), waiting(8, 5))
+    assert way.usage.requests == 2
+    way.transport.is_aborted = True
+    way.broker.held.notify_all()
+    await settled()
+    assert (way.transport.taken(), way.usage.requests, len(way.broker.held)) == (b"", 0, 0)
     way.broker.close()
 
 

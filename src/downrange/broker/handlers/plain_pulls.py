@@ -1,7 +1,7 @@
-"""Plain pulls: what `PullHandlers.pull` does, for pulls that find messages.
+"""Plain pulls: what `PullHandlers.pull` does, for pulls that find messages or wait at the end of a queue.
 
-That is how a backlog is drained and how a consumer that keeps up is woken the second time. What finds nothing, has to
-wait, or is refused is left to the handler; both ways answer with the same bytes.
+That is how a backlog is drained and how a consumer keeps up. What is refused, or has an offset outside of the queue, is
+left to the handler; both ways answer with the same bytes.
 """
 
 from __future__ import annotations
@@ -9,21 +9,59 @@ from __future__ import annotations
 from time import perf_counter
 from typing import Final
 
-from downrange.broker.filtering import EVERYTHING
+from downrange.broker.filtering import EVERYTHING, MessageFilter
 from downrange.broker.flow_control import FlowControl
-from downrange.broker.handlers.pull import PullHandlers
+from downrange.broker.handlers.pull import SUSPEND, PullHandlers
+from downrange.broker.held_pulls import HeldPull
 from downrange.broker.statistics import Statistics
 from downrange.compiled import runs
+from downrange.model.message import TopicQueue
+from downrange.model.topics import SubscriptionGroupConfig
 from downrange.protocol.bodies.plain_pull import PullReplyHead, is_pull, parse_pull
-from downrange.protocol.command import Buffer
+from downrange.protocol.bodies.pull import PullMessageRequest
+from downrange.protocol.command import Buffer, Command
 from downrange.protocol.errors import BrokerError
-from downrange.protocol.framing import Frame
+from downrange.protocol.framing import Frame, decode_frame
 from downrange.store.backlog import Backlog, records_of
 from downrange.store.consume_queue import ENTRY_SIZE
 from downrange.store.message_store import MessageStore
-from downrange.transport.connection import Connection
+from downrange.store.queues import QueueState
+from downrange.transport.connection import Connection, error_reply
 
 _MOST_BYTES: Final = 1 << 20  # of messages in one reply; more may not fit a frame
+
+
+_HELD: Final[list[Buffer]] = []
+
+
+class PlainPull(HeldPull):
+    """A plain pull that found nothing new and waits. Its connection counts it as held."""
+
+    __slots__ = ("_pulls", "frame", "group", "opaque", "request")
+
+    def __init__(
+        self,
+        pulls: PlainPulls,
+        frame: Frame,
+        opaque: int,
+        request: PullMessageRequest,
+        offset: int,
+        group: SubscriptionGroupConfig,
+        wanted: MessageFilter,
+        connection: Connection,
+    ) -> None:
+        super().__init__(TopicQueue(request.topic, request.queue_id), offset, wanted, connection)
+        self._pulls = pulls
+        self.frame = frame
+        self.opaque = opaque
+        self.request = request
+        self.group = group
+
+    def answer(self) -> None:
+        self.connection.end_hold(self._pulls.again(self))
+
+    def give_up(self) -> None:
+        self.connection.end_hold(None)
 
 
 class PlainPulls:
@@ -43,31 +81,75 @@ class PlainPulls:
         if not is_pull(frames[at]) or connection.last_active - flow.last_tick > flow.pull_patience:
             return at
         start = perf_counter()
-        first = at
+        answered = 0
         for frame in frames[at:] if at else frames:
             reply = self._reply(frame, connection)
             if reply is None:
                 break
             at += 1
+            if reply is _HELD:
+                continue
+            answered += 1
             if not connection.reply_parts(reply):  # the peer has enough to read for now
                 break
-        if at > first:
-            self._statistics.pulled_together(at - first, (perf_counter() - start) * 1000)
+        if answered:
+            self._statistics.pulled_together(answered, (perf_counter() - start) * 1000)
         return at
 
     def _reply(self, frame: Frame, connection: Connection) -> list[Buffer] | None:
+        """The whole reply; None when it takes the handler, nothing when it comes later."""
         pull = parse_pull(frame)
         if pull is None:
             return None
         opaque, flag, request, offset, commit_offset = pull
         state = self._states.get((request.topic, request.queue_id))
-        if flag or request.bulk or state is None or offset >= state.queue.max_offset:
+        if flag or request.bulk or state is None:
+            return None
+        end = state.queue.max_offset
+        if offset > end or (offset == end and not request.sys_flag & SUSPEND):
             return None
         handlers = self._handlers
         try:
             group, wanted = handlers.agreed(request, connection)
         except BrokerError:
             return None
+        if offset < end:
+            reply = self._found(state, frame[0], opaque, request, offset, group, wanted)
+        elif connection.hold():
+            held = PlainPull(self, frame, opaque, request, offset, group, wanted, connection)
+            handlers.held.keep(held, handlers.wait_seconds(request))
+            self._statistics.get_missed()
+            reply = _HELD
+        else:
+            reply = None
+        if reply is not None:
+            handlers.commit(request, commit_offset)
+        return reply
+
+    def again(self, held: PlainPull) -> Command | list[Buffer]:
+        """The answer to a pull that has waited."""
+        state = self._states.get(held.queue)
+        frame, group, wanted = held.frame, held.group, held.filter
+        try:
+            if state is not None:
+                found = self._found(state, frame[0], held.opaque, held.request, held.offset, group, wanted)
+                if found is not None:
+                    return found
+            return self._handlers.again(decode_frame(frame), group, wanted)
+        except Exception as error:
+            return error_reply(decode_frame(frame), error)
+
+    def _found(
+        self,
+        state: QueueState,
+        kind: int,
+        opaque: int,
+        request: PullMessageRequest,
+        offset: int,
+        group: SubscriptionGroupConfig,
+        wanted: MessageFilter,
+    ) -> list[Buffer] | None:
+        """The whole reply with the messages that were found; None when there are none, or it is not simple."""
         store = self._store
         picker = None
         if wanted is not EVERYTHING:
@@ -79,15 +161,14 @@ class PlainPulls:
             return None
         backlog, scanned, is_cold = found
         queue = state.queue
-        suggested = handlers.suggested_broker(group, is_slow=is_cold)
+        suggested = self._handlers.suggested_broker(group, is_slow=is_cold)
         numbers = suggested, offset + scanned, queue.min_offset, queue.max_offset
-        framed = self._framed(frame[0], opaque, numbers, backlog)
+        framed = self._framed(kind, opaque, numbers, backlog)
         if framed is None:
             return None
         parts, byte_count = framed
         count = len(backlog[0]) // ENTRY_SIZE
         self._statistics.got(request.topic, request.consumer_group, count, byte_count)
-        handlers.commit(request, commit_offset)
         return parts
 
     def _framed(

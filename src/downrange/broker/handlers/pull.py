@@ -59,13 +59,13 @@ FAQ: Final = "\nSee http://rocketmq.apache.org/docs/faq/ for further details."
 _READ = int(Perm.READ)
 _subscription_of = lru_cache(maxsize=4096)(subscribe)
 _COMMIT = int(PullSysFlag.COMMIT_OFFSET)
-_SUSPEND = int(PullSysFlag.SUSPEND)
+SUSPEND = int(PullSysFlag.SUSPEND)
 _SUBSCRIPTION = int(PullSysFlag.SUBSCRIPTION)
 
 # With these a pull got past something; with any other its offset lies outside the queue.
 _SCANNED: Final = (GetMessageStatus.MESSAGE_WAS_REMOVING, GetMessageStatus.NO_MATCHED_MESSAGE)
 # RocketMQ's slaves answer at once that the consumer should come again at once; it does, hundreds of times a second.
-_OUT_OF_REACH_MILLIS: Final = 1000
+_OUT_OF_REACH_SECONDS: Final = 1.0
 
 _CODES: Final = {
     GetMessageStatus.FOUND: ResponseCode.SUCCESS,
@@ -117,7 +117,7 @@ class PullHandlers:
         self._consumers = consumers
         self._filters = filters
         self._store = store
-        self._held = held
+        self.held = held
         self._writer = writer
         self._flow = flow
 
@@ -134,19 +134,18 @@ class PullHandlers:
             return command.reply(error.code, error.remark, ext_fields={})
         reply, is_empty = self._read(command, request, group, wanted)
         self.commit(request, request.commit_offset)
-        if not is_empty or not request.sys_flag & _SUSPEND:
+        if not is_empty or not request.sys_flag & SUSPEND:
             return reply
-        broker = self._config.broker
-        millis = request.suspend_timeout_millis if broker.long_polling_enable else broker.short_polling_time_mills
+        seconds = self.wait_seconds(request)
         if reply.code == ResponseCode.PULL_RETRY_IMMEDIATELY:
-            millis = min(millis, _OUT_OF_REACH_MILLIS)
-        return self._held.hold(
+            seconds = min(seconds, _OUT_OF_REACH_SECONDS)
+        return self.held.hold(
             TopicQueue(request.topic, request.queue_id),
             request.queue_offset,
             wanted,
             lambda: self._read(command, request, group, wanted)[0],
             connection,
-            max(0, millis) / 1000,
+            seconds,
         )
 
     # --- steps that plain pulls take, too -----------------------------------------------------------------------
@@ -168,6 +167,16 @@ class PullHandlers:
         if not self._config.broker.slave_read_enable:
             return 0
         return group.which_broker_when_consume_slowly if is_slow else group.broker_id
+
+    def wait_seconds(self, request: PullMessageRequest) -> float:
+        """How long a pull that found nothing, and may wait, does so."""
+        broker = self._config.broker
+        millis = request.suspend_timeout_millis if broker.long_polling_enable else broker.short_polling_time_mills
+        return max(0, millis) / 1000
+
+    def again(self, command: Command, group: SubscriptionGroupConfig, wanted: MessageFilter) -> Command:
+        """The answer to a pull that has waited, as things are now."""
+        return self._read(command, command.header(PullMessageRequest), group, wanted)[0]
 
     # --- checks -------------------------------------------------------------------------------------------------
 
