@@ -1,4 +1,7 @@
-"""A backlog drained by the load generator: 4 connections with 8 pulls of 32 messages outstanding on each."""
+"""A backlog drained by the load generator: 4 connections with 8 pulls of 32 messages outstanding on each.
+
+Where a part of the messages is wanted, those are counted that are received.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from downrange.client.load import LoadReport, PullPlan, SendPlan, pull_load, sen
 from downrange.protocol.codes import SerializeType
 
 ROUNDS: Final = 1 if QUICK else 3
+TAGS: Final = tuple(f"Tag{number}" for number in range(32))
 FILL_SECONDS: Final = 0.5 if QUICK else 3.0
 
 
@@ -28,6 +32,14 @@ def run() -> list[Figure]:
             backlog = target(running, topic)
             loads[f"pull {size} B, 4x8"] = partial(pull_load, backlog, PullPlan())
             loads[f"pull {size} B, 1x1"] = partial(pull_load, backlog, PullPlan(connections=1, outstanding=1))
+        # A batch goes to one queue, so every 32nd message of each queue has the same tag.
+        send_load(
+            target(running, "tagged"),
+            SendPlan(FILL_SECONDS, 0, 128, batch=32, connections=4, outstanding=4, tags=TAGS),
+        )
+        tagged = target(running, "tagged")
+        for name, tags in (("half match", " || ".join(TAGS[::2])), ("one in 32 matches", TAGS[5])):
+            loads[f"pull 128 B by tag, {name}, 4x8"] = partial(pull_load, tagged, PullPlan(tags=tags))
         loads["pull 128 B, 4x8, binary headers"] = partial(
             pull_load, target(running, "backlog-128"), PullPlan(header=SerializeType.ROCKETMQ)
         )

@@ -429,9 +429,13 @@ class ConsumeQueue(QueueFiles):
             return b""
         file_size = self._file_size
         length = min(max_entries * ENTRY_SIZE, file_size - position % file_size, end - position)
-        if position >= rows[row + START]:
+        in_file = rows[row + START] - position
+        if in_file <= 0:
             return self._read_tail(position, position + length)
         start = position - position % file_size
+        if start == self._descriptor_start and in_file >= length:
+            self._last_read = start
+            return os.pread(self._descriptor, length, position - start)
         if start == self._last_read:
             self._keep_open(start)  # somebody reads through this file: worth a descriptor
         self._last_read = start

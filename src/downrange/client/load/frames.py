@@ -116,7 +116,8 @@ def _template(plan: SendPlan, topic: str, broker_name: str) -> bytes:
         unique = f"{run}{place:06X}{number}"
         properties = f"UNIQ_KEY\x01{unique}\x02" + (f"KEYS\x01{unique[8:]}\x02" if plan.has_keys else "")
         filling = random_bytes.randbytes(plan.size - NUMBER_WIDTH).replace(b"@", b"a").replace(b"#", b"b")
-        entries.append(BatchEntry(0, number.encode() + filling, properties + "WAIT\x01true\x02TAGS\x01TagA\x02"))
+        tag = plan.tags[place % len(plan.tags)]
+        entries.append(BatchEntry(0, number.encode() + filling, f"{properties}WAIT\x01true\x02TAGS\x01{tag}\x02"))
     is_batch = plan.batch > 1
     header = SendMessageRequest(
         producer_group="downrange-bench",

@@ -30,6 +30,8 @@ class SendPlan:
     rate: float | None = None
     has_keys: bool = True
     header: SerializeType = SerializeType.JSON
+    tags: tuple[str, ...] = ("TagA",)
+    """Of the messages of a batch, one after the other."""
 
     def __post_init__(self) -> None:
         _check("seconds", self.seconds, 0.01, 86_400)
@@ -53,6 +55,8 @@ class PullPlan:
     outstanding: int = 8
     max_messages: int = 32
     header: SerializeType = SerializeType.JSON
+    tags: str = "*"
+    """Which messages are wanted: those are counted."""
 
     def __post_init__(self) -> None:
         _check("seconds", self.seconds, 0.01, 86_400)

@@ -16,6 +16,8 @@ _BINARY_OPAQUE: Final = struct.Struct("4s")
 # A record up to its queue offset: magic, queue id, queue offset. See docs/formats/record.md.
 RECORD_START: Final = struct.Struct(">4xI4xi4xq")
 
+MAX_OFFSET: Final = (1 << 63) - 1
+
 # Key of the request, empty when only the whole reply can tell; start of the frame, start of its body, end.
 Place = tuple[bytes, int, int, int]
 
@@ -64,12 +66,25 @@ def expected_header(header: SerializeType, next_offset: int) -> bytes:
     return b"\0\x0fnextBeginOffset\0\0\0%c%b" % (len(digits), digits)
 
 
-def count_records(data: bytes, at: int, stop: int) -> int:
+def next_offset_in(header: SerializeType, data: bytes, at: int, stop: int) -> int:
+    """Where the reply whose header stands there leads to; -1 when it does not say so."""
+    mark = b'"nextBeginOffset":"' if header is SerializeType.JSON else b"\0\x0fnextBeginOffset\0\0\0"
+    found = data.find(mark, at, stop)
+    if found < 0:
+        return -1
+    start = found + len(mark)
+    if header is SerializeType.JSON:
+        return int(data[start : data.index(b'"', start, stop)])
+    return int(data[start + 1 : start + 1 + data[start]])
+
+
+def count_records(data: bytes, at: int, stop: int, end: int = MAX_OFFSET) -> int:
+    """How many records lie there whose queue offsets are below `end`."""
     count = 0
     while at < stop:
         size = int.from_bytes(data[at : at + 4], "big")
         if not 0 < size <= stop - at:
             raise RemoteProtocolError(f"a pull reply holds a record of {size} bytes where {stop - at} are left")
+        count += end == MAX_OFFSET or RECORD_START.unpack_from(data, at)[2] < end
         at += size
-        count += 1
     return count

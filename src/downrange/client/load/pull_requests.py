@@ -17,7 +17,9 @@ _REMEMBERED: Final = 4096
 class PullRequests:
     """Makes frames. All requests that differ in nothing but an offset of so many digits are one template."""
 
-    def __init__(self, topic: str, header: SerializeType, broker_name: str = "", *, hold_millis: int = 0) -> None:
+    def __init__(
+        self, topic: str, header: SerializeType, broker_name: str = "", *, hold_millis: int = 0, tags: str = "*"
+    ) -> None:
         self._header = header
         flags = PullSysFlag.SUBSCRIPTION | (PullSysFlag.SUSPEND if hold_millis else PullSysFlag(0))
         self._fields = encode_fields(
@@ -30,7 +32,7 @@ class PullRequests:
                 sys_flag=int(flags),
                 commit_offset=0,
                 suspend_timeout_millis=hold_millis,
-                subscription="*",
+                subscription=tags,
                 sub_version=0,
                 expression_type="TAG",
                 bname=broker_name or None,
@@ -53,7 +55,7 @@ class PullRequests:
         frame = encode(Command(RequestCode.PULL_MESSAGE, opaque, raw_ext=fields, serialize_type=int(self._header)))
         between = b'":"' if self._header is SerializeType.JSON else len(offset).to_bytes(4, "big")
         before = b"queueOffset" + between
-        assert frame.count(before) == 1, "no name of a topic can hold this"
+        assert frame.count(before) == 1, "no name of a topic or tag can hold this"
         # A topic's name and a length may hold a percent sign.
         start, end = (part.replace(b"%", b"%%") for part in frame.split(before + offset.encode()))
         return start + before.replace(b"%", b"%%") + b"%b" + end

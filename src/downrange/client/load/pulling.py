@@ -2,7 +2,8 @@
 
 Queues are cut into stretches. A lane takes a stretch and pulls it, each pull where the last one ended; a connection has
 as many lanes as it may have pulls outstanding. Of every reply the code, the opaque, the next offset and the first
-record are checked; of every `_WALKED`th, all records are counted.
+record are checked; of every `_WALKED`th, all records are counted. Where only some messages are wanted, how far a pull
+comes is the broker's choice, and the records of every reply are counted.
 """
 
 from __future__ import annotations
@@ -17,7 +18,13 @@ from downrange.client.load.frames import FIRST_OPAQUE
 from downrange.client.load.histogram import Histogram
 from downrange.client.load.links import Link, Links
 from downrange.client.load.plans import PullPlan
-from downrange.client.load.pull_replies import RECORD_START, PullReplies, count_records, expected_header
+from downrange.client.load.pull_replies import (
+    RECORD_START,
+    PullReplies,
+    count_records,
+    expected_header,
+    next_offset_in,
+)
 from downrange.client.load.pull_requests import PullRequests
 from downrange.client.load.replies import ReplyLayout, decode_reply, learn_layout
 from downrange.client.load.report import LoadReport, Moment
@@ -31,6 +38,7 @@ from downrange.settings import ConfigError
 from downrange.transport.errors import RequestTimedOut
 
 _STRETCH: Final = 2048  # messages
+_LONG_STRETCH: Final = 65_536  # where a pull looks at hundreds, and may go on behind the end of a stretch
 _WALKED: Final = 16
 
 
@@ -63,9 +71,10 @@ class _Drain:
         self._target = target
         self._plan = plan
         self._links = links
-        self._stretches = deque(stretches(target))
+        self._picks = plan.tags != "*"
+        self._stretches = deque(stretches(target, _LONG_STRETCH if self._picks else _STRETCH))
         self._replies_of = {link: PullReplies() for link in links.all}
-        self._requests = PullRequests(target.topic, plan.header, target.broker_name)
+        self._requests = PullRequests(target.topic, plan.header, target.broker_name, tags=plan.tags)
         self._layout: ReplyLayout | None = None
         self._kind = plan.header
         self._lanes: dict[int, _Lane] = {}
@@ -106,7 +115,7 @@ class _Drain:
     def _pull(self, lane: _Lane, now: int) -> bytes:
         offset = lane.offset
         count = lane.end - offset
-        if count > self._plan.max_messages:
+        if count > self._plan.max_messages or self._picks:
             count = self._plan.max_messages
         lane.sent_at = now
         lane.next_offset = next_offset = offset + count
@@ -123,7 +132,9 @@ class _Drain:
         sent: list[int] = []
         for key, at, body_at, stop in places:
             lane = by_key.get(key)
-            if lane is not None and data.find(lane.usual, at, body_at) > 0:
+            if lane is not None and self._picks:
+                self._picked(lane, next_offset_in(self._kind, data, at, body_at), data, body_at, stop)
+            elif lane is not None and data.find(lane.usual, at, body_at) > 0:
                 self._found(lane, lane.next_offset, data, body_at, stop)
             else:
                 lane = self._unusual(data[at:stop])
@@ -149,11 +160,14 @@ class _Drain:
             raise RemoteProtocolError(f"the broker answered a pull that is not outstanding: {reply.opaque}")
         if reply.code == ResponseCode.SUCCESS:
             body_at = len(frame) - len(reply.body_bytes)
-            self._found(lane, reply.header(PullMessageResponse).next_begin_offset, frame, body_at, len(frame))
+            found = self._picked if self._picks else self._found
+            found(lane, reply.header(PullMessageResponse).next_begin_offset, frame, body_at, len(frame))
             if self._layout is None:
                 self._layout = learn_layout(frame[:body_at], reply)
                 self._kind = SerializeType.JSON if self._layout.is_json else SerializeType.ROCKETMQ
                 self._by_key = {self._layout.key(opaque): lane for opaque, lane in self._lanes.items()}
+        elif reply.code == ResponseCode.PULL_RETRY_IMMEDIATELY and self._picks:  # there was nothing among hundreds
+            lane.offset = max(lane.offset, reply.header(PullMessageResponse).next_begin_offset)
         elif reply.code in NOT_NOW or reply.code == ResponseCode.PULL_RETRY_IMMEDIATELY:
             self._refused[code_name(reply.code)] += 1
         else:
@@ -175,17 +189,30 @@ class _Drain:
         self._messages += count
         lane.offset = next_offset
 
+    def _picked(self, lane: _Lane, next_offset: int, data: bytes, at: int, stop: int) -> None:
+        """The same where some messages are passed over; those behind the stretch belong to another lane."""
+        if stop - at < RECORD_START.size:
+            raise RemoteProtocolError(f"the broker found nothing in queue {lane.queue_id} at {lane.offset} and said so")
+        magic, queue_id, queue_offset = RECORD_START.unpack_from(data, at)
+        is_ours = lane.offset <= queue_offset < next_offset and queue_id == lane.queue_id
+        if not is_ours or (magic != MAGIC_V1 and magic != MAGIC_V2):
+            raise RemoteProtocolError(
+                f"asked for queue {lane.queue_id} at {lane.offset}, got queue {queue_id} at {queue_offset}"
+            )
+        self._messages += count_records(data, at, stop, lane.end)
+        lane.offset = next_offset
+
     def _end(self, lane: _Lane) -> None:
         del self._lanes[lane.opaque]
         if self._layout is not None:
             del self._by_key[self._layout.key(lane.opaque)]
 
 
-def stretches(target: Target) -> Iterator[tuple[int, int, int]]:
+def stretches(target: Target, length: int) -> Iterator[tuple[int, int, int]]:
     """`(queue, first, end)` pieces of the backlog, of all queues in turn."""
     reach = target.ranges or {}
     longest = max(end - first for first, end in reach.values())
-    for past in range(0, longest, _STRETCH):
+    for past in range(0, longest, length):
         for queue_id, (first, end) in reach.items():
             if first + past < end:
-                yield queue_id, first + past, min(first + past + _STRETCH, end)
+                yield queue_id, first + past, min(first + past + length, end)
