@@ -20,21 +20,24 @@ _BLANKS: Final = "".join(map(chr, range(33)))
 
 def to_int(text: str) -> int:
     """Integer.valueOf: 32 bits."""
-    return _integer(text, 2**31)
+    number = int(text) if text.isdecimal() else _signed(text)
+    if -(2**31) <= number < 2**31:
+        return number
+    raise ValueError(f"{text} is out of range")
 
 
 def to_long(text: str) -> int:
     """Long.valueOf: 64 bits."""
-    return _integer(text, 2**63)
+    number = int(text) if text.isdecimal() else _signed(text)
+    if -(2**63) <= number < 2**63:
+        return number
+    raise ValueError(f"{text} is out of range")
 
 
-def _integer(text: str, limit: int) -> int:
-    if not text.isdecimal() and _INTEGER.fullmatch(text) is None:
+def _signed(text: str) -> int:
+    if _INTEGER.fullmatch(text) is None:
         raise ValueError(f"{text!r} is no integer")
-    number = int(text)
-    if not -limit <= number < limit:
-        raise ValueError(f"{text} is out of range")
-    return number
+    return int(text)
 
 
 def to_double(text: str) -> float:
