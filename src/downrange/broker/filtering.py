@@ -6,7 +6,6 @@ asked about the properties of each record; bit maps, where there are any, spare 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
@@ -28,11 +27,8 @@ class MessageFilter:
     matches_entry: MatchesEntry | None = None
     matches_record: PropertyFilter | None = None
 
-    def matches_any(self, arrived: Iterable[tuple[int, str]]) -> bool:
-        """Does a pull that waits want any of the messages that have just arrived: tags codes and properties?"""
-        return self is EVERYTHING or any(self.matches(*message) for message in arrived)
-
     def matches(self, tags_code: int, properties: str) -> bool:
+        """Does a pull that waits want this message, which has just arrived?"""
         if self.matches_entry is not None and not self.matches_entry(tags_code, None):
             return False
         return self.matches_record is None or self.matches_record.matches(properties)

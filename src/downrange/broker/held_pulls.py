@@ -8,11 +8,14 @@ nothing new.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from downrange.broker.filtering import MessageFilter
+from downrange.broker.filtering import EVERYTHING, MessageFilter
+from downrange.model import properties as names
+from downrange.model.hashing import tags_code
 from downrange.model.message import TopicQueue
+from downrange.model.properties import find_property
 from downrange.protocol.command import Command
 from downrange.transport.connection import Connection, LaterReply
 
@@ -69,6 +72,7 @@ class PromisedPull(HeldPull):
         self.reply.cancel()
 
 
+_Queue = tuple[str, int]  # a TopicQueue, or one that was cheaper to make
 _InOrder = dict[HeldPull, None]  # a set that remembers who came first
 
 
@@ -81,10 +85,10 @@ class HeldPulls:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._by_queue: dict[TopicQueue, _InOrder] = {}
+        self._by_queue: dict[_Queue, _InOrder] = {}
         self._by_connection: dict[Connection, _InOrder] = {}
-        # Per queue where it ends now, and tags code and properties of what arrived.
-        self._grown: dict[TopicQueue, tuple[int, list[tuple[int, str]]]] = {}
+        # Per queue what arrived in this turn: queue offset and properties of each message.
+        self._grown: dict[_Queue, list[tuple[int, bytes]]] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self._by_queue.values()))
@@ -113,23 +117,24 @@ class HeldPulls:
         held.timer = self._loop.call_later(seconds, self._release, held)
 
     @property
-    def queues(self) -> dict[TopicQueue, _InOrder]:
+    def queues(self) -> dict[_Queue, _InOrder]:
         """The queues that pulls wait for."""
         return self._by_queue
 
     def is_waited_for(self, queue: TopicQueue) -> bool:
         return queue in self._by_queue
 
-    def notify(self, topic: str, queue_id: int, queue_offset: int, tags_code: int, properties: str) -> None:
+    def notify(self, topic: str, queue_id: int, queue_offset: int, properties: bytes) -> None:
         """A message was stored. Cheap when nobody waits for its queue."""
-        queue = TopicQueue(topic, queue_id)
+        queue = topic, queue_id
         if queue not in self._by_queue:
             return
         if not self._grown:
             self._loop.call_soon(self._wake)
-        _, arrived = self._grown.get(queue, (0, []))
-        arrived.append((tags_code, properties))
-        self._grown[queue] = (queue_offset + 1, arrived)
+        arrived = self._grown.get(queue)
+        if arrived is None:
+            arrived = self._grown[queue] = []
+        arrived.append((queue_offset, properties))
 
     def notify_all(self) -> None:
         """Ask every pull again: a permission or a subscription changed, or the broker stops."""
@@ -145,9 +150,11 @@ class HeldPulls:
 
     def _wake(self) -> None:
         grown, self._grown = self._grown, {}
-        for queue, (max_offset, arrived) in grown.items():
+        for queue, arrived in grown.items():
+            last_offset, _ = arrived[-1]
+            messages = _Arrived(arrived)
             for held in list(self._by_queue.get(queue, ())):
-                if held.offset < max_offset and held.filter.matches_any(arrived):
+                if held.offset <= last_offset and (held.filter is EVERYTHING or messages.have_any(held.filter)):
                     self._release(held)
 
     def _release(self, held: HeldPull) -> None:
@@ -167,3 +174,24 @@ def _discard(table: dict[K, _InOrder], key: K, held: HeldPull) -> None:
         pulls.pop(held, None)
         if not pulls:
             del table[key]
+
+
+class _Arrived:
+    """Messages that came in one turn. Each is looked at once, and only if a filter wants to know."""
+
+    __slots__ = ("_messages", "_seen")
+
+    def __init__(self, messages: list[tuple[int, bytes]]) -> None:
+        self._messages = messages
+        self._seen: list[tuple[int, str]] = []
+
+    def have_any(self, wanted: MessageFilter) -> bool:
+        return any(wanted.matches(*message) for message in self._described())
+
+    def _described(self) -> Iterator[tuple[int, str]]:
+        """Tags code and properties of each."""
+        yield from self._seen
+        for _, properties in self._messages[len(self._seen) :]:
+            text = properties.decode("utf-8", "replace")
+            self._seen.append((tags_code(find_property(text, names.TAGS) or ""), text))
+            yield self._seen[-1]

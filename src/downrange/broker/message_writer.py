@@ -13,10 +13,7 @@ from downrange.broker.replication.waiting import CopyOutcome
 from downrange.broker.services.flushing import Flusher
 from downrange.broker.statistics import LARGE, Statistics
 from downrange.clock import Clock
-from downrange.model import properties as names
-from downrange.model.hashing import tags_code
 from downrange.model.message import TopicQueue
-from downrange.model.properties import find_property
 from downrange.model.topics import SCHEDULE_TOPIC
 from downrange.protocol.bodies.send import SendMessageResponse
 from downrange.protocol.codes import ResponseCode
@@ -57,6 +54,7 @@ class MessageWriter:
     ) -> None:
         self._store = store
         self._held = held
+        self._notify = held.notify
         self._waiting = held.queues  # empty: there is nobody to wake
         self._flusher = flusher
         self._clock = clock
@@ -182,10 +180,6 @@ class MessageWriter:
         else:
             self.statistics.put_failed()
         return result
-
-    def _notify(self, topic: str, queue_id: int, queue_offset: int, properties: bytes) -> None:
-        text = properties.decode("utf-8", "replace")
-        self._held.notify(topic, queue_id, queue_offset, tags_code(find_property(text, names.TAGS) or ""), text)
 
     def _wake_slaves(self) -> None:
         if self._slaves is not None:

@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 
 from downrange.broker.filtering import EVERYTHING, tag_filter
 from downrange.broker.held_pulls import HeldPulls
 from downrange.model.errors import MessageError
-from downrange.model.hashing import tags_code
 from downrange.model.message import TopicQueue
 from downrange.model.subscription import subscribe
 from downrange.protocol.command import Command
@@ -56,7 +56,7 @@ async def test_a_message_wakes_the_pulls_of_its_queue_once_per_turn() -> None:
     elsewhere = hold(held, other, queue=TopicQueue("orders", 1))
     assert held.is_waited_for(QUEUE)
     for offset in range(3):
-        held.notify("orders", 0, offset, 0, "")
+        held.notify("orders", 0, offset, b"")
     assert not reply.done()
     await turn()
     assert reply.result() == Command(code=0, opaque=1)
@@ -72,7 +72,7 @@ async def test_a_message_wakes_the_pulls_of_its_queue_once_per_turn() -> None:
 
 async def test_a_message_nobody_waits_for_is_forgotten() -> None:
     held, answer = HeldPulls(), Asked()
-    held.notify("orders", 0, 0, 0, "")
+    held.notify("orders", 0, 0, b"")
     reply = hold(held, answer)
     await turn()
     assert not reply.done()
@@ -82,22 +82,38 @@ async def test_a_message_nobody_waits_for_is_forgotten() -> None:
 async def test_only_messages_a_pull_wants_wake_it() -> None:
     held, answer = HeldPulls(), Asked()
     reply = hold(held, answer, tags="a || b")
-    held.notify("orders", 0, 0, tags_code("c"), "")
+    held.notify("orders", 0, 0, b"TAGS\x01c")
     await turn()
     assert not reply.done()
-    held.notify("orders", 0, 1, tags_code("c"), "")
-    held.notify("orders", 0, 2, tags_code("b"), "")
+    held.notify("orders", 0, 1, b"TAGS\x01c")
+    held.notify("orders", 0, 2, b"TAGS\x01b")
     await turn()
     assert reply.done()
+
+
+async def test_each_pull_is_woken_by_what_it_wants_whoever_came_first() -> None:
+    held, woken = HeldPulls(), []
+
+    def remember(name: str) -> Callable[[], Command]:
+        return lambda: woken.append(name) or Command(code=0)  # type: ignore[func-returns-value]
+
+    for tags in ("c", "nothing", "*", "a || c", "b"):
+        wanted = tag_filter(subscribe("orders", tags))
+        held.hold(QUEUE, 0, wanted, remember(tags), FakeConnection(), LONG)
+    for offset, tag in enumerate((b"a", b"b", b"c", b"d")):
+        held.notify("orders", 0, offset, b"TAGS\x01" + tag)
+    await turn()
+    assert woken == ["c", "*", "a || c", "b"]
+    held.notify_all()
 
 
 async def test_a_pull_beyond_the_end_waits_for_its_offset() -> None:
     held, answer = HeldPulls(), Asked()
     reply = hold(held, answer, offset=2)
-    held.notify("orders", 0, 1, 0, "")
+    held.notify("orders", 0, 1, b"")
     await turn()
     assert not reply.done()
-    held.notify("orders", 0, 2, 0, "")
+    held.notify("orders", 0, 2, b"")
     await turn()
     assert reply.done()
 
@@ -124,7 +140,7 @@ async def test_an_error_while_answering_is_the_answer() -> None:
         raise MessageError("gone")
 
     reply = held.hold(QUEUE, 0, EVERYTHING, fail, FakeConnection(), LONG)
-    held.notify("orders", 0, 0, 0, "")
+    held.notify("orders", 0, 0, b"")
     await turn()
     with pytest.raises(MessageError, match="gone"):
         reply.result()
@@ -135,7 +151,7 @@ async def test_a_closed_connection_waits_for_nothing() -> None:
     gone, stays = FakeConnection("10.0.0.9:1"), FakeConnection("10.0.0.9:2")
     dropped = [hold(held, answer, queue=TopicQueue("orders", number), connection=gone) for number in range(2)]
     kept = hold(held, answer, connection=stays)
-    held.notify("orders", 0, 0, 0, "")
+    held.notify("orders", 0, 0, b"")
     held.drop(gone)
     assert all(reply.cancelled() for reply in dropped)
     await turn()
@@ -149,7 +165,7 @@ async def test_a_reply_given_up_is_not_asked_for() -> None:
     held, answer = HeldPulls(), Asked()
     reply = hold(held, answer)
     reply.cancel()
-    held.notify("orders", 0, 0, 0, "")
+    held.notify("orders", 0, 0, b"")
     await turn()
     assert answer.times == 0
     assert len(held) == 0
