@@ -8,7 +8,7 @@ nothing new.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TypeVar
 
 from downrange.broker.filtering import EVERYTHING, MessageFilter
@@ -183,15 +183,14 @@ class _Arrived:
 
     def __init__(self, messages: list[tuple[int, bytes]]) -> None:
         self._messages = messages
-        self._seen: list[tuple[int, str]] = []
+        self._seen: list[tuple[int, str]] = []  # tags code and properties of the first of them
 
     def have_any(self, wanted: MessageFilter) -> bool:
-        return any(wanted.matches(*message) for message in self._described())
-
-    def _described(self) -> Iterator[tuple[int, str]]:
-        """Tags code and properties of each."""
-        yield from self._seen
-        for _, properties in self._messages[len(self._seen) :]:
-            text = properties.decode("utf-8", "replace")
-            self._seen.append((tags_code(find_property(text, names.TAGS) or ""), text))
-            yield self._seen[-1]
+        seen = self._seen
+        for number, (_, properties) in enumerate(self._messages):
+            if number == len(seen):
+                text = properties.decode("utf-8", "replace")
+                seen.append((tags_code(find_property(text, names.TAGS) or ""), text))
+            if wanted.matches(*seen[number]):
+                return True
+        return False

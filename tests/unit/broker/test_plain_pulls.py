@@ -201,7 +201,7 @@ async def test_opaques_and_offsets_of_any_size_are_answered_alike(
         (0, {"bulk": True}),
         (100, {"sys_flag": SUBSCRIPTION}),
         (101, {"sys_flag": SUBSCRIPTION | SUSPEND}),
-        (0, {"sys_flag": SUBSCRIPTION | SUSPEND, "queue_id": 3}),  # has never had a message
+        (-1, {"sys_flag": SUBSCRIPTION | SUSPEND, "queue_id": 3}),
     ],
 )
 async def test_what_is_not_plain_is_left_to_the_handler(
@@ -349,8 +349,10 @@ async def test_a_pull_that_waits_gets_what_arrives(tmp_path: Path, kind: Seriali
         [send(901, queue_id=1), send(902, queue_id=1)],
         [waiting(2, 102, kind), waiting(3, 102, kind), waiting(4, 101, kind)],
         [send(903, queue_id=1), waiting(5, 103, kind)],
+        [waiting(6, 0, kind, queue_id=3)],  # has never had a message
+        [send(904, queue_id=3)],
     ]
-    await compare_waiting(tmp_path, chunks, taken=5)
+    await compare_waiting(tmp_path, chunks, taken=6)
 
 
 @pytest.mark.parametrize("kind", [JSON, BINARY])

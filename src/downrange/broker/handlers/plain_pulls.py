@@ -103,10 +103,8 @@ class PlainPulls:
             return None
         opaque, flag, request, offset, commit_offset = pull
         state = self._states.get((request.topic, request.queue_id))
-        if flag or request.bulk or state is None:
-            return None
-        end = state.queue.max_offset
-        if offset > end or (offset == end and not request.sys_flag & SUSPEND):
+        end = 0 if state is None else state.queue.max_offset
+        if flag or request.bulk or offset > end or (offset == end and not request.sys_flag & SUSPEND):
             return None
         handlers = self._handlers
         try:
@@ -114,16 +112,17 @@ class PlainPulls:
         except BrokerError:
             return None
         if offset < end:
-            reply = self._found(state, frame[0], opaque, request, offset, group, wanted)
-        elif connection.hold():
+            reply = None if state is None else self._found(state, frame[0], opaque, request, offset, group, wanted)
+            if reply is None:
+                return None
+        else:
+            if not connection.hold():
+                return None
             held = PlainPull(self, frame, opaque, request, offset, group, wanted, connection)
             handlers.held.keep(held, handlers.wait_seconds(request))
             self._statistics.get_missed()
             reply = _HELD
-        else:
-            reply = None
-        if reply is not None:
-            handlers.commit(request, commit_offset)
+        handlers.commit(request, commit_offset)
         return reply
 
     def again(self, held: PlainPull) -> Command | list[Buffer]:
