@@ -297,3 +297,25 @@ def test_doubles_are_ordered_as_java_orders_them() -> None:
     for place, left in enumerate(ascending):
         for other, right in enumerate(ascending):
             assert order_doubles(left, right) == (place > other) - (place < other)
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("a", {"a"}),
+        ("TRUE", set()),
+        ("a > 5 AND NOT (b = 'a' OR c IS NULL) AND d BETWEEN 1 AND 2", {"a", "b", "c", "d"}),
+        ("-a = b OR color IN ('x') OR t CONTAINS 'y'", {"a", "b", "color", "t"}),
+        ("a = 1 behind the end", {"a"}),
+    ],
+)
+def test_an_expression_knows_what_it_may_ask_for(text: str, names: set[str]) -> None:
+    expression = compile_sql(text)
+    assert set(expression.names) == names
+    asked: set[str] = set()
+
+    def remember(name: str) -> None:
+        asked.add(name)
+
+    expression.matches(remember)
+    assert asked <= names

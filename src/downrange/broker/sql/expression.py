@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from downrange.broker.sql.errors import EvaluationError
 from downrange.broker.sql.evaluation import condition_of
 from downrange.broker.sql.parser import parse
-from downrange.broker.sql.tree import property_names
 from downrange.store.property_filter import Condition, Properties
 
 
@@ -41,5 +40,5 @@ class SqlExpression:
 
 def compile_sql(text: str) -> SqlExpression:
     """Read an expression; SqlError says what is wrong with it, and where."""
-    node, ignored = parse(text)
-    return SqlExpression(text, ignored, condition_of(node), tuple(sorted(property_names(node))))
+    node, ignored, names = parse(text)
+    return SqlExpression(text, ignored, condition_of(node), tuple(sorted(names)))

@@ -64,19 +64,20 @@ class Part(NamedTuple):
     depth: int = 1
 
 
-def parse(text: str) -> tuple[Node, str]:
-    """The condition at the beginning of `text`, and the text behind it that was ignored."""
+def parse(text: str) -> tuple[Node, str, frozenset[str]]:
+    """The condition at the beginning of `text`, the text behind it that was ignored, and the properties it names."""
     parser = _Parser(text)
     part = parser.expression(_OR)
-    return _condition(part), text[parser.token.position - 1 :]
+    return _condition(part), text[parser.token.position - 1 :], frozenset(parser.names)
 
 
 class _Parser:
-    """Reads one expression. `token` is the first one not used yet."""
+    """Reads one expression. `token` is the first one not used yet, `names` are the properties found so far."""
 
     def __init__(self, text: str) -> None:
         self._lexer = Lexer(text)
         self._nesting = 0
+        self.names: set[str] = set()
         self.token = self._lexer.next()
 
     def expression(self, least_power: int) -> Part:
@@ -178,6 +179,7 @@ class _Parser:
             self._nesting -= 1
             return part
         if kind == NAME:
+            self.names.add(token.text)
             return Part(Property(token.text), token.position)
         if kind in _WORDS:
             return Part(_WORDS[kind], token.position)

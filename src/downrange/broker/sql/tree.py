@@ -116,18 +116,3 @@ NULL = Constant(Kind.NULL, None)
 def is_condition(node: Node) -> bool:
     """Is this true, false or null? The three constants of that name are conditions too."""
     return isinstance(node, CONDITIONS) or (isinstance(node, Constant) and node.kind in (Kind.BOOLEAN, Kind.NULL))
-
-
-def property_names(node: Node) -> frozenset[str]:
-    """Every property that the value of this may depend on."""
-    match node:
-        case Property(name) | BareProperty(name) | Membership(name):
-            return frozenset({name})
-        case Negated(operand) | Not(operand) | TextSearch(operand=operand):
-            return property_names(operand)
-        case Comparison(left=left, right=right) | Equality(left, right):
-            return property_names(left) | property_names(right)
-        case And(operands) | Or(operands):
-            return frozenset().union(*map(property_names, operands))
-        case Constant():
-            return frozenset()

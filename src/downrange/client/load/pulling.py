@@ -38,7 +38,7 @@ from downrange.settings import ConfigError
 from downrange.transport.errors import RequestTimedOut
 
 _STRETCH: Final = 2048  # messages
-_LONG_STRETCH: Final = 65_536  # where a pull looks at hundreds, and may go on behind the end of a stretch
+_LONG_STRETCH: Final = 16_384  # where a pull looks at hundreds, and may go on behind the end of a stretch
 _WALKED: Final = 16
 
 
