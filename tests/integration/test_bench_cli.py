@@ -17,11 +17,12 @@ from typer.testing import CliRunner
 
 from downrange.cli.main import app
 from downrange.cli.options import UsageError
-from downrange.client.load import SendPlan, find_target, send_load
+from downrange.client.load import PullPlan, SendPlan, Target, find_target, pull_load, send_load
 from downrange.client.load.links import Links
 from downrange.client.load.sending import Sender
 from downrange.client.load.server_process import ServerProcess, listening_at
 from downrange.model.errors import MQError
+from downrange.protocol.codes import SerializeType
 from downrange.protocol.command import Command
 from downrange.protocol.errors import BrokerError, RemoteProtocolError
 from downrange.protocol.framing import FrameDecoder, encode
@@ -71,6 +72,22 @@ def test_what_is_sent_is_stored_and_can_be_pulled(cluster: Standalone, header: s
     assert 0 < sent["latency"]["reply"]["p50"] <= sent["latency"]["reply"]["p999"] <= sent["latency"]["reply"]["max"]
     pulled = measured("pull", *where, "--connections", "2", "--outstanding", "3")
     assert pulled["messages"] == there
+
+
+@pytest.mark.parametrize("header", list(SerializeType))
+def test_by_tag_exactly_the_wanted_ones_are_counted(cluster: Standalone, header: SerializeType) -> None:
+    topic = f"load-tags-{header.name}"
+
+    def target() -> Target:
+        return run_loop(find_target(topic=topic, queues=2, broker=cluster.broker))
+
+    send_load(target(), SendPlan(0.3, 0, batch=4, connections=2, outstanding=2, tags=("a", "b", "c", "d")))
+    there = stored(cluster, topic)
+    counted = {
+        tags: pull_load(target(), PullPlan(connections=2, outstanding=3, header=header, tags=tags)).messages
+        for tags in ("*", "c", "a || d", "nothing")
+    }
+    assert counted == {"*": there, "c": there // 4, "a || d": there // 2, "nothing": 0}
 
 
 def test_end_to_end_receives_all_that_is_sent_at_the_rate(cluster: Standalone) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from downrange.client.load.pull_replies import PullReplies, count_records, expected_header
+from downrange.client.load.pull_replies import PullReplies, count_records, expected_header, next_offset_in
 from downrange.client.load.pull_requests import PullRequests
 from downrange.client.load.replies import ReplyLayout, learn_layout
 from downrange.protocol.bodies.fields import encode_fields
@@ -96,3 +96,19 @@ def test_records_are_counted_and_must_fill_the_body() -> None:
     for wrong in (data[:-1], data + b"\0\0\0\0", data + b"\0\0\0"):
         with pytest.raises(RemoteProtocolError, match="a record of"):
             count_records(wrong, 4, len(wrong))
+
+
+def test_records_behind_the_end_of_a_stretch_are_not_counted() -> None:
+    records = [bytearray(size.to_bytes(4, "big") + bytes(size - 4)) for size in (40, 91, 250)]
+    for offset, record in zip((7, 12, 900), records, strict=True):
+        record[20:28] = offset.to_bytes(8, "big")
+    data = b"".join(records)
+    assert [count_records(data, 0, len(data), end) for end in (7, 8, 13, 901)] == [0, 1, 2, 3]
+
+
+@KINDS
+@pytest.mark.parametrize("offset", [0, 7, 320, 12_345_678_901])
+def test_the_next_offset_is_read_from_a_header(kind: SerializeType, offset: int) -> None:
+    frame = b"before" + found(FIRST, offset, kind)
+    assert next_offset_in(kind, frame, 6, len(frame) - len(BODY)) == offset
+    assert next_offset_in(kind, frame, 6, 20) == -1
