@@ -166,17 +166,18 @@ static int parse_json(const byte *at, Py_ssize_t size, Send *send) {
         Text name, text;
         uint32_t bit = 0;
         int64_t ignored, *number = &ignored;
+        int may_be_text = 0;
         if (!parse_text(&at, end, &name) || at >= end || *at++ != ':' || at >= end) return 0;
         if (is_text(&name, "extFields")) bit = EXT_SEEN;
         else if (is_text(&name, "opaque")) bit = OPAQUE_SEEN, number = &send->opaque;
         else if (is_text(&name, "flag")) bit = FLAG_SEEN, number = &send->flag;
-        else if (!is_text(&name, "language") && !is_text(&name, "version")
-                 && !is_text(&name, "serializeTypeCurrentRPC")) return 0;
+        else if (is_text(&name, "language") || is_text(&name, "serializeTypeCurrentRPC")) may_be_text = 1;
+        else if (!is_text(&name, "version")) return 0;
         if (send->seen & bit) return 0;
         send->seen |= bit;
         if (bit == EXT_SEEN) {
             if (!parse_ext(&at, end, send)) return 0;
-        } else if (bit == 0 && *at == '"') {
+        } else if (may_be_text && *at == '"') {
             if (!parse_text(&at, end, &text) || text.has_escapes || !text.is_ascii) return 0;
         } else if (!parse_json_number(&at, end, number)) return 0;
         if (at >= end) return 0;

@@ -229,7 +229,7 @@ PyObject *plain_run(PyObject *module, PyObject *const *args, Py_ssize_t count) {
     int64_t at;
     Making making = {0};
     if (count != 8 || !PyList_CheckExact(args[0]) || !as_number(args[1], 0, PY_SSIZE_T_MAX, &at)
-        || !Py_IS_TYPE(args[2], &topic_table_type) || !PyList_CheckExact(args[4])
+        || !Py_IS_TYPE(args[2], &topic_table_type) || !PyCallable_Check(args[3]) || !PyList_CheckExact(args[4])
         || !as_number(args[5], 0, INT32_MAX, &making.fits) || !as_number(args[6], 0, INT32_MAX, &making.batch_fits)
         || !PyBytes_CheckExact(args[7]) || at >= PyList_GET_SIZE(args[0]))
         return refuse();
