@@ -211,7 +211,9 @@ async def _serving(
         pull.routes,
         ClientHandlers(live, topics, groups, consumers, producers, filters, locks, flow, clock).routes,
         OffsetHandlers(store, offsets).routes,
-        TopicHandlers(live, topics, offsets, consumers, store, retention, statistics, registration.register).routes,
+        TopicHandlers(
+            live, topics, offsets, consumers, store, retention, statistics, registration.register_changes
+        ).routes,
         GroupHandlers(live, groups, offsets, consumers, producers, statistics).routes,
         QueryHandlers(store, consumers).routes,
         ProgressHandlers(live, topics, groups, offsets, consumers, store, statistics, clock).routes,

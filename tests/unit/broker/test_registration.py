@@ -13,6 +13,10 @@ from downrange.broker.live_config import LiveConfig
 from downrange.broker.services.registration import Registration
 from downrange.broker.topics import Topics
 from downrange.clock import ManualClock
+from downrange.protocol.bodies.body import decode_body
+from downrange.protocol.bodies.registration import RegisterBrokerBody
+from downrange.protocol.codes import RequestCode
+from downrange.protocol.command import Command
 from downrange.store.config import StoreConfig
 from downrange.transport.pool import Pool
 
@@ -30,3 +34,66 @@ async def test_it_stops_also_when_a_topic_changes_at_that_moment(tmp_path: Path,
     done, _ = await asyncio.wait([service], timeout=1)
     assert done, "the service runs on"
     assert service.cancelled()
+
+
+class HeldNamesrv(Pool):
+    """Keeps every registration until it is let go, and remembers how many topics each told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[set[str]] = []
+        self.asked = asyncio.Event()
+        self.go = asyncio.Event()
+
+    async def request(self, address: str, command: Command, timeout: float) -> Command:
+        if command.code == RequestCode.REGISTER_BROKER:
+            table = decode_body(RegisterBrokerBody, command.body_bytes).topic_config_serialize_wrapper
+            self.told.append({name for name in table.topic_config_table if name.startswith("new")})
+            self.asked.set()
+            await self.go.wait()
+        return command.reply()
+
+
+@pytest.fixture
+def namesrv() -> HeldNamesrv:
+    return HeldNamesrv()
+
+
+@pytest.fixture
+def topics(tmp_path: Path) -> Topics:
+    return Topics(JsonFile(tmp_path / "topics.json"), BrokerConfig(), ManualClock())
+
+
+@pytest.fixture
+def registration(tmp_path: Path, topics: Topics, namesrv: HeldNamesrv) -> Registration:
+    broker = BrokerConfig(broker_name="broker-a", namesrv_addr="127.0.0.1:1")
+    return Registration(LiveConfig(broker, StoreConfig(store_path_root_dir=tmp_path)), topics, namesrv)
+
+
+async def test_changes_during_a_registration_share_the_next_one(
+    registration: Registration, topics: Topics, namesrv: HeldNamesrv
+) -> None:
+    waiting = []
+    for number in range(50):
+        topics.ensure(f"new-{number}", 1)
+        waiting.append(asyncio.create_task(registration.register_changes()))
+        if number == 0:
+            await namesrv.asked.wait()
+    await asyncio.sleep(0)
+    assert not any(task.done() for task in waiting)
+    namesrv.go.set()
+    assert await asyncio.gather(*waiting) == [1] * 50
+    assert [len(names) for names in namesrv.told] == [1, 50]
+
+
+async def test_who_waits_while_the_broker_leaves_does_not_bring_it_back(
+    registration: Registration, namesrv: HeldNamesrv
+) -> None:
+    first = asyncio.create_task(registration.register_changes())
+    await namesrv.asked.wait()
+    second = asyncio.create_task(registration.register_changes())
+    await asyncio.sleep(0)
+    await registration.unregister()
+    namesrv.go.set()
+    assert (await first, await second) == (1, 0)
+    assert len(namesrv.told) == 1

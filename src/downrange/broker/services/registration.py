@@ -41,6 +41,9 @@ class Registration:
         self._topics = topics
         self._pool = pool
         self._changed = asyncio.Event()
+        self._registering = asyncio.Lock()
+        self._next: asyncio.Task[int] | None = None
+        self._is_leaving = False
         self.master_address: str | None = None
         self.master_ha_address: str | None = None
         topics.on_change = lambda topic: self._changed.set()
@@ -67,8 +70,22 @@ class Registration:
             except TimeoutError:
                 is_forced = self._config.broker.force_register
             self._changed.clear()
-            await self.register(is_forced=is_forced)
+            await (self.register_changes() if is_forced else self.register(is_forced=False))
             pause = self._period_seconds
+
+    async def register_changes(self) -> int:
+        """Tell the name servers all that changed until now: one registration serves everybody who asks meanwhile.
+
+        Each holds the whole table, so one for each of many new topics would take the square of their number.
+        """
+        if self._next is None:
+            self._next = asyncio.create_task(self._register_next())
+        return await asyncio.shield(self._next)
+
+    async def _register_next(self) -> int:
+        async with self._registering:
+            self._next = None  # what changes from now on is for the one after this
+            return 0 if self._is_leaving else await self.register()
 
     async def register(self, *, is_forced: bool = True) -> int:
         """Register with all name servers at the same time; return with how many it worked."""
@@ -77,6 +94,7 @@ class Registration:
         return sum(results)
 
     async def unregister(self) -> None:
+        self._is_leaving = True  # who still waits must not bring us back
         broker = self._config.broker
         command = request(RequestCode.UNREGISTER_BROKER, self._identity())
         for server in broker.namesrv_addresses:
