@@ -67,6 +67,16 @@ def pick_by_tags(entries: bytes, codes: bytes, most: int, most_bytes: int, /) ->
 def pick_by_properties(
     backlog: Backlog, most: int, names: tuple[tuple[str, bytes], ...], condition: Condition, /
 ) -> Picked | None: ...
+def read_replies(
+    is_json: bool,
+    start: bytes,
+    after_opaque: int,
+    first_opaque: int,
+    moments: array[int],
+    data: bytes,
+    at: int,
+    /,
+) -> tuple[int, int, list[int]]: ...
 def walk_records(buffer: Buffer, /) -> bytes | None: ...
 def split_properties(
     buffer: Buffer, starts: Buffer, stops: Buffer, names: tuple[bytes, ...], wants_map: bool, /

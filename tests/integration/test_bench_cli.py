@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from downrange.cli.main import app
 from downrange.cli.options import UsageError
-from downrange.client.load import PullPlan, SendPlan, Target, find_target, pull_load, send_load
+from downrange.client.load import LoadReport, PullPlan, SendPlan, Target, find_target, links, pull_load, send_load
 from downrange.client.load.links import Links
 from downrange.client.load.sending import Sender
 from downrange.client.load.server_process import ServerProcess, listening_at
@@ -26,6 +26,7 @@ from downrange.protocol.codes import SerializeType
 from downrange.protocol.command import Command
 from downrange.protocol.errors import BrokerError, RemoteProtocolError
 from downrange.protocol.framing import FrameDecoder, encode
+from downrange.transport.errors import RequestTimedOut
 from downrange.transport.loop import run as run_loop
 from tests.support.processes import DOWNRANGE
 from tests.support.standalone_process import Standalone, standalone_process
@@ -96,6 +97,28 @@ def test_end_to_end_receives_all_that_is_sent_at_the_rate(cluster: Standalone) -
     assert 0 < found["latency"]["end to end"]["p50"] <= found["latency"]["end to end"]["max"]
 
 
+@pytest.mark.parametrize("header", ["json", "binary"])
+def test_many_topics_are_created_and_all_their_queues_get_messages(cluster: Standalone, header: str) -> None:
+    topic = f"many-{header}"
+    run_loop(find_target(topic=f"{topic}-00007", queues=3, broker=cluster.broker))  # one is there, with fewer queues
+    arguments = ("-b", cluster.broker, "-t", topic, "--topics", "30", "--queues", "4", "--header", header)
+    sent = measured("send", *arguments, "--seconds", "0.6", "--warm-up", "0")
+    assert sent["messages"] > 2048, "not once around the ring"
+    for number in range(1, 31):
+        target = run_loop(find_target(topic=f"{topic}-{number:05}", queues=1, broker=cluster.broker))
+        ends = [end for _, end in (target.ranges or {}).values()]
+        assert len(ends) == (3 if number == 7 else 4)
+        assert all(ends[:3]), "the load keeps to the queues that all of the topics have"
+
+
+@pytest.mark.parametrize("shape", [("1", "1"), ("2", "3")])
+def test_a_caller_may_poll_for_its_replies(cluster: Standalone, shape: tuple[str, str]) -> None:
+    arguments = ("-b", cluster.broker, "-t", f"polled-{shape[0]}", "--connections", shape[0], "--outstanding", shape[1])
+    sent = measured("send", *arguments, "--poll", *SHORT)
+    assert 0 < sent["messages"] < stored(cluster, f"polled-{shape[0]}")
+    assert 0 < sent["latency"]["reply"]["p50"] <= sent["latency"]["reply"]["max"]
+
+
 def test_a_topic_that_is_there_keeps_its_queues(cluster: Standalone) -> None:
     measured("send", "-b", cluster.broker, "-t", "two-queues", "--queues", "2", *SHORT)
     target = run_loop(find_target(topic="two-queues", queues=7, broker=cluster.broker))
@@ -114,6 +137,8 @@ def test_the_tables_name_the_process_of_the_server(cluster: Standalone) -> None:
     [
         (("send", "--broker", "BROKER", "--size", "2"), UsageError, "size 2: expected 16"),
         (("send", "--broker", "BROKER", "--queues", "11"), UsageError, "queues 11: expected 1 to 10"),
+        (("send", "--broker", "BROKER", "--topics", "100000"), UsageError, "topics 100000: expected 1 to 99999"),
+        (("pull", "--broker", "BROKER", "--topics", "2"), UsageError, "leave --topics out"),
         (("send", "--broker", "BROKER", "--topic", "a b"), MQError, "topic"),
         (("send", "--broker", "not-there", "--namesrv", "NAMESRV"), MQError, "no broker not-there"),
         (("pull", "--broker", "BROKER", "--topic", "nothing-here"), UsageError, "is empty: send something first"),
@@ -136,9 +161,12 @@ def test_a_broker_that_cannot_be_reached_is_one_line() -> None:
 
 
 class ScriptedBroker:
-    """Answers each send as the script says: with a code, with a wrong opaque, or the third one very late."""
+    """Answers each send as the script says: with a code, with a wrong opaque, the third one very late, or no longer."""
 
-    def __init__(self, *codes: int, opaque_shift: int = 0, sends_before_third: int = 0) -> None:
+    def __init__(
+        self, *codes: int, opaque_shift: int = 0, sends_before_third: int = 0, silent_after: int | None = None
+    ) -> None:
+        self._silent_after = silent_after
         self._sends_before_third = sends_before_third
         self._held: tuple[socket.socket, bytes] | None = None
         self._lock = threading.Lock()
@@ -172,6 +200,8 @@ class ScriptedBroker:
         if self.sends == 3 and self._sends_before_third:
             self._held = (connected, reply)
             return
+        if self._silent_after is not None and self.sends > self._silent_after:
+            return
         connected.sendall(reply)
         if self._held is not None and self.sends > self._sends_before_third:
             self._held[0].sendall(self._held[1])
@@ -194,46 +224,62 @@ def script(request: pytest.FixtureRequest) -> Iterator[ScriptedBroker]:
     broker.close()
 
 
-QUICK = SendPlan(seconds=0.2, warm_up_seconds=0, connections=2, outstanding=4)
+SHAPES = pytest.mark.parametrize("shape", [(2, 4), (1, 1)])
 
 
-def load(broker: ScriptedBroker) -> Any:
-    return send_load(run_loop(find_target(topic="orders", queues=4, broker=broker.address)), QUICK)
+def load(broker: ScriptedBroker, shape: tuple[int, int]) -> LoadReport:
+    plan = SendPlan(seconds=0.2, warm_up_seconds=0, connections=shape[0], outstanding=shape[1])
+    return send_load(run_loop(find_target(topic="orders", queues=4, broker=broker.address)), plan)
 
 
+@SHAPES
 @pytest.mark.parametrize("script", [((0, 2, 215), {})], indirect=True)
-def test_flow_control_is_counted_and_does_not_end_the_load(script: ScriptedBroker) -> None:
-    report = load(script)
+def test_flow_control_is_counted_and_does_not_end_the_load(script: ScriptedBroker, shape: tuple[int, int]) -> None:
+    report = load(script, shape)
     assert report.messages > 0
     assert report.refused.keys() == {"SYSTEM_BUSY", "FLOW_CONTROL"}
 
 
+@SHAPES
 @pytest.mark.parametrize("script", [((0, 16), {})], indirect=True)
-def test_any_other_refusal_ends_it(script: ScriptedBroker) -> None:
+def test_any_other_refusal_ends_it(script: ScriptedBroker, shape: tuple[int, int]) -> None:
     with pytest.raises(BrokerError, match="as scripted"):
-        load(script)
+        load(script, shape)
 
 
+@SHAPES
 @pytest.mark.parametrize("script", [((0,), {"opaque_shift": 500_000})], indirect=True)
-def test_a_reply_to_a_request_nobody_made_is_an_error(script: ScriptedBroker) -> None:
+def test_a_reply_to_a_request_nobody_made_is_an_error(script: ScriptedBroker, shape: tuple[int, int]) -> None:
     with pytest.raises(RemoteProtocolError, match="not outstanding"):
-        load(script)
+        load(script, shape)
+
+
+@pytest.mark.parametrize("polls", [False, True])
+@pytest.mark.parametrize("script", [((0,), {"silent_after": 5})], indirect=True)
+def test_a_broker_that_falls_silent_is_given_up(
+    script: ScriptedBroker, polls: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links, "PATIENCE_SECONDS", 1.0)
+    target = run_loop(find_target(topic="orders", queues=4, broker=script.address))
+    plan = SendPlan(seconds=30, warm_up_seconds=0, connections=1, outstanding=1, polls=polls)
+    with pytest.raises(RequestTimedOut, match="answered nothing for 1 s"):
+        send_load(target, plan)
 
 
 @pytest.mark.parametrize("script", [((0,), {"sends_before_third": 3000})], indirect=True)
 def test_a_reply_may_come_after_the_ring_of_frames_has_come_round(script: ScriptedBroker) -> None:
     target = run_loop(find_target(topic="orders", queues=4, broker=script.address))
     plan = SendPlan(size=4096, connections=2, outstanding=4)
-    with Links(script.address, plan.connections) as links:
-        sender = Sender(plan, target, links.all)
+    with Links(script.address, plan.connections) as opened:
+        sender = Sender(plan, target, opened.all)
         assert sender.frames.count < 3000
-        for link in links.all:
+        for link in opened.all:
             sender.send(link, plan.outstanding)
         while script.sends < 3500:
-            for link in links.wait(1):
+            for link in opened.wait(1):
                 sender.send(link, sender.receive(link))
         while sender.outstanding:
-            for link in links.wait(1):
+            for link in opened.wait(1):
                 sender.receive(link)
     assert sender.messages == script.sends - 1  # the first one was not the sender's
 

@@ -14,6 +14,7 @@ from downrange.compiled import VARIANT
 from tests.support import compiled_cases as cases
 from tests.support import compiled_checks as checks
 from tests.support import compiled_pick_checks as pick_checks
+from tests.support import compiled_load_checks as load_checks
 from tests.support import compiled_property_checks as property_checks
 from tests.support import compiled_pull_checks as pull_checks
 from tests.support import compiled_send_checks as send_checks
@@ -42,6 +43,8 @@ def run(seconds: float, seed: int) -> int:
             pick_checks.same_pick_by_tags(random)
             pick_checks.same_pick_by_properties(random)
             pick_checks.refuses_nonsense_about_a_pick(random)
+            load_checks.same_replies_read(random)
+            load_checks.refuses_nonsense_about_replies(random)
             property_checks.same_properties(random)
             property_checks.same_walk(random)
             property_checks.refuses_nonsense_about_properties(random)

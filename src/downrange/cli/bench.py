@@ -40,6 +40,9 @@ def run(
     ] = None,
     topic: Annotated[str, typer.Option("--topic", "-t", help="Topic; created if it is not there.")] = "DownrangeBench",
     queues: Annotated[int, typer.Option(help="Queues of a topic that is created, 1 to 10.")] = 4,
+    topics: Annotated[
+        int, typer.Option(help="Send to so many topics, TOPIC-00001 and so on, each message to a random one.")
+    ] = 1,
     size: Annotated[int, typer.Option(help="Bytes of a message body.")] = 128,
     connections: Annotated[int | None, typer.Option(help="Connections. [send 8, pull 4]")] = None,
     outstanding: Annotated[
@@ -52,6 +55,9 @@ def run(
     ] = None,
     pull_batch: Annotated[int, typer.Option(help="Messages asked for in one pull.")] = 32,
     header: Annotated[HeaderChoice, typer.Option(help="How request headers are written.")] = HeaderChoice.JSON,
+    poll: Annotated[
+        bool, typer.Option("--poll", help="Never sleep while waiting for replies; needs a core of its own.")
+    ] = False,
     seconds: Annotated[float | None, typer.Option(help="Time measured. [send 5, pull until drained]")] = None,
     warm_up: Annotated[float, typer.Option(help="Seconds before that.")] = 1.0,
     server_pid: Annotated[
@@ -84,9 +90,14 @@ def run(
             rate=rate or (500.0 if workload is Workload.END_TO_END else None),
             has_keys=keys,
             header=kind,
+            polls=poll,
         )
+        if topics > 1 and workload is not Workload.SEND:
+            raise ConfigError(f"{workload} works on one topic: leave --topics out")
         target = run_loop(
-            find_target(topic=topic, queues=queues, namesrv=namesrv, broker=broker, server_pid=server_pid)
+            find_target(
+                topic=topic, queues=queues, topics=topics, namesrv=namesrv, broker=broker, server_pid=server_pid
+            )
         )
         match workload:
             case Workload.SEND:

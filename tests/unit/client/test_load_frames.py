@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from downrange.client.load.frames import FIRST_OPAQUE, SendFrames
+from downrange.client.load.frames import SendFrames
+from downrange.client.load.outstanding import FIRST_OPAQUE
 from downrange.client.load.plans import SendPlan
 from downrange.model.properties import decode_properties
 from downrange.protocol.bodies.send import SendMessageRequest, decode_batch
@@ -35,6 +36,20 @@ def test_every_frame_is_a_send_with_its_own_opaque_and_queue(kind: SerializeType
     assert [header.queue_id for header in headers] == [0, 1, 2] * 3
     assert {(command.code, len(command.body_bytes)) for command in commands} == {(RequestCode.SEND_MESSAGE_V2, 128)}
     assert {(header.topic, header.bname, header.batch) for header in headers} == {("orders", "broker-a", False)}
+
+
+@KINDS
+def test_frames_of_several_topics_reach_all_their_queues_in_no_order(kind: SerializeType) -> None:
+    frames = SendFrames(SendPlan(header=kind), "orders", 3, "broker-a", topics=1200)
+    headers = [command.header(SendMessageRequest) for command in decoded(frames, frames.count)]
+    places = [(header.topic, header.queue_id) for header in headers]
+    assert set(places) == {(f"orders-{number:05}", queue) for number in range(1, 1201) for queue in range(3)}
+    assert places != sorted(places)
+    assert len(places) >= 2 * len(set(places))
+
+
+def test_the_ring_is_as_long_as_wanted() -> None:
+    assert SendFrames(SendPlan(ring=40_000), "orders", 4).count == 40_000
 
 
 @KINDS

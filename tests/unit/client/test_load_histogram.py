@@ -7,7 +7,7 @@ import random
 import pytest
 
 from downrange.client.load.histogram import Histogram
-from downrange.client.load.sending import Schedule
+from downrange.client.load.schedule import Schedule
 
 
 def test_percentiles_are_close_to_those_of_the_sorted_values() -> None:

@@ -12,11 +12,13 @@ from typing import Final
 
 from downrange.client.load.frames import NUMBER_WIDTH
 from downrange.client.load.histogram import Histogram
-from downrange.client.load.links import Link, Links
+from downrange.client.load.links import PATIENCE_SECONDS, Link, Links
+from downrange.client.load.measured import Measured
 from downrange.client.load.plans import SendPlan
 from downrange.client.load.pull_requests import PullRequests
 from downrange.client.load.report import LoadReport
-from downrange.client.load.sending import NOT_NOW, PATIENCE_SECONDS, Measured, Schedule, Sender
+from downrange.client.load.schedule import Schedule
+from downrange.client.load.sending import NOT_NOW, Sender
 from downrange.client.load.target import Target
 from downrange.model.message import SysFlag
 from downrange.protocol.bodies.pull import PullMessageResponse
@@ -94,7 +96,7 @@ def end_to_end(target: Target, plan: SendPlan) -> LoadReport:
     """Send at `plan.rate` and receive; returns when every message sent has arrived."""
     if plan.batch > 1:
         raise ConfigError("end to end is measured for single messages: leave --batch out")
-    with Links(target.address, 2) as links:
+    with Links(target.address, 2, polls=plan.polls) as links:
         producing, pulling = links.all
         sender = Sender(plan, target, [producing])
         puller = Puller(target, plan, pulling)

@@ -4,6 +4,8 @@ A frame is encoded once, by the codec everybody uses, with marks where frames di
 filled in column by column: a column (one byte of every frame) is one strided assignment. The buffer is used in a ring.
 When a part of it comes round again, its frames get the next generation number and the time, so that no two messages of
 a run have the same unique key, key or body.
+
+With several topics each frame goes to a random one, and to a random queue of it; no queue is left out.
 """
 
 from __future__ import annotations
@@ -14,17 +16,19 @@ import re
 import time
 from typing import Final
 
-from downrange.client.load.plans import SendPlan
+from downrange.client.load.outstanding import FIRST_OPAQUE
+from downrange.client.load.plans import TOPIC_DIGITS, SendPlan
 from downrange.protocol.bodies.fields import encode_fields
 from downrange.protocol.bodies.send import BatchEntry, SendMessageRequest, encode_batch
 from downrange.protocol.codes import RequestCode, SerializeType
 from downrange.protocol.command import Command
 from downrange.protocol.framing import encode
 
-FIRST_OPAQUE: Final = 100_000_000  # nine digits, and so are all that follow
 _GENERATION: Final = b"@@@@"
 _NUMBER: Final = b"######"
+_NUMBER_FORMAT: Final = b"%06X"
 NUMBER_WIDTH: Final = len(_GENERATION + _NUMBER)
+_TOPIC: Final = b"^" * TOPIC_DIGITS
 _TIME: Final = 1_111_111_111_111  # as many digits as the milliseconds of this century have
 _LEAST_FRAMES: Final = 1024
 _MOST_FRAMES: Final = 16_384
@@ -39,39 +43,46 @@ class SendFrames:
     `most_outstanding` are on their way, what a socket still has to write stays as it is.
     """
 
-    def __init__(self, plan: SendPlan, topic: str, queues: int, broker_name: str = "") -> None:
-        template = _template(plan, topic, broker_name)
+    def __init__(self, plan: SendPlan, topic: str, queues: int, broker_name: str = "", topics: int = 1) -> None:
+        template = _template(plan, topic if topics == 1 else f"{topic}-{_TOPIC.decode()}", broker_name)
         self.frame_size = len(template)
-        wanted = max(_LEAST_FRAMES, min(_MOST_FRAMES, _WANTED_BYTES // self.frame_size))
-        part = -(-max(wanted, plan.connections * plan.outstanding * _PARTS) // _PARTS)
-        self.count = part * _PARTS
-        self.most_outstanding = part
-        self._part = part
+        wanted = max(_LEAST_FRAMES, min(_MOST_FRAMES, _WANTED_BYTES // self.frame_size), plan.ring)
+        if topics > 1:
+            wanted = max(wanted, 2 * topics * queues)
+        self._part = -(-max(wanted, plan.connections * plan.outstanding * _PARTS) // _PARTS)
+        self.count = self._part * _PARTS
+        self.most_outstanding = self._part
         self._buffer = bytearray(template * self.count)
         self._view = memoryview(self._buffer)
         self._next = 0
+        self._renew_at = 0
         self._generations = itertools.count(1)
         self._generation_at = [found.start() for found in re.finditer(re.escape(_GENERATION), template)]
         self._time_at = template.index(b"%d" % _TIME)
         self._stamps = [(_GENERATION, b"%d" % _TIME)] * _PARTS  # what each part has now
-        self.numbers = [b"%06X" % number for number in range(self.count)]
+        numbers = [_NUMBER_FORMAT % number for number in range(self.count)]
         for found in re.finditer(re.escape(_NUMBER), template):
-            self._fill(found.start(), self.numbers)
-        self._fill(_queue_at(template, plan.header), [b"%d" % (number % queues) for number in range(self.count)])
-        self.opaques = range(FIRST_OPAQUE, FIRST_OPAQUE + self.count)
+            self._fill(found.start(), numbers)
+        places = _places(self.count, topics, queues)
+        self._fill(_queue_at(template, plan.header), [b"%d" % queue_id for _, queue_id in places])
+        if topics > 1:
+            self._fill(template.index(_TOPIC), [b"%0*d" % (TOPIC_DIGITS, number) for number, _ in places])
+        opaques = range(FIRST_OPAQUE, FIRST_OPAQUE + self.count)
         if plan.header is SerializeType.JSON:
             at = template.index(b'"opaque":%d' % FIRST_OPAQUE) + len(b'"opaque":')
-            self._fill(at, [b"%d" % opaque for opaque in self.opaques])
+            self._fill(at, [b"%d" % opaque for opaque in opaques])
         else:
-            self._fill(8 + 5, [opaque.to_bytes(4, "big") for opaque in self.opaques])
+            self._fill(8 + 5, [opaque.to_bytes(4, "big") for opaque in opaques])
 
     def take(self, wanted: int) -> tuple[int, int]:
         """The next frames, no more than wanted, at least one: `first` and `end` of `slice`."""
         first = self._next
-        end = min(first + wanted, self.count)
-        for part in range(-(-first // self._part), -(-end // self._part)):
-            self._renew(part)
-        self._next = end % self.count
+        end = self._next = min(first + wanted, self.count)
+        while self._renew_at < end:
+            self._renew(self._renew_at // self._part)
+            self._renew_at += self._part
+        if end == self.count:
+            self._next = self._renew_at = 0
         return first, end
 
     def slice(self, first: int, end: int) -> memoryview:
@@ -79,7 +90,7 @@ class SendFrames:
 
     def body_number(self, frame: int) -> bytes:
         """What the body of a frame taken just now begins with: no other message of this run has it."""
-        return self._stamps[frame // self._part][0] + self.numbers[frame]
+        return self._stamps[frame // self._part][0] + _NUMBER_FORMAT % frame
 
     def _renew(self, part: int) -> None:
         """The next generation for one part of the ring."""
@@ -137,6 +148,17 @@ def _template(plan: SendPlan, topic: str, broker_name: str) -> bytes:
             serialize_type=int(plan.header),
         )
     )
+
+
+def _places(count: int, topics: int, queues: int) -> list[tuple[int, int]]:
+    """The number of a topic and a queue for each frame: of one topic all queues in turn, of many any, in any order."""
+    every = [(number, queue_id) for number in range(1, topics + 1) for queue_id in range(queues)]
+    if topics == 1:
+        return [every[number % queues] for number in range(count)]
+    chance = random.Random(count)  # noqa: S311  the same each time, so that runs can be compared
+    places = every + [chance.choice(every) for _ in range(count - len(every))]
+    chance.shuffle(places)
+    return places
 
 
 def _queue_at(template: bytes, header: SerializeType) -> int:

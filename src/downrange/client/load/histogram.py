@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Final
 
 _PRECISION_BITS: Final = 7  # buckets are at most 1/64 of their value wide
 _LINEAR: Final = 1 << _PRECISION_BITS
+_LONGEST: Final = (1 << 63) - 1  # 292 years
 
 
 class Histogram:
@@ -18,7 +18,7 @@ class Histogram:
     __slots__ = ("_counts", "count", "largest", "total")
 
     def __init__(self) -> None:
-        self._counts: Counter[int] = Counter()
+        self._counts = [0] * (_bucket(_LONGEST) + 1)
         self.count = 0
         self.total = 0
         self.largest = 0
@@ -43,9 +43,9 @@ class Histogram:
         """The value that `percent` of all values do not exceed; 0 when there is none."""
         wanted = self.count * percent / 100
         seen = 0
-        for bucket in sorted(self._counts):
-            seen += self._counts[bucket]
-            if seen >= wanted:
+        for bucket, times in enumerate(self._counts):
+            seen += times
+            if times and seen >= wanted:
                 return min(_middle(bucket), float(self.largest))
         return float(self.largest)
 

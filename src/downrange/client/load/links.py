@@ -7,16 +7,28 @@ from __future__ import annotations
 
 import select
 import socket
+import struct
+import time
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Protocol, Self
 
-from downrange.transport.errors import ConnectFailed, ConnectionLost
+from downrange.transport.errors import ConnectFailed, ConnectionLost, RequestTimedOut
 from downrange.transport.pool import split_address
 
 _READ_AT_ONCE: Final = 1 << 18
 _CONNECT_SECONDS: Final = 3.0
+PATIENCE_SECONDS: Final = 10.0
+"""A broker that answers nothing for so long is taken for dead."""
+
+
+class Wire(Protocol):
+    """A connection as a sender uses it."""
+
+    def write(self, data: memoryview, /) -> None: ...
+
+    def read(self) -> bytes: ...
 
 
 class Link:
@@ -32,13 +44,12 @@ class Link:
         self.descriptor = connected.fileno()
 
     def write(self, data: memoryview | bytes) -> None:
-        view = memoryview(data)
         if self._waiting:
-            self._waiting.append(view)
+            self._waiting.append(memoryview(data))
             return
-        sent = self._send(view)
-        if sent < len(view):
-            self._waiting.append(view[sent:])
+        sent = self._send(data)
+        if sent < len(data):
+            self._waiting.append(memoryview(data)[sent:])
             self._epoll.modify(self.descriptor, select.EPOLLIN | select.EPOLLOUT)
 
     def write_waiting(self) -> None:
@@ -66,7 +77,7 @@ class Link:
     def close(self) -> None:
         self._socket.close()
 
-    def _send(self, view: memoryview) -> int:
+    def _send(self, view: memoryview | bytes) -> int:
         try:
             return self._socket.send(view)
         except BlockingIOError:
@@ -75,14 +86,72 @@ class Link:
             raise ConnectionLost(f"the connection to the broker failed: {error.strerror}") from None
 
 
+class WaitingLink:
+    """One connection whose thread waits in `read`: asleep, or, if it `polls`, by asking all the time.
+
+    Nothing is between a request and its reply but the two calls of the kernel.
+    """
+
+    __slots__ = ("_address", "_polls", "_socket", "_space")
+
+    def __init__(self, address: str, *, polls: bool = False) -> None:
+        self._address = address
+        self._polls = polls
+        self._space = memoryview(bytearray(_READ_AT_ONCE))
+        self._socket = open_socket(address)
+        # Not `settimeout`, which asks the kernel for more before each read.
+        self._socket.setblocking(True)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", int(PATIENCE_SECONDS), 0))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._socket.close()
+
+    def write(self, data: memoryview) -> None:
+        try:
+            self._socket.sendall(data)
+        except OSError as error:
+            raise ConnectionLost(f"the connection to the broker failed: {error.strerror}") from None
+
+    def read(self) -> bytes:
+        try:
+            count = self._poll() if self._polls else self._socket.recv_into(self._space)
+        except BlockingIOError:
+            raise RequestTimedOut(f"{self._address} has answered nothing for {PATIENCE_SECONDS:g} s") from None
+        except OSError as error:
+            raise ConnectionLost(f"the connection to the broker failed: {error.strerror}") from None
+        if not count:
+            raise ConnectionLost("the broker closed a connection in the middle of the load")
+        return bytes(self._space[:count])
+
+    def _poll(self) -> int:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            try:
+                return self._socket.recv_into(self._space, 0, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise
+
+
 class Links:
     """All connections of one load; `with` closes them."""
 
     def __init__(
-        self, address: str, count: int, greet: Callable[[socket.socket], object] = lambda connected: None
+        self,
+        address: str,
+        count: int,
+        greet: Callable[[socket.socket], object] = lambda connected: None,
+        *,
+        polls: bool = False,
     ) -> None:
-        """`greet` is called with each socket while it still blocks."""
+        """`greet` is called with each socket while it still blocks. If it `polls`, the thread never sleeps."""
         self._greet = greet
+        self._polls = polls
         self._epoll = select.epoll()
         # One for all: memory for the most that may come, asked for anew at each read, costs more than the copy.
         self._space = memoryview(bytearray(_READ_AT_ONCE))
@@ -105,18 +174,29 @@ class Links:
 
     def wait(self, seconds: float) -> list[Link]:
         """The connections with something to read, `seconds` from now at the latest, which is kept to microseconds."""
-        # epoll counts in milliseconds: good enough for a long wait, and one call instead of two.
-        if seconds < 0.02:
-            select.select((self._epoll,), (), (), max(seconds, 0.0))
-            seconds = 0.0
+        if self._polls:
+            events = self._poll_until(time.monotonic() + seconds)
+        else:
+            # epoll counts in milliseconds: good enough for a long wait, and one call instead of two.
+            if seconds < 0.02:
+                select.select((self._epoll,), (), (), max(seconds, 0.0))
+                seconds = 0.0
+            events = self._epoll.poll(seconds, 1024)
         readable = []
-        for descriptor, event in self._epoll.poll(seconds, 1024):
+        for descriptor, event in events:
             link = self._by_descriptor[descriptor]
-            if event & select.EPOLLOUT:
-                link.write_waiting()
-            if event & ~select.EPOLLOUT:
-                readable.append(link)
+            if event != select.EPOLLIN:
+                if event & select.EPOLLOUT:
+                    link.write_waiting()
+                if not event & ~select.EPOLLOUT:
+                    continue
+            readable.append(link)
         return readable
+
+    def _poll_until(self, deadline: float) -> list[tuple[int, int]]:
+        while not (events := self._epoll.poll(0, 1024)) and time.monotonic() < deadline:
+            pass
+        return events
 
     def close(self) -> None:
         for link in self.all:

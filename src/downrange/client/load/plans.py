@@ -12,6 +12,9 @@ HEADERS: Final = {"json": SerializeType.JSON, "binary": SerializeType.ROCKETMQ}
 """How request headers can be written, by the name an operator uses."""
 MAX_QUEUES: Final = 10
 """A queue's number takes one digit in every frame."""
+TOPIC_DIGITS: Final = 5
+"""Of the number that the name of each of several topics ends with."""
+MAX_TOPICS: Final = 10**TOPIC_DIGITS - 1
 SMALLEST_BODY: Final = 16
 """A body begins with the number of its message."""
 
@@ -32,6 +35,10 @@ class SendPlan:
     header: SerializeType = SerializeType.JSON
     tags: tuple[str, ...] = ("TagA",)
     """Of the messages of a batch, one after the other."""
+    polls: bool = False
+    """Wait for replies by asking for them all the time, instead of sleeping: takes a core of its own."""
+    ring: int = 0
+    """At least so many frames are made beforehand, and used again and again."""
 
     def __post_init__(self) -> None:
         _check("seconds", self.seconds, 0.01, 86_400)
@@ -40,6 +47,7 @@ class SendPlan:
         _check("batch", self.batch, 1, 4096)
         _check("connections", self.connections, 1, 60_000)
         _check("outstanding", self.outstanding, 1, 100_000)
+        _check("ring", self.ring, 0, 1_000_000)
         if self.size * self.batch > 4 << 20:
             raise ConfigError(f"a batch of {self.batch} x {self.size} bytes is larger than a broker takes, 4 MiB")
         if self.rate is not None:

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from downrange.client.load.frames import FIRST_OPAQUE
 from downrange.client.load.histogram import Histogram
-from downrange.client.load.links import Link, Links
+from downrange.client.load.links import PATIENCE_SECONDS, Link, Links
+from downrange.client.load.outstanding import FIRST_OPAQUE
 from downrange.client.load.plans import PullPlan
 from downrange.client.load.pull_replies import (
     RECORD_START,
@@ -28,7 +28,7 @@ from downrange.client.load.pull_replies import (
 from downrange.client.load.pull_requests import PullRequests
 from downrange.client.load.replies import ReplyLayout, decode_reply, learn_layout
 from downrange.client.load.report import LoadReport, Moment
-from downrange.client.load.sending import NOT_NOW, PATIENCE_SECONDS
+from downrange.client.load.sending import NOT_NOW
 from downrange.client.load.target import Target
 from downrange.model.record import MAGIC_V1, MAGIC_V2
 from downrange.protocol.bodies.pull import PullMessageResponse
