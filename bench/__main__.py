@@ -40,6 +40,7 @@ def main() -> None:
     for name in names:
         if name not in (*ALL, *ON_REQUEST):
             sys.exit(f"bench: there is no benchmark {name}; there are {', '.join((*ALL, *ON_REQUEST))}")
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # servers end with us
     machine.adopt_orphans()
     run = Run(datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"), machine.describe(), QUICK)
     for name in names:

@@ -5,13 +5,12 @@ Where a part of the messages is wanted, those are counted that are received.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Final
 
 from bench.report import QUICK, Figure, table
-from bench.served import by_turns, served, target
-from downrange.client.load import LoadReport, PullPlan, SendPlan, pull_load, send_load
+from bench.served import Load, by_turns, pull_apart, served, target
+from downrange.client.load import PullPlan, SendPlan, send_load
 from downrange.protocol.codes import SerializeType
 
 ROUNDS: Final = 1 if QUICK else 3
@@ -20,7 +19,7 @@ FILL_SECONDS: Final = 0.5 if QUICK else 3.0
 
 
 def run() -> list[Figure]:
-    loads: dict[str, Callable[[], LoadReport]] = {}
+    loads: dict[str, Load] = {}
     with served() as running:
         for size in (128, 1024):
             topic = f"backlog-{size}"
@@ -30,8 +29,8 @@ def run() -> list[Figure]:
                 SendPlan(FILL_SECONDS, 0, size, batch=16, connections=4, outstanding=4),
             )
             backlog = target(running, topic)
-            loads[f"pull {size} B, 4x8"] = partial(pull_load, backlog, PullPlan())
-            loads[f"pull {size} B, 1x1"] = partial(pull_load, backlog, PullPlan(connections=1, outstanding=1))
+            loads[f"pull {size} B, 4x8"] = partial(pull_apart, backlog, PullPlan())
+            loads[f"pull {size} B, 1x1"] = partial(pull_apart, backlog, PullPlan(connections=1, outstanding=1))
         # A batch goes to one queue, so every 32nd message of each queue has the same tag.
         send_load(
             target(running, "tagged"),
@@ -39,9 +38,9 @@ def run() -> list[Figure]:
         )
         tagged = target(running, "tagged")
         for name, tags in (("half match", " || ".join(TAGS[::2])), ("one in 32 matches", TAGS[5])):
-            loads[f"pull 128 B by tag, {name}, 4x8"] = partial(pull_load, tagged, PullPlan(tags=tags))
+            loads[f"pull 128 B by tag, {name}, 4x8"] = partial(pull_apart, tagged, PullPlan(tags=tags))
         loads["pull 128 B, 4x8, binary headers"] = partial(
-            pull_load, target(running, "backlog-128"), PullPlan(header=SerializeType.ROCKETMQ)
+            pull_apart, target(running, "backlog-128"), PullPlan(header=SerializeType.ROCKETMQ)
         )
         best = by_turns(loads, ROUNDS)
     figures = []

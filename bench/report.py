@@ -64,11 +64,11 @@ def table(rows: Iterable[Row]) -> str:
             lines.append(f"| {row.name} | not measured: {row.reason} | |")
             continue
         ratio = "" if row.ratio is None else f"{row.ratio:.2f} x {row.to}"
-        lines.append(f"| {row.name} | {_number(row.value)} {row.unit} | {ratio} |")
+        lines.append(f"| {row.name} | {number_text(row.value)} {row.unit} | {ratio} |")
     return "\n".join(lines)
 
 
-def _number(value: float) -> str:
+def number_text(value: float) -> str:
     if value >= 10_000:
         return f"{value:,.0f}"
     return f"{value:.3g}" if value < 1000 else f"{value:.0f}"

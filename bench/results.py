@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from bench.report import Figure, NotMeasured, Row, table
+from bench.report import Figure, NotMeasured, Row, number_text, table
 
 RESULTS: Final = Path(__file__).parent / "results"
 BUSY: Final = 0.2
@@ -91,7 +91,7 @@ class Run:
 
 
 def compact_table(rows: Sequence[Row]) -> str:
-    """Figures named `X: part` become columns of the row X; without any, one figure is one row."""
+    """Figures named `X: part` become columns of the row X, ratios in brackets; without any, one figure is one row."""
     figures = {row.name: row for row in rows if isinstance(row, Figure)}
     main = [row for row in rows if row.name.rpartition(": ")[0] not in figures]
     parts = [row for row in rows if isinstance(row, Figure) and row.name.rpartition(": ")[0] in figures]
@@ -104,5 +104,6 @@ def compact_table(rows: Sequence[Row]) -> str:
     for number, row in enumerate(main, 2):
         for name, _ in columns:
             part = figures.get(f"{row.name}: {name}")
-            lines[number] += f" {part.value:.3g} |" if part else " |"
+            ratio = "" if part is None or part.ratio is None else f" ({part.ratio:.2f} x)"
+            lines[number] += f" {number_text(part.value)}{ratio} |" if part else " |"
     return "\n".join(lines)

@@ -17,6 +17,7 @@ SEND: list[Row] = [
     Figure("send", 12_345.6, "messages/s", 1.0, "send"),
     Figure("send: server CPU", 5.25, "µs a message"),
     Figure("batches", 99_999.0, "messages/s", 8.1, "send"),
+    Figure("batches: server CPU", 2.5, "µs a message", 0.476, "send"),
     NotMeasured("Redis Streams", "redis-server is not installed"),
 ]
 
@@ -30,7 +31,7 @@ def test_parts_of_a_figure_become_columns_and_what_is_missing_stays() -> None:
         "| figure | value | ratio | server CPU, µs a message |",
         "|---|---|---|---|",
         "| send | 12,346 messages/s | 1.00 x send | 5.25 |",
-        "| batches | 99,999 messages/s | 8.10 x send | |",
+        "| batches | 99,999 messages/s | 8.10 x send | 2.5 (0.48 x) |",
         "| Redis Streams | not measured: redis-server is not installed | | |",
     ]
 
@@ -41,7 +42,7 @@ def test_a_run_is_written_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     document = json.loads((tmp_path / "latest.json").read_text())
     assert document["busy"] is False
     send = document["benchmarks"]["send"]
-    assert [figure["value"] for figure in send["figures"]] == [12_345.6, 5.25, 99_999.0]
+    assert [figure["value"] for figure in send["figures"]] == [12_345.6, 5.25, 99_999.0, 2.5]
     assert send["not_measured"] == [{"name": "Redis Streams", "reason": "redis-server is not installed"}]
     assert "no results to quote" not in (tmp_path / "latest.md").read_text()
 
