@@ -2,8 +2,9 @@
 
     python -m bench.many_topics [--topics N] [--directory DIR]
 
-Messages go to random queues, in runs of 64, by the way that a broker takes for plain sends. Each number of topics gets
-processes of its own, so that its memory is its own.
+First the whole broker, over the wire (many_topics_served.py). Then the store alone: messages go to random queues, in
+runs of 64, by the way that a broker takes for plain sends. Each number of topics gets processes of its own, so that
+its memory is its own.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from bench import many_topics_served
 from bench.report import Figure, table
 from downrange.model.message_id import pack_host
 from downrange.store.config import StoreConfig
@@ -143,20 +145,21 @@ def run(topics: int = MANY, messages: int = MESSAGES, parent: Path | None = None
     name = f"{topics:,} topics of {QUEUES} queues"
     few_name = f"{FEW} topics"
     return [
-        Figure(f"append to {FEW} topics", few["rate"], "/s"),
-        Figure(f"append to {name}", many["rate"], "/s", many["rate"] / few["rate"], few_name),
-        Figure("private memory for them, not used since the start", many["unused bytes"] / 1e6, "MB"),
-        Figure("private memory for them, after one message to each", many["bytes once"] / 1e6, "MB"),
-        Figure("private memory for them, all in use", many["bytes"] / 1e6, "MB"),
-        Figure("private memory for them, idle again", many["idle bytes"] / 1e6, "MB"),
-        Figure("private memory for an unused queue", many["unused bytes"] / queues, "B"),
-        Figure("descriptors", many["descriptors"], "", many["descriptors"] / few["descriptors"], few_name),
-        Figure("descriptors when idle", many["idle descriptors"], ""),
-        Figure("mappings", many["mappings"], "", many["mappings"] / few["mappings"], few_name),
-        Figure("write the entries of all queues", many["write seconds"], "s"),
-        Figure("orderly stop, every queue synced", many["close seconds"], "s"),
-        Figure("start after an orderly stop", many["open seconds"], "s"),
-        Figure("start after kill -9", many["open after kill seconds"], "s"),
+        *many_topics_served.figures(FEW, topics),
+        Figure(f"store: append to {FEW} topics", few["rate"], "/s"),
+        Figure(f"store: append to {name}", many["rate"], "/s", many["rate"] / few["rate"], few_name),
+        Figure("store: private memory for them, not used since the start", many["unused bytes"] / 1e6, "MB"),
+        Figure("store: private memory for them, after one message to each", many["bytes once"] / 1e6, "MB"),
+        Figure("store: private memory for them, all in use", many["bytes"] / 1e6, "MB"),
+        Figure("store: private memory for them, idle again", many["idle bytes"] / 1e6, "MB"),
+        Figure("store: private memory for an unused queue", many["unused bytes"] / queues, "B"),
+        Figure("store: descriptors", many["descriptors"], "", many["descriptors"] / few["descriptors"], few_name),
+        Figure("store: descriptors when idle", many["idle descriptors"], ""),
+        Figure("store: mappings", many["mappings"], "", many["mappings"] / few["mappings"], few_name),
+        Figure("store: write the entries of all queues", many["write seconds"], "s"),
+        Figure("store: orderly stop, every queue synced", many["close seconds"], "s"),
+        Figure("store: start after an orderly stop", many["open seconds"], "s"),
+        Figure("store: start after kill -9", many["open after kill seconds"], "s"),
     ]  # fmt: skip
 
 
