@@ -1,7 +1,7 @@
-"""What connections cost: as many requests on their way over one or over many, and thousands that are idle beside.
+"""What connections cost: from one to a thousand of them in three ways, and thousands that are idle beside.
 
-A bare echo server (bench/echo.py) is driven in the same run, with frames as long as a send: what it loses from one
-connection to many is the kernel's and the loop's, and no server on this loop can do better.
+A bare echo server (bench/echo.py) is driven in the same run, with frames as long as a send: what it loses from few
+connections to many is the kernel's and the loop's, and no server on this loop can do better.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 import resource
 import time
 from collections import Counter
-from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from typing import Final
 
 from bench.namesrv import start
+from bench.quiet import cores_apart
 from bench.report import QUICK, Figure, table
-from bench.served import by_turns, served, target
+from bench.served import Load, by_turns, send_apart, served, target
 from downrange.client.load import LoadReport, SendPlan, send_load
 from downrange.client.load.frames import SendFrames
 from downrange.client.load.histogram import Histogram
@@ -27,8 +27,13 @@ from downrange.client.load.server_process import ServerProcess
 MANY: Final = 500 if QUICK else 5000
 SECONDS: Final = 0.4 if QUICK else 1.5
 ROUNDS: Final = 1 if QUICK else 3
-IN_FLIGHT: Final = (64, 1000)
-"""In all: over one connection, and one over each of so many."""
+GROWTHS: Final = (
+    ("more connections, each as busy as the one", (1, 32), (1000, 32)),
+    ("more callers that wait for each reply", (64, 1), (1000, 1)),
+    ("the same requests over more connections", (1, 64), (64, 1)),
+    ("the same requests over more connections", (1, 1000), (1000, 1)),
+)
+"""What grows, from which number of connections and requests outstanding on each, to which."""
 
 
 def allow_descriptors(count: int) -> None:
@@ -66,6 +71,11 @@ def echo_load(address: str, server: ServerProcess, load: SendPlan) -> LoadReport
     return LoadReport.between("echo", begun, ended, server, {"reply": Histogram()}, Counter())
 
 
+def echo_apart(address: str, server: ServerProcess, load: SendPlan) -> LoadReport:
+    with cores_apart(server.pid):
+        return echo_load(address, server, load)
+
+
 def run() -> list[Figure]:
     allow_descriptors(2 * MANY + 1000)
     with served() as running, ExitStack() as stack:
@@ -77,7 +87,7 @@ def run() -> list[Figure]:
         def beside_idle() -> LoadReport:
             with Links(running.broker, MANY):
                 send_load(where, SendPlan(0.1, 0, connections=1, outstanding=1))  # all have been accepted by now
-                return send_load(where, plan(8, 32))
+                return send_apart(where, plan(8, 32))
 
         send_load(where, plan(8, 32))  # what the broker makes once is not what a connection costs
         before = server.private_bytes
@@ -86,17 +96,14 @@ def run() -> list[Figure]:
             connected = time.perf_counter() - started
             send_load(where, SendPlan(0.1, 0, connections=1, outstanding=1))
             each = (server.private_bytes - before) / MANY
-        loads: dict[str, Callable[[], LoadReport]] = {
-            "8x32": partial(send_load, where, plan(8, 32)),
+        loads: dict[str, Load] = {
+            "8x32": partial(send_apart, where, plan(8, 32)),
             "8x32 beside idle": beside_idle,
-            "1x1": partial(send_load, where, plan(1, 1)),
+            f"{MANY}x1": partial(send_apart, where, plan(MANY, 1)),
         }
-        for count in IN_FLIGHT:
-            for connections, outstanding in ((1, count), (count, 1)):
-                load = plan(connections, outstanding)
-                loads[f"{connections}x{outstanding}"] = partial(send_load, where, load)
-                loads[f"echo {connections}x{outstanding}"] = partial(echo_load, echo_address, echo, load)
-        loads[f"{MANY}x1"] = partial(send_load, where, plan(MANY, 1))
+        for shape in dict.fromkeys(shape for _, *shapes in GROWTHS for shape in shapes):
+            loads[_name(shape)] = partial(send_apart, where, plan(*shape))
+            loads[f"echo {_name(shape)}"] = partial(echo_apart, echo_address, echo, plan(*shape))
         best = by_turns(loads, ROUNDS)
 
     figures = [
@@ -104,27 +111,30 @@ def run() -> list[Figure]:
         Figure("private memory for an idle connection", each / 1024, "KiB"),
     ]
 
-    def add(name: str, load: str, base: str) -> None:
+    def add(label: str, load: str, base: str) -> None:
         one, other = best[load], best[base]
-        figures.append(Figure(name, one.rate, "messages/s", one.rate / other.rate, base))
-        figures.append(Figure(f"{name}: server CPU", one.server_cpu_micros, "µs a message",
+        figures.append(Figure(label, one.rate, "messages/s", one.rate / other.rate, base))
+        figures.append(Figure(f"{label}: server CPU", one.server_cpu_micros, "µs a message",
                               one.server_cpu_micros / other.server_cpu_micros, base))  # fmt: skip
 
     add("send 128 B, 8x32, no other connections", "8x32", "8x32")
     add(f"send 128 B, 8x32, beside {MANY:,} connections that are idle", "8x32 beside idle", "8x32")
-    for count in IN_FLIGHT:
-        for shape in (f"1x{count}", f"{count}x1"):
-            add(f"send 128 B, {shape}", shape, f"1x{count}")
-            add(f"echo, {shape}", f"echo {shape}", f"echo 1x{count}")
-    growing = ("1x1", *(f"{count}x1" for count in (*IN_FLIGHT, MANY)))
-    figures += [
-        Figure(f"send 128 B, {shape}, as connections grow", best[shape].rate, "messages/s",
-               best[shape].rate / best["64x1"].rate, "64x1")
-        for shape in growing
-    ]  # fmt: skip
-    add(f"send 128 B, {MANY}x1", f"{MANY}x1", "8x32")
+    for what, few, many in GROWTHS:
+        base = _name(few)
+        for shape in (few, many):
+            label = f"{what} ({base} to {_name(many)}): {_name(shape)}"
+            add(label, _name(shape), base)
+            echoed, echoed_base = best[f"echo {_name(shape)}"], best[f"echo {base}"]
+            figures.append(Figure(f"{label}: echo", echoed.rate, "frames/s", echoed.rate / echoed_base.rate, base))
+            figures.append(Figure(f"{label}: echo CPU", echoed.server_cpu_micros, "µs a frame",
+                                  echoed.server_cpu_micros / echoed_base.server_cpu_micros, base))  # fmt: skip
+    add(f"send 128 B, {MANY}x1", f"{MANY}x1", "1000x1")
     figures.append(Figure(f"send 128 B, {MANY}x1: p99", best[f"{MANY}x1"].latency("reply", "p99"), "ms"))
     return figures
+
+
+def _name(shape: tuple[int, int]) -> str:
+    return f"{shape[0]}x{shape[1]}"
 
 
 if __name__ == "__main__":
