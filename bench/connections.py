@@ -1,4 +1,4 @@
-"""What connections cost: from one to a thousand of them in three ways, and thousands that are idle beside.
+"""What connections cost: from one to a thousand of them in several ways, and thousands that are idle beside.
 
 A bare echo server (bench/echo.py) is driven in the same run, with frames as long as a send: what it loses from few
 connections to many is the kernel's and the loop's, and no server on this loop can do better.
@@ -29,6 +29,7 @@ SECONDS: Final = 0.4 if QUICK else 1.5
 ROUNDS: Final = 1 if QUICK else 3
 GROWTHS: Final = (
     ("more connections, each as busy as the one", (1, 32), (1000, 32)),
+    ("one busy connection, then a thousand", (1, 64), (1000, 32)),
     ("more callers that wait for each reply", (64, 1), (1000, 1)),
     ("the same requests over more connections", (1, 64), (64, 1)),
     ("the same requests over more connections", (1, 1000), (1000, 1)),
