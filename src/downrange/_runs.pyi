@@ -4,12 +4,16 @@ from mmap import mmap
 
 from typing_extensions import Buffer
 
+from downrange.client.messages import Outgoing, OutgoingRules
+from downrange.client.send_result import SendResult, SendStatus
+from downrange.model.message import Message, MessageQueue
 from downrange.protocol.bodies.plain_send import Stored
 from downrange.protocol.framing import Frame
 from downrange.store import run
 from downrange.store.backlog import Backlog, Picked
 from downrange.store.property_filter import Condition
 from downrange.store.queues import QueueState
+from downrange.transport.outstanding import Asked
 
 # Each does what its twin in Python does, or returns None and has done nothing.
 
@@ -77,6 +81,38 @@ def read_replies(
     at: int,
     /,
 ) -> tuple[int, int, list[int]]: ...
+def make_outgoing(
+    message: Message, topic: str, stem: str, number: int, now: int, rules: OutgoingRules, /
+) -> Outgoing | None: ...
+def make_batch(
+    messages: tuple[Message, ...],
+    topic: str,
+    wire_topic: str,
+    stem: str,
+    counter: Callable[[], int],
+    now: int,
+    rules: OutgoingRules,
+    /,
+) -> Outgoing | None: ...
+def encode_send(
+    pieces: tuple[bytes, ...],
+    opaque: int,
+    queue_id: int,
+    sys_flag: int,
+    born_timestamp: int,
+    flag: int,
+    properties: str,
+    body: bytes,
+    longest: int,
+    /,
+) -> bytes | None: ...
+def take_stored(
+    frames: list[Frame],
+    at: int,
+    requests: dict[int, Asked],
+    kinds: tuple[type[SendResult], SendStatus, type[MessageQueue]],
+    /,
+) -> int | None: ...
 def walk_records(buffer: Buffer, /) -> bytes | None: ...
 def split_properties(
     buffer: Buffer, starts: Buffer, stops: Buffer, names: tuple[bytes, ...], wants_map: bool, /

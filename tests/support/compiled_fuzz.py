@@ -15,6 +15,7 @@ from tests.support import compiled_cases as cases
 from tests.support import compiled_checks as checks
 from tests.support import compiled_load_checks as load_checks
 from tests.support import compiled_pick_checks as pick_checks
+from tests.support import compiled_client_checks as client_checks
 from tests.support import compiled_property_checks as property_checks
 from tests.support import compiled_pull_checks as pull_checks
 from tests.support import compiled_send_checks as send_checks
@@ -23,6 +24,7 @@ from tests.support import compiled_send_checks as send_checks
 def run(seconds: float, seed: int) -> int:
     """How many rounds there was time for."""
     golden = list(cases.golden_sends())
+    captured = client_checks.captured_replies()
     end = time.monotonic() + seconds
     rounds = 0
     while time.monotonic() < end:
@@ -45,6 +47,11 @@ def run(seconds: float, seed: int) -> int:
             pick_checks.refuses_nonsense_about_a_pick(random)
             load_checks.same_replies_read(random)
             load_checks.refuses_nonsense_about_replies(random)
+            client_checks.same_outgoing(random)
+            client_checks.same_batch(random)
+            client_checks.same_frame(random)
+            client_checks.same_replies_taken(random, captured)
+            client_checks.refuses_nonsense_about_the_client(random)
             property_checks.same_properties(random)
             property_checks.same_walk(random)
             property_checks.refuses_nonsense_about_properties(random)

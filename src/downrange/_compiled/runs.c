@@ -16,6 +16,10 @@ static PyMethodDef functions[] = {
     {"pick_by_tags", (PyCFunction)(void (*)(void))pick_by_tags, METH_FASTCALL, NULL},
     {"pick_by_properties", (PyCFunction)(void (*)(void))pick_by_properties, METH_FASTCALL, NULL},
     {"read_replies", (PyCFunction)(void (*)(void))read_replies, METH_FASTCALL, NULL},
+    {"make_outgoing", (PyCFunction)(void (*)(void))make_outgoing, METH_FASTCALL, NULL},
+    {"make_batch", (PyCFunction)(void (*)(void))make_batch, METH_FASTCALL, NULL},
+    {"encode_send", (PyCFunction)(void (*)(void))encode_send, METH_FASTCALL, NULL},
+    {"take_stored", (PyCFunction)(void (*)(void))take_stored, METH_FASTCALL, NULL},
     {"walk_records", walk_records, METH_O, NULL},
     {"split_properties", (PyCFunction)(void (*)(void))split_properties, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},
@@ -30,7 +34,7 @@ PyMODINIT_FUNC PyInit__runs(void) {
     s_queue_id = PyUnicode_InternFromString("queue_id");
     s_row = PyUnicode_InternFromString("row");
     s_topic_field = PyUnicode_InternFromString("topic_field");
-    if (!s_queue_id || !s_row || !s_topic_field) return NULL;
+    if (!s_queue_id || !s_row || !s_topic_field || !make_send_names() || !make_reply_names()) return NULL;
     if (PyType_Ready(&run_type) < 0) return NULL;
     PyObject *module = PyModule_Create(&definition);
     if (module != NULL && PyModule_AddType(module, &topic_table_type) < 0) Py_CLEAR(module);

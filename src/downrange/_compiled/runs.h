@@ -36,6 +36,10 @@ PyObject *encode_pull(PyObject *module, PyObject *const *args, Py_ssize_t count)
 PyObject *pick_by_tags(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *pick_by_properties(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *read_replies(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *make_outgoing(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *make_batch(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *encode_send(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *take_stored(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *walk_records(PyObject *module, PyObject *buffer);
 PyObject *split_properties(PyObject *module, PyObject *const *args, Py_ssize_t count);
 
@@ -103,6 +107,10 @@ static inline PyObject *attribute(PyObject *object, PyObject *name) {
     return value;
 }
 
+static inline int is_same_text(PyObject *one, PyObject *other) {
+    return one == other || (PyUnicode_CheckExact(one) && PyUnicode_CheckExact(other) && PyUnicode_Compare(one, other) == 0);
+}
+
 static inline byte *put_decimal(byte *at, int64_t value) {
     byte digits[20];
     int count = 0;
@@ -142,6 +150,10 @@ typedef struct {
 
 /* 0 and nothing to close when it is none, without an exception. */
 int open_backlog(PyObject *object, Backlog *backlog);
+
+/* Names of attributes and methods that the client's functions need; 0 when memory ran out. */
+int make_send_names(void);
+int make_reply_names(void);
 
 /* CRC-32 as zlib computes it; make the table before the first. */
 void make_crc_table(void);

@@ -26,7 +26,6 @@ from downrange.client.retry import (
 )
 from downrange.client.send_result import SendResult, SendStatus
 from downrange.client.session import Session
-from downrange.client.stored_reply import StoredReply
 from downrange.model.errors import MQError
 from downrange.model.hashing import java_hash
 from downrange.model.message import Message, MessageQueue
@@ -149,7 +148,7 @@ class Delivery:
             results: Sequence[SendResult] = ()
             error: MQError | None = None
             try:
-                reply: Command | StoredReply | MQError | None = ended
+                reply: Command | SendResult | MQError | None = ended
                 if reply is None:
                     address = info.addresses.get(chosen.broker_name)
                     if address is None:
@@ -162,7 +161,7 @@ class Delivery:
                 if isinstance(reply, MQError):
                     raise reply
                 if reply is not None:
-                    results, _ = results_of(reply, ready, chosen)
+                    results = results_of(reply, ready, chosen)
                 outcome = Outcome.OK if not results or results[0].status is SendStatus.SEND_OK else Outcome.NOT_STORE_OK
             except MQError as problem:
                 error = problem

@@ -77,7 +77,7 @@ class DirectSends:
             if stored is not None and stored.opaque == opaque:
                 is_answered = True
                 self._delivery.ended(first)
-                return stored.result(ready, first.queue)
+                return stored.result((ready.message_ids[0], ready.messages[0].topic, first.queue))
             reply = decode_frame(answer)
             if reply.opaque != opaque or not reply.is_response:
                 raise ConnectionLost(f"connection to {connection.address} was closed: it answers what was not asked")

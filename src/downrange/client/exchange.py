@@ -13,7 +13,7 @@ from downrange.client.messages import Outgoing
 from downrange.client.retry import SendKind
 from downrange.client.send_result import STATUS_OF_CODE, SendResult
 from downrange.client.session import Session, accepted
-from downrange.client.stored_reply import StoredReply, take_stored
+from downrange.client.stored_reply import Expected, result_of, take_stored
 from downrange.model.errors import MQError
 from downrange.model.message import MessageQueue, SysFlag
 from downrange.protocol.bodies.send import SendMessageResponse
@@ -38,21 +38,21 @@ class Exchange:
         hooks: Sequence[SendHook],
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        """`hooks` may grow until the first attempt."""
         self.new_future = loop.create_future
+        self.is_plain = not hooks and not session.is_signing
+        """Whether requests go out as they are made here: without hooks, and without a signature of the whole."""
         self._group = group
         self._session = session
         self._is_signing = session.is_signing
-        self._with_room = session.connection_with_room
+        self._connection = session.connection_known
         self._clock = session.clock
-        self._now = session.clock.now
         self._config = config
         self._hooks = hooks
         self._templates: dict[tuple[str, str, int], SendTemplate] = {}
 
     def reply(
         self, ready: Outgoing, kind: SendKind, queue: MessageQueue, address: str, seconds: float
-    ) -> Awaitable[Command | StoredReply | None]:
+    ) -> Awaitable[Command | SendResult | None]:
         """The broker's reply to come, of any code; None for a one-way send."""
         if self._hooks:
             return self._reply_with_hooks(ready, kind, queue, address, seconds)
@@ -61,29 +61,26 @@ class Exchange:
     def ask_now(
         self, ready: Outgoing, queue: MessageQueue, address: str | None, waiter: Waiter, seconds: float
     ) -> bool:
-        """Send and let `waiter` have the reply, a Command or StoredReply; False if it takes waiting. Runs no hooks."""
-        connection = self._with_room(address)
-        if connection is None:
+        """Send and let `waiter` have the reply, a Command or SendResult; False if it takes waiting. Runs no hooks."""
+        connection = self._connection(address)  # type: ignore[arg-type]  # None is no key
+        opaque = None if connection is None else connection.opaque_if_room()
+        if connection is None or opaque is None:
             return False
         if connection.express is None:
             connection.express = take_stored
-        opaque = connection.next_opaque()
+        ids = ready.message_ids
+        expected: Expected | None = (ids[0], ready.messages[0].topic, queue) if len(ids) == 1 else None
         try:
-            connection.ask_encoded(opaque, self.frame(ready, queue, opaque), waiter, ready.code, seconds)
+            connection.ask_encoded(opaque, self.frame(ready, queue, opaque), waiter, ready.code, seconds, expected)
         except TransportClosed:
             return False
         return True
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether requests go out as they are made here: without hooks, and without a signature of the whole."""
-        return not self._hooks and not self._is_signing
 
     def frame(self, ready: Outgoing, queue: MessageQueue, opaque: int) -> bytes:
         """The whole request. Any thread may call."""
         template = self._templates.get((ready.topic, queue.broker_name, ready.code)) or self._template(ready, queue)
         return template.frame(
-            opaque, queue.queue_id, ready.sys_flag, self._now(), ready.flag, ready.properties, ready.body
+            opaque, queue.queue_id, ready.sys_flag, ready.born_timestamp, ready.flag, ready.properties, ready.body
         )
 
     def forget_given_up(self, address: str | None) -> None:
@@ -94,17 +91,17 @@ class Exchange:
 
     def _reply(
         self, ready: Outgoing, kind: SendKind, queue: MessageQueue, address: str, seconds: float
-    ) -> Awaitable[Command | StoredReply | None]:
+    ) -> Awaitable[Command | SendResult | None]:
         if kind is SendKind.ONEWAY:
             return self._session.oneway(address, self._command(ready, queue, ONEWAY_FLAG))
-        asked: asyncio.Future[Command | StoredReply] = self.new_future()
+        asked: asyncio.Future[Command | SendResult] = self.new_future()
         if not self._is_signing and self.ask_now(ready, queue, address, asked, seconds):
             return asked  # nearly always, and cheaper than a coroutine
         return self._session.invoke(address, self._command(ready, queue), seconds, STATUS_OF_CODE)
 
     def _command(self, ready: Outgoing, queue: MessageQueue, flag: int = 0) -> Command:
         fields = self._template(ready, queue).fields(
-            queue.queue_id, ready.sys_flag, self._clock.now(), ready.flag, ready.properties
+            queue.queue_id, ready.sys_flag, ready.born_timestamp, ready.flag, ready.properties
         )
         return Command(ready.code, 0, flag, fields, ready.body)
 
@@ -127,7 +124,7 @@ class Exchange:
 
     async def _reply_with_hooks(
         self, ready: Outgoing, kind: SendKind, queue: MessageQueue, address: str, seconds: float
-    ) -> Command | StoredReply | None:
+    ) -> Command | SendResult | None:
         context = SendContext(
             producer_group=self._group,
             namespace=self._config.namespace,
@@ -145,9 +142,9 @@ class Exchange:
         try:
             reply = await self._reply(ready, kind, queue, address, seconds)
             if reply is not None:
-                context.results, stored = results_of(reply, ready, queue)
-                context.region_id = stored.msg_region
-                context.trace_on = stored.trace_on is not False
+                context.results = results = results_of(reply, ready, queue)
+                context.region_id = results[0].region_id
+                context.trace_on = results[0].trace_on
             return reply
         except MQError as error:
             context.error = error
@@ -158,28 +155,24 @@ class Exchange:
                 _run_hook(hook.after_send, context)
 
 
-def results_of(
-    reply: Command | StoredReply, ready: Outgoing, queue: MessageQueue
-) -> tuple[Sequence[SendResult], SendMessageResponse]:
+def results_of(reply: Command | SendResult, ready: Outgoing, queue: MessageQueue) -> Sequence[SendResult]:
     """One result for each message: those of a batch lie one after the other. Raises the BrokerError of a reply."""
-    if isinstance(reply, StoredReply):
-        stored = reply.stored
-    else:
-        stored = accepted(reply, STATUS_OF_CODE).header(SendMessageResponse)
+    if isinstance(reply, SendResult):
+        return (reply,)
+    stored = accepted(reply, STATUS_OF_CODE).header(SendMessageResponse)
     status = STATUS_OF_CODE[reply.code]
-    topic = ready.messages[0].topic
-    if stored.queue_id != queue.queue_id or topic != queue.topic:
-        queue = MessageQueue(topic, queue.broker_name, stored.queue_id)
     ids = ready.message_ids
+    first = result_of(stored, status, (ids[0], ready.messages[0].topic, queue))
     if len(ids) == 1:
-        return (SendResult(status, ids[0], stored.msg_id, queue, stored.queue_offset),), stored
+        return (first,)
     offset_ids = stored.msg_id.split(",")
     if len(offset_ids) != len(ids):  # 5.x may keep a batch as one record
         offset_ids = [stored.msg_id] * len(ids)
+    offset, queue, region, trace_on = stored.queue_offset, first.queue, first.region_id, first.trace_on
     return [
-        SendResult(status, message_id, offset_id, queue, stored.queue_offset + number)
+        SendResult(status, message_id, offset_id, queue, offset + number, region, trace_on)
         for number, (message_id, offset_id) in enumerate(zip(ids, offset_ids, strict=True))
-    ], stored
+    ]
 
 
 def _run_hook(hook: Callable[[SendContext], None], context: SendContext) -> None:

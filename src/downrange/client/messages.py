@@ -81,6 +81,7 @@ class Outgoing(msgspec.Struct, frozen=True):
     properties: str
     message_ids: tuple[str, ...]
     messages: Sequence[Message]
+    born_timestamp: int
 
 
 def check_producer_group(group: str) -> None:
@@ -115,8 +116,8 @@ def check_body(body: object, max_bytes: int) -> None:
         raise BodyTooLarge(f"the body has {len(body)} bytes; max_message_size is {max_bytes}")
 
 
-def outgoing(message: Message, message_id: str, config: ProducerConfig, topic: str) -> Outgoing:
-    """One message ready to go. The topic was checked when its route was asked for."""
+def outgoing(message: Message, message_id: str, config: ProducerConfig, topic: str, now: int) -> Outgoing:
+    """One message ready to go, born now. The topic was checked when its route was asked for."""
     body = message.body
     if type(body) is not bytes or not 0 < len(body) <= config.max_message_size:
         check_body(body, config.max_message_size)
@@ -126,11 +127,22 @@ def outgoing(message: Message, message_id: str, config: ProducerConfig, topic: s
     sys_flag = 0
     if len(body) >= config.compress_over_bytes:
         body, sys_flag = compress(body, config.compression, config.compression_level)
-    return Outgoing(_SEND, topic, body, sys_flag, message.flag, properties, (message_id,), (message,))
+    return Outgoing(_SEND, topic, body, sys_flag, message.flag, properties, (message_id,), (message,), now)
+
+
+OutgoingRules = tuple[type[Message], type[Outgoing], int, int, int, int, frozenset[str], str]
+"""What the compiled twins of `outgoing` and `batches` need to know: kinds, request codes, most bytes of a body, fewest
+to be compressed, names no property may have, and what comes after the properties."""
+
+
+def outgoing_rules(config: ProducerConfig) -> OutgoingRules:
+    last = f"{names.INSTANCE_ID}\x01{config.namespace}\x02" if config.namespace else ""
+    largest, compressed = config.max_message_size, config.compress_over_bytes
+    return Message, Outgoing, _SEND, _SEND_BATCH, largest, compressed, names.RESERVED, last
 
 
 def batches(
-    messages: Iterable[Message], next_id: Callable[[], str], config: ProducerConfig, topic: str
+    messages: Iterable[Message], next_id: Callable[[], str], config: ProducerConfig, topic: str, now: int
 ) -> Iterator[Outgoing]:
     """Messages of one topic as few requests as their size allows, in their order. Call `check_batch` first."""
     properties = f"{names.WAIT}\x01true\x02"
@@ -143,7 +155,7 @@ def batches(
 
     def request() -> Outgoing:
         wait = properties if members[0].wait_store_msg_ok else properties.replace("true", "false", 1)
-        return Outgoing(_SEND_BATCH, topic, b"".join(entries), 0, 0, wait, tuple(ids), tuple(members))
+        return Outgoing(_SEND_BATCH, topic, b"".join(entries), 0, 0, wait, tuple(ids), tuple(members), now)
 
     for message in messages:
         check_body(message.body, config.max_message_size)

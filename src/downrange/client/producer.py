@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import random
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Final, Literal, Self
 
@@ -26,6 +26,7 @@ from downrange.client.messages import (
     check_producer_group,
     check_topic,
     outgoing,
+    outgoing_rules,
 )
 from downrange.client.namespace import wrap
 from downrange.client.probing import run_probes
@@ -34,11 +35,12 @@ from downrange.client.request_reply import REQUEST_SECONDS, Reply, ReplyMessage,
 from downrange.client.retry import SendKind
 from downrange.client.send_result import SendResult
 from downrange.client.session import Session
-from downrange.client.stored_reply import StoredReply
 from downrange.client.trace_writer import MAX_TRACE_BYTES, TraceWriter
 from downrange.client.unique_id import UniqueIds
+from downrange.compiled import runs
 from downrange.model.errors import MQError
 from downrange.model.message import Message, MessageQueue
+from downrange.model.topics import RETRY_PREFIX
 from downrange.protocol.command import Command
 
 SendCallback = Callable[[SendResult | None, MQError | None], None]
@@ -73,9 +75,11 @@ class AsyncProducer:
         self._owns_session = session is None
         self.session = session or Session(namesrv if isinstance(namesrv, ClientConfig) else ClientConfig.of(namesrv))
         self._clock = self.session.clock
+        self._now = self._clock.now
         self._hooks = list(hooks)
         self.chooser = QueueChooser(strategy(self.config.fault_strategy), random_source)
         self._ids = UniqueIds(self._clock)
+        self._rules = outgoing_rules(self.config)
         self.routes = PublishRoutes(self.session, self.config)
         self._wire_topics: dict[str, str] = {}
         self.delivery: Delivery  # made by start
@@ -105,14 +109,14 @@ class AsyncProducer:
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         self._forks = forks.count
-        exchange = Exchange(self.group, self.session, self.config, self._hooks, self._loop)
-        self.delivery = Delivery(self.session, self.config, self.chooser, self.routes, exchange)
-        self._is_open = True
         self.session.start()
         self.session.heartbeats.add_producer(self.group)
         if self.config.trace:
             self._trace = await start_trace(self.session, self.group, "PRODUCE", self.config.trace_topic)
             self._hooks.append(self._trace)
+        exchange = Exchange(self.group, self.session, self.config, self._hooks, self._loop)
+        self.delivery = Delivery(self.session, self.config, self.chooser, self.routes, exchange)
+        self._is_open = True
         if self.chooser.strategy.name == "adaptive":
             self._prober = asyncio.create_task(
                 run_probes(self.chooser, self.session, self.routes.all), name="downrange probes"
@@ -177,12 +181,13 @@ class AsyncProducer:
             if first is not None:
                 exchange = delivery.exchange
                 try:
-                    asked: asyncio.Future[Command | StoredReply] = exchange.new_future()
+                    asked: asyncio.Future[Command | SendResult] = exchange.new_future()
                     if exchange.ask_now(ready, first.queue, first.address, asked, first.seconds):
                         reply = await asked
-                        if isinstance(reply, StoredReply):  # nearly every send ends here
-                            delivery.ended(first)
-                            return reply.result(ready, first.queue)
+                        if isinstance(reply, SendResult):  # nearly every send ends here
+                            if self.chooser.learns:
+                                delivery.ended(first)
+                            return reply
                         first.ended = reply
                 except MQError as error:  # also a frame too large
                     first.ended = error
@@ -261,10 +266,7 @@ class AsyncProducer:
         """
         self.count_in()
         try:
-            members = list(messages)
-            topic = self._wire_topic(check_batch(members))
-            # All are checked before the first is sent.
-            requests = list(batches(members, self._ids.next, self.config, topic))
+            requests = self._ready_batch(tuple(messages))  # all are checked before the first is sent
             results: list[SendResult] = []
             for ready in requests:
                 try:
@@ -337,8 +339,27 @@ class AsyncProducer:
     def ready(self, message: Message) -> Outgoing:
         """The message as it goes out; raises MessageError. Any thread may call."""
         topic = self._wire_topics.get(message.topic) or self._wire_topic(message.topic)
-        ready = outgoing(message, self._ids.next(), self.config, topic)
+        ids = self._ids
+        now = self._now()
+        if runs is not None:
+            ready = runs.make_outgoing(message, topic, ids.stem(now), ids.number(), now, self._rules)
+            if ready is not None:
+                return ready
+        ready = outgoing(message, ids.next(), self.config, topic, now)
         return as_reply(ready, message) if isinstance(message, ReplyMessage) else ready
+
+    def _ready_batch(self, members: tuple[Message, ...]) -> Sequence[Outgoing]:
+        """Messages as the requests they go out in; raises MessageError."""
+        ids = self._ids
+        now = self._now()
+        if runs is not None and members:
+            topic = members[0].topic
+            known = self._wire_topics.get(topic)
+            if known is not None and not topic.startswith(RETRY_PREFIX):
+                ready = runs.make_batch(members, topic, known, ids.stem(now), ids.number, now, self._rules)
+                if ready is not None:
+                    return (ready,)
+        return list(batches(members, ids.next, self.config, self._wire_topic(check_batch(members)), now))
 
     def _wire_topic(self, topic: str) -> str:
         """The checked name with its namespace. Remembered: the check costs as much as encoding a small message."""

@@ -25,13 +25,15 @@ class PublishRoutes:
 
     def __init__(self, session: Session, config: ProducerConfig) -> None:
         self._session = session
+        self._seen = session.route_seen
         self._config = config
         self._infos: dict[str, PublishInfo] = {}
 
     def known(self, topic: str) -> PublishInfo | None:
         """The queues of `topic` if no name server need be asked for them."""
         info = self._infos.get(topic)
-        return info if info is not None and self._session.known_route(topic) is info.route else None
+        seen = self._seen(topic)
+        return info if info is not None and seen is not None and seen[1] is info.route else None
 
     def last(self, topic: str) -> PublishInfo | None:
         """What was known when it was last looked at, however old."""

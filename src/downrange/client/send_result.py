@@ -30,10 +30,15 @@ STATUS_OF_CODE: Final = {
 
 
 class SendResult(msgspec.Struct, frozen=True):
-    """Where a message lies. `message_id` is its unique id, `offset_message_id` its place in the commit log."""
+    """Where a message lies. `message_id` is its unique id, `offset_message_id` its place in the commit log.
+
+    `region_id` and `trace_on` are what the broker says for those who trace.
+    """
 
     status: SendStatus
     message_id: str
     offset_message_id: str
     queue: MessageQueue
     queue_offset: int
+    region_id: str | None = None
+    trace_on: bool = True

@@ -91,12 +91,14 @@ class Session:
             self._signer = Signer(config.access_key, config.secret_key, config.security_token)
         self.is_signing = self._signer is not None
         self._pool = Pool(self._serve, connect_timeout=config.connect_timeout_seconds)
-        self.connection_with_room = self._pool.with_room
+        self.connection_known = self._pool.known
         # Clients that start together must not all load the first name server of the list.
         self._namesrvs = list(config.namesrv_addresses)
         (random_source or random.Random()).shuffle(self._namesrvs)  # noqa: S311  spreads load, guards nothing
         self._chosen = 0
         self._routes: dict[str, tuple[float, TopicRouteData]] = {}
+        self.route_seen = self._routes.get
+        """`known_route` with the time it was seen at; asked for every send, so without a function of ours."""
         self._followed: dict[str, None] = {}  # a set that keeps its order
         self._looking_up: dict[str, asyncio.Lock] = {}
         self._refreshed: dict[str, float] = {}

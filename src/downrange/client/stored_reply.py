@@ -6,8 +6,8 @@ from typing import Final
 
 import msgspec
 
-from downrange.client.messages import Outgoing
 from downrange.client.send_result import SendResult, SendStatus
+from downrange.compiled import runs
 from downrange.model.message import MessageQueue
 from downrange.protocol.bodies.fields import Int32
 from downrange.protocol.bodies.send import SendMessageResponse
@@ -19,6 +19,11 @@ from downrange.transport.connection import Connection
 _JSON: Final = int(SerializeType.JSON)
 _SUCCESS: Final = int(ResponseCode.SUCCESS)
 _UNREADABLE: Final = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
+_OK: Final = SendStatus.SEND_OK
+_KINDS: Final = (SendResult, _OK, MessageQueue)
+
+Expected = tuple[str, str, MessageQueue]
+"""What is known of a result before the reply: the message's unique id, its topic, the queue it was sent to."""
 
 
 class StoredReply(msgspec.Struct, frozen=True, gc=False, rename={"stored": "extFields"}):
@@ -29,13 +34,18 @@ class StoredReply(msgspec.Struct, frozen=True, gc=False, rename={"stored": "extF
     opaque: Int32 = 0
     flag: Int32 = 0
 
-    def result(self, ready: Outgoing, queue: MessageQueue) -> SendResult:
-        """What it means for the one message of a request that went to `queue`."""
-        stored = self.stored
-        topic = ready.messages[0].topic
-        if stored.queue_id != queue.queue_id or topic != queue.topic:
-            queue = MessageQueue(topic, queue.broker_name, stored.queue_id)
-        return SendResult(SendStatus.SEND_OK, ready.message_ids[0], stored.msg_id, queue, stored.queue_offset)
+    def result(self, expected: Expected) -> SendResult:
+        return result_of(self.stored, _OK, expected)
+
+
+def result_of(stored: SendMessageResponse, status: SendStatus, expected: Expected) -> SendResult:
+    """What became of one message."""
+    message_id, topic, queue = expected
+    if stored.queue_id != queue.queue_id or topic != queue.topic:
+        queue = MessageQueue(topic, queue.broker_name, stored.queue_id)
+    return SendResult(
+        status, message_id, stored.msg_id, queue, stored.queue_offset, stored.msg_region, stored.trace_on is not False
+    )
 
 
 _decode = msgspec.json.Decoder(StoredReply, strict=False).decode
@@ -54,19 +64,28 @@ def read_stored(frame: Frame) -> StoredReply | None:
 
 
 def take_stored(frames: list[Frame], at: int, connection: Connection) -> int:
-    """The `Express` of a connection that sends: each StoredReply goes to who asked by `ask_encoded`."""
-    requests = connection.requests
+    """The `Express` of a connection that sends: who said to `ask_encoded` what to expect gets a SendResult."""
     first = at
+    if runs is not None:
+        at = runs.take_stored(frames, at, connection.requests, _KINDS) or at
+    if at < len(frames):
+        at = take_in_python(frames, at, connection)
+    connection.room_made(at - first)
+    return at
+
+
+def take_in_python(frames: list[Frame], at: int, connection: Connection) -> int:
+    """The same without the compiled twin, which leaves to us what is unusual."""
+    requests = connection.requests
     while at < len(frames):
         reply = read_stored(frames[at])
         if reply is None:
             break
         asked = requests.get(reply.opaque)
-        if asked is None or not asked[4]:
+        if asked is None or asked[4] is None:
             break
         del requests[reply.opaque]
         if not asked[0].done():
-            asked[0].set_result(reply)
+            asked[0].set_result(reply.result(asked[4]))
         at += 1
-    connection.room_made(at - first)
     return at

@@ -29,13 +29,16 @@ class UniqueIds:
         # Java takes the hash of a class loader here: any number that differs between processes of one id does.
         constant = random.getrandbits(32)
         self._prefix = (address + process.to_bytes(2, "big") + constant.to_bytes(4, "big")).hex().upper()
-        self._number = itertools.count().__next__  # no two threads get the same
+        self.number = itertools.count().__next__  # no two threads get the same
         self._month = 0, 0
         # All but the counter is the same for every message of a millisecond.
         self._stem = -1, ""
 
     def next(self) -> str:
-        now = self._now()
+        return f"{self.stem(self._now())}{self.number() & _COUNTER:04X}"
+
+    def stem(self, now: int) -> str:
+        """An id made now, without the last four digits, which are those of a `number`."""
         millis, stem = self._stem
         if now != millis:
             start, end = self._month
@@ -43,7 +46,7 @@ class UniqueIds:
                 start, end = self._month = month_around(now)
             stem = f"{self._prefix}{(now - start) & _MILLIS:08X}"
             self._stem = now, stem
-        return f"{stem}{self._number() & _COUNTER:04X}"
+        return stem
 
 
 def month_around(now_millis: int) -> tuple[int, int]:

@@ -11,7 +11,6 @@ from downrange.client.fault import Outcome
 from downrange.client.messages import Outgoing
 from downrange.client.retry import SendKind
 from downrange.client.send_result import SendResult
-from downrange.client.stored_reply import StoredReply
 from downrange.model.errors import MQError
 from downrange.protocol.command import Command
 
@@ -60,10 +59,10 @@ class WaitingSend:
     def done(self) -> bool:
         return self._is_done
 
-    def set_result(self, reply: Command | StoredReply, /) -> None:
-        if isinstance(reply, StoredReply):
+    def set_result(self, reply: Command | SendResult, /) -> None:
+        if isinstance(reply, SendResult):
             self._end(Outcome.OK)
-            self._call.set_result(reply.result(self._ready, self._first.queue))
+            self._call.set_result(reply)
         else:
             self._first.ended = reply
             self._go_on()

@@ -157,8 +157,18 @@ class Connection(asyncio.Protocol):
         opaque = self._opaque = (self._opaque + 1) & 0x7FFFFFFF
         return opaque
 
-    def ask_encoded(self, opaque: int, frame: bytes, waiter: Waiter, code: int, timeout: float) -> None:
-        """`ask` with a frame that was made for `opaque`. The reply is a Command, or what `express` makes of it."""
+    def opaque_if_room(self) -> int | None:
+        """The same if `has_room`."""
+        if self._paused or len(self._asked.requests) >= self._limits.max_requests_per_connection:
+            return None
+        opaque = self._opaque = (self._opaque + 1) & 0x7FFFFFFF
+        return opaque
+
+    def ask_encoded(
+        self, opaque: int, frame: bytes, waiter: Waiter, code: int, timeout: float, expected: object = None
+    ) -> None:
+        """`ask` with a frame that was made for `opaque`. The reply is a Command, or what `express` makes of it and of
+        `expected`."""
         if self._transport is None or self._transport.is_closing():
             self._raise_if_closed()
         self._out.append(frame)
@@ -166,7 +176,7 @@ class Connection(asyncio.Protocol):
         if not self._flush_scheduled:
             self._flush_scheduled = True
             self._loop.call_soon(self._flush)
-        self._asked.add(opaque, waiter, code, timeout, True)
+        self._asked.add(opaque, waiter, code, timeout, expected)
 
     @property
     def requests(self) -> dict[int, Asked]:

@@ -22,8 +22,9 @@ class Waiter(Protocol):
     def set_exception(self, error: BaseException, /) -> None: ...
 
 
-Asked = tuple[Waiter, float, int, float, bool]
-"""Who waits, until when, the request's code, its time-out, and whether an express may take the reply."""
+Asked = tuple[Waiter, float, int, float, Any]
+"""Who waits, until when, the request's code, its time-out, and what an express needs to make something of the reply;
+None leaves the reply as it is, a Command."""
 
 
 class Outstanding:
@@ -46,9 +47,9 @@ class Outstanding:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = inf
 
-    def add(self, opaque: int, waiter: Waiter, code: int, timeout: float, express: bool = False) -> None:
+    def add(self, opaque: int, waiter: Waiter, code: int, timeout: float, expected: Any = None) -> None:
         deadline = self._time() + timeout
-        self.requests[opaque] = (waiter, deadline, code, timeout, express)
+        self.requests[opaque] = (waiter, deadline, code, timeout, expected)
         if deadline < self._timer_at:
             self._set_timer(deadline)
 

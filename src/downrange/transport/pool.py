@@ -87,6 +87,8 @@ class Pool:
         self._usage = Usage()
         self._on_close = on_close
         self._connections: dict[str, Connection] = {}
+        self.known = self._connections.get
+        """The last connection to an address, open or not; asked for every send, so without a function of ours."""
         self._connecting: dict[str, asyncio.Task[Connection]] = {}
         self._attempts: dict[str, _Attempt] = {}
         self._is_closed = False
@@ -114,11 +116,6 @@ class Pool:
         """The open connection to `address`, if there is one."""
         connection = self._connections.get(address)
         return connection if connection is not None and connection.is_open else None
-
-    def with_room(self, address: str | None) -> Connection | None:
-        """The connection to `address` if it takes a request without waiting, or raises TransportClosed for it."""
-        connection = self._connections.get(address)  # type: ignore[arg-type]  # None is no key
-        return connection if connection is not None and connection.has_room else None
 
     async def request(self, address: str, command: Command, timeout: float) -> Command:
         """Connect if need be, ask, wait; `timeout` covers both."""

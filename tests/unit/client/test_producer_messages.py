@@ -119,7 +119,7 @@ def test_a_send_has_the_fields_of_the_genuine_client() -> None:
     theirs = first.header(SendMessageRequest)
     properties = decode_properties(theirs.properties)
     message = Message(theirs.topic, first.body_bytes, tags=properties["TAGS"], keys=properties["KEYS"])
-    ready = outgoing(message, properties["UNIQ_KEY"], CONFIG, message.topic)
+    ready = outgoing(message, properties["UNIQ_KEY"], CONFIG, message.topic, 0)
     assert ready.body == first.body_bytes
     assert decode_properties(ready.properties) == properties
     template = SendTemplate(
@@ -145,7 +145,7 @@ def test_a_delayed_and_a_namespaced_send_match_the_genuine_client() -> None:
     theirs = decode_properties(spaced.properties)
     config = ProducerConfig(namespace="gsnsA")
     message = Message("TopicInNs", b"x", tags=theirs["TAGS"], keys=theirs["KEYS"])
-    assert decode_properties(outgoing(message, theirs["UNIQ_KEY"], config, spaced.topic).properties) == theirs
+    assert decode_properties(outgoing(message, theirs["UNIQ_KEY"], config, spaced.topic, 0).properties) == theirs
 
 
 def test_a_batch_matches_the_genuine_client() -> None:
@@ -163,7 +163,7 @@ def test_a_batch_matches_the_genuine_client() -> None:
         )
         for entry in theirs
     ]
-    (ready,) = batches(members, iter(ids).__next__, CONFIG, header.topic)
+    (ready,) = batches(members, iter(ids).__next__, CONFIG, header.topic, 0)
     assert ready.code == command.code
     assert decode_properties(ready.properties) == decode_properties(header.properties)
     ours = decode_batch(ready.body)
@@ -222,9 +222,9 @@ async def test_names_carry_the_namespace_on_the_wire_only(cluster: FakeCluster) 
 
 
 def test_bodies_from_4_kib_are_compressed_and_say_with_what() -> None:
-    small = outgoing(Message("T", b"x" * 4095), "ID", CONFIG, "T")
+    small = outgoing(Message("T", b"x" * 4095), "ID", CONFIG, "T", 0)
     assert (small.body, small.sys_flag) == (b"x" * 4095, 0)
-    large = outgoing(Message("T", b"x" * 4096), "ID", CONFIG, "T")
+    large = outgoing(Message("T", b"x" * 4096), "ID", CONFIG, "T", 0)
     assert large.sys_flag == SysFlag.COMPRESSED | SysFlag.ZLIB
     assert zlib.decompress(large.body) == b"x" * 4096
     assert plain_body(stored_message(large.body, large.sys_flag)) == b"x" * 4096
@@ -245,7 +245,7 @@ def test_other_compressions_work_where_installed_and_say_so_where_not(kind: Comp
         with pytest.raises(MessageError, match="downrange"):
             plain_body(stored_message(b"?", SysFlag.COMPRESSED | flag))
         return
-    ready = outgoing(Message("T", b"text " * 2000), "ID", config, "T")
+    ready = outgoing(Message("T", b"text " * 2000), "ID", config, "T", 0)
     assert len(ready.body) < 5000
     packed = stored_message(ready.body, ready.sys_flag)
     assert plain_body(packed) == b"text " * 2000
@@ -280,7 +280,7 @@ def test_messages_that_cannot_share_a_batch(members: list[Message], why: str) ->
 def test_a_batch_is_split_by_size_in_order(sizes: list[int], most: int) -> None:
     ids = (f"{number:032d}" for number in itertools.count())
     members = [Message("T", bytes([size % 256]) * size) for size in sizes]
-    requests = list(batches(members, ids.__next__, replace(CONFIG, max_message_size=most), "T"))
+    requests = list(batches(members, ids.__next__, replace(CONFIG, max_message_size=most), "T", 0))
     assert [entry.body for ready in requests for entry in decode_batch(ready.body)] == [m.body for m in members]
     assert all(len(ready.body) <= most for ready in requests)
     # No request could have taken the first message of the next one as well.
@@ -292,7 +292,7 @@ def test_a_batch_is_split_by_size_in_order(sizes: list[int], most: int) -> None:
 def test_one_message_too_large_for_a_batch_is_told() -> None:
     config = replace(CONFIG, max_message_size=100)
     with pytest.raises(rules.BodyTooLarge, match="send it alone"):
-        list(batches([Message("T", b"x" * 90)], lambda: "ID", config, "T"))
+        list(batches([Message("T", b"x" * 90)], lambda: "ID", config, "T", 0))
 
 
 async def test_every_message_of_a_batch_has_its_result(cluster: FakeCluster) -> None:

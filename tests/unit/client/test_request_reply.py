@@ -48,7 +48,7 @@ def test_a_reply_is_what_the_genuine_client_makes_of_a_request(scenario: str) ->
     header = genuine.header(SendMessageRequest)
     reply = reply_to(question, genuine.body_bytes)
     assert reply.topic == header.topic
-    ready = as_reply(outgoing(reply, "UNIQUE", ProducerConfig(), "namespace%topic"), reply)
+    ready = as_reply(outgoing(reply, "UNIQUE", ProducerConfig(), "namespace%topic", 0), reply)
     assert (ready.code, ready.topic) == (genuine.code, header.topic)
     theirs, ours = decode_properties(header.properties), decode_properties(ready.properties)
     for properties in (theirs, ours):

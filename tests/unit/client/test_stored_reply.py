@@ -7,10 +7,14 @@ import random
 from contextlib import suppress
 from typing import cast
 
+import pytest
+
+from downrange import compiled
+from downrange.client import stored_reply
 from downrange.client.exchange import results_of
 from downrange.client.messages import Outgoing
-from downrange.client.send_result import SendStatus
-from downrange.client.stored_reply import StoredReply, read_stored, take_stored
+from downrange.client.send_result import SendResult, SendStatus
+from downrange.client.stored_reply import Expected, read_stored, take_stored
 from downrange.model.message import Message, MessageQueue
 from downrange.protocol.bodies.send import SendMessageResponse
 from downrange.protocol.codes import ResponseCode, SerializeType
@@ -22,7 +26,8 @@ from downrange.transport.outstanding import Asked
 from tests.support.golden import scenarios
 
 QUEUE = MessageQueue("orders", "broker-a", 1)
-READY = Outgoing(310, "orders", b"body", 0, 0, "", ("ID",), (Message("orders", b"body"),))
+READY = Outgoing(310, "orders", b"body", 0, 0, "", ("ID",), (Message("orders", b"body"),), 0)
+EXPECTED = ("ID", "orders", QUEUE)
 STORED = SendMessageResponse(msg_id="0A00000100002A9F00000000000003E8", queue_id=1, queue_offset=7)
 
 
@@ -42,9 +47,7 @@ def agrees(frame: Frame) -> bool:
         return False
     command = decode_frame(frame)
     assert (command.code, command.opaque, command.is_response) == (0, stored.opaque, True)
-    (result,), header = results_of(command, READY, QUEUE)
-    assert stored.result(READY, QUEUE) == result
-    assert results_of(stored, READY, QUEUE) == ((result,), header)
+    assert results_of(command, READY, QUEUE) == (stored.result(EXPECTED),)
     return True
 
 
@@ -79,6 +82,12 @@ def test_only_success_is_read() -> None:
     assert read_stored(frame_of(binary)) is None
 
 
+@pytest.fixture(params=[compiled.VARIANT, "pure"])
+def each_variant(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "pure":
+        monkeypatch.setattr(stored_reply, "runs", None)
+
+
 class Asking:
     """A connection, as far as `take_stored` needs it."""
 
@@ -86,9 +95,9 @@ class Asking:
         self.requests: dict[int, Asked] = {}
         self.room = 0
 
-    def ask(self, opaque: int, is_encoded: bool = True) -> asyncio.Future[object]:
+    def ask(self, opaque: int, expected: Expected | None = EXPECTED) -> asyncio.Future[object]:
         waiter: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-        self.requests[opaque] = (waiter, 0.0, 310, 3.0, is_encoded)
+        self.requests[opaque] = (waiter, 0.0, 310, 3.0, expected)
         return waiter
 
     def room_made(self, replies: int) -> None:
@@ -98,21 +107,23 @@ class Asking:
         return take_stored(list(frames), 0, cast(Connection, self))
 
 
+@pytest.mark.usefixtures("each_variant")
 async def test_each_reply_reaches_who_asked() -> None:
     asking = Asking()
     waiters = [asking.ask(number) for number in (1, 2, 3)]
     assert asking.take(reply(3), reply(1)) == 2
     assert [waiter.done() for waiter in waiters] == [True, False, True]
     first = waiters[0].result()
-    assert isinstance(first, StoredReply)
-    assert first.result(READY, QUEUE).status is SendStatus.SEND_OK
+    assert isinstance(first, SendResult)
+    assert (first.status, first.message_id, first.queue, first.queue_offset) == (SendStatus.SEND_OK, "ID", QUEUE, 7)
     assert (list(asking.requests), asking.room) == ([2], 2)
 
 
+@pytest.mark.usefixtures("each_variant")
 async def test_the_rest_is_left_from_the_first_frame_that_is_not_ours() -> None:
     asking = Asking()
     asking.ask(1)
-    other = asking.ask(2, is_encoded=False)
+    other = asking.ask(2, expected=None)
     asking.ask(3)
     assert asking.take(reply(1), reply(2), reply(3)) == 1, "who asked with a command gets a command"
     assert asking.take(reply(9)) == 0, "nobody waits for it"
@@ -120,6 +131,7 @@ async def test_the_rest_is_left_from_the_first_frame_that_is_not_ours() -> None:
     assert (list(asking.requests), asking.room, other.done()) == ([2, 3], 1, False)
 
 
+@pytest.mark.usefixtures("each_variant")
 async def test_who_gave_up_is_told_nothing_but_makes_room() -> None:
     asking = Asking()
     asking.ask(1).cancel()

@@ -10,6 +10,7 @@ from typing import Final
 
 import msgspec
 
+from downrange.compiled import runs
 from downrange.protocol.codes import VERSION_4_9_8, LanguageCode, RequestCode, SerializeType
 from downrange.protocol.framing import MAX_FRAME, PREFIX, with_prefix
 
@@ -26,6 +27,8 @@ _REST: Final = (
     f',"flag":0,"language":"{LanguageCode.PYTHON.name}","opaque":%d,'
     f'"serializeTypeCurrentRPC":"JSON","version":{VERSION_4_9_8}}}'
 ).encode()
+# The same for the compiled twin: what stands around the numbers and the text.
+_PIECES: Final = (b'"e":"', b'","f":"', b'","g":"', b'","h":"', b'","i":"', *(b'"}' + _REST).split(b"%d"))
 
 
 class SendTemplate:
@@ -35,7 +38,7 @@ class SendTemplate:
     with these fields.
     """
 
-    __slots__ = ("_fields", "_header")
+    __slots__ = ("_fields", "_header", "_pieces")
 
     def __init__(
         self,
@@ -57,9 +60,12 @@ class SendTemplate:
             "m": "true" if code == _BATCH else "false",
             "n": broker_name,
         }
+        fields = _text(same)[:-1] + b","
+        start = b'{"code":%d,"extFields":' % code
+        self._pieces = start + fields + _PIECES[0], *_PIECES[1:]
         # A name may hold a percent sign: `%RETRY%group`, `namespace%topic`.
-        self._fields = _text(same)[:-1].replace(b"%", b"%%") + b"," + _CHANGING
-        self._header = b'{"code":%d,"extFields":' % code + self._fields + _REST
+        self._fields = fields.replace(b"%", b"%%") + _CHANGING
+        self._header = start + self._fields + _REST
 
     def fields(self, queue_id: int, sys_flag: int, born_timestamp: int, flag: int, properties: str) -> msgspec.Raw:
         """The ext fields."""
@@ -69,6 +75,18 @@ class SendTemplate:
         self, opaque: int, queue_id: int, sys_flag: int, born_timestamp: int, flag: int, properties: str, body: bytes
     ) -> bytes:
         """The whole frame of a request that wants a reply."""
+        if runs is not None:
+            frame = runs.encode_send(
+                self._pieces, opaque, queue_id, sys_flag, born_timestamp, flag, properties, body, _LONGEST_FRAME
+            )
+            if frame is not None:
+                return frame
+        return self.frame_in_python(opaque, queue_id, sys_flag, born_timestamp, flag, properties, body)
+
+    def frame_in_python(
+        self, opaque: int, queue_id: int, sys_flag: int, born_timestamp: int, flag: int, properties: str, body: bytes
+    ) -> bytes:
+        """The same without the compiled twin, which leaves to us what is unusual."""
         header = self._header % (queue_id, sys_flag, born_timestamp, flag, _text(properties), opaque)
         size = len(header)
         length = 4 + size + len(body)

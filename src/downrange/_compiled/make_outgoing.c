@@ -1,0 +1,234 @@
+/* Messages on their way out: client/messages.py, outgoing, check_batch and batches. */
+#include "runs.h"
+
+#define TEXT_ROOM 8191 /* longer properties may be more than a message can have: the twin takes a closer look */
+#define ENTRY_FIXED 22
+
+enum { BODY, TAGS, KEYS, FLAG, PROPERTIES, DELAY_LEVEL, SHARDING_KEY, WAIT, ATTRIBUTES };
+static const char *const ATTRIBUTE_NAMES[] = {
+    "body", "tags", "keys", "flag", "properties", "delay_level", "sharding_key", "wait_store_msg_ok",
+};
+static PyObject *attribute_names[ATTRIBUTES];
+
+int make_send_names(void) {
+    for (int n = 0; n < ATTRIBUTES; n++)
+        if ((attribute_names[n] = PyUnicode_InternFromString(ATTRIBUTE_NAMES[n])) == NULL) return 0;
+    return 1;
+}
+
+typedef struct {
+    char at[TEXT_ROOM];
+    Py_ssize_t size;
+} Properties;
+
+static int put_text(Properties *text, const char *from, Py_ssize_t size) {
+    if (size > TEXT_ROOM - text->size) return 0;
+    memcpy(text->at + text->size, from, (size_t)size);
+    text->size += size;
+    return 1;
+}
+
+static int is_ascii_text(PyObject *object) { return PyUnicode_CheckExact(object) && PyUnicode_IS_COMPACT_ASCII(object); }
+
+/* Plain text that is not empty and holds no separator. */
+static int put_checked(Properties *text, PyObject *value) {
+    if (!is_ascii_text(value)) return 0;
+    const char *at = (const char *)PyUnicode_1BYTE_DATA(value);
+    Py_ssize_t size = PyUnicode_GET_LENGTH(value);
+    return size > 0 && !memchr(at, 1, (size_t)size) && !memchr(at, 2, (size_t)size) && put_text(text, at, size);
+}
+
+/* Nothing for None and for empty text. */
+static int put_optional(Properties *text, const char *name, PyObject *value) {
+    if (value == Py_None || (PyUnicode_CheckExact(value) && PyUnicode_GET_LENGTH(value) == 0)) return 1;
+    return put_text(text, name, (Py_ssize_t)strlen(name)) && put_checked(text, value) && put_text(text, "\2", 1);
+}
+
+static int put_delay(Properties *text, PyObject *level) {
+    int64_t number;
+    byte digits[24];
+    if (!as_number(level, 0, INT32_MAX, &number)) return 0;
+    return number == 0 || (put_text(text, "DELAY\1", 6)
+                           && put_text(text, (char *)digits, put_decimal(digits, number) - digits) && put_text(text, "\2", 1));
+}
+
+static int put_others(Properties *text, PyObject *properties, PyObject *reserved) {
+    PyObject *name, *value;
+    Py_ssize_t at = 0;
+    if (!PyDict_CheckExact(properties)) return 0;
+    while (PyDict_Next(properties, &at, &name, &value))
+        if (!put_checked(text, name) || PySet_Contains(reserved, name) != 0 || !put_text(text, "\1", 1)
+            || !put_checked(text, value) || !put_text(text, "\2", 1))
+            return 0;
+    return 1;
+}
+
+/* The unique id: a stem and the last four hex digits of a number. */
+static PyObject *unique_id(PyObject *stem, int64_t number) {
+    if (!is_ascii_text(stem)) return NULL;
+    Py_ssize_t size = PyUnicode_GET_LENGTH(stem);
+    PyObject *id = PyUnicode_New(size + 4, 127);
+    if (id == NULL) return NULL;
+    byte *at = put_bytes(PyUnicode_1BYTE_DATA(id), PyUnicode_1BYTE_DATA(stem), size);
+    for (int shift = 12; shift >= 0; shift -= 4) *at++ = (byte)"0123456789ABCDEF"[number >> shift & 15];
+    return id;
+}
+
+static int put_last(Properties *text, PyObject *last) {
+    return put_text(text, (const char *)PyUnicode_1BYTE_DATA(last), PyUnicode_GET_LENGTH(last));
+}
+
+static int put_properties(Properties *text, PyObject *const *values, PyObject *id, PyObject *reserved) {
+    int waits = values[WAIT] == Py_True;
+    text->size = 0;
+    return (waits || values[WAIT] == Py_False) && put_text(text, "UNIQ_KEY\1", 9) && put_checked(text, id)
+        && put_text(text, waits ? "\2WAIT\1true\2" : "\2WAIT\1false\2", waits ? 11 : 12)
+        && put_optional(text, "TAGS\1", values[TAGS]) && put_optional(text, "KEYS\1", values[KEYS])
+        && put_delay(text, values[DELAY_LEVEL]) && put_optional(text, "__SHARDINGKEY\1", values[SHARDING_KEY])
+        && put_others(text, values[PROPERTIES], reserved);
+}
+
+/* What holds for all messages of a producer. */
+typedef struct {
+    PyTypeObject *message_type;
+    PyObject *type, *code, *batch_code, *reserved, *last;
+    int64_t largest, compressed;
+} Rules;
+
+static int take_rules(PyObject *object, Rules *rules) {
+    if (!PyTuple_CheckExact(object) || PyTuple_GET_SIZE(object) != 8) return 0;
+    PyObject *const *values = &PyTuple_GET_ITEM(object, 0);
+    rules->message_type = (PyTypeObject *)values[0];
+    rules->type = values[1], rules->code = values[2], rules->batch_code = values[3];
+    rules->reserved = values[6], rules->last = values[7];
+    return as_number(values[4], 0, INT32_MAX, &rules->largest) && as_number(values[5], 0, INT64_MAX, &rules->compressed)
+        && PyFrozenSet_CheckExact(rules->reserved) && is_ascii_text(rules->last);
+}
+
+static void drop(PyObject **values, int count) {
+    while (count-- > 0) Py_CLEAR(values[count]);
+}
+
+/* What a message says, as new references, all or none. */
+static int take_message(PyObject *message, const Rules *rules, PyObject **values) {
+    if (!Py_IS_TYPE(message, rules->message_type)) return 0;
+    for (int n = 0; n < ATTRIBUTES; n++)
+        if ((values[n] = attribute(message, attribute_names[n])) == NULL) {
+            drop(values, n);
+            return 0;
+        }
+    if (PyBytes_CheckExact(values[BODY]) && PyBytes_GET_SIZE(values[BODY]) > 0
+        && PyBytes_GET_SIZE(values[BODY]) <= rules->largest)
+        return 1;
+    drop(values, ATTRIBUTES);
+    return 0;
+}
+
+/* Outgoing(code, topic, body, 0, flag, properties, ids, messages, now); takes `ids` and `messages` over. */
+static PyObject *outgoing_of(PyObject *type, PyObject *code, PyObject *topic, PyObject *body, PyObject *flag,
+                             const Properties *text, PyObject *ids, PyObject *messages, PyObject *now) {
+    PyObject *properties = PyUnicode_New(text->size, 127), *zero = PyLong_FromLong(0), *result = NULL;
+    if (properties != NULL && zero != NULL && ids != NULL && messages != NULL) {
+        memcpy(PyUnicode_1BYTE_DATA(properties), text->at, (size_t)text->size);
+        PyObject *fields[] = {code, topic, body, zero, flag, properties, ids, messages, now};
+        result = PyObject_Vectorcall(type, fields, 9, NULL);
+    }
+    Py_XDECREF(properties), Py_XDECREF(zero), Py_XDECREF(ids), Py_XDECREF(messages);
+    return result;
+}
+
+/* message, topic on the wire, stem and number of its id, now, rules: Message, Outgoing, code, code of batches, largest
+   body, smallest to be compressed, reserved names, last properties -> Outgoing */
+PyObject *make_outgoing(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    int64_t number;
+    Rules rules;
+    PyObject *values[ATTRIBUTES], *id, *result = NULL;
+    Properties text;
+    if (count != 6 || !as_number(args[3], 0, INT64_MAX, &number) || !take_rules(args[5], &rules)
+        || !take_message(args[0], &rules, values))
+        return refuse();
+    if (PyBytes_GET_SIZE(values[BODY]) < rules.compressed && (id = unique_id(args[2], number)) != NULL) {
+        if (put_properties(&text, values, id, rules.reserved) && put_last(&text, rules.last))
+            result = outgoing_of(rules.type, rules.code, args[1], values[BODY], values[FLAG], &text,
+                                 PyTuple_Pack(1, id), PyTuple_Pack(1, args[0]), args[4]);
+        Py_DECREF(id);
+    }
+    drop(values, ATTRIBUTES);
+    return result != NULL ? result : refuse();
+}
+
+/* Entries of a batch, one after the other. */
+typedef struct {
+    byte *at;
+    Py_ssize_t size, room, most;
+} Entries;
+
+/* 0: they do not fit one request, or memory ran out. */
+static int put_entry(Entries *entries, uint32_t flag, PyObject *body, const Properties *text) {
+    Py_ssize_t body_size = PyBytes_GET_SIZE(body), size = ENTRY_FIXED + body_size + text->size;
+    if (size > entries->most - entries->size) return 0;
+    if (size > entries->room - entries->size) {
+        Py_ssize_t room = 2 * (entries->size + size);
+        byte *memory = PyMem_Realloc(entries->at, (size_t)room);
+        if (memory == NULL) {
+            PyErr_NoMemory();
+            return 0;
+        }
+        entries->at = memory, entries->room = room;
+    }
+    byte *at = entries->at + entries->size;
+    at = put32(put32(put32(at, (uint32_t)size), 0), 0); /* size, magic, checksum */
+    at = put_object(put32(put32(at, flag), (uint32_t)body_size), body);
+    put_bytes(put16(at, (uint32_t)text->size), text->at, text->size);
+    entries->size += size;
+    return 1;
+}
+
+/* One message of a batch: its id as a new reference; NULL when it is not the usual one. `waits` is that of all, or NULL. */
+static PyObject *put_member(Entries *entries, PyObject *message, PyObject *topic, PyObject *stem, PyObject *counter,
+                            const Rules *rules, PyObject **waits) {
+    PyObject *values[ATTRIBUTES], *id = NULL, *number = NULL;
+    Properties text;
+    int64_t next, flag, level;
+    if (!take_message(message, rules, values)) return NULL;
+    PyObject *its_topic = attribute(message, s_topic);
+    if (*waits == NULL) *waits = values[WAIT]; /* True or False, as put_properties sees to it: they live on */
+    int is_good = its_topic != NULL && is_same_text(its_topic, topic) && values[WAIT] == *waits
+        && as_number(values[DELAY_LEVEL], 0, 0, &level) && as_int32(values[FLAG], &flag)
+        && (number = PyObject_CallNoArgs(counter)) != NULL && as_number(number, 0, INT64_MAX, &next)
+        && (id = unique_id(stem, next)) != NULL && put_properties(&text, values, id, rules->reserved)
+        && put_entry(entries, (uint32_t)flag, values[BODY], &text);
+    if (!is_good) Py_CLEAR(id);
+    Py_XDECREF(its_topic), Py_XDECREF(number);
+    drop(values, ATTRIBUTES);
+    return id;
+}
+
+/* messages, their topic, the same on the wire, stem of their ids, what gives the numbers, now, rules as above -> Outgoing */
+PyObject *make_batch(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    Rules rules;
+    PyObject *waits = NULL, *result = NULL;
+    Properties text = {.size = 0};
+    if (count != 7 || !PyTuple_CheckExact(args[0]) || PyTuple_GET_SIZE(args[0]) == 0 || !take_rules(args[6], &rules))
+        return refuse();
+    Py_ssize_t length = PyTuple_GET_SIZE(args[0]), n = 0;
+    Entries entries = {.most = (Py_ssize_t)rules.largest};
+    PyObject *ids = PyTuple_New(length);
+    if (ids == NULL) return NULL;
+    for (; n < length; n++) {
+        PyObject *id = put_member(&entries, PyTuple_GET_ITEM(args[0], n), args[1], args[3], args[4], &rules, &waits);
+        if (id == NULL) break;
+        PyTuple_SET_ITEM(ids, n, id);
+    }
+    if (n == length && put_text(&text, "WAIT\1", 5)
+        && put_text(&text, waits == Py_True ? "true\2" : "false\2", waits == Py_True ? 5 : 6) && put_last(&text, rules.last)) {
+        PyObject *body = PyBytes_FromStringAndSize((char *)entries.at, entries.size), *zero = PyLong_FromLong(0);
+        if (body != NULL && zero != NULL)
+            result = outgoing_of(rules.type, rules.batch_code, args[2], body, zero, &text, Py_NewRef(ids), Py_NewRef(args[0]),
+                                 args[5]);
+        Py_XDECREF(body), Py_XDECREF(zero);
+    }
+    Py_DECREF(ids);
+    PyMem_Free(entries.at);
+    return result != NULL ? result : refuse();
+}
