@@ -6,39 +6,37 @@ takes for the whole request.
 
 from __future__ import annotations
 
+import itertools
 import select
 import socket
 import struct
 from contextlib import suppress
 from math import nan
-from time import monotonic
 from typing import Final
 
 from downrange.protocol.framing import MAX_FRAME, Frame, FrameDecoder
-from downrange.transport.errors import ConnectFailed, ConnectionLost, RequestTimedOut
+from downrange.transport.errors import ConnectFailed
 from downrange.transport.pool import split_address
 
 MOST_BYTES: Final = 32 * 1024
 """Larger frames might not fit the socket's buffer, and sending them would take longer than was allowed."""
 _TIMEVAL: Final = struct.Struct("ll")
 _LONGEST_SECONDS: Final = 1_000_000.0
-_RECEIVE_BYTES: Final = 4096  # a reply has some 300
+_RECEIVE_BYTES: Final = 64 * 1024  # a reply has some 300, and there may be as many as threads
 
 
 class DirectConnection:
-    """One socket to one broker, for one request at a time; used by one thread after the other.
+    """One socket to one broker; used by one thread after the other (`client/turns.py`).
 
-    Holds always: between two requests nothing is left to be read. Whoever gets an exception from `ask` closes the
-    connection, because the reply may still come. `cut` may be called by another thread meanwhile.
+    Whoever gets an exception from `exchange` closes the connection. Any thread may call `cut` and `next_opaque`.
     """
 
-    __slots__ = ("_decoder", "_poll", "_seconds", "_socket", "address", "opaque")
+    __slots__ = ("_decoder", "_numbers", "_poll", "_seconds", "_socket", "address")
 
     def __init__(self, address: str, connect_seconds: float) -> None:
         """Connect; raises ConnectFailed."""
         self.address = address
-        self.opaque = 0
-        """What the last request is known by; the next takes the next number."""
+        self._numbers = itertools.count(1).__next__  # no two threads get the same
         try:
             self._socket = socket.create_connection(split_address(address), connect_seconds)
         except OSError as error:
@@ -52,41 +50,38 @@ class DirectConnection:
         self._poll.register(self._socket, select.POLLIN)
 
     def __repr__(self) -> str:
-        return f"<DirectConnection {self.address} opaque={self.opaque}>"
+        return f"<DirectConnection {self.address}>"
 
     def is_quiet(self) -> bool:
         """Whether it can be used: a broker that closed it, or says something unasked, is heard."""
         return not self._poll.poll(0)
 
     def next_opaque(self) -> int:
-        opaque = self.opaque = (self.opaque + 1) & 0x7FFFFFFF
-        return opaque
+        """What the next request is known by."""
+        return self._numbers() & 0x7FFFFFFF
 
-    def ask(self, frame: bytes, code: int, seconds: float) -> Frame:
-        """Send a request and wait for the frame that comes next. Raises ConnectionLost, RequestTimedOut."""
-        begun = monotonic()
-        left = seconds
+    def exchange(self, frames: bytes, seconds: float) -> list[Frame]:
+        """Write, and wait for something to read: nothing when that takes about `seconds`, or a frame is not whole.
+
+        Raises OSError, and RemoteProtocolError for what is no frame.
+        """
+        self._limit(seconds)
+        if frames:
+            try:
+                self._socket.sendall(frames)
+            except BlockingIOError:
+                raise TimeoutError("it takes no more data") from None
         try:
-            while True:
-                if left != self._seconds:
-                    self._limit(left)
-                if frame:
-                    self._socket.sendall(frame)
-                    frame = b""
-                data = self._socket.recv(_RECEIVE_BYTES)
-                if not data:
-                    raise ConnectionLost(f"connection to {self.address} was lost")
-                frames = self._decoder.frames(data)
-                if len(frames) == 1 and not self._decoder.buffered:
-                    return frames[0]
-                if frames or self._decoder.error is not None:
-                    why = self._decoder.error or "it says more than one thing at a time"
-                    raise ConnectionLost(f"connection to {self.address} was closed: {why}")
-                left = seconds - (monotonic() - begun)
-        except (BlockingIOError, TimeoutError):
-            raise RequestTimedOut(f"{self.address} did not answer request {code} within {seconds:.3g} s") from None
-        except OSError as error:
-            raise ConnectionLost(f"connection to {self.address} was lost: {error.strerror or error}") from None
+            data = self._socket.recv(_RECEIVE_BYTES)
+        except BlockingIOError:
+            return []
+        if not data:
+            raise ConnectionResetError("it was closed by the broker")
+        decoder = self._decoder
+        received = decoder.frames(data)
+        if decoder.error is not None:
+            raise decoder.error
+        return received
 
     def cut(self) -> None:
         """Let the thread that waits for a reply wait no longer. It closes the connection."""
@@ -97,9 +92,9 @@ class DirectConnection:
         self._socket.close()
 
     def _limit(self, seconds: float) -> None:
-        """How long a read or write may take from now on."""
-        if seconds <= 0:
-            raise TimeoutError
+        """How long a read or write may take from now on, more or less: setting it takes two system calls."""
+        if seconds * 0.5 <= self._seconds <= seconds * 1.02:
+            return
         self._seconds = seconds
         micros = max(1, int(min(seconds, _LONGEST_SECONDS) * 1_000_000))  # 0 would mean for ever
         value = _TIMEVAL.pack(*divmod(micros, 1_000_000))

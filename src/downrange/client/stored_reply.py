@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -14,7 +14,7 @@ from downrange.protocol.bodies.send import SendMessageResponse
 from downrange.protocol.codes import ResponseCode, SerializeType
 from downrange.protocol.command import RESPONSE_FLAG
 from downrange.protocol.framing import Frame
-from downrange.transport.connection import Connection
+from downrange.transport.outstanding import Asked
 
 _JSON: Final = int(SerializeType.JSON)
 _SUCCESS: Final = int(ResponseCode.SUCCESS)
@@ -24,6 +24,15 @@ _KINDS: Final = (SendResult, _OK, MessageQueue)
 
 Expected = tuple[str, str, MessageQueue]
 """What is known of a result before the reply: the message's unique id, its topic, the queue it was sent to."""
+
+
+class Asking(Protocol):
+    """A connection, as far as replies are concerned."""
+
+    @property
+    def requests(self) -> dict[int, Asked]: ...
+
+    def room_made(self, replies: int) -> None: ...
 
 
 class StoredReply(msgspec.Struct, frozen=True, gc=False, rename={"stored": "extFields"}):
@@ -63,7 +72,7 @@ def read_stored(frame: Frame) -> StoredReply | None:
     return reply if reply.code == _SUCCESS and reply.flag & RESPONSE_FLAG else None
 
 
-def take_stored(frames: list[Frame], at: int, connection: Connection) -> int:
+def take_stored(frames: list[Frame], at: int, connection: Asking) -> int:
     """The `Express` of a connection that sends: who said to `ask_encoded` what to expect gets a SendResult."""
     first = at
     if runs is not None:
@@ -74,7 +83,7 @@ def take_stored(frames: list[Frame], at: int, connection: Connection) -> int:
     return at
 
 
-def take_in_python(frames: list[Frame], at: int, connection: Connection) -> int:
+def take_in_python(frames: list[Frame], at: int, connection: Asking) -> int:
     """The same without the compiled twin, which leaves to us what is unusual."""
     requests = connection.requests
     while at < len(frames):

@@ -103,11 +103,11 @@ def test_the_queues_take_turns_from_the_first_send_on(brokers: FakeCluster) -> N
     assert went_to == [queues[(first + number) % len(queues)] for number in range(8)]
 
 
-def test_a_thread_that_sends_alone_has_a_connection_of_its_own(brokers: FakeCluster) -> None:
+def test_threads_that_wait_have_connections_of_their_own(brokers: FakeCluster) -> None:
     with Producer("producers", brokers.namesrv) as producer:
         for queue in producer.queues(TOPIC) * 2:
             assert producer.send(MESSAGE, queue=queue).queue == queue
-        assert set(direct_of(producer)._connections) == {broker.address for broker in brokers.brokers.values()}
+        assert set(direct_of(producer)._turns) == {broker.address for broker in brokers.brokers.values()}
         beats = {connection for connection, code in brokers.broker.came_by if code == RequestCode.HEART_BEAT}
         sent = [connection for connection, code in brokers.broker.came_by if code == RequestCode.SEND_MESSAGE_V2]
         assert sent[-1] not in beats, "what a broker asks a client must reach the loop"
@@ -120,10 +120,10 @@ def test_a_broker_that_closed_an_idle_connection_costs_no_attempt(brokers: FakeC
         for _ in range(2):
             producer.send(MESSAGE, queue=queue)
         for _ in range(3):
-            (connection,) = direct_of(producer)._connections.values()
-            connection.cut()
+            (turns,) = direct_of(producer)._turns.values()
+            turns.cut()
             assert producer.send(MESSAGE, queue=queue).status is SendStatus.SEND_OK
-            assert connection not in direct_of(producer)._connections.values()
+            assert turns not in direct_of(producer)._turns.values()
     assert all_sends(brokers) == 5
 
 
