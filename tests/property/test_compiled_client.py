@@ -81,7 +81,7 @@ def test_no_reference_is_kept_or_lost() -> None:
     lacking = Message("orders", b"body")
     del lacking.keys
     numbers, now = count(10**6).__next__, 10**9
-    topic, stem, pieces = "orders", checks.STEM + "0", checks.TEMPLATE._pieces
+    topic, stem, pieces = "orders", checks.STEM + "0", checks.TEMPLATE._pieces[0]
     frames, asking = checks.usual_chunk(Random(1))
     requests = dict(asking.requests)
     watched: list[Any] = [message, odd, rules, *rules, topic, stem, pieces, pieces[0], now, numbers, None, True, frames]

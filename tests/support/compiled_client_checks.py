@@ -169,7 +169,7 @@ def same_frame(random: Random) -> None:
         said = random.choice(("", "\ud800", "x" * 3000, "\x01" * 3000, cast(str, None), TextLike("x")))
     body = random.randbytes(random.choice((0, 1, 128, 5000)))
     most = random.choice((MAX_FRAME - 4, MAX_FRAME - 4, MAX_FRAME - 4, 400))
-    made = compiled.runs.encode_send(TEMPLATE._pieces, opaque, *numbers, said, body, most)  # type: ignore[call-arg, arg-type]
+    made = compiled.runs.encode_send(TEMPLATE._pieces[0], opaque, *numbers, said, body, most)  # type: ignore[call-arg, arg-type]
     if made is None:
         is_short = isinstance(said, str) and type(said) is str and "\ud800" not in said and len(said) < 2000
         assert most == 400 or opaque == 2**31 or not is_short
@@ -292,7 +292,7 @@ def refuses_nonsense_about_the_client(random: Random) -> None:
     calls: list[tuple[Any, list[Any]]] = [
         (runs.make_outgoing, [one, TOPIC, STEM, 7, 8, rules]),
         (runs.make_batch, [(one, one), TOPIC, TOPIC, STEM, count().__next__, 8, rules]),
-        (runs.encode_send, [TEMPLATE._pieces, 1, 2, 3, 4, 5, "text", b"body", 1000]),
+        (runs.encode_send, [TEMPLATE._pieces[0], 1, 2, 3, 4, 5, "text", b"body", 1000]),
         (runs.take_stored, [frames, 0, asking.requests, KINDS]),
     ]
     function, arguments = random.choice(calls)

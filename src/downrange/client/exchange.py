@@ -76,11 +76,26 @@ class Exchange:
             return False
         return True
 
-    def frame(self, ready: Outgoing, queue: MessageQueue, opaque: int) -> bytes:
+    def tell_now(self, ready: Outgoing, queue: MessageQueue, address: str | None) -> bool:
+        """Send without wanting a reply; False if it takes waiting. Runs no hooks."""
+        connection = self._connection(address)  # type: ignore[arg-type]  # None is no key
+        if connection is None or not connection.is_writable:
+            return False
+        connection.oneway_encoded(self.frame(ready, queue, connection.next_opaque(), is_oneway=True))
+        return True
+
+    def frame(self, ready: Outgoing, queue: MessageQueue, opaque: int, is_oneway: bool = False) -> bytes:
         """The whole request. Any thread may call."""
         template = self._templates.get((ready.topic, queue.broker_name, ready.code)) or self._template(ready, queue)
         return template.frame(
-            opaque, queue.queue_id, ready.sys_flag, ready.born_timestamp, ready.flag, ready.properties, ready.body
+            opaque,
+            queue.queue_id,
+            ready.sys_flag,
+            ready.born_timestamp,
+            ready.flag,
+            ready.properties,
+            ready.body,
+            is_oneway,
         )
 
     def forget_given_up(self, address: str | None) -> None:

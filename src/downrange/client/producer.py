@@ -6,9 +6,9 @@ import asyncio
 import itertools
 import random
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from types import TracebackType
-from typing import Final, Literal, Self
+from typing import Any, Final, Literal, Self, TypeVar
 
 from msgspec import structs
 
@@ -37,12 +37,14 @@ from downrange.client.send_result import SendResult
 from downrange.client.session import Session
 from downrange.client.trace_writer import MAX_TRACE_BYTES, TraceWriter
 from downrange.client.unique_id import UniqueIds
+from downrange.client.waiting_send import FutureSend, WaitingSend
 from downrange.compiled import runs
 from downrange.model.errors import MQError
 from downrange.model.message import Message, MessageQueue
 from downrange.model.topics import RETRY_PREFIX
 from downrange.protocol.command import Command
 
+T = TypeVar("T")
 SendCallback = Callable[[SendResult | None, MQError | None], None]
 """Called once: with a result, or with the error."""
 
@@ -90,7 +92,8 @@ class AsyncProducer:
         self._is_closed = False
         self._on_their_way = 0
         self._all_done: asyncio.Future[None] | None = None
-        self._sends: set[asyncio.Task[SendResult]] = set()
+        self._sends: set[asyncio.Future[SendResult]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._prober: asyncio.Task[None] | None = None
         self._trace: TraceWriter | None = None
         self._requests = Requests(self.session)
@@ -142,9 +145,9 @@ class AsyncProducer:
             await self.drain(timeout)
         finally:  # also when nobody wants to wait any longer
             await self._requests.close()
-            for task in [*self._sends, *([self._prober] if self._prober else [])]:
-                task.cancel()
-                await asyncio.wait([task])
+            for ended in [*self._sends, *self._tasks, *([self._prober] if self._prober else [])]:
+                ended.cancel()
+                await asyncio.wait([ended])
             if self._trace is not None:
                 await self._trace.close()
             await self.session.heartbeats.remove_producer(self.group)
@@ -220,16 +223,31 @@ class AsyncProducer:
         self.count_in()
         try:
             ready = self.ready(message)
-            assert self._loop is not None
-            task = self._loop.create_task(self._deliver_async(ready, queue, selector, timeout))
+            sent: asyncio.Future[SendResult]
+            waiting: WaitingSend | None = None
+            # While others go on in the background this one must not overtake them.
+            first = None if self._tasks else self.delivery.first(ready, queue, selector, timeout)
+            if first is None:
+                sent = self.background(self._deliver_async(ready, queue, selector, timeout))
+            else:
+                first.kind = SendKind.ASYNC
+                sent = self.delivery.exchange.new_future()
+                waiting = WaitingSend(self, ready, first, FutureSend(sent))
         except BaseException:
             self.count_out()
             raise
-        self._sends.add(task)
-        task.add_done_callback(self._async_ended)
-        if callback is not None:
-            task.add_done_callback(lambda done: _call_back(callback, done))
-        return task
+        self._sends.add(sent)
+
+        def ended(sent: asyncio.Future[SendResult]) -> None:
+            self._sends.discard(sent)
+            if waiting is not None and sent.cancelled():
+                waiting.cancel()
+            self.count_out()
+            if callback is not None:
+                _call_back(callback, sent)
+
+        sent.add_done_callback(ended)
+        return sent
 
     async def _deliver_async(
         self, ready: Outgoing, queue: MessageQueue | None, selector: Selector | None, timeout: float | None
@@ -243,7 +261,17 @@ class AsyncProducer:
         self.count_in()
         try:
             ready = self.ready(message)
-            await self.delivery.all(ready, SendKind.ONEWAY, queue, selector, None)
+            delivery = self.delivery
+            first = delivery.first(ready, queue, selector, None)
+            if first is not None:
+                first.kind = SendKind.ONEWAY
+                try:
+                    is_sent = delivery.exchange.tell_now(ready, first.queue, first.address)
+                except MQError as error:  # a frame too large
+                    first.ended = error
+                    is_sent = False
+            if first is None or not is_sent:
+                await delivery.all(ready, SendKind.ONEWAY, queue, selector, None, first)
             # Without an answer to wait for, a loop of sends would never let the event loop write them.
             self._oneway_bytes += len(ready.body) + len(ready.properties)
             if self._oneway_bytes > _YIELD_BYTES:
@@ -332,9 +360,13 @@ class AsyncProducer:
         if not self._on_their_way and self._all_done is not None and not self._all_done.done():
             self._all_done.set_result(None)
 
-    def _async_ended(self, task: asyncio.Task[SendResult]) -> None:
-        self._sends.discard(task)
-        self.count_out()
+    def background(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """A task that ends with the producer. On the loop's thread."""
+        assert self._loop is not None
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
     def ready(self, message: Message) -> Outgoing:
         """The message as it goes out; raises MessageError. Any thread may call."""
@@ -374,7 +406,7 @@ class AsyncProducer:
         return known
 
 
-def _call_back(callback: SendCallback, task: asyncio.Task[SendResult]) -> None:
+def _call_back(callback: SendCallback, task: asyncio.Future[SendResult]) -> None:
     if task.cancelled():
         callback(None, ClientClosed("the send was given up: the producer was closed or the task cancelled"))
         return

@@ -1,11 +1,10 @@
-"""A send on the event loop for a thread that waits: without a task while all goes well."""
+"""A send on the event loop for a thread or a callback that waits: without a task while all goes well."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from downrange.client.background_loop import Call
 from downrange.client.delivery import FirstAttempt
 from downrange.client.fault import Outcome
 from downrange.client.messages import Outgoing
@@ -18,22 +17,49 @@ if TYPE_CHECKING:
     from downrange.client.producer import AsyncProducer
 
 
+class Told(Protocol):
+    """Whoever wants to know what became of a send: the call of a thread, or a FutureSend."""
+
+    def set_result(self, result: SendResult, /) -> None: ...
+
+    def set_exception(self, error: BaseException, /) -> None: ...
+
+
+class FutureSend:
+    """Tells a future, unless it was cancelled."""
+
+    __slots__ = ("_future",)
+
+    def __init__(self, future: asyncio.Future[SendResult]) -> None:
+        self._future = future
+
+    def set_result(self, result: SendResult, /) -> None:
+        if not self._future.done():
+            self._future.set_result(result)
+
+    def set_exception(self, error: BaseException, /) -> None:
+        if isinstance(error, asyncio.CancelledError):
+            self._future.cancel()
+        elif not self._future.done():
+            self._future.set_exception(error)
+
+
 class WaitingSend:
     """Takes the reply to the first attempt, in the place of a future. Used on the loop's thread.
 
     A reply that says stored becomes the result in the very call that received it; a task would take more turns of the
     loop. Whatever else happens, a task goes on.
-    Holds always: the producer counts the send as on its way until just before the thread is told.
+    Holds always: the producer counts the send as on its way until just before somebody is told.
     """
 
-    __slots__ = ("_call", "_first", "_is_done", "_producer", "_ready", "_task")
+    __slots__ = ("_first", "_is_done", "_producer", "_ready", "_task", "_told")
 
-    def __init__(self, producer: AsyncProducer, ready: Outgoing, first: FirstAttempt, call: Call[SendResult]) -> None:
+    def __init__(self, producer: AsyncProducer, ready: Outgoing, first: FirstAttempt, told: Told) -> None:
         """Begin, with the first attempt unless it was made elsewhere."""
         self._producer = producer
         self._ready = ready
         self._first = first
-        self._call = call
+        self._told = told
         self._is_done = False
         self._task: asyncio.Task[None] | None = None
         producer.count_in()
@@ -47,7 +73,7 @@ class WaitingSend:
         self._go_on()
 
     def cancel(self) -> None:
-        """The thread does not wait any longer."""
+        """Nobody waits any longer."""
         if self._task is not None:
             self._task.cancel()
         elif not self._is_done:
@@ -62,7 +88,7 @@ class WaitingSend:
     def set_result(self, reply: Command | SendResult, /) -> None:
         if isinstance(reply, SendResult):
             self._end(Outcome.OK)
-            self._call.set_result(reply)
+            self._told.set_result(reply)
         else:
             self._first.ended = reply
             self._go_on()
@@ -79,7 +105,7 @@ class WaitingSend:
 
     def _go_on(self) -> None:
         self._is_done = True
-        self._task = asyncio.get_running_loop().create_task(self._deliver())
+        self._task = self._producer.background(self._deliver())
 
     async def _deliver(self) -> None:
         producer, first = self._producer, self._first
@@ -88,7 +114,7 @@ class WaitingSend:
                 (result,) = await producer.delivery.all(self._ready, SendKind.SYNC, None, None, None, first)
             finally:
                 producer.count_out()
-        except BaseException as error:  # cancelled, too: the thread must not wait for ever
-            self._call.set_exception(error)
+        except BaseException as error:  # cancelled, too: nobody must wait for ever
+            self._told.set_exception(error)
         else:
-            self._call.set_result(result)
+            self._told.set_result(result)

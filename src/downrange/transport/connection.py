@@ -193,6 +193,10 @@ class Connection(asyncio.Protocol):
         """Make room of the requests nobody waits for any more; late replies to them are ignored."""
         self._asked.forget_given_up()
 
+    def oneway_encoded(self, frame: bytes) -> None:
+        """`oneway` with a frame that was made for `next_opaque`."""
+        self._send([frame])
+
     def oneway(self, command: Command) -> None:
         """Send a request that wants no answer."""
         self._send(encode_parts(command, self.next_opaque()))

@@ -8,12 +8,13 @@ from collections.abc import Awaitable, Callable
 from typing import cast
 
 import pytest
+from msgspec import structs
 
 from downrange.client.background_loop import Call
 from downrange.client.config import ProducerConfig
 from downrange.client.delivery import FirstAttempt
 from downrange.client.direct_sends import DirectSends
-from downrange.client.errors import SendFailed
+from downrange.client.errors import ClientClosed, SendFailed
 from downrange.client.fault import StrategyName
 from downrange.client.messages import BodyMissing, Outgoing
 from downrange.client.producer import AsyncProducer
@@ -21,7 +22,7 @@ from downrange.client.retry import SendKind
 from downrange.client.send_result import SendResult
 from downrange.client.waiting_send import WaitingSend
 from downrange.model.message import Message, MessageQueue
-from downrange.protocol.codes import ResponseCode
+from downrange.protocol.codes import RequestCode, ResponseCode
 from downrange.protocol.command import Command
 from downrange.protocol.errors import LocalProtocolError
 from downrange.protocol.framing import MAX_FRAME
@@ -137,7 +138,36 @@ async def test_every_way_decides_alike(
         assert await story(cluster, way, answers, strategy, given=given) == plain, way.__name__
 
 
-@pytest.mark.parametrize("send", WAYS)
+async def in_the_background(producer: AsyncProducer, message: Message, queue: MessageQueue | None) -> SendResult:
+    return await producer.send_async(message, queue=queue)
+
+
+async def in_the_background_without_shortcut(
+    producer: AsyncProducer, message: Message, queue: MessageQueue | None
+) -> SendResult:
+    return (await producer.delivery.all(producer.ready(message), SendKind.ASYNC, queue, None, None))[0]
+
+
+@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize(
+    "answers",
+    [
+        (),
+        (stored, ERROR),
+        (REFUSED, stored),
+        (stored, BUSY, stored),
+        (stored, NOT_FLUSHED),
+        (stored, unreadable, stored),
+    ],
+)
+async def test_sends_in_the_background_decide_alike(
+    cluster: FakeCluster, answers: tuple[Answering, ...], given: bool
+) -> None:
+    plain = await story(cluster, in_the_background_without_shortcut, answers, "round_robin", given=given)
+    assert await story(cluster, in_the_background, answers, "round_robin", given=given) == plain
+
+
+@pytest.mark.parametrize("send", [*WAYS, in_the_background])
 async def test_a_message_too_large_for_a_frame_is_a_failed_send(cluster: FakeCluster, send: Sending) -> None:
     answer_sends(cluster, stored)
     config = ProducerConfig(max_message_size=2 * MAX_FRAME, compress_over_bytes=4 * MAX_FRAME)
@@ -175,6 +205,71 @@ async def test_a_send_for_a_thread_that_is_given_up_frees_its_place(cluster: Fak
         assert not told.done()
         assert await producer.drain(0), "it is not on its way any more"
         silence.end()
+
+
+async def test_a_send_in_the_background_that_is_cancelled_frees_its_place(cluster: FakeCluster) -> None:
+    answer_sends(cluster, stored)
+    silence = Silence()
+    heard: list[object] = []
+    async with AsyncProducer("producers", cluster.namesrv) as producer:
+        await connect_to_all(producer)
+        answer_sends(cluster, silence)
+        first = producer.send_async(MESSAGE, lambda result, error: heard.append(type(error)))
+        second = producer.send_async(MESSAGE)
+        await until(lambda: len(silence.waiting) == 2)
+        first.cancel()
+        await until(lambda: heard)
+        assert heard == [ClientClosed]
+        assert len(asked_of(producer)) == 1
+        silence.end()
+        with pytest.raises(SendFailed):
+            await second
+        assert await producer.drain(1), "none is on its way any more"
+
+
+async def test_a_send_in_the_background_does_not_overtake_one_that_finds_the_route(cluster: FakeCluster) -> None:
+    answer_sends(cluster, stored)
+    async with AsyncProducer("producers", cluster.namesrv) as producer:
+        keyed = [Message(TOPIC, b"%d" % number, sharding_key="one") for number in range(5)]
+        sent = [producer.send_async(message) for message in keyed[:2]]
+        await until(lambda: producer.routes.known(TOPIC))
+        sent += [producer.send_async(message) for message in keyed[2:]]
+        results = await asyncio.gather(*sent)
+    assert {result.queue for result in results} == {results[0].queue}
+    broker = cluster.brokers[results[0].queue.broker_name]
+    bodies = [command.body_bytes for command in broker.asked if command.code == RequestCode.SEND_MESSAGE_V2]
+    assert bodies == [b"0", b"1", b"2", b"3", b"4"]
+
+
+async def test_a_oneway_send_is_the_same_with_and_without_shortcut(cluster: FakeCluster) -> None:
+    message = Message(TOPIC, b"body", "tag", 'key "1"', properties={"a": "b"})
+    async with AsyncProducer("producers", cluster.namesrv, random_source=random.Random(7)) as producer:
+        answer_sends(cluster, stored)
+        await connect_to_all(producer)
+        (queue,) = (await producer.queues(TOPIC))[:1]
+        broker = cluster.brokers[queue.broker_name]
+        broker.asked.clear()
+        await producer.send_oneway(message, queue=queue)
+        await producer.delivery.all(producer.ready(message), SendKind.ONEWAY, queue, None, None)
+        await until(lambda: len(sends(broker)) == 2)
+        assert await producer.drain(0)
+    same = [
+        structs.replace(header, born_timestamp=0, properties=header.properties.partition("WAIT")[2])
+        for header in sends(broker)
+    ]
+    assert same[0] == same[1]
+    asked = [command for command in broker.asked if command.code == RequestCode.SEND_MESSAGE_V2]
+    assert [(command.is_oneway, command.body_bytes) for command in asked] == [(True, b"body")] * 2
+
+
+async def test_a_oneway_send_too_large_for_a_frame_fails(cluster: FakeCluster) -> None:
+    answer_sends(cluster, stored)
+    config = ProducerConfig(max_message_size=2 * MAX_FRAME, compress_over_bytes=4 * MAX_FRAME)
+    async with AsyncProducer("producers", cluster.namesrv, config) as producer:
+        await connect_to_all(producer)
+        with pytest.raises(SendFailed):
+            await producer.send_oneway(Message(TOPIC, bytes(MAX_FRAME)))
+        assert await producer.drain(0)
 
 
 async def test_a_cancelled_send_frees_its_place(cluster: FakeCluster) -> None:

@@ -12,6 +12,7 @@ import msgspec
 
 from downrange.compiled import runs
 from downrange.protocol.codes import VERSION_4_9_8, LanguageCode, RequestCode, SerializeType
+from downrange.protocol.command import ONEWAY_FLAG
 from downrange.protocol.framing import MAX_FRAME, PREFIX, with_prefix
 
 _text = msgspec.json.Encoder().encode
@@ -23,12 +24,18 @@ _BATCH: Final = int(RequestCode.SEND_BATCH_MESSAGE)
 # What `%d` and `%b` take the place of, in this order.
 _CHANGING: Final = b'"e":"%d","f":"%d","g":"%d","h":"%d","i":%b}'
 
-_REST: Final = (
-    f',"flag":0,"language":"{LanguageCode.PYTHON.name}","opaque":%d,'
-    f'"serializeTypeCurrentRPC":"JSON","version":{VERSION_4_9_8}}}'
-).encode()
+
+def _rest(flag: int) -> bytes:
+    return (
+        f',"flag":{flag},"language":"{LanguageCode.PYTHON.name}","opaque":%d,'
+        f'"serializeTypeCurrentRPC":"JSON","version":{VERSION_4_9_8}}}'
+    ).encode()
+
+
+# Of a request that wants a reply, and of one that wants none.
+_RESTS: Final = (_rest(0), _rest(ONEWAY_FLAG))
 # The same for the compiled twin: what stands around the numbers and the text.
-_PIECES: Final = (b'"e":"', b'","f":"', b'","g":"', b'","h":"', b'","i":"', *(b'"}' + _REST).split(b"%d"))
+_PIECES: Final = (b'","f":"', b'","g":"', b'","h":"', b'","i":"')
 
 
 class SendTemplate:
@@ -38,7 +45,7 @@ class SendTemplate:
     with these fields.
     """
 
-    __slots__ = ("_fields", "_header", "_pieces")
+    __slots__ = ("_fields", "_headers", "_pieces")
 
     def __init__(
         self,
@@ -62,32 +69,57 @@ class SendTemplate:
         }
         fields = _text(same)[:-1] + b","
         start = b'{"code":%d,"extFields":' % code
-        self._pieces = start + fields + _PIECES[0], *_PIECES[1:]
+        first = start + fields + b'"e":"'
+        self._pieces = tuple((first, *_PIECES, *(b'"}' + rest).split(b"%d")) for rest in _RESTS)
         # A name may hold a percent sign: `%RETRY%group`, `namespace%topic`.
         self._fields = fields.replace(b"%", b"%%") + _CHANGING
-        self._header = start + self._fields + _REST
+        self._headers = tuple(start + self._fields + rest for rest in _RESTS)
 
     def fields(self, queue_id: int, sys_flag: int, born_timestamp: int, flag: int, properties: str) -> msgspec.Raw:
         """The ext fields."""
         return msgspec.Raw(self._fields % (queue_id, sys_flag, born_timestamp, flag, _text(properties)))
 
     def frame(
-        self, opaque: int, queue_id: int, sys_flag: int, born_timestamp: int, flag: int, properties: str, body: bytes
+        self,
+        opaque: int,
+        queue_id: int,
+        sys_flag: int,
+        born_timestamp: int,
+        flag: int,
+        properties: str,
+        body: bytes,
+        is_oneway: bool = False,
     ) -> bytes:
-        """The whole frame of a request that wants a reply."""
+        """The whole frame of a request, which wants a reply unless it is one-way."""
         if runs is not None:
             frame = runs.encode_send(
-                self._pieces, opaque, queue_id, sys_flag, born_timestamp, flag, properties, body, _LONGEST_FRAME
+                self._pieces[is_oneway],
+                opaque,
+                queue_id,
+                sys_flag,
+                born_timestamp,
+                flag,
+                properties,
+                body,
+                _LONGEST_FRAME,
             )
             if frame is not None:
                 return frame
-        return self.frame_in_python(opaque, queue_id, sys_flag, born_timestamp, flag, properties, body)
+        return self.frame_in_python(opaque, queue_id, sys_flag, born_timestamp, flag, properties, body, is_oneway)
 
     def frame_in_python(
-        self, opaque: int, queue_id: int, sys_flag: int, born_timestamp: int, flag: int, properties: str, body: bytes
+        self,
+        opaque: int,
+        queue_id: int,
+        sys_flag: int,
+        born_timestamp: int,
+        flag: int,
+        properties: str,
+        body: bytes,
+        is_oneway: bool = False,
     ) -> bytes:
         """The same without the compiled twin, which leaves to us what is unusual."""
-        header = self._header % (queue_id, sys_flag, born_timestamp, flag, _text(properties), opaque)
+        header = self._headers[is_oneway] % (queue_id, sys_flag, born_timestamp, flag, _text(properties), opaque)
         size = len(header)
         length = 4 + size + len(body)
         if length > _LONGEST_FRAME or size > _LONGEST_HEADER:
