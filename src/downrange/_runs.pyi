@@ -4,6 +4,7 @@ from mmap import mmap
 
 from typing_extensions import Buffer
 
+from downrange.client.consumer.messages import ReceivedMessage
 from downrange.client.messages import Outgoing, OutgoingRules
 from downrange.client.send_result import SendResult, SendStatus
 from downrange.model.message import Message, MessageQueue
@@ -113,6 +114,9 @@ def take_stored(
     kinds: tuple[type[SendResult], SendStatus, type[MessageQueue]],
     /,
 ) -> int | None: ...
+def read_pulled(
+    data: bytes, queue: MessageQueue, topic: str, min_offset: int, max_offset: int, kind: type[ReceivedMessage], /
+) -> list[ReceivedMessage] | None: ...
 def walk_records(buffer: Buffer, /) -> bytes | None: ...
 def split_properties(
     buffer: Buffer, starts: Buffer, stops: Buffer, names: tuple[bytes, ...], wants_map: bool, /

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from downrange.client.config import ProducerConfig
+from downrange.client.consumer.messages import ReceivedMessage
 from downrange.client.messages import outgoing_rules
 from downrange.compiled import runs
 from downrange.model.message import Message, MessageQueue
@@ -57,6 +58,12 @@ def test_genuine_replies_are_taken() -> None:
 
 @given(random=SEEDS)
 @settings(max_examples=600, deadline=None)
+def test_what_was_pulled_is_read_alike(random: Random) -> None:
+    checks.same_messages(random)
+
+
+@given(random=SEEDS)
+@settings(max_examples=600, deadline=None)
 def test_arguments_that_only_a_bug_can_pass_are_refused(random: Random) -> None:
     checks.refuses_nonsense_about_the_client(random)
 
@@ -94,7 +101,8 @@ def test_no_reference_is_kept_or_lost() -> None:
         *checks.KINDS,
         *requests.values(),
     ]
-    watched += [odd.keys, lacking, lacking.body]
+    pulled = checks.record(Random(1)) * 3
+    watched += [pulled, QUEUE, ReceivedMessage, odd.keys, lacking, lacking.body]
 
     def once() -> None:
         assert taken.make_outgoing(message, topic, stem, 10**6, now, rules) is not None
@@ -108,6 +116,8 @@ def test_no_reference_is_kept_or_lost() -> None:
         asked = dict(requests)
         assert taken.take_stored(frames, 0, asked, checks.KINDS) == 3
         assert taken.take_stored(frames, 0, asked, checks.KINDS) == 0
+        assert len(taken.read_pulled(pulled, QUEUE, topic, now, now, ReceivedMessage)) == 3
+        assert taken.read_pulled(pulled[:-1], QUEUE, topic, now, now, ReceivedMessage) is None
         for waiting in asking.waiting:
             waiting.told.clear()
 

@@ -8,14 +8,19 @@ from itertools import count
 from random import Random
 from typing import Any, cast
 
+from msgspec import structs
+
 from downrange import compiled
 from downrange.client.config import ProducerConfig
+from downrange.client.consumer.messages import ReceivedMessage, read_in_python
 from downrange.client.messages import Outgoing, batches, check_batch, outgoing, outgoing_rules
 from downrange.client.request_reply import ReplyMessage
 from downrange.client.send_result import SendResult, SendStatus
 from downrange.client.stored_reply import Expected, take_in_python
 from downrange.model.errors import MQError
-from downrange.model.message import Message, MessageQueue
+from downrange.model.message import Message, MessageQueue, PhysicalOffset, QueueOffset, StoredMessage
+from downrange.model.message_id import HostPort, pack_host
+from downrange.model.record import CorruptRecord, encode_record
 from downrange.protocol.bodies.send import SendMessageResponse
 from downrange.protocol.bodies.send_template import SendTemplate
 from downrange.protocol.codes import ResponseCode, SerializeType
@@ -280,6 +285,56 @@ def usual_chunk(random: Random) -> tuple[list[Frame], Asking]:
     return frames, Asking([("ID", TOPIC, queue)] * 3, -1)
 
 
+# --- what was pulled --------------------------------------------------------------------------------------------------
+
+
+def record(random: Random) -> bytes:
+    hosts = ("10.0.0.1", "192.168.1.7", "::1") if is_odd(random) else ("10.0.0.1", "192.168.1.7")
+    said = random.choice(("", "KEYS\x01a", "é\x01\U0001f600\x02", "TAGS\x01t\x02" * 50))
+    stored = StoredMessage(
+        topic=random.choice(("orders", "é", "x" * 200)),
+        queue_id=random.getrandbits(31),
+        queue_offset=QueueOffset(random.getrandbits(62)),
+        physical_offset=PhysicalOffset(random.getrandbits(62)),
+        body=random.randbytes(random.choice((0, 1, 128, 3000))),
+        properties_text=said,
+        sys_flag=random.choice((0, 1, 12)),
+        flag=random.choice((0, -1, 2**31 - 1)),
+        born_timestamp=random.getrandbits(41),
+        born_host=HostPort(random.choice(hosts), random.getrandbits(16)),
+        store_timestamp=random.getrandbits(41),
+        store_host=HostPort(random.choice(hosts), 10911),
+        reconsume_times=random.choice((0, 16)),
+        prepared_transaction_offset=random.getrandbits(40),
+        body_crc=0,
+        store_size=0,
+    )
+    return encode_record(stored, pack_host(*stored.born_host), pack_host(*stored.store_host))
+
+
+def same_messages(random: Random) -> None:
+    """Whatever was pulled is read alike, or left to the twin."""
+    data = b"".join(record(random) for _ in range(random.choice((0, 1, 2, 5))))
+    is_damaged = random.random() < 0.6
+    if is_damaged and data:
+        spoilt = bytearray(data)
+        for _ in range(random.choice((1, 1, 3))):
+            spoilt[random.randrange(len(spoilt))] = random.choice((0, 1, 0x7F, 0x80, 0xFF, random.getrandbits(8)))
+        data = bytes(spoilt[: random.choice((len(spoilt), len(spoilt), random.randrange(len(spoilt) + 1)))])
+    queue = MessageQueue(TOPIC, "broker-a", 1)
+    read = compiled.runs.read_pulled(data, queue, TOPIC, 10**9, 10**10, ReceivedMessage)
+    try:
+        expected = read_in_python(data, queue, 10**9, 10**10, 0, "")
+    except CorruptRecord:
+        assert read is None
+        return
+    if read is None:
+        has_v6 = any(len(host) != 8 for each in expected for host in (each.packed_born_host, each.packed_store_host))
+        assert has_v6 or is_damaged, "what is usual is for the compiled function"
+    else:
+        assert list(map(structs.astuple, read)) == list(map(structs.astuple, expected))
+
+
 # --- nonsense ---------------------------------------------------------------------------------------------------------
 
 
@@ -294,6 +349,7 @@ def refuses_nonsense_about_the_client(random: Random) -> None:
         (runs.make_batch, [(one, one), TOPIC, TOPIC, STEM, count().__next__, 8, rules]),
         (runs.encode_send, [TEMPLATE._pieces[0], 1, 2, 3, 4, 5, "text", b"body", 1000]),
         (runs.take_stored, [frames, 0, asking.requests, KINDS]),
+        (runs.read_pulled, [record(random), KINDS, TOPIC, 1, 2, ReceivedMessage]),
     ]
     function, arguments = random.choice(calls)
     for _ in range(random.choice((1, 1, 2))):
@@ -304,7 +360,7 @@ def refuses_nonsense_about_the_client(random: Random) -> None:
         made = function(*arguments)
     except (TypeError, AttributeError, ValueError):  # of what was to be made, or to be told, and is nonsense
         return
-    assert made is None or isinstance(made, (bytes, int, Outgoing)) or made == "x"
+    assert made is None or isinstance(made, (bytes, int, Outgoing, list)) or made == "x"
 
 
 def _spoilt(random: Random, argument: Any) -> Any:

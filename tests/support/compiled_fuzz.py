@@ -51,6 +51,7 @@ def run(seconds: float, seed: int) -> int:
             client_checks.same_batch(random)
             client_checks.same_frame(random)
             client_checks.same_replies_taken(random, captured)
+            client_checks.same_messages(random)
             client_checks.refuses_nonsense_about_the_client(random)
             property_checks.same_properties(random)
             property_checks.same_walk(random)
