@@ -1,4 +1,4 @@
-"""Sends per second of the producer against a broker process: blocking threads, and 64 concurrent asynchronous sends.
+"""Sends per second of the producer against a broker process: threads that wait, 64 coroutines, one-way sends.
 
 128-byte bodies, unique keys, one connection. Broker and producer share the machine, so wall rates depend on what else
 runs; the producer's own CPU per message repeats better. A bare connection that writes ready-made frames is the floor.
@@ -85,6 +85,17 @@ async def asynchronous(namesrv: str, count: int, measured: Measured, config: Pro
         await concurrently(count, lambda number: producer.send(message(number)), measured)
 
 
+async def oneway(namesrv: str, count: int, measured: Measured) -> None:
+    """The last one waits for its reply, and so for all before it."""
+    async with AsyncProducer("bench", namesrv) as producer:
+        queue = (await producer.send(message(0))).queue
+        start, cpu = time.perf_counter(), time.process_time()
+        for number in range(count):
+            await producer.send_oneway(message(number), queue=queue)
+        await producer.send(message(count), queue=queue)
+        measured.add(count, time.perf_counter() - start, time.process_time() - cpu)
+
+
 def blocking(namesrv: str, count: int, threads: int, measured: Measured) -> None:
     """Threads that share a producer and each send one after the other."""
     took: list[float] = []
@@ -116,7 +127,7 @@ def batched(namesrv: str, count: int, measured: Measured) -> None:
 
 
 def run() -> list[Figure]:
-    names = ("bare", "async", "latency", "adaptive", "blocking", "threads", "many", "batches")
+    names = ("bare", "async", "latency", "adaptive", "oneway", "blocking", "two", "threads", "many", "batches")
     measured = {name: Measured() for name in names}
     # A busy machine must not turn into flow control: the broker may let requests wait.
     patient = {"waitTimeMillsInSendQueue": 10_000}
@@ -130,7 +141,9 @@ def run() -> list[Figure]:
             for name in ("latency", "adaptive"):
                 config = ProducerConfig(fault_strategy=name)
                 run_loop(asynchronous(cluster.namesrv, COUNT, measured[name], config))
+            run_loop(oneway(cluster.namesrv, COUNT, measured["oneway"]))
             blocking(cluster.namesrv, COUNT // 16, 1, measured["blocking"])
+            blocking(cluster.namesrv, COUNT // 16, 2, measured["two"])
             blocking(cluster.namesrv, COUNT // 16, 8, measured["threads"])
             blocking(cluster.namesrv, COUNT // 16, 64, measured["many"])
             batched(cluster.namesrv, COUNT, measured["batches"])
@@ -139,7 +152,9 @@ def run() -> list[Figure]:
         "async": "64 at a time, AsyncProducer",
         "latency": "64 at a time, fault strategy latency",
         "adaptive": "64 at a time, fault strategy adaptive",
+        "oneway": "one-way, one after the other",
         "blocking": "one blocking thread",
+        "two": "2 blocking threads",
         "threads": "8 blocking threads",
         "many": "64 blocking threads",
         "batches": "one blocking thread, batches of 32",

@@ -13,9 +13,9 @@ from tempfile import TemporaryDirectory
 from downrange.compiled import VARIANT
 from tests.support import compiled_cases as cases
 from tests.support import compiled_checks as checks
+from tests.support import compiled_client_checks as client_checks
 from tests.support import compiled_load_checks as load_checks
 from tests.support import compiled_pick_checks as pick_checks
-from tests.support import compiled_client_checks as client_checks
 from tests.support import compiled_property_checks as property_checks
 from tests.support import compiled_pull_checks as pull_checks
 from tests.support import compiled_send_checks as send_checks

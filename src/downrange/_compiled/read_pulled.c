@@ -8,7 +8,6 @@
 #define HOST_SIZE 8
 #define FIELDS 18
 
-static inline int64_t get64(const byte *at) { return (int64_t)((uint64_t)get32(at) << 32 | get32(at + 4)); }
 
 static inline PyObject *number32(const byte *at) { return PyLong_FromLong((int32_t)get32(at)); }
 

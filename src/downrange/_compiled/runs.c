@@ -2,7 +2,7 @@
 #include "run.h"
 #include "topic_table.h"
 
-PyObject *s_queue_id, *s_row, *s_topic_field;
+PyObject *s_queue_id, *s_row, *s_topic, *s_topic_field;
 
 static PyMethodDef functions[] = {
     {"cut_frames", (PyCFunction)(void (*)(void))cut_frames, METH_FASTCALL, NULL},
@@ -34,8 +34,9 @@ PyMODINIT_FUNC PyInit__runs(void) {
     make_crc_table();
     s_queue_id = PyUnicode_InternFromString("queue_id");
     s_row = PyUnicode_InternFromString("row");
+    s_topic = PyUnicode_InternFromString("topic");
     s_topic_field = PyUnicode_InternFromString("topic_field");
-    if (!s_queue_id || !s_row || !s_topic_field || !make_send_names() || !make_reply_names()) return NULL;
+    if (!s_queue_id || !s_row || !s_topic || !s_topic_field || !make_send_names() || !make_reply_names()) return NULL;
     if (PyType_Ready(&run_type) < 0) return NULL;
     PyObject *module = PyModule_Create(&definition);
     if (module != NULL && PyModule_AddType(module, &topic_table_type) < 0) Py_CLEAR(module);

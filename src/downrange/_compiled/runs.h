@@ -24,7 +24,7 @@ typedef struct {
 } Text;
 
 /* Names of attributes. */
-extern PyObject *s_queue_id, *s_row, *s_topic_field;
+extern PyObject *s_queue_id, *s_row, *s_topic, *s_topic_field;
 
 PyObject *cut_frames(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *plain_run(PyObject *module, PyObject *const *args, Py_ssize_t count);
