@@ -10,8 +10,10 @@ import itertools
 import select
 import socket
 import struct
+import sys
 from contextlib import suppress
 from math import nan
+from time import monotonic
 from typing import Final
 
 from downrange.protocol.framing import MAX_FRAME, Frame, FrameDecoder
@@ -31,16 +33,19 @@ class DirectConnection:
     Whoever gets an exception from `exchange` closes the connection. Any thread may call `cut` and `next_opaque`.
     """
 
-    __slots__ = ("_decoder", "_numbers", "_poll", "_seconds", "_socket", "address")
+    __slots__ = ("_decoder", "_numbers", "_poll", "_seconds", "_socket", "address", "round_trip")
 
     def __init__(self, address: str, connect_seconds: float) -> None:
         """Connect; raises ConnectFailed."""
         self.address = address
         self._numbers = itertools.count(1).__next__  # no two threads get the same
+        begun = monotonic()
         try:
             self._socket = socket.create_connection(split_address(address), connect_seconds)
         except OSError as error:
             raise ConnectFailed(f"cannot connect to {address}: {error.strerror or error}") from None
+        self.round_trip = _round_trip(self._socket) or monotonic() - begun
+        """Seconds to the broker's machine and back."""
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         # The kernel watches the time: Python's own time-outs take a system call more for each read and write.
         self._socket.settimeout(None)
@@ -100,3 +105,11 @@ class DirectConnection:
         value = _TIMEVAL.pack(*divmod(micros, 1_000_000))
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
+
+
+def _round_trip(connected: socket.socket) -> float:
+    """As the kernel saw it when the connection was made; 0 where it does not tell."""
+    if sys.platform != "linux":
+        return 0.0
+    (micros,) = struct.unpack_from("I", connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 72), 68)
+    return float(micros) / 1_000_000

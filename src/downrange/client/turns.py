@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from time import monotonic
+from typing import Final
 
 from downrange.client.direct_connection import DirectConnection
 from downrange.client.send_result import SendResult
@@ -17,6 +18,9 @@ from downrange.protocol.errors import RemoteProtocolError
 from downrange.protocol.framing import Frame, decode_frame
 from downrange.transport.errors import ConnectionLost, RequestTimedOut
 from downrange.transport.outstanding import Asked
+
+_FAR_SECONDS: Final = 0.000_2
+_PATIENCE_SECONDS: Final = 0.003
 
 
 class Turn:
@@ -69,6 +73,8 @@ class Turns:
     has come. What is asked meanwhile waits for its next write. When its own reply has come it makes another one the
     leader. So there is no thread but those that wait. Each that wakes wakes the next: all at once would only wait
     again, for the interpreter's lock.
+    Waiting for the next write pays only when it comes soon. Over a network that is not the case: all but the leader are
+    sent away at once. When a reply takes long, those that were not written yet are sent away after a while.
     Holds always: there is a leader while anybody waits; only the leader uses the connection and `requests`. Once
     broken, nothing is asked any more, and the connection is closed.
     """
@@ -83,6 +89,7 @@ class Turns:
         self._answered: deque[Turn] = deque()
         self._lock = threading.Lock()
         self._is_led = False
+        self._is_far = connection.round_trip > _FAR_SECONDS
 
     def __repr__(self) -> str:
         state = "broken" if self.is_broken else "led" if self._is_led else "idle"
@@ -95,16 +102,17 @@ class Turns:
         until = monotonic() + seconds
         turn = Turn(frame, self._answered)
         with self._lock:
-            if self.is_broken:
+            is_first = not self._is_led
+            if self.is_broken or (self._is_far and not is_first):
                 return None
             self._unsent.append((opaque, (turn, until, code, seconds, expected)))
-            is_first = not self._is_led
             if is_first:
                 self._is_led = turn.leads = True
         if is_first:
             self._lead(turn, until, was_idle=True)
         else:
-            self._wait(turn, seconds)
+            if not self._wait(turn, seconds):
+                return None
             if turn.leads:
                 self._lead(turn, until, was_idle=False)
         answer = turn.answer
@@ -125,10 +133,14 @@ class Turns:
 
     # --- for threads that wait ------------------------------------------------------------------------------------
 
-    def _wait(self, turn: Turn, seconds: float) -> None:
-        """Until it is woken, or gives up."""
+    def _wait(self, turn: Turn, seconds: float) -> bool:
+        """Until it is woken, or gives up; False when it should not have waited, as nobody writes."""
         try:
-            turn.wait(seconds)
+            turn.wait(min(seconds, _PATIENCE_SECONDS))
+            if not turn.is_woken and seconds > _PATIENCE_SECONDS:
+                if self._withdraw(turn):
+                    return False
+                turn.wait(seconds - _PATIENCE_SECONDS)
         except BaseException:  # Ctrl-C
             with self._lock:
                 turn.is_given_up = True
@@ -141,6 +153,15 @@ class Turns:
             turn.is_given_up = not turn.is_woken
         if turn.is_woken:
             self._wake_next()
+        return True
+
+    def _withdraw(self, turn: Turn) -> bool:
+        """Whether it was not written yet, and will not be."""
+        with self._lock:
+            before = len(self._unsent)
+            if not turn.is_woken:
+                self._unsent = [each for each in self._unsent if each[1][0] is not turn]
+            return len(self._unsent) < before
 
     def _wake_next(self) -> None:
         if self._answered:

@@ -91,6 +91,7 @@ def test_one_reply_after_the_other() -> None:
         until_gone(peer)
 
     with connected(script) as connection:
+        assert 0 < connection.round_trip < 5
         for seconds in (5, 5, 4):
             assert connection.is_quiet()
             assert ask(connection, seconds) == Command(0, 1, 1)

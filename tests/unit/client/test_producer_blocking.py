@@ -143,6 +143,22 @@ def test_a_direct_send_that_fails_is_tried_elsewhere_within_its_time(brokers: Fa
         assert [type(attempt.error) for attempt in failed.value.attempts] == [RequestTimedOut]
 
 
+def test_a_send_that_is_not_answered_does_not_hold_up_the_others(brokers: FakeCluster) -> None:
+    silence = Silence()
+    with Producer("producers", brokers.namesrv) as producer, ThreadPoolExecutor(1) as pool:
+        queue = producer.queues(TOPIC)[0]
+        for _ in range(2):
+            producer.send(MESSAGE, queue=queue)
+        answer_sends(brokers, lambda command: silence(command) if command.body_bytes == b"slow" else stored(command))
+        slow = pool.submit(producer.send, Message(TOPIC, b"slow"), queue=queue, timeout=1)
+        while not silence.waiting:
+            time.sleep(0.001)
+        for _ in range(3):
+            assert producer.send(MESSAGE, queue=queue, timeout=5).status is SendStatus.SEND_OK
+        with pytest.raises(SendFailed):
+            slow.result(10)
+
+
 def test_close_waits_for_a_direct_send(brokers: FakeCluster) -> None:
     asked, going_on = threading.Event(), threading.Event()
 
