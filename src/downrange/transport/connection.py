@@ -212,15 +212,15 @@ class Connection(asyncio.Protocol):
         self._raise_if_closed()
         waiter: asyncio.Future[None] = self._loop.create_future()
         self._writable_waiters.append(waiter)
-        timer = self._loop.call_at(deadline, waiter.cancel)
+        timer = self._loop.call_at(deadline, self._give_up, waiter, code)
         try:
             await waiter
-        except asyncio.CancelledError:
-            if self._loop.time() < deadline:
-                raise
-            raise RequestTimedOut(f"{self.peer} takes no more data: request {code} was not sent") from None
         finally:
             timer.cancel()
+
+    def _give_up(self, waiter: asyncio.Future[None], code: int) -> None:
+        if not waiter.done():
+            waiter.set_exception(RequestTimedOut(f"{self.peer} takes no more data: request {code} was not sent"))
 
     def _wake_writers(self) -> None:
         while self._writable_waiters and not self._paused:
