@@ -1,6 +1,7 @@
 from array import array
 from collections.abc import Callable, Sequence
 from mmap import mmap
+from typing import Generic, TypeVar
 
 from typing_extensions import Buffer
 
@@ -40,7 +41,7 @@ def plain_run(
 ) -> Run | None: ...
 def append_run(
     run: run.Run,
-    born_host: bytes,
+    born_host: bytes | list[bytes],
     store_host: bytes,
     store_timestamp: int,
     memory: mmap | bytearray | None,
@@ -123,3 +124,22 @@ def split_properties(
 ) -> (
     tuple[bool, tuple[tuple[bytes | None, bytes, bytes], ...], tuple[bytes, bytes, bytes, bytes, bytes] | None] | None
 ): ...
+
+class Socket:
+    host: bytes
+    descriptor: int
+    is_between_frames: bool
+    is_full: bool
+
+    def send(self, data: Buffer, /) -> int: ...
+
+_S = TypeVar("_S", bound=Socket)
+
+class Sockets(Generic[_S]):
+    def __init__(self, max_length: int, max_header: int, /) -> None: ...
+    def fileno(self) -> int: ...
+    def close(self) -> None: ...
+    def watch(self, socket: _S, events: int, /) -> None: ...
+    def receive(self) -> tuple[list[Frame], list[_S], list[bytes], list[tuple[_S, bytes | int | None]]]: ...
+
+def send_frames(sockets: list[_S], frames: bytes, /) -> list[tuple[_S, bytes]]: ...

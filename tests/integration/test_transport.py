@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from downrange.compiled import runs
 from downrange.model.errors import MQError
 from downrange.protocol.codes import ResponseCode, SerializeType
 from downrange.protocol.command import Command, request
@@ -60,6 +61,15 @@ class Peer:
     async def ask_back(self, command: Command, connection: Connection) -> Command | None:
         answer = await connection.request(request(40, ext_fields={"who": "you"}), timeout=5)
         return command.reply(body=answer.body)
+
+
+@pytest.fixture(params=["together", "by the loop"], autouse=True)
+def reading(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server reads its connections together where it can, else by the loop's own transports."""
+    if request.param == "by the loop":
+        monkeypatch.setattr("downrange.transport.server.runs", None)
+    elif runs is None:
+        pytest.skip("this needs the compiled module")
 
 
 @pytest.fixture

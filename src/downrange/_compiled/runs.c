@@ -39,6 +39,6 @@ PyMODINIT_FUNC PyInit__runs(void) {
     if (!s_queue_id || !s_row || !s_topic || !s_topic_field || !make_send_names() || !make_reply_names()) return NULL;
     if (PyType_Ready(&run_type) < 0) return NULL;
     PyObject *module = PyModule_Create(&definition);
-    if (module != NULL && PyModule_AddType(module, &topic_table_type) < 0) Py_CLEAR(module);
+    if (module != NULL && (PyModule_AddType(module, &topic_table_type) < 0 || add_sockets(module) < 0)) Py_CLEAR(module);
     return module;
 }

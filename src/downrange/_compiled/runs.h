@@ -43,6 +43,10 @@ PyObject *take_stored(PyObject *module, PyObject *const *args, Py_ssize_t count)
 PyObject *read_pulled(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *walk_records(PyObject *module, PyObject *buffer);
 PyObject *split_properties(PyObject *module, PyObject *const *args, Py_ssize_t count);
+int add_sockets(PyObject *module);
+
+Py_ssize_t whole_frames(const byte *start, Py_ssize_t size, int64_t max_length, int64_t max_header);
+Py_ssize_t add_frames(PyObject *frames, const byte *at, Py_ssize_t size);
 
 static inline byte *put16(byte *at, uint32_t value) {
     at[0] = (byte)(value >> 8), at[1] = (byte)value;

@@ -38,6 +38,8 @@ class BusyPoll:
         self._polls_until = 0.0
         self._rests_until = 0.0
         self.is_polling = False
+        self.looks: list[Callable[[], object]] = []
+        """Called in each turn: who need not wait for the loop to tell that something has come."""
 
     def answered(self, caller: object, requests: int) -> None:
         """So many requests came in one chunk from this connection, and their replies were just sent."""
@@ -63,6 +65,8 @@ class BusyPoll:
             self.is_polling = False
         elif (now := self._time()) < self._polls_until:
             self._call_soon(self._turn)
+            for look in self.looks:
+                look()
         else:
             self.is_polling = False
             self._rests_until = now + self._rest

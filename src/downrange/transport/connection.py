@@ -232,11 +232,19 @@ class Connection(asyncio.Protocol):
     # --- answering ----------------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
+        self.frames_received(self._decoder.frames(data))
+
+    @property
+    def is_between_frames(self) -> bool:
+        """Whether everything received was handled, so that the next byte is a frame's first."""
+        return not self._decoder.buffered and self._decoder.error is None
+
+    def frames_received(self, frames: list[Frame]) -> None:
+        """Whole frames came, all that one chunk brought."""
         now = self.last_active = self._time()
         decoder = self._decoder
         express = self.express
         limits = self._limits
-        frames = decoder.frames(data)
         count = len(frames)
         at = 0
         was_scheduled = self._flush_scheduled
@@ -324,8 +332,7 @@ class Connection(asyncio.Protocol):
             if not command.is_oneway:
                 self._reply(reply)
             return
-        self._answering += 1
-        self._usage.requests += 1
+        self.begin_answering(1)
         reply.add_done_callback(partial(self._answer_later, command))
 
     def reply_encoded(self, replies: bytes) -> None:
@@ -345,12 +352,11 @@ class Connection(asyncio.Protocol):
 
     def reply_later(self, requests: int, replies: asyncio.Future[bytes]) -> None:
         """The same for that many requests, once their answer is known."""
-        self._answering += requests
-        self._usage.requests += requests
+        self.begin_answering(requests)
         replies.add_done_callback(partial(self._reply_encoded_later, requests))
 
     def _reply_encoded_later(self, requests: int, replies: asyncio.Future[bytes]) -> None:
-        self._end_answering(requests)
+        self.end_answering(requests)
         if self.is_open and not replies.cancelled() and (encoded := replies.result()):
             self._send([encoded])
 
@@ -361,13 +367,12 @@ class Connection(asyncio.Protocol):
             or self._usage.requests >= self._limits.max_requests
         ):
             return False
-        self._answering += 1
-        self._usage.requests += 1
+        self.begin_answering(1)
         return True
 
     def end_hold(self, reply: Command | list[Buffer] | None) -> None:
         """Answer a request that was held, with a reply or its frame; None: there is nobody to answer."""
-        self._end_answering(1)
+        self.end_answering(1)
         if reply is None or not self.is_open:
             return
         if isinstance(reply, Command):
@@ -375,14 +380,19 @@ class Connection(asyncio.Protocol):
         else:
             self._send(reply)
 
-    def _end_answering(self, requests: int) -> None:
+    def begin_answering(self, requests: int) -> None:
+        """So many requests will be answered later: before the connection is closed in good order."""
+        self._answering += requests
+        self._usage.requests += requests
+
+    def end_answering(self, requests: int) -> None:
         self._answering -= requests
         self._usage.requests -= requests
         if self._answering == 0 and self._answered is not None and not self._answered.done():
             self._answered.set_result(None)
 
     def _answer_later(self, command: Command, later: LaterReply) -> None:
-        self._end_answering(1)
+        self.end_answering(1)
         if not self.is_open:
             if not later.cancelled():
                 later.exception()  # nobody is left to tell; mark it as looked at

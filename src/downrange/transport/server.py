@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import socket
 import ssl
 from collections.abc import Callable
 from types import TracebackType
+from typing import TYPE_CHECKING
 
+from downrange.compiled import runs
 from downrange.transport.busy_poll import BusyPoll
 from downrange.transport.connection import Connection, Express, Handler
 from downrange.transport.errors import ListenFailed
 from downrange.transport.limits import Limits, Usage
+
+if TYPE_CHECKING:
+    from downrange.transport.sockets import Sockets, Together
 
 log = logging.getLogger(__name__)
 
@@ -41,11 +48,13 @@ class Server:
         self.usage = Usage()
         self.handler = handler
         self.express: Express | None = None
+        self.together: Together | None = None
         self._tls = tls
         self.on_close = on_close
         self._drain_seconds = drain_seconds
         self._busy_poll = busy_poll
         self._listening: asyncio.Server | None = None
+        self._sockets: Sockets | None = None
         self._sweeper: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
@@ -69,22 +78,35 @@ class Server:
             await self.bind()
         assert self._listening is not None
         try:
-            await self._listening.start_serving()
+            if self._tls is None and runs is not None and hasattr(runs, "Sockets"):
+                self._read_together(self._listening)
+            else:
+                await self._listening.start_serving()
         except OSError as error:
             reason = error.strerror or str(error)
             raise ListenFailed(f"cannot listen on {self.host}:{self.port}: {reason.lower()}") from None
         self._sweeper = asyncio.get_running_loop().create_task(self._sweep())
+
+    def _read_together(self, bound: asyncio.Server) -> None:
+        from downrange.transport.sockets import Sockets  # it exists only where the compiled module does
+
+        self._sockets = Sockets(self._accept, self.together, self.limits, self.usage, self._busy_poll)
+        self._sockets.listen([socket.socket(fileno=os.dup(one.fileno())) for one in bound.sockets])
 
     async def stop(self) -> None:
         """Stop accepting, answer what is in flight, close every connection."""
         if self._listening is None:
             return
         self._listening.close()
+        if self._sockets is not None:
+            self._sockets.stop_listening()
         if self._sweeper is not None:
             self._sweeper.cancel()
         if self.connections:
             await asyncio.gather(*(connection.drain(self._drain_seconds) for connection in list(self.connections)))
         await self._listening.wait_closed()
+        if self._sockets is not None:
+            self._sockets.close()
         self._listening = None
 
     async def __aenter__(self) -> Server:

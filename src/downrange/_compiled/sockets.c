@@ -1,0 +1,292 @@
+/* The plain TCP connections of a server behind one descriptor: transport/sockets.py says why. It has no twin: without it
+ * the loop's own transports are used.
+ *
+ * Making an object may start the garbage collector, and with it anything at all. So whatever is used afterwards is
+ * owned, and the table is looked at anew. All calls hold the GIL and belong to the loop's thread. */
+#include "runs.h"
+#ifdef __linux__
+#include <errno.h>
+#include <structmember.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+/* What is received in one go, so that a turn of the loop has an end. */
+#define MOST_SOCKETS 64
+#define MOST_BYTES (1 << 18)    /* of one socket */
+#define ENOUGH_BYTES (1 << 20)  /* no further socket is read behind so many */
+
+/* What there is to know of one connection here; transport/socket_transport.py makes a transport of it. */
+typedef struct {
+    PyObject_HEAD
+    PyObject *host;         /* the peer, as a record stores it */
+    int descriptor;         /* -1 when it was closed */
+    char is_between_frames; /* all that was received before has been handled */
+    char is_full;           /* something waits to be sent */
+} Socket;
+
+typedef struct {
+    PyObject_HEAD
+    int epoll;
+    int64_t max_length, max_header; /* of a frame */
+    Socket **table;                 /* by descriptor; NULL or owned */
+    Py_ssize_t size;
+    byte *space;
+    /* What epoll told us. Those there was no time for come first in the next turn: epoll itself is not that fair. */
+    struct epoll_event events[MOST_SOCKETS];
+    int event, count;
+} Sockets;
+
+static PyTypeObject *socket_type;
+
+/* As many as the kernel takes, -1 for an error. */
+static ssize_t send_now(const Socket *socket, const byte *at, Py_ssize_t size) {
+    ssize_t sent;
+    do sent = send(socket->descriptor, at, (size_t)size, MSG_DONTWAIT | MSG_NOSIGNAL);
+    while (sent < 0 && errno == EINTR);
+    return sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK) ? 0 : sent;
+}
+
+/* data -> how many bytes the kernel took */
+static PyObject *socket_send(Socket *self, PyObject *object) {
+    Py_buffer data;
+    if (PyObject_GetBuffer(object, &data, PyBUF_SIMPLE) < 0) return NULL;
+    ssize_t sent = send_now(self, data.buf, data.len);
+    PyBuffer_Release(&data);
+    return sent < 0 ? PyErr_SetFromErrno(PyExc_OSError) : PyLong_FromSsize_t(sent);
+}
+
+static PyObject *socket_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
+    Socket *self = (Socket *)type->tp_alloc(type, 0);
+    if (self != NULL) self->descriptor = -1;
+    return (PyObject *)self;
+}
+
+static void socket_dealloc(Socket *self) {
+    PyTypeObject *type = Py_TYPE(self);
+    Py_XDECREF(self->host);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+static PyMethodDef socket_methods[] = {
+    {"send", (PyCFunction)socket_send, METH_O, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyMemberDef socket_members[] = {
+    {"host", T_OBJECT_EX, offsetof(Socket, host), 0, NULL},
+    {"descriptor", T_INT, offsetof(Socket, descriptor), 0, NULL},
+    {"is_between_frames", T_BOOL, offsetof(Socket, is_between_frames), 0, NULL},
+    {"is_full", T_BOOL, offsetof(Socket, is_full), 0, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyType_Slot socket_slots[] = {
+    {Py_tp_new, socket_new},         {Py_tp_dealloc, socket_dealloc}, {Py_tp_methods, socket_methods},
+    {Py_tp_members, socket_members}, {0, NULL},
+};
+
+static PyType_Spec socket_spec = {
+    "downrange._runs.Socket", sizeof(Socket), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, socket_slots,
+};
+
+/* most that the length of a frame may say, and that of its header */
+static PyObject *sockets_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
+    long long max_length, max_header;
+    if (!PyArg_ParseTuple(args, "LL", &max_length, &max_header)) return NULL;
+    Sockets *self = (Sockets *)type->tp_alloc(type, 0);
+    if (self == NULL) return NULL;
+    self->max_length = max_length, self->max_header = max_header;
+    self->epoll = epoll_create1(EPOLL_CLOEXEC);
+    self->space = PyMem_Malloc(MOST_BYTES);
+    if (self->epoll < 0) PyErr_SetFromErrno(PyExc_OSError);
+    else if (self->space == NULL) PyErr_NoMemory();
+    else return (PyObject *)self;
+    Py_DECREF(self);
+    return NULL;
+}
+
+static int sockets_traverse(Sockets *self, visitproc visit, void *arg) {
+    Py_VISIT(Py_TYPE(self));
+    for (Py_ssize_t n = 0; n < self->size; n++) Py_VISIT(self->table[n]);
+    return 0;
+}
+
+static int sockets_clear(Sockets *self) {
+    for (Py_ssize_t n = 0; n < self->size; n++) Py_CLEAR(self->table[n]);
+    return 0;
+}
+
+static PyObject *sockets_close(Sockets *self, PyObject *unused) {
+    if (self->epoll >= 0) close(self->epoll);
+    self->epoll = -1;
+    sockets_clear(self);
+    Py_RETURN_NONE;
+}
+
+static void sockets_dealloc(Sockets *self) {
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    if (self->epoll >= 0) close(self->epoll);
+    sockets_clear(self);
+    PyMem_Free(self->table);
+    PyMem_Free(self->space);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+static PyObject *sockets_fileno(Sockets *self, PyObject *unused) { return PyLong_FromLong(self->epoll); }
+
+static int has_room(Sockets *self, int descriptor) {
+    if (descriptor < self->size) return 1;
+    Py_ssize_t size = 2 * (Py_ssize_t)descriptor + 64;
+    Socket **table = PyMem_Realloc(self->table, (size_t)size * sizeof *table);
+    if (table == NULL) {
+        PyErr_NoMemory();
+        return 0;
+    }
+    memset(table + self->size, 0, (size_t)(size - self->size) * sizeof *table);
+    self->table = table, self->size = size;
+    return 1;
+}
+
+/* socket, events: what to wait for; nothing: it is forgotten */
+static PyObject *sockets_watch(Sockets *self, PyObject *const *args, Py_ssize_t count) {
+    int64_t wanted;
+    if (count != 2 || !PyObject_TypeCheck(args[0], socket_type) || !as_number(args[1], 0, INT32_MAX, &wanted)
+        || ((Socket *)args[0])->descriptor < 0) {
+        PyErr_SetString(PyExc_ValueError, "an open socket and events are expected");
+        return NULL;
+    }
+    Socket *socket = (Socket *)args[0];
+    int descriptor = socket->descriptor;
+    if (!has_room(self, descriptor)) return NULL;
+    int is_known = self->table[descriptor] != NULL;
+    struct epoll_event event = {.events = (uint32_t)wanted, .data.fd = descriptor};
+    /* Without anything to wait for it must go: epoll would tell for ever that the connection broke down. */
+    int change = !wanted ? EPOLL_CTL_DEL : is_known ? EPOLL_CTL_MOD : EPOLL_CTL_ADD;
+    if ((wanted || is_known) && epoll_ctl(self->epoll, change, descriptor, &event) < 0)
+        return PyErr_SetFromErrno(PyExc_OSError);
+    Py_XSETREF(self->table[descriptor], wanted ? (Socket *)Py_NewRef(socket) : NULL);
+    Py_RETURN_NONE;
+}
+
+typedef struct {
+    PyObject *frames, *sockets, *hosts, *others; /* owned */
+    Py_ssize_t bytes;
+} Received;
+
+static int add_other(Received *received, Socket *socket, PyObject *what) {
+    PyObject *pair = what != NULL ? PyTuple_Pack(2, socket, what) : NULL;
+    int is_added = pair != NULL && PyList_Append(received->others, pair) == 0;
+    Py_XDECREF(pair);
+    Py_XDECREF(what);
+    return is_added;
+}
+
+/* 0 with an exception. */
+static int read_socket(const Sockets *self, Socket *socket, Received *received) {
+    ssize_t size;
+    do size = recv(socket->descriptor, self->space, MOST_BYTES, MSG_DONTWAIT);
+    while (size < 0 && errno == EINTR);
+    if (size < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return 1;
+    if (size < 0) return add_other(received, socket, PyLong_FromLong(errno));
+    received->bytes += size;
+    int is_gathered = size > 0 && socket->is_between_frames && !socket->is_full && socket->host != NULL
+        && whole_frames(self->space, size, self->max_length, self->max_header) == size;
+    if (!is_gathered) return add_other(received, socket, PyBytes_FromStringAndSize((char *)self->space, size));
+    Py_ssize_t count = add_frames(received->frames, self->space, size);
+    for (Py_ssize_t n = 0; n < count; n++)
+        if (PyList_Append(received->sockets, (PyObject *)socket) < 0 || PyList_Append(received->hosts, socket->host) < 0)
+            return 0;
+    return count >= 0;
+}
+
+/* -> frames, the socket and the host of each; and what else came: (socket, bytes), (socket, b"") at the end, (socket,
+   error), (socket, None) when it takes more */
+static PyObject *sockets_receive(Sockets *self, PyObject *unused) {
+    Received received = {PyList_New(0), PyList_New(0), PyList_New(0), PyList_New(0), 0};
+    int is_good = received.frames && received.sockets && received.hosts && received.others;
+    if (self->event >= self->count) {
+        self->count = epoll_wait(self->epoll, self->events, MOST_SOCKETS, 0);
+        self->event = 0;
+    }
+    while (is_good && self->event < self->count && received.bytes < ENOUGH_BYTES) {
+        const struct epoll_event event = self->events[self->event++];
+        Socket *socket = event.data.fd < self->size ? self->table[event.data.fd] : NULL;
+        if (socket == NULL) continue;
+        Py_INCREF(socket);
+        if (event.events & EPOLLOUT) is_good = add_other(&received, socket, Py_NewRef(Py_None));
+        if (is_good && event.events & ~(uint32_t)EPOLLOUT) is_good = read_socket(self, socket, &received);
+        Py_DECREF(socket);
+    }
+    if (is_good) return Py_BuildValue("(NNNN)", received.frames, received.sockets, received.hosts, received.others);
+    Py_XDECREF(received.frames);
+    Py_XDECREF(received.sockets);
+    Py_XDECREF(received.hosts);
+    Py_XDECREF(received.others);
+    return NULL;
+}
+
+/* sockets, frames one behind the other, one for each -> (socket, what could not be sent) */
+static PyObject *send_frames(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    if (count != 2 || !PyList_CheckExact(args[0]) || !PyBytes_CheckExact(args[1])) return refuse();
+    const byte *at = (const byte *)PyBytes_AS_STRING(args[1]), *end = at + PyBytes_GET_SIZE(args[1]);
+    PyObject *unsent = PyList_New(0);
+    for (Py_ssize_t n = 0; unsent != NULL && n < PyList_GET_SIZE(args[0]);) {
+        PyObject *object = PyList_GET_ITEM(args[0], n);
+        const byte *start = at;
+        do { /* all frames of one socket leave together */
+            if (end - at < 4 || get32(at) > (size_t)(end - at - 4) || !PyObject_TypeCheck(object, socket_type)) {
+                PyErr_SetString(PyExc_ValueError, "a socket and a frame for each are expected");
+                Py_DECREF(unsent);
+                return NULL;
+            }
+            at += 4 + get32(at);
+        } while (++n < PyList_GET_SIZE(args[0]) && PyList_GET_ITEM(args[0], n) == object);
+        Socket *socket = (Socket *)object;
+        ssize_t sent = socket->is_full || socket->descriptor < 0 ? 0 : send_now(socket, start, at - start);
+        if (sent == at - start) continue;
+        if (sent < 0) sent = 0; /* whoever tries again gets the error */
+        PyObject *pair = Py_BuildValue("(Oy#)", object, start + sent, (Py_ssize_t)(at - start - sent));
+        if (pair == NULL || PyList_Append(unsent, pair) < 0) Py_CLEAR(unsent);
+        Py_XDECREF(pair);
+    }
+    return unsent;
+}
+
+static PyMethodDef sockets_methods[] = {
+    {"fileno", (PyCFunction)sockets_fileno, METH_NOARGS, NULL},
+    {"close", (PyCFunction)sockets_close, METH_NOARGS, NULL},
+    {"watch", (PyCFunction)(void (*)(void))sockets_watch, METH_FASTCALL, NULL},
+    {"receive", (PyCFunction)sockets_receive, METH_NOARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot sockets_slots[] = {
+    {Py_tp_new, sockets_new},     {Py_tp_dealloc, sockets_dealloc}, {Py_tp_traverse, sockets_traverse},
+    {Py_tp_clear, sockets_clear}, {Py_tp_methods, sockets_methods}, {0, NULL},
+};
+
+static PyType_Spec sockets_spec = {
+    "downrange._runs.Sockets", sizeof(Sockets), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, sockets_slots,
+};
+
+static PyMethodDef functions[] = {
+    {"send_frames", (PyCFunction)(void (*)(void))send_frames, METH_FASTCALL, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+int add_sockets(PyObject *module) {
+    PyObject *type = PyType_FromSpec(&sockets_spec);
+    socket_type = (PyTypeObject *)PyType_FromSpec(&socket_spec);
+    int is_added = type != NULL && socket_type != NULL && PyModule_AddObjectRef(module, "Sockets", type) == 0
+        && PyModule_AddObjectRef(module, "Socket", (PyObject *)socket_type) == 0
+        && PyModule_AddFunctions(module, functions) == 0;
+    Py_XDECREF(type);
+    return is_added ? 0 : -1;
+}
+#else
+int add_sockets(PyObject *module) { return 0; }
+#endif

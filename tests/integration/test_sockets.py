@@ -1,0 +1,426 @@
+"""Connections that are read and answered together, over real sockets on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import resource
+import socket
+import struct
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+import pytest
+
+from downrange.compiled import runs
+from downrange.protocol.command import Command, request
+from downrange.protocol.framing import Frame, decode_frame, encode
+from downrange.transport.busy_poll import BusyPoll
+from downrange.transport.connection import Connection
+from downrange.transport.limits import Limits
+from downrange.transport.pool import connect
+from downrange.transport.server import Server
+
+if runs is None or not hasattr(runs, "Sockets"):
+    pytest.skip("this needs the compiled module", allow_module_level=True)
+
+from downrange.transport import sockets
+from downrange.transport.socket_transport import SocketTransport
+
+PLAIN, SILENT, OTHER, BIG, BUG = range(1, 6)
+BIG_BODY = bytes(range(256)) * 40_000  # 10 MB
+
+
+class Peer:
+    """Answers PLAIN requests together, in their order, any other alone; knows which way each went."""
+
+    def __init__(self) -> None:
+        self.together: list[list[int]] = []
+        self.alone: list[int] = []
+        self.closed: list[Connection] = []
+        self.holds_back = False
+        self.held: list[tuple[asyncio.Future[bytes], bytes]] = []
+
+    def take(
+        self, frames: list[Frame], at: int, hosts: list[bytes], now: float
+    ) -> tuple[int, sockets.Replies, list[int]] | None:
+        commands: list[Command] = []
+        for frame in frames[at:]:
+            command = decode_frame(frame)
+            if command.code == BUG:
+                raise ZeroDivisionError("a bug")
+            if command.code not in (PLAIN, SILENT):
+                break
+            commands.append(command)
+        if not commands:
+            return None
+        self.together.append([command.opaque for command in commands])
+        replies = b"".join(
+            encode(command.reply(body=command.body_bytes + hosts[at + number]))
+            for number, command in enumerate(commands)
+            if command.code == PLAIN
+        )
+        silent = [number for number, one in enumerate(commands) if one.code == SILENT]
+        if not self.holds_back:
+            return len(commands), replies, silent
+        later: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self.held.append((later, replies))
+        return len(commands), later, silent
+
+    def handle(self, command: Command, connection: Connection) -> Command | None:
+        self.alone.append(command.opaque)
+        if command.code == SILENT:
+            return None
+        return command.reply(body=BIG_BODY if command.code == BIG else command.body_bytes + connection.peer_host)
+
+
+@asynccontextmanager
+async def serving(peer: Peer, limits: Limits | None = None, busy_poll: BusyPoll | None = None) -> AsyncIterator[Server]:
+    server = Server(peer.handle, limits=limits, on_close=peer.closed.append, drain_seconds=1, busy_poll=busy_poll)
+    server.together = peer.take
+    async with server:
+        yield server
+
+
+@pytest.fixture
+def peer() -> Peer:
+    return Peer()
+
+
+@pytest.fixture
+async def server(peer: Peer) -> AsyncIterator[Server]:
+    async with serving(peer) as server:
+        yield server
+
+
+@contextmanager
+def callers(port: int, count: int) -> Iterator[list[socket.socket]]:
+    """Plain blocking sockets: what they send lies in the kernel until the loop gets to run."""
+    opened = [socket.create_connection(("127.0.0.1", port), timeout=10) for _ in range(count)]
+    try:
+        yield opened
+    finally:
+        for one in opened:
+            one.close()
+
+
+def frame(code: int, opaque: int, body: bytes = b"") -> bytes:
+    return encode(request(code, body=body), opaque)
+
+
+def host(caller: socket.socket) -> bytes:
+    address, port = caller.getsockname()
+    return socket.inet_aton(address) + struct.pack(">i", port)
+
+
+async def until(condition: Callable[[], object], seconds: float = 10) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.002)
+
+
+async def reply(caller: socket.socket) -> Command:
+    caller.setblocking(False)
+    loop = asyncio.get_running_loop()
+
+    async def exactly(size: int) -> bytes:
+        data = b""
+        while len(data) < size:
+            more = await loop.sock_recv(caller, size - len(data))
+            if not more:
+                raise ConnectionResetError("the server closed the connection")
+            data += more
+        return data
+
+    async with asyncio.timeout(10):
+        length = await exactly(4)
+        rest = await exactly(int.from_bytes(length, "big"))
+    header = int.from_bytes(rest[1:4], "big")
+    return decode_frame((rest[0], rest[4 : 4 + header], rest[4 + header :]))
+
+
+async def test_requests_of_many_connections_are_taken_together_and_each_gets_its_own_reply(
+    server: Server, peer: Peer
+) -> None:
+    with callers(server.port, 20) as opened:
+        await until(lambda: len(server.connections) == 20)
+        for number, caller in enumerate(opened):
+            caller.sendall(frame(PLAIN, number, b"%d " % number))
+        for number, caller in enumerate(opened):
+            answer = await reply(caller)
+            assert (answer.opaque, answer.body) == (number, b"%d " % number + host(caller))
+    assert [len(taken) for taken in peer.together] == [20]
+    assert not peer.alone
+
+
+async def test_the_order_of_a_connection_is_kept_whoever_answers(server: Server, peer: Peer) -> None:
+    codes = [PLAIN, SILENT, PLAIN, OTHER, PLAIN, OTHER, OTHER, PLAIN]
+    with callers(server.port, 8) as opened:
+        await until(lambda: len(server.connections) == 8)
+        for number, caller in enumerate(opened):  # each begins with something else
+            rotated = codes[number:] + codes[:number]
+            caller.sendall(b"".join(frame(code, 100 * number + n) for n, code in enumerate(rotated)))
+        for number, caller in enumerate(opened):
+            rotated = codes[number:] + codes[:number]
+            expected = [100 * number + n for n, code in enumerate(rotated) if code != SILENT]
+            assert [(await reply(caller)).opaque for _ in expected] == expected
+    assert peer.together
+    assert peer.alone
+
+
+async def test_frames_may_be_cut_anywhere(server: Server, peer: Peer) -> None:
+    wire = b"".join(frame(PLAIN, number, b"x" * number) for number in range(5))
+    with callers(server.port, 2) as (slow, quick):
+        await until(lambda: len(server.connections) == 2)
+        for at in range(len(wire)):
+            slow.sendall(wire[at : at + 1])
+            quick.sendall(frame(PLAIN, at))
+            assert (await reply(quick)).opaque == at
+        assert [(await reply(slow)).opaque for _ in range(5)] == list(range(5))
+
+
+async def test_a_reset_in_the_middle_costs_nobody_else_anything(server: Server, peer: Peer) -> None:
+    with callers(server.port, 30) as opened:
+        await until(lambda: len(server.connections) == 30)
+        for number, caller in enumerate(opened):
+            caller.sendall(frame(PLAIN, number))
+            if number % 3 == 0:
+                caller.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                caller.close()
+        for number, caller in enumerate(opened):
+            if number % 3:
+                assert (await reply(caller)).opaque == number
+        await until(lambda: len(peer.closed) == 10)
+        assert len(server.connections) == 20
+
+
+async def test_a_peer_that_has_said_everything_still_gets_its_answers(server: Server) -> None:
+    with callers(server.port, 2) as opened:
+        for caller in opened:
+            caller.sendall(frame(OTHER, 1) + frame(PLAIN, 2))
+            caller.shutdown(socket.SHUT_WR)
+        for caller in opened:
+            assert [(await reply(caller)).opaque for _ in range(2)] == [1, 2]
+            assert await asyncio.get_running_loop().sock_recv(caller, 1) == b""
+    await until(lambda: not server.connections)
+
+
+async def test_a_huge_reply_arrives_whole_though_its_reader_is_slow(server: Server, peer: Peer) -> None:
+    with callers(server.port, 2) as (slow, other):
+        slow.sendall(frame(BIG, 1) + frame(BIG, 2) + frame(PLAIN, 3))
+        await until(lambda: server.usage.unsent_bytes)
+        slow.sendall(frame(PLAIN, 4))
+        for number in range(20):  # who reads is served meanwhile
+            other.sendall(frame(PLAIN, number))
+            assert (await reply(other)).opaque == number
+        for number in (1, 2):
+            answer = await reply(slow)
+            assert answer.opaque == number
+            assert answer.body == BIG_BODY
+        assert [(await reply(slow)).opaque for _ in range(2)] == [3, 4]
+        await until(lambda: not server.usage.unsent_bytes)
+
+
+async def test_replies_together_to_one_that_does_not_read_are_kept_for_it(server: Server, peer: Peer) -> None:
+    body = bytes(50_000)
+    with callers(server.port, 2) as (slow, other):
+        await until(lambda: len(server.connections) == 2)
+        for number in range(200):  # 10 MB, more than the kernel keeps for it
+            slow.sendall(frame(PLAIN, number, body))
+            other.sendall(frame(PLAIN, number))
+            assert (await reply(other)).opaque == number
+            if server.usage.unsent_bytes:
+                break
+        assert server.usage.unsent_bytes
+        for sent in range(number + 1):
+            answer = await reply(slow)
+            assert (answer.opaque, len(answer.body)) == (sent, len(body) + 8)
+
+
+async def test_replies_may_come_later_and_are_waited_for_when_the_server_stops(peer: Peer) -> None:
+    peer.holds_back = True
+    async with serving(peer) as server:
+        with callers(server.port, 4) as (first, second, silent, gone):
+            await until(lambda: len(server.connections) == 4)
+            for caller, code in ((first, PLAIN), (silent, SILENT), (second, PLAIN), (gone, PLAIN)):
+                caller.sendall(frame(code, 1))
+            await until(lambda: sum(map(len, peer.together)) == 4)
+            assert server.usage.requests == 3
+            gone.close()
+            await until(lambda: len(peer.closed) == 1)
+            stopping = asyncio.ensure_future(server.stop())
+            with pytest.raises(ConnectionResetError, match="the server closed"):  # nobody waits for this one
+                await reply(silent)
+            for later, replies in peer.held:
+                later.set_result(replies)
+            for caller in (first, second):
+                assert (await reply(caller)).opaque == 1
+                assert await asyncio.get_running_loop().sock_recv(caller, 1) == b""
+            await stopping
+            assert server.usage.requests == 0
+
+
+async def test_closing_sends_what_waits_and_aborting_does_not(server: Server, peer: Peer) -> None:
+    with callers(server.port, 2) as opened:
+        for caller in opened:
+            caller.sendall(frame(BIG, 1))
+        await until(lambda: len(peer.alone) == 2)
+        for connection in server.connections:
+            closing = connection.peer_host == host(opened[0])
+            connection.close() if closing else connection.abort()
+            assert not connection.is_open
+        assert (await reply(opened[0])).body == BIG_BODY
+        assert await asyncio.get_running_loop().sock_recv(opened[0], 1) == b""
+        with pytest.raises(ConnectionResetError):
+            await reply(opened[1])
+        await until(lambda: len(peer.closed) == 2)
+
+
+@pytest.mark.parametrize("garbage", [b"\xff" * 40, b"\0\0\0\x02\0\0\0\0", b"GET / HTTP/1.1\r\n\r\n" * 9])
+async def test_garbage_behind_requests_closes_its_connection_only(server: Server, peer: Peer, garbage: bytes) -> None:
+    with callers(server.port, 3) as (first, bad, last):
+        await until(lambda: len(server.connections) == 3)
+        for caller, tail in ((first, b""), (bad, garbage), (last, b"")):
+            caller.sendall(frame(PLAIN, 1) + tail)
+        assert [(await reply(caller)).opaque for caller in (first, last)] == [1, 1]
+        await until(lambda: len(peer.closed) == 1)
+        first.sendall(frame(OTHER, 2))
+        assert (await reply(first)).opaque == 2
+
+
+async def test_a_bug_closes_the_connections_it_hit_and_no_other(
+    server: Server, peer: Peer, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(frames: list[Frame], at: int, connection: Connection) -> int:
+        raise ZeroDivisionError("a bug")
+
+    with callers(server.port, 3) as (first, bad, last):
+        await until(lambda: len(server.connections) == 3)
+        for connection in server.connections:
+            if connection.peer_host == host(bad):
+                connection.express = fail
+        for caller, code in ((first, OTHER), (bad, OTHER), (last, OTHER)):
+            caller.sendall(frame(code, 1))
+        assert [(await reply(caller)).opaque for caller in (first, last)] == [1, 1]
+        await until(lambda: len(peer.closed) == 1)
+        first.sendall(frame(BUG, 2))
+        last.sendall(frame(PLAIN, 2))
+        await until(lambda: len(peer.closed) == 3)
+    assert caplog.text.count("ZeroDivisionError: a bug") == 3
+    with callers(server.port, 1) as (late,):
+        late.sendall(frame(OTHER, 3))
+        assert (await reply(late)).opaque == 3
+
+
+async def test_when_too_many_answers_are_outstanding_nothing_is_taken_together(peer: Peer) -> None:
+    async with serving(peer, Limits(max_requests_per_connection=5)) as server:
+        server.usage.requests = 5
+        with callers(server.port, 2) as opened:
+            await until(lambda: len(server.connections) == 2)
+            for caller in opened:
+                caller.sendall(frame(PLAIN, 1))
+            for caller in opened:
+                assert (await reply(caller)).opaque == 1
+        assert not peer.together
+        server.usage.requests = 0
+
+
+async def test_a_lone_caller_is_polled_for_and_two_are_not(peer: Peer) -> None:
+    poll = BusyPoll(asyncio.get_running_loop(), 1.0)
+    async with serving(peer, busy_poll=poll) as server:
+        first, second = [await connect(f"127.0.0.1:{server.port}") for _ in range(2)]
+        for _ in range(20):
+            await first.request(request(PLAIN), 10)
+        assert poll.is_polling
+        await asyncio.gather(first.request(request(PLAIN), 10), second.request(request(PLAIN), 10))
+        await until(lambda: not poll.is_polling)
+        assert len(peer.together) == 1
+        first.close()
+        second.close()
+    assert not poll.looks
+
+
+async def test_accepting_goes_on_when_descriptors_have_run_out_for_a_while(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Exhausted(socket.socket):
+        refusals = 2
+
+        def accept(self) -> tuple[socket.socket, tuple[str, int]]:
+            if self.refusals:
+                self.refusals -= 1
+                raise OSError(errno.EMFILE, "Too many open files")
+            return super().accept()
+
+    monkeypatch.setattr(sockets, "_PAUSE_SECONDS", 0.01)
+    server = Server(peer.handle)
+    listening = Exhausted()
+    listening.bind(("127.0.0.1", 0))
+    all_of_it = sockets.Sockets(server._accept, None, server.limits, server.usage, None)
+    all_of_it.listen([listening])
+    with callers(listening.getsockname()[1], 1) as (caller,):
+        caller.sendall(frame(OTHER, 1))
+        assert (await reply(caller)).opaque == 1
+    assert caplog.text.count("no connection can be accepted reason=Too many open files") == 2
+    await until(lambda: not server.connections)
+    all_of_it.stop_listening()
+    all_of_it.close()
+
+
+async def test_two_thousand_connections(server: Server, peer: Peer) -> None:
+    count = 2000
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < 2 * count + 200:
+        if hard != resource.RLIM_INFINITY and hard < 2 * count + 200:
+            pytest.skip("this process may not have so many descriptors")
+        resource.setrlimit(resource.RLIMIT_NOFILE, (2 * count + 200, hard))
+    opened: list[socket.socket] = []
+    try:
+        while len(opened) < count:
+            opened += [socket.create_connection(("127.0.0.1", server.port), timeout=10) for _ in range(500)]
+            accepted = len(opened)
+            await until(lambda expected=accepted: len(server.connections) == expected, 60)  # type: ignore[misc]
+        for round_number in range(2):
+            for number, caller in enumerate(opened):
+                caller.setblocking(True)
+                caller.sendall(frame(PLAIN if number % 10 else OTHER, number))
+            for number, caller in enumerate(opened):
+                assert (await reply(caller)).opaque == number, round_number
+    finally:
+        for caller in opened:
+            caller.close()
+    await until(lambda: not server.connections, 60)
+    assert sum(map(len, peer.together)) + len(peer.alone) == 2 * count
+    assert len(peer.alone) == 2 * count // 10
+
+
+def test_send_frames_refuses_what_is_no_frame_for_each() -> None:
+    class One(runs.Socket):
+        pass
+
+    lonely = One()
+    assert lonely.descriptor == -1
+    wire = frame(PLAIN, 1)
+    assert runs.send_frames([lonely, lonely], wire * 2) == [(lonely, wire * 2)]
+    assert runs.send_frames([], b"") == []
+    for wanted, frames in (
+        ([lonely], b""),
+        ([lonely], wire[:-1]),
+        ([lonely], b"\xff\xff\xff\xff"),
+        ([lonely] * 2, wire),
+    ):
+        with pytest.raises(ValueError, match="a socket and a frame for each"):
+            runs.send_frames(wanted, frames)
+    with pytest.raises(ValueError, match="a socket and a frame for each"):
+        runs.send_frames([None], wire)  # type: ignore[type-var]
+
+
+async def test_a_transport_tells_where_it_comes_from(server: Server) -> None:
+    with callers(server.port, 1) as (caller,):
+        await until(lambda: server.connections)
+        (connection,) = server.connections
+        transport: object = connection._transport
+        assert isinstance(transport, SocketTransport)
+        assert transport.get_extra_info("peername") == caller.getsockname()
+        assert transport.get_extra_info("sockname") == caller.getpeername()
+        assert transport.get_extra_info("cipher", "none") == "none"
