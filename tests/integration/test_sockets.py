@@ -9,17 +9,21 @@ import socket
 import struct
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from downrange.compiled import runs
-from downrange.protocol.command import Command, request
+from downrange.protocol.command import ONEWAY_FLAG, Command, request
 from downrange.protocol.framing import Frame, decode_frame, encode
 from downrange.transport.busy_poll import BusyPoll
 from downrange.transport.connection import Connection
 from downrange.transport.limits import Limits
 from downrange.transport.pool import connect
 from downrange.transport.server import Server
+from tests.support.broker_client import client_of, standalone
+from tests.support.requests import create_topic
 
 if runs is None or not hasattr(runs, "Sockets"):
     pytest.skip("this needs the compiled module", allow_module_level=True)
@@ -424,3 +428,24 @@ async def test_a_transport_tells_where_it_comes_from(server: Server) -> None:
         assert transport.get_extra_info("peername") == caller.getsockname()
         assert transport.get_extra_info("sockname") == caller.getpeername()
         assert transport.get_extra_info("cipher", "none") == "none"
+
+
+async def test_a_broker_stores_what_many_send_at_once_with_the_host_of_each(tmp_path: Path) -> None:
+    async with standalone(tmp_path) as broker, client_of(broker) as client:
+        await create_topic(client, "orders", 4)
+        await client.send("orders", b"first")  # so that the queue is known
+        with callers(broker.server.port, 12) as opened:
+            for number, caller in enumerate(opened):
+                body = b"%d" % number
+                send = client.send_command("orders", body, properties={"KEYS": f"k{number}", "WAIT": "true"})
+                oneway = structs.replace(client.send_command("orders", body + b" oneway"), flag=ONEWAY_FLAG)
+                caller.sendall(encode(send, number) + encode(oneway, 1000 + number))
+            answers = [await reply(caller) for caller in opened]
+            assert [(answer.code, answer.opaque) for answer in answers] == [(0, number) for number in range(12)]
+            hosts = {b"%d" % number: caller.getsockname() for number, caller in enumerate(opened)}
+        stored, _ = await client.pull("orders", offset=1)
+        assert len(stored) == 24
+        assert {one.body.partition(b" ")[0]: tuple(one.born_host) for one in stored} == hosts
+        offsets = {one.body: one.queue_offset for one in stored}
+        for number, answer in enumerate(answers):
+            assert int(answer.ext_fields["queueOffset"]) == offsets[b"%d" % number]

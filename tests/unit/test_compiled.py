@@ -79,6 +79,26 @@ def test_the_twins_take_what_is_usual(tmp_path: Path) -> None:
 
 
 @needs_twins
+def test_messages_of_several_hosts_are_stored_as_if_each_had_come_alone(tmp_path: Path) -> None:
+    hosts = [BORN_HOST, b"\xfe\x80" + bytes(13) + b"\1" + BORN_HOST[4:], BORN_HOST[:4] + b"\0\0\x22\xb8"]
+    for name in ("together", "alone"):
+        store = open_store(tmp_path / name)
+        store.append(new_message(properties=ID.encode()))
+        messages = usual_run([*store.queues.states.values()] * 3)
+        if name == "together":
+            places = store.append_run(messages, hosts, STORE_HOST, NOW)
+            assert places is not None
+            assert len(places) == 3
+            for wrong in (hosts[:2], [*hosts[:2], b"host"], [*hosts[:2], None], [*hosts, BORN_HOST], []):
+                assert store.append_run(messages, wrong, STORE_HOST, NOW) is None  # type: ignore[arg-type]
+        else:
+            for message, host in zip(messages, hosts, strict=True):
+                assert store.append_run([message], host, STORE_HOST, NOW) is not None
+        store.close()
+    assert cases.files_of(tmp_path / "together") == cases.files_of(tmp_path / "alone")
+
+
+@needs_twins
 def test_the_twin_says_which_queues_are_to_be_written(tmp_path: Path) -> None:
     runs = compiled.runs
     store = open_store(tmp_path)

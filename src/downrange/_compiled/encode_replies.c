@@ -1,7 +1,6 @@
 /* Replies to sends: protocol/bodies/plain_send.py, SendReply.encode. */
 #include "run.h"
 
-#define ONEWAY 2
 #define NUMBERS 128 /* more than the prefix, the fixed part and all numbers of a reply take */
 
 static byte *put_place(byte *at, uint64_t value) {

@@ -244,6 +244,17 @@ static int set_places(Run *run, PyObject *places, void *closure) {
 
 static PyObject *get_code(Run *run, void *closure) { return PyLong_FromLongLong(run->code); }
 
+static PyObject *get_silent(Run *run, void *closure) {
+    PyObject *list = PyList_New(0);
+    for (Py_ssize_t n = 0; list != NULL && n < run->requests; n++) {
+        if (!(run->sends[n].flag & ONEWAY)) continue;
+        PyObject *number = PyLong_FromSsize_t(n);
+        if (number == NULL || PyList_Append(list, number) < 0) Py_CLEAR(list);
+        Py_XDECREF(number);
+    }
+    return list;
+}
+
 static PyObject *get_requests(Run *run, void *closure) { return PyLong_FromSsize_t(run->requests); }
 
 static PyObject *get_largest(Run *run, void *closure) {
@@ -268,6 +279,7 @@ static PyGetSetDef attributes[] = {
     {"places", (getter)get_places, (setter)set_places, NULL, NULL},
     {"requests", (getter)get_requests, NULL, NULL, NULL},
     {"sends", (getter)get_sends, NULL, NULL, NULL},
+    {"silent", (getter)get_silent, NULL, NULL, NULL},
     {"states", (getter)get_states, NULL, NULL, NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };

@@ -5,6 +5,8 @@
 
 #include "runs.h"
 
+#define ONEWAY 2 /* a bit of a command's flag */
+
 /* A part of a message's properties; of size 0 when it is missing. */
 typedef struct {
     int32_t at, size;
@@ -14,7 +16,8 @@ typedef struct {
     PyObject *holder;  /* owned: the bytes that the topic lies in */
     const byte *topic; /* as a record holds it: its length, then its name */
     const byte *body;  /* in an object that the run keeps */
-    Py_ssize_t topic_size, body_size, properties_at, properties_size;
+    const byte *born_host; /* while it is appended */
+    Py_ssize_t topic_size, body_size, properties_at, properties_size, born_host_size;
     Part tags, unique_key, keys;
     int64_t row, queue_id, flag, sys_flag, born_timestamp, reconsume_times;
     int64_t physical_offset, size, queue_offset; /* its place, once it has one */

@@ -234,6 +234,7 @@ async def _serving(
     ):
         server.handler = handler_of(*tables, statistics=statistics, without=without)
         server.express = express
+        server.together = plain_sends.take_together
         server.on_close = closed
         await server.start()
 

@@ -116,7 +116,7 @@ class MessageWriter:
     def store(self) -> MessageStore:
         return self._store
 
-    def append_run(self, run: Run, born_host: bytes, store_host: bytes) -> bool:
+    def append_run(self, run: Run, born_host: bytes | list[bytes], store_host: bytes) -> bool:
         """`append` for many plain messages at once; False when they have to go one by one."""
         if not self._store.append_run(run, born_host, store_host, self._clock.now()):
             return False

@@ -222,11 +222,12 @@ class CommitLog:
         return physical_offset, size
 
     def append_run(
-        self, run: Run, tails: QueueTails, born_host: bytes, store_host: bytes, store_timestamp: int
+        self, run: Run, tails: QueueTails, born_host: bytes | list[bytes], store_host: bytes, store_timestamp: int
     ) -> bool:
         """Write the records of many messages in one go, with the next queue offsets of their queues.
 
         As a batch, a run is there as a whole or not at all; False, and nothing was done, when this file lacks the room.
+        With a list of hosts, one for each send, also when there is no compiled twin or that one lacks the room.
         """
         segment = self._current
         if segment is None:
@@ -240,6 +241,8 @@ class CommitLog:
                 segment.wrote = end - segment.start
                 self.last_store_timestamp = store_timestamp
                 return True
+        if isinstance(born_host, list):
+            return False  # who gathers messages of several hosts can also store those of each host alone
         head, host_flags = _HEADS[len(born_host), len(store_host)]
         pack = head.pack
         fixed = head.size + 2

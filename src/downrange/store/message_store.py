@@ -332,7 +332,7 @@ class MessageStore(MessageReader):
             self.dispatch_pending()
         return AppendResult(PUT_OK, physical_offset, size, queue_offset, now)
 
-    def append_run(self, run: Run, born_host: bytes, store_host: bytes, now: int) -> bool:
+    def append_run(self, run: Run, born_host: bytes | list[bytes], store_host: bytes, now: int) -> bool:
         """Store many messages at once; False when nothing was stored, and `append` knows why.
 
         For messages that need no further look: they fit (`surely_fits`), are not transactional, and their queues exist

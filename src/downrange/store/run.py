@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from downrange.compiled import runs
 
@@ -17,6 +17,7 @@ PlainMessage = tuple["QueueState", bytes, bytes, str, int, int, int, int]
 Place = tuple[int, int, int]
 # A send, which the store does not look at: serialize type, opaque, flag of the command, queue id, how many messages.
 Sent = tuple[int, int, int, int, int]
+_ONEWAY: Final = 2
 
 
 class Run:
@@ -49,6 +50,11 @@ class Run:
     def requests(self) -> int:
         """How many sends."""
         return len(self.sends)
+
+    @property
+    def silent(self) -> list[int]:
+        """Which of the sends want no answer."""
+        return [number for number, sent in enumerate(self.sends) if sent[2] & _ONEWAY]
 
     @property
     def states(self) -> Sequence[QueueState]:

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Mapping
 from functools import partial
 from time import perf_counter
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from downrange.broker.config import BrokerConfig
 from downrange.broker.destinations import Destinations
@@ -31,6 +31,9 @@ from downrange.store.new_message import PutMessageStatus
 from downrange.store.queues import QueueState
 from downrange.store.run import PlainMessage, Run
 from downrange.transport.connection import Connection
+
+if TYPE_CHECKING:
+    from downrange.transport.sockets import Replies  # it exists only where the compiled module does
 
 SEND: Final = int(RequestCode.SEND_MESSAGE_V2)
 _OK: Final = int(ResponseCode.SUCCESS)
@@ -81,7 +84,7 @@ class PlainSends:
             if not self._append(run, connection.peer_host, self._store_host):
                 break
             if self._makes_wait:
-                self._reply_when_safe(run, connection)
+                connection.reply_later(run.requests, self._when_safe(run))
             else:
                 encoded = self._accepted.encode(run)
                 if encoded:  # all may have been one-way
@@ -94,16 +97,46 @@ class PlainSends:
             at += requests
         return at
 
+    def take_together(
+        self, frames: list[Frame], at: int, hosts: list[bytes], now: float
+    ) -> tuple[int, Replies, list[int]] | None:
+        """`take` for frames that came over several connections: the `Together` of the broker's servers."""
+        flow = self._flow
+        if now - flow.last_tick > flow.send_patience:
+            return None
+        if self._config.broker is not self._known:
+            self._adopt(self._config.broker)
+        if not self._is_ready:
+            return None
+        start = perf_counter()
+        run = self._plain_compiled(frames, at)
+        if run is None:
+            return None
+        requests = run.requests
+        if not self._append(run, hosts[at : at + requests], self._store_host):
+            return None
+        replies = self._when_safe(run) if self._makes_wait else self._accepted.encode(run)
+        millis = (perf_counter() - start) * 1000
+        if millis >= 1:
+            flow.appended(millis / 1000)
+        self._writer.statistics.sent_together(run.code, requests, millis)
+        return requests, replies, run.silent
+
     def _plain(self, frames: list[Frame], at: int) -> Run | None:
+        run = self._plain_compiled(frames, at)
+        if run is not None:
+            return run
         limits = self._limits
-        if runs is not None:
-            run = runs.plain_run(
-                frames, at, self._topic_table, self._learn_topic, self._states_by_row,
-                limits.surely_fits, limits.max_message_size, self._cluster,
-            )  # fmt: skip
-            if run is not None:
-                return run
         return plain_run(frames, at, self._write_queues, self._states, limits.surely_fits, self._cluster_property)
+
+    def _plain_compiled(self, frames: list[Frame], at: int) -> Run | None:
+        if runs is None:
+            return None
+        limits = self._limits
+        return runs.plain_run(
+            frames, at, self._topic_table, self._learn_topic, self._states_by_row,
+            limits.surely_fits, limits.max_message_size, self._cluster,
+        )  # fmt: skip
 
     def _adopt(self, broker: BrokerConfig) -> None:
         """Work out once what follows from the configuration; it is replaced as a whole when it changes."""
@@ -111,12 +144,12 @@ class PlainSends:
         self._is_ready = not broker.start_accept_send_request_time_stamp and bool(broker.broker_permission & _WRITE)
         self._accepted = SendReply(_OK, self._store_host, broker.region_id, broker.trace_on)
 
-    def _reply_when_safe(self, run: Run, connection: Connection) -> None:
+    def _when_safe(self, run: Run) -> asyncio.Future[bytes]:
         safe = self._writer.safe_when(run.end)
         assert safe is not None
         replies: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        connection.reply_later(run.requests, replies)
         safe.add_done_callback(partial(self._reply_safe, run, replies))
+        return replies
 
     def _reply_safe(self, run: Run, replies: asyncio.Future[bytes], safe: asyncio.Future[PutMessageStatus]) -> None:
         """All of a run get the status of its last message, the one that was safe last."""
