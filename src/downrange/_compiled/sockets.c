@@ -204,14 +204,15 @@ static int read_socket(const Sockets *self, Socket *socket, Received *received) 
 }
 
 /* -> frames, the socket and the host of each; and what else came: (socket, bytes), (socket, b"") at the end, (socket,
-   error), (socket, None) when it takes more */
+   error), (socket, None) when it takes more. None when nothing came. */
 static PyObject *sockets_receive(Sockets *self, PyObject *unused) {
-    Received received = {PyList_New(0), PyList_New(0), PyList_New(0), PyList_New(0), 0};
-    int is_good = received.frames && received.sockets && received.hosts && received.others;
     if (self->event >= self->count) {
         self->count = epoll_wait(self->epoll, self->events, MOST_SOCKETS, 0);
         self->event = 0;
+        if (self->count <= 0) Py_RETURN_NONE;
     }
+    Received received = {PyList_New(0), PyList_New(0), PyList_New(0), PyList_New(0), 0};
+    int is_good = received.frames && received.sockets && received.hosts && received.others;
     while (is_good && self->event < self->count && received.bytes < ENOUGH_BYTES) {
         const struct epoll_event event = self->events[self->event++];
         Socket *socket = event.data.fd < self->size ? self->table[event.data.fd] : NULL;

@@ -109,9 +109,12 @@ class Sockets:
 
     def look(self) -> None:
         """Handle what has come."""
-        frames, transports, hosts, others = self._receive()
+        received = self._receive()
+        if received is None:
+            return
+        frames, transports, hosts, others = received
         if frames:
-            if transports[0] is transports[-1]:
+            if transports[0] is transports[-1] and len(frames) > 1:  # who sends many is served as well alone
                 self._hand_over(frames, transports[0])
             else:
                 self._take(frames, transports, hosts)
@@ -163,7 +166,7 @@ class Sockets:
                     transport.protocol.begin_answering(1)
                 replies.add_done_callback(partial(self._reply_later, answered))
             if self._poll is not None:
-                self._poll.answered(self, taken)
+                self._poll.answered(transports[at - 1].protocol, taken)
 
     def _reply(self, transports: list[SocketTransport], replies: bytes) -> None:
         for transport, rest in runs.send_frames(transports, replies):
