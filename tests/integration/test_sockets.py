@@ -172,6 +172,18 @@ async def test_the_order_of_a_connection_is_kept_whoever_answers(server: Server,
     assert peer.alone
 
 
+async def test_however_much_comes_it_is_taken_in_pieces_and_all_are_served(server: Server, peer: Peer) -> None:
+    body = bytes(400)
+    with callers(server.port, 10) as opened:
+        await until(lambda: len(server.connections) == 10)
+        for number, caller in enumerate(opened):
+            caller.sendall(b"".join(frame(PLAIN, 100 * number + n, body) for n in range(100)))
+        for number, caller in enumerate(opened):
+            assert [(await reply(caller)).opaque for _ in range(100)] == [100 * number + n for n in range(100)]
+    assert sum(map(len, peer.together)) + len(peer.alone) == 1000
+    assert max(map(len, peer.together)) <= 200  # two of them exceed what is enough for one turn
+
+
 async def test_frames_may_be_cut_anywhere(server: Server, peer: Peer) -> None:
     wire = b"".join(frame(PLAIN, number, b"x" * number) for number in range(5))
     with callers(server.port, 2) as (slow, quick):

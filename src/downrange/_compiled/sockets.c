@@ -11,10 +11,11 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-/* What is received in one go, so that a turn of the loop has an end. */
+/* What is received in one go. Some hundred messages are enough to share what is done once for all; with thousands the
+   first would have left the processor's cache before the last is read, and the turn of the loop would be long. */
 #define MOST_SOCKETS 64
-#define MOST_BYTES (1 << 18)    /* of one socket */
-#define ENOUGH_BYTES (1 << 20)  /* no further socket is read behind so many */
+#define MOST_BYTES (1 << 18)   /* of one socket */
+#define ENOUGH_BYTES (1 << 16) /* behind so many no further socket is read */
 
 /* What there is to know of one connection here; transport/socket_transport.py makes a transport of it. */
 typedef struct {
