@@ -184,6 +184,17 @@ async def test_however_much_comes_it_is_taken_in_pieces_and_all_are_served(serve
     assert max(map(len, peer.together)) <= 200  # two of them exceed what is enough for one turn
 
 
+async def test_who_asks_for_something_unusual_is_not_offered_for_a_while(server: Server, peer: Peer) -> None:
+    with callers(server.port, 1) as (caller,):
+        caller.sendall(frame(OTHER, 0))
+        assert (await reply(caller)).opaque == 0
+        for number in range(1, 40):
+            caller.sendall(frame(PLAIN, number))
+            assert (await reply(caller)).opaque == number
+    assert peer.alone == list(range(16))
+    assert peer.together == [[number] for number in range(16, 40)]
+
+
 async def test_frames_may_be_cut_anywhere(server: Server, peer: Peer) -> None:
     wire = b"".join(frame(PLAIN, number, b"x" * number) for number in range(5))
     with callers(server.port, 2) as (slow, quick):
@@ -319,9 +330,14 @@ async def test_a_bug_closes_the_connections_it_hit_and_no_other(
             caller.sendall(frame(code, 1))
         assert [(await reply(caller)).opaque for caller in (first, last)] == [1, 1]
         await until(lambda: len(peer.closed) == 1)
-        first.sendall(frame(BUG, 2))
-        last.sendall(frame(PLAIN, 2))
-        await until(lambda: len(peer.closed) == 3)
+        first.sendall(frame(OTHER, 2))
+        assert (await reply(first)).opaque == 2
+    await until(lambda: len(peer.closed) == 3)
+    with callers(server.port, 2) as (first, last):
+        await until(lambda: len(server.connections) == 2)
+        first.sendall(frame(BUG, 1))
+        last.sendall(frame(PLAIN, 1))
+        await until(lambda: len(peer.closed) == 5)
     assert caplog.text.count("ZeroDivisionError: a bug") == 3
     with callers(server.port, 1) as (late,):
         late.sendall(frame(OTHER, 3))

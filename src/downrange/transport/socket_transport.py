@@ -35,6 +35,7 @@ class SocketTransport(runs.Socket):
         "_reads",
         "_unsent",
         "_watched",
+        "chunks_alone",
         "protocol",
     )
 
@@ -47,6 +48,8 @@ class SocketTransport(runs.Socket):
     ) -> None:
         self.descriptor = accepted.fileno()
         self.is_between_frames = True
+        self.chunks_alone = 0
+        """So many more chunks are not worth offering to be answered together with others'."""
         self.protocol = protocol
         self._accepted = accepted
         self._peer = peer

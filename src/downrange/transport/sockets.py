@@ -34,6 +34,8 @@ position, want none. None: the first is nothing for it."""
 
 _BACKLOG: Final = 1024
 _ACCEPTED_AT_ONCE: Final = 64
+# Who asks for something unusual, as consumers do, is likely to go on with it.
+_ALONE: Final = 16
 _PAUSE_SECONDS: Final = 1.0
 _EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
@@ -138,7 +140,8 @@ class Sockets:
         at = 0
         while at < len(frames):
             answers = None
-            if together is not None:
+            first = transports[at]
+            if together is not None and not first.chunks_alone:
                 try:
                     answers = together(frames, at, hosts, now)
                 except Exception as error:
@@ -147,9 +150,10 @@ class Sockets:
                     return
             if answers is None:
                 end = at + 1
-                while end < len(frames) and transports[end] is transports[at]:
+                while end < len(frames) and transports[end] is first:
                     end += 1
-                self._hand_over(frames[at:end], transports[at])
+                first.chunks_alone = (first.chunks_alone or _ALONE) - 1
+                self._hand_over(frames[at:end], first)
                 at = end
                 continue
             taken, replies, silent = answers
