@@ -21,7 +21,7 @@ from downrange.protocol.bodies.plain_send import SendReply
 from downrange.store.queue_entry import ENTRY
 from downrange.store.queue_tails import SPILL_AT
 from downrange.store.queues import QueueState
-from downrange.store.run import Place, PlainMessage, Run
+from downrange.store.run import Place, PlainMessage, Run, run_of
 from tests.support import compiled_cases as cases
 from tests.unit.store.small_store import BORN_HOST, NOW, STORE_HOST, new_message, open_store
 
@@ -84,16 +84,18 @@ def test_messages_of_several_hosts_are_stored_as_if_each_had_come_alone(tmp_path
     for name in ("together", "alone"):
         store = open_store(tmp_path / name)
         store.append(new_message(properties=ID.encode()))
-        messages = usual_run([*store.queues.states.values()] * 3)
+        messages = usual_messages([*store.queues.states.values()] * 4)
         if name == "together":
-            places = store.append_run(messages, hosts, STORE_HOST, NOW)
-            assert places is not None
-            assert len(places) == 3
+            sends = [(0, 1, 0, 0, 1), (0, 2, 0, 0, 2), (0, 3, 0, 0, 1)]
+            run = run_of(messages, sends)
             for wrong in (hosts[:2], [*hosts[:2], b"host"], [*hosts[:2], None], [*hosts, BORN_HOST], []):
-                assert store.append_run(messages, wrong, STORE_HOST, NOW) is None  # type: ignore[arg-type]
+                assert not store.append_run(run, wrong, STORE_HOST, NOW)  # type: ignore[arg-type]
+            assert store.append_run(run, hosts, STORE_HOST, NOW)
+            assert len(run.places) == 4
+            assert not store.append_run(run_of(messages, sends[:2]), hosts[:2], STORE_HOST, NOW)
         else:
-            for message, host in zip(messages, hosts, strict=True):
-                assert store.append_run([message], host, STORE_HOST, NOW) is not None
+            for message, host in zip(messages, [hosts[0], hosts[1], hosts[1], hosts[2]], strict=True):
+                assert store.append_run(run_of([message]), host, STORE_HOST, NOW)
         store.close()
     assert cases.files_of(tmp_path / "together") == cases.files_of(tmp_path / "alone")
 

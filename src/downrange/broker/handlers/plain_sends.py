@@ -130,13 +130,14 @@ class PlainSends:
         return plain_run(frames, at, self._write_queues, self._states, limits.surely_fits, self._cluster_property)
 
     def _plain_compiled(self, frames: list[Frame], at: int) -> Run | None:
-        if runs is None:
-            return None
-        limits = self._limits
-        return runs.plain_run(
-            frames, at, self._topic_table, self._learn_topic, self._states_by_row,
-            limits.surely_fits, limits.max_message_size, self._cluster,
-        )  # fmt: skip
+        run: Run | None = None
+        if runs is not None:
+            limits = self._limits
+            run = runs.plain_run(
+                frames, at, self._topic_table, self._learn_topic, self._states_by_row,
+                limits.surely_fits, limits.max_message_size, self._cluster,
+            )  # fmt: skip
+        return run
 
     def _adopt(self, broker: BrokerConfig) -> None:
         """Work out once what follows from the configuration; it is replaced as a whole when it changes."""
