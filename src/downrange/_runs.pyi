@@ -1,5 +1,5 @@
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from mmap import mmap
 from typing import Generic, TypeVar
 
@@ -8,11 +8,12 @@ from typing_extensions import Buffer
 from downrange.client.consumer.messages import ReceivedMessage
 from downrange.client.messages import Outgoing, OutgoingRules
 from downrange.client.send_result import SendResult, SendStatus
-from downrange.model.message import Message, MessageQueue
+from downrange.model.message import Message, MessageQueue, TopicQueue
 from downrange.protocol.bodies.plain_send import Stored
 from downrange.protocol.framing import Frame
 from downrange.store import run
 from downrange.store.backlog import Backlog, Picked
+from downrange.store.key_index import IndexPlace
 from downrange.store.property_filter import Condition
 from downrange.store.queues import QueueState
 from downrange.transport.outstanding import Asked
@@ -63,6 +64,23 @@ def index_keys(
     end_offset: int,
     /,
 ) -> tuple[int, int, int] | None: ...
+def replay_records(
+    memory: mmap,
+    at: int,
+    limit: int,
+    start: int,
+    check_crc: bool,
+    queues: Mapping[tuple[bytes, int], QueueState | None] | None,
+    sizes: dict[tuple[str, int], list[int]] | None,
+    watched: Mapping[TopicQueue, object] | None,
+    rows: array[int],
+    entries: bytearray,
+    index: IndexPlace | tuple[()] | None,
+    indexed_up_to: int,
+    /,
+) -> (
+    tuple[int, int, int, int, QueueState | None, list[tuple[str, int, int, bytes, int, int]], int, int, int, int] | None
+): ...
 def encode_answers(
     json_pieces: tuple[bytes, ...], binary_pieces: tuple[bytes, ...], id_size: int, run: Stored, /
 ) -> bytes | None: ...

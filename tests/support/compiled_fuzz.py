@@ -18,6 +18,7 @@ from tests.support import compiled_load_checks as load_checks
 from tests.support import compiled_pick_checks as pick_checks
 from tests.support import compiled_property_checks as property_checks
 from tests.support import compiled_pull_checks as pull_checks
+from tests.support import compiled_replay_checks as replay_checks
 from tests.support import compiled_send_checks as send_checks
 
 
@@ -56,9 +57,14 @@ def run(seconds: float, seed: int) -> int:
             property_checks.same_properties(random)
             property_checks.same_walk(random)
             property_checks.refuses_nonsense_about_properties(random)
+            replay_checks.refuses_nonsense_about_a_replay(random)
         if rounds % 10 == 0:
             with TemporaryDirectory() as root:
                 checks.same_files(random, root)
+            with TemporaryDirectory() as root:
+                replay_checks.same_recovery(random, root)
+            with TemporaryDirectory() as root:
+                replay_checks.same_slaves(random, root)
         rounds += 1
     return rounds
 

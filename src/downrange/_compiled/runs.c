@@ -2,7 +2,7 @@
 #include "run.h"
 #include "topic_table.h"
 
-PyObject *s_queue_id, *s_row, *s_topic, *s_topic_field;
+PyObject *s_is_special, *s_queue_id, *s_row, *s_topic, *s_topic_field;
 
 static PyMethodDef functions[] = {
     {"cut_frames", (PyCFunction)(void (*)(void))cut_frames, METH_FASTCALL, NULL},
@@ -11,6 +11,7 @@ static PyMethodDef functions[] = {
     {"append_run", (PyCFunction)(void (*)(void))append_run, METH_FASTCALL, NULL},
     {"put_entries", (PyCFunction)(void (*)(void))put_entries, METH_FASTCALL, NULL},
     {"index_keys", (PyCFunction)(void (*)(void))index_keys, METH_FASTCALL, NULL},
+    {"replay_records", (PyCFunction)(void (*)(void))replay_records, METH_FASTCALL, NULL},
     {"encode_answers", (PyCFunction)(void (*)(void))encode_answers, METH_FASTCALL, NULL},
     {"encode_pull", (PyCFunction)(void (*)(void))encode_pull, METH_FASTCALL, NULL},
     {"pick_by_tags", (PyCFunction)(void (*)(void))pick_by_tags, METH_FASTCALL, NULL},
@@ -32,11 +33,13 @@ static struct PyModuleDef definition = {
 
 PyMODINIT_FUNC PyInit__runs(void) {
     make_crc_table();
+    s_is_special = PyUnicode_InternFromString("is_special");
     s_queue_id = PyUnicode_InternFromString("queue_id");
     s_row = PyUnicode_InternFromString("row");
     s_topic = PyUnicode_InternFromString("topic");
     s_topic_field = PyUnicode_InternFromString("topic_field");
-    if (!s_queue_id || !s_row || !s_topic || !s_topic_field || !make_send_names() || !make_reply_names()) return NULL;
+    if (!s_is_special || !s_queue_id || !s_row || !s_topic || !s_topic_field) return NULL;
+    if (!make_send_names() || !make_reply_names()) return NULL;
     if (PyType_Ready(&run_type) < 0) return NULL;
     PyObject *module = PyModule_Create(&definition);
     if (module != NULL && (PyModule_AddType(module, &topic_table_type) < 0 || add_sockets(module) < 0)) Py_CLEAR(module);

@@ -24,13 +24,14 @@ typedef struct {
 } Text;
 
 /* Names of attributes. */
-extern PyObject *s_queue_id, *s_row, *s_topic, *s_topic_field;
+extern PyObject *s_is_special, *s_queue_id, *s_row, *s_topic, *s_topic_field;
 
 PyObject *cut_frames(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *plain_run(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *append_run(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *put_entries(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *index_keys(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *replay_records(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *encode_answers(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *encode_pull(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *pick_by_tags(PyObject *module, PyObject *const *args, Py_ssize_t count);

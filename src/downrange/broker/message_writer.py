@@ -20,7 +20,8 @@ from downrange.protocol.codes import ResponseCode
 from downrange.protocol.command import Command
 from downrange.store.config import BrokerRole
 from downrange.store.group_commit import FlushOutcome
-from downrange.store.message_store import GrownQueue, MessageStore
+from downrange.store.growth import Growth
+from downrange.store.message_store import MessageStore
 from downrange.store.new_message import AppendResult, BatchUnit, NewMessage, PutMessageStatus
 from downrange.store.run import Place, Run
 from downrange.transport.connection import LaterReply
@@ -185,18 +186,17 @@ class MessageWriter:
         if self._slaves is not None:
             self._slaves.wake()
 
-    def dispatched(self) -> list[GrownQueue]:
+    def dispatched(self) -> Growth:
         """Records came into the log by another way (transient pool, master): tell who waits for them; return them."""
-        found = self._store.dispatch_pending()
-        waiting = self._held.queues
-        for grown in found:
-            if waiting and (grown.topic, grown.queue_id) in waiting:
-                self._notify(grown.topic, grown.queue_id, grown.queue_offset, grown.properties)
-            if grown.topic == SCHEDULE_TOPIC:
-                self.on_delayed(grown.queue_id)
+        growth = self._store.dispatch_pending(self._waiting)
+        for grown in growth.watched_messages:
+            self._notify(grown.topic, grown.queue_id, grown.queue_offset, grown.properties)
+        for topic, queue_id in growth.sizes:
+            if topic == SCHEDULE_TOPIC:
+                self.on_delayed(queue_id)
         if self._links:
             self._wake_slaves()
-        return found
+        return growth
 
     def reply_when_safe(
         self, command: Command, result: AppendResult, waits: bool, accepted: Callable[[], SendMessageResponse]

@@ -18,6 +18,7 @@ from downrange.store.segment import Segment
 from downrange.store.segments import Segments, storage_error
 
 if TYPE_CHECKING:
+    from downrange.store.bulk_replay import BulkReplay
     from downrange.store.queue_tails import QueueTails
     from downrange.store.queues import QueueState
     from downrange.store.run import Place, Run
@@ -56,15 +57,20 @@ class Walk:
 
     Afterwards `end` is the offset at which it stopped, and `damage` says what is wrong there: None where the log simply
     ends (zeros, or the last readable byte). `is_cut_short` says that a record begins there whose end is not there yet.
+
+    What `bulk` takes is not seen by who iterates; it is asked again after every record that is, until it is None.
     """
 
-    def __init__(self, segments: Segments, start: int, *, check_crc: bool) -> None:
+    def __init__(self, segments: Segments, start: int, *, check_crc: bool, bulk: BulkReplay | None = None) -> None:
         self._segments = segments
         self._check_crc = check_crc
+        self.bulk = bulk if runs is not None else None
         self.end = start
         self.damage: str | None = None
         self.is_cut_short = False
         self.records = 0
+        self.last_offset = self.last_timestamp = 0
+        """Physical offset and store time of the last record."""
 
     def __iter__(self) -> Iterator[WalkedRecord]:
         segment = self._segments.find(self.end)
@@ -89,6 +95,8 @@ class Walk:
         check_crc = self._check_crc
         unpack_v4 = _HEAD_V4.unpack_from
         while True:
+            if self.bulk is not None:
+                at = self._take_in_bulk(self.bulk, mapping, at, limit, start)
             if at + BLANK_SIZE > limit:
                 if limit == segment.size:
                     self.end = start + limit
@@ -136,6 +144,7 @@ class Walk:
                 self.damage = f"record at {start + at}: the body does not match its checksum"
                 return
             self.records += 1
+            self.last_offset, self.last_timestamp = start + at, timestamp
             self.end = start + end
             yield (
                 start + at,
@@ -148,6 +157,15 @@ class Walk:
                 mapping[properties_at:end],
             )
             at = end
+
+    def _take_in_bulk(self, bulk: BulkReplay, mapping: mmap.mmap, at: int, limit: int, start: int) -> int:
+        before = bulk.records
+        at = bulk.take(mapping, at, limit, start, self._check_crc)
+        if bulk.records > before:
+            self.records += bulk.records - before
+            self.last_offset, self.last_timestamp = bulk.last_offset, bulk.last_timestamp
+            self.end = start + at
+        return at
 
 
 class CommitLog:
@@ -433,8 +451,8 @@ class CommitLog:
             view = view[len(part) :]
             self._current = None
 
-    def walk(self, start: int, *, check_crc: bool = False) -> Walk:
-        return Walk(self.segments, start, check_crc=check_crc)
+    def walk(self, start: int, *, check_crc: bool = False, bulk: BulkReplay | None = None) -> Walk:
+        return Walk(self.segments, start, check_crc=check_crc, bulk=bulk)
 
     def slice(self, physical_offset: int, size: int) -> memoryview | None:
         """These bytes as they lie on disk, or None when the file is gone or they are not readable yet."""

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 # topic, unique id, KEYS, physical offset
 Keyed = tuple[str, str | None, str | None, int]
+# mapping, slots, next entry, limit, used slots, begin timestamp, end offset, end timestamp
+IndexPlace = tuple[mmap.mmap, int, int, int, int, int, int, int]
 
 _RESERVED_ENTRIES: Final = 50_000  # a megabyte
 _MAPPED_FILES: Final = 4  # older files that stay mapped after a query
@@ -271,6 +273,25 @@ class KeyIndex:
             index_file.end_timestamp = store_timestamp
             index_file.write_header(index_file.map)
         return True
+
+    @property
+    def place(self) -> IndexPlace | tuple[()]:
+        """Where the next key goes, for the compiled twin of a replay; empty when only `put` can find out."""
+        one = self._current
+        if one is None or one.map is None or one.next_entry < 2:
+            return ()
+        return (
+            one.map, self._slots, one.next_entry, one.limit, one.used_slots, one.begin_timestamp, one.end_offset,
+            one.end_timestamp,
+        )  # fmt: skip
+
+    def move_to(self, next_entry: int, used_slots: int, end_offset: int, end_timestamp: int) -> None:
+        """Keys were put from `place` on."""
+        one = self._current
+        if one is not None and one.map is not None and next_entry > one.next_entry:
+            one.next_entry, one.used_slots = next_entry, used_slots
+            one.end_offset, one.end_timestamp = end_offset, end_timestamp
+            one.write_header(one.map)
 
     def _hashes(self, topic: str, unique_key: str | None, keys: str | None) -> list[int]:
         """The hash of the unique id, then those of the words of KEYS."""

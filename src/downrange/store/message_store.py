@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
 from downrange.clock import SystemClock
 from downrange.model.message import TopicQueue
 from downrange.model.topics import MAX_TOPIC_LENGTH, OP_HALF_TOPIC, SCHEDULE_TOPIC
+from downrange.store.bulk_replay import BulkReplay
 from downrange.store.checkpoint import AbortMarker, Checkpoint, DirectoryLock
 from downrange.store.commit_log import CommitLog, Walk, join_properties
 from downrange.store.config import BrokerRole, StoreConfig
 from downrange.store.dispatcher import BitmapOf, Dispatcher
 from downrange.store.errors import DiskFull, FlushFailed, StoreClosed, StoreError
 from downrange.store.files import OS_FILES, Files
+from downrange.store.growth import Growth
 from downrange.store.headroom import Stretch
 from downrange.store.key_index import KeyIndex
 from downrange.store.message_limits import MessageLimits
@@ -26,7 +28,7 @@ from downrange.store.recovery import Recovery, RecoveryReport
 from downrange.store.run import Place, PlainMessage, Run, run_of
 from downrange.store.segments import BufferPool, Segments, disk_use, storage_error
 
-__all__ = ["GrownQueue", "MatchesEntry", "MatchesRecord", "MessageStore", "QueueEntry"]
+__all__ = ["MatchesEntry", "MatchesRecord", "MessageStore", "QueueEntry"]
 
 log = logging.getLogger(__name__)
 
@@ -40,17 +42,6 @@ class WallClock(Protocol):
     """The part of a `Clock` that the store needs."""
 
     def now(self) -> int: ...
-
-
-class GrownQueue(NamedTuple):
-    """A queue that got a message by replay: everything a waiting pull wants to know."""
-
-    topic: str
-    queue_id: int
-    queue_offset: int
-    properties: bytes
-    store_timestamp: int
-    size: int
 
 
 class _Progress(NamedTuple):
@@ -492,27 +483,31 @@ class MessageStore(MessageReader):
         if refusals:
             raise StoreClosed("; ".join(refusals))
 
-    def dispatch_pending(self) -> list[GrownQueue]:
-        """Apply what lies in the log beyond the last applied record; return what was new, for those who wait for it."""
-        grown: list[GrownQueue] = []
+    def dispatch_pending(self, watched: Mapping[TopicQueue, object] | None = None) -> Growth:
+        """Apply what lies in the log beyond the last applied record; return what was new, for those who wait for it.
+
+        `watched` has the topics and ids of their queues; None is all queues.
+        """
+        growth = Growth(watched)
         while self._dispatched_offset < self.commit_log.max_offset:
-            walk = self.commit_log.walk(max(self._dispatched_offset, self.commit_log.min_offset))
+            bulk = BulkReplay(self.queues, self.index, self._dispatcher, growth)
+            walk = self.commit_log.walk(max(self._dispatched_offset, self.commit_log.min_offset), bulk=bulk)
             try:
                 for record in walk:
+                    self._dispatched_offset = record[0]  # until this one is applied, too
                     state = self._dispatcher.replay(record)
                     if state is not None:
-                        _, size, _, _, queue_offset, _, timestamp, properties = record
-                        grown.append(GrownQueue(state.topic, state.queue_id, queue_offset, properties, timestamp, size))
-                    self._dispatched_offset = walk.end
-                    self.commit_log.last_store_timestamp = record[6]
+                        growth.add(state, record)
             except (OSError, StoreError) as error:
                 self._dispatch_failed(error)
-                return grown
+                return growth
             self._dispatched_offset = walk.end
+            if walk.records:
+                self.commit_log.last_store_timestamp = walk.last_timestamp
             if self.config.broker_role is BrokerRole.SLAVE:
                 if walk.end < self.commit_log.max_offset and not walk.is_cut_short:
                     self._refuse_to_follow(walk)
-                    return grown
+                    return growth
                 break  # the rest of this record is still under way
             if walk.damage is None:
                 break
@@ -521,7 +516,7 @@ class MessageStore(MessageReader):
                 self.commit_log.next_file_offset(self._dispatched_offset), self.commit_log.max_offset
             )
         self._allow("dispatch")
-        return grown
+        return growth
 
     def _refuse_to_follow(self, walk: Walk) -> None:
         """What the master sent cannot be read: its log is not the continuation of this one."""

@@ -162,6 +162,11 @@ class ConsumeQueues:
             self._by_raw_topic[key] = state
             return state
 
+    @property
+    def by_raw_topic(self) -> dict[tuple[bytes, int], QueueState | None]:
+        """What `of_record` has found so far, for the compiled twin of a replay."""
+        return self._by_raw_topic
+
     def _make(self, topic: str, queue_id: int) -> QueueState:
         topic = intern(topic)  # one object for all who have it as a key
         queue = ConsumeQueue(

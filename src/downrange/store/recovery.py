@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from downrange.model.record import MAGIC_V1, MAGIC_V2
+from downrange.store.bulk_replay import BulkReplay
 from downrange.store.checkpoint import Checkpoint
 from downrange.store.commit_log import CommitLog, WalkedRecord
 from downrange.store.consume_queue import ENTRY
@@ -91,28 +92,30 @@ class Recovery:
         report.start_offset = start
         dispatched = 0 if headless or not report.clean else self._queues.max_physical_offset
         self._index_up_to(max(start, dispatched))
-        self._dispatcher.indexed_up_to = index_end(self._index) if self._index is not None else 1 << 63
+        self._dispatcher.indexed_up_to = index_end(self._index) if self._index is not None else 1 << 62
 
-        walk = self._log.walk(start, check_crc=self._check_crc)
+        bulk = self._bulk(begin=dispatched) if self._writable else None
+        walk = self._log.walk(start, check_crc=self._check_crc, bulk=bulk)
         from_the_beginning = start <= self._log.min_offset
         incomplete: dict[tuple[bytes, int], QueueState] = {}
-        last_timestamp = 0
-        last: WalkedRecord | None = None
         for record in walk:
-            last = record
-            last_timestamp = record[6]
             if self._writable and record[0] >= dispatched:
                 report.replayed += 1
                 if from_the_beginning or not self._lacks_earlier_entries(record, incomplete):
                     self._dispatcher.replay(record)
                 else:
+                    walk.bulk = None  # more of its records will come, which are for the index only
                     self._dispatcher.index_only(record)
-        if last is not None and self._may_end_anywhere and has_torn_text(last):
-            walk.end, walk.damage = last[0], f"record at {last[0]}: the end of its properties is missing"
+        if bulk is not None:
+            report.replayed += bulk.records
+        if walk.records and self._may_end_anywhere and has_torn_text(next(iter(self._log.walk(walk.last_offset)))):
+            walk.end = walk.last_offset
+            walk.damage = f"record at {walk.end}: the end of its properties is missing"
         report.records = walk.records
         report.end_offset = walk.end
         self._cut(walk.end, walk.damage, report)
 
+        last_timestamp = walk.last_timestamp
         self._log.last_store_timestamp = last_timestamp or self._last_known_timestamp()
         if self._writable:
             self._queues.truncate(walk.end)
@@ -210,12 +213,16 @@ class Recovery:
         if self._index is None or not self._writable:
             return
         found = index_reach(self._index)
-        for record in self._log.walk(max(found.last_update_physical_offset, self._log.min_offset)):
+        bulk = self._bulk(only_index=True, begin=found.last_update_physical_offset + 1, end=offset)
+        for record in self._log.walk(max(found.last_update_physical_offset, self._log.min_offset), bulk=bulk):
             if record[0] >= offset:
                 return
             is_new = record[0] > found.last_update_physical_offset or not found.last_update_timestamp
             if is_new or self._index_was_cut:
                 self._dispatcher.index_only(record)
+
+    def _bulk(self, *, begin: int, end: int = 1 << 62, only_index: bool = False) -> BulkReplay:
+        return BulkReplay(self._queues, self._index, self._dispatcher, only_index=only_index, begin=begin, end=end)
 
     def _cut_index(self, end: int, last_timestamp: int) -> None:
         """Index files that mention records behind the end would keep those places from ever being indexed again."""

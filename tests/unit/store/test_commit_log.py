@@ -280,7 +280,7 @@ def test_log_bytes_of_a_master_continue_the_log_and_show_up_in_queues(tmp_path: 
             grown = []
             for start in range(0, len(log), 700):
                 slave.append_data(start, log[start : start + 700])
-                grown += slave.dispatch_pending()
+                grown += slave.dispatch_pending().watched_messages
             assert [item.queue_offset for item in grown] == list(range(20))
             assert grown[0].properties == b"TAGS\x01T"
             assert bodies(slave) == expected

@@ -266,14 +266,14 @@ def test_the_transient_pool_shows_messages_once_committed(tmp_path: Path) -> Non
     assert store.max_offset == 0
     assert bodies(store) == []
     assert store.commit()
-    assert [grown.queue_offset for grown in store.dispatch_pending()] == list(range(8))
+    assert [grown.queue_offset for grown in store.dispatch_pending().watched_messages] == list(range(8))
     assert bodies(store) == [b"%d" % number * 1000 for number in range(8)]
     assert [*deficient, store.is_transient_pool_deficient] == [False, True, False]
     # A message that comes between commit and dispatch keeps its number to itself.
     assert put(store, b"8" * 1000).queue_offset == 8
     store.commit()
     assert put(store, b"lost with the process" * 100).queue_offset == 9
-    assert [grown.queue_offset for grown in store.dispatch_pending()] == [8]
+    assert [grown.queue_offset for grown in store.dispatch_pending().watched_messages] == [8]
     assert put(store, b"lost, too").queue_offset == 10
     assert not store.commit(least_pages=4)
     kill(store)

@@ -140,13 +140,7 @@ class SlaveReplication:
             self._sync.sync_soon()
 
     def _appended(self) -> None:
-        sizes: dict[tuple[str, int], list[int]] = {}
-        for topic, queue_id, _, _, _, size in self._writer.dispatched():
-            queue = topic, queue_id
-            if queue in sizes:
-                sizes[queue].append(size)
-            else:
-                sizes[queue] = [size]
+        sizes = self._writer.dispatched().sizes
         for (topic, _), queue_sizes in sizes.items():
             self._writer.statistics.put_each(topic, queue_sizes)
         self._sync.received(sizes)

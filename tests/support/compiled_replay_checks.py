@@ -1,0 +1,238 @@
+"""What must hold between the compiled replay of the log and its twin in Python, for one random input each."""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import ExitStack
+from pathlib import Path
+from random import Random
+from typing import Any
+from unittest.mock import patch
+
+from downrange import compiled
+from downrange.clock import ManualClock
+from downrange.model.message import PhysicalOffset, QueueOffset, StoredMessage, TopicQueue
+from downrange.model.message_id import HostPort
+from downrange.model.record import encode_record
+from downrange.model.topics import SCHEDULE_TOPIC
+from downrange.store import bulk_replay, commit_log, dispatcher, key_index
+from downrange.store.config import BrokerRole
+from downrange.store.growth import Growth
+from downrange.store.message_store import MessageStore
+from downrange.store.new_message import NewMessage
+from downrange.store.queue_tails import QueueTails
+from tests.support import compiled_cases as cases
+from tests.unit.store.small_store import NOW, kill, open_store, pull_the_plug
+
+_TOPICS = ("TopicA", "TopicA", "T\u00f6pic\U0001f600", "x", "y" * 127)
+_SETTINGS: dict[str, Any] = {"mapped_file_size_commit_log": 16384, "max_hash_slot_num": 7}
+_NONSENSE: tuple[Any, ...] = (None, "x", b"x", 2**63, -(2**63), -1, 2**31, 1.5, [], (), {}, object())
+
+
+def same_recovery(random: Random, root: str) -> None:
+    """Recover what a crash left, or worse, with the twin and without it."""
+    settings = _SETTINGS | {"max_index_num": random.choice((5, 50, 1000))}
+    crashed = Path(root, "crashed")
+    store = open_store(crashed, **settings)
+    fill(random, store, random.choice((1, 20, 150)))
+    if random.random() < 0.5:
+        store.write_pending()
+        store.flush_queues(thorough=random.random() < 0.5)
+        fill(random, store, random.choice((0, 30)))
+    end = store.max_offset
+    random.choice((kill, pull_the_plug, MessageStore.close))(store)
+    if random.random() < 0.5:
+        _lose_files(random, crashed)
+    if random.random() < 0.4:
+        _damage(random, crashed, end)
+    with_twins, pure = Path(root, "compiled"), Path(root, "pure")
+    shutil.copytree(crashed, with_twins)
+    shutil.copytree(crashed, pure)
+    settings["broker_role"] = random.choice((BrokerRole.ASYNC_MASTER, BrokerRole.SLAVE))
+    settings["check_crc_on_recover"] = random.random() < 0.8
+    seen = _recovered(with_twins, settings)
+    with without_twins():
+        assert _recovered(pure, settings) == seen
+    assert cases.files_of(with_twins) == cases.files_of(pure)
+
+
+def same_slaves(random: Random, root: str) -> None:
+    """Feed a log to two slaves, piece by piece, one of them without the twin; both tell the same of it."""
+    settings = _SETTINGS | {"max_index_num": random.choice((5, 50, 1000))}
+    master = open_store(Path(root, "master"), **settings)
+    fill(random, master, random.choice((1, 20, 150)))
+    data = b"".join(segment.view[: segment.wrote] for segment in master.commit_log.segments)
+    master.close()
+    cuts = sorted(random.randrange(len(data) + 1) for _ in range(random.choice((0, 2, 20))))
+    pieces = list(zip([0, *cuts], [*cuts, len(data)], strict=True))
+    some = {TopicQueue("TopicA", 0): 1, TopicQueue("T\u00f6pic\U0001f600", 1): 1}
+    watched = random.choice((None, {}, some))
+
+    def follow(name: str) -> list[Any]:
+        seen: list[Any] = []
+        with open_store(Path(root, name), broker_role=BrokerRole.SLAVE, **settings) as slave:
+            for begin, end in pieces:
+                slave.append_data(begin, data[begin:end])
+                growth = slave.dispatch_pending(watched)
+                seen += [_told(growth), slave.dispatch_behind_bytes, slave.refusals, _states(slave)]
+        return seen
+
+    seen = follow("compiled")
+    with without_twins():
+        assert follow("pure") == seen
+    assert cases.files_of(Path(root, "compiled")) == cases.files_of(Path(root, "pure"))
+
+
+def refuses_nonsense_about_a_replay(random: Random) -> None:
+    """Damaged records in a buffer of their own, and arguments that only a bug can pass: no error, nothing half done."""
+    runs: Any = compiled.runs
+    tails = QueueTails()
+    state = _State(tails.add_row())
+    tails.make_room(random.choice((0, 1, 20)))
+    tails.rows[:] = type(tails.rows)("q", (5, 100, 50, random.choice((0, 256, 272, 276, 512)), 0, 0, 400, 100))
+    if random.random() < 0.3:
+        tails.rows[random.randrange(8)] = random.choice((-1, 1, 257, 20 * 2**58, 2**63 - 1, -(2**63), 1 << 40))
+    log = bytearray(b"".join(_record(random, 5 + number) for number in range(3)))
+    for _ in range(random.randrange(3)):
+        log[random.randrange(len(log))] = random.choice((0, 1, 0x7F, 0x80, 0xFF))
+    del log[random.randrange(len(log) + 1) if random.random() < 0.3 else len(log) :]
+    index = bytearray(random.choice((0, 40 + 4 * 7 + 20 * 10)))
+    place: Any = random.choice((None, (), (index, 7, 2, 10, 0, NOW, 0, NOW)))
+    if place and random.random() < 0.5:
+        changed = list(place)
+        changed[random.randrange(8)] = random.choice(_NONSENSE)
+        place = tuple(changed)
+    arguments: list[Any] = [
+        bytes(log), 0, len(log), 1000, random.random() < 0.5, {(b"TopicA", 1): state}, random.choice((None, {})),
+        random.choice((None, {}, {("TopicA", 1): 1})), tails.rows, tails.memory, place,
+        random.choice((0, 1000, 1200, 2**62)),
+    ]  # fmt: skip
+    if random.random() < 0.5:
+        arguments[random.randrange(len(arguments))] = random.choice(_NONSENSE)
+    if random.random() < 0.2:
+        setattr(state, random.choice(("row", "topic", "is_special")), random.choice(_NONSENSE))
+    before = list(tails.rows), bytes(tails.memory), bytes(index)
+    replayed = runs.replay_records(*arguments)
+    if replayed is None:
+        assert (list(tails.rows), bytes(tails.memory), bytes(index)) == before
+    else:
+        assert 0 < replayed[0] <= len(log)
+
+
+class _State:
+    """What the twin wants to know of a queue."""
+
+    def __init__(self, row: int) -> None:
+        self.row: object = row
+        self.topic: object = "TopicA"
+        self.is_special: object = False
+
+
+def _record(random: Random, queue_offset: int) -> bytes:
+    text = cases.text(random)
+    message = StoredMessage(
+        topic="TopicA",
+        queue_id=1,
+        queue_offset=QueueOffset(queue_offset),
+        physical_offset=PhysicalOffset(0),
+        body=random.randbytes(random.choice((0, 5, 70, 200))),
+        properties_text=text,
+        sys_flag=random.choice((0, 0, 0, 1, 8)),
+        flag=0,
+        born_timestamp=NOW,
+        born_host=HostPort("", 0),
+        store_timestamp=NOW,
+        store_host=HostPort("", 0),
+        reconsume_times=0,
+        prepared_transaction_offset=0,
+        body_crc=0,
+        store_size=0,
+    )
+    return encode_record(message, random.choice(cases.HOSTS), random.choice(cases.HOSTS))
+
+
+def fill(random: Random, store: MessageStore, count: int) -> None:
+    """Messages of every kind, most of them usual."""
+    clock = store._now.__self__  # type: ignore[attr-defined]
+    assert isinstance(clock, ManualClock)
+    for _ in range(count):
+        clock.set(clock.now() + random.choice((0, 1, 2000)))
+        if random.random() < 0.05:
+            store.append(_message(random, SCHEDULE_TOPIC, 3))
+        elif random.random() < 0.01:
+            store.remove_topic(random.choice(_TOPICS))
+        else:
+            store.append(_message(random, random.choice(_TOPICS), random.randrange(3)))
+
+
+def _message(random: Random, topic: str, queue_id: int) -> NewMessage:
+    properties = cases.text(random).encode()
+    if random.random() < 0.05:
+        properties += b"\x02" + random.choice((b"TAGS\x01\xff", b"KEYS\x01\xc3", b"\xff", b"DELAY\x012"))
+    return NewMessage(
+        topic,
+        queue_id,
+        random.randbytes(random.choice((0, 1, 7, 64, 128, 600))),
+        properties,
+        random.choice((1_790_000_000_000, 0)),
+        random.choice(cases.HOSTS),
+        random.choice(cases.HOSTS),
+        sys_flag=random.choice((0,) * 12 + (1, 4, 8, 12)),
+    )
+
+
+def _lose_files(random: Random, root: Path) -> None:
+    for name in ("consumequeue", "index"):
+        if random.random() < 0.6:
+            found = sorted(path for path in (root / name).rglob("*") if path.is_file())
+            for path in found if random.random() < 0.5 else random.sample(found, min(1, len(found))):
+                path.unlink()
+
+
+def _damage(random: Random, root: Path, end: int) -> None:
+    """Change some bytes of the log."""
+    files = sorted((root / "commitlog").iterdir())
+    if not files:
+        return
+    path = random.choice(files)
+    used = max(1, min(end - int(path.name), 16384))
+    with path.open("r+b") as stream:
+        for _ in range(random.choice((1, 3))):
+            stream.seek(random.randrange(used))
+            stream.write(random.choice((b"\0", b"\xff", b"\0" * 100, random.randbytes(3))))
+
+
+def _recovered(root: Path, settings: dict[str, Any]) -> list[Any]:
+    store = open_store(root, **settings)
+    report = store.recovery
+    warnings = [warning.replace(str(root), "") for warning in report.warnings]
+    seen = [
+        (report.start_offset, report.end_offset, report.records, report.replayed, report.cut_bytes),
+        (report.rebuilt_queues, warnings),
+        (store.commit_log.last_store_timestamp, store._dispatcher.last_store_timestamp),
+        _states(store),
+    ]
+    store.close()
+    return seen
+
+
+def _states(store: MessageStore) -> list[Any]:
+    """The numbers of every queue but its place in memory, and how far the index is."""
+    found = sorted(store.queues.states.items())
+    numbers = [
+        (key, state.next_offset, state.queue.min_offset, state.queue.max_offset, state.queue.max_physical_offset)
+        for key, state in found
+    ]
+    return [numbers, None if store.index is None else repr(store.index).split(" ", 2)[2], store.queues.take_counts()]
+
+
+def _told(growth: Growth) -> Any:
+    return list(growth.sizes.items()), growth.watched_messages
+
+
+def without_twins() -> ExitStack:
+    """Python only, for as long as this is entered."""
+    with ExitStack() as stack:
+        for module in (bulk_replay, commit_log, dispatcher, key_index):
+            stack.enter_context(patch.object(module, "runs", None))
+        return stack.pop_all()

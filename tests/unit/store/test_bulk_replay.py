@@ -1,0 +1,103 @@
+"""Replay in bulk: that usual records take this way, which do not, and that nothing is held on to.
+
+That both ways leave the same files: tests/property/test_compiled_replay.py.
+"""
+
+from __future__ import annotations
+
+import errno
+import sys
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+from downrange.compiled import runs
+from downrange.model.message import TopicQueue
+from downrange.store.config import BrokerRole
+from downrange.store.dispatcher import Dispatcher
+from downrange.store.message_store import MessageStore
+from tests.unit.store.small_store import FailingFiles, bodies, kill, open_store, put
+
+pytestmark = pytest.mark.skipif(runs is None, reason="built without a compiler, or DOWNRANGE_PURE is set")
+LARGE = {"mapped_file_size_commit_log": 1 << 20, "mapped_file_size_consume_queue": 100_000, "max_index_num": 10_000}
+
+
+def filled(root: Path, count: int = 2000) -> bytes:
+    """Log bytes of messages with tags and keys, in two queues."""
+    with open_store(root, **LARGE) as store:
+        for number in range(count):
+            put(store, b"%d" % number, queue_id=number % 2, properties={"TAGS": "T", "KEYS": f"k{number}"})
+        return bytes(store.commit_log.readable_from(0, 1 << 30) or b"")
+
+
+def replayed_one_by_one(root: Path) -> int:
+    with patch.object(Dispatcher, "replay", autospec=True, side_effect=Dispatcher.replay) as replay:
+        store = open_store(root, **LARGE)
+        assert store.recovery.replayed == store.recovery.records == 2000
+        kill(store)
+    return replay.call_count
+
+
+def test_only_the_first_of_a_queue_and_of_a_file_are_replayed_one_by_one(tmp_path: Path) -> None:
+    filled(tmp_path)
+    (tmp_path / "abort").write_bytes(b"")
+    assert replayed_one_by_one(tmp_path) == 2  # to find the queues
+    for path in [*(tmp_path / "index").iterdir(), *(tmp_path / "consumequeue").rglob("0*0")]:
+        path.unlink()
+    assert replayed_one_by_one(tmp_path) == 2
+
+
+def test_a_slave_is_told_of_watched_queues_and_of_all_sizes(tmp_path: Path) -> None:
+    log = filled(tmp_path / "master")
+    with open_store(tmp_path / "slave", broker_role=BrokerRole.SLAVE, **LARGE) as slave:
+        slave.append_data(0, log)
+        growth = slave.dispatch_pending({TopicQueue("TopicTest", 1): None})
+        assert [one.queue_offset for one in growth.watched_messages] == list(range(1000))
+        assert {one.properties for one in growth.watched_messages} >= {b"TAGS\x01T\x02KEYS\x01k1999"}
+        assert {queue: len(sizes) for queue, sizes in growth.sizes.items()} == {
+            ("TopicTest", 0): 1000,
+            ("TopicTest", 1): 1000,
+        }
+        assert sum(map(sum, growth.sizes.values())) == len(log)
+        assert len(bodies(slave)) == 1000
+        assert not slave.dispatch_pending().sizes
+
+
+def test_a_queue_that_cannot_be_written_stops_the_replay_until_it_can(tmp_path: Path) -> None:
+    log = filled(tmp_path / "master")
+    files = FailingFiles()
+    with open_store(tmp_path / "slave", broker_role=BrokerRole.SLAVE, files=files, **LARGE) as slave:
+        slave.append_data(0, log)
+        files.fail["create"] = errno.ENOSPC
+        slave.dispatch_pending()
+        assert "No space left" in slave.refusals["dispatch"]
+        slave.dispatch_pending()
+        assert "No space left" in slave.refusals["dispatch"]
+        files.fail.clear()
+        slave.dispatch_pending()
+        assert "dispatch" not in slave.refusals
+        assert slave.dispatch_behind_bytes == 0
+        assert len(bodies(slave)) == len(bodies(slave, queue_id=1)) == 1000
+        assert len(slave.index.query("TopicTest", "k1999", 10, 0, 1 << 60).physical_offsets) == 1  # type: ignore[union-attr]
+
+
+def test_nothing_is_held_on_to(tmp_path: Path) -> None:
+    log = filled(tmp_path / "master", 40)
+    with open_store(tmp_path / "slave", broker_role=BrokerRole.SLAVE, **LARGE) as slave:
+        slave.append_data(0, log)
+        slave.dispatch_pending()
+        state = slave.queues.states["TopicTest", 0]
+        replay_again(slave)
+        before = sys.getrefcount(state), sys.getrefcount(state.topic), sys.getallocatedblocks()
+        for _ in range(300):
+            replay_again(slave)
+        assert abs(sys.getrefcount(state) - before[0]) < 5
+        assert abs(sys.getrefcount(state.topic) - before[1]) < 5
+        assert abs(sys.getallocatedblocks() - before[2]) < 200
+        slave.queues.tails.make_room(1000)  # nobody holds a view of it
+
+
+def replay_again(store: MessageStore) -> None:
+    store._dispatched_offset = 0
+    assert len(store.dispatch_pending().watched_messages) == 40
