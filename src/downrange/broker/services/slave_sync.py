@@ -52,6 +52,8 @@ class SlaveSync:
         self._registration = registration
         self._pool = pool
         self._wanted = asyncio.Event()
+        self._has_guessed = False
+        """Topics were taken from messages. The version then is our own, and may by chance be the master's, too."""
         self._told: ConsumerOffsets | None = None
         """What the master said about committed offsets the last time."""
 
@@ -67,6 +69,7 @@ class SlaveSync:
                 self._topics.put(replace(config, read_queue_nums=count, write_queue_nums=count))
                 is_news = True
         if is_news:
+            self._has_guessed = True
             self._wanted.set()
 
     def sync_soon(self) -> None:
@@ -98,8 +101,9 @@ class SlaveSync:
         master = self._registration.master_address
         if master is None:
             return False
+        has_guessed, self._has_guessed = self._has_guessed, False
         topics = decode_body(TopicConfigTable, await self._ask(master, RequestCode.GET_ALL_TOPIC_CONFIG))
-        if topics.data_version != self._topics.data_version:
+        if has_guessed or topics.data_version != self._topics.data_version:
             self._topics.replace_all(topics)
         groups = decode_body(
             SubscriptionGroupTable, await self._ask(master, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
