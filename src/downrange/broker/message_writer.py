@@ -9,7 +9,7 @@ from time import perf_counter
 
 from downrange.broker.held_pulls import HeldPulls
 from downrange.broker.replication.master import Slaves
-from downrange.broker.replication.waiting import CopyOutcome
+from downrange.broker.replication.waiting import Tell
 from downrange.broker.services.flushing import Flusher
 from downrange.broker.statistics import LARGE, Statistics
 from downrange.clock import Clock
@@ -152,22 +152,20 @@ class MessageWriter:
                     places = run.places
                 self._notify(state.topic, state.queue_id, places[number][2], run[number][2])
 
-    def safe_when(self, end_offset: int) -> asyncio.Future[PutMessageStatus] | None:
-        """How waiting ends until the log up to here is as safe as this broker promises; None without a promise."""
-        if not self.makes_wait:
-            return None
-        copied = None if self._copied_by is None else self._copied_by.wait_for(end_offset)
-        if not self._flusher.is_sync:
-            return copied
-        safe: asyncio.Future[PutMessageStatus] = asyncio.get_running_loop().create_future()
-        if copied is None:
-            self._flusher.tell_when_flushed(end_offset, partial(_settle_flushed, safe))
-            return safe
-        flushed = self._flusher.wait_for(end_offset)
-        tell = partial(_settle, safe, flushed, copied)
-        flushed.add_done_callback(tell)
-        copied.add_done_callback(tell)
-        return safe
+    def tell_when_safe(self, end_offset: int, tell: Tell) -> None:
+        """Tell when the log up to here is as safe as this broker promises, or will not be; that may be at once.
+
+        For those who have to wait (`makes_wait`). `tell` must not raise.
+        """
+        slaves, flusher = self._copied_by, self._flusher
+        if slaves is None:
+            flusher.tell_when_flushed(end_offset, partial(_tell_flushed, tell))
+        elif not flusher.is_sync:
+            slaves.tell_when_copied(end_offset, tell)
+        else:
+            both = DiskAndSlave(tell)
+            flusher.tell_when_flushed(end_offset, both.flushed, may_block=False)  # the slave is at it meanwhile
+            slaves.tell_when_copied(end_offset, both.copied)
 
     def append_batch(self, message: NewMessage, units: Sequence[BatchUnit]) -> AppendResult:
         result = self._store.append_batch(message, units)
@@ -202,13 +200,10 @@ class MessageWriter:
         self, command: Command, result: AppendResult, waits: bool, accepted: Callable[[], SendMessageResponse]
     ) -> Command | LaterReply:
         """The reply to a send: at once, or when the message is as safe as this broker promises."""
-        if result.status is not _PUT_OK or not waits:
+        if result.status is not _PUT_OK or not waits or not self.makes_wait:
             return self._reply(command, result, result.status, accepted())
-        safe = self.safe_when(result.end_offset)
-        if safe is None:
-            return self._reply(command, result, _PUT_OK, accepted())
         later: LaterReply = asyncio.get_running_loop().create_future()
-        safe.add_done_callback(partial(self._reply_later, command, result, accepted, later))
+        self.tell_when_safe(result.end_offset, partial(self._reply_later, command, result, accepted, later))
         return later
 
     def _reply_later(
@@ -217,10 +212,10 @@ class MessageWriter:
         result: AppendResult,
         accepted: Callable[[], SendMessageResponse],
         later: LaterReply,
-        safe: CopyOutcome,
+        status: PutMessageStatus,
     ) -> None:
         if not later.done():
-            later.set_result(self._reply(command, result, safe.result(), accepted()))
+            later.set_result(self._reply(command, result, status, accepted()))
 
     def _reply(
         self, command: Command, result: AppendResult, status: PutMessageStatus, header: SendMessageResponse
@@ -256,21 +251,32 @@ class MessageWriter:
                 return f"{result.status.value} {result.reason}".strip()
 
 
-def _settle(
-    safe: asyncio.Future[PutMessageStatus],
-    flushed: asyncio.Future[FlushOutcome],
-    copied: CopyOutcome,
-    _: asyncio.Future[FlushOutcome] | CopyOutcome,
-) -> None:
-    """One of the two waits is over. When both are, the slave's status comes before the disk's, as in RocketMQ."""
-    if not flushed.done() or not copied.done():
-        return
-    if copied.result() is _PUT_OK:
-        _settle_flushed(safe, flushed.result())
-    elif not safe.done():
-        safe.set_result(copied.result())
+class DiskAndSlave:
+    """Waits for both. The slave's status comes before the disk's, as in RocketMQ."""
+
+    __slots__ = ("_copied", "_flushed", "_tell")
+
+    def __init__(self, tell: Tell) -> None:
+        self._tell = tell
+        self._flushed: FlushOutcome | None = None
+        self._copied: PutMessageStatus | None = None
+
+    def flushed(self, outcome: FlushOutcome) -> None:
+        self._flushed = outcome
+        self._tell_when_over()
+
+    def copied(self, status: PutMessageStatus) -> None:
+        self._copied = status
+        self._tell_when_over()
+
+    def _tell_when_over(self) -> None:
+        if self._flushed is None or self._copied is None:
+            return
+        if self._copied is _PUT_OK:
+            _tell_flushed(self._tell, self._flushed)
+        else:
+            self._tell(self._copied)
 
 
-def _settle_flushed(safe: asyncio.Future[PutMessageStatus], flushed: FlushOutcome) -> None:
-    if not safe.done():
-        safe.set_result(_PUT_OK if flushed is FlushOutcome.FLUSHED else PutMessageStatus.FLUSH_DISK_TIMEOUT)
+def _tell_flushed(tell: Tell, flushed: FlushOutcome) -> None:
+    tell(_PUT_OK if flushed is FlushOutcome.FLUSHED else PutMessageStatus.FLUSH_DISK_TIMEOUT)

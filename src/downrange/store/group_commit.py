@@ -2,7 +2,7 @@
 
 `FlushPolicy` answers "is it time?" for the commit log, the transient pool and the consume queues. `GroupCommit` is the
 waiting room of SYNC_FLUSH: one sync serves everybody whose message was appended before it began. `QuickSyncs` says
-whether a sync is worth another thread.
+whether a sync is worth another thread, `LoneSender` whether it is worth looking for others to share it with.
 """
 
 from __future__ import annotations
@@ -101,6 +101,11 @@ class QuickSyncs:
         self._away = 0
         self._away_next = _FEWEST_AWAY
 
+    @property
+    def is_away(self) -> bool:
+        """Will the next one go to the other thread?"""
+        return self._away > 0
+
     def is_next_here(self) -> bool:
         """To be asked once before each sync; after a True, tell `took`."""
         if self._away:
@@ -114,6 +119,35 @@ class QuickSyncs:
         else:
             self._away = self._away_next
             self._away_next = min(2 * self._away_next, _MOST_AWAY)
+
+
+_ALONE: Final = 8
+
+
+class LoneSender:
+    """Whether one who comes to wait is the only one, as far as one can know.
+
+    Then looking for others to share the sync with is in vain. A sender is alone when so many syncs in a row served one
+    each, and nobody else came in the same turn of the loop.
+    """
+
+    def __init__(self) -> None:
+        self._alike = 0
+        self._is_turn_taken = False
+
+    def is_here(self) -> bool:
+        """To be asked when one comes while nobody waits. After a True, tell when this turn of the loop is over."""
+        if self._is_turn_taken:
+            self._alike = 0
+        self._is_turn_taken = self._alike >= _ALONE
+        return self._is_turn_taken
+
+    def turn_over(self) -> None:
+        self._is_turn_taken = False
+
+    def served(self, waiters: int) -> None:
+        """A sync served so many."""
+        self._alike = self._alike + 1 if waiters == 1 else 0
 
 
 class FlushOutcome(Enum):

@@ -350,15 +350,15 @@ class Connection(asyncio.Protocol):
             self._flush_scheduled = True  # as it is all the time while a chunk is handled
         return not self._paused
 
-    def reply_later(self, requests: int, replies: asyncio.Future[bytes]) -> None:
-        """The same for that many requests, once their answer is known."""
+    def reply_later(self, requests: int) -> Callable[[bytes], None]:
+        """The same for that many requests, once their answer is known: call what is returned with it, exactly once."""
         self.begin_answering(requests)
-        replies.add_done_callback(partial(self._reply_encoded_later, requests))
+        return partial(self._reply_encoded_later, requests)
 
-    def _reply_encoded_later(self, requests: int, replies: asyncio.Future[bytes]) -> None:
+    def _reply_encoded_later(self, requests: int, replies: bytes) -> None:
         self.end_answering(requests)
-        if self.is_open and not replies.cancelled() and (encoded := replies.result()):
-            self._send([encoded])
+        if replies and self.is_open:
+            self._send([replies])
 
     def hold(self) -> bool:
         """The answer to one request of the chunk at hand comes by `end_hold`; False: too many wait already."""

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import threading
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from downrange.store.config import FlushDiskType
 from downrange.store.files import OsFiles
 from downrange.store.group_commit import FlushOutcome
 from tests.unit.broker.wired import wire
-from tests.unit.store.small_store import new_message
+from tests.unit.store.small_store import FailingFiles, new_message
 
 
 async def test_under_sync_flush_a_message_nobody_waits_for_reaches_the_disk_too(tmp_path: Path) -> None:
@@ -106,6 +107,60 @@ async def test_room_is_prepared_as_soon_as_some_was_used(tmp_path: Path) -> None
         while broker.store.needs_next_file:
             await asyncio.sleep(0.001)  # another thread's work; the clock stands still
     assert (tmp_path / "store" / "commitlog" / "00000000000000065536").exists()
+    running.cancel()
+    await asyncio.wait([running])
+    broker.close()
+
+
+async def test_a_lone_sender_is_told_at_once(tmp_path: Path) -> None:
+    disk = SlowDisk()
+    broker = wire(tmp_path, files=disk, flush_disk_type=FlushDiskType.SYNC_FLUSH)
+    disk.clock = broker.clock
+    running = asyncio.create_task(broker.flusher.run(lambda: None))
+    told: list[FlushOutcome] = []
+
+    def send() -> bool:
+        """Whether its outcome is known at once."""
+        before = len(told)
+        broker.flusher.tell_when_flushed(broker.writer.append(new_message()).end_offset, told.append)
+        return len(told) > before
+
+    async def at_once(*, together: int = 1) -> list[bool]:
+        known = [send() for _ in range(together)]
+        async with asyncio.timeout(10):
+            while len(broker.flusher._waiting):
+                await asyncio.sleep(0.001)  # the flush may be another thread's
+        await asyncio.sleep(0)
+        return known
+
+    alone = [(await at_once())[0] for _ in range(10)]
+    assert alone == [False] * 8 + [True] * 2
+    assert await at_once(together=3) == [True, False, False]
+    assert len(disk.is_here) == 12  # the two who came in the same turn shared a sync
+    alone = [(await at_once())[0] for _ in range(9)]
+    assert alone == [False] * 8 + [True]
+    disk.seconds = 0.02
+    assert await at_once() == [True]
+    assert await at_once() == [False]  # a slow disk is for the worker
+    assert not disk.is_here[-1]
+    assert told == [FlushOutcome.FLUSHED] * len(told)
+    running.cancel()
+    await asyncio.wait([running])
+    broker.close()
+
+
+async def test_a_lone_sender_is_told_when_the_disk_says_no(tmp_path: Path) -> None:
+    files = FailingFiles()
+    broker = wire(tmp_path, files=files, flush_disk_type=FlushDiskType.SYNC_FLUSH)
+    running = asyncio.create_task(broker.flusher.run(lambda: None))
+    async with asyncio.timeout(10):
+        for _ in range(8):
+            assert await broker.flusher.wait_for(broker.writer.append(new_message()).end_offset) is FlushOutcome.FLUSHED
+    files.fail["sync"] = errno.EIO
+    told: list[FlushOutcome] = []
+    broker.flusher.tell_when_flushed(broker.writer.append(new_message()).end_offset, told.append)
+    assert told == [FlushOutcome.FAILED]
+    assert not broker.store.is_writable
     running.cancel()
     await asyncio.wait([running])
     broker.close()

@@ -249,9 +249,9 @@ async def test_under_sync_flush_the_replies_of_a_chunk_leave_together_after_one_
     assert way.feed(*chunk[1:]) == b"", "nothing is promised before it is on disk"
     assert way.taken == 7
     running = asyncio.create_task(way.broker.flusher.run(lambda: None))
-    while len(way.transport.written) < len(expected):
+    while len(way.transport.written) <= len(expected):
         await asyncio.sleep(0)
-    assert way.transport.taken().endswith(expected)
+    assert expected in way.transport.taken()  # beside the reply to the first, which needs a turn of the loop more
     running.cancel()
     way.broker.close()
 
@@ -267,10 +267,10 @@ async def test_senders_that_a_flush_leaves_waiting_are_told_that_it_took_too_lon
         way.broker.flusher.close()  # nobody will be told that anything is safe
         for _ in range(5):  # from flush to reply to socket
             await asyncio.sleep(0)
-        replies.append(way.transport.taken())
+        replies.append(sorted(FrameDecoder().feed(way.transport.taken()), key=lambda reply: reply.opaque))
         way.broker.store.close()
     assert replies[0] == replies[1]
-    assert {reply.code for reply in FrameDecoder().feed(replies[1])} == {ResponseCode.FLUSH_DISK_TIMEOUT}
+    assert [reply.code for reply in replies[1]] == [ResponseCode.FLUSH_DISK_TIMEOUT] * 3
     assert ways[1].taken == 2
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import cast
 
@@ -298,11 +298,9 @@ class HeldFlusher:
 
     is_sync = True
 
-    def __init__(self) -> None:
-        self.outcome: asyncio.Future[FlushOutcome] = asyncio.get_running_loop().create_future()
-
-    def wait_for(self, end_offset: int) -> asyncio.Future[FlushOutcome]:
-        return self.outcome
+    def tell_when_flushed(self, end_offset: int, tell: Callable[[FlushOutcome], None], *, may_block: bool) -> None:
+        assert not may_block  # the slave must not have to wait for the disk
+        self.tell = tell
 
 
 @pytest.mark.parametrize("is_disk_first", [True, False])
@@ -329,12 +327,11 @@ async def test_a_message_is_safe_when_disk_and_slave_have_it(
     link.data_received(REPORT.pack(0))
     writer = MessageWriter(store, HeldPulls(), cast(Flusher, flusher), Statistics(NOW, "c"), clock, slaves)
     end = put(store).end_offset
-    safe = writer.safe_when(end)
-    assert safe is not None
+    told: list[PutMessageStatus] = []
+    writer.tell_when_safe(end, told.append)
 
     async def settle_disk() -> None:
-        flusher.outcome.set_result(flushed)
-        await asyncio.sleep(0)
+        flusher.tell(flushed)
 
     async def settle_slave() -> None:
         if is_copied:
@@ -346,7 +343,6 @@ async def test_a_message_is_safe_when_disk_and_slave_have_it(
 
     first, second = (settle_disk, settle_slave) if is_disk_first else (settle_slave, settle_disk)
     await first()
-    assert not safe.done()
+    assert not told
     await second()
-    await asyncio.sleep(0)
-    assert safe.result() is status
+    assert told == [status]

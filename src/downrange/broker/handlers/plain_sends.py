@@ -8,7 +8,7 @@ the same bytes.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Final
@@ -84,7 +84,8 @@ class PlainSends:
             if not self._append(run, connection.peer_host, self._store_host):
                 break
             if self._makes_wait:
-                connection.reply_later(run.requests, self._when_safe(run))
+                reply = connection.reply_later(run.requests)
+                self._writer.tell_when_safe(run.end, partial(self._reply_safe, run, reply))
             else:
                 encoded = self._accepted.encode(run)
                 if encoded:  # all may have been one-way
@@ -145,21 +146,18 @@ class PlainSends:
         self._is_ready = not broker.start_accept_send_request_time_stamp and bool(broker.broker_permission & _WRITE)
         self._accepted = SendReply(_OK, self._store_host, broker.region_id, broker.trace_on)
 
-    def _when_safe(self, run: Run) -> asyncio.Future[bytes]:
-        safe = self._writer.safe_when(run.end)
-        assert safe is not None
+    def _when_safe(self, run: Run) -> Replies:
         replies: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        safe.add_done_callback(partial(self._reply_safe, run, replies))
-        return replies
+        self._writer.tell_when_safe(run.end, partial(self._reply_safe, run, replies.set_result))
+        return replies.result() if replies.done() else replies
 
-    def _reply_safe(self, run: Run, replies: asyncio.Future[bytes], safe: asyncio.Future[PutMessageStatus]) -> None:
+    def _reply_safe(self, run: Run, reply: Callable[[bytes], None], status: PutMessageStatus) -> None:
         """All of a run get the status of its last message, the one that was safe last."""
-        code = STATUS_CODES.get(safe.result(), ResponseCode.SUCCESS)
-        if code is ResponseCode.SUCCESS:
-            reply = self._accepted
-        else:
-            reply = SendReply(int(code), self._store_host, self._known.region_id, self._known.trace_on)
-        replies.set_result(reply.encode(run))
+        answer = self._accepted
+        if status is not PutMessageStatus.PUT_OK:
+            code = int(STATUS_CODES[status])
+            answer = SendReply(code, self._store_host, self._known.region_id, self._known.trace_on)
+        reply(answer.encode(run))
 
 
 def plain_run(

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple, cast
 
 from downrange.broker.live_config import LiveConfig
 from downrange.broker.replication.errors import ReplicationError, SlaveAhead, SlaveTooFarBehind
-from downrange.broker.replication.waiting import CopyOutcome, WaitingSenders
+from downrange.broker.replication.waiting import CopyOutcome, Tell, WaitingSenders
 from downrange.broker.replication.wire import HEADER, ReportReader
 from downrange.clock import Clock
 from downrange.store.message_store import MessageStore
@@ -217,7 +217,15 @@ class Slaves:
 
     def wait_for(self, end_offset: int) -> CopyOutcome:
         """How waiting for a slave to have the log up to `end_offset` ends."""
-        return self._senders.wait_for(end_offset, slaves=sum(link.reported_offset is not None for link in self.links))
+        return self._senders.wait_for(end_offset, slaves=self._following)
+
+    def tell_when_copied(self, end_offset: int, tell: Tell) -> None:
+        """The same by a call. It may come at once, and must not raise."""
+        self._senders.tell_when_copied(end_offset, tell, slaves=self._following)
+
+    @property
+    def _following(self) -> int:
+        return sum([link.reported_offset is not None for link in self.links])
 
     def wake(self) -> None:
         """The log grew: push at the end of this turn, so that one packet carries all that arrived in it."""

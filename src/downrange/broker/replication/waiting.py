@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
 
 from downrange.broker.live_config import LiveConfig
 from downrange.clock import Clock
@@ -10,6 +12,7 @@ from downrange.store.group_commit import FlushOutcome, GroupCommit, Settled
 from downrange.store.new_message import PutMessageStatus
 
 CopyOutcome = asyncio.Future[PutMessageStatus]
+Tell = Callable[[PutMessageStatus], None]
 
 
 class WaitingSenders:
@@ -22,7 +25,7 @@ class WaitingSenders:
         self._config = config
         self._clock = clock
         self._loop = asyncio.get_running_loop()
-        self._waiting: GroupCommit[CopyOutcome] = GroupCommit(config.store.slave_timeout)
+        self._waiting: GroupCommit[Tell] = GroupCommit(config.store.slave_timeout)
         self.acknowledged_offset = 0
         """The furthest any slave has reported; it never goes back."""
 
@@ -32,14 +35,18 @@ class WaitingSenders:
     def wait_for(self, end_offset: int, *, slaves: int) -> CopyOutcome:
         """How waiting ends, which may be at once: without a slave, or with none that is near enough."""
         outcome: CopyOutcome = self._loop.create_future()
+        self.tell_when_copied(end_offset, partial(_set, outcome), slaves=slaves)
+        return outcome
+
+    def tell_when_copied(self, end_offset: int, tell: Tell, *, slaves: int) -> None:
+        """The same by a call, which saves a turn of the loop. It must not raise."""
         gap = end_offset - self.acknowledged_offset
         if not slaves or gap >= self._config.store.ha_slave_fallbehind_max:
-            outcome.set_result(PutMessageStatus.SLAVE_NOT_AVAILABLE)
+            tell(PutMessageStatus.SLAVE_NOT_AVAILABLE)
         elif gap <= 0:
-            outcome.set_result(PutMessageStatus.PUT_OK)
+            tell(PutMessageStatus.PUT_OK)
         else:
-            self._waiting.wait_for(end_offset, outcome, self._millis())
-        return outcome
+            self._waiting.wait_for(end_offset, tell, self._millis())
 
     def acknowledge(self, offset: int) -> None:
         """A slave has everything before `offset`."""
@@ -59,8 +66,12 @@ class WaitingSenders:
         return int(self._clock.monotonic() * 1000)
 
 
-def _tell(settled: list[Settled[CopyOutcome]]) -> None:
-    for waiter, outcome in settled:
-        if not waiter.done():
-            is_copied = outcome is FlushOutcome.FLUSHED
-            waiter.set_result(PutMessageStatus.PUT_OK if is_copied else PutMessageStatus.FLUSH_SLAVE_TIMEOUT)
+def _tell(settled: list[Settled[Tell]]) -> None:
+    for tell, outcome in settled:
+        is_copied = outcome is FlushOutcome.FLUSHED
+        tell(PutMessageStatus.PUT_OK if is_copied else PutMessageStatus.FLUSH_SLAVE_TIMEOUT)
+
+
+def _set(waiter: CopyOutcome, status: PutMessageStatus) -> None:
+    if not waiter.done():
+        waiter.set_result(status)

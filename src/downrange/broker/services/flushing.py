@@ -1,7 +1,7 @@
 """Getting bytes onto the disk, outside the loop's thread unless the disk is quicker than a thread.
 
 When to flush is decided by the store's `FlushPolicy`, who may be told by its `GroupCommit`, where by its `QuickSyncs`;
-here are the threads and the waiting. Under SYNC_FLUSH all who wait share the next fsync.
+here are the threads and the waiting. Under SYNC_FLUSH all who wait share the next fsync; who is alone gets it at once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,15 @@ from downrange.broker.live_config import LiveConfig
 from downrange.clock import Clock
 from downrange.store.config import FlushDiskType
 from downrange.store.errors import FlushFailed, StoreError
-from downrange.store.group_commit import FlushOutcome, FlushPolicy, FlushTimes, GroupCommit, QuickSyncs, Settled
+from downrange.store.group_commit import (
+    FlushOutcome,
+    FlushPolicy,
+    FlushTimes,
+    GroupCommit,
+    LoneSender,
+    QuickSyncs,
+    Settled,
+)
 from downrange.store.message_store import MessageStore
 
 log = logging.getLogger(__name__)
@@ -37,6 +45,9 @@ class Flusher:
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._waiting: GroupCommit[Callable[[FlushOutcome], None]] = GroupCommit(config.store.sync_flush_timeout)
+        self._quick = QuickSyncs()
+        self._lone = LoneSender()
+        self._is_in_thread = False
         self._wanted = asyncio.Event()
         self._room_used = asyncio.Event()
         store.commit_log.on_room_used = self._room_used.set
@@ -51,13 +62,21 @@ class Flusher:
     def wait_for(self, end_offset: int) -> asyncio.Future[FlushOutcome]:
         """How waiting for the log to be safe up to `end_offset` ends."""
         outcome: asyncio.Future[FlushOutcome] = self._loop.create_future()
-        self.tell_when_flushed(end_offset, partial(_set, outcome))
+        self.tell_when_flushed(end_offset, partial(_set, outcome), may_block=False)
         return outcome
 
-    def tell_when_flushed(self, end_offset: int, tell: Callable[[FlushOutcome], None]) -> None:
-        """The same by a call, which saves a turn of the loop. It must not raise."""
+    def tell_when_flushed(
+        self, end_offset: int, tell: Callable[[FlushOutcome], None], *, may_block: bool = True
+    ) -> None:
+        """The same by a call, which saves turns of the loop; if this `may_block`, maybe at once. It must not raise."""
+        is_busy = self._waiting or self._is_in_thread or self._quick.is_away
+        is_alone = may_block and not is_busy and self._lone.is_here()
         self._waiting.wait_for(end_offset, tell, self._clock.now())
-        self._wanted.set()
+        if is_alone:
+            self._loop.call_soon(self._lone.turn_over)
+            self._flush_here()
+        else:
+            self._wanted.set()
 
     async def run(self, on_committed: Callable[[], object]) -> None:
         """Everything that has to reach the disk. `on_committed` is called when the transient pool was written."""
@@ -77,17 +96,24 @@ class Flusher:
         self._tell(self._waiting.fail())
 
     async def _flush_for_senders(self) -> None:
-        quick = QuickSyncs()
         while True:
             await self._wanted.wait()
             self._wanted.clear()
-            if quick.is_next_here():
+            if self._quick.is_next_here():
                 await self._gather()
-                began = self._clock.monotonic()
-                await self._flush_log(0, in_thread=False)
-                quick.took(self._clock.monotonic() - began)
+                self._flush_here()
             else:
                 await self._flush_log(0)
+
+    def _flush_here(self) -> None:
+        began = self._clock.monotonic()
+        try:
+            flushed = self._store.flush_commit_log()
+        except FlushFailed as error:
+            self._failed(error)
+        else:
+            self._quick.took(self._clock.monotonic() - began)
+            self._settle(flushed)
 
     async def _gather(self) -> None:
         """Let those come in whose requests are there already: a sync for one takes as long as for all of them."""
@@ -109,18 +135,26 @@ class Flusher:
                 config = self._config.store
                 policy = FlushPolicy(FlushTimes.of_commit_log(config), self._clock.now())
 
-    async def _flush_log(self, least_pages: int, *, in_thread: bool = True) -> None:
+    async def _flush_log(self, least_pages: int) -> None:
+        self._is_in_thread = True
         try:
-            if in_thread:
-                flushed = await self._loop.run_in_executor(self._worker, self._store.flush_commit_log, least_pages)
-            else:
-                flushed = self._store.flush_commit_log(least_pages)
+            flushed = await self._loop.run_in_executor(self._worker, self._store.flush_commit_log, least_pages)
         except FlushFailed as error:
-            log.error("flush failed, the store takes no more messages: %s", error)
-            self._tell(self._waiting.fail())
+            self._failed(error)
             await self._clock.sleep(1)
         else:
-            self._tell(self._waiting.settle(flushed))
+            self._settle(flushed)
+        finally:
+            self._is_in_thread = False
+
+    def _settle(self, flushed: int) -> None:
+        settled = self._waiting.settle(flushed)
+        self._lone.served(len(settled))
+        self._tell(settled)
+
+    def _failed(self, error: FlushFailed) -> None:
+        log.error("flush failed, the store takes no more messages: %s", error)
+        self._tell(self._waiting.fail())
 
     async def _expire_senders(self) -> None:
         while True:
