@@ -36,6 +36,8 @@ PUT_OK: Final = PutMessageStatus.PUT_OK
 # A clock that was set back by less than this is waited for; a larger step is believed.
 _CLOCK_STEP_MILLIS: Final = 60_000
 _LMQ_PREFIX: Final = "%LMQ%"
+# Reasons to refuse messages that do not keep a slave from following its master.
+_MASTERS_BUSINESS: Final = frozenset(("slave", "disk full"))
 
 
 class WallClock(Protocol):
@@ -479,9 +481,10 @@ class MessageStore(MessageReader):
 
     def check_takes_data(self) -> None:
         """Raise StoreClosed when no more of a master's log can be taken, or what was taken cannot be read."""
-        refusals = [text for reason, text in self._refusals.items() if reason not in ("slave", "disk full")]
-        if refusals:
-            raise StoreClosed("; ".join(refusals))
+        if not self._refusals.keys() <= _MASTERS_BUSINESS:
+            raise StoreClosed(
+                "; ".join(text for reason, text in self._refusals.items() if reason not in _MASTERS_BUSINESS)
+            )
 
     def dispatch_pending(self, watched: Mapping[TopicQueue, object] | None = None) -> Growth:
         """Apply what lies in the log beyond the last applied record; return what was new, for those who wait for it.
