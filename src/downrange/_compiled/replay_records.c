@@ -42,6 +42,31 @@ typedef struct {
     int has_index, has_place;
 } Replay;
 
+static uint64_t get64(const byte *at) { return (uint64_t)get32(at) << 32 | get32(at + 4); }
+
+enum { TAGS, UNIQUE_KEY, KEYS, LOOKED_UP };
+
+/* The values of those properties; `at` is NULL for one that is missing or empty. */
+static void find_properties(const byte *at, Py_ssize_t size, Text found[LOOKED_UP]) {
+    static const struct {
+        const char *name;
+        Py_ssize_t size;
+    } names[] = {{"TAGS\x01", 5}, {"UNIQ_KEY\x01", 9}, {"KEYS\x01", 5}};
+    const byte *end = at + size;
+    memset(found, 0, LOOKED_UP * sizeof *found);
+    while (at < end) {
+        const byte *stop = memchr(at, 2, (size_t)(end - at));
+        if (stop == NULL) stop = end;
+        for (int n = 0; n < LOOKED_UP; n++) {
+            Py_ssize_t length = names[n].size;
+            if (stop - at < length || memcmp(at, names[n].name, (size_t)length)) continue;
+            found[n].size = stop - at - length; /* the last one of a name counts */
+            found[n].at = found[n].size ? at + length : NULL;
+        }
+        at = stop + 1;
+    }
+}
+
 /* The record at `at`, of which `left` bytes are there; 0 when it is not whole, not sound, or not the usual one. */
 static int read_record(const byte *at, Py_ssize_t left, int check_crc, Record *record) {
     if (left < SMALLEST_RECORD || get32(at + 4) != MAGIC_V1) return 0;
@@ -123,6 +148,12 @@ static Queue *queue_of(Replay *replay, const Record *record) {
     return learn_queue(replay, record, queue) ? queue : NULL;
 }
 
+static int64_t seconds_at(const Index *index, int64_t store_timestamp) {
+    if (index->begin_timestamp <= 0 || store_timestamp < index->begin_timestamp) return 0;
+    int64_t seconds = (store_timestamp - index->begin_timestamp) / 1000;
+    return seconds > INT32_MAX ? INT32_MAX : seconds;
+}
+
 /* Enter one record; 0, and nothing was done, when its twin has to. */
 static int enter(Replay *replay, const Record *record, Queue **entered) {
     Queue *queue = *entered = queue_of(replay, record);
@@ -146,8 +177,11 @@ static int enter(Replay *replay, const Record *record, Queue **entered) {
     if (replay->has_index && (found[UNIQUE_KEY].at != NULL || found[KEYS].at != NULL)) {
         const Index *index = &replay->index;
         if (!replay->has_place || index->next_entry >= index->limit) return 0;
+        const Text *unique = &found[UNIQUE_KEY], *words = &found[KEYS];
         if (record->physical_offset >= index->end_offset
-            && (!add_keys(&replay->keys, found, queue->hash) || replay->keys.count > index->limit - index->next_entry))
+            && (!add_keys(&replay->keys, unique->at, unique->size, words->at, words->size, queue->hash,
+                          record->physical_offset)
+                || replay->keys.count > index->limit - index->next_entry))
             return 0;
     }
     if (is_new) {
@@ -159,7 +193,10 @@ static int enter(Replay *replay, const Record *record, Queue **entered) {
         row[AT] = at + ENTRY_SIZE;
     }
     if (row != NULL && row[NEXT] < row[END] / ENTRY_SIZE) row[NEXT] = row[END] / ENTRY_SIZE;
-    put_keys(&replay->index, &replay->keys, record->physical_offset, record->store_timestamp);
+    if (replay->keys.count > 0) {
+        put_keys(&replay->index, &replay->keys, seconds_at(&replay->index, record->store_timestamp));
+        replay->index.end_timestamp = record->store_timestamp;
+    }
     return 1;
 }
 
@@ -212,7 +249,7 @@ static int take_index(PyObject *place, Replay *replay) {
         PyErr_Clear();
         return 0;
     }
-    replay->has_place = 40 + 4 * index->slots + 20 * index->limit <= index->memory.len;
+    replay->has_place = is_index(index);
     return replay->has_place;
 }
 
@@ -273,7 +310,7 @@ end:
     if (replay->rows.obj != NULL) PyBuffer_Release(&replay->rows);
     if (replay->memory.obj != NULL) PyBuffer_Release(&replay->memory);
     if (replay->index.memory.obj != NULL) PyBuffer_Release(&replay->index.memory);
-    PyMem_Free(replay->keys.hashes);
+    PyMem_Free(replay->keys.keys);
     Py_XDECREF(replay->grown);
     PyMem_Free(replay);
     return result != NULL ? result : refuse();
