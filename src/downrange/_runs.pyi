@@ -8,7 +8,7 @@ from typing_extensions import Buffer
 from downrange.client.consumer.messages import ReceivedMessage
 from downrange.client.messages import Outgoing, OutgoingRules
 from downrange.client.send_result import SendResult, SendStatus
-from downrange.model.message import Message, MessageQueue, TopicQueue
+from downrange.model.message import Message, MessageQueue
 from downrange.protocol.bodies.plain_send import Stored
 from downrange.protocol.framing import Frame
 from downrange.store import run
@@ -72,7 +72,7 @@ def replay_records(
     check_crc: bool,
     queues: Mapping[tuple[bytes, int], QueueState | None] | None,
     sizes: dict[tuple[str, int], list[int]] | None,
-    watched: Mapping[TopicQueue, object] | None,
+    watched: Mapping[tuple[str, int], object] | None,
     rows: array[int],
     entries: bytearray,
     index: IndexPlace | tuple[()] | None,

@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 from downrange import compiled
 from downrange.clock import ManualClock
-from downrange.model.message import PhysicalOffset, QueueOffset, StoredMessage, TopicQueue
+from downrange.model.message import PhysicalOffset, QueueOffset, StoredMessage
 from downrange.model.message_id import HostPort
 from downrange.model.record import encode_record
 from downrange.model.topics import SCHEDULE_TOPIC
@@ -65,7 +65,7 @@ def same_slaves(random: Random, root: str) -> None:
     master.close()
     cuts = sorted(random.randrange(len(data) + 1) for _ in range(random.choice((0, 2, 20))))
     pieces = list(zip([0, *cuts], [*cuts, len(data)], strict=True))
-    some = {TopicQueue("TopicA", 0): 1, TopicQueue("T\u00f6pic\U0001f600", 1): 1}
+    some: dict[tuple[str, int], int] = {("TopicA", 0): 1, ("T\u00f6pic\U0001f600", 1): 1}
     watched = random.choice((None, {}, some))
 
     def follow(name: str) -> list[Any]:

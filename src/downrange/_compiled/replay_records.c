@@ -42,7 +42,6 @@ typedef struct {
     int has_index, has_place;
 } Replay;
 
-static uint64_t get64(const byte *at) { return (uint64_t)get32(at) << 32 | get32(at + 4); }
 
 enum { TAGS, UNIQUE_KEY, KEYS, LOOKED_UP };
 

@@ -6,13 +6,12 @@ import mmap
 from typing import Final
 
 from downrange.compiled import runs
-from downrange.model.message import TopicQueue
 from downrange.store.dispatcher import Dispatcher
 from downrange.store.growth import GrownQueue, Growth
 from downrange.store.key_index import KeyIndex
 from downrange.store.queues import ConsumeQueues
 
-_NOBODY: Final[dict[TopicQueue, object]] = {}
+_NOBODY: Final[dict[tuple[str, int], object]] = {}
 # Blocks for entries that are ready before each call: enough for a queue to become full.
 _BLOCKS: Final = 128
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from downrange.model.message import TopicQueue
 from downrange.store.commit_log import WalkedRecord
 from downrange.store.queues import QueueState
 
@@ -29,7 +28,7 @@ class Growth:
 
     __slots__ = ("sizes", "watched", "watched_messages")
 
-    def __init__(self, watched: Mapping[TopicQueue, object] | None = None) -> None:
+    def __init__(self, watched: Mapping[tuple[str, int], object] | None = None) -> None:
         self.watched = watched
         """Topics and ids of the queues that are watched; None when all are."""
         self.watched_messages: list[GrownQueue] = []

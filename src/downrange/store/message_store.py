@@ -486,7 +486,7 @@ class MessageStore(MessageReader):
                 "; ".join(text for reason, text in self._refusals.items() if reason not in _MASTERS_BUSINESS)
             )
 
-    def dispatch_pending(self, watched: Mapping[TopicQueue, object] | None = None) -> Growth:
+    def dispatch_pending(self, watched: Mapping[tuple[str, int], object] | None = None) -> Growth:
         """Apply what lies in the log beyond the last applied record; return what was new, for those who wait for it.
 
         `watched` has the topics and ids of their queues; None is all queues.

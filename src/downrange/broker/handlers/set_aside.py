@@ -7,7 +7,7 @@ them; both ways store the same bytes and answer with the same bytes.
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Callable
 from functools import partial
 from time import perf_counter
 from typing import Final, NamedTuple
@@ -228,32 +228,28 @@ class SetAside:
 
     def _answer(self, run: _Run, places: list[Place], connection: Connection) -> None:
         sends = run.sends
-        safe = self._writer.safe_when(places[-1][0] + places[-1][1]) if sends else None
+        waits = bool(sends) and self._writer.makes_wait
         pieces: list[bytes] = []
         answered = 0
         for before, reply in run.answers:
-            if safe is None and before > answered:  # replies keep the order of their requests
+            if not waits and before > answered:  # replies keep the order of their requests
                 pieces.append(self._accepted.encode(_Answered(sends[answered:before], places[answered:before])))
                 answered = before
             pieces.append(reply)
-        if safe is None and answered < len(sends):
+        if not waits and answered < len(sends):
             pieces.append(self._accepted.encode(_Answered(sends[answered:], places[answered:])))
         encoded = b"".join(pieces)
         if encoded:  # nobody may have wanted an answer
             connection.reply_encoded(encoded)
-        if safe is not None:
-            replies: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-            connection.reply_later(len(sends), replies)
-            safe.add_done_callback(partial(self._answer_safe, sends, places, replies))
+        if waits:
+            reply_later = connection.reply_later(len(sends))
+            physical_offset, size, _ = places[-1]
+            self._writer.tell_when_safe(physical_offset + size, partial(self._answer_safe, sends, places, reply_later))
 
     def _answer_safe(
-        self,
-        sends: list[Sent],
-        places: list[Place],
-        replies: asyncio.Future[bytes],
-        safe: asyncio.Future[PutMessageStatus],
+        self, sends: list[Sent], places: list[Place], reply_later: Callable[[bytes], None], status: PutMessageStatus
     ) -> None:
         """All of a run get the status of its last message, the one that was safe last."""
-        code = STATUS_CODES.get(safe.result(), ResponseCode.SUCCESS)
+        code = STATUS_CODES.get(status, ResponseCode.SUCCESS)
         reply = SendReply(int(code), self._store_host, self._known.region_id, self._known.trace_on)
-        replies.set_result(reply.encode(_Answered(sends, places)))
+        reply_later(reply.encode(_Answered(sends, places)))
