@@ -17,8 +17,7 @@ static int number_message(Message *message, int64_t *row, Py_ssize_t fixed) {
 }
 
 /* A record but for its size and magic number, which take the eight bytes before `at`; returns its end. */
-static byte *put_record(byte *at, const Message *message, const byte *properties, PyObject *store_host,
-                        int64_t store_timestamp) {
+static byte *put_record(byte *at, const Run *run, const Message *message, PyObject *store_host, int64_t store_timestamp) {
     int64_t sys_flag = message->sys_flag & ~(int64_t)(BORN_HOST_V6 | STORE_HOST_V6);
     if (message->born_host_size == 20) sys_flag |= BORN_HOST_V6;
     if (PyBytes_GET_SIZE(store_host) == 20) sys_flag |= STORE_HOST_V6;
@@ -36,9 +35,9 @@ static byte *put_record(byte *at, const Message *message, const byte *properties
     at = put64(at, 0); /* prepared transaction offset */
     at = put32(at, (uint32_t)message->body_size);
     at = put_bytes(at, message->body, message->body_size);
-    at = put_bytes(at, message->topic, message->topic_size);
+    at = put_bytes(at, topic_of(run, message), message->topic_size);
     at = put16(at, (uint32_t)message->properties_size);
-    return put_bytes(at, properties, message->properties_size);
+    return put_bytes(at, properties_of(run, message), message->properties_size);
 }
 
 static byte *put_head(byte *at, const Message *message) {
@@ -99,7 +98,7 @@ PyObject *append_run(PyObject *module, PyObject *const *args, Py_ssize_t count) 
     byte *to = (byte *)memory.buf + at;
     for (Message *message = messages; message < end; message++) {
         byte *rest = message > messages ? put_head(to, message) : to + 8;
-        to = put_record(rest, message, properties_of(run, message), store_host, store_timestamp);
+        to = put_record(rest, run, message, store_host, store_timestamp);
     }
     /* The head of the first comes last: a process that dies here leaves nothing that could be read. */
     atomic_thread_fence(memory_order_release);

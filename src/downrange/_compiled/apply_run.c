@@ -97,7 +97,7 @@ PyObject *index_keys(PyObject *module, PyObject *const *args, Py_ssize_t count) 
         uint32_t start = 0;
         if (message->unique_key.size == 0 && message->keys.size == 0) continue;
         if (message->physical_offset < index.end_offset) goto end; /* indexed before, maybe */
-        if (!hash_bytes(message->topic + 1, message->topic_size - 1, &start)) goto end;
+        if (!hash_bytes(topic_of(run, message) + 1, message->topic_size - 1, &start)) goto end;
         start = 31 * start + '#';
         if (!add_keys(&keys, properties + message->unique_key.at, message->unique_key.size,
                       properties + message->keys.at, message->keys.size, start, message->physical_offset)

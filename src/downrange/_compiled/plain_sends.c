@@ -19,16 +19,16 @@ typedef struct {
     PyObject *learn, *cluster; /* borrowed */
     int64_t fits, batch_fits;
     Run *run;
-    /* Where the message before went: mostly the next one goes there, too. */
-    PyObject *packed; /* owned */
+    /* Where the message before went: mostly the next one goes there, too. Its topic is in the run's text. */
     Destination to;
+    Py_ssize_t topic_at;
 } Making;
 
 /* A frame whose header could be read. */
 typedef struct {
     PyObject *frame; /* owned */
     int64_t kind;
-    uint64_t hash; /* of its topic */
+    uint32_t hash; /* of its topic */
     Send send;
 } Taken;
 
@@ -53,30 +53,33 @@ static Found look_through(const byte *at, Py_ssize_t size) {
     return found;
 }
 
-/* The topic as it comes to be known: borrowed, or NULL when plain messages may not go there. */
-static PyObject *learn_topic(Making *making, const Text *text, uint64_t hash) {
-    Destination learnt;
+/* Ask what is to be known of a topic; 0 when plain messages may not go there. */
+static int learn_topic(Making *making, const Text *text, uint32_t hash) {
     PyObject *topic = PyUnicode_DecodeUTF8((const char *)text->at, text->size, NULL);
     PyObject *packed = topic != NULL ? PyObject_CallOneArg(making->learn, topic) : NULL;
     if (topic == NULL && PyErr_ExceptionMatches(PyExc_UnicodeDecodeError)) PyErr_Clear();
     Py_XDECREF(topic);
-    int is_known = packed != NULL && read_destination(packed, &learnt) && learnt.topic_size == text->size + 1
-        && !memcmp(learnt.topic + 1, text->at, (size_t)text->size) && keep_topic(making->topics, hash, packed);
+    int is_kept = packed != NULL && keep_topic(making->topics, hash, packed);
     Py_XDECREF(packed);
-    return is_known ? packed : NULL;
+    return is_kept;
 }
 
 /* Find the topic and whether plain messages may go there. */
-static int look_up_topic(Making *making, const Text *text, uint64_t hash) {
+static int look_up_topic(Making *making, const Text *text, uint32_t hash) {
+    Destination *to = &making->to;
     if (text->has_escapes || text->size > LONGEST_TOPIC || text->at[0] == '%') return 0;
-    if (making->packed != NULL && making->to.topic_size == text->size + 1
-        && !memcmp(making->to.topic + 1, text->at, (size_t)text->size))
+    if (to->topic != NULL && to->topic_size == text->size + 1 && !memcmp(to->topic + 1, text->at, (size_t)text->size))
         return 1;
-    PyObject *packed = find_topic(making->topics, hash, text->at, text->size);
-    if (packed == NULL) packed = learn_topic(making, text, hash);
-    if (packed == NULL) return 0;
-    Py_XSETREF(making->packed, Py_NewRef(packed));
-    return read_destination(packed, &making->to);
+    if (!find_topic(making->topics, hash, text->at, text->size, to)
+        && !(learn_topic(making, text, hash) && find_topic(making->topics, hash, text->at, text->size, to))) {
+        to->topic = NULL; /* it may have looked at others */
+        return 0;
+    }
+    byte *copy = room_for_text(making->run, to->topic_size);
+    if (copy == NULL) return 0;
+    put_bytes(copy, to->topic, to->topic_size);
+    making->topic_at = copy - making->run->text;
+    return 1;
 }
 
 /* The row of a queue that is there; -1 of any other. */
@@ -92,8 +95,7 @@ static int put_message(Making *making, int64_t row, const byte *body, Py_ssize_t
                        const Send *send, int64_t flag) {
     Message *message = add_message(making->run, properties_size);
     if (message == NULL) return 0;
-    message->holder = Py_NewRef(making->packed);
-    message->topic = making->to.topic, message->topic_size = making->to.topic_size;
+    message->topic_at = making->topic_at, message->topic_size = making->to.topic_size;
     message->body = body, message->body_size = body_size;
     message->row = row, message->queue_id = send->queue_id;
     message->flag = flag, message->sys_flag = send->sys_flag;
@@ -201,7 +203,7 @@ static int take_frame(Making *making, PyObject *frame, Taken *taken) {
     if (!parse_send_header(taken->kind, bytes, PyBytes_GET_SIZE(header), &taken->send)) return 0;
     taken->frame = Py_NewRef(frame); /* whatever happens to the list meanwhile */
     taken->hash = hash_topic(making->topics, taken->send.topic.at, taken->send.topic.size);
-    fetch_slot(making->topics, taken->hash);
+    fetch_topic(making->topics, taken->hash);
     return 1;
 }
 
@@ -213,11 +215,11 @@ static Py_ssize_t add_some(Making *making, PyObject *frames, Py_ssize_t at) {
     while (count < TOGETHER && at + count < PyList_GET_SIZE(frames)
            && take_frame(making, PyList_GET_ITEM(frames, at + count), &taken[count]))
         count++;
-    for (Py_ssize_t n = 0; n < count; n++) fetch_topic(making->topics, taken[n].hash);
     for (; added < count && run->requests < run->requests_room; added++) {
         Py_ssize_t messages = run->count, text_size = run->text_size;
         if (add_taken(making, &taken[added])) continue;
         cut_run(run, messages, text_size);
+        making->to.topic = NULL; /* its copy may be gone */
         break;
     }
     for (Py_ssize_t n = 0; n < count; n++) Py_DECREF(taken[n].frame);
@@ -240,7 +242,6 @@ PyObject *plain_run(PyObject *module, PyObject *const *args, Py_ssize_t count) {
     run->states = Py_NewRef(args[4]);
     do at += added = add_some(&making, args[0], at);
     while (added == TOGETHER);
-    Py_XDECREF(making.packed);
     if (run->requests > 0 && !PyErr_Occurred()) return (PyObject *)run;
     Py_DECREF(run);
     return refuse();

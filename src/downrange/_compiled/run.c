@@ -50,7 +50,6 @@ Run *new_run(Py_ssize_t messages, Py_ssize_t requests) {
 }
 
 static void free_run(Run *run) {
-    cut_run(run, 0, 0);
     for (Py_ssize_t n = 0; n < run->requests; n++) Py_DECREF(run->sends[n].body);
     Py_XDECREF(run->source);
     Py_XDECREF(run->states);
@@ -87,7 +86,6 @@ Message *add_message(Run *run, Py_ssize_t properties_size) {
         run->messages = more, run->room = room;
     }
     Message *message = &run->messages[run->count++];
-    message->holder = NULL;
     message->size = 0;
     message->properties_at = run->text_size - properties_size, message->properties_size = properties_size;
     find_properties(message, properties_of(run, message));
@@ -104,33 +102,42 @@ int add_sent(Run *run, PyObject *body, int64_t kind, int64_t opaque, int64_t fla
 }
 
 void cut_run(Run *run, Py_ssize_t count, Py_ssize_t text_size) {
-    while (run->count > count) Py_XDECREF(run->messages[--run->count].holder);
+    run->count = count;
     run->text_size = text_size;
 }
 
 /* --- from and to tuples --- */
+
+/* The topic of a queue at the end of the text; its size, or 0. */
+static Py_ssize_t put_topic(Run *run, PyObject *state) {
+    PyObject *topic = attribute(state, s_topic_field);
+    Py_ssize_t size = topic != NULL && PyBytes_CheckExact(topic) ? PyBytes_GET_SIZE(topic) : 0;
+    byte *text = size > 0 ? room_for_text(run, size) : NULL;
+    if (text != NULL) put_object(text, topic);
+    Py_XDECREF(topic);
+    return text != NULL ? size : 0;
+}
 
 static int take_message(Run *run, PyObject *tuple) {
     if (!PyTuple_CheckExact(tuple) || PyTuple_GET_SIZE(tuple) != 8) return 0;
     PyObject *state = PyTuple_GET_ITEM(tuple, 0), *body = PyTuple_GET_ITEM(tuple, 1);
     PyObject *properties = PyTuple_GET_ITEM(tuple, 2);
     if (!PyBytes_CheckExact(body) || !PyBytes_CheckExact(properties)) return 0;
-    byte *text = room_for_text(run, PyBytes_GET_SIZE(properties));
+    Py_ssize_t topic_at = run->text_size, topic_size = put_topic(run, state);
+    byte *text = topic_size > 0 ? room_for_text(run, PyBytes_GET_SIZE(properties)) : NULL;
     if (text == NULL) return 0;
     put_object(text, properties);
     Message *message = add_message(run, PyBytes_GET_SIZE(properties));
     if (message == NULL) return 0;
-    PyObject *topic = message->holder = attribute(state, s_topic_field);
     PyObject *row = attribute(state, s_row), *queue_id = attribute(state, s_queue_id);
-    int is_good = topic != NULL && PyBytes_CheckExact(topic) && PyBytes_GET_SIZE(topic) > 0
-        && as_number(row, 0, INT64_MAX, &message->row) && as_int32(queue_id, &message->queue_id)
+    int is_good = as_number(row, 0, INT64_MAX, &message->row) && as_int32(queue_id, &message->queue_id)
         && as_number(PyTuple_GET_ITEM(tuple, 4), INT64_MIN, INT64_MAX, &message->born_timestamp)
         && as_int32(PyTuple_GET_ITEM(tuple, 5), &message->flag) && as_int32(PyTuple_GET_ITEM(tuple, 6), &message->sys_flag)
         && as_int32(PyTuple_GET_ITEM(tuple, 7), &message->reconsume_times);
     Py_XDECREF(row);
     Py_XDECREF(queue_id);
     if (!is_good) return 0;
-    message->topic = (const byte *)PyBytes_AS_STRING(topic), message->topic_size = PyBytes_GET_SIZE(topic);
+    message->topic_at = topic_at, message->topic_size = topic_size;
     message->body = (const byte *)PyBytes_AS_STRING(body), message->body_size = PyBytes_GET_SIZE(body);
     return 1;
 }

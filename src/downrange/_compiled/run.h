@@ -13,11 +13,11 @@ typedef struct {
 } Part;
 
 typedef struct {
-    PyObject *holder;  /* owned: the bytes that the topic lies in */
-    const byte *topic; /* as a record holds it: its length, then its name */
-    const byte *body;  /* in an object that the run keeps */
+    const byte *body;      /* in an object that the run keeps */
     const byte *born_host; /* while it is appended */
-    Py_ssize_t topic_size, body_size, properties_at, properties_size, born_host_size;
+    /* In the run's text: the topic as a record holds it, which has its length before its name; properties. */
+    Py_ssize_t topic_at, topic_size, properties_at, properties_size;
+    Py_ssize_t body_size, born_host_size;
     Part tags, unique_key, keys;
     int64_t row, queue_id, flag, sys_flag, born_timestamp, reconsume_times;
     int64_t physical_offset, size, queue_offset; /* its place, once it has one */
@@ -36,7 +36,7 @@ typedef struct {
     PyObject *states; /* owned: the states of all queues, by row */
     Message *messages;
     Sent *sends;
-    byte *text; /* the properties of all messages */
+    byte *text; /* the topics and properties of all messages */
     Py_ssize_t count, requests, text_size, room, requests_room, text_room;
     int64_t code;
 } Run;
@@ -49,6 +49,8 @@ static inline const byte *properties_of(const Run *run, const Message *message) 
     return run->text + message->properties_at;
 }
 
+static inline const byte *topic_of(const Run *run, const Message *message) { return run->text + message->topic_at; }
+
 static inline int has_places(const Run *run) { return run->count > 0 && run->messages[0].size > 0; }
 
 /* An empty run; NULL with an exception. */
@@ -56,7 +58,7 @@ Run *new_run(Py_ssize_t messages, Py_ssize_t requests);
 /* Room for so many bytes of text more: where they go; NULL with an exception. */
 byte *room_for_text(Run *run, Py_ssize_t size);
 /* A message whose properties are the last `properties_size` bytes of the text; NULL when that is no UTF-8, or with an
-   exception. The topic's holder is not set. */
+   exception. */
 Message *add_message(Run *run, Py_ssize_t properties_size);
 /* A send whose messages were added; 0 with an exception. */
 int add_sent(Run *run, PyObject *body, int64_t kind, int64_t opaque, int64_t flag, int64_t queue_id, int64_t count);

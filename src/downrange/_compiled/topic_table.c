@@ -1,15 +1,14 @@
 /* An open table: a topic stands at the first free place from its hash on, so that nearly always one look is enough. */
+#include <stdlib.h>
 #include "topic_table.h"
 
 #define LEAST_SLOTS 64
 
-int read_destination(PyObject *packed, Destination *destination) {
+static int read_destination(const byte *start, Py_ssize_t size, Destination *destination) {
     int32_t queues = -1;
     const Py_ssize_t number = sizeof queues;
-    Py_ssize_t size = PyBytes_CheckExact(packed) ? PyBytes_GET_SIZE(packed) : 0;
-    if (size > number) memcpy(&queues, PyBytes_AS_STRING(packed), sizeof queues);
+    if (size > number) memcpy(&queues, start, sizeof queues);
     if (queues < 0 || queues > (size - number - 1) / number) return 0;
-    const byte *start = (const byte *)PyBytes_AS_STRING(packed);
     destination->queues = queues;
     destination->rows = start + number;
     destination->topic = destination->rows + queues * number;
@@ -17,7 +16,11 @@ int read_destination(PyObject *packed, Destination *destination) {
     return 1;
 }
 
-uint64_t hash_topic(const TopicTable *table, const byte *topic, Py_ssize_t size) {
+static const byte *known_of(const Slot *slot) {
+    return slot->size <= NEAR ? slot->near : (const byte *)PyBytes_AS_STRING(slot->packed);
+}
+
+uint32_t hash_topic(const TopicTable *table, const byte *topic, Py_ssize_t size) {
     uint64_t hash = table->seed ^ (uint64_t)size, eight;
     while (size > 0) {
         eight = 0;
@@ -26,47 +29,60 @@ uint64_t hash_topic(const TopicTable *table, const byte *topic, Py_ssize_t size)
         hash ^= hash >> 32;
         topic += 8, size -= 8;
     }
-    return hash;
+    return (uint32_t)hash;
 }
 
-PyObject *find_topic(const TopicTable *table, uint64_t hash, const byte *topic, Py_ssize_t size) {
-    for (uint64_t at = hash & table->mask; table->slots[at].packed != NULL; at = (at + 1) & table->mask) {
-        Destination found;
-        if (table->slots[at].hash != hash || !read_destination(table->slots[at].packed, &found)) continue;
-        if (found.topic_size == size + 1 && !memcmp(found.topic + 1, topic, (size_t)size)) return table->slots[at].packed;
+static Slot *find_slot(const TopicTable *table, uint32_t hash, const byte *topic, Py_ssize_t size, Destination *found) {
+    for (uint64_t at = hash & table->mask; table->slots[at].size != 0; at = (at + 1) & table->mask) {
+        Slot *slot = &table->slots[at];
+        if (slot->hash == hash && read_destination(known_of(slot), slot->size, found) && found->topic_size == size + 1
+            && !memcmp(found->topic + 1, topic, (size_t)size))
+            return slot;
     }
     return NULL;
 }
 
-static void put_slot(Slot *slots, uint64_t mask, Slot slot) {
-    uint64_t at = slot.hash & mask;
-    while (slots[at].packed != NULL) at = (at + 1) & mask;
-    slots[at] = slot;
+int find_topic(const TopicTable *table, uint32_t hash, const byte *topic, Py_ssize_t size, Destination *found) {
+    return find_slot(table, hash, topic, size, found) != NULL;
+}
+
+static void put_slot(Slot *slots, uint64_t mask, const Slot *slot) {
+    uint64_t at = slot->hash & mask;
+    while (slots[at].size != 0) at = (at + 1) & mask;
+    slots[at] = *slot;
 }
 
 static int make_slots(TopicTable *table, uint64_t count) {
-    Slot *slots = PyMem_Calloc(count, sizeof(Slot));
-    if (slots == NULL) {
+    void *slots;
+    if (posix_memalign(&slots, sizeof(Slot), count * sizeof(Slot)) != 0) {
         PyErr_NoMemory();
         return 0;
     }
+    memset(slots, 0, count * sizeof(Slot));
     for (uint64_t at = 0; table->slots != NULL && at <= table->mask; at++)
-        if (table->slots[at].packed != NULL) put_slot(slots, count - 1, table->slots[at]);
-    PyMem_Free(table->slots);
+        if (table->slots[at].size != 0) put_slot(slots, count - 1, &table->slots[at]);
+    free(table->slots);
     table->slots = slots, table->mask = count - 1;
     return 1;
 }
 
-int keep_topic(TopicTable *table, uint64_t hash, PyObject *packed) {
+int keep_topic(TopicTable *table, uint32_t hash, PyObject *packed) {
+    Destination destination;
+    if (!PyBytes_CheckExact(packed) || PyBytes_GET_SIZE(packed) > INT32_MAX) return 0;
+    const byte *start = (const byte *)PyBytes_AS_STRING(packed);
+    Slot slot = {.hash = hash, .size = (int32_t)PyBytes_GET_SIZE(packed), .packed = packed};
+    if (!read_destination(start, slot.size, &destination)) return 0;
     if ((uint64_t)table->used * 2 > table->mask && !make_slots(table, 2 * (table->mask + 1))) return 0;
-    put_slot(table->slots, table->mask, (Slot){hash, Py_NewRef(packed)});
+    if (slot.size <= NEAR) memcpy(slot.near, start, (size_t)slot.size);
+    Py_INCREF(packed);
+    put_slot(table->slots, table->mask, &slot);
     table->used++;
     return 1;
 }
 
 static void free_slots(TopicTable *table) {
     for (uint64_t at = 0; table->slots != NULL && at <= table->mask; at++) Py_XDECREF(table->slots[at].packed);
-    PyMem_Free(table->slots);
+    free(table->slots);
     table->slots = NULL, table->used = 0;
 }
 
@@ -74,17 +90,18 @@ static PyObject *forget_topic(TopicTable *table, PyObject *topic) {
     Py_ssize_t size;
     const char *name = PyUnicode_AsUTF8AndSize(topic, &size);
     if (name == NULL) return NULL;
-    uint64_t hash = hash_topic(table, (const byte *)name, size), at = hash & table->mask;
-    PyObject *packed = find_topic(table, hash, (const byte *)name, size);
-    if (packed == NULL) Py_RETURN_NONE;
-    while (table->slots[at].packed != packed) at = (at + 1) & table->mask;
-    table->slots[at].packed = NULL;
+    Destination found;
+    Slot *slot = find_slot(table, hash_topic(table, (const byte *)name, size), (const byte *)name, size, &found);
+    if (slot == NULL) Py_RETURN_NONE;
+    PyObject *packed = slot->packed;
+    *slot = (Slot){.size = 0};
     table->used--;
     /* Those behind it may stand there only because their own places were taken. */
-    for (at = (at + 1) & table->mask; table->slots[at].packed != NULL; at = (at + 1) & table->mask) {
+    for (uint64_t at = (uint64_t)(slot - table->slots + 1) & table->mask; table->slots[at].size != 0;
+         at = (at + 1) & table->mask) {
         Slot moved = table->slots[at];
-        table->slots[at].packed = NULL;
-        put_slot(table->slots, table->mask, moved);
+        table->slots[at] = (Slot){.size = 0};
+        put_slot(table->slots, table->mask, &moved);
     }
     Py_DECREF(packed);
     Py_RETURN_NONE;

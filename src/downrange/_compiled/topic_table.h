@@ -4,9 +4,14 @@
 
 #include "runs.h"
 
+#define NEAR 48
+
+/* As much memory as a processor fetches at once, so that looking up a topic is one wait. */
 typedef struct {
-    uint64_t hash;
-    PyObject *packed; /* owned; NULL when this place is free */
+    uint32_t hash;
+    int32_t size;    /* of what is known of the topic; 0 when this place is free */
+    PyObject *packed; /* owned */
+    byte near[NEAR]; /* the same, if it is not larger */
 } Slot;
 
 /* A dictionary would do, but for one thing: with ten thousand topics none of it is in the processor's cache, and only of
@@ -27,25 +32,15 @@ typedef struct {
 
 extern PyTypeObject topic_table_type;
 
-uint64_t hash_topic(const TopicTable *table, const byte *topic, Py_ssize_t size);
-/* 0 when this is not what broker/destinations.py packs. */
-int read_destination(PyObject *packed, Destination *destination);
-/* Borrowed; NULL when the topic is not known. */
-PyObject *find_topic(const TopicTable *table, uint64_t hash, const byte *topic, Py_ssize_t size);
-/* Remember a topic that is not known; 0 with an exception. */
-int keep_topic(TopicTable *table, uint64_t hash, PyObject *packed);
+uint32_t hash_topic(const TopicTable *table, const byte *topic, Py_ssize_t size);
+/* 0 when the topic is not known. What is found is there until the table changes. */
+int find_topic(const TopicTable *table, uint32_t hash, const byte *topic, Py_ssize_t size, Destination *found);
+/* Remember what broker/destinations.py has packed; 0 when it is not that, or with an exception. */
+int keep_topic(TopicTable *table, uint32_t hash, PyObject *packed);
 
-/* Ask for the places where the topic with this hash may be; then for what is there. */
-static inline void fetch_slot(const TopicTable *table, uint64_t hash) {
+/* Ask for the place where the topic with this hash most likely is. */
+static inline void fetch_topic(const TopicTable *table, uint32_t hash) {
     __builtin_prefetch(&table->slots[hash & table->mask]);
-}
-
-static inline void fetch_topic(const TopicTable *table, uint64_t hash) {
-    const PyObject *packed = table->slots[hash & table->mask].packed;
-    if (packed != NULL) {
-        __builtin_prefetch(packed, 1); /* its references are counted */
-        __builtin_prefetch((const byte *)packed + 64);
-    }
 }
 
 #endif
