@@ -6,6 +6,7 @@ import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import patch
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -14,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from downrange.clock import ManualClock
 from downrange.model.message_id import pack_host
 from downrange.model.record import decode_record, decode_records
+from downrange.store import queues
 from downrange.store.config import StoreConfig
 from downrange.store.message_store import MessageStore
 from downrange.store.new_message import BatchUnit, NewMessage, PutMessageStatus
@@ -214,7 +216,31 @@ class StoreMachine(RuleBasedStateMachine):
         assert self.store.flushed_offset <= self.store.max_offset
 
 
-StoreMachine.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+class SleepyStoreMachine(StoreMachine):
+    """The same with queues that sleep whenever they may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.few_awake = patch.object(queues, "_ALWAYS_AWAKE", 0)
+        self.few_awake.start()
+
+    @rule()
+    def rest(self) -> None:
+        self.flush()
+        self.store.release_idle()
+        self.store.release_idle()
+        awake = {key for key, state in self.store.queues.states.items() if not state.queue.may_sleep}
+        assert set(self.store.queues.states) == awake
+        assert {*self.store.queues.names()} >= self.model.keys()
+
+    def teardown(self) -> None:
+        self.few_awake.stop()
+        super().teardown()
+
+
+for machine in (StoreMachine, SleepyStoreMachine):
+    machine.TestCase.settings = settings(
+        max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
 TestStore = StoreMachine.TestCase
+TestSleepyStore = SleepyStoreMachine.TestCase

@@ -184,7 +184,7 @@ async def _serving(
     writer = MessageWriter(store, held, flusher, statistics, clock, slaves)
     delay = DelayService(store, writer, JsonFile(directory / "delayOffset.json"), live, clock)
     half_messages = HalfMessages(store, writer, offsets, pack_host(live.broker.broker_ip1, live.broker.listen_port))
-    topics.adopt([*(TopicQueue(state.topic, state.queue_id) for state in store.queues), *half_messages.destinations()])
+    topics.adopt([*map(TopicQueue._make, store.queues.names()), *half_messages.destinations()])
     transactions = TransactionService(live, half_messages, producers, topics, writer, clock)
     flow = FlowControl(live, store)
     writer.on_appended = flow.appended

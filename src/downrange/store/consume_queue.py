@@ -161,6 +161,11 @@ class ConsumeQueue(QueueFiles):
         """Whether this queue holds a descriptor, or entries in memory, that `release` would give back."""
         return self._descriptor >= 0 or self._tails.rows[self.row + SPILL_AT] > 0
 
+    @property
+    def may_sleep(self) -> bool:
+        """Whether all there is to know of this queue is safely in its one file, and nobody has used it for a while."""
+        return not self.is_open and self._created - self._first == self._file_size and self._flushed == self._end
+
     # -- opening -------------------------------------------------------------------------------------------------------
 
     def load(self) -> None:

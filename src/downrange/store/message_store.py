@@ -145,6 +145,7 @@ class MessageStore(MessageReader):
                 if isinstance(error, OSError):
                     raise storage_error(f"cannot open the store {root}", error) from error
                 raise
+        self.queues.release()
         self._closed = None
         self._allow("closed")
         if self.read_only:
@@ -713,19 +714,17 @@ class MessageStore(MessageReader):
     def remove_expired_queues(self) -> list[TopicQueue]:
         """Remove queues all of whose messages are gone (request 306)."""
         minimum = self.min_offset
-        return self._remove(
-            lambda state: state.topic != SCHEDULE_TOPIC and 0 < state.queue.max_physical_offset < minimum
-        )
+        return self._remove(lambda topic, _, end: topic != SCHEDULE_TOPIC and 0 < end < minimum)
 
     def remove_unused_topics(self, topics: Iterable[str]) -> list[TopicQueue]:
         """Remove queues of topics that are not among `topics` (request 316; after deleting a topic, 215)."""
         kept = {*topics, SCHEDULE_TOPIC, OP_HALF_TOPIC}
-        return self._remove(lambda state: state.topic not in kept and not state.topic.startswith(_LMQ_PREFIX))
+        return self._remove(lambda topic, *_: topic not in kept and not topic.startswith(_LMQ_PREFIX))
 
     def remove_topic(self, topic: str) -> list[TopicQueue]:
-        return self._remove(lambda state: state.topic == topic)
+        return self._remove(lambda name, *_: name == topic)
 
-    def _remove(self, is_unwanted: Callable[[QueueState], bool]) -> list[TopicQueue]:
+    def _remove(self, is_unwanted: Callable[[str, int, int], bool]) -> list[TopicQueue]:
         self._check_open()
         return [TopicQueue(state.topic, state.queue_id) for state in self.queues.remove_where(is_unwanted)]
 

@@ -157,6 +157,11 @@ class QueueTails:
     def shrink(self) -> None:
         """Give memory back to the system when little of it is in use."""
         rows = self.rows
+        free = set(self._free_rows)
+        while len(rows) - ROW in free:
+            free.remove(len(rows) - ROW)
+            del rows[-ROW:]
+        self._free_rows = sorted(free, reverse=True)
         if len(self.memory) < _WORTH_SHRINKING or self.blocks * BLOCK > len(self.memory) // 4:
             return
         kept = [

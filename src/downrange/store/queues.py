@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from array import array
 from collections.abc import Callable, Iterator
 from sys import intern
 from typing import Final
@@ -15,6 +16,7 @@ from downrange.store.consume_queue import ENTRY, PAGE_SIZE, ConsumeQueue
 from downrange.store.consume_queue_ext import ConsumeQueueExt
 from downrange.store.errors import StoreError
 from downrange.store.files import Files
+from downrange.store.queue_states import QueueStates
 from downrange.store.queue_tails import BYTES, MESSAGES, ROW, QueueTails
 
 # 5.x only: what we would have to read to know the queue offsets of such topics.
@@ -22,6 +24,9 @@ _BATCH_QUEUES: Final = "batchconsumequeue"
 
 # With more queues to sync than this, syncing the whole file system takes less time: 40,000 one by one took 19 s.
 _MANY: Final = 500
+# Up to so many none sleeps: they take little memory, and waking one takes a look into its file.
+_ALWAYS_AWAKE: Final = 500
+_NO_ROW: Final = 1 << 60
 # Writing to a queue, and making its first file, in terms of looking whether there is something to write.
 _WRITING: Final = 32
 _MAKING: Final = 320
@@ -70,6 +75,11 @@ class QueueState:
         self.queue.leave()
         self.row, self.tails = self.queue.row, self.queue.tails
 
+    def forget_row(self) -> None:
+        """This object is not used any more: its queue sleeps. Who uses it all the same gets an IndexError."""
+        self.tails.remove_row(self.row)
+        self.row = self.queue.row = _NO_ROW
+
     def __repr__(self) -> str:
         return f"<QueueState {self.topic}/{self.queue_id} next={self.next_offset}>"
 
@@ -93,7 +103,11 @@ def check_storable(topic: str, queue_id: int) -> str | None:
 
 
 class ConsumeQueues:
-    """All queues, by topic and id. A queue comes into being with its first message, never by being asked for."""
+    """All queues, by topic and id. A queue comes into being with its first message, never by being asked for.
+
+    Where there are many, those that nobody has used since the `release` before the last one sleep (`QueueStates`). All
+    that sleep have one file, which is written and synced: nothing about them has to be looked after.
+    """
 
     def __init__(self, config: StoreConfig, files: Files, *, writable: bool) -> None:
         self._root = config.store_path_root_dir
@@ -104,7 +118,8 @@ class ConsumeQueues:
         self.tails = QueueTails()
         self._topic_fields: dict[str, bytes] = {}  # one for all queues of a topic
         self._counts_of_removed: list[TopicCount] = []
-        self.states: dict[tuple[str, int], QueueState] = {}
+        self._commit_log_min = 0
+        self.states = QueueStates(self._wake)
         self.by_row: list[QueueState | None] = []
         """The same by their place in `tails`: row / ROW."""
         self.on_change: Callable[[str], None] = lambda topic: None
@@ -113,10 +128,17 @@ class ConsumeQueues:
         self._by_raw_topic: dict[tuple[bytes, int], QueueState | None] = {}
 
     def __len__(self) -> int:
-        return len(self.states)
+        return len(self.states) + sum(1 for _ in self.states.sleeping())
 
     def __iter__(self) -> Iterator[QueueState]:
+        """Those that are awake."""
         return iter(tuple(self.states.values()))
+
+    def names(self) -> Iterator[tuple[str, int]]:
+        """Topic and id of every queue, awake or not."""
+        yield from tuple(self.states)
+        for topic, queue_id, _ in self.states.sleeping():
+            yield topic, queue_id
 
     def load(self) -> None:
         """Find the queues; directories that are not named by a number are passed over."""
@@ -126,10 +148,12 @@ class ConsumeQueues:
                     f"{self._root / _BATCH_QUEUES} has queues of the 5.x type BatchCQ, which cannot be read here"
                 )
         directory = self._root / "consumequeue"
-        with contextlib.suppress(FileNotFoundError), os.scandir(directory) as topics:
-            for topic in topics:
-                if topic.is_dir():
-                    self._load_topic(topic.name, topic.path)
+        with contextlib.suppress(FileNotFoundError), os.scandir(directory) as found:
+            # First what stays in memory, then what goes when queues fall asleep: so all of that becomes free.
+            topics = [(intern(entry.name), entry.path) for entry in found if entry.is_dir()]
+            self._topic_fields = {topic: topic_field(topic) for topic, _ in topics}
+            for topic, path in topics:
+                self._load_topic(topic, path)
 
     def _load_topic(self, topic: str, path: str) -> None:
         with os.scandir(path) as queues:
@@ -193,10 +217,19 @@ class ConsumeQueues:
     @property
     def max_physical_offset(self) -> int:
         """End of the last record that has an entry; 0 without any."""
-        return max((state.queue.max_physical_offset for state in self.states.values()), default=0)
+        newest = self.newest()
+        return 0 if newest is None else newest.queue.max_physical_offset
+
+    def newest(self) -> QueueState | None:
+        """The queue that has the last record of all."""
+        awake = max(self.states.values(), key=lambda state: state.queue.max_physical_offset, default=None)
+        end = 0 if awake is None else awake.queue.max_physical_offset
+        asleep = max(self.states.sleeping(), key=lambda queue: queue[2], default=("", 0, 0))
+        return self.get(*asleep[:2]) if asleep[2] > end else awake
 
     def truncate(self, physical_offset: int) -> None:
         """Forget every entry whose record begins at or behind this offset."""
+        self._wake_where(lambda topic, queue_id, physical_end: physical_end > physical_offset)
         for state in self:
             if state.queue.max_physical_offset > physical_offset:
                 state.queue.truncate(physical_offset)
@@ -209,11 +242,13 @@ class ConsumeQueues:
             state.ext.truncate_by_max_address(ENTRY.unpack(last)[2])
 
     def correct_min_offsets(self, commit_log_min: int) -> None:
+        self._commit_log_min = commit_log_min
         for state in self:
             state.queue.correct_min_offset(commit_log_min)
 
     def delete_expired(self, commit_log_min: int) -> int:
         """Remove leading files that only point below the commit log; how many."""
+        self._commit_log_min = commit_log_min  # those that sleep have one file and correct themselves when they wake
         removed = 0
         for state in self:
             removed += state.queue.delete_expired(commit_log_min)
@@ -221,22 +256,30 @@ class ConsumeQueues:
                 removed += state.ext.truncate_by_min_address(ENTRY.unpack(first)[2])
         return removed
 
-    def remove_where(self, is_unwanted: Callable[[QueueState], bool]) -> list[QueueState]:
-        """Destroy queues and the topic directories that thereby become empty."""
-        removed = [state for state in self if is_unwanted(state)]
+    def remove_where(self, is_unwanted: Callable[[str, int, int], bool]) -> list[QueueState]:
+        """Destroy queues and the topic directories that thereby become empty.
+
+        `is_unwanted` is asked with topic, id, and where the last record ends.
+        """
+        self._wake_where(is_unwanted)
+        removed = [state for state in self if is_unwanted(state.topic, state.queue_id, state.queue.max_physical_offset)]
         self._by_raw_topic.clear()
         self._topic_fields.clear()
         for state in removed:
-            self._counts_of_removed += self._count_of(state)
             self.destroy(state)
-            self.by_row[state.row // ROW] = None
+            self._part_with(state)
             state.leave()
             del self.states[state.topic, state.queue_id]
             for kind in ("consumequeue", "consumequeue_ext"):
                 with contextlib.suppress(OSError):  # other queues of the topic are still there
                     (self._root / kind / state.topic).rmdir()
-            self.on_change(state.topic)
         return removed
+
+    def _part_with(self, state: QueueState) -> None:
+        """This object is no longer one of ours, whatever becomes of the queue."""
+        self._counts_of_removed += self._count_of(state)
+        self.by_row[state.row // ROW] = None
+        self.on_change(state.topic)
 
     def take_counts(self) -> list[TopicCount]:
         """What came in by runs since the last call: for each queue its topic, messages and bytes."""
@@ -263,7 +306,7 @@ class ConsumeQueues:
 
         Where there are many queues, those that have files and less than `least_pages` to write are passed over.
         """
-        least_bytes = least_pages * PAGE_SIZE if len(self) > _MANY else 0
+        least_bytes = least_pages * PAGE_SIZE if len(self.states) > _MANY else 0
         work = 0
         for state in self:
             work += 1
@@ -290,9 +333,49 @@ class ConsumeQueues:
             if state.ext is not None:
                 state.ext.flush()
 
+    # -- rest ----------------------------------------------------------------------------------------------------------
+
     def release(self) -> None:
+        """Give back what queues hold open; of many, let those sleep that held nothing open since the last call."""
+        idle = [state for state in self if state.queue.may_sleep and not state.is_special and self._writable]
         for state in self:
             state.queue.release()
             if state.ext is not None:
                 state.ext.release()
+        if idle and len(self.states) > _ALWAYS_AWAKE:
+            self._put_to_sleep(idle)
         self.tails.shrink()
+        del self.by_row[len(self.tails.rows) // ROW :]
+
+    def _put_to_sleep(self, idle: list[QueueState]) -> None:
+        """Empties the list: first all objects go, then what stays is made, so that it does not lie between them."""
+        keys = [(state.topic, state.queue_id) for state in idle]
+        ends = array("q", [state.queue.max_physical_offset for state in idle])
+        self._by_raw_topic.clear()
+        while idle:
+            state = idle.pop()
+            del self.states[state.topic, state.queue_id]
+            self._part_with(state)
+            state.forget_row()
+        del state
+        self.states.shrink()
+        for key, end in zip(keys, ends, strict=True):
+            self.states.add_sleeping(key, end)
+
+    def _wake(self, topic: str, queue_id: int) -> QueueState:
+        state = self._make(topic, queue_id)
+        try:
+            state.queue.recover(clean=True)
+            state.next_offset = state.queue.max_offset
+            state.queue.correct_min_offset(self._commit_log_min)
+        except BaseException:
+            del self.states[topic, queue_id]
+            self._part_with(state)
+            state.forget_row()
+            raise
+        return state
+
+    def _wake_where(self, is_wanted: Callable[[str, int, int], bool]) -> None:
+        for topic, queue_id, physical_end in self.states.sleeping():
+            if is_wanted(topic, queue_id, physical_end):
+                self.get(topic, queue_id)

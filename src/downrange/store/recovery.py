@@ -130,7 +130,7 @@ class Recovery:
             return
         if len(self._queues):
             report.warnings.append("the commit log is empty: all consume queues were removed")
-            self._queues.remove_where(lambda _: True)
+            self._queues.remove_where(lambda *_: True)
         if self._index is not None:
             self._index.destroy()
 
@@ -153,11 +153,8 @@ class Recovery:
 
     def _end_of_queues(self) -> int | None:
         """Where the last record with a queue entry ends; None when that entry and the log do not agree."""
-        states = [state for state in self._queues if state.queue.max_physical_offset > 0]
-        if not states:
-            return None
-        newest = max(states, key=lambda state: state.queue.max_physical_offset)
-        raw = newest.queue.read(newest.queue.max_offset - 1, 1)
+        newest = self._queues.newest()
+        raw = newest.queue.read(newest.queue.max_offset - 1, 1) if newest is not None else b""
         if not raw:
             return None
         physical_offset, size, _ = ENTRY.unpack(raw)
@@ -233,7 +230,7 @@ class Recovery:
 
     def _last_known_timestamp(self) -> int:
         """The store time of the record that the last entry of all points at; 0 when it cannot be read."""
-        newest = max(self._queues, key=lambda state: state.queue.max_physical_offset, default=None)
+        newest = self._queues.newest()
         raw = newest.queue.read(newest.queue.max_offset - 1, 1) if newest is not None else b""
         return max(0, self._log.store_timestamp_at(ENTRY.unpack(raw)[0])) if raw else 0
 

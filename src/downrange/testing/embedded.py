@@ -116,7 +116,7 @@ class EmbeddedBroker:
         )
 
     def _queue_ids(self, topic: str) -> list[int]:
-        return sorted(state.queue_id for state in self._running.store.queues if state.topic == topic)
+        return sorted(queue_id for name, queue_id in self._running.store.queues.names() if name == topic)
 
     def _read(self, topic: str) -> list[ReceivedMessage]:
         from downrange.client.consumer.messages import read_pulled

@@ -94,7 +94,7 @@ async def test_changes_of_the_topic_are_seen(broker: WiredBroker, asked: Asked) 
 async def test_queues_that_were_removed_are_gone(broker: WiredBroker, asked: Asked) -> None:
     rows = store(broker, 0), store(broker, 2)
     assert (asked(0), asked(1), asked(2)) == (rows[0], None, rows[1])
-    broker.store.queues.remove_where(lambda state: state.queue_id == 2)
+    broker.store.queues.remove_where(lambda topic, queue_id, end: queue_id == 2)
     assert (asked(0), asked(2)) == (rows[0], None)
     broker.store.remove_topic("orders")
     assert asked(0) is None

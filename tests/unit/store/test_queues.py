@@ -178,7 +178,7 @@ def test_queues_are_found_by_their_rows(tmp_path: Path) -> None:
     assert told == ["a", "a", "b"]
     states = list(store.queues)
     assert store.queues.by_row == states
-    store.queues.remove_where(lambda state: state.topic == "a" and state.queue_id == 2)
+    store.queues.remove_where(lambda topic, queue_id, end: (topic, queue_id) == ("a", 2))
     assert store.queues.by_row == [None, *states[1:]]
     store.append(new_message(topic="c"))
     assert store.queues.by_row == [store.queues.get("c", 0), *states[1:]]

@@ -65,10 +65,9 @@ async def _compare_newest(store: MessageStore, pool: Pool, master: str, lowest: 
 
 def newest_record(store: MessageStore) -> tuple[int, bytes] | None:
     """Place and bytes of the last record that stands in a queue."""
-    states = [state for state in store.queues if state.queue.max_physical_offset > 0]
-    if not states:
+    newest = store.queues.newest()
+    if newest is None:
         return None
-    newest = max(states, key=lambda state: state.queue.max_physical_offset)
     entries = store.entries(newest.topic, newest.queue_id, newest.queue.max_offset - 1, 1)
     record = store.record_at(entries[0].physical_offset) if entries else None
     return None if record is None else (entries[0].physical_offset, bytes(record))

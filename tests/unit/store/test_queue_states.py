@@ -1,0 +1,178 @@
+"""Queues that nobody uses sleep, and nobody notices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from downrange.store import queues as queues_module
+from downrange.store.message_store import MessageStore
+from downrange.store.new_message import PutMessageStatus
+from downrange.store.queue_entry import ENTRY_SIZE
+from tests.unit.store.small_store import new_message, open_store
+
+QUEUES = [("A", 0), ("A", 3), ("B", 0), ("C", 1)]
+
+
+@pytest.fixture(autouse=True)
+def few_awake(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queues_module, "_ALWAYS_AWAKE", 0)
+
+
+def put(store: MessageStore, topic: str, queue_id: int) -> int:
+    """The queue offset that a message got."""
+    result = store.append(new_message(topic=topic, queue_id=queue_id))
+    assert result.status is PutMessageStatus.PUT_OK
+    return result.queue_offset
+
+
+def rest(store: MessageStore) -> None:
+    """What a broker does with idle queues in two minutes."""
+    store.write_pending()
+    store.flush_queues(thorough=True)
+    store.release_idle()
+    store.release_idle()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> MessageStore:
+    """Four queues with two messages each, all asleep."""
+    made = open_store(tmp_path, mapped_file_size_commit_log=1 << 20)
+    for queue in QUEUES * 2:
+        put(made, *queue)
+    rest(made)
+    assert not made.queues.states
+    return made
+
+
+def test_all_are_found_again(store: MessageStore) -> None:
+    assert sorted(store.queues.names()) == sorted(QUEUES)
+    assert len(store.queues) == 4
+    assert ("A", 3) in store.queues.states
+    assert ("A", 1) not in store.queues.states
+    assert ("D", 0) not in store.queues.states
+    assert not store.queues.states  # asking whether it is there wakes nobody
+    assert [store.max_offset_of(*queue) for queue in QUEUES] == [2, 2, 2, 2]
+    assert store.max_offset_of("A", 1) == 0
+    assert sorted(store.queues.states) == sorted(QUEUES)
+    assert store.read("C", 1, 0, 32).next_begin_offset == 2
+    with pytest.raises(KeyError):
+        store.queues.states["D", 0]
+    store.close()
+
+
+def test_numbering_goes_on(store: MessageStore) -> None:
+    assert [put(store, *queue) for queue in QUEUES] == [2, 2, 2, 2]
+    rest(store)
+    assert [put(store, *queue) for queue in QUEUES] == [3, 3, 3, 3]
+    store.close()
+
+
+def test_whoever_is_used_stays_awake(store: MessageStore) -> None:
+    put(store, "A", 0)
+    store.write_pending()
+    store.flush_queues(thorough=True)
+    store.release_idle()
+    assert list(store.queues.states) == [("A", 0)]
+    store.release_idle()
+    assert not store.queues.states
+    store.close()
+
+
+def test_what_is_not_on_disk_does_not_sleep(store: MessageStore) -> None:
+    put(store, "A", 0)
+    store.release_idle()
+    store.release_idle()
+    assert list(store.queues.states) == [("A", 0)]
+    store.write_pending()  # written, but not synced
+    store.release_idle()
+    store.release_idle()
+    assert list(store.queues.states) == [("A", 0)]
+    store.close()
+
+
+def test_a_queue_of_several_files_does_not_sleep(store: MessageStore) -> None:
+    for _ in range(1000 // ENTRY_SIZE):
+        put(store, "A", 0)
+    rest(store)
+    assert list(store.queues.states) == [("A", 0)]
+    store.close()
+
+
+def test_the_newest_may_sleep(store: MessageStore) -> None:
+    assert store.queues.max_physical_offset == store.max_offset
+    newest = store.queues.newest()
+    assert newest is not None
+    assert (newest.topic, newest.queue_id) == QUEUES[-1]
+    store.close()
+
+
+def test_sleeping_queues_are_removed(store: MessageStore) -> None:
+    told: list[str] = []
+    store.queues.on_change = told.append
+    assert sorted(store.remove_topic("A")) == [("A", 0), ("A", 3)]
+    assert sorted(store.queues.names()) == [("B", 0), ("C", 1)]
+    assert not store.queues.states  # the others slept on
+    assert set(told) == {"A"}
+    assert put(store, "A", 0) == 0
+    store.close()
+
+
+def test_sleeping_queues_are_truncated(store: MessageStore) -> None:
+    first = store.entries("B", 0, 1, 1)[0].physical_offset
+    rest(store)
+    store.queues.truncate(first)
+    assert [store.max_offset_of(*queue) for queue in QUEUES] == [2, 2, 1, 1]
+    store.close()
+
+
+def test_a_woken_queue_knows_what_has_expired(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    put(store, "old", 0)
+    put(store, "older", 0)
+    rest(store)
+    while len(store._segments) < 3:
+        put(store, "new", 0)
+    rest(store)
+    store.remove_files(store.take_oldest_files(1))
+    store.delete_dependents()
+    assert ("old", 0) not in list(store.queues.states)
+    assert (store.min_offset_of("old", 0), store.max_offset_of("old", 0)) == (1, 1)
+    rest(store)
+    assert sorted(store.remove_expired_queues()) == [("old", 0), ("older", 0)]
+    store.close()
+
+
+def test_a_queue_that_cannot_be_woken_sleeps_on(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = store.queues._files
+
+    def fail(*_: object, **__: object) -> int:
+        raise OSError(24, "Too many open files")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(type(files), "open", fail)
+        with pytest.raises(OSError, match="Too many"):
+            store.max_offset_of("B", 0)
+    assert sorted(store.queues.names()) == sorted(QUEUES)
+    assert store.max_offset_of("B", 0) == 2
+    assert store.queues.by_row.count(None) == len(store.queues.by_row) - 1
+    store.close()
+
+
+def test_counts_of_those_that_fell_asleep_are_kept(store: MessageStore) -> None:
+    state = store.queues.get("A", 0)
+    assert state is not None
+    state.uncount(-3, -300)
+    rest(store)
+    assert not store.queues.states
+    assert store.queues.take_counts() == [("A", 3, 300)]
+    store.close()
+
+
+def test_after_a_start_all_sleep_but_the_newest(tmp_path: Path, store: MessageStore) -> None:
+    store.close()
+    again = open_store(tmp_path, mapped_file_size_commit_log=1 << 20)
+    assert list(again.queues.states) == QUEUES[-1:]  # the end of the log was looked up there
+    assert [again.max_offset_of(*queue) for queue in QUEUES] == [2, 2, 2, 2]
+    again.close()
