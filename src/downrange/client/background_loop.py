@@ -157,6 +157,24 @@ _current: BackgroundLoop | None = None
 _inherited: Final[list[BackgroundLoop]] = []
 
 
+def open_client(opening: Coroutine[Any, Any, T]) -> tuple[BackgroundLoop, T]:
+    """Open a client on the loop of this process, which is started if need be. One that fails to open holds nothing."""
+    background = hold()
+    try:
+        return background, background.run(opening)
+    except BaseException:
+        let_go(background)
+        raise
+
+
+def close_client(background: BackgroundLoop, closing: Coroutine[Any, Any, object]) -> None:
+    """Close a client that `open_client` opened. Once for each; the loop ends with the last, also when closing fails."""
+    try:
+        background.run(closing)
+    finally:
+        let_go(background)
+
+
 def hold() -> BackgroundLoop:
     """The loop of this process, started if need be. Each `hold` is answered by one `let_go`."""
     global _current

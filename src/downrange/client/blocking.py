@@ -69,14 +69,9 @@ class Producer:
         with self._opening:
             if self._background is not None:
                 raise ClientClosed(f"the producer {self._group} was started before")
-            background = background_loop.hold()
-            try:
-                self._producer = producer = background.run(self._open())
-            except BaseException:
-                background_loop.let_go(background)
-                raise
+            background, producer = background_loop.open_client(self._open())
             self._direct = DirectSends(producer.session, producer.delivery)
-            self._background = background
+            self._background, self._producer = background, producer
             self._is_open = True
         return self
 
@@ -115,10 +110,7 @@ class Producer:
                 self._drain(background, producer, timeout)
             finally:  # also when nobody wants to wait any longer
                 self._direct.close()
-                try:
-                    background.run(producer.close(0))
-                finally:
-                    background_loop.let_go(background)
+                background_loop.close_client(background, producer.close(0))
 
     def __enter__(self) -> Self:
         return self.start()

@@ -66,13 +66,7 @@ class PushConsumer:
         with self._opening:
             if self._background is not None or self._process_id != os.getpid():
                 raise ClientClosed(f"the consumer {self.group} was started before; make a new one")
-            background = background_loop.hold()
-            try:
-                background.run(self._open())
-            except BaseException:
-                background_loop.let_go(background)
-                raise
-            self._background = background
+            self._background, _ = background_loop.open_client(self._open())
         return self
 
     async def _open(self) -> None:
@@ -92,10 +86,7 @@ class PushConsumer:
             if background is None or self._process_id != os.getpid():
                 return
             self._background = None
-            try:
-                background.run(self._consumer.close(timeout))
-            finally:
-                background_loop.let_go(background)
+            background_loop.close_client(background, self._consumer.close(timeout))
 
     def __enter__(self) -> Self:
         return self.start()

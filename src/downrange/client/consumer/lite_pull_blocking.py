@@ -52,13 +52,7 @@ class LitePullConsumer:
     def start(self) -> Self:
         if self._consumer is not None:
             raise ClientClosed(f"the consumer {self._group} was started before; make a new one")
-        background = background_loop.hold()
-        try:
-            self._consumer = background.run(self._open())
-        except BaseException:
-            background_loop.let_go(background)
-            raise
-        self._background = background
+        self._background, self._consumer = background_loop.open_client(self._open())
         return self
 
     async def _open(self) -> AsyncLitePullConsumer:
@@ -77,10 +71,7 @@ class LitePullConsumer:
                 consumer.give_back(rest)
                 await consumer.close(last_are_done=last_are_done)
 
-            try:
-                background.run(close())
-            finally:
-                background_loop.let_go(background)
+            background_loop.close_client(background, close())
 
     def __enter__(self) -> Self:
         return self.start()
