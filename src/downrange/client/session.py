@@ -7,10 +7,11 @@ import logging
 import os
 import random
 import time
-from collections.abc import Awaitable, Callable, Collection, Coroutine
+from collections.abc import Awaitable, Callable, Collection
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
 
+from downrange.client.background_work import BackgroundWork
 from downrange.client.config import ClientConfig
 from downrange.client.errors import BrokerNotFound, ClusterNotFound, NoNameServer, NoRoute
 from downrange.client.heartbeats import Heartbeats
@@ -103,7 +104,7 @@ class Session:
         self._looking_up: dict[str, asyncio.Lock] = {}
         self._refreshed: dict[str, float] = {}
         self._addresses: frozenset[str] = frozenset()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._work = BackgroundWork()
         self._is_started = False
 
     def __repr__(self) -> str:
@@ -121,24 +122,12 @@ class Session:
         """Begin the work in the background; ends with `close`."""
         if not self._is_started:
             self._is_started = True
-            self._spawn(self._refresh_routes(), "routes")
-            self._spawn(self.heartbeats.run(), "heartbeats")
+            self._work.start(self._refresh_routes(), "routes")
+            self._work.start(self.heartbeats.run(), "heartbeats")
 
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._work.cancel()
         await self._pool.close()
-
-    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        task = asyncio.create_task(work, name=f"downrange {name}")
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("background work ended task=%s", task.get_name(), exc_info=error)
 
     def _serve(self, command: Command, connection: Connection) -> Command | LaterReply | None:
         return self.handlers.get(command.code, self._other_requests)(command, connection)
@@ -280,7 +269,7 @@ class Session:
         now = self.clock.monotonic()
         if self._is_started and now - self._refreshed.get(topic, float("-inf")) >= 1:
             self._refreshed[topic] = now
-            self._spawn(self._refresh(topic), f"route of {topic}")
+            self._work.start(self._refresh(topic), f"route of {topic}")
 
     async def refresh_followed(self) -> None:
         """Look up all topics this client works with, and let go of brokers that no route names any more."""

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Collection, Coroutine, Iterable, Mapp
 from types import TracebackType
 from typing import Any, Final, Self
 
+from downrange.client.background_work import BackgroundWork
 from downrange.client.config import ClientConfig
 from downrange.client.consumer import broker_requests
 from downrange.client.consumer.assigned_queue import AssignedQueue, FetchLimits
@@ -99,7 +100,7 @@ class AsyncLitePullConsumer:
         self._subscriptions: dict[str, Subscription] = {}
         self._held: dict[MessageQueue, AssignedQueue] = {}
         self._fetchers: dict[MessageQueue, asyncio.Task[None]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._work = BackgroundWork(self._fail)
         self._timer = RebalanceTimer(self._rebalance, self._clock, self.config.rebalance_seconds)
         self._rebalancing = asyncio.Lock()
         self._ready: deque[AssignedQueue] = deque()
@@ -151,10 +152,7 @@ class AsyncLitePullConsumer:
             return
         self._is_open = False
         self._arrival.set()  # a poll that waits ends
-        tasks = [*self._tasks, *self._fetchers.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._work.cancel()
         self._fetchers.clear()
         if last_are_done:
             self._settle()
@@ -178,16 +176,12 @@ class AsyncLitePullConsumer:
         await self.close(last_are_done=error is None)
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        task = asyncio.create_task(work, name=f"downrange {name} of {self.group}")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(self._ended)
+        self._work.start(work, f"{name} of {self.group}")
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("background work ended task=%s", task.get_name(), exc_info=error)
-            self._problem = error
-            self._arrival.set()
+    def _fail(self, error: BaseException) -> None:
+        """The caller of `poll` must know."""
+        self._problem = error
+        self._arrival.set()
 
     def _check_open(self) -> None:
         if not self._is_open:
@@ -379,9 +373,7 @@ class AsyncLitePullConsumer:
     # --- fetching ahead -----------------------------------------------------------------------------------------------
 
     def _start_fetching(self, held: AssignedQueue) -> None:
-        task = asyncio.create_task(self._fetch(held), name=f"downrange fetching {held.queue}")
-        self._fetchers[held.queue] = task
-        task.add_done_callback(self._ended)
+        self._fetchers[held.queue] = self._work.start(self._fetch(held), f"fetching {held.queue}")
 
     async def _stop_fetching(self, held: AssignedQueue) -> None:
         task = self._fetchers.pop(held.queue, None)
@@ -420,8 +412,7 @@ class AsyncLitePullConsumer:
     def _note_problem(self, held: AssignedQueue, error: MQError) -> None:
         log.warning("pull failed group=%s queue=%s reason=%s", self.group, held.queue, error)
         if isinstance(error, _REFUSALS):
-            self._problem = error  # the caller of `poll` must know
-            self._arrival.set()
+            self._fail(error)
 
     def _line_up(self, held: AssignedQueue) -> None:
         if held and not held.is_ready and not held.is_paused:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Final, Self
 
+from downrange.client.background_work import BackgroundWork
 from downrange.client.config import ClientConfig
 from downrange.client.consumer import broker_requests
 from downrange.client.consumer.addresses import masters_of_route
@@ -117,7 +118,7 @@ class AsyncPushConsumer:
         self._held = HeldQueues(session, self.group, self.config, self._offsets, self._consumption, self._pulling)
         self._rebalance_timer = RebalanceTimer(self._rebalance, self._clock, self.config.rebalance_seconds)
         self._first_rebalance = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._work = BackgroundWork()
         self._replier: AsyncProducer | None = None
         self._started_millis = 0
         self._is_started = False
@@ -205,9 +206,7 @@ class AsyncPushConsumer:
             return
         self._is_closed = True
         await self.drain(timeout)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._work.cancel()
         await self._held.close()
         await self._consumption.close()
         if self._replier is not None:
@@ -228,14 +227,7 @@ class AsyncPushConsumer:
         await self.close()
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        task = asyncio.create_task(work, name=f"downrange {name} {self.group}")
-        self._tasks.add(task)
-        task.add_done_callback(self._task_ended)
-
-    def _task_ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("background work ended task=%s", task.get_name(), exc_info=error)
+        self._work.start(work, f"{name} {self.group}")
 
     # --- what to consume ------------------------------------------------------------------------------------------
 
