@@ -29,6 +29,7 @@ from downrange.protocol.bodies.send import encode_entry
 from downrange.protocol.codes import RequestCode
 
 DEFAULT_PRODUCER_GROUP: Final = "DEFAULT_PRODUCER"
+DEFAULT_CONSUMER_GROUP: Final = "DEFAULT_CONSUMER"
 _SEPARATORS: Final = (names.NAME_VALUE_SEPARATOR, names.PROPERTY_SEPARATOR)
 _SEND: Final = int(RequestCode.SEND_MESSAGE_V2)
 _SEND_BATCH: Final = int(RequestCode.SEND_BATCH_MESSAGE)
@@ -91,6 +92,15 @@ def check_producer_group(group: str) -> None:
         raise InvalidGroup(str(error)) from None
     if group == DEFAULT_PRODUCER_GROUP:
         raise InvalidGroup(f"the producer group {group} is RocketMQ's placeholder: give the group a name of its own")
+
+
+def check_consumer_group(group: str) -> None:
+    try:
+        check_group_name(group)
+    except MessageError as error:
+        raise InvalidGroup(str(error)) from None
+    if group == DEFAULT_CONSUMER_GROUP:
+        raise InvalidGroup(f"the group {group} is RocketMQ's placeholder; choose a name of your own")
 
 
 def check_topic(topic: str) -> None:

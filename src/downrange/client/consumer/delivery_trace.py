@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from downrange.client.consumer.config import ConsumerConfig
+from downrange.client.consumer.lite_pull_config import LitePullConfig
 from downrange.client.consumer.messages import ReceivedMessage
 from downrange.client.consumer.retry import BadAnswer, verdict
 from downrange.client.namespace import unwrap
+from downrange.client.producer import start_trace
+from downrange.client.session import Session
 from downrange.client.trace import ConsumeCode, encode_sub_after, encode_sub_before
 from downrange.client.trace_writer import TraceWriter
 from downrange.client.unique_id import UniqueIds
@@ -103,3 +107,12 @@ class DeliveryTrace:
         if cost_millis >= self._timeout_millis:
             return done, ConsumeCode.TIME_OUT
         return done, ConsumeCode.SUCCESS if done == count else ConsumeCode.FAILED
+
+
+async def start_delivery_trace(
+    session: Session, group: str, config: ConsumerConfig | LitePullConfig, timeout: float
+) -> DeliveryTrace:
+    """Reports of one consumer, until `writer` is closed. `timeout`: seconds after which a call is reported as late."""
+    topic = config.trace_topic
+    writer = await start_trace(session, group, "CONSUME", topic)
+    return DeliveryTrace(writer, group, config.namespace, topic, timeout, session.clock)

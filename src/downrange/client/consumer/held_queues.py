@@ -13,9 +13,11 @@ from downrange.client.consumer.process_queue import ProcessQueue
 from downrange.client.consumer.pulling import Pulling, Receiver
 from downrange.client.consumer.queue_locks import QueueLocks
 from downrange.client.consumer.rebalance import allotted, changes, readable_queues, route_of
+from downrange.client.consumer.running_info import process_queue_info
 from downrange.client.session import Session
 from downrange.model.errors import MQError
 from downrange.model.message import MessageQueue
+from downrange.protocol.bodies.consumers import ProcessQueueInfo
 
 log = logging.getLogger(__name__)
 
@@ -85,6 +87,27 @@ class HeldQueues:
     @property
     def names(self) -> Sequence[MessageQueue]:
         return sorted(self._queues)
+
+    def positions(self, topic: str) -> Mapping[MessageQueue, int]:
+        """How far we are with the queues of a topic."""
+        table = self._offsets.table
+        return {
+            queue.queue: queue.done_offset if (offset := table.get(queue.queue)) is None else offset
+            for queue in self
+            if queue.queue.topic == topic
+        }
+
+    def info(self) -> Mapping[MessageQueue, ProcessQueueInfo]:
+        """What operators are told about them."""
+        table = self._offsets.table
+        return {
+            queue.queue: process_queue_info(
+                queue,
+                table.get(queue.queue),
+                is_locked=self._config.orderly and self._consumption.may_consume(queue),
+            )
+            for queue in self
+        }
 
     # --- sharing out ----------------------------------------------------------------------------------------------
 
@@ -241,6 +264,11 @@ class HeldQueues:
             log.warning("callback still running queue=%s", queue.queue)
 
     # --- locks ----------------------------------------------------------------------------------------------------
+
+    async def renew_locks_regularly(self) -> None:
+        while True:
+            await self._clock.sleep(self._config.lock_renewal_seconds)
+            await self.renew_locks()
 
     async def renew_locks(self) -> None:
         """Tell the brokers that we still consume our queues; one they refuse is not consumed until they grant it."""

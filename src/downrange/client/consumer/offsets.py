@@ -7,10 +7,12 @@ import logging
 import os
 from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from downrange.client.consumer.addresses import address_of
 from downrange.client.session import Session
+from downrange.client.unique_id import local_address
+from downrange.clock import Clock
 from downrange.model.errors import MQError
 from downrange.model.message import MessageQueue
 from downrange.model.topics import RETRY_PREFIX
@@ -29,6 +31,10 @@ from downrange.protocol.codes import RequestCode
 from downrange.protocol.command import Command, request
 from downrange.protocol.errors import QueryNotFound
 from downrange.settings import ConfigError
+
+if TYPE_CHECKING:
+    from downrange.client.consumer.config import ConsumerConfig
+    from downrange.client.consumer.lite_pull_config import LitePullConfig
 
 log = logging.getLogger(__name__)
 
@@ -278,6 +284,21 @@ class LocalOffsets:
         if self.path.exists():
             self.path.replace(self._backup)
         fresh.replace(self.path)
+
+
+def offset_store(session: Session, group: str, config: ConsumerConfig | LitePullConfig) -> OffsetStore:
+    """Where a consumer with this configuration keeps its offsets."""
+    if not config.is_broadcasting:
+        return RemoteOffsets(session, group)
+    client_id = f"{local_address()}@{config.instance_name}"
+    return LocalOffsets(config.local_offset_store_dir, client_id, group)
+
+
+async def persist_regularly(offsets: OffsetStore, clock: Clock, period_seconds: float) -> None:
+    """Store what changed, for ever."""
+    while True:
+        await clock.sleep(period_seconds)
+        await offsets.persist()
 
 
 def _pretty(offsets: dict[MessageQueue, int]) -> bytes:

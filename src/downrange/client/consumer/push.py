@@ -5,53 +5,45 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Collection, Coroutine, Iterable, Mapping
-from dataclasses import replace
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Self
 
 from downrange.client.background_work import BackgroundWork
 from downrange.client.config import ClientConfig
 from downrange.client.consumer import broker_requests
-from downrange.client.consumer.addresses import masters_of_route
 from downrange.client.consumer.concurrent import ConcurrentConsumption
 from downrange.client.consumer.config import ConsumerConfig
-from downrange.client.consumer.delivery_trace import DeliveryTrace
+from downrange.client.consumer.delivery_trace import DeliveryTrace, start_delivery_trace
+from downrange.client.consumer.direct_consumption import consume_directly
 from downrange.client.consumer.handover import Handover
 from downrange.client.consumer.held_queues import Consumption, HeldQueues
 from downrange.client.consumer.listener import Listener, OnBatch, OnMessage
-from downrange.client.consumer.messages import ReceivedMessage, received
-from downrange.client.consumer.offsets import LocalOffsets, OffsetStore, RemoteOffsets
+from downrange.client.consumer.messages import ReceivedMessage
+from downrange.client.consumer.offsets import offset_store, persist_regularly
 from downrange.client.consumer.orderly import OrderlyConsumption
 from downrange.client.consumer.process_queue import ProcessQueue
 from downrange.client.consumer.pulling import Pulling
 from downrange.client.consumer.rebalance import RebalanceTimer
 from downrange.client.consumer.redelivery import Redelivery
-from downrange.client.consumer.retry import INNER_PRODUCER_GROUP, Later, verdict
-from downrange.client.consumer.running_info import process_queue_info, running_info
+from downrange.client.consumer.replier import Replier
+from downrange.client.consumer.retry import Later
+from downrange.client.consumer.running_info import running_info
 from downrange.client.consumer.statistics import ConsumeStatistics
+from downrange.client.consumer.subscriptions import Subscriptions
 from downrange.client.consumer.traced_listener import TracedListener
 from downrange.client.errors import ClientClosed, NoRoute
-from downrange.client.messages import InvalidGroup, InvalidTopic
+from downrange.client.messages import InvalidTopic, check_consumer_group
 from downrange.client.namespace import wrap
-from downrange.client.producer import AsyncProducer, start_trace
-from downrange.client.request_reply import ReplyMessage, reply_to, send_reply
+from downrange.client.request_reply import ReplyMessage
 from downrange.client.session import Session
-from downrange.client.trace_writer import TraceWriter
-from downrange.client.unique_id import local_address
 from downrange.model.errors import MessageError
 from downrange.model.message import MessageQueue
-from downrange.model.record import decode_record
-from downrange.model.subscription import SQL92, SUB_ALL, TAG, Subscription, subscribe
-from downrange.model.topics import check_group_name, check_topic_name, retry_topic
-from downrange.protocol.bodies.body import encode_body
-from downrange.protocol.bodies.consumers import ConsumeMessageDirectlyResult, ConsumeResult, ConsumerRunningInfo
-from downrange.protocol.bodies.groups import CheckClientBody, ConsumerData, ConsumeType
-from downrange.protocol.codes import RequestCode
-from downrange.protocol.command import request
+from downrange.model.subscription import SUB_ALL, Subscription
+from downrange.model.topics import check_topic_name, retry_topic
+from downrange.protocol.bodies.consumers import ConsumeMessageDirectlyResult, ConsumerRunningInfo
+from downrange.protocol.bodies.groups import ConsumerData, ConsumeType
 
 log = logging.getLogger(__name__)
-
-DEFAULT_CONSUMER_GROUP: Final = "DEFAULT_CONSUMER"
 
 
 class AsyncPushConsumer:
@@ -82,7 +74,6 @@ class AsyncPushConsumer:
             self._handover = Handover()
             on_message = self._handover.offer
         self._listener = Listener(on_message, on_batch, self.config.consume_message_batch_max_size)
-        self._trace: TraceWriter | None = None
         self._owns_session = session is None
         if session is None:
             settings = namesrv if isinstance(namesrv, ClientConfig) else ClientConfig.of(namesrv)
@@ -93,23 +84,16 @@ class AsyncPushConsumer:
         self._clock = session.clock
         if self.config.trace:
             self._listener = TracedListener(self._listener)
-        self._subscriptions: dict[str, Subscription] = {}
-        self._announced: dict[str, Subscription] = {}
-        """Subscriptions brokers are being told and pulls do not name yet."""
+        self._subscriptions = Subscriptions(session, self.group)
         self._statistics = ConsumeStatistics()
-        self._offsets: OffsetStore = (
-            LocalOffsets(
-                self.config.local_offset_store_dir, f"{local_address()}@{self.config.instance_name}", self.group
-            )
-            if self.config.is_broadcasting
-            else RemoteOffsets(session, self.group)
-        )
+        self._trace: DeliveryTrace | None = None
+        self._offsets = offset_store(session, self.group, self.config)
         self._consumption = self._new_consumption()
         self._pulling = Pulling(
             session,
             self.group,
             self.config,
-            self._subscriptions,
+            self._subscriptions.table,
             self._offsets.table,
             self._consumption,
             self._statistics,
@@ -119,7 +103,7 @@ class AsyncPushConsumer:
         self._rebalance_timer = RebalanceTimer(self._rebalance, self._clock, self.config.rebalance_seconds)
         self._first_rebalance = asyncio.Event()
         self._work = BackgroundWork()
-        self._replier: AsyncProducer | None = None
+        self._replier = Replier(session)
         self._started_millis = 0
         self._is_started = False
         self._is_draining = False
@@ -139,7 +123,7 @@ class AsyncPushConsumer:
     def __repr__(self) -> str:
         state = "closed" if self._is_closed else "draining" if self._is_draining else "open"
         waiting = sum(queue.message_count for queue in self._held)
-        topics = ",".join(self._subscriptions)
+        topics = ",".join(self._subscriptions.table)
         return f"<AsyncPushConsumer {self.group} {state} topics={topics} queues={len(self._held)} messages={waiting}>"
 
     # --- life -----------------------------------------------------------------------------------------------------
@@ -154,29 +138,25 @@ class AsyncPushConsumer:
         try:
             self.session.start()
             if isinstance(self._listener, TracedListener):
-                config = self.config
-                self._trace = await start_trace(self.session, self.group, "CONSUME", config.trace_topic)
-                self._listener.trace = DeliveryTrace(
-                    self._trace,
-                    self.group,
-                    config.namespace,
-                    config.trace_topic,
-                    config.consume_timeout_seconds,
-                    self._clock,
+                self._trace = await start_delivery_trace(
+                    self.session, self.group, self.config, self.config.consume_timeout_seconds
                 )
+                self._listener.trace = self._trace
             if not self.config.is_broadcasting:
-                self._subscriptions[retry_topic(self.group)] = self._subscription(retry_topic(self.group), SUB_ALL, TAG)
-            await self._look_up(list(self._subscriptions))
-            for subscription in self._subscriptions.values():
-                await self._check(subscription)
+                retries = retry_topic(self.group)
+                self._subscriptions.table[retries] = self._subscriptions.new(retries, SUB_ALL, None)
+            await self._look_up(list(self._subscriptions.table))
+            for subscription in self._subscriptions:
+                await self._subscriptions.check(subscription)
             # A pull is refused until the broker knows the subscription.
             self.session.heartbeats.add_consumer(self.group, self._describe)
             await self.session.heartbeats.beat()
             self._spawn(self._rebalance_timer.run(), "rebalance")
-            self._spawn(self._persist_for_ever(), "offsets")
+            period = self.config.persist_consumer_offset_seconds
+            self._spawn(persist_regularly(self._offsets, self._clock, period), "offsets")
             self._spawn(self._consumption.run(), "consumption")
             if self._consumption.needs_lock:
-                self._spawn(self._renew_locks_for_ever(), "locks")
+                self._spawn(self._held.renew_locks_regularly(), "locks")
             await self._first_rebalance.wait()
         except BaseException:
             await self.close(0)
@@ -209,10 +189,9 @@ class AsyncPushConsumer:
         await self._work.cancel()
         await self._held.close()
         await self._consumption.close()
-        if self._replier is not None:
-            await self._replier.close()
+        await self._replier.close()
         if self._trace is not None:
-            await self._trace.close()
+            await self._trace.writer.close()
         broker_requests.leave(self.session, self.group)
         await self.session.heartbeats.remove_consumer(self.group)
         if self._owns_session:
@@ -238,7 +217,7 @@ class AsyncPushConsumer:
 
     @property
     def subscriptions(self) -> Collection[Subscription]:
-        return tuple(self._subscriptions.values())
+        return tuple(self._subscriptions)
 
     async def subscribe(self, topic: str, expression: str = SUB_ALL, *, sql: str | None = None) -> None:
         """Consume a topic: messages with tags of `A || B`, or those an SQL92 expression matches.
@@ -250,15 +229,12 @@ class AsyncPushConsumer:
             check_topic_name(topic)
         except MessageError as error:
             raise InvalidTopic(str(error)) from None
-        text, kind = (expression, TAG) if sql is None else (sql, SQL92)
-        if sql is not None and not sql.strip():
-            raise MessageError("the SQL expression is blank")
-        subscription = self._subscription(wrap(self.config.namespace, topic), text, kind)
+        subscription = self._subscriptions.new(wrap(self.config.namespace, topic), expression, sql)
         if self._is_started:
             self._raise_if_closed()
             await self._look_up([subscription.topic])
-            await self._check(subscription)
-        self._subscriptions[subscription.topic] = subscription
+            await self._subscriptions.check(subscription)
+        self._subscriptions.table[subscription.topic] = subscription
         if self._is_started:
             await self.session.heartbeats.beat()
             await self._pulling.restart(subscription.topic)
@@ -267,7 +243,7 @@ class AsyncPushConsumer:
     async def unsubscribe(self, topic: str) -> None:
         """Consume a topic no more."""
         name = wrap(self.config.namespace, topic)
-        if self._subscriptions.pop(name, None) is not None and self._is_started:
+        if self._subscriptions.table.pop(name, None) is not None and self._is_started:
             self._raise_if_closed()
             await self.session.heartbeats.beat()
             await self._held.release_topic(name)
@@ -283,12 +259,6 @@ class AsyncPushConsumer:
     def resume(self) -> None:
         self._pulling.resume()
 
-    def _subscription(self, topic: str, expression: str, kind: str) -> Subscription:
-        known = self._subscriptions.get(topic)
-        # Brokers take a subscription over the one they have only when its version is higher.
-        version = max(self._clock.now(), known.version + 1 if known is not None else 0)
-        return subscribe(topic, expression, kind, version)
-
     def _raise_if_closed(self) -> None:
         if self._is_closed or self._is_draining:
             raise ClientClosed(f"the consumer {self.group} is closed")
@@ -300,23 +270,8 @@ class AsyncPushConsumer:
             except NoRoute as error:
                 log.info("waiting for the topic to appear topic=%s reason=%s", topic, error)
 
-    async def _check(self, subscription: Subscription) -> None:
-        """Ask a broker whether it can evaluate an SQL expression; raises what is wrong with it."""
-        route = self.session.known_route(subscription.topic)
-        if subscription.is_tag_type or route is None:
-            return
-        body = CheckClientBody(client_id=self.session.client_id, group=self.group, subscription_data=subscription)
-        address = masters_of_route(route, subscription.topic)[0].address
-        await self.session.invoke(address, request(RequestCode.CHECK_CLIENT_CONFIG, body=encode_body(body)))
-
     def _describe(self) -> ConsumerData:
-        return ConsumerData(
-            group_name=self.group,
-            consume_type=ConsumeType.PASSIVELY,
-            message_model=self.config.message_model,
-            consume_from_where=self.config.consume_from_where,
-            subscription_data_set=tuple({**self._subscriptions, **self._announced}.values()),
-        )
+        return self._subscriptions.describe(ConsumeType.PASSIVELY, self.config)
 
     # --- messages for a loop --------------------------------------------------------------------------------------
 
@@ -342,59 +297,23 @@ class AsyncPushConsumer:
         False when it is gone or waits no longer: nothing a further delivery could mend. Raises NotARequest when nobody
         asked, and SendFailed when no broker took the reply.
         """
-        answer = body if isinstance(body, ReplyMessage) else reply_to(request, body)
-        if self._replier is None:
-            self._raise_if_not_running()
-            self._replier = AsyncProducer(INNER_PRODUCER_GROUP, session=self.session)
-            await self._replier.start()
-        return await send_reply(self._replier, answer, request.broker_name)
-
-    def _raise_if_not_running(self) -> None:
-        if not self._is_started or self._is_closed:
+        if not self._replier.is_started and (not self._is_started or self._is_closed):
             raise ClientClosed(f"the consumer {self.group} is not started, or closed")
+        return await self._replier.reply(request, body)
 
     # --- sharing queues -------------------------------------------------------------------------------------------
 
     async def _rebalance(self) -> bool:
         """Hold exactly our share; whether that was reached."""
         changed: set[str] = set()
-        is_balanced = await self._held.share_out(list(self._subscriptions), changed)
+        is_balanced = await self._held.share_out(list(self._subscriptions.table), changed)
         if changed and not self._is_draining:
-            await self._announce(changed)
+            await self._subscriptions.announce(changed)
         self._first_rebalance.set()
         return is_balanced
 
-    async def _announce(self, topics: Collection[str]) -> None:
-        """Tell brokers that our queues of these topics changed, by a higher version of the subscription.
-
-        Pulls name the new version only afterwards: a broker refuses one that is ahead of what it was told.
-        """
-        self._announced = {
-            topic: replace(known, version=max(self._clock.now(), known.version + 1))
-            for topic in topics
-            if (known := self._subscriptions.get(topic)) is not None
-        }
-        await self.session.heartbeats.beat()
-        for topic, subscription in self._announced.items():
-            known = self._subscriptions.get(topic)
-            if known is not None and known.version < subscription.version:
-                self._subscriptions[topic] = replace(known, version=subscription.version)
-        self._announced = {}
-
     def _moved(self, queue: ProcessQueue, offset: int) -> None:
         self._spawn(self._held.restart(queue, offset), f"correct {queue.queue}")
-
-    # --- for ever -------------------------------------------------------------------------------------------------
-
-    async def _persist_for_ever(self) -> None:
-        while True:
-            await self._clock.sleep(self.config.persist_consumer_offset_seconds)
-            await self._offsets.persist()
-
-    async def _renew_locks_for_ever(self) -> None:
-        while True:
-            await self._clock.sleep(self.config.lock_renewal_seconds)
-            await self._held.renew_locks()
 
     # --- what brokers ask -----------------------------------------------------------------------------------------
 
@@ -414,57 +333,18 @@ class AsyncPushConsumer:
         self._spawn(self._held.restart_all(ours), "reset")
 
     def consumer_status(self, topic: str) -> Mapping[MessageQueue, int]:
-        table = self._offsets.table
-        return {
-            queue.queue: queue.done_offset if (offset := table.get(queue.queue)) is None else offset
-            for queue in self._held
-            if queue.queue.topic == topic
-        }
+        return self._held.positions(topic)
 
     def running_info(self, *, with_stacks: bool) -> ConsumerRunningInfo:
-        now = self._clock.monotonic()
-        table = self._offsets.table
         return running_info(
             config=self.config,
             namesrv_addresses=self.session.config.namesrv_addresses,
             started_millis=self._started_millis,
-            subscriptions=self._subscriptions.values(),
-            queues={
-                queue.queue: process_queue_info(
-                    queue,
-                    table.get(queue.queue),
-                    is_locked=self.config.orderly and self._consumption.may_consume(queue),
-                )
-                for queue in self._held
-            },
-            statistics=self._statistics.table(now),
+            subscriptions=self._subscriptions,
+            queues=self._held.info(),
+            statistics=self._statistics.table(self._clock.monotonic()),
             with_stacks=with_stacks,
         )
 
     async def consume_directly(self, record: bytes, broker_name: str) -> ConsumeMessageDirectlyResult:
-        stored = decode_record(record)
-        queue = MessageQueue(stored.topic, broker_name, stored.queue_id)
-        message = received(stored, queue, namespace=self.config.namespace)
-        begun = self._clock.monotonic()
-        result, remark = ConsumeResult.SUCCESS, None
-        try:
-            if not verdict(await self._listener.consume((message,)), 1).done:
-                result = ConsumeResult.LATER
-        except Exception as error:
-            result, remark = ConsumeResult.THROW_EXCEPTION, f"{type(error).__name__}: {error}"
-        return ConsumeMessageDirectlyResult(
-            consume_result=result.value,
-            remark=remark,
-            spent_time_mills=int((self._clock.monotonic() - begun) * 1000),
-            order=self.config.orderly,
-            auto_commit=True,
-        )
-
-
-def check_consumer_group(group: str) -> None:
-    try:
-        check_group_name(group)
-    except MessageError as error:
-        raise InvalidGroup(str(error)) from None
-    if group == DEFAULT_CONSUMER_GROUP:
-        raise InvalidGroup(f"the group {group} is RocketMQ's placeholder; choose a name of your own")
+        return await consume_directly(self._listener, self.config, self._clock, record, broker_name)
