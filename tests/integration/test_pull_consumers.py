@@ -13,12 +13,12 @@ import pytest
 from downrange import Message, MessageQueue
 from downrange.client.admin import Admin
 from downrange.client.config import ClientConfig
-from downrange.client.consumer.lite_pull import AsyncLitePullConsumer, NotAssigned, SubscriptionConflict
+from downrange.client.consumer.lite_pull import AsyncLitePullConsumer
 from downrange.client.consumer.lite_pull_blocking import LitePullConsumer
 from downrange.client.consumer.lite_pull_config import LitePullConfig
 from downrange.client.consumer.messages import ReceivedMessage
 from downrange.client.consumer.pull import PullConsumer, PullStatus
-from downrange.client.errors import ClientClosed, NoRoute
+from downrange.client.errors import ClientClosed, NoRoute, NotAssigned, SubscriptionConflict
 from downrange.client.session import Session
 from downrange.model.topics import TopicConfig
 from downrange.protocol.bodies.groups import ConsumeFromWhere, MessageModel

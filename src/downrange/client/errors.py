@@ -11,6 +11,9 @@ ClientError
 ├── MessageNotFound   no broker has this message
 ├── SendFailed        every attempt to send was in vain; lists them     retriable if the last error was
 ├── TooManySends      more asynchronous sends are on their way than allowed              retriable
+├── SubscriptionConflict   topics subscribed to and queues assigned, or neither
+├── NotAssigned       the queue is not this consumer's at the moment
+├── CommitFailed      not every offset arrived at its broker                             retriable
 └── ClientClosed      used before it was started, after it was closed, or on another event loop
 """
 
@@ -90,6 +93,20 @@ class ClientClosed(ClientError):
 
 
 class TooManySends(ClientError):
+    retriable = True
+
+
+class SubscriptionConflict(ClientError):
+    """A consumer either subscribes to topics or is assigned queues; neither, or both, is a mistake."""
+
+
+class NotAssigned(ClientError):
+    """The queue is not this consumer's at the moment."""
+
+
+class CommitFailed(ClientError):
+    """Not every offset arrived at its broker; those that did not are committed with the next try."""
+
     retriable = True
 
 

@@ -8,11 +8,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final, Protocol
 
 from downrange.client.consumer.config import ConsumerConfig
-from downrange.client.consumer.offsets import OffsetStore, start_offset
+from downrange.client.consumer.offsets import HALF_AN_HOUR_MILLIS, OffsetStore, start_offset
 from downrange.client.consumer.process_queue import ProcessQueue
 from downrange.client.consumer.pulling import Pulling, Receiver
 from downrange.client.consumer.queue_locks import QueueLocks
-from downrange.client.consumer.rebalance import allotted, changes, readable_queues, route_of
+from downrange.client.consumer.rebalance import changes, share
 from downrange.client.consumer.running_info import process_queue_info
 from downrange.client.session import Session
 from downrange.model.errors import MQError
@@ -21,7 +21,6 @@ from downrange.protocol.bodies.consumers import ProcessQueueInfo
 
 log = logging.getLogger(__name__)
 
-HALF_AN_HOUR_MILLIS: Final = 30 * 60 * 1000
 RESET_WAIT_SECONDS: Final = 10.0
 
 
@@ -126,10 +125,7 @@ class HeldQueues:
         return is_balanced
 
     async def _share_out_one(self, topic: str, changed: set[str]) -> bool:
-        if self._config.is_broadcasting:
-            mine: Collection[MessageQueue] = readable_queues(topic, await route_of(self._session, topic))
-        else:
-            mine = await allotted(self._session, self._group, topic, self._config.allocation)
+        mine = await share(self._session, self._group, topic, self._config)
         change = changes([queue for queue in self._queues if queue.topic == topic], mine)
         if not change:
             return True

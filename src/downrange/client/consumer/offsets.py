@@ -40,6 +40,7 @@ log = logging.getLogger(__name__)
 
 PERSIST_SECONDS: Final = 5.0
 LOCAL_DIRECTORY: Final = ".rocketmq_offsets"
+HALF_AN_HOUR_MILLIS: Final = 30 * 60 * 1000
 
 
 # --- asking brokers

@@ -7,7 +7,7 @@ import logging
 import random
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from downrange.client.consumer.addresses import masters_of_route
 from downrange.client.consumer.allocation import AllocationStrategy, allocate
@@ -21,6 +21,10 @@ from downrange.protocol.bodies.groups import ConsumerGroupRequest, ConsumerIds
 from downrange.protocol.bodies.routes import TopicRouteData
 from downrange.protocol.codes import RequestCode
 from downrange.protocol.command import request
+
+if TYPE_CHECKING:
+    from downrange.client.consumer.config import ConsumerConfig
+    from downrange.client.consumer.lite_pull_config import LitePullConfig
 
 log = logging.getLogger(__name__)
 
@@ -84,6 +88,15 @@ async def allotted(session: Session, group: str, topic: str, strategy: Allocatio
         await session.heartbeats.beat()
         members = await members_of(session, group, topic)
     return allocate(strategy, session.client_id, queues, members)
+
+
+async def share(
+    session: Session, group: str, topic: str, config: ConsumerConfig | LitePullConfig
+) -> Sequence[MessageQueue]:
+    """The queues of a topic that a member with this configuration should hold. Raises as `allotted` does."""
+    if config.is_broadcasting:
+        return readable_queues(topic, await route_of(session, topic))
+    return await allotted(session, group, topic, config.allocation)
 
 
 class RebalanceTimer:

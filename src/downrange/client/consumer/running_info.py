@@ -51,24 +51,44 @@ def running_info(
     statistics: Mapping[str, ConsumeStatus],
     with_stacks: bool,
 ) -> ConsumerRunningInfo:
-    """Java's six properties, which tools need, and all settings."""
+    """What a push consumer tells; its properties are Java's six and all settings."""
     settings = {field.name: str(getattr(config, field.name)) for field in dataclasses.fields(config)}
     settings["allocation"] = config.allocation.name
     return ConsumerRunningInfo(
         properties={
             **settings,
-            "PROP_CONSUME_TYPE": ConsumeType.PASSIVELY.value,
-            "PROP_CONSUMER_START_TIMESTAMP": str(started_millis),
-            "PROP_CONSUMEORDERLY": str(config.orderly).lower(),
-            "PROP_CLIENT_VERSION": CLIENT_VERSION,
-            "PROP_NAMESERVER_ADDR": "".join(f"{address};" for address in namesrv_addresses),
-            "PROP_THREADPOOL_CORE_SIZE": str(config.consume_threads),
+            **java_properties(
+                ConsumeType.PASSIVELY,
+                started_millis,
+                namesrv_addresses,
+                is_orderly=config.orderly,
+                threads=config.consume_threads,
+            ),
         },
         subscription_set=tuple(subscriptions),
         mq_table=dict(queues),
         status_table=dict(statistics),
         jstack=stacks() if with_stacks else None,
     )
+
+
+def java_properties(
+    kind: ConsumeType,
+    started_millis: int,
+    namesrv_addresses: Iterable[str],
+    *,
+    is_orderly: bool = False,
+    threads: int = 0,
+) -> dict[str, str | int | float | bool]:
+    """The six that Java's consumers tell, and tools look for."""
+    return {
+        "PROP_CONSUME_TYPE": kind.value,
+        "PROP_CONSUMER_START_TIMESTAMP": str(started_millis),
+        "PROP_CONSUMEORDERLY": str(is_orderly).lower(),
+        "PROP_CLIENT_VERSION": CLIENT_VERSION,
+        "PROP_NAMESERVER_ADDR": "".join(f"{address};" for address in namesrv_addresses),
+        "PROP_THREADPOOL_CORE_SIZE": str(threads),
+    }
 
 
 def stacks() -> str:

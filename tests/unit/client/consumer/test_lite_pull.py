@@ -10,8 +10,9 @@ import pytest
 
 from downrange.client.config import ClientConfig
 from downrange.client.consumer.assigned_queue import AssignedQueue
-from downrange.client.consumer.lite_pull import AsyncLitePullConsumer, CommitFailed
+from downrange.client.consumer.lite_pull import AsyncLitePullConsumer
 from downrange.client.consumer.lite_pull_config import LitePullConfig
+from downrange.client.errors import CommitFailed
 from downrange.client.session import Session
 from downrange.clock import ManualClock
 from downrange.model.message import MessageQueue, PhysicalOffset, QueueOffset, StoredMessage
