@@ -45,7 +45,7 @@ class Producer:
     ) -> None:
         self.config = config or ProducerConfig()
         self._group = group
-        self._client_config = namesrv if isinstance(namesrv, ClientConfig) else ClientConfig.of(namesrv)
+        self._client_config = ClientConfig.of(namesrv)
         self._hooks = tuple(hooks)
         self._reset()
         # Wrong arguments are told by the line that gave them.

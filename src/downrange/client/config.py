@@ -47,11 +47,13 @@ class ClientConfig:
             raise ConfigError(f"access_key and secret_key belong together; {missing} is missing")
 
     @classmethod
-    def of(cls, namesrv: str | None = None) -> ClientConfig:
+    def of(cls, namesrv: str | ClientConfig | None = None) -> ClientConfig:
         """The name servers of the argument, else of NAMESRV_ADDR, else the one a quick start runs on this machine.
 
-        The user, if any, is that of ROCKETMQ_ACCESS_KEY and ROCKETMQ_SECRET_KEY.
+        A configuration is returned as it is. The user, if any, is that of ROCKETMQ_ACCESS_KEY and ROCKETMQ_SECRET_KEY.
         """
+        if isinstance(namesrv, ClientConfig):
+            return namesrv
         user = credentials()
         if namesrv is not None:
             return cls(split_addresses(namesrv), "given by the caller", **user)

@@ -75,7 +75,7 @@ class AsyncProducer:
         self.config = config or ProducerConfig()
         self.group = wrap(self.config.namespace, group)
         self._owns_session = session is None
-        self.session = session or Session(namesrv if isinstance(namesrv, ClientConfig) else ClientConfig.of(namesrv))
+        self.session = session or Session(ClientConfig.of(namesrv))
         self._clock = self.session.clock
         self._now = self._clock.now
         self._hooks = list(hooks)

@@ -41,7 +41,7 @@ class PushConsumer:
     ) -> None:
         self.config = config or ConsumerConfig()
         self.group = group
-        self._client_config = namesrv if isinstance(namesrv, ClientConfig) else ClientConfig.of(namesrv)
+        self._client_config = ClientConfig.of(namesrv)
         self._on_message = on_message
         self._on_batch = on_batch
         self._opening = threading.Lock()

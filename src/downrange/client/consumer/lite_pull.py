@@ -60,10 +60,9 @@ class AsyncLitePullConsumer:
         self.group = wrap(self.config.namespace, group)
         self._owns_session = session is None
         if session is None:
-            settings = namesrv if isinstance(namesrv, ClientConfig) else ClientConfig.of(namesrv)
-            session = Session(
-                settings, instance_name=self.config.instance_name if self.config.is_broadcasting else None
-            )
+            # A broadcasting consumer finds its offset file by its client id, so that must survive a restart.
+            name = self.config.instance_name if self.config.is_broadcasting else None
+            session = Session(ClientConfig.of(namesrv), instance_name=name)
         self.session = session
         self._clock = self.session.clock
         self._reader = PullConsumer(group, session=self.session, namespace=self.config.namespace)

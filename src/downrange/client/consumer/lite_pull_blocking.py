@@ -35,7 +35,7 @@ class LitePullConsumer:
     ) -> None:
         self.config = config or LitePullConfig()
         self._group = group
-        self._client_config = namesrv if isinstance(namesrv, ClientConfig) else ClientConfig.of(namesrv)
+        self._client_config = ClientConfig.of(namesrv)
         self._process_id = os.getpid()
         self._background: background_loop.BackgroundLoop | None = None
         self._consumer: AsyncLitePullConsumer | None = None

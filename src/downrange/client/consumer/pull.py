@@ -84,7 +84,7 @@ class PullConsumer:
         self.namespace = namespace
         self.group = wrap(namespace, group)
         self._owns_session = session is None
-        self.session = session or Session(namesrv if isinstance(namesrv, ClientConfig) else ClientConfig.of(namesrv))
+        self.session = session or Session(ClientConfig.of(namesrv))
         self._suggested: dict[MessageQueue, int] = {}
 
     def __repr__(self) -> str:

@@ -76,10 +76,9 @@ class AsyncPushConsumer:
         self._listener = Listener(on_message, on_batch, self.config.consume_message_batch_max_size)
         self._owns_session = session is None
         if session is None:
-            settings = namesrv if isinstance(namesrv, ClientConfig) else ClientConfig.of(namesrv)
             # A broadcasting consumer finds its offset file by its client id, so that must survive a restart.
             name = self.config.instance_name if self.config.is_broadcasting else None
-            session = Session(settings, instance_name=name)
+            session = Session(ClientConfig.of(namesrv), instance_name=name)
         self.session = session
         self._clock = session.clock
         if self.config.trace:
