@@ -12,12 +12,13 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from downrange.client import background_loop, forks
+from downrange.client.async_sends import SendCallback
 from downrange.client.config import ClientConfig, ProducerConfig
 from downrange.client.delivery import Selector
 from downrange.client.direct_sends import DirectSends
 from downrange.client.errors import ClientClosed, TooManySends
 from downrange.client.hooks import SendHook
-from downrange.client.producer import AsyncProducer, SendCallback
+from downrange.client.producer import AsyncProducer
 from downrange.client.request_reply import REQUEST_SECONDS, Reply
 from downrange.client.send_result import SendResult
 from downrange.client.waiting_send import WaitingSend

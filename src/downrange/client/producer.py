@@ -6,50 +6,36 @@ import asyncio
 import itertools
 import random
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Iterable
 from types import TracebackType
 from typing import Any, Final, Literal, Self, TypeVar
 
 from msgspec import structs
 
 from downrange.client import forks
+from downrange.client.async_sends import AsyncSends, SendCallback
 from downrange.client.config import ClientConfig, ProducerConfig
 from downrange.client.delivery import Delivery, Selector
-from downrange.client.errors import ClientClosed, SendFailed, TooManySends
+from downrange.client.errors import ClientClosed, SendFailed
 from downrange.client.exchange import Exchange
 from downrange.client.fault import Outcome, QueueChooser, strategy
 from downrange.client.hooks import SendHook
-from downrange.client.messages import (
-    Outgoing,
-    batches,
-    check_batch,
-    check_producer_group,
-    check_topic,
-    outgoing,
-    outgoing_rules,
-)
+from downrange.client.messages import check_producer_group
 from downrange.client.namespace import wrap
+from downrange.client.preparation import Preparation
 from downrange.client.probing import run_probes
 from downrange.client.publish_routes import PublishRoutes
-from downrange.client.request_reply import REQUEST_SECONDS, Reply, ReplyMessage, Requests, as_reply
+from downrange.client.request_reply import REQUEST_SECONDS, Reply, Requests
 from downrange.client.retry import SendKind
 from downrange.client.send_result import SendResult
 from downrange.client.session import Session
 from downrange.client.trace_writer import MAX_TRACE_BYTES, TraceWriter
-from downrange.client.unique_id import UniqueIds
-from downrange.client.waiting_send import FutureSend, WaitingSend
-from downrange.compiled import runs
 from downrange.model.errors import MQError
 from downrange.model.message import Message, MessageQueue
-from downrange.model.topics import RETRY_PREFIX
 from downrange.protocol.command import Command
 
 T = TypeVar("T")
-SendCallback = Callable[[SendResult | None, MQError | None], None]
-"""Called once: with a result, or with the error."""
-
 _YIELD_BYTES: Final = 64 * 1024
-_REMEMBERED: Final = 10_000  # topics
 
 
 class AsyncProducer:
@@ -77,13 +63,12 @@ class AsyncProducer:
         self._owns_session = session is None
         self.session = session or Session(ClientConfig.of(namesrv))
         self._clock = self.session.clock
-        self._now = self._clock.now
         self._hooks = list(hooks)
         self.chooser = QueueChooser(strategy(self.config.fault_strategy), random_source)
-        self._ids = UniqueIds(self._clock)
-        self._rules = outgoing_rules(self.config)
+        self._preparation = Preparation(self.config, self._clock)
+        self.ready = self._preparation.ready
+        """The message as it goes out; raises MessageError. Any thread may call."""
         self.routes = PublishRoutes(self.session, self.config)
-        self._wire_topics: dict[str, str] = {}
         self.delivery: Delivery  # made by start
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = 0
@@ -92,8 +77,9 @@ class AsyncProducer:
         self._is_closed = False
         self._on_their_way = 0
         self._all_done: asyncio.Future[None] | None = None
-        self._sends: set[asyncio.Future[SendResult]] = set()
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._async_sends = AsyncSends(self)
+        self.tasks: set[asyncio.Task[Any]] = set()
+        """Sends that go on in the background."""
         self._prober: asyncio.Task[None] | None = None
         self._trace: TraceWriter | None = None
         self._requests = Requests(self.session)
@@ -145,7 +131,7 @@ class AsyncProducer:
             await self.drain(timeout)
         finally:  # also when nobody wants to wait any longer
             await self._requests.close()
-            for ended in [*self._sends, *self._tasks, *([self._prober] if self._prober else [])]:
+            for ended in [*self._async_sends, *self.tasks, *([self._prober] if self._prober else [])]:
                 ended.cancel()
                 await asyncio.wait([ended])
             if self._trace is not None:
@@ -215,44 +201,7 @@ class AsyncProducer:
 
         As in RocketMQ only failures of the connection are retried, on the same broker; a broker's refusal is final.
         """
-        if len(self._sends) >= self.config.max_async_sends:
-            raise TooManySends(
-                f"{len(self._sends)} asynchronous sends are on their way, max_async_sends is "
-                f"{self.config.max_async_sends}: wait for some of them"
-            )
-        self.count_in()
-        try:
-            ready = self.ready(message)
-            sent: asyncio.Future[SendResult]
-            waiting: WaitingSend | None = None
-            # While others go on in the background this one must not overtake them.
-            first = None if self._tasks else self.delivery.first(ready, queue, selector, timeout)
-            if first is None:
-                sent = self.background(self._deliver_async(ready, queue, selector, timeout))
-            else:
-                first.kind = SendKind.ASYNC
-                sent = self.delivery.exchange.new_future()
-                waiting = WaitingSend(self, ready, first, FutureSend(sent))
-        except BaseException:
-            self.count_out()
-            raise
-        self._sends.add(sent)
-
-        def ended(sent: asyncio.Future[SendResult]) -> None:
-            self._sends.discard(sent)
-            if waiting is not None and sent.cancelled():
-                waiting.cancel()
-            self.count_out()
-            if callback is not None:
-                _call_back(callback, sent)
-
-        sent.add_done_callback(ended)
-        return sent
-
-    async def _deliver_async(
-        self, ready: Outgoing, queue: MessageQueue | None, selector: Selector | None, timeout: float | None
-    ) -> SendResult:
-        return (await self.delivery.all(ready, SendKind.ASYNC, queue, selector, timeout))[0]
+        return self._async_sends.begin(message, callback, queue, selector, timeout)
 
     async def send_oneway(
         self, message: Message, *, queue: MessageQueue | None = None, selector: Selector | None = None
@@ -294,7 +243,7 @@ class AsyncProducer:
         """
         self.count_in()
         try:
-            requests = self._ready_batch(tuple(messages))  # all are checked before the first is sent
+            requests = self._preparation.ready_batch(tuple(messages))  # all are checked before the first is sent
             results: list[SendResult] = []
             for ready in requests:
                 try:
@@ -338,7 +287,7 @@ class AsyncProducer:
         self.count_in()
         try:
             deadline = self._clock.monotonic() + self.config.send_timeout_seconds
-            info = await self.routes.find(self._wire_topic(topic), deadline)
+            info = await self.routes.find(self._preparation.wire_topic(topic), deadline)
         finally:
             self.count_out()
         return tuple(MessageQueue(topic, name, queue_id) for _, name, queue_id in info.queues)
@@ -364,57 +313,9 @@ class AsyncProducer:
         """A task that ends with the producer. On the loop's thread."""
         assert self._loop is not None
         task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
         return task
-
-    def ready(self, message: Message) -> Outgoing:
-        """The message as it goes out; raises MessageError. Any thread may call."""
-        topic = self._wire_topics.get(message.topic) or self._wire_topic(message.topic)
-        ids = self._ids
-        now = self._now()
-        if runs is not None:
-            ready = runs.make_outgoing(message, topic, ids.stem(now), ids.number(), now, self._rules)
-            if ready is not None:
-                return ready
-        ready = outgoing(message, ids.next(), self.config, topic, now)
-        return as_reply(ready, message) if isinstance(message, ReplyMessage) else ready
-
-    def _ready_batch(self, members: tuple[Message, ...]) -> Sequence[Outgoing]:
-        """Messages as the requests they go out in; raises MessageError."""
-        ids = self._ids
-        now = self._now()
-        if runs is not None and members:
-            topic = members[0].topic
-            known = self._wire_topics.get(topic)
-            if known is not None and not topic.startswith(RETRY_PREFIX):
-                ready = runs.make_batch(members, topic, known, ids.stem(now), ids.number, now, self._rules)
-                if ready is not None:
-                    return (ready,)
-        return list(batches(members, ids.next, self.config, self._wire_topic(check_batch(members)), now))
-
-    def _wire_topic(self, topic: str) -> str:
-        """The checked name with its namespace. Remembered: the check costs as much as encoding a small message."""
-        known = self._wire_topics.get(topic)
-        if known is None:
-            check_topic(topic)
-            known = wrap(self.config.namespace, topic)
-            check_topic(known)
-            if len(self._wire_topics) >= _REMEMBERED:
-                self._wire_topics.clear()
-            self._wire_topics[topic] = known
-        return known
-
-
-def _call_back(callback: SendCallback, task: asyncio.Future[SendResult]) -> None:
-    if task.cancelled():
-        callback(None, ClientClosed("the send was given up: the producer was closed or the task cancelled"))
-        return
-    error = task.exception()
-    if error is None:
-        callback(task.result(), None)
-    elif isinstance(error, MQError):
-        callback(None, error)
 
 
 _trace_numbers = itertools.count(1)

@@ -84,7 +84,7 @@ class AsyncTransactionProducer(AsyncProducer):
         if max_concurrent_checks < 1:
             raise ConfigError(f"max_concurrent_checks is {max_concurrent_checks}; it must be positive")
         self._check = check
-        self._topics = tuple(self._wire_topic(topic) for topic in topics)
+        self._topics = tuple(self._preparation.wire_topic(topic) for topic in topics)
         self._check_room = asyncio.Semaphore(max_concurrent_checks)
         self._checks: set[asyncio.Task[None]] = set()
         self._follower: asyncio.Task[None] | None = None
