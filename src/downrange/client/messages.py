@@ -86,21 +86,20 @@ class Outgoing(msgspec.Struct, frozen=True):
 
 
 def check_producer_group(group: str) -> None:
-    try:
-        check_group_name(group)
-    except MessageError as error:
-        raise InvalidGroup(str(error)) from None
-    if group == DEFAULT_PRODUCER_GROUP:
-        raise InvalidGroup(f"the producer group {group} is RocketMQ's placeholder: give the group a name of its own")
+    _check_group(group, DEFAULT_PRODUCER_GROUP)
 
 
 def check_consumer_group(group: str) -> None:
+    _check_group(group, DEFAULT_CONSUMER_GROUP)
+
+
+def _check_group(group: str, placeholder: str) -> None:
     try:
         check_group_name(group)
     except MessageError as error:
         raise InvalidGroup(str(error)) from None
-    if group == DEFAULT_CONSUMER_GROUP:
-        raise InvalidGroup(f"the group {group} is RocketMQ's placeholder; choose a name of your own")
+    if group == placeholder:
+        raise InvalidGroup(f"the group {group} is RocketMQ's placeholder: give the group a name of its own")
 
 
 def check_topic(topic: str) -> None:
