@@ -9,7 +9,7 @@ from downrange.cli.output import Answer, print_answer
 
 if TYPE_CHECKING:  # importing the client costs more than printing a help page
     from downrange.client.admin import Admin
-    from downrange.client.session import Broker
+    from downrange.client.brokers import Broker
 
 T = TypeVar("T")
 

@@ -14,8 +14,8 @@ from downrange.cli.times import time_text
 
 if TYPE_CHECKING:
     from downrange.client.admin import Admin
+    from downrange.client.brokers import Broker as BrokerProcess
     from downrange.client.outcomes import Outcomes
-    from downrange.client.session import Broker as BrokerProcess
 
 app = command_family("Brokers of a cluster: list, look at, clean up.")
 

@@ -16,8 +16,8 @@ from downrange.cli.output import Answer, Column, Table, print_answer
 if TYPE_CHECKING:
     from downrange.client.admin import Admin
     from downrange.client.admin.cluster import Replica
+    from downrange.client.brokers import Broker
     from downrange.client.outcomes import Outcomes
-    from downrange.client.session import Broker
 
 Data = Annotated[Path, typer.Option("--data", "-d", help="Directory of the local cluster.")]
 _DEFAULT = Path("downrange-cluster")

@@ -16,8 +16,8 @@ from downrange.cli.times import parse_time, time_text
 if TYPE_CHECKING:
     from downrange.client.admin import Admin
     from downrange.client.admin.offsets import BrokerMoves
+    from downrange.client.brokers import Broker as BrokerProcess
     from downrange.client.outcomes import Outcomes
-    from downrange.client.session import Broker as BrokerProcess
     from downrange.model.errors import MQError
 
 app = command_family("Consumer groups: list, look at, create, delete, move their offsets.")

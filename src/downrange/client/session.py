@@ -9,9 +9,10 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Collection
 from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from downrange.client.background_work import BackgroundWork
+from downrange.client.brokers import Broker, master_of, masters_of, reachable, sorted_brokers
 from downrange.client.config import ClientConfig
 from downrange.client.errors import BrokerNotFound, ClusterNotFound, NoNameServer, NoRoute
 from downrange.client.heartbeats import Heartbeats
@@ -23,7 +24,6 @@ from downrange.model.errors import MQError
 from downrange.protocol.bodies.body import decode_body
 from downrange.protocol.bodies.routes import (
     MASTER_ID,
-    BrokerData,
     ClusterInfo,
     GetRouteInfoRequest,
     TopicRouteData,
@@ -43,20 +43,6 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 ONLY_SUCCESS: Collection[int] = (ResponseCode.SUCCESS,)
-
-
-class Broker(NamedTuple):
-    """One broker process as an operator names it. Name and cluster are empty when only its address was given."""
-
-    address: str
-    name: str = ""
-    cluster: str = ""
-    broker_id: int = MASTER_ID
-
-    def __str__(self) -> str:
-        if not self.name:
-            return self.address
-        return f"{self.name} ({self.address})" if self.address else self.name
 
 
 class Session:
@@ -364,31 +350,3 @@ def accepted(reply: Command, accept: Collection[int]) -> Command:
 def new_client_id() -> str:
     """`<ip>@<pid>#<n>`: two clients with one id would take each other's queues."""
     return f"{local_address()}@{os.getpid()}#{time.monotonic_ns()}"
-
-
-def sorted_brokers(route: TopicRouteData) -> list[BrokerData]:
-    return sorted(route.broker_datas, key=lambda data: data.broker_name)
-
-
-def master_of(data: BrokerData) -> Broker:
-    """The master behind a broker name, without an address when it is down."""
-    return Broker(data.master_address or "", data.broker_name, data.cluster)
-
-
-def reader_of(data: BrokerData) -> Broker:
-    """The process to read from: the master, or the slave with the smallest id while the master is down."""
-    broker_id = min(data.broker_addrs, default=MASTER_ID)
-    return Broker(data.broker_addrs.get(broker_id, ""), data.broker_name, data.cluster, broker_id)
-
-
-def masters_of(brokers: Collection[Broker]) -> list[Broker]:
-    found = {broker.name: Broker("", broker.name, broker.cluster) for broker in brokers}
-    found.update({broker.name: broker for broker in brokers if broker.broker_id == MASTER_ID})
-    return list(found.values())
-
-
-def reachable(broker: Broker) -> Broker:
-    """`broker`, or BrokerNotFound when it has no address."""
-    if not broker.address:
-        raise BrokerNotFound(f"broker {broker.name} has no master at the moment; start it, or wait until it registers")
-    return broker

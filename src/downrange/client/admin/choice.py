@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from downrange.client.brokers import Broker
 from downrange.client.errors import ClientError
 from downrange.client.outcomes import Outcomes, ask_each
-from downrange.client.session import Broker, Session
+from downrange.client.session import Session
 from downrange.protocol.command import Command
 
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from downrange.client.admin.choice import chosen_brokers, tell_brokers
 from downrange.client.admin.runtime import BrokerRuntime
+from downrange.client.brokers import Broker
 from downrange.client.outcomes import Outcomes, ask_each
-from downrange.client.session import Broker, Session
+from downrange.client.session import Session
 from downrange.protocol.bodies.admin import GetBrokerConfigResponse
 from downrange.protocol.bodies.body import decode_body
 from downrange.protocol.bodies.data_version import DataVersion

@@ -7,9 +7,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from downrange.client.admin.choice import chosen_brokers, tell_brokers
+from downrange.client.brokers import Broker
 from downrange.client.errors import ClientNotFound, GroupNotFound, NoRoute
 from downrange.client.outcomes import Outcomes, ask_each
-from downrange.client.session import Broker, Session
+from downrange.client.session import Session
 from downrange.model.errors import MQError
 from downrange.model.topics import (
     BUILT_IN_GROUPS,

@@ -6,11 +6,12 @@ import random
 
 from msgspec import structs
 
+from downrange.client.brokers import Broker, reachable, reader_of, sorted_brokers
 from downrange.client.compression import plain_body
 from downrange.client.errors import MessageNotFound, NoRoute
 from downrange.client.outcomes import Outcomes, ask_each
 from downrange.client.send_result import STATUS_OF_CODE, SendResult
-from downrange.client.session import Broker, Session, reachable, reader_of, sorted_brokers
+from downrange.client.session import Session
 from downrange.client.trace_reader import MessageTrace, trace_of
 from downrange.client.unique_id import UniqueIds
 from downrange.model.errors import MessageError

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from downrange.client.admin.groups import GroupAdmin
+from downrange.client.brokers import Broker, master_of, reachable, sorted_brokers
 from downrange.client.errors import GroupNotFound, GroupOnline
 from downrange.client.outcomes import Outcomes, ask_each
-from downrange.client.session import Broker, Session, master_of, reachable, sorted_brokers
+from downrange.client.session import Session
 from downrange.model.message import MessageQueue
 from downrange.model.topics import Perm
 from downrange.protocol.bodies.body import decode_body

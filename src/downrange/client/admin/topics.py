@@ -7,9 +7,10 @@ from functools import partial
 
 from downrange.client.admin.choice import chosen_brokers
 from downrange.client.admin.namesrv import NamesrvAdmin
+from downrange.client.brokers import Broker
 from downrange.client.errors import NoRoute
 from downrange.client.outcomes import Outcomes, ask_each
-from downrange.client.session import Broker, Session
+from downrange.client.session import Session
 from downrange.model.errors import MQError
 from downrange.model.topics import AUTO_CREATE_TOPIC, DLQ_PREFIX, RETRY_PREFIX, TopicConfig, check_topic_name
 from downrange.protocol.bodies.body import decode_body

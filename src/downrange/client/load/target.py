@@ -8,11 +8,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
+from downrange.client.brokers import Broker, reachable
 from downrange.client.config import ClientConfig
 from downrange.client.errors import BrokerNotFound
 from downrange.client.load.plans import MAX_QUEUES, MAX_TOPICS, TOPIC_DIGITS
 from downrange.client.load.server_process import ServerProcess, listening_at
-from downrange.client.session import Broker, Session, reachable
+from downrange.client.session import Session
 from downrange.model.topics import AUTO_CREATE_TOPIC, check_topic_name
 from downrange.protocol.bodies.body import decode_body
 from downrange.protocol.bodies.statistics import TopicStats
