@@ -38,6 +38,7 @@ class Guard:
     def __init__(self, running: RunningBroker) -> None:
         self._handler = running.server.handler
         running.server.handler = self
+        running.server.express = None  # the short cut for pulls would lead around it
         self.passed: Counter[int] = Counter()
         self.refused: Counter[int] = Counter()
 
