@@ -59,7 +59,7 @@ def _filled(random: Random, root: Path) -> list[Any]:
 
 def _spoil_slots(random: Random, store: MessageStore) -> None:
     """Let slots of the index point anywhere, as a crash may leave them."""
-    index = store._dispatcher._index
+    index = store._dispatcher.index
     current = index._current if index is not None else None
     if current is not None and current.map is not None and random.random() < 0.3:
         for slot in range(7):

@@ -8,8 +8,6 @@ from typing import Final
 from downrange.compiled import runs
 from downrange.store.dispatcher import Dispatcher
 from downrange.store.growth import GrownQueue, Growth
-from downrange.store.key_index import KeyIndex
-from downrange.store.queues import ConsumeQueues
 
 _NOBODY: Final[dict[tuple[str, int], object]] = {}
 # Blocks for entries that are ready before each call: enough for a queue to become full.
@@ -26,8 +24,6 @@ class BulkReplay:
 
     def __init__(
         self,
-        queues: ConsumeQueues,
-        index: KeyIndex | None,
         dispatcher: Dispatcher,
         growth: Growth | None = None,
         *,
@@ -35,8 +31,6 @@ class BulkReplay:
         begin: int = 0,
         end: int = 1 << 62,
     ) -> None:
-        self._queues = queues
-        self._index = index
         self._dispatcher = dispatcher
         self._growth = growth
         self._only_index = only_index
@@ -56,7 +50,8 @@ class BulkReplay:
         limit = min(limit, self._end - start)
         if runs is None or start + at < self._begin:
             return at
-        queues, index, dispatcher, growth = self._queues, self._index, self._dispatcher, self._growth
+        dispatcher, growth = self._dispatcher, self._growth
+        queues, index = dispatcher.queues, dispatcher.index
         by_raw_topic = None if self._only_index else queues.by_raw_topic
         sizes = None if growth is None else growth.sizes
         watched = _NOBODY if growth is None else growth.watched

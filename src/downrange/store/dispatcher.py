@@ -61,8 +61,8 @@ class Dispatcher:
         delay_millis: tuple[int, ...],
         bitmap_of: BitmapOf | None = None,
     ) -> None:
-        self._queues = queues
-        self._index = index
+        self.queues = queues
+        self.index = index
         self._delay_millis = delay_millis
         self._bitmap_of = bitmap_of
         # Store time of the newest record that has its queue entry: what the checkpoint may claim after a flush.
@@ -101,7 +101,7 @@ class Dispatcher:
             self.last_store_timestamp = store_timestamp
         elif kind == _ROLLBACK:
             return
-        if self._index is not None:
+        if self.index is not None:
             at = text.rfind("UNIQ_KEY\x01")
             if at < 0:
                 unique = None
@@ -112,13 +112,13 @@ class Dispatcher:
                 unique = _find(text, "UNIQ_KEY\x01")
             keys = _find(text, "KEYS\x01") if "KEYS\x01" in text else None
             if unique or keys:
-                self._index.put(state.topic, unique, keys, physical_offset, store_timestamp)
+                self.index.put(state.topic, unique, keys, physical_offset, store_timestamp)
 
     def apply_run(self, run: Run, store_timestamp: int) -> None:
         """`apply` for records that were appended in one run to queues that are not special."""
         if runs is not None and self._apply_compiled(run, store_timestamp):
             return
-        tails = self._queues.tails
+        tails = self.queues.tails
         tails.make_room(len(run))
         rows, memory = tails.rows, tails.memory
         unpack, pack, pack_entry = PUT_STATE.unpack_from, RUN_DONE.pack_into, ENTRY.pack_into
@@ -166,13 +166,13 @@ class Dispatcher:
         self.last_store_timestamp = store_timestamp
         for queue in full.values():
             queue.spill()
-        if self._index is not None and keyed:
-            self._index.put_run(keyed, store_timestamp)
+        if self.index is not None and keyed:
+            self.index.put_run(keyed, store_timestamp)
 
     def _apply_compiled(self, run: Run, store_timestamp: int) -> bool:
         """The same by the compiled twins; False, and nothing was done, when they do not take this run."""
         assert runs is not None
-        queues = self._queues
+        queues = self.queues
         full = runs.put_entries(run, queues.tails.rows, queues.tails.memory)
         if full is None:
             return False
@@ -181,7 +181,7 @@ class Dispatcher:
             state = queues.by_row[row // ROW]
             assert state is not None
             state.queue.spill()
-        index = self._index
+        index = self.index
         if index is not None and not index.put_compiled(run, store_timestamp):
             keyed: list[Keyed] = []
             for message, place in zip(run.messages, run.places, strict=True):
@@ -195,11 +195,11 @@ class Dispatcher:
     def index_only(self, record: WalkedRecord) -> None:
         """Enter a replayed record into the index and leave its queue alone."""
         physical_offset, _, topic, _, _, sys_flag, store_timestamp, properties = record
-        if self._index is not None and sys_flag & _TRANSACTION_MASK != _ROLLBACK:
+        if self.index is not None and sys_flag & _TRANSACTION_MASK != _ROLLBACK:
             text = properties.decode("utf-8", "replace")
             unique, keys = _find(text, "UNIQ_KEY\x01"), _find(text, "KEYS\x01")
             if unique or keys:
-                self._index.put(topic.decode("utf-8", "replace"), unique, keys, physical_offset, store_timestamp)
+                self.index.put(topic.decode("utf-8", "replace"), unique, keys, physical_offset, store_timestamp)
 
     def _special_code(self, state: QueueState, code: int, physical_end: int, store_timestamp: int, text: str) -> int:
         """What stands in the entry of a delayed message, or of one with an ext unit, instead of a tag hash."""
@@ -220,7 +220,7 @@ class Dispatcher:
     def replay(self, record: WalkedRecord) -> QueueState | None:
         """Apply one record of a walk; return its queue when the record takes part in one."""
         physical_offset, size, topic, queue_id, queue_offset, sys_flag, store_timestamp, properties = record
-        state = self._queues.of_record(topic, queue_id)
+        state = self.queues.of_record(topic, queue_id)
         if state is None:
             return None
         text = properties.decode("utf-8", "replace")
@@ -234,7 +234,7 @@ class Dispatcher:
                 return state
         elif queue_offset == 0 and queue.max_physical_offset > 0:
             # A queue has one first message. This topic was deleted and made again: forget its former life.
-            self._queues.destroy(state)
+            self.queues.destroy(state)
         self.apply(state, queue_offset, physical_offset, size, sys_flag, store_timestamp, text)
         # With the transient pool messages may have been numbered that are not in the queue yet.
         if state.next_offset < queue.max_offset:

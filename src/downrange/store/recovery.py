@@ -19,7 +19,7 @@ from downrange.store.consume_queue import ENTRY
 from downrange.store.dispatcher import Dispatcher
 from downrange.store.files import Files
 from downrange.store.key_index import IndexQuery, KeyIndex
-from downrange.store.queues import ConsumeQueues, QueueState
+from downrange.store.queues import QueueState
 from downrange.store.segment import Segment
 
 log = logging.getLogger(__name__)
@@ -55,8 +55,6 @@ class Recovery:
     def __init__(
         self,
         commit_log: CommitLog,
-        queues: ConsumeQueues,
-        index: KeyIndex | None,
         dispatcher: Dispatcher,
         checkpoint: Checkpoint,
         files: Files,
@@ -69,8 +67,8 @@ class Recovery:
     ) -> None:
         self._log = commit_log
         self._segments = commit_log.segments
-        self._queues = queues
-        self._index = index
+        self._queues = dispatcher.queues
+        self._index = dispatcher.index
         self._dispatcher = dispatcher
         self._checkpoint = checkpoint
         self._files = files
@@ -219,7 +217,7 @@ class Recovery:
                 self._dispatcher.index_only(record)
 
     def _bulk(self, *, begin: int, end: int = 1 << 62, only_index: bool = False) -> BulkReplay:
-        return BulkReplay(self._queues, self._index, self._dispatcher, only_index=only_index, begin=begin, end=end)
+        return BulkReplay(self._dispatcher, only_index=only_index, begin=begin, end=end)
 
     def _cut_index(self, end: int, last_timestamp: int) -> None:
         """Index files that mention records behind the end would keep those places from ever being indexed again."""

@@ -9,6 +9,7 @@ import pytest
 from downrange.clock import ManualClock
 from downrange.model.message_id import pack_host
 from downrange.store.config import StoreConfig
+from downrange.store.message_appender import MessageAppender
 from downrange.store.message_store import MessageStore
 from downrange.store.new_message import AppendResult, BatchUnit, NewMessage, PutMessageStatus
 
@@ -48,7 +49,7 @@ def test_both_ways_store_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, born_host: bytes, shared: bytes
 ) -> None:
     fast_results, fast = written(tmp_path / "fast", born_host, shared)
-    monkeypatch.setattr(MessageStore, "_append_as_run", lambda *arguments: None)
+    monkeypatch.setattr(MessageAppender, "_append_as_run", lambda *arguments: None)
     slow_results, slow = written(tmp_path / "slow", born_host, shared)
     assert fast_results == slow_results
     assert all(result.status is PutMessageStatus.PUT_OK for result in fast_results)
@@ -58,14 +59,14 @@ def test_both_ways_store_the_same(
 
 def test_the_fast_way_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     taken = []
-    run = MessageStore.append_run
+    run = MessageAppender.append_run
 
-    def watched(self: MessageStore, *arguments: object) -> object:
+    def watched(self: MessageAppender, *arguments: object) -> object:
         is_stored = run(self, *arguments)  # type: ignore[arg-type]
         taken.append(is_stored)
         return is_stored
 
-    monkeypatch.setattr(MessageStore, "append_run", watched)
+    monkeypatch.setattr(MessageAppender, "append_run", watched)
     written(tmp_path, HOST, b"")
     assert taken.count(True) >= 10
     assert False in taken  # at the end of a file the ordinary way goes on

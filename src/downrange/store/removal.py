@@ -1,0 +1,97 @@
+"""What goes: the oldest files of the log, what points at them, and queues that nobody wants any more."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Final
+
+from downrange.model.message import TopicQueue
+from downrange.model.topics import OP_HALF_TOPIC, SCHEDULE_TOPIC
+from downrange.store.errors import StoreClosed
+from downrange.store.files import Files
+from downrange.store.flushing import Flushing
+from downrange.store.key_index import KeyIndex
+from downrange.store.queues import ConsumeQueues, QueueState
+from downrange.store.refusals import Refusals
+from downrange.store.segments import Segments
+
+log = logging.getLogger(__name__)
+
+_LMQ_PREFIX: Final = "%LMQ%"
+
+
+class Removal:
+    """Removes what it is told to; which files are old enough is up to `retention.py`.
+
+    Holds always: a file of the log goes only after the queue entries of its messages are on disk. `remove_files` may
+    run in a worker thread, the rest is for the store's own.
+    """
+
+    def __init__(
+        self,
+        segments: Segments,
+        queues: ConsumeQueues,
+        index: KeyIndex | None,
+        flushing: Flushing,
+        refusals: Refusals,
+        files: Files,
+    ) -> None:
+        self._segments = segments
+        self._queues = queues
+        self._index = index
+        self._flushing = flushing
+        self._refusals = refusals
+        self._files = files
+
+    def take_oldest_files(self, count: int) -> list[Path]:
+        """Take the first files out of the log, never the last one; `remove_files` then removes them for good."""
+        taken = []
+        for _ in range(count):
+            if self._segments.min_offset + self._segments.file_size > self._flushing.queues_safe_up_to:
+                # Queue entries of these messages may only be in memory. If they were lost together with the log that
+                # they can be built from, a restart would give their queue offsets to other messages.
+                self._flushing.flush_all_queues()
+            path = self._segments.take_oldest()
+            if path is None:
+                break
+            taken.append(path)
+        return taken
+
+    def remove_files(self, paths: Iterable[Path]) -> None:
+        """Unlink what was taken out. May run in a worker thread. What cannot be removed is back at the next start."""
+        for path in paths:
+            try:
+                self._files.remove(path)
+            except OSError as error:
+                log.error("cannot remove %s: %s", path, error.strerror or error)
+
+    def delete_dependents(self) -> int:
+        """Remove queue and index files that only point at deleted messages, and correct the queues' beginnings."""
+        minimum = self._segments.min_offset
+        removed = self._queues.delete_expired(minimum)
+        if self._index is not None:
+            removed += self._index.delete_expired(minimum)
+        return removed
+
+    def remove_expired_queues(self) -> list[TopicQueue]:
+        """Remove queues all of whose messages are gone (request 306)."""
+        minimum = self._segments.min_offset
+        return self._remove(
+            lambda topic, _, end: topic != SCHEDULE_TOPIC and 0 < end < minimum
+        )
+
+    def remove_unused_topics(self, topics: Iterable[str]) -> list[TopicQueue]:
+        """Remove queues of topics that are not among `topics` (request 316; after deleting a topic, 215)."""
+        kept = {*topics, SCHEDULE_TOPIC, OP_HALF_TOPIC}
+        return self._remove(lambda topic, *_: topic not in kept and not topic.startswith(_LMQ_PREFIX))
+
+    def remove_topic(self, topic: str) -> list[TopicQueue]:
+        return self._remove(lambda name, *_: name == topic)
+
+    def _remove(self, is_unwanted: Callable[[str, int, int], bool]) -> list[TopicQueue]:
+        closed = self._refusals.get("closed")
+        if closed is not None:
+            raise StoreClosed(closed)
+        return [TopicQueue(state.topic, state.queue_id) for state in self._queues.remove_where(is_unwanted)]
