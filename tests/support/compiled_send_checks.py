@@ -13,7 +13,7 @@ from downrange.protocol.bodies.plain_send import SendReply, Sent
 from downrange.protocol.bodies.send import SendMessageRequest, decode_batch, decode_send_v1
 from downrange.protocol.codes import RequestCode
 from downrange.protocol.framing import Frame, FrameDecoder, decode_frame
-from downrange.store.commit_log import join_properties
+from downrange.store.new_message import join_properties
 from downrange.store.queue_tails import ROW
 from downrange.store.run import PlainMessage, Run
 from tests.support import compiled_cases as cases

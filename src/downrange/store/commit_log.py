@@ -13,7 +13,7 @@ from downrange.model.message import SysFlag
 from downrange.model.record import MAGIC_BLANK, MAGIC_V1, MAGIC_V2
 from downrange.store.config import BLANK_SIZE
 from downrange.store.errors import StoreError
-from downrange.store.new_message import BatchUnit, NewMessage
+from downrange.store.new_message import NewMessage
 from downrange.store.segment import Segment
 from downrange.store.segments import Segments, storage_error
 
@@ -350,37 +350,6 @@ class CommitLog:
         memory[at : at + BLANK_SIZE] = data[:BLANK_SIZE]
         segment.wrote = end
 
-    def append_batch(
-        self, message: NewMessage, units: Sequence[BatchUnit], topic: bytes, queue_offset: int, store_timestamp: int
-    ) -> list[tuple[int, int, bytes]]:
-        """Write all units next to each other in one file; return offset, size and properties of each record."""
-        head, host_flags = _HEADS[len(message.born_host), len(message.store_host)]
-        sys_flag = message.sys_flag & ~_V6_FLAGS | host_flags
-        stored_properties = [join_properties(unit.properties, message.properties) for unit in units]
-        fixed = head.size + len(topic) + 2
-        sizes = [
-            fixed + len(unit.body) + len(properties) for unit, properties in zip(units, stored_properties, strict=True)
-        ]
-        total = sum(sizes)
-        segment = self._room_for(total)
-        physical_offset = segment.start + segment.wrote
-        pieces: list[bytes] = []
-        records: list[tuple[int, int, bytes]] = []
-        for number, (unit, properties, size) in enumerate(zip(units, stored_properties, sizes, strict=True)):
-            pieces.append(
-                head.pack(
-                    size, MAGIC_V1, crc32(unit.body) & _CRC_MASK, message.queue_id, unit.flag, queue_offset + number,
-                    physical_offset, sys_flag, message.born_timestamp, message.born_host, store_timestamp,
-                    message.store_host, message.reconsume_times, message.prepared_transaction_offset, len(unit.body),
-                )
-            )  # fmt: skip
-            pieces += (unit.body, topic, len(properties).to_bytes(2, "big"), properties)
-            records.append((physical_offset, size, properties))
-            physical_offset += size
-        self._write_whole(segment, b"".join(pieces))
-        self.last_store_timestamp = store_timestamp
-        return records
-
     def _room_for(self, size: int) -> Segment:
         """The file that takes the next `size` bytes: the current one, or a new one after a blank record."""
         segment = self._current or self._open_last()
@@ -495,10 +464,3 @@ class CommitLog:
     def next_file_offset(self, physical_offset: int) -> int:
         size = self.segments.file_size
         return physical_offset - physical_offset % size + size
-
-
-def join_properties(own: bytes, shared: bytes) -> bytes:
-    """Properties of a batch's unit, then those of the whole batch."""
-    if own and shared and not own.endswith(b"\x02"):
-        return own + b"\x02" + shared
-    return own + shared

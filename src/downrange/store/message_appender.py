@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from downrange.model.topics import MAX_TOPIC_LENGTH
-from downrange.store.commit_log import CommitLog, join_properties
+from downrange.store.commit_log import CommitLog
 from downrange.store.dispatching import Dispatching
 from downrange.store.errors import DiskFull, StoreError
 from downrange.store.message_limits import MessageLimits
-from downrange.store.new_message import AppendResult, BatchUnit, NewMessage, PutMessageStatus
+from downrange.store.new_message import AppendResult, BatchUnit, NewMessage, PutMessageStatus, join_properties
 from downrange.store.queues import QueueState, check_storable
 from downrange.store.refusals import Refusals
 from downrange.store.run import Place, PlainMessage, Run, run_of
@@ -173,40 +173,16 @@ class MessageAppender:
                 return made
             state = made
         now = self._not_before(self._now())
-        first_queue_offset = state.next_offset
         places = self._append_as_run(state, message, units, now)
-        if places is not None:
-            size = sum(place[1] for place in places)
-            return AppendResult(
-                _PUT_OK, places[0][0], size, first_queue_offset, now, tuple(place[0] for place in places)
-            )
-        try:
-            records = self._commit_log.append_batch(message, units, state.topic_field, first_queue_offset, now)
-        except StoreError as error:
-            return self._failed(error)
-        state.next_offset += len(records)
-        dispatching = self._dispatching
-        if dispatching.at_once:
-            if dispatching.offset == records[0][0]:
-                try:
-                    for number, (offset, size, properties) in enumerate(records):
-                        text = properties.decode("utf-8", "replace")
-                        self._dispatcher.apply(
-                            state, first_queue_offset + number, offset, size, message.sys_flag, now, text
-                        )
-                    dispatching.offset = offset + size
-                except (OSError, StoreError) as error:
-                    dispatching.failed(error)
-            else:
-                dispatching.dispatch_pending()
-        return AppendResult(
-            _PUT_OK,
-            records[0][0],
-            sum(record[1] for record in records),
-            first_queue_offset,
-            now,
-            tuple(record[0] for record in records),
-        )
+        if places is None:
+            run = [(state, unit.message_of(message)) for unit in units]
+            try:
+                places = self._commit_log.append_together(run, now)
+            except StoreError as error:
+                return self._failed(error)
+            self._apply_batch(run, places, now)
+        offsets = tuple(place[0] for place in places)
+        return AppendResult(_PUT_OK, offsets[0], sum(place[1] for place in places), places[0][2], now, offsets)
 
     def _append_as_run(
         self, state: QueueState, message: NewMessage, units: Sequence[BatchUnit], now: int
@@ -230,6 +206,22 @@ class MessageAppender:
         places = run.places
         state.uncount(len(places), sum(place[1] for place in places))
         return places
+
+    def _apply_batch(self, run: Sequence[tuple[QueueState, NewMessage]], places: list[Place], now: int) -> None:
+        """As `_apply_together`, for what others may lie before in the log, and what is counted by who sent it."""
+        dispatching = self._dispatching
+        if not dispatching.at_once:
+            return
+        if dispatching.offset != places[0][0]:
+            dispatching.dispatch_pending()
+            return
+        try:
+            for (state, message), (physical_offset, size, queue_offset) in zip(run, places, strict=True):
+                text = message.properties.decode("utf-8", "replace")
+                self._dispatcher.apply(state, queue_offset, physical_offset, size, message.sys_flag, now, text)
+            dispatching.offset = physical_offset + size
+        except (OSError, StoreError) as error:
+            dispatching.failed(error)
 
     def append_data(self, start: int, data: bytes | memoryview) -> None:
         """Take log bytes from a master; `dispatch_pending` then makes whole records readable by queue."""

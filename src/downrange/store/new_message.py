@@ -35,6 +35,21 @@ class BatchUnit(NamedTuple):
     body: bytes
     properties: bytes
 
+    def message_of(self, batch: NewMessage) -> NewMessage:
+        """The message as it would be if it had come alone."""
+        return NewMessage(
+            batch.topic, batch.queue_id, self.body, join_properties(self.properties, batch.properties),
+            batch.born_timestamp, batch.born_host, batch.store_host, self.flag, batch.sys_flag, batch.reconsume_times,
+            batch.prepared_transaction_offset,
+        )  # fmt: skip
+
+
+def join_properties(own: bytes, shared: bytes) -> bytes:
+    """Properties of a batch's unit, then those of the whole batch."""
+    if own and shared and not own.endswith(b"\x02"):
+        return own + b"\x02" + shared
+    return own + shared
+
 
 class PutMessageStatus(Enum):
     """How an append ended, in RocketMQ's words. The flush and slave ones are found out by who waits for them."""
