@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from downrange.model.hashing import HashCache, java_hash_unsigned
-from downrange.store.commit_log import WalkedRecord
 from downrange.store.directory import StoreDirectory, StoreState
 from downrange.store.dispatcher import find_in
 from downrange.store.index_file import ENTRY, HEADER
 from downrange.store.key_index import positive_hash
+from downrange.store.walk import WalkedRecord
 
 _ROLLBACK: Final = 12
 _BATCH: Final = 4096

@@ -8,13 +8,13 @@ from typing import Final
 
 from downrange.model.hashing import tags_code
 from downrange.model.topics import SCHEDULE_TOPIC
-from downrange.store.commit_log import WalkedRecord
 from downrange.store.consume_queue import BLANK, ENTRY, ENTRY_SIZE, count_valid, file_starts
 from downrange.store.consume_queue_ext import ConsumeQueueExt
 from downrange.store.directory import QueuePlace, StoreDirectory, StoreState
 from downrange.store.dispatcher import find_in
 from downrange.store.errors import StoreCorrupt, StoreError
 from downrange.store.files import OS_FILES
+from downrange.store.walk import WalkedRecord
 
 _BLOCK: Final = 65_520
 _NOT_IN_A_QUEUE: Final = 4  # the bit that prepared and rolled-back messages have in sysFlag

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import mmap
-import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 from zlib import crc32
 
 from downrange.compiled import runs
 from downrange.model.message import SysFlag
-from downrange.model.record import MAGIC_BLANK, MAGIC_V1, MAGIC_V2
+from downrange.model.record import FIXED_SIZE, MAGIC_BLANK, MAGIC_V1, MAGIC_V2
 from downrange.store.config import BLANK_SIZE
 from downrange.store.errors import StoreError
 from downrange.store.new_message import NewMessage
+from downrange.store.record_head import CRC_MASK, HEAD_V4, HEADS, SIZE_AND_MAGIC
 from downrange.store.segment import Segment
 from downrange.store.segments import Segments, storage_error
+from downrange.store.walk import Walk
 
 if TYPE_CHECKING:
     from downrange.store.bulk_replay import BulkReplay
@@ -23,149 +24,14 @@ if TYPE_CHECKING:
     from downrange.store.queues import QueueState
     from downrange.store.run import Place, Run
 
-# total size, magic, body CRC, queue id, flag, queue offset, physical offset, sysFlag, born timestamp, born host,
-# store timestamp, store host, reconsume times, prepared transaction offset, body length: all that precedes the body.
-_HEAD_V4: Final = struct.Struct(">iIIiiqqiq8sq8siqi")
-assert _HEAD_V4.size == 88
-_V6_FLAGS: Final = int(SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6)
-# Lengths of (born host, store host) -> layout, and the host bits of sysFlag.
-_HEADS: Final = {
-    (8, 8): (_HEAD_V4, 0),
-    (20, 8): (struct.Struct(">iIIiiqqiq20sq8siqi"), int(SysFlag.BORN_HOST_V6)),
-    (8, 20): (struct.Struct(">iIIiiqqiq8sq20siqi"), int(SysFlag.STORE_HOST_V6)),
-    (20, 20): (struct.Struct(">iIIiiqqiq20sq20siqi"), _V6_FLAGS),
-}
-HEAD_BY_FLAGS: Final = {flags: layout for layout, flags in _HEADS.values()}
-_SIZE_AND_MAGIC: Final = struct.Struct(">iI")
-_CRC_MASK: Final = 0x7FFFFFFF  # RocketMQ's checksums are never negative
 _SYS_FLAG_AT: Final = 36
 _STORE_TIMESTAMP_AT: Final = 56
-_SMALLEST_RECORD: Final = 91
-
-# physical offset, size, topic, queue id, queue offset, sysFlag, store timestamp, properties
-WalkedRecord = tuple[int, int, bytes, int, int, int, int, bytes]
 
 
 def topic_field(topic: str) -> bytes:
     """The topic as it stands in a record: its length in one byte, then the text."""
     raw = topic.encode()
     return len(raw).to_bytes(1, "big") + raw
-
-
-class Walk:
-    """One pass over the records from `start` on; iterate it once.
-
-    Afterwards `end` is the offset at which it stopped, and `damage` says what is wrong there: None where the log simply
-    ends (zeros, or the last readable byte). `is_cut_short` says that a record begins there whose end is not there yet.
-
-    What `bulk` takes is not seen by who iterates; it is asked again after every record that is, until it is None.
-    """
-
-    def __init__(self, segments: Segments, start: int, *, check_crc: bool, bulk: BulkReplay | None = None) -> None:
-        self._segments = segments
-        self._check_crc = check_crc
-        self.bulk = bulk if runs is not None else None
-        self.end = start
-        self.damage: str | None = None
-        self.is_cut_short = False
-        self.records = 0
-        self.last_offset = self.last_timestamp = 0
-        """Physical offset and store time of the last record."""
-
-    def __iter__(self) -> Iterator[WalkedRecord]:
-        segment = self._segments.find(self.end)
-        while segment is not None:
-            at = self.end - segment.start
-            limit = segment.readable
-            if at < limit:
-                yield from self._records_of(segment, at, limit)
-                if self.end < segment.start + segment.size:
-                    return
-            elif limit < segment.size:
-                return
-            following = self._segments.following(segment)
-            if following is not None:
-                self.end = following.start
-            segment = following
-
-    def _records_of(self, segment: Segment, at: int, limit: int) -> Iterator[WalkedRecord]:
-        """Every record of one file; moves `end` along, to the end of the file when a blank record says so."""
-        mapping = segment.mapping
-        start = segment.start
-        check_crc = self._check_crc
-        unpack_v4 = _HEAD_V4.unpack_from
-        while True:
-            if self.bulk is not None:
-                at = self._take_in_bulk(self.bulk, mapping, at, limit, start)
-            if at + BLANK_SIZE > limit:
-                if limit == segment.size:
-                    self.end = start + limit
-                self.is_cut_short = at < limit < segment.size
-                return
-            size, magic = _SIZE_AND_MAGIC.unpack_from(mapping, at)
-            if magic != MAGIC_V1 and magic != MAGIC_V2:
-                if magic == MAGIC_BLANK:
-                    self.end = start + segment.size
-                elif size or magic:
-                    self.damage = f"no record at {start + at}: magic number {magic:#010x}"
-                return
-            if size < _SMALLEST_RECORD or at + size > limit:
-                self.damage = f"record at {start + at} says {size} bytes, {limit - at} are there"
-                self.is_cut_short = _SMALLEST_RECORD <= size < segment.size - at
-                return
-            # fmt: off
-            (_, _, crc, queue_id, _, queue_offset, _, sys_flag, _, _, timestamp, _, _, _, body_length
-             ) = unpack_v4(mapping, at)
-            # fmt: on
-            body_at = at + 88
-            if sys_flag & _V6_FLAGS:
-                layout = HEAD_BY_FLAGS[sys_flag & _V6_FLAGS]
-                body_at = at + layout.size
-                if body_at > limit:
-                    self.damage = f"record at {start + at} is too short for its hosts"
-                    return
-                fields = layout.unpack_from(mapping, at)
-                timestamp, body_length = fields[10], fields[14]
-            topic_at = body_at + body_length + (1 if magic == MAGIC_V1 else 2)
-            if body_length < 0 or topic_at + 2 > at + size:
-                self.damage = f"record at {start + at} has a body of {body_length} bytes in {size}"
-                return
-            topic_length = mapping[topic_at - 1]
-            if magic == MAGIC_V2:
-                topic_length += mapping[topic_at - 2] << 8
-            properties_at = topic_at + topic_length + 2
-            end = at + size
-            if properties_at > end or int.from_bytes(mapping[properties_at - 2 : properties_at], "big") != (
-                end - properties_at
-            ):
-                self.damage = f"record at {start + at}: its parts do not add up to {size} bytes"
-                return
-            if check_crc and crc32(mapping[body_at : body_at + body_length]) & _CRC_MASK != crc:
-                self.damage = f"record at {start + at}: the body does not match its checksum"
-                return
-            self.records += 1
-            self.last_offset, self.last_timestamp = start + at, timestamp
-            self.end = start + end
-            yield (
-                start + at,
-                size,
-                mapping[topic_at : properties_at - 2],
-                queue_id,
-                queue_offset,
-                sys_flag,
-                timestamp,
-                mapping[properties_at:end],
-            )
-            at = end
-
-    def _take_in_bulk(self, bulk: BulkReplay, mapping: mmap.mmap, at: int, limit: int, start: int) -> int:
-        before = bulk.records
-        at = bulk.take(mapping, at, limit, start, self._check_crc)
-        if bulk.records > before:
-            self.records += bulk.records - before
-            self.last_offset, self.last_timestamp = bulk.last_offset, bulk.last_timestamp
-            self.end = start + at
-        return at
 
 
 class CommitLog:
@@ -212,10 +78,10 @@ class CommitLog:
         sys_flag = message.sys_flag & ~48
         body_length = len(body)
         if len(born_host) == 8 == len(store_host):
-            head = _HEAD_V4
+            head = HEAD_V4
             head_size = 88
         else:
-            head, host_flags = _HEADS[len(born_host), len(store_host)]
+            head, host_flags = HEADS[len(born_host), len(store_host)]
             head_size = head.size
             sys_flag |= host_flags
         properties_length = len(properties)
@@ -231,7 +97,7 @@ class CommitLog:
         memory[at + head_size : end] = b"".join((body, topic, properties_length.to_bytes(2, "big"), properties))
         head.pack_into(
             memory, at,
-            size, MAGIC_V1, crc32(body) & 0x7FFFFFFF, message.queue_id, message.flag, queue_offset, physical_offset,
+            size, MAGIC_V1, crc32(body) & CRC_MASK, message.queue_id, message.flag, queue_offset, physical_offset,
             sys_flag, message.born_timestamp, born_host, store_timestamp, store_host, message.reconsume_times,
             message.prepared_transaction_offset, body_length,
         )  # fmt: skip
@@ -261,7 +127,7 @@ class CommitLog:
                 return True
         if isinstance(born_host, list):
             return False  # who gathers messages of several hosts can also store those of each host alone
-        head, host_flags = _HEADS[len(born_host), len(store_host)]
+        head, host_flags = HEADS[len(born_host), len(store_host)]
         pack = head.pack
         fixed = head.size + 2
         physical_offset = segment.start + segment.wrote
@@ -279,7 +145,7 @@ class CommitLog:
             size = fixed + body_length + len(topic) + properties_length
             pieces += (
                 pack(
-                    size, MAGIC_V1, crc32(body) & 0x7FFFFFFF, state.queue_id, flag, queue_offset, physical_offset,
+                    size, MAGIC_V1, crc32(body) & CRC_MASK, state.queue_id, flag, queue_offset, physical_offset,
                     sys_flag & ~48 | host_flags, born_timestamp, born_host, store_timestamp, store_host,
                     reconsume_times, 0, body_length,
                 ),
@@ -318,12 +184,12 @@ class CommitLog:
             body, properties, born_host, store_host = (
                 message.body, message.properties, message.born_host, message.store_host
             )  # fmt: skip
-            head, host_flags = _HEADS[len(born_host), len(store_host)]
+            head, host_flags = HEADS[len(born_host), len(store_host)]
             queue_offset = state.next_offset
             state.next_offset = queue_offset + 1
             pieces += (
                 head.pack(
-                    size, MAGIC_V1, crc32(body) & _CRC_MASK, message.queue_id, message.flag, queue_offset,
+                    size, MAGIC_V1, crc32(body) & CRC_MASK, message.queue_id, message.flag, queue_offset,
                     physical_offset, message.sys_flag & ~48 | host_flags, message.born_timestamp, born_host,
                     store_timestamp, store_host, message.reconsume_times, message.prepared_transaction_offset,
                     len(body),
@@ -364,7 +230,7 @@ class CommitLog:
         # First the new file, then the blank record: if there is no new file, the old one must stay usable.
         following = self.segments.roll(start)
         if segment is not None and not segment.is_full:
-            segment.fill(_SIZE_AND_MAGIC.pack(segment.size - segment.wrote, MAGIC_BLANK))
+            segment.fill(SIZE_AND_MAGIC.pack(segment.size - segment.wrote, MAGIC_BLANK))
         self._current = following
         if not self._make_room(following, size):
             raise StoreError(f"a record of {size} bytes does not fit {following.path}")
@@ -447,8 +313,8 @@ class CommitLog:
         head = self.slice(physical_offset, BLANK_SIZE)
         if head is None:
             return None
-        size, magic = _SIZE_AND_MAGIC.unpack(head)
-        if magic not in (MAGIC_V1, MAGIC_V2) or size < _SMALLEST_RECORD:
+        size, magic = SIZE_AND_MAGIC.unpack(head)
+        if magic not in (MAGIC_V1, MAGIC_V2) or size < FIXED_SIZE:
             return None
         return self.slice(physical_offset, size)
 

@@ -17,13 +17,14 @@ from typing import Final
 
 from downrange.settings import Property, configure, read_properties
 from downrange.store.checkpoint import AbortMarker, Checkpoint, DirectoryLock
-from downrange.store.commit_log import CommitLog, WalkedRecord
+from downrange.store.commit_log import CommitLog
 from downrange.store.config import StoreConfig
 from downrange.store.errors import StoreError
 from downrange.store.files import OS_FILES
 from downrange.store.recovery import find_record
 from downrange.store.segment import NAME_DIGITS, Segment
 from downrange.store.segments import Segments
+from downrange.store.walk import WalkedRecord
 
 _FOREIGN: Final = {
     "rocksdb": "queues in RocksDB (storeType=defaultRocksDB)",

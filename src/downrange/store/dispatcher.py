@@ -11,12 +11,12 @@ from typing import Final
 
 from downrange.compiled import runs
 from downrange.model.hashing import tags_code
-from downrange.store.commit_log import WalkedRecord
 from downrange.store.consume_queue import ENTRY, ConsumeQueue
 from downrange.store.key_index import Keyed, KeyIndex
 from downrange.store.queue_tails import BLOCK, PUT_STATE, ROW, RUN_DONE
 from downrange.store.queues import ConsumeQueues, QueueState
 from downrange.store.run import Run
+from downrange.store.walk import WalkedRecord
 
 _TRANSACTION_MASK: Final = 12
 _ROLLBACK: Final = 12

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from downrange.store.commit_log import WalkedRecord
 from downrange.store.queues import QueueState
+from downrange.store.walk import WalkedRecord
 
 
 class GrownQueue(NamedTuple):

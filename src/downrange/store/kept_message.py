@@ -9,11 +9,10 @@ import msgspec
 
 from downrange.model.properties import MAX_PROPERTIES_BYTES, decode_properties, find_property
 from downrange.model.record import MAGIC_V1, MAGIC_V2, CorruptRecord
-from downrange.store.commit_log import HEAD_BY_FLAGS
 from downrange.store.new_message import NewMessage
+from downrange.store.record_head import HEAD_BY_FLAGS, HEAD_V4, V6_FLAGS
 
-_UNPACK_V4: Final = HEAD_BY_FLAGS[0].unpack_from
-_V6_FLAGS: Final = 48
+_UNPACK_V4: Final = HEAD_V4.unpack_from
 
 
 class KeptMessage(msgspec.Struct, gc=False):
@@ -49,8 +48,8 @@ def _read(record: memoryview) -> KeptMessage:
     fields = _UNPACK_V4(record)
     sys_flag = fields[7]
     body_at = 88
-    if sys_flag & _V6_FLAGS:
-        layout = HEAD_BY_FLAGS[sys_flag & _V6_FLAGS]
+    if sys_flag & V6_FLAGS:
+        layout = HEAD_BY_FLAGS[sys_flag & V6_FLAGS]
         fields = layout.unpack_from(record)
         body_at = layout.size
     (size, magic, _, queue_id, flag, queue_offset, physical_offset, _, born_timestamp, born_host, store_timestamp,
