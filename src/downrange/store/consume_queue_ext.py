@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from downrange.store.consume_queue import file_starts
 from downrange.store.errors import StoreClosed, StoreError
 from downrange.store.files import Files
+from downrange.store.queue_files import OffsetFiles, file_starts
 
 # One unit: its whole size, tags code, store timestamp, bitmap size; the bitmap follows.
 UNIT: Final = struct.Struct(">hqqh")
@@ -53,38 +53,21 @@ class UnitTest:
         return unit is None or self._matches(unit)
 
 
-class ConsumeQueueExt:
+class ConsumeQueueExt(OffsetFiles):
     """The units of one topic queue, in files none of which a unit spans.
 
     Always: behind the last unit there are only zeros. One thread puts, reads and cuts; `flush` may run beside `put` and
     `get` in another.
     """
 
-    __slots__ = (
-        "_created",
-        "_descriptor",
-        "_descriptor_start",
-        "_directory",
-        "_end",
-        "_file_size",
-        "_files",
-        "_first",
-        "_flushed",
-        "_writable",
-    )
+    __slots__ = ("_created", "_end", "_first", "_flushed")
 
     def __init__(self, directory: Path, file_size: int, files: Files, *, writable: bool = True) -> None:
         if file_size < UNIT.size + _END_ROOM:
             raise StoreError(f"a file of {file_size} bytes is too small for a consume queue extension")
-        self._directory = str(directory)
-        self._file_size = file_size
-        self._files = files
-        self._writable = writable
-        self._descriptor = -1
-        self._descriptor_start = -1
-        self._first = self._created = self._end = self._flushed = (
-            0  # files cover [_first, _created), units [_first, _end)
-        )
+        super().__init__(directory, file_size, files, writable=writable)
+        # Files cover [_first, _created), units [_first, _end).
+        self._first = self._created = self._end = self._flushed = 0
 
     def __repr__(self) -> str:
         return f"<ConsumeQueueExt {self._directory} bytes {self._first}..{self._end}>"
@@ -164,10 +147,7 @@ class ConsumeQueueExt:
         if start >= self._created:
             self._files.create(self._path(start), self._file_size)
             self._created = start + self._file_size
-        if start != self._descriptor_start:
-            self.release()
-            self._descriptor = self._files.open(self._path(start))
-            self._descriptor_start = start
+        self._keep_open(start)
         self._files.write_at(self._descriptor, data, position - start)
 
     def flush(self) -> bool:
@@ -219,24 +199,13 @@ class ConsumeQueueExt:
         self._end = end
         self._flushed = min(self._flushed, end)
 
-    def _zero_after(self, end: int) -> None:
-        start = end - end % self._file_size
-        with self._opened(start) as descriptor:
-            rest = os.pread(descriptor, self._file_size, end - start)
-            stale = rest.rstrip(b"\0")
-            if stale:
-                self._files.write_at(descriptor, bytes(len(stale)), end - start)
-
     def _remove(self, start: int) -> None:
-        if start == self._descriptor_start:
-            self.release()
+        self._forget(start)
         self._files.remove(self._path(start))
 
     def release(self) -> None:
         """Close the descriptor of the file written last."""
-        if self._descriptor >= 0:
-            self._files.close(self._descriptor)
-            self._descriptor = self._descriptor_start = -1
+        self._forget(self._descriptor_start)
 
     def destroy(self) -> None:
         """Remove the files and the directory."""
@@ -265,20 +234,6 @@ class ConsumeQueueExt:
             return None
         _, tags_code, store_timestamp, _ = UNIT.unpack_from(data)
         return ExtUnit(tags_code, store_timestamp, data[UNIT.size : length])
-
-    def _path(self, start: int) -> Path:
-        return Path(self._directory, f"{start:020d}")
-
-    @contextlib.contextmanager
-    def _opened(self, start: int) -> Iterator[int]:
-        if start == self._descriptor_start:
-            yield self._descriptor
-            return
-        descriptor = self._files.open(self._path(start), writable=self._writable)
-        try:
-            yield descriptor
-        finally:
-            self._files.close(descriptor)
 
 
 def _unit_size(data: bytes, at: int) -> int:

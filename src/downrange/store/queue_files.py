@@ -1,4 +1,4 @@
-"""The files of one consume queue: equal in size, named by the logical byte that they begin with."""
+"""The files of one consume queue, or of its extension: equal in size, named by the byte that they begin with."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ READ_BLOCK: Final = 65_520
 REBUILD: Final = "move the whole consumequeue directory away: the broker builds it again from the commit log"
 
 
-class QueueFiles:
-    """Where the files of a queue are, and the one descriptor that it may keep.
+class OffsetFiles:
+    """Where the files of a queue or of its extension are, and the one descriptor that it may keep.
 
-    The base of `ConsumeQueue`, for it alone: as an object of its own this would be forty thousand objects more.
+    A base, for these two alone: as an object of its own this would be forty thousand objects more.
     """
 
     __slots__ = ("_descriptor", "_descriptor_start", "_directory", "_file_size", "_files", "_writable")
@@ -63,6 +63,28 @@ class QueueFiles:
             self._files.close(self._descriptor)
             self._descriptor = self._descriptor_start = -1
 
+    def _zero_after(self, end: int) -> None:
+        """Zero what lies behind the end in its file: stale ones would count again once the end reached them."""
+        start = end - end % self._file_size
+        with self._opened(start) as descriptor:
+            at = end - start
+            while at < self._file_size:
+                try:
+                    at = os.lseek(descriptor, at, os.SEEK_DATA)
+                except OSError:  # ENXIO: only the hole of a sparse file is left
+                    break
+                hole = os.lseek(descriptor, at, os.SEEK_HOLE)  # reading it would fill the page cache with zeros
+                block = os.pread(descriptor, min(READ_BLOCK, hole - at), at)
+                if block.strip(b"\0"):
+                    self._files.write_at(descriptor, bytes(len(block)), at)
+                at += len(block)
+
+
+class QueueFiles(OffsetFiles):
+    """The files of a consume queue: where in them its entries end."""
+
+    __slots__ = ()
+
     def _find_end(self, scanned: range) -> int:
         for start in scanned:
             with self._opened(start) as descriptor:
@@ -93,22 +115,6 @@ class QueueFiles:
             if low:
                 return start + low * ENTRY_SIZE
         return scanned.start
-
-    def _zero_after(self, end: int) -> None:
-        """Zero what lies behind the end in its file: stale entries would count again once the end reached them."""
-        start = end - end % self._file_size
-        with self._opened(start) as descriptor:
-            at = end - start
-            while at < self._file_size:
-                try:
-                    at = os.lseek(descriptor, at, os.SEEK_DATA)
-                except OSError:  # ENXIO: only the hole of a sparse file is left
-                    break
-                hole = os.lseek(descriptor, at, os.SEEK_HOLE)  # reading it would fill the page cache with zeros
-                block = os.pread(descriptor, min(READ_BLOCK, hole - at), at)
-                if block.strip(b"\0"):
-                    self._files.write_at(descriptor, bytes(len(block)), at)
-                at += len(block)
 
 
 def file_starts(directory: str, file_size: int, remedy: str = REBUILD) -> list[int]:
