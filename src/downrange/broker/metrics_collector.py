@@ -16,7 +16,8 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from downrange.broker.metrics import MetricSources
-from downrange.broker.statistics import NORMAL, RPC_MILLIS_BOUNDS, SIZE_BOUNDS, PutTally
+from downrange.broker.statistics import NORMAL, RPC_MILLIS_BOUNDS
+from downrange.broker.tallies import SIZE_BOUNDS, PutTally
 from downrange.model.topics import DLQ_PREFIX, RETRY_PREFIX, SYSTEM_GROUP_PREFIX, is_system_topic
 from downrange.protocol.codes import LanguageCode, RequestCode, ResponseCode
 

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Final
 
 from downrange.broker.live_config import LiveConfig
-from downrange.broker.statistics import LATENCY_BOUNDS, DayTotals, Rates, Statistics
+from downrange.broker.put_latencies import LATENCY_BOUNDS
+from downrange.broker.rates import Rates
+from downrange.broker.statistics import DayTotals, Statistics
 from downrange.protocol.codes import VERSION_4_9_8
 from downrange.store.message_store import MessageStore
 from downrange.store.segments import disk_use
@@ -91,10 +93,10 @@ def _store_statistics(statistics: Statistics, now: int) -> dict[str, str]:
         "putMessageTimesTotal": str(times),
         "putMessageFailedTimes": str(statistics.failed_puts),
         "putMessageSizeTotal": str(statistics.put_bytes),
-        "putMessageDistributeTime": _distribution(statistics.latency_counts()),
+        "putMessageDistributeTime": _distribution(statistics.latencies.counts()),
         "putMessageAverageSize": java_double(statistics.put_bytes / times),
-        "putLatency99": f"{statistics.latency_percentile(0.99):.2f}",
-        "putLatency999": f"{statistics.latency_percentile(0.999):.2f}",
+        "putLatency99": f"{statistics.latencies.percentile(0.99):.2f}",
+        "putLatency999": f"{statistics.latencies.percentile(0.999):.2f}",
         "getMessageEntireTimeMax": str(statistics.get_millis_max),
         "putTps": _rates(statistics.put_rates),
         "getFoundTps": _rates(found),

@@ -14,176 +14,30 @@ somebody asks. Time comes in as an argument.
 from __future__ import annotations
 
 import time
-from array import array
-from bisect import bisect_left, bisect_right
-from collections import defaultdict, deque
+from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from typing import Final, Generic, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
+from downrange.broker.histogram import Histogram
+from downrange.broker.put_latencies import PutLatencies
+from downrange.broker.rates import Rates, SecondSample, SecondSamples
+from downrange.broker.tallies import DAY, HOUR, MINUTE, SIZE_BOUNDS, PutTally, Tallies, Tally, Window
 from downrange.clock import Clock
 from downrange.protocol.bodies.statistics import BrokerStatsData, StatsItem
 from downrange.protocol.codes import RequestCode, ResponseCode
 
 NORMAL: Final = "normal"  # message types as RocketMQ 5 labels them; the others are fifo, delay and transaction
 
-SIZE_BOUNDS: Final = (1 << 10, 1 << 12, 1 << 19, 1 << 20, 1 << 21, 1 << 22)
 # (size - 1).bit_length() -> the first bound that is not below the size. A table look-up costs half of a bisection.
 _SIZE_BUCKET: Final = tuple(bisect_left(SIZE_BOUNDS, 1 << bits) for bits in range(65))
 LARGE: Final = SIZE_BOUNDS[0]  # from here on a message is not in the first bucket
 RPC_MILLIS_BOUNDS: Final = (1, 3, 5, 7, 10, 100, 1000, 2000, 3000)
 DELAY_SECONDS_BOUNDS: Final = (60, 600, 3600, 12 * 3600, 24 * 3600, 3 * 24 * 3600)
-# Upper ends, exclusive, of the put latencies that request 28 shows; 0 ms has a place of its own before them.
-LATENCY_BOUNDS: Final = (1, 10, 50, 100, 200, 500, 1000, 2000, 3000, 4000, 5000, 10_000)
 
-_SECONDS_KEPT: Final = 601
 _LATENCY_TICKS: Final = 60
-_MINUTE, _HOUR, _DAY = 0, 1, 2
-_FIELDS: Final = 3  # calls, messages, bytes
 _PULL: Final = int(RequestCode.PULL_MESSAGE)
 _SUCCESS: Final = int(ResponseCode.SUCCESS)
-_IDLE_SAMPLES: Final = 24 * 3600 // 10  # of the minute window: a day
-
-K = TypeVar("K")
-
-
-class Tally:
-    """Counts of one key since it was first seen, and what they were at the last samples of each window."""
-
-    __slots__ = ("bytes", "calls", "idle_samples", "messages", "seen_calls", "windows")
-
-    def __init__(self) -> None:
-        self.calls = 0
-        self.messages = 0
-        self.bytes = 0
-        self.seen_calls = 0
-        self.idle_samples = 0
-        # Flat rows of calls, messages and bytes: a tuple a sample would take five times the memory.
-        self.windows = (array("q"), array("q"), array("q"))
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} calls={self.calls} messages={self.messages} bytes={self.bytes}>"
-
-    def sample(self, window: int, kept: int) -> None:
-        rows = self.windows[window]
-        if not rows:  # a new key had nothing at the sample before
-            rows.extend((0, 0, 0))
-        rows.extend((self.calls, self.messages, self.bytes))
-        if len(rows) > kept * _FIELDS:
-            del rows[:_FIELDS]
-
-
-class PutTally(Tally):
-    """The same for messages that came in, with their sizes and those of a special type."""
-
-    __slots__ = ("by_size", "special")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.by_size = [0] * (len(SIZE_BOUNDS) + 1)
-        self.special: dict[str, Tally] = {}
-
-
-T = TypeVar("T", bound=Tally)
-
-
-class Window:
-    """When the samples of one window were taken. The rows of a tally belong to the newest of these times."""
-
-    __slots__ = ("every_seconds", "kept", "times")
-
-    def __init__(self, every_seconds: int, kept: int, now: int) -> None:
-        self.every_seconds = every_seconds
-        self.kept = kept
-        self.times = deque([now], maxlen=kept)
-
-
-class Tallies(Generic[K, T]):
-    """The tallies of one kind by key, and one over all of them.
-
-    Holds always: `whole` never counts backwards, although keys that were idle for a day are forgotten.
-    """
-
-    def __init__(self, make: Callable[[], T]) -> None:
-        self.by_key: defaultdict[K, T] = defaultdict(make)
-        self.whole = Tally()
-        self._forgotten = Tally()
-
-    @property
-    def messages(self) -> int:
-        return self._forgotten.messages + sum([tally.messages for tally in self.by_key.values()])
-
-    @property
-    def bytes(self) -> int:
-        return self._forgotten.bytes + sum([tally.bytes for tally in self.by_key.values()])
-
-    @property
-    def calls(self) -> int:
-        return self._forgotten.calls + sum([tally.calls for tally in self.by_key.values()])
-
-    def sample(self, window: int, kept: int) -> None:
-        self.whole.calls, self.whole.messages, self.whole.bytes = self.calls, self.messages, self.bytes
-        self.whole.sample(window, kept)
-        if window != _MINUTE:
-            for tally in self.by_key.values():
-                tally.sample(window, kept)
-            return
-        silent = []
-        for key, tally in self.by_key.items():
-            if tally.calls != tally.seen_calls:
-                tally.seen_calls = tally.calls
-                tally.idle_samples = 0
-            else:
-                tally.idle_samples += 1
-                if tally.idle_samples >= _IDLE_SAMPLES:
-                    silent.append(key)
-                if tally.idle_samples > kept:  # all rows are equal already: one more would change nothing
-                    continue
-            tally.sample(window, kept)
-        for key in silent:
-            self.forget(key)
-
-    def forget(self, key: K) -> None:
-        tally = self.by_key.pop(key)
-        self._forgotten.calls += tally.calls
-        self._forgotten.messages += tally.messages
-        self._forgotten.bytes += tally.bytes
-
-    def forget_where(self, is_unwanted: Callable[[K], bool]) -> None:
-        for key in [key for key in self.by_key if is_unwanted(key)]:
-            self.forget(key)
-
-
-class Histogram:
-    """How often values fell between bounds, upper ends inclusive, and their sum."""
-
-    __slots__ = ("bounds", "counts", "sum")
-
-    def __init__(self, bounds: tuple[int, ...]) -> None:
-        self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
-        self.sum = 0.0
-
-    def observe(self, value: float, times: int = 1) -> None:
-        self.counts[bisect_left(self.bounds, value)] += times
-        self.sum += value * times
-
-
-class SecondSample(NamedTuple):
-    """Totals at one second."""
-
-    now: int
-    put: int
-    found: int
-    missed: int
-    transferred: int
-
-
-class Rates(NamedTuple):
-    """Per second over the last 10, 60 and 600 seconds; None while the broker does not run for that long."""
-
-    ten_seconds: float | None
-    minute: float | None
-    ten_minutes: float | None
 
 
 class DayTotals(NamedTuple):
@@ -231,10 +85,9 @@ class Statistics:
         self.plain_puts = 0  # those that were not taken yet
         self._get_tallies = self._gets.by_key
         self._windows = (Window(10, 7, now), Window(600, 7, now), Window(3600, 25, now))
-        self._seconds: deque[SecondSample] = deque(maxlen=_SECONDS_KEPT)
+        self._seconds = SecondSamples()
         self._ticks = 0
-        self._latencies: defaultdict[int, int] = defaultdict(int)
-        self._last_latencies: dict[int, int] | None = None
+        self.latencies = PutLatencies()
         self._yesterday_morning = (0, 0)
         self._today_morning = (0, 0)
 
@@ -291,7 +144,7 @@ class Statistics:
     def put_latency(self, millis: float) -> None:
         """How long storing took, in whole milliseconds; fractions are dropped, as RocketMQ does."""
         whole = int(millis)
-        self._latencies[whole] += 1
+        self.latencies.counting[whole] += 1
         if whole > self.put_millis_max:
             self.put_millis_max = whole
 
@@ -303,11 +156,11 @@ class Statistics:
         if millis < 1:
             histogram.counts[0] += requests
             histogram.sum += millis
-            self._latencies[0] += requests
+            self.latencies.counting[0] += requests
             return
         each = millis / requests
         histogram.observe(each, requests)
-        self._latencies[int(each)] += requests
+        self.latencies.counting[int(each)] += requests
         if each > self.put_millis_max:
             self.put_millis_max = int(each)
 
@@ -366,9 +219,9 @@ class Statistics:
     def sample(self, now: int) -> None:
         """One second is over."""
         self._ticks += 1
-        self._seconds.append(SecondSample(now, self.put_messages, self.found_gets, self.missed_gets, self.got_messages))
+        self._seconds.add(SecondSample(now, self.put_messages, self.found_gets, self.missed_gets, self.got_messages))
         if self._ticks % _LATENCY_TICKS == 0:
-            self._last_latencies, self._latencies = dict(self._latencies), defaultdict(int)
+            self.latencies.end_minute()
         for number, window in enumerate(self._windows):
             # By ticks, not by the wall clock: that one may jump.
             if self._ticks % window.every_seconds == 0:
@@ -430,29 +283,19 @@ class Statistics:
 
     @property
     def put_rates(self) -> Rates:
-        return self._rates(lambda sample: sample.put)
+        return self._seconds.rates(lambda sample: sample.put)
 
     @property
     def found_rates(self) -> Rates:
-        return self._rates(lambda sample: sample.found)
+        return self._seconds.rates(lambda sample: sample.found)
 
     @property
     def missed_rates(self) -> Rates:
-        return self._rates(lambda sample: sample.missed)
+        return self._seconds.rates(lambda sample: sample.missed)
 
     @property
     def transferred_rates(self) -> Rates:
-        return self._rates(lambda sample: sample.transferred)
-
-    def _rates(self, total: Callable[[SecondSample], int]) -> Rates:
-        def over(seconds: int) -> float | None:
-            if len(self._seconds) <= seconds:
-                return None
-            first, last = self._seconds[-seconds - 1], self._seconds[-1]
-            elapsed = last.now - first.now
-            return (total(last) - total(first)) / elapsed * 1000 if elapsed > 0 else 0.0
-
-        return Rates(over(10), over(60), over(600))
+        return self._seconds.rates(lambda sample: sample.transferred)
 
     @property
     def put_days(self) -> DayTotals:
@@ -462,35 +305,15 @@ class Statistics:
     def get_days(self) -> DayTotals:
         return DayTotals(self._yesterday_morning[1], self._today_morning[1], self.got_messages)
 
-    def latency_counts(self) -> tuple[int, ...] | None:
-        """Puts of the last full minute by LATENCY_BOUNDS, one count more than bounds; None in the first minute."""
-        if self._last_latencies is None:
-            return None
-        counts = [0] * (len(LATENCY_BOUNDS) + 1)
-        for millis, count in self._last_latencies.items():
-            counts[bisect_right(LATENCY_BOUNDS, millis)] += count
-        return tuple(counts)
-
-    def latency_percentile(self, share: float) -> float:
-        """The put latency in milliseconds that this share of the last full minute did not exceed; 0 without puts."""
-        latencies = self._last_latencies or {}
-        rank = int(sum(latencies.values()) * share)
-        passed = 0
-        for millis in sorted(latencies):
-            passed += latencies[millis]
-            if passed >= rank:
-                return float(millis)
-        return 0.0
-
     def put_tps(self, topic: str) -> float:
         """Messages a second that came in for a topic over the last minute."""
         tally = self._put_tallies.get(topic)
-        return 0.0 if tally is None else self._item(tally, _MINUTE, 1).tps
+        return 0.0 if tally is None else self._rate(tally, MINUTE, 1).tps
 
     def get_tps(self, topic: str, group: str) -> float:
         """Messages a second that went out to a group over the last minute."""
         tally = self._get_tallies.get((topic, group))
-        return 0.0 if tally is None else self._item(tally, _MINUTE, 1).tps
+        return 0.0 if tally is None else self._rate(tally, MINUTE, 1).tps
 
     def data(self, name: str, key: str) -> BrokerStatsData | None:
         """Request 315: one counter by its RocketMQ name and key; None when there is no such counter or key."""
@@ -499,9 +322,9 @@ class Statistics:
             return None
         tally, field = found
         return BrokerStatsData(
-            stats_minute=self._item(tally, _MINUTE, field),
-            stats_hour=self._item(tally, _HOUR, field),
-            stats_day=self._item(tally, _DAY, field),
+            stats_minute=self._rate(tally, MINUTE, field),
+            stats_hour=self._rate(tally, HOUR, field),
+            stats_day=self._rate(tally, DAY, field),
         )
 
     def _find(self, name: str, key: str) -> tuple[Tally, int] | None:
@@ -522,19 +345,8 @@ class Statistics:
                 return None
         return None if tally is None else (tally, 2 if name.endswith("_SIZE") else 1)
 
-    def _item(self, tally: Tally, window: int, field: int) -> StatsItem:
-        rows = tally.windows[window]
-        if not rows:
-            return StatsItem()
-        times = self._windows[window].times
-        elapsed = times[-1] - times[-(len(rows) // _FIELDS)]
-        total = rows[field - _FIELDS] - rows[field]
-        calls = rows[-_FIELDS] - rows[0]
-        return StatsItem(
-            sum=total,
-            tps=total * 1000 / elapsed if elapsed > 0 else 0.0,
-            avgpt=total / calls if calls > 0 else 0.0,
-        )
+    def _rate(self, tally: Tally, window: int, field: int) -> StatsItem:
+        return self._windows[window].rate_of(tally.windows[window], field)
 
 
 async def run_statistics(statistics: Statistics, clock: Clock) -> None:

@@ -6,7 +6,9 @@ import time
 
 import pytest
 
-from downrange.broker.statistics import SIZE_BOUNDS, DayTotals, Rates, Statistics, local_day, run_statistics
+from downrange.broker.rates import Rates
+from downrange.broker.statistics import DayTotals, Statistics, local_day, run_statistics
+from downrange.broker.tallies import SIZE_BOUNDS
 from downrange.clock import ManualClock
 from downrange.protocol.bodies.body import decode_body
 from downrange.protocol.bodies.statistics import BrokerStatsData, StatsItem
@@ -265,17 +267,17 @@ def test_special_messages_are_part_of_all(seconds: Seconds) -> None:
 
 def test_latencies_are_those_of_the_last_full_minute(seconds: Seconds) -> None:
     statistics = seconds.statistics
-    assert statistics.latency_counts() is None
-    assert statistics.latency_percentile(0.99) == 0.0
+    assert statistics.latencies.counts() is None
+    assert statistics.latencies.percentile(0.99) == 0.0
     for millis in (0, 0.9, 1, 9.9, 10, 49, 50, 99, 100, 200, 500, 1000, 2000, 3000, 4000, 5000, 9999, 10_000):
         statistics.put_latency(millis)
     seconds.run(59)
-    assert statistics.latency_counts() is None
+    assert statistics.latencies.counts() is None
     seconds.run(1)
-    assert statistics.latency_counts() == (2, 2, 2, 2, 1, 1, 1, 1, 1, 1, 1, 2, 1)
+    assert statistics.latencies.counts() == (2, 2, 2, 2, 1, 1, 1, 1, 1, 1, 1, 2, 1)
     assert statistics.put_millis_max == 10_000
     seconds.run(60)
-    assert statistics.latency_counts() == (0,) * 13
+    assert statistics.latencies.counts() == (0,) * 13
     assert statistics.put_millis_max == 10_000
 
 
@@ -285,10 +287,10 @@ def test_percentiles_agree_with_a_genuine_broker(seconds: Seconds) -> None:
         for _ in range(count):
             seconds.statistics.put_latency(millis)
     seconds.run(60)
-    assert seconds.statistics.latency_percentile(0.99) == 2.0
-    assert seconds.statistics.latency_percentile(0.999) == 2.0
-    assert seconds.statistics.latency_percentile(1.0) == 12.0
-    assert seconds.statistics.latency_percentile(0.5) == 0.0
+    assert seconds.statistics.latencies.percentile(0.99) == 2.0
+    assert seconds.statistics.latencies.percentile(0.999) == 2.0
+    assert seconds.statistics.latencies.percentile(1.0) == 12.0
+    assert seconds.statistics.latencies.percentile(0.5) == 0.0
 
 
 def test_totals_are_copied_at_midnight() -> None:
@@ -361,7 +363,7 @@ def test_requests_that_were_answered_together_share_the_time() -> None:
     assert statistics.put_millis_max == 12
     for _ in range(60):
         statistics.sample(0)
-    assert statistics.latency_counts() == (64, 4, 1, *[0] * 10)
+    assert statistics.latencies.counts() == (64, 4, 1, *[0] * 10)
 
     statistics.pulled_together(8, 4.0)
     statistics.pulled_together(1, 6.5)

@@ -1,0 +1,20 @@
+"""How often values fell between bounds."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+
+class Histogram:
+    """How often values fell between bounds, upper ends inclusive, and their sum."""
+
+    __slots__ = ("bounds", "counts", "sum")
+
+    def __init__(self, bounds: tuple[int, ...]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.sum += value * times
