@@ -12,7 +12,7 @@ from downrange.model.hashing import HashCache, java_hash_unsigned
 from downrange.store.directory import StoreDirectory, StoreState
 from downrange.store.dispatcher import find_in
 from downrange.store.index_file import ENTRY, HEADER
-from downrange.store.key_index import positive_hash
+from downrange.store.key_hashes import positive_hash
 from downrange.store.walk import WalkedRecord
 
 _ROLLBACK: Final = 12

@@ -12,7 +12,8 @@ from typing import Final
 from downrange.compiled import runs
 from downrange.model.hashing import tags_code
 from downrange.store.consume_queue import ENTRY, ConsumeQueue
-from downrange.store.key_index import Keyed, KeyIndex
+from downrange.store.key_hashes import Keyed
+from downrange.store.key_index import KeyIndex
 from downrange.store.queue_tails import BLOCK, PUT_STATE, ROW, RUN_DONE
 from downrange.store.queues import ConsumeQueues, QueueState
 from downrange.store.run import Run

@@ -8,28 +8,24 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-import os
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from downrange.compiled import runs
-from downrange.model.hashing import HashCache, java_hash_unsigned
-from downrange.store.errors import StoreClosed, StoreCorrupt, StoreError
+from downrange.store.errors import StoreClosed
 from downrange.store.files import Files
-from downrange.store.index_file import ENTRY, HEADER, MAX_INT, SLOT, IndexFile
+from downrange.store.index_directory import IndexDirectory
+from downrange.store.index_file import ENTRY, SLOT, IndexFile
+from downrange.store.key_hashes import Keyed, KeyHashes, positive_hash
 
 if TYPE_CHECKING:
     from downrange.store.run import Run
 
-# topic, unique id, KEYS, physical offset
-Keyed = tuple[str, str | None, str | None, int]
 # mapping, slots, next entry, limit, used slots, begin timestamp, end offset, end timestamp
 IndexPlace = tuple[mmap.mmap, int, int, int, int, int, int, int]
 
-_RESERVED_ENTRIES: Final = 50_000  # a megabyte
 _MAPPED_FILES: Final = 4  # older files that stay mapped after a query
 _pack_slot, _pack_entry = SLOT.pack_into, ENTRY.pack_into
 _unpack_slot, _unpack_entry = SLOT.unpack_from, ENTRY.unpack_from
@@ -59,32 +55,22 @@ class KeyIndex:
         *,
         writable: bool = True,
     ) -> None:
-        if slots < 1 or entries < 2:
-            raise StoreError(f"an index file needs at least 1 slot and 2 entries, not {slots} and {entries}")
-        self._directory = directory
+        self._directory = IndexDirectory(directory, slots, entries, files, clock_now, writable=writable)
         self._slots = slots
         self._entries = entries
-        self._entries_at = HEADER.size + SLOT.size * slots
-        self._file_size = self._entries_at + ENTRY.size * entries
-        self._files = files
-        self._clock_now = clock_now
+        self._entries_at = self._directory.entries_at
         self._writable = writable
         self._index_files: list[IndexFile] = []
         self._current: IndexFile | None = None  # the last file, while it is mapped for writing
         self._queried: deque[IndexFile] = deque()  # older files that are mapped, the one used longest ago first
         self._filled: deque[IndexFile] = deque()  # full files that are not synced yet
-        self._topics = HashCache(20_000, suffix="#")
-        # A unique id has 32 characters and ends in a counter: within a millisecond the ids of one producer share the
-        # first 30. So its hash is the sum of three that are known.
-        self._topics_of_ids = HashCache(20_000, suffix="#", room=32)
-        self._heads_of_ids = HashCache(4_096, room=2)
-        self._ends_of_ids = HashCache(4_096)
+        self._hashes = KeyHashes()
         self.safe_timestamp = 0
         """Store time up to which the index survives a crash: that of the last full file that is synced."""
 
     def __repr__(self) -> str:
         used = self._index_files[-1].next_entry - 1 if self._index_files else 0
-        return f"<KeyIndex {self._directory} {len(self._index_files)} files, {used} entries in the last>"
+        return f"<KeyIndex {self._directory.path} {len(self._index_files)} files, {used} entries in the last>"
 
     # -- opening -------------------------------------------------------------------------------------------------------
 
@@ -94,7 +80,7 @@ class KeyIndex:
         self._filled.clear()
         self._index_files = []
         is_safe = True
-        for path in self._paths():
+        for path in self._directory.paths():
             index_file = IndexFile(path)
             index_file.read_header()
             if drop_newer_than is not None:
@@ -102,15 +88,15 @@ class KeyIndex:
             if is_safe:
                 self._index_files.append(index_file)
             elif self._writable:
-                self._files.remove(path)
+                self._directory.remove(path)
         if self._index_files and self._index_files[-1].next_entry <= 1:
             # A process died between making this file and its first message; its header may not even say where the file
             # before ended, and everything would be indexed again.
             empty = self._index_files.pop()
             if self._writable:
-                self._files.remove(empty.path)
+                self._directory.remove(empty.path)
         if self._index_files and self._writable:
-            self._take_back_uncounted(self._index_files[-1])
+            self._directory.take_back_uncounted(self._index_files[-1])
         full = [one.end_timestamp for one in self._index_files if one.next_entry >= self._entries]
         self.safe_timestamp = max(full, default=0)
 
@@ -119,53 +105,6 @@ class KeyIndex:
         checkpoint says only the first is known to be; and a header that never reached the disk has no entries."""
         previous = self._index_files[-1].end_timestamp if self._index_files else -1
         return index_file.next_entry >= self._entries and previous < safe_timestamp >= index_file.end_timestamp
-
-    def _take_back_uncounted(self, index_file: IndexFile) -> None:
-        """Undo what a process that died inside `put` left behind the last entry that the header counts.
-
-        Slots name those entries already. If they stayed, new entries would take their places, and the chains of older
-        keys would be lost.
-        """
-        descriptor = self._files.open(index_file.path)
-        try:
-            taken_back = []
-            for number in range(index_file.next_entry, self._entries):
-                raw = os.pread(descriptor, ENTRY.size, self._entries_at + number * ENTRY.size)
-                if raw == bytes(ENTRY.size):
-                    break
-                taken_back.append((number, ENTRY.unpack(raw)))
-            for number, (key_hash, _, _, before) in reversed(taken_back):
-                slot_at = HEADER.size + key_hash % self._slots * SLOT.size
-                if SLOT.unpack(os.pread(descriptor, SLOT.size, slot_at)) == (number,):
-                    self._files.write_at(descriptor, SLOT.pack(before), slot_at)
-                self._files.write_at(descriptor, bytes(ENTRY.size), self._entries_at + number * ENTRY.size)
-        finally:
-            self._files.close(descriptor)
-
-    def _paths(self) -> list[Path]:
-        try:
-            with os.scandir(self._directory) as listing:
-                found = sorted(listing, key=lambda entry: entry.name)
-        except FileNotFoundError:
-            return []
-        paths = []
-        for entry in found:
-            if len(entry.name) != 17 or not (entry.name.isdecimal() and entry.name.isascii()) or not entry.is_file():
-                raise StoreCorrupt(f"{entry.path} does not belong here: only files named by 17 digits do; move it away")
-            size = entry.stat().st_size
-            if size == 0 and entry is found[-1]:
-                # A crash between making the file and giving it its size: it holds nothing.
-                if self._writable:
-                    self._files.remove(Path(entry.path))
-                break
-            if size != self._file_size:
-                raise StoreCorrupt(
-                    f"{entry.path} has {size} bytes, but {self._slots} slots and {self._entries} entries make"
-                    f" {self._file_size}: restore maxHashSlotNum and maxIndexNum, or move the index directory away"
-                    " (older messages can then not be found by key)"
-                )
-            paths.append(Path(entry.path))
-        return paths
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
@@ -178,7 +117,7 @@ class KeyIndex:
             index_file = self._writable_file()
         if physical_offset < index_file.end_offset:
             return
-        hashes = self._hashes(topic, unique_key, keys)
+        hashes = self._hashes.of_message(topic, unique_key, keys)
         if not hashes:
             return
 
@@ -216,14 +155,7 @@ class KeyIndex:
 
         The header follows once, at the end: entries that it does not count yet are taken back by `load`.
         """
-        topics_of_ids, heads_of_ids, ends_of_ids = self._topics_of_ids, self._heads_of_ids, self._ends_of_ids
-        hashed: list[tuple[int, int]] = []
-        for topic, unique_key, keys, physical_offset in keyed:
-            if unique_key is not None and keys is None and len(unique_key) == 32 and unique_key.isascii():
-                h = topics_of_ids[topic] + heads_of_ids[unique_key[:30]] + ends_of_ids[unique_key[30:]] & 0xFFFFFFFF
-                hashed.append((h, physical_offset))
-            else:
-                hashed += [(h, physical_offset) for h in self._hashes(topic, unique_key, keys)]
+        hashed = self._hashes.of_run(keyed)
         if not hashed:
             return
         index_file = self._current
@@ -293,42 +225,13 @@ class KeyIndex:
             one.end_offset, one.end_timestamp = end_offset, end_timestamp
             one.write_header(one.map)
 
-    def _hashes(self, topic: str, unique_key: str | None, keys: str | None) -> list[int]:
-        """The hash of the unique id, then those of the words of KEYS."""
-        hashes: list[int] = []
-        if unique_key is not None:
-            if len(unique_key) == 32 and unique_key.isascii():
-                known = self._heads_of_ids[unique_key[:30]] + self._ends_of_ids[unique_key[30:]]
-                hashes.append(self._topics_of_ids[topic] + known & 0xFFFFFFFF)
-            else:
-                hashes.append(java_hash_unsigned(unique_key, self._topics[topic]))
-        if keys:
-            start = self._topics[topic]
-            if " " in keys:
-                hashes += [java_hash_unsigned(key, start) for key in keys.split(" ") if key]
-            else:
-                hashes.append(java_hash_unsigned(keys, start))
-        return hashes
-
     def _writable_file(self) -> IndexFile:
         """The last file, mapped and with room for at least one entry; a new one when there is none."""
         if not self._writable:
-            raise StoreClosed(f"{self._directory} is open for reading only")
+            raise StoreClosed(f"{self._directory.path} is open for reading only")
         last = self._index_files[-1] if self._index_files else None
         if last is None or last.next_entry >= self._entries:
-            index_file = IndexFile(self._directory / self._new_name(last))
-            if last is not None:
-                index_file.begin_timestamp = index_file.end_timestamp = max(0, last.end_timestamp)
-                index_file.begin_offset = index_file.end_offset = max(0, last.end_offset)
-            try:
-                self._files.create(index_file.path, self._file_size)
-                mapped = self._map(index_file)
-                self._reserve(index_file)
-            except OSError:  # a full disk, say: leave no file behind that holds nothing
-                index_file.unmap()
-                self._files.remove(index_file.path)
-                raise
-            index_file.write_header(mapped)
+            index_file = self._directory.create(last)
             self._index_files.append(index_file)
             if last is not None:
                 if last.map is not None:
@@ -337,32 +240,11 @@ class KeyIndex:
             last = index_file
         with contextlib.suppress(ValueError):  # it may have been mapped by a query
             self._queried.remove(last)
-        self._map(last)
+        self._directory.map(last)
         if last.next_entry >= last.limit:
-            self._reserve(last)
+            self._directory.reserve(last)
         self._current = last
         return last
-
-    def _reserve(self, index_file: IndexFile) -> None:
-        """Claim disk blocks for the next entries: a store to a page of the mapping that has none kills the process."""
-        limit = min(index_file.next_entry + _RESERVED_ENTRIES, self._entries)
-        descriptor = self._files.open(index_file.path)
-        try:
-            if not index_file.limit:
-                self._files.reserve(descriptor, 0, self._entries_at)
-            position = self._entries_at + index_file.next_entry * ENTRY.size
-            self._files.reserve(descriptor, position, (limit - index_file.next_entry) * ENTRY.size)
-        finally:
-            self._files.close(descriptor)
-        index_file.limit = limit
-
-    def _new_name(self, last: IndexFile | None) -> str:
-        """The local time of now, made later than the last name: the order of names is the order of the files."""
-        now = self._clock_now()
-        name = int(time.strftime("%Y%m%d%H%M%S", time.localtime(now // 1000)) + f"{now % 1000:03d}")
-        if last is not None:
-            name = max(name, int(last.path.name) + 1)
-        return f"{name:017d}"
 
     def flush(self) -> bool:
         """Sync the files that became full, and move `safe_timestamp`; whether there was any. For a worker thread.
@@ -372,22 +254,11 @@ class KeyIndex:
         synced = False
         while self._filled:
             index_file = self._filled[0]
-            self._sync(index_file)
+            self._directory.sync(index_file)
             self.safe_timestamp = max(self.safe_timestamp, index_file.end_timestamp)
             self._filled.popleft()
             synced = True
         return synced
-
-    def _sync(self, index_file: IndexFile) -> None:
-        try:
-            descriptor = self._files.open(index_file.path)
-        except FileNotFoundError:  # expired meanwhile
-            return
-        try:
-            self._files.sync(descriptor)
-        finally:
-            self._files.close(descriptor)
-        self._files.sync_directory(self._directory)
 
     def delete_expired(self, min_offset: int) -> int:
         """Remove leading files that only point before `min_offset`, never the last one; how many were removed."""
@@ -397,7 +268,7 @@ class KeyIndex:
             with contextlib.suppress(ValueError):
                 self._queried.remove(oldest)
             oldest.unmap()
-            self._files.remove(oldest.path)
+            self._directory.remove(oldest.path)
             del self._index_files[0]
             removed += 1
         return removed
@@ -407,7 +278,7 @@ class KeyIndex:
         if self._writable:
             self.flush()
             if self._current is not None:
-                self._sync(self._current)
+                self._directory.sync(self._current)
         self._unmap_all()
 
     def destroy(self) -> None:
@@ -416,7 +287,7 @@ class KeyIndex:
         self._filled.clear()
         if self._writable:
             for index_file in self._index_files:
-                self._files.remove(index_file.path)
+                self._directory.remove(index_file.path)
         self._index_files = []
         self.safe_timestamp = 0
 
@@ -427,7 +298,7 @@ class KeyIndex:
         found: list[int] = []
         if not self._index_files:
             return IndexQuery(found, 0, 0)
-        key_hash = positive_hash(java_hash_unsigned(key, self._topics[topic]))
+        key_hash = positive_hash(self._hashes.of_key(topic, key))
         for index_file in reversed(self._index_files):
             if begin <= index_file.end_timestamp and end >= index_file.begin_timestamp:
                 self._collect(index_file, key_hash, max_num, begin, end, found)
@@ -440,7 +311,7 @@ class KeyIndex:
         self, index_file: IndexFile, key_hash: int, max_num: int, begin: int, end: int, found: list[int]
     ) -> None:
         """Walk one chain. Entries only point at earlier ones, so that a damaged file cannot make us run in circles."""
-        source = self._map(index_file)
+        source = self._directory.map(index_file)
         if index_file is not self._current:
             self._remember(index_file)
         (number,) = _unpack_slot(source, 40 + key_hash % self._slots * 4)
@@ -458,17 +329,6 @@ class KeyIndex:
 
     # -- mappings ------------------------------------------------------------------------------------------------------
 
-    def _map(self, index_file: IndexFile) -> mmap.mmap:
-        if index_file.map is None:
-            descriptor = self._files.open(index_file.path, writable=self._writable)
-            try:
-                mapped = self._files.map(descriptor, self._file_size, writable=self._writable)
-            finally:
-                self._files.close(descriptor)
-            mapped.madvise(mmap.MADV_RANDOM)  # read-ahead would read pages nobody asked for
-            index_file.map = mapped
-        return index_file.map
-
     def _remember(self, index_file: IndexFile) -> None:
         """This older file was used just now; unmap the one that was not used for the longest time."""
         with contextlib.suppress(ValueError):
@@ -482,10 +342,3 @@ class KeyIndex:
             index_file.unmap()
         self._queried.clear()
         self._current = None
-
-
-def positive_hash(unsigned_hash: int) -> int:
-    """The absolute value of the hash read as a signed number; the one that has none becomes 0."""
-    if unsigned_hash <= MAX_INT:
-        return unsigned_hash
-    return (0x1_0000_0000 - unsigned_hash) & MAX_INT
