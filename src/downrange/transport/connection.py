@@ -22,9 +22,10 @@ from downrange.protocol.command import Buffer, Command
 from downrange.protocol.errors import BrokerError, RemoteProtocolError
 from downrange.protocol.framing import Frame, FrameDecoder, decode_frame, encode_parts
 from downrange.transport.busy_poll import BusyPoll
-from downrange.transport.errors import ConnectionLost, RequestTimedOut, TransportClosed
+from downrange.transport.errors import ConnectionLost, TransportClosed
 from downrange.transport.limits import Limits, Usage
 from downrange.transport.outstanding import Asked, Outstanding, Waiter
+from downrange.transport.room import RoomWaiters
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +97,7 @@ class Connection(asyncio.Protocol):
         self._time = self._loop.time
         self._transport: asyncio.Transport | None = None
         self._opaque = 0
-        self._asked = Outstanding(self._loop, self._wake_writers)
+        self._asked = Outstanding(self._loop, self._wake_writer)
         self._answering = 0
         self._out: list[Buffer] = []
         self._out_bytes = 0
@@ -105,7 +106,7 @@ class Connection(asyncio.Protocol):
         self._unsent = 0
         self._paused = False
         self._frame_since = 0.0
-        self._writable_waiters: deque[asyncio.Future[None]] = deque()
+        self._waiting = RoomWaiters(self._loop)
         self._closed: asyncio.Future[None] = self._loop.create_future()
         self._answered: asyncio.Future[None] | None = None
 
@@ -185,9 +186,9 @@ class Connection(asyncio.Protocol):
 
     def room_made(self, replies: int) -> None:
         """So many replies were taken by an express."""
-        while replies and self._writable_waiters:
+        while replies and self._waiting.waiters:
             replies -= 1
-            self._wake_writers()
+            self._wake_writer()
 
     def forget_given_up(self) -> None:
         """Make room of the requests nobody waits for any more; late replies to them are ignored."""
@@ -210,24 +211,11 @@ class Connection(asyncio.Protocol):
     async def _wait_writable(self, deadline: float, code: int) -> None:
         """Wait until the peer reads again or an answer makes room; one waiter is woken for each."""
         self._raise_if_closed()
-        waiter: asyncio.Future[None] = self._loop.create_future()
-        self._writable_waiters.append(waiter)
-        timer = self._loop.call_at(deadline, self._give_up, waiter, code)
-        try:
-            await waiter
-        finally:
-            timer.cancel()
+        await self._waiting.wait(deadline, code)
 
-    def _give_up(self, waiter: asyncio.Future[None], code: int) -> None:
-        if not waiter.done():
-            waiter.set_exception(RequestTimedOut(f"{self.peer} takes no more data: request {code} was not sent"))
-
-    def _wake_writers(self) -> None:
-        while self._writable_waiters and not self._paused:
-            waiter = self._writable_waiters.popleft()
-            if not waiter.done():
-                waiter.set_result(None)
-                return
+    def _wake_writer(self) -> None:
+        if not self._paused:
+            self._waiting.wake()
 
     # --- answering ----------------------------------------------------------------------------------------------
 
@@ -290,8 +278,8 @@ class Connection(asyncio.Protocol):
             if asked is not None:
                 if not asked[0].done():
                     asked[0].set_result(command)
-                if self._writable_waiters:
-                    self._wake_writers()
+                if self._waiting.waiters:
+                    self._wake_writer()
         elif self._paused or self._unanswered:
             self._unanswered.append(command)
         else:
@@ -309,10 +297,7 @@ class Connection(asyncio.Protocol):
             self._flush()
 
     def _answer(self, command: Command) -> None:
-        if (
-            self._answering >= self._limits.max_requests_per_connection
-            or self._usage.requests >= self._limits.max_requests
-        ):
+        if self._is_overloaded:
             if not command.is_oneway:
                 self._reply(
                     command.reply(ResponseCode.SYSTEM_BUSY, "[OVERLOAD]system busy, start flow control for a while")
@@ -362,10 +347,7 @@ class Connection(asyncio.Protocol):
 
     def hold(self) -> bool:
         """The answer to one request of the chunk at hand comes by `end_hold`; False: too many wait already."""
-        if (
-            self._answering >= self._limits.max_requests_per_connection
-            or self._usage.requests >= self._limits.max_requests
-        ):
+        if self._is_overloaded:
             return False
         self.begin_answering(1)
         return True
@@ -379,6 +361,12 @@ class Connection(asyncio.Protocol):
             self._reply(reply)
         else:
             self._send(reply)
+
+    @property
+    def _is_overloaded(self) -> bool:
+        """Do too many requests wait for their answers already, of this peer or of all?"""
+        limits = self._limits
+        return self._answering >= limits.max_requests_per_connection or self._usage.requests >= limits.max_requests
 
     def begin_answering(self, requests: int) -> None:
         """So many requests will be answered later: before the connection is closed in good order."""
@@ -458,7 +446,7 @@ class Connection(asyncio.Protocol):
         self._count_unsent(0)
         if self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
-        self._wake_writers()
+        self._wake_writer()
         if self._unanswered:
             self._answer_rest()
 
@@ -481,7 +469,7 @@ class Connection(asyncio.Protocol):
         self.last_active = self._loop.time()
         name = transport.get_extra_info("peername")
         if name:
-            self.peer = self._asked.peer = f"{name[0]}:{name[1]}"
+            self.peer = self._asked.peer = self._waiting.peer = f"{name[0]}:{name[1]}"
             self.peer_host = pack_host(name[0].partition("%")[0], name[1])
         if self._on_open is not None:
             self._on_open(self)
@@ -492,10 +480,8 @@ class Connection(asyncio.Protocol):
         self._unanswered.clear()
         reason = f": {error}" if error else ""
         self._asked.fail_all(lambda: ConnectionLost(f"connection to {self.peer} was lost{reason}"))
-        while self._writable_waiters:
-            waiter = self._writable_waiters.popleft()
-            if not waiter.done():
-                waiter.set_result(None)  # each finds the connection closed
+        while self._waiting.wake():  # each finds the connection closed
+            pass
         if not self._closed.done():
             self._closed.set_result(None)
         if self._on_close is not None:
