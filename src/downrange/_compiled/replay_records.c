@@ -3,6 +3,7 @@
  * Goes from record to record and stops in front of the first one that is not usual, which its twin then looks at.
  */
 #include "dispatching.h"
+#include "properties.h"
 
 #define MAGIC_V1 0xDAA320A7u
 #define HEAD_SIZE 88 /* all that precedes the body, when both hosts are IPv4 */
@@ -41,30 +42,6 @@ typedef struct {
     int64_t indexed_up_to;
     int has_index, has_place;
 } Replay;
-
-
-enum { TAGS, UNIQUE_KEY, KEYS, LOOKED_UP };
-
-/* The values of those properties; `at` is NULL for one that is missing or empty. */
-static void find_properties(const byte *at, Py_ssize_t size, Text found[LOOKED_UP]) {
-    static const struct {
-        const char *name;
-        Py_ssize_t size;
-    } names[] = {{"TAGS\x01", 5}, {"UNIQ_KEY\x01", 9}, {"KEYS\x01", 5}};
-    const byte *end = at + size;
-    memset(found, 0, LOOKED_UP * sizeof *found);
-    while (at < end) {
-        const byte *stop = memchr(at, 2, (size_t)(end - at));
-        if (stop == NULL) stop = end;
-        for (int n = 0; n < LOOKED_UP; n++) {
-            Py_ssize_t length = names[n].size;
-            if (stop - at < length || memcmp(at, names[n].name, (size_t)length)) continue;
-            found[n].size = stop - at - length; /* the last one of a name counts */
-            found[n].at = found[n].size ? at + length : NULL;
-        }
-        at = stop + 1;
-    }
-}
 
 /* The record at `at`, of which `left` bytes are there; 0 when it is not whole, not sound, or not the usual one. */
 static int read_record(const byte *at, Py_ssize_t left, int check_crc, Record *record) {
@@ -168,18 +145,18 @@ static int enter(Replay *replay, const Record *record, Queue **entered) {
             || (record->queue_offset == 0 && row[PHYSICAL_END] > 0))
             return 0;
     }
-    Text found[LOOKED_UP];
+    const byte *properties = record->properties;
+    Part tags, unique_key, keys;
     uint32_t code = 0;
-    find_properties(record->properties, record->properties_size, found);
-    if (is_new && !hash_bytes(found[TAGS].at, found[TAGS].size, &code)) return 0;
+    find_properties(properties, record->properties_size, &tags, &unique_key, &keys);
+    if (is_new && !hash_bytes(properties + tags.at, tags.size, &code)) return 0;
     replay->keys.count = 0;
-    if (replay->has_index && (found[UNIQUE_KEY].at != NULL || found[KEYS].at != NULL)) {
+    if (replay->has_index && (unique_key.size || keys.size)) {
         const Index *index = &replay->index;
         if (!replay->has_place || index->next_entry >= index->limit) return 0;
-        const Text *unique = &found[UNIQUE_KEY], *words = &found[KEYS];
         if (record->physical_offset >= index->end_offset
-            && (!add_keys(&replay->keys, unique->at, unique->size, words->at, words->size, queue->hash,
-                          record->physical_offset)
+            && (!add_keys(&replay->keys, properties + unique_key.at, unique_key.size, properties + keys.at, keys.size,
+                          queue->hash, record->physical_offset)
                 || replay->keys.count > index->limit - index->next_entry))
             return 0;
     }
