@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import gc
-import sys
 from itertools import count
 from random import Random
 from typing import Any
@@ -21,6 +19,7 @@ from downrange.client.messages import outgoing_rules
 from downrange.compiled import runs
 from downrange.model.message import Message, MessageQueue
 from tests.support import compiled_client_checks as checks
+from tests.support.leaks import check_no_leaks
 
 pytestmark = pytest.mark.skipif(runs is None, reason="built without a compiler, or DOWNRANGE_PURE is set")
 CAPTURED = checks.captured_replies()
@@ -121,11 +120,4 @@ def test_no_reference_is_kept_or_lost() -> None:
         for waiting in asking.waiting:
             waiting.told.clear()
 
-    once()
-    gc.collect()
-    before = [sys.getrefcount(one) for one in watched]
-    blocks = sys.getallocatedblocks()
-    for _ in range(300):
-        once()
-    assert [one for one, refs in zip(watched, before, strict=True) if abs(sys.getrefcount(one) - refs) > 50] == []
-    assert abs(sys.getallocatedblocks() - blocks) < 200
+    check_no_leaks(once, watched)

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import sys
 from random import Random
 from typing import Any
 
@@ -15,6 +14,7 @@ from hypothesis import strategies as st
 
 from downrange.compiled import runs
 from tests.support import compiled_pick_checks as checks
+from tests.support.leaks import check_no_leaks
 
 pytestmark = pytest.mark.skipif(runs is None, reason="built without a compiler, or DOWNRANGE_PURE is set")
 SEEDS = st.integers(0, 2**64).map(Random)
@@ -87,11 +87,5 @@ def test_no_reference_is_kept_or_lost() -> None:
         assert taken.pick_by_tags(entries, bytes(4), 1000, 10**6) is not None
         assert taken.pick_by_tags(entries * 2, bytes(4), 1000, 10**6) is None
 
-    once()
-    before = [sys.getrefcount(one) for one in watched]
-    blocks = sys.getallocatedblocks()
-    for _ in range(300):
-        once()
-    assert max(abs(sys.getrefcount(one) - count) for one, count in zip(watched, before, strict=True)) < 50
-    assert abs(sys.getallocatedblocks() - blocks) < 200
+    check_no_leaks(once, watched)
     log += b"it can grow: nobody holds a view of it"

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import sys
 from random import Random
 from typing import Any
 
@@ -16,6 +15,7 @@ from hypothesis import strategies as st
 from downrange.compiled import runs
 from downrange.protocol.bodies.plain_pull import PullReplyHead
 from tests.support import compiled_pull_checks as checks
+from tests.support.leaks import check_no_leaks
 
 pytestmark = pytest.mark.skipif(runs is None, reason="built without a compiler, or DOWNRANGE_PURE is set")
 SEEDS = st.integers(0, 2**64).map(Random)
@@ -49,11 +49,5 @@ def test_no_reference_is_kept_or_lost(kind: int) -> None:
         assert taken.encode_pull(pieces, kind, 10**6, numbers, cut) is None
         assert taken.encode_pull(pieces, kind, 10**6, numbers, (entries, "no buffer", start, readable, 0)) is None
 
-    once()
-    before = [sys.getrefcount(one) for one in watched]
-    blocks = sys.getallocatedblocks()
-    for _ in range(300):
-        once()
-    assert max(abs(sys.getrefcount(one) - count) for one, count in zip(watched, before, strict=True)) < 50
-    assert abs(sys.getallocatedblocks() - blocks) < 200
+    check_no_leaks(once, watched)
     log += b"it can grow: nobody holds a view of it"

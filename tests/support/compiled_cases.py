@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -170,13 +169,3 @@ def message(random: Random, state: QueueState) -> PlainMessage:
 def packed(topic: str, rows: Sequence[int]) -> bytes:
     """What `Destinations` has for a topic."""
     return struct.pack(f"=i{len(rows)}i", len(rows), *rows) + topic_field(topic)
-
-
-def files_of(root: Path) -> dict[str, bytes]:
-    """The messages, queues and keys of a store as they lie on disk."""
-    found = {str(path.relative_to(root)): path for path in root.rglob("*") if path.is_file()}
-    return {
-        name: path.read_bytes()
-        for name, path in sorted(found.items())
-        if name.startswith(("commitlog", "consumequeue", "index"))
-    }

@@ -18,6 +18,7 @@ from downrange.store.new_message import PutMessageStatus
 from downrange.store.queue_tails import QueueTails
 from downrange.store.run import run_of
 from tests.support import compiled_cases as cases
+from tests.support.store_files import files_of
 from tests.unit.store.small_store import NOW, new_message, open_store
 
 _QUEUES = [("TopicA", 0), ("TopicA", 1), ("T\u00f6pic\U0001f600", 0)]
@@ -34,7 +35,7 @@ def same_files(random: Random, root: str) -> None:
         stack.enter_context(patch.object(run, "runs", None))
         assert _filled(Random(seed), Path(root, "pure")) == with_twins
     for other in ("mixed", "pure"):
-        assert cases.files_of(Path(root, "compiled")) == cases.files_of(Path(root, other))
+        assert files_of(Path(root, "compiled")) == files_of(Path(root, other))
 
 
 def _filled(random: Random, root: Path) -> list[Any]:

@@ -22,6 +22,7 @@ from downrange.store.message_store import MessageStore
 from downrange.store.new_message import NewMessage
 from downrange.store.queue_tails import QueueTails
 from tests.support import compiled_cases as cases
+from tests.support.store_files import files_of
 from tests.unit.store.small_store import NOW, kill, open_store, pull_the_plug
 
 _TOPICS = ("TopicA", "TopicA", "T\u00f6pic\U0001f600", "x", "y" * 127)
@@ -53,7 +54,7 @@ def same_recovery(random: Random, root: str) -> None:
     seen = _recovered(with_twins, settings)
     with without_twins():
         assert _recovered(pure, settings) == seen
-    assert cases.files_of(with_twins) == cases.files_of(pure)
+    assert files_of(with_twins) == files_of(pure)
 
 
 def same_slaves(random: Random, root: str) -> None:
@@ -80,7 +81,7 @@ def same_slaves(random: Random, root: str) -> None:
     seen = follow("compiled")
     with without_twins():
         assert follow("pure") == seen
-    assert cases.files_of(Path(root, "compiled")) == cases.files_of(Path(root, "pure"))
+    assert files_of(Path(root, "compiled")) == files_of(Path(root, "pure"))
 
 
 def refuses_nonsense_about_a_replay(random: Random) -> None:

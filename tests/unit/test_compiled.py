@@ -23,6 +23,8 @@ from downrange.store.queue_tails import SPILL_AT
 from downrange.store.queues import QueueState
 from downrange.store.run import Place, PlainMessage, Run, run_of
 from tests.support import compiled_cases as cases
+from tests.support.leaks import check_no_leaks
+from tests.support.store_files import files_of
 from tests.unit.store.small_store import BORN_HOST, NOW, STORE_HOST, new_message, open_store
 
 ROOT = Path(__file__).parent.parent.parent
@@ -97,7 +99,7 @@ def test_messages_of_several_hosts_are_stored_as_if_each_had_come_alone(tmp_path
             for message, host in zip(messages, [hosts[0], hosts[1], hosts[1], hosts[2]], strict=True):
                 assert store.append_run(run_of([message]), host, STORE_HOST, NOW)
         store.close()
-    assert cases.files_of(tmp_path / "together") == cases.files_of(tmp_path / "alone")
+    assert files_of(tmp_path / "together") == files_of(tmp_path / "alone")
 
 
 @needs_twins
@@ -201,13 +203,7 @@ def test_no_reference_is_kept_or_lost(tmp_path: Path) -> None:
             if run is not None:
                 assert len(run) == len(run.messages) == len(run.states)
 
-    once()
-    before = [sys.getrefcount(one) for one in watched]
-    blocks = sys.getallocatedblocks()
-    for _ in range(300):
-        once()
-    assert max(abs(sys.getrefcount(one) - count) for one, count in zip(watched, before, strict=True)) < 50
-    assert abs(sys.getallocatedblocks() - blocks) < 200
+    check_no_leaks(once, watched)
     for grown in (memory, tail):
         grown += b"it can grow: nobody holds a view of it"
     rows.append(0)

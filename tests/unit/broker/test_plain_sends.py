@@ -25,6 +25,7 @@ from downrange.protocol.command import Command
 from downrange.protocol.framing import Frame, FrameDecoder, encode
 from downrange.store.config import FlushDiskType
 from downrange.transport.connection import Connection
+from tests.support.store_files import files_of
 from tests.unit.broker.fake_transport import FakeTransport
 from tests.unit.broker.wired import BROKER, WiredBroker, wire
 
@@ -63,10 +64,7 @@ class Way:
     def files(self) -> dict[str, bytes]:
         """Everything on disk but the times in it that are those of the machine."""
         self.broker.close()
-        root = self.broker.store.config.store_path_root_dir
-        found = {str(path.relative_to(root)): path for path in sorted(root.rglob("*")) if path.is_file()}
-        kept = ("commitlog", "consumequeue", "index")
-        return {name: path.read_bytes() for name, path in found.items() if name.startswith(kept)}
+        return files_of(self.broker.store.config.store_path_root_dir)
 
     def counts(self) -> dict[str, list[object]]:
         tallies = self.broker.statistics.puts()

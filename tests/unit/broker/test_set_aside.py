@@ -28,6 +28,7 @@ from downrange.protocol.command import Command
 from downrange.protocol.framing import Frame, FrameDecoder, encode
 from downrange.store.config import FlushDiskType
 from downrange.transport.connection import Connection
+from tests.support.store_files import files_of
 from tests.unit.broker.fake_transport import FakeTransport
 from tests.unit.broker.wired import BROKER, WiredBroker, wire
 from tests.unit.store.small_store import FailingFiles, read_all
@@ -110,11 +111,7 @@ class Way:
             "aborted": self.transport.is_aborted,
         }
         self.broker.close()
-        root = self.broker.store.config.store_path_root_dir
-        for path in sorted(root.rglob("*")):
-            if path.is_file() and path.relative_to(root).parts[0] in ("commitlog", "consumequeue", "index"):
-                known[str(path.relative_to(root))] = path.read_bytes()
-        return known
+        return known | files_of(self.broker.store.config.store_path_root_dir)
 
 
 def send(

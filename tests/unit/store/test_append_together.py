@@ -11,6 +11,7 @@ from downrange.model.message_id import pack_host
 from downrange.model.topics import SCHEDULE_TOPIC
 from downrange.store.message_store import MessageStore
 from downrange.store.new_message import NewMessage
+from tests.support.store_files import files_of
 from tests.unit.store.small_store import NOW, FailingFiles, bodies, kill, new_message, open_store, put
 
 V6 = pack_host("2001:db8::1", 50001)
@@ -36,17 +37,6 @@ def first_of_its_queue(message: NewMessage) -> NewMessage:
     return new_message(b"first", topic=message.topic, queue_id=message.queue_id)
 
 
-def files_of(store: MessageStore) -> dict[str, bytes]:
-    store.close()
-    root = store.config.store_path_root_dir
-    kept = ("commitlog", "consumequeue", "consumequeue_ext", "index")
-    return {
-        str(path.relative_to(root)): path.read_bytes()
-        for path in sorted(root.rglob("*"))
-        if path.is_file() and path.relative_to(root).parts[0] in kept
-    }
-
-
 @pytest.mark.parametrize("without", [None, SCHEDULE_TOPIC])
 @pytest.mark.parametrize("ext", [False, True])
 def test_the_bytes_are_those_of_storing_each(tmp_path: Path, ext: bool, without: str | None) -> None:
@@ -59,7 +49,9 @@ def test_the_bytes_are_those_of_storing_each(tmp_path: Path, ext: bool, without:
     assert places == [(result.physical_offset, result.size, result.queue_offset) for result in results]
     counts = [sum(count for _, count, _ in store.queues.take_counts()) for store in stores]
     assert counts == [0, len(chosen)]
-    assert files_of(stores[0]) == files_of(stores[1])
+    for store in stores:
+        store.close()
+    assert files_of(tmp_path / "each") == files_of(tmp_path / "together")
 
 
 def test_they_lie_in_one_file(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from downrange.store.config import StoreConfig
 from downrange.store.message_appender import MessageAppender
 from downrange.store.message_store import MessageStore
 from downrange.store.new_message import AppendResult, BatchUnit, NewMessage, PutMessageStatus
+from tests.support.store_files import files_of
 
 HOST = pack_host("10.0.0.1", 10911)
 HOST_V6 = pack_host("fe80::1", 10911)
@@ -34,13 +35,7 @@ def written(root: Path, born_host: bytes, shared: bytes) -> tuple[list[AppendRes
         message = NewMessage("orders", number % 3, b"", shared, 1_600_000_000_000, born_host, HOST, 0, 1, 2)
         results.append(store.append_batch(message, UNITS * 2))
     store.close()
-    kept = {
-        str(path.relative_to(root)): path.read_bytes()
-        for folder in ("commitlog", "consumequeue", "index")
-        for path in sorted((root / folder).rglob("*"))
-        if path.is_file()
-    }
-    return results, kept
+    return results, files_of(root)
 
 
 @pytest.mark.parametrize("born_host", [HOST, HOST_V6], ids=["IPv4", "IPv6"])

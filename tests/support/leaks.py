@@ -1,0 +1,19 @@
+"""Whether compiled code keeps or loses references."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable, Sequence
+
+
+def check_no_leaks(once: Callable[[], None], watched: Sequence[object]) -> None:
+    """Call `once` again and again: the counts of these objects, and memory, must stay as they are after the first."""
+    once()
+    gc.collect()
+    before = [sys.getrefcount(one) for one in watched]
+    blocks = sys.getallocatedblocks()
+    for _ in range(300):
+        once()
+    assert [one for one, count in zip(watched, before, strict=True) if abs(sys.getrefcount(one) - count) >= 50] == []
+    assert abs(sys.getallocatedblocks() - blocks) < 200

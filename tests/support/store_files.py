@@ -1,0 +1,16 @@
+"""What a store leaves on disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_DIRECTORIES = ("commitlog", "consumequeue", "consumequeue_ext", "index")
+
+
+def files_of(root: Path) -> dict[str, bytes]:
+    """The messages, queues and keys of a store as they lie on disk: not what holds the times of the machine."""
+    return {
+        str(path.relative_to(root)): path.read_bytes()
+        for path in sorted(root.rglob("*"))
+        if path.is_file() and path.relative_to(root).parts[0] in _DIRECTORIES
+    }
