@@ -1,31 +1,42 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import threading
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 from downrange.clock import ManualClock
 from downrange.store.config import FlushDiskType
-from downrange.store.files import OsFiles
+from downrange.store.files import OS_FILES, Files, OsFiles
 from downrange.store.group_commit import FlushOutcome
-from tests.unit.broker.wired import wire
+from tests.unit.broker.wired import WiredBroker, wire
 from tests.unit.store.small_store import FailingFiles, new_message
 
 
-async def test_under_sync_flush_a_message_nobody_waits_for_reaches_the_disk_too(tmp_path: Path) -> None:
-    broker = wire(tmp_path, flush_disk_type=FlushDiskType.SYNC_FLUSH)
+@contextlib.asynccontextmanager
+async def sync_flushing(root: Path, files: Files = OS_FILES) -> AsyncIterator[WiredBroker]:
+    """A broker under SYNC_FLUSH, with its flusher at work."""
+    broker = wire(root, files=files, flush_disk_type=FlushDiskType.SYNC_FLUSH)
     running = asyncio.create_task(broker.flusher.run(lambda: None))
-    await asyncio.sleep(0)
-    end = broker.writer.append(new_message()).end_offset
-    assert broker.store.flushed_offset < end
-    async with asyncio.timeout(10):
-        while broker.store.flushed_offset < end:
-            await broker.clock.advance(0.1)
-            await asyncio.sleep(0.001)  # the flush is another thread's
-    running.cancel()
-    await asyncio.wait([running])
-    broker.close()
+    try:
+        yield broker
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
+        broker.close()
+
+
+async def test_under_sync_flush_a_message_nobody_waits_for_reaches_the_disk_too(tmp_path: Path) -> None:
+    async with sync_flushing(tmp_path) as broker:
+        await asyncio.sleep(0)
+        end = broker.writer.append(new_message()).end_offset
+        assert broker.store.flushed_offset < end
+        async with asyncio.timeout(10):
+            while broker.store.flushed_offset < end:
+                await broker.clock.advance(0.1)
+                await asyncio.sleep(0.001)  # the flush is another thread's
 
 
 class SlowDisk(OsFiles):
@@ -46,56 +57,44 @@ class SlowDisk(OsFiles):
 
 async def test_a_slow_sync_sends_the_next_ones_to_the_worker(tmp_path: Path) -> None:
     disk = SlowDisk()
-    broker = wire(tmp_path, files=disk, flush_disk_type=FlushDiskType.SYNC_FLUSH)
-    disk.clock = broker.clock
-    running = asyncio.create_task(broker.flusher.run(lambda: None))
-    async with asyncio.timeout(10):
-        for seconds in (0.0, 0.0, 0.02, *[0.0] * 16, 0.0):
-            disk.seconds = seconds
-            end = broker.writer.append(new_message()).end_offset
-            assert await broker.flusher.wait_for(end) is FlushOutcome.FLUSHED
-            assert broker.store.flushed_offset >= end
-    assert disk.is_here == [True, True, True, *[False] * 16, True]
-    running.cancel()
-    await asyncio.wait([running])
-    broker.close()
+    async with sync_flushing(tmp_path, disk) as broker:
+        disk.clock = broker.clock
+        async with asyncio.timeout(10):
+            for seconds in (0.0, 0.0, 0.02, *[0.0] * 16, 0.0):
+                disk.seconds = seconds
+                end = broker.writer.append(new_message()).end_offset
+                assert await broker.flusher.wait_for(end) is FlushOutcome.FLUSHED
+                assert broker.store.flushed_offset >= end
+        assert disk.is_here == [True, True, True, *[False] * 16, True]
 
 
 async def test_all_who_wait_are_told_by_one_sync(tmp_path: Path) -> None:
     disk = SlowDisk()
-    broker = wire(tmp_path, files=disk, flush_disk_type=FlushDiskType.SYNC_FLUSH)
-    disk.clock = broker.clock
-    running = asyncio.create_task(broker.flusher.run(lambda: None))
-    async with asyncio.timeout(10):
-        waiting = [broker.flusher.wait_for(broker.writer.append(new_message()).end_offset) for _ in range(5)]
-        assert await asyncio.gather(*waiting) == [FlushOutcome.FLUSHED] * 5
-    assert disk.is_here == [True]
-    running.cancel()
-    await asyncio.wait([running])
-    broker.close()
+    async with sync_flushing(tmp_path, disk) as broker:
+        disk.clock = broker.clock
+        async with asyncio.timeout(10):
+            waiting = [broker.flusher.wait_for(broker.writer.append(new_message()).end_offset) for _ in range(5)]
+            assert await asyncio.gather(*waiting) == [FlushOutcome.FLUSHED] * 5
+        assert disk.is_here == [True]
 
 
 async def test_a_sync_waits_for_those_who_are_coming_in(tmp_path: Path) -> None:
     disk = SlowDisk()
-    broker = wire(tmp_path, files=disk, flush_disk_type=FlushDiskType.SYNC_FLUSH)
-    disk.clock = broker.clock
-    running = asyncio.create_task(broker.flusher.run(lambda: None))
-    waiting = []
-    async with asyncio.timeout(10):
-        for _ in range(5):  # each turn of the loop reads a request of another connection
-            waiting.append(broker.flusher.wait_for(broker.writer.append(new_message()).end_offset))
-            await asyncio.sleep(0)
-        assert await asyncio.gather(*waiting) == [FlushOutcome.FLUSHED] * 5
-        assert disk.is_here == [True]
-        for _ in range(40):  # but not for ever
-            waiting.append(broker.flusher.wait_for(broker.writer.append(new_message()).end_offset))
-            broker.clock.tick(0.0002)
-            await asyncio.sleep(0)
-        assert len(disk.is_here) > 3
-        await asyncio.gather(*waiting)
-    running.cancel()
-    await asyncio.wait([running])
-    broker.close()
+    async with sync_flushing(tmp_path, disk) as broker:
+        disk.clock = broker.clock
+        waiting = []
+        async with asyncio.timeout(10):
+            for _ in range(5):  # each turn of the loop reads a request of another connection
+                waiting.append(broker.flusher.wait_for(broker.writer.append(new_message()).end_offset))
+                await asyncio.sleep(0)
+            assert await asyncio.gather(*waiting) == [FlushOutcome.FLUSHED] * 5
+            assert disk.is_here == [True]
+            for _ in range(40):  # but not for ever
+                waiting.append(broker.flusher.wait_for(broker.writer.append(new_message()).end_offset))
+                broker.clock.tick(0.0002)
+                await asyncio.sleep(0)
+            assert len(disk.is_here) > 3
+            await asyncio.gather(*waiting)
 
 
 async def test_room_is_prepared_as_soon_as_some_was_used(tmp_path: Path) -> None:
@@ -114,53 +113,48 @@ async def test_room_is_prepared_as_soon_as_some_was_used(tmp_path: Path) -> None
 
 async def test_a_lone_sender_is_told_at_once(tmp_path: Path) -> None:
     disk = SlowDisk()
-    broker = wire(tmp_path, files=disk, flush_disk_type=FlushDiskType.SYNC_FLUSH)
-    disk.clock = broker.clock
-    running = asyncio.create_task(broker.flusher.run(lambda: None))
-    told: list[FlushOutcome] = []
+    async with sync_flushing(tmp_path, disk) as broker:
+        disk.clock = broker.clock
+        told: list[FlushOutcome] = []
 
-    def send() -> bool:
-        """Whether its outcome is known at once."""
-        before = len(told)
-        broker.flusher.tell_when_flushed(broker.writer.append(new_message()).end_offset, told.append)
-        return len(told) > before
+        def send() -> bool:
+            """Whether its outcome is known at once."""
+            before = len(told)
+            broker.flusher.tell_when_flushed(broker.writer.append(new_message()).end_offset, told.append)
+            return len(told) > before
 
-    async def at_once(*, together: int = 1) -> list[bool]:
-        known = [send() for _ in range(together)]
-        async with asyncio.timeout(10):
-            while len(broker.flusher._waiting):
-                await asyncio.sleep(0.001)  # the flush may be another thread's
-        await asyncio.sleep(0)
-        return known
+        async def at_once(*, together: int = 1) -> list[bool]:
+            known = [send() for _ in range(together)]
+            async with asyncio.timeout(10):
+                while len(broker.flusher._waiting):
+                    await asyncio.sleep(0.001)  # the flush may be another thread's
+            await asyncio.sleep(0)
+            return known
 
-    alone = [(await at_once())[0] for _ in range(10)]
-    assert alone == [False] * 8 + [True] * 2
-    assert await at_once(together=3) == [True, False, False]
-    assert len(disk.is_here) == 12  # the two who came in the same turn shared a sync
-    alone = [(await at_once())[0] for _ in range(9)]
-    assert alone == [False] * 8 + [True]
-    disk.seconds = 0.02
-    assert await at_once() == [True]
-    assert await at_once() == [False]  # a slow disk is for the worker
-    assert not disk.is_here[-1]
-    assert told == [FlushOutcome.FLUSHED] * len(told)
-    running.cancel()
-    await asyncio.wait([running])
-    broker.close()
+        alone = [(await at_once())[0] for _ in range(10)]
+        assert alone == [False] * 8 + [True] * 2
+        assert await at_once(together=3) == [True, False, False]
+        assert len(disk.is_here) == 12  # the two who came in the same turn shared a sync
+        alone = [(await at_once())[0] for _ in range(9)]
+        assert alone == [False] * 8 + [True]
+        disk.seconds = 0.02
+        assert await at_once() == [True]
+        assert await at_once() == [False]  # a slow disk is for the worker
+        assert not disk.is_here[-1]
+        assert told == [FlushOutcome.FLUSHED] * len(told)
 
 
 async def test_a_lone_sender_is_told_when_the_disk_says_no(tmp_path: Path) -> None:
     files = FailingFiles()
-    broker = wire(tmp_path, files=files, flush_disk_type=FlushDiskType.SYNC_FLUSH)
-    running = asyncio.create_task(broker.flusher.run(lambda: None))
-    async with asyncio.timeout(10):
-        for _ in range(8):
-            assert await broker.flusher.wait_for(broker.writer.append(new_message()).end_offset) is FlushOutcome.FLUSHED
-    files.fail["sync"] = errno.EIO
-    told: list[FlushOutcome] = []
-    broker.flusher.tell_when_flushed(broker.writer.append(new_message()).end_offset, told.append)
-    assert told == [FlushOutcome.FAILED]
-    assert not broker.store.is_writable
-    running.cancel()
-    await asyncio.wait([running])
-    broker.close()
+    async with sync_flushing(tmp_path, files) as broker:
+        async with asyncio.timeout(10):
+            for _ in range(8):
+                assert (
+                    await broker.flusher.wait_for(broker.writer.append(new_message()).end_offset)
+                    is FlushOutcome.FLUSHED
+                )
+        files.fail["sync"] = errno.EIO
+        told: list[FlushOutcome] = []
+        broker.flusher.tell_when_flushed(broker.writer.append(new_message()).end_offset, told.append)
+        assert told == [FlushOutcome.FAILED]
+        assert not broker.store.is_writable
