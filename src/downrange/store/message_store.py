@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
 from downrange.clock import SystemClock
+from downrange.model.message import TopicQueue
 from downrange.store.checkpoint import AbortMarker, Checkpoint, DirectoryLock
 from downrange.store.commit_log import CommitLog
 from downrange.store.config import BrokerRole, StoreConfig
@@ -16,6 +17,7 @@ from downrange.store.dispatching import Dispatching
 from downrange.store.errors import StoreError
 from downrange.store.files import OS_FILES, Files
 from downrange.store.flushing import Flushing
+from downrange.store.growth import Growth
 from downrange.store.headroom import Stretch
 from downrange.store.key_index import KeyIndex
 from downrange.store.message_appender import MessageAppender
@@ -99,8 +101,9 @@ class MessageStore(MessageReader):
             self.commit_log, self._dispatcher, self._refusals, at_once=self._pool is None, is_slave=is_slave
         )
         self._flushing = Flushing(self.commit_log, self._dispatching, self.checkpoint, self._refusals)
-
-        # What the parts do is the store's own: without a step in between, as some of it is called for every message.
+        self._removal = Removal(segments, queues, index, self._flushing, self._refusals, files)
+        # Called for every message, so without a step in between. The rest is below: an object with more than thirty
+        # attributes is slower to all who use it.
         appender = MessageAppender(self.commit_log, self._dispatching, self.limits, self._refusals, self._now)
         self.append = appender.append
         self.append_run = appender.append_run
@@ -108,20 +111,6 @@ class MessageStore(MessageReader):
         self.takes_together = appender.takes_together
         self.append_batch = appender.append_batch
         self.append_data = appender.append_data
-        self.check_takes_data = self._refusals.check_takes_data
-        self.dispatch_pending = self._dispatching.dispatch_pending
-        self.commit = self._flushing.commit
-        self.flush_commit_log = self._flushing.flush_commit_log
-        self.write_pending = self._flushing.write_pending
-        self.write_pending_in_slices = self._flushing.write_pending_in_slices
-        self.flush_queues = self._flushing.flush_queues
-        removal = Removal(segments, queues, index, self._flushing, self._refusals, files)
-        self.take_oldest_files = removal.take_oldest_files
-        self.remove_files = removal.remove_files
-        self.delete_dependents = removal.delete_dependents
-        self.remove_expired_queues = removal.remove_expired_queues
-        self.remove_unused_topics = removal.remove_unused_topics
-        self.remove_topic = removal.remove_topic
 
     # Opening and closing.
 
@@ -287,6 +276,47 @@ class MessageStore(MessageReader):
     def transient_buffers_available(self) -> int | None:
         """Free buffers of the transient pool; None without one."""
         return None if self._pool is None else self._pool.available
+
+    # What else the parts do; they say more about it.
+
+    def check_takes_data(self) -> None:
+        self._refusals.check_takes_data()
+
+    def dispatch_pending(self, watched: Mapping[tuple[str, int], object] | None = None) -> Growth:
+        return self._dispatching.dispatch_pending(watched)
+
+    def commit(self, least_pages: int = 0) -> bool:
+        return self._flushing.commit(least_pages)
+
+    def flush_commit_log(self, least_pages: int = 0) -> int:
+        return self._flushing.flush_commit_log(least_pages)
+
+    def write_pending(self) -> None:
+        self._flushing.write_pending()
+
+    def write_pending_in_slices(self, slice_size: int = 64, least_pages: int = 0) -> Iterator[None]:
+        return self._flushing.write_pending_in_slices(slice_size, least_pages)
+
+    def flush_queues(self, least_pages: int = 0, *, thorough: bool = False) -> None:
+        self._flushing.flush_queues(least_pages, thorough=thorough)
+
+    def take_oldest_files(self, count: int) -> list[Path]:
+        return self._removal.take_oldest_files(count)
+
+    def remove_files(self, paths: Iterable[Path]) -> None:
+        self._removal.remove_files(paths)
+
+    def delete_dependents(self) -> int:
+        return self._removal.delete_dependents()
+
+    def remove_expired_queues(self) -> list[TopicQueue]:
+        return self._removal.remove_expired_queues()
+
+    def remove_unused_topics(self, topics: Iterable[str]) -> list[TopicQueue]:
+        return self._removal.remove_unused_topics(topics)
+
+    def remove_topic(self, topic: str) -> list[TopicQueue]:
+        return self._removal.remove_topic(topic)
 
     # The log's files.
 
