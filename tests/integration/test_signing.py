@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from downrange.broker.app import RunningBroker
+from downrange.broker.handlers.plain_sends import PlainSends
 from downrange.client.admin import Admin
 from downrange.client.config import ClientConfig, ProducerConfig
 from downrange.client.consumer.config import ConsumerConfig
@@ -38,7 +39,7 @@ class Guard:
     def __init__(self, running: RunningBroker) -> None:
         self._handler = running.server.handler
         running.server.handler = self
-        running.server.express = None  # the short cut for pulls would lead around it
+        running.server.express = None  # no request may come in by a short cut
         self.passed: Counter[int] = Counter()
         self.refused: Counter[int] = Counter()
 
@@ -59,8 +60,10 @@ class Guard:
 
 @asynccontextmanager
 async def guarded(root: Path) -> AsyncIterator[tuple[str, Guard]]:
-    async with standalone(root) as running:
-        yield str(running.config.broker.namesrv_addr), Guard(running)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(PlainSends, "take_together", lambda *_: None)
+        async with standalone(root) as running:
+            yield str(running.config.broker.namesrv_addr), Guard(running)
 
 
 def account(namesrv: str, secret: str = SECRET.decode()) -> ClientConfig:
