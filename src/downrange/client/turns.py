@@ -21,6 +21,7 @@ from downrange.transport.outstanding import Asked
 
 _FAR_SECONDS: Final = 0.000_2
 _PATIENCE_SECONDS: Final = 0.003
+_LOOK_SECONDS: Final = 0.1
 
 
 class Turn:
@@ -29,7 +30,7 @@ class Turn:
     Holds always: the thread is woken once at most: for an answer, to lead, or because the request was not sent.
     """
 
-    __slots__ = ("_answered", "_woken", "answer", "frame", "is_given_up", "is_woken", "leads")
+    __slots__ = ("_answered", "_woken", "answer", "frame", "is_given_up", "is_gone", "is_woken", "leads")
 
     def __init__(self, frame: bytes, answered: deque[Turn]) -> None:
         """Once answered it is put into `answered`, for somebody to wake its thread."""
@@ -38,6 +39,8 @@ class Turn:
         self.leads = False
         self.is_woken = False
         self.is_given_up = False
+        self.is_gone = False
+        """Its thread has left, for whatever reason."""
         self._answered = answered
         self._woken = threading.Lock()
         self._woken.acquire()
@@ -52,7 +55,7 @@ class Turn:
     # --- as who waits for a reply; see transport/outstanding.py --------------------------------------------------
 
     def done(self) -> bool:
-        return self.answer is not None or self.is_given_up
+        return self.answer is not None or self.is_given_up or self.is_gone
 
     def set_result(self, reply: Command | SendResult, /) -> None:
         self.answer = reply
@@ -75,8 +78,9 @@ class Turns:
     again, for the interpreter's lock.
     Waiting for the next write pays only when it comes soon. Over a network that is not the case: all but the leader are
     sent away at once. When a reply takes long, those that were not written yet are sent away after a while.
-    Holds always: there is a leader while anybody waits; only the leader uses the connection and `requests`. Once
-    broken, nothing is asked any more, and the connection is closed.
+    Ctrl-C may take a thread away between any two steps. Those that wait for long do what it has left undone.
+    Holds always: there is a leader while anybody waits, or one that has gone; only the leader uses the connection and
+    `requests`. Once broken, nothing is asked any more, and the connection is closed.
     """
 
     def __init__(self, connection: DirectConnection) -> None:
@@ -88,11 +92,11 @@ class Turns:
         self._unsent: list[tuple[int, Asked]] = []
         self._answered: deque[Turn] = deque()
         self._lock = threading.Lock()
-        self._is_led = False
+        self._leader: Turn | None = None
         self._is_far = connection.round_trip > _FAR_SECONDS
 
     def __repr__(self) -> str:
-        state = "broken" if self.is_broken else "led" if self._is_led else "idle"
+        state = "broken" if self.is_broken else "led" if self._leader is not None else "idle"
         return f"<Turns {self._connection.address} {state} asked={len(self.requests)} unsent={len(self._unsent)}>"
 
     def ask(
@@ -101,20 +105,24 @@ class Turns:
         """The reply; None when nothing was sent. Raises ConnectionLost, RequestTimedOut."""
         until = monotonic() + seconds
         turn = Turn(frame, self._answered)
-        with self._lock:
-            is_first = not self._is_led
-            if self.is_broken or (self._is_far and not is_first):
-                return None
-            self._unsent.append((opaque, (turn, until, code, seconds, expected)))
+        try:
+            with self._lock:
+                is_first = self._leader is None
+                if self.is_broken or (self._is_far and not is_first):
+                    return None
+                self._unsent.append((opaque, (turn, until, code, seconds, expected)))
+                if is_first:
+                    turn.leads = True
+                    self._leader = turn
             if is_first:
-                self._is_led = turn.leads = True
-        if is_first:
-            self._lead(turn, until, was_idle=True)
-        else:
-            if not self._wait(turn, seconds):
-                return None
-            if turn.leads:
-                self._lead(turn, until, was_idle=False)
+                self._lead(turn, until, was_idle=True)
+            else:
+                if not self._wait(turn, seconds):
+                    return None
+                if turn.leads:
+                    self._lead(turn, until, was_idle=False)
+        finally:
+            turn.is_gone = True
         answer = turn.answer
         if answer is None and turn.is_given_up:
             raise RequestTimedOut(f"{self._connection.address} did not answer request {code} within {seconds:.3g} s")
@@ -137,10 +145,15 @@ class Turns:
         """Until it is woken, or gives up; False when it should not have waited, as nobody writes."""
         try:
             turn.wait(min(seconds, _PATIENCE_SECONDS))
-            if not turn.is_woken and seconds > _PATIENCE_SECONDS:
+            left = seconds - _PATIENCE_SECONDS
+            if not turn.is_woken and left > 0:
+                self._make_up()
                 if self._withdraw(turn):
                     return False
-                turn.wait(seconds - _PATIENCE_SECONDS)
+                while left > 0 and not turn.is_woken and not turn.leads:
+                    turn.wait(min(left, _LOOK_SECONDS))
+                    left -= _LOOK_SECONDS
+                    self._make_up()
         except BaseException:  # Ctrl-C
             with self._lock:
                 turn.is_given_up = True
@@ -150,10 +163,19 @@ class Turns:
                 self._wake_next()
             raise
         with self._lock:
-            turn.is_given_up = not turn.is_woken
+            turn.is_given_up = not turn.is_woken and not turn.leads
         if turn.is_woken:
             self._wake_next()
         return True
+
+    def _make_up(self) -> None:
+        """For threads that were interrupted: for a leader that has gone, and whoever was to wake the next."""
+        with self._lock:
+            is_left_alone = self._leader is not None and self._leader.is_gone
+        if is_left_alone:
+            self._break("was closed: the thread that read from it was interrupted")
+        else:
+            self._wake_next()
 
     def _withdraw(self, turn: Turn) -> bool:
         """Whether it was not written yet, and will not be."""
@@ -167,9 +189,12 @@ class Turns:
         if self._answered:
             with self._lock:
                 while self._answered:
-                    turn = self._answered.popleft()
-                    if not turn.is_given_up:
+                    turn = self._answered[0]
+                    is_waiting = not (turn.is_given_up or turn.is_gone or turn.is_woken)
+                    if is_waiting:
                         turn.wake()
+                    self._answered.popleft()  # not before: nobody else would wake it
+                    if is_waiting:
                         return
 
     # --- for the leader -------------------------------------------------------------------------------------------
@@ -202,8 +227,9 @@ class Turns:
         if not self._unsent:
             return b""
         with self._lock:
-            unsent, self._unsent = self._unsent, []
-        self.requests.update(unsent)
+            unsent = self._unsent
+            self.requests.update(unsent)  # first: at no time may they be nowhere
+            self._unsent = []
         return b"".join([turn.frame for turn in turns_of(unsent)])
 
     def _take(self, frames: list[Frame]) -> None:
@@ -225,9 +251,10 @@ class Turns:
             for turn in turns_of(chain(self.requests.items(), self._unsent)):
                 if not turn.done():
                     turn.leads = True
+                    self._leader = turn
                     turn.wake()
                     return
-            self._is_led = False
+            self._leader = None
             self.is_broken = bool(self.requests)  # which nobody waits for any more: the broker does not answer
         if self.is_broken:
             self._connection.close()
@@ -236,13 +263,14 @@ class Turns:
         """Tell all who wait. Those whose request was not written go another way."""
         with self._lock:
             self.is_broken = True
-            unsent, self._unsent = self._unsent, []
-        self._connection.close()
-        for turn in turns_of(self.requests.items()):
-            if not turn.done():
-                turn.set_exception(ConnectionLost(f"connection to {self._connection.address} {how}"))
-        self.requests.clear()
-        self._answered.extend(turn for turn in turns_of(unsent) if not turn.leads)
+            self._connection.close()
+            for turn in turns_of(self.requests.items()):
+                if not turn.done():
+                    turn.set_exception(ConnectionLost(f"connection to {self._connection.address} {how}"))
+            self.requests.clear()
+            self._answered.extend(turn for turn in turns_of(self._unsent) if not turn.leads and not turn.done())
+            self._unsent.clear()
+            self._leader = None
         self._wake_next()
 
 

@@ -329,6 +329,41 @@ def test_a_thread_that_is_interrupted_when_woken_lets_the_others_go_on(
     assert offset_of(third) == 3
 
 
+@pytest.mark.parametrize("step", ["_lead", "_hand_over"])
+def test_who_waits_for_a_leader_that_has_gone_breaks_the_connection(
+    asking: Asking, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    monkeypatch.setattr(Turns, step, _interrupted)
+    asking.say(stored(1))
+    with pytest.raises(KeyboardInterrupt):
+        asking.ask()
+    monkeypatch.undo()
+    assert asking.ask() is None
+    assert asking.turns.is_broken
+    assert asking.connection.is_closed
+    assert not asking.turns._unsent
+
+
+def test_who_was_written_by_a_leader_that_has_gone_hears_of_it(asking: Asking, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "_PATIENCE_SECONDS", 60.0)  # it is written before that
+    first = asking.lead()
+    second = asking.follow()
+    monkeypatch.setattr(Turns, "_hand_over", _interrupted)
+    asking.say()
+    assert asking.written() == [2]
+    asking.say(stored(1))
+    with pytest.raises(KeyboardInterrupt):
+        first.result(10)
+    monkeypatch.setattr(turns, "_PATIENCE_SECONDS", 0.003)
+    assert asking.ask() is None
+    with pytest.raises(ConnectionLost, match="interrupted"):
+        second.result(10)
+
+
+def _interrupted(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt
+
+
 class Echo(Played):
     """Answers everything, sooner or later, in any order."""
 
