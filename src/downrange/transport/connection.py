@@ -471,6 +471,8 @@ class Connection(asyncio.Protocol):
         if name:
             self.peer = self._asked.peer = self._waiting.peer = f"{name[0]}:{name[1]}"
             self.peer_host = pack_host(name[0].partition("%")[0], name[1])
+        else:  # it has gone already: what it sent before has nobody to come from
+            self._transport.abort()
         if self._on_open is not None:
             self._on_open(self)
 
