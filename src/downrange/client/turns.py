@@ -22,6 +22,7 @@ from downrange.transport.outstanding import Asked
 _FAR_SECONDS: Final = 0.000_2
 _PATIENCE_SECONDS: Final = 0.003
 _LOOK_SECONDS: Final = 0.1
+_INTERRUPTED: Final = "was closed: the thread that read from it was interrupted"
 
 
 class Turn:
@@ -150,10 +151,13 @@ class Turns:
                 self._make_up()
                 if self._withdraw(turn):
                     return False
-                while left > 0 and not turn.is_woken and not turn.leads:
+                while left > 0 and not turn.is_woken and not turn.leads and turn.answer is None:
                     turn.wait(min(left, _LOOK_SECONDS))
                     left -= _LOOK_SECONDS
                     self._make_up()
+                    if self.is_broken and not turn.is_woken and turn.answer is None:
+                        # All who are known were told; its reply was in the hands of the thread that was interrupted.
+                        turn.answer = ConnectionLost(f"connection to {self._connection.address} {_INTERRUPTED}")
         except BaseException:  # Ctrl-C
             with self._lock:
                 turn.is_given_up = True
@@ -173,7 +177,7 @@ class Turns:
         with self._lock:
             is_left_alone = self._leader is not None and self._leader.is_gone
         if is_left_alone:
-            self._break("was closed: the thread that read from it was interrupted")
+            self._break(_INTERRUPTED)
         else:
             self._wake_next()
 
@@ -217,7 +221,7 @@ class Turns:
         except MQError as error:
             self._break(f"was closed: {error}")
         except BaseException:  # Ctrl-C, and what was read is lost
-            self._break("was closed: the thread that read from it was interrupted")
+            self._break(_INTERRUPTED)
             raise
         else:
             self._hand_over()

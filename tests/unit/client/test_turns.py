@@ -360,6 +360,32 @@ def test_who_was_written_by_a_leader_that_has_gone_hears_of_it(asking: Asking, m
         second.result(10)
 
 
+class Slipped(Turn):
+    """Whoever reads its reply is interrupted before it can tell."""
+
+    __slots__ = ()
+
+    def set_result(self, reply: Command | SendResult, /) -> None:
+        raise KeyboardInterrupt
+
+
+def test_whose_reply_was_in_the_hands_of_a_leader_that_is_interrupted_hears_of_it(
+    asking: Asking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "_PATIENCE_SECONDS", 1.0)  # it is written before that
+    first = asking.lead()
+    monkeypatch.setattr(turns, "Turn", Slipped)
+    second = asking.follow(seconds=60)
+    monkeypatch.setattr(turns, "Turn", Turn)
+    asking.say()
+    assert asking.written() == [2]
+    asking.say(stored(2))
+    with pytest.raises(KeyboardInterrupt):
+        first.result(10)
+    with pytest.raises(ConnectionLost, match="interrupted"):
+        second.result(10)
+
+
 def _interrupted(*_: object, **__: object) -> None:
     raise KeyboardInterrupt
 
