@@ -13,7 +13,7 @@ from downrange.store.errors import StoreClosed
 from downrange.store.files import Files
 from downrange.store.flushing import Flushing
 from downrange.store.key_index import KeyIndex
-from downrange.store.queues import ConsumeQueues, QueueState
+from downrange.store.queues import ConsumeQueues
 from downrange.store.refusals import Refusals
 from downrange.store.segments import Segments
 
@@ -78,9 +78,7 @@ class Removal:
     def remove_expired_queues(self) -> list[TopicQueue]:
         """Remove queues all of whose messages are gone (request 306)."""
         minimum = self._segments.min_offset
-        return self._remove(
-            lambda topic, _, end: topic != SCHEDULE_TOPIC and 0 < end < minimum
-        )
+        return self._remove(lambda topic, _, end: topic != SCHEDULE_TOPIC and 0 < end < minimum)
 
     def remove_unused_topics(self, topics: Iterable[str]) -> list[TopicQueue]:
         """Remove queues of topics that are not among `topics` (request 316; after deleting a topic, 215)."""
