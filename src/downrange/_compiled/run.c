@@ -20,22 +20,6 @@ static int is_utf8(const byte *at, Py_ssize_t size) {
     return text != NULL;
 }
 
-/* Where the value of a property stands: the last one of a name counts. */
-static void find_properties(Message *message, const byte *start) {
-    const byte *at = start, *end = start + message->properties_size;
-    message->tags = message->unique_key = message->keys = (Part){0, 0};
-    while (at < end) {
-        const byte *stop = memchr(at, 2, (size_t)(end - at));
-        Py_ssize_t size = (stop != NULL ? stop : end) - at, name = 0;
-        Part *part = NULL;
-        if (size >= 5 && !memcmp(at, "TAGS\x01", 5)) part = &message->tags, name = 5;
-        else if (size >= 5 && !memcmp(at, "KEYS\x01", 5)) part = &message->keys, name = 5;
-        else if (size >= 9 && !memcmp(at, "UNIQ_KEY\x01", 9)) part = &message->unique_key, name = 9;
-        if (part != NULL) *part = (Part){(int32_t)(at + name - start), (int32_t)(size - name)};
-        at += size + 1;
-    }
-}
-
 Run *new_run(Py_ssize_t messages, Py_ssize_t requests) {
     Run *run = PyObject_New(Run, &run_type);
     if (run == NULL) return NULL;
@@ -88,7 +72,7 @@ Message *add_message(Run *run, Py_ssize_t properties_size) {
     Message *message = &run->messages[run->count++];
     message->size = 0;
     message->properties_at = run->text_size - properties_size, message->properties_size = properties_size;
-    find_properties(message, properties_of(run, message));
+    find_properties(properties_of(run, message), properties_size, &message->tags, &message->unique_key, &message->keys);
     return message;
 }
 

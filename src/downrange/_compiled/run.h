@@ -3,14 +3,9 @@
 #ifndef DOWNRANGE_RUN_H
 #define DOWNRANGE_RUN_H
 
-#include "runs.h"
+#include "properties.h"
 
 #define ONEWAY 2 /* a bit of a command's flag */
-
-/* A part of a message's properties; of size 0 when it is missing. */
-typedef struct {
-    int32_t at, size;
-} Part;
 
 typedef struct {
     const byte *body;      /* in an object that the run keeps */
