@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import socket
+import sys
 import zlib
 from collections.abc import AsyncIterator
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -29,7 +32,7 @@ from downrange.transport.connection import Connection
 from downrange.transport.pool import connect
 from downrange.transport.server import Server
 from tests.support.golden import Row, scenarios
-from tests.support.processes import namesrv, running
+from tests.support.processes import Running, namesrv, running
 
 
 def registration(
@@ -104,6 +107,32 @@ async def test_two_brokers_of_a_name_server_process(tmp_path: Path) -> None:
         assert await route(client, "A") is None
         assert process.stop() == 0
         await client.wait_closed()
+
+
+async def test_a_broker_that_repeats_itself_keeps_its_topics_also_after_it_was_away(tmp_path: Path) -> None:
+    with namesrv(tmp_path) as (process, address):
+        client = await connect(address)
+        same = registration("broker-a", "10.0.0.1:10911", "T")
+        for _ in range(2):
+            broker = await connect(address)
+            for _ in range(2):
+                await ask(broker, same)
+                assert await route(client, "T") == {"broker-a": {0: "10.0.0.1:10911"}}
+            broker.abort()
+            async with asyncio.timeout(5):
+                while await route(client, "T") is not None:
+                    await asyncio.sleep(0.01)
+        assert process.stop() == 0
+
+
+def test_a_server_takes_as_many_descriptors_as_the_system_allows(tmp_path: Path) -> None:
+    command = f"ulimit -Sn 256; exec {sys.executable} -m downrange.cli.main namesrv --port 0 --data {tmp_path}"
+    with closing(Running("-c", command, program=("/bin/sh",))) as process:
+        process.wait_for("name server ready")
+        limits = re.search(r"Max open files +(\d+) +(\d+)", Path(f"/proc/{process.pid}/limits").read_text())
+        assert limits is not None
+        soft, hard = map(int, limits.groups())
+        assert soft == hard > 256
 
 
 def test_a_port_in_use_is_one_line_and_exit_code_2(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 from downrange.broker.bloom_filter import BloomFilter
@@ -64,6 +65,7 @@ from downrange.model.message_id import pack_host
 from downrange.protocol.codes import RequestCode
 from downrange.settings import Property, check_known, configure, namesrv_addresses, read_properties
 from downrange.store.config import BrokerRole, StoreConfig
+from downrange.store.free_memory import give_back_memory
 from downrange.store.message_store import MessageStore
 from downrange.store.retention import Retention
 from downrange.transport.busy_poll import BusyPoll
@@ -184,7 +186,7 @@ async def _serving(
     writer = MessageWriter(store, held, flusher, statistics, clock, slaves)
     delay = DelayService(store, writer, JsonFile(directory / "delayOffset.json"), live, clock)
     half_messages = HalfMessages(store, writer, offsets, pack_host(live.broker.broker_ip1, live.broker.listen_port))
-    topics.adopt([*map(TopicQueue._make, store.queues.names()), *half_messages.destinations()])
+    topics.adopt(chain(map(TopicQueue._make, store.queues.names()), half_messages.destinations()))
     transactions = TransactionService(live, half_messages, producers, topics, writer, clock)
     flow = FlowControl(live, store)
     writer.on_appended = flow.appended
@@ -276,6 +278,7 @@ async def _serving(
             try:
                 await replication.start()
                 registered = await registration.register()
+                give_back_memory()  # what was read to recover, and the registration of all topics
                 yield RunningBroker(
                     live, store, topics, filters, transactions, replication, main, metrics.port, registered
                 )

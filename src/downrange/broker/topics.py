@@ -85,18 +85,20 @@ class Topics(SavedTable):
         saved = self._file.load(TopicConfigTable)
         if saved is not None:
             for name, config in saved.topic_config_table.items():
-                self._set(replace(config, topic_name=name))
+                # One text for all who have it: of what was read nothing stays, and its memory goes back in one piece.
+                self._set(replace(config, topic_name=intern(name), topic_filter_type=intern(config.topic_filter_type)))
             self.data_version = saved.data_version
 
     def _set(self, config: TopicConfig) -> None:
-        self._table[config.topic_name] = config
-        self.on_plain_change(config.topic_name)
-        if config.topic_name not in SEND_FORBIDDEN_TOPICS:
-            self.sendable[config.topic_name] = config
-            if config.topic_filter_type == "MULTI_TAG" or config.topic_name.startswith("%"):
-                self.plain.pop(config.topic_name, None)
+        name = intern(config.topic_name)
+        self._table[name] = config
+        self.on_plain_change(name)
+        if name not in SEND_FORBIDDEN_TOPICS:
+            self.sendable[name] = config
+            if config.topic_filter_type == "MULTI_TAG" or name.startswith("%"):
+                self.plain.pop(name, None)
             else:
-                self.plain[intern(config.topic_name)] = config.write_queue_nums
+                self.plain[name] = config.write_queue_nums
 
     def __len__(self) -> int:
         return len(self._table)

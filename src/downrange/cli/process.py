@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import logging
+import resource
 import signal
 import sys
 from collections.abc import Callable
@@ -37,6 +39,7 @@ def check_bind(host: str, *, insecure: bool) -> None:
 
 def serve(server: AbstractAsyncContextManager[S], ready: Callable[[S], None]) -> None:
     """Run a server until SIGTERM or SIGINT; a second signal ends the process at once."""
+    _take_all_descriptors()
 
     async def until_signal() -> None:
         loop = asyncio.get_running_loop()
@@ -54,3 +57,10 @@ def serve(server: AbstractAsyncContextManager[S], ready: Callable[[S], None]) ->
             await stop.wait()
 
     run(until_signal())
+
+
+def _take_all_descriptors() -> None:
+    """Systems begin with 1,024, for the sake of old programs, and allow as many as a thousand connections need."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):  # where the kernel allows less, it stays as it is
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from hashlib import blake2b
 
 from msgspec import structs
 
 from downrange.clock import Clock
+from downrange.model.topics import TopicConfig
 from downrange.namesrv.config import BLACK_LIST, REMOTELY_CHANGEABLE, NamesrvConfig
 from downrange.namesrv.kv_config import KVConfig
 from downrange.namesrv.route_table import (
@@ -114,20 +116,23 @@ class NamesrvHandlers:
         data = command.body_bytes
         if header.body_crc32 and zlib.crc32(data) & 0x7FFFFFFF != header.body_crc32:
             raise BrokerError("crc32 not match")
-        if not data:
-            body = RegisterBrokerBody()
-        else:
-            body = decode_registration(data) if header.compressed else decode_body(RegisterBrokerBody, data)
-        table = body.topic_config_serialize_wrapper
+        # A broker repeats itself every 30 s, with thousands of topics: what was said last time need not be read again.
+        fingerprint = blake2b(data, digest_size=16).digest()
+        version = self._routes.version_by(header.broker_addr, fingerprint)
+        topics: Iterable[TopicConfig] = ()
+        if version is None:
+            table = _registration_of(header, data).topic_config_serialize_wrapper
+            version, topics = table.data_version, table.topic_config_table.values()
         registered = self._routes.register(
             BrokerIdentity(header.cluster_name, header.broker_name, header.broker_addr, header.broker_id),
             header.ha_server_addr,
-            table.data_version,
-            table.topic_config_table.values(),
+            version,
+            topics,
             now=self._clock.now(),
             connection=connection,
             expires_millis=header.heartbeat_timeout_millis or BROKER_EXPIRES_MILLIS,
             enable_acting_master=header.enable_acting_master,
+            fingerprint=fingerprint,
         )
         order_topics = self._kv.namespace(ORDER_TOPIC_CONFIG)
         return command.reply(
@@ -293,3 +298,9 @@ class NamesrvHandlers:
         if table is None:
             raise QueryNotFound(f"No config item, Namespace: {namespace}")
         return command.reply(body=encode_body(KVTable(table)))
+
+
+def _registration_of(header: RegisterBrokerRequest, data: bytes) -> RegisterBrokerBody:
+    if not data:
+        return RegisterBrokerBody()
+    return decode_registration(data) if header.compressed else decode_body(RegisterBrokerBody, data)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
+from sys import intern
 from typing import Final
 
 from msgspec import structs
@@ -42,6 +43,7 @@ class LiveBroker:
     connection: Hashable
     ha_server_addr: str
     expires_millis: int = BROKER_EXPIRES_MILLIS
+    fingerprint: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +83,9 @@ class RouteTable:
         connection: Hashable,
         expires_millis: int = BROKER_EXPIRES_MILLIS,
         enable_acting_master: bool | None = None,
+        fingerprint: bytes = b"",
     ) -> Registered:
-        """Take a broker in, or refresh it."""
+        """Take a broker in, or refresh it; the `fingerprint` is of version and topics, for `version_by`."""
         known = self._brokers.get(broker.broker_name)
         addresses = dict(known.broker_addrs) if known else {}
         # An address has one id: a slave that comes back as master must not stay listed as slave.
@@ -101,21 +104,31 @@ class RouteTable:
         live = self._live.get(broker.broker_addr)
         if broker.broker_id == MASTER_ID and (live is None or live.data_version != data_version):
             self._take_topics(broker.broker_name, topics)
-        self._live[broker.broker_addr] = LiveBroker(now, data_version, connection, ha_server_addr, expires_millis)
+        self._live[broker.broker_addr] = LiveBroker(
+            now, data_version, connection, ha_server_addr, expires_millis, fingerprint
+        )
         return Registered() if broker.broker_id == MASTER_ID else self._master_of(broker.broker_name)
+
+    def version_by(self, broker_addr: str, fingerprint: bytes) -> DataVersion | None:
+        """The data version of this broker, if it is alive and its last registration had this fingerprint."""
+        live = self._live.get(broker_addr)
+        return live.data_version if live is not None and fingerprint == live.fingerprint else None
 
     def _take_topics(self, broker_name: str, topics: Iterable[TopicConfig]) -> None:
         self.revision += 1
         named = set()
+        alike: dict[QueueData, QueueData] = {}  # ten thousand topics have a few kinds of queues
         for config in topics:
-            named.add(config.topic_name)
-            self._queues.setdefault(config.topic_name, {})[broker_name] = QueueData(
+            topic = intern(config.topic_name)
+            named.add(topic)
+            queues = QueueData(
                 broker_name=broker_name,
                 read_queue_nums=config.read_queue_nums,
                 write_queue_nums=config.write_queue_nums,
                 perm=config.perm,
                 topic_sys_flag=config.topic_sys_flag,
             )
+            self._queues.setdefault(topic, {})[broker_name] = alike.setdefault(queues, queues)
         # A registration of one topic is an incremental one: it says nothing about the others.
         if self.drop_topics_left_out and len(named) != 1:
             for topic in [topic for topic, brokers in self._queues.items() if topic not in named]:

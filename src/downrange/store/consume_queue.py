@@ -28,8 +28,8 @@ log = logging.getLogger(__name__)
 
 PAGE_SIZE: Final = 4096  # the unit of "least pages", whatever the machine's own is
 
-_SPILL_BYTES: Final = 16_380  # entries kept in memory, written or not: enough for every consumer that keeps up
 _HOT_BYTES: Final = 1_000  # as much to write at once makes it worth keeping the descriptor
+_MANY: Final = 2_000  # queues, of which none keeps a descriptor: a process has only so many
 _NEAR_THE_END: Final = 240
 _NO_COPY: Final = (0, b"")
 
@@ -164,7 +164,11 @@ class ConsumeQueue(QueueFiles):
     @property
     def may_sleep(self) -> bool:
         """Whether all there is to know of this queue is safely in its one file, and nobody has used it for a while."""
-        return not self.is_open and self._created - self._first == self._file_size and self._flushed == self._end
+        return not self.is_open and self.has_one_file and self._flushed == self._end
+
+    @property
+    def has_one_file(self) -> bool:
+        return self._created - self._first == self._file_size
 
     # -- opening -------------------------------------------------------------------------------------------------------
 
@@ -286,7 +290,7 @@ class ConsumeQueue(QueueFiles):
 
     def _next_spill(self, tail_start: int) -> int:
         # Never far past the end of a file: its time of change, by which messages are searched, is that of its end.
-        return min(tail_start + _SPILL_BYTES, self._file_end(tail_start))
+        return min(tail_start + self._tails.room, self._file_end(tail_start))
 
     def spill(self) -> None:
         """As much is in memory as should be: write it."""
@@ -306,11 +310,15 @@ class ConsumeQueue(QueueFiles):
             if start >= self._created:
                 self._files.create(self._path(start), self._file_size)
                 self._created = start + self._file_size
-            if len(data) >= _HOT_BYTES:
+            if len(data) >= _HOT_BYTES and self._may_keep_open:
                 self._keep_open(start)
             with self._opened(start) as descriptor:
                 self._files.write_at(descriptor, data, position - start)
             self._written = stop
+
+    @property
+    def _may_keep_open(self) -> bool:
+        return self._tails.queues <= _MANY
 
     def flush(self, least_pages: int = 0) -> bool:
         """Sync what is written, if that is at least `least_pages` pages; whether anything was synced.
@@ -441,7 +449,7 @@ class ConsumeQueue(QueueFiles):
         if start == self._descriptor_start and in_file >= length:
             self._last_read = start
             return os.pread(self._descriptor, length, position - start)
-        if start == self._last_read:
+        if start == self._last_read and self._may_keep_open:
             self._keep_open(start)  # somebody reads through this file: worth a descriptor
         self._last_read = start
         return self._bytes(position, length)

@@ -164,7 +164,7 @@ class MessageStore(MessageReader):
     def _recover(self, *, clean: bool) -> None:
         report = self.recovery = RecoveryReport(clean=clean)
         report.warnings += self._segments.load()
-        self.queues.load()
+        self.queues.load(clean=clean)
         self.checkpoint.load()
         # After a power cut the newest index file cannot be trusted. If only the process died, it can.
         keep_index = clean or self._abort.is_of_this_boot

@@ -44,6 +44,9 @@ _TAIL: Final = struct.Struct("=q8xq")  # END, AT
 _LINK: Final = struct.Struct("=q")
 _HEADER: Final = struct.Struct("=3q")
 
+_MOST_ROOM: Final = 16_380  # written or not: enough for every consumer that keeps up
+_ROOM_OF_ALL: Final = 128 << 20
+_LEAST_ROOM: Final = 960  # four blocks
 _LEAST_GROWTH: Final = 256 * BLOCK
 _WORTH_SHRINKING: Final = 1 << 20
 
@@ -70,6 +73,17 @@ class QueueTails:
     def blocks(self) -> int:
         """How many are in use."""
         return int(_HEADER.unpack_from(self.memory)[2])
+
+    @property
+    def queues(self) -> int:
+        """For so many there is a row, used or not."""
+        return len(self.rows) // ROW
+
+    @property
+    def room(self) -> int:
+        """How many bytes of entries a queue may keep: of thousands each only a few, so that all together stay small."""
+        of_each = _ROOM_OF_ALL // max(1, self.queues)
+        return max(_LEAST_ROOM, min(of_each - of_each % _ENTRIES, _MOST_ROOM))
 
     def add_row(self) -> int:
         """A row of zeros: its place in `rows`."""

@@ -16,6 +16,7 @@ from downrange.store.consume_queue import ENTRY, PAGE_SIZE, ConsumeQueue
 from downrange.store.consume_queue_ext import ConsumeQueueExt
 from downrange.store.errors import StoreError
 from downrange.store.files import Files
+from downrange.store.free_memory import give_back_memory
 from downrange.store.queue_states import QueueStates
 from downrange.store.queue_tails import BYTES, MESSAGES, ROW, QueueTails
 
@@ -105,8 +106,9 @@ def check_storable(topic: str, queue_id: int) -> str | None:
 class ConsumeQueues:
     """All queues, by topic and id. A queue comes into being with its first message, never by being asked for.
 
-    Where there are many, those that nobody has used since the `release` before the last one sleep (`QueueStates`). All
-    that sleep have one file, which is written and synced: nothing about them has to be looked after.
+    Where there are many, those sleep (`QueueStates`) that nobody has used since the start, or since the `release`
+    before the last one. All that sleep have one file, which is written and synced: nothing about them has to be looked
+    after.
     """
 
     def __init__(self, config: StoreConfig, files: Files, *, writable: bool) -> None:
@@ -140,26 +142,36 @@ class ConsumeQueues:
         for topic, queue_id, _ in self.states.sleeping():
             yield topic, queue_id
 
-    def load(self) -> None:
-        """Find the queues; directories that are not named by a number are passed over."""
+    def load(self, *, clean: bool) -> None:
+        """Find the queues; directories that are not named by a number are passed over.
+
+        Of many that were left in good order, most are recovered here and sleep from now on, one after the other: so a
+        start never has all of them in memory. That changes no file.
+        """
         with contextlib.suppress(FileNotFoundError), os.scandir(self._root / _BATCH_QUEUES) as found:
             if any(found):
                 raise StoreError(
                     f"{self._root / _BATCH_QUEUES} has queues of the 5.x type BatchCQ, which cannot be read here"
                 )
         directory = self._root / "consumequeue"
-        with contextlib.suppress(FileNotFoundError), os.scandir(directory) as found:
-            # First what stays in memory, then what goes when queues fall asleep: so all of that becomes free.
-            topics = [(intern(entry.name), entry.path) for entry in found if entry.is_dir()]
-            self._topic_fields = {topic: topic_field(topic) for topic, _ in topics}
-            for topic, path in topics:
-                self._load_topic(topic, path)
+        with contextlib.suppress(FileNotFoundError), os.scandir(directory) as topics:
+            for topic in topics:
+                if topic.is_dir():
+                    self._load_topic(intern(topic.name), topic.path, clean=clean)
 
-    def _load_topic(self, topic: str, path: str) -> None:
+    def _load_topic(self, topic: str, path: str, *, clean: bool) -> None:
         with os.scandir(path) as queues:
             for queue in queues:
                 if queue.name.isascii() and queue.name.isdecimal() and queue.is_dir():
-                    self._make(topic, int(queue.name))
+                    state = self._make(topic, int(queue.name))
+                    if clean and len(self.states) > _ALWAYS_AWAKE and self._may_sleep_at_once(state):
+                        state.queue.recover(clean=True)
+                        self._put_to_sleep([state])
+
+    def _may_sleep_at_once(self, state: QueueState) -> bool:
+        """Nothing is known yet but the files: is it one, and the first one that ever was?"""
+        queue = state.queue
+        return self._writable and not state.is_special and not queue.min_offset and queue.has_one_file
 
     def recover(self, *, clean: bool) -> None:
         for state in self:
@@ -344,6 +356,8 @@ class ConsumeQueues:
                 state.ext.release()
         if idle and len(self.states) > _ALWAYS_AWAKE:
             self._put_to_sleep(idle)
+            self.states.shrink()
+            give_back_memory()
         self.tails.shrink()
         del self.by_row[len(self.tails.rows) // ROW :]
 
@@ -355,10 +369,10 @@ class ConsumeQueues:
         while idle:
             state = idle.pop()
             del self.states[state.topic, state.queue_id]
+            self._topic_fields.pop(state.topic, None)
             self._part_with(state)
             state.forget_row()
         del state
-        self.states.shrink()
         for key, end in zip(keys, ends, strict=True):
             self.states.add_sleeping(key, end)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -97,3 +98,20 @@ async def test_who_waits_while_the_broker_leaves_does_not_bring_it_back(
     namesrv.go.set()
     assert (await first, await second) == (1, 0)
     assert len(namesrv.told) == 1
+
+
+async def test_a_registration_shows_the_topics_and_the_permission_of_its_moment(
+    registration: Registration, topics: Topics
+) -> None:
+    def told() -> dict[str, int]:
+        table = decode_body(RegisterBrokerBody, registration._registration().body_bytes).topic_config_serialize_wrapper
+        return {name: config.perm for name, config in table.topic_config_table.items() if name.startswith("new")}
+
+    topics.ensure("new-1", 1)
+    assert told() == told() == {"new-1": 6}
+    topics.ensure("new-2", 1)
+    assert told() == {"new-1": 6, "new-2": 6}
+    registration._config.broker = replace(registration._config.broker, broker_permission=4)
+    assert told() == {"new-1": 4, "new-2": 4}
+    topics.delete("new-1")
+    assert told() == {"new-2": 4}

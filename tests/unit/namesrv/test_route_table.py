@@ -198,3 +198,17 @@ def test_one_topic_can_be_registered_by_a_broker_that_is_known() -> None:
     table.up(MASTER_A, topic("T"))
     table.register_topic("N", [QueueData(broker_name="broker-a", perm=6), QueueData(broker_name="stranger", perm=6)])
     assert addresses(table, "N") == {"broker-a": {0: MASTER_A.broker_addr}}
+
+
+def test_a_fingerprint_stands_for_the_last_registration_of_a_live_broker() -> None:
+    table = Table()
+    address = MASTER_A.broker_addr
+    table.register(MASTER_A, "ha", V1, [topic("T")], now=1, connection=1, fingerprint=b"one")
+    assert table.version_by(address, b"one") == V1
+    assert table.version_by(address, b"two") is None
+    assert table.version_by(MASTER_B.broker_addr, b"one") is None
+    table.register(MASTER_A, "ha", V2, [topic("U")], now=2, connection=1, fingerprint=b"two")
+    assert table.version_by(address, b"one") is None
+    assert table.version_by(address, b"two") == V2
+    table.drop_connection(1)
+    assert table.version_by(address, b"two") is None  # its topics have gone: they must be read again

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from downrange.store import consume_queue as consume_queue_module
 from downrange.store import queues as queues_module
+from downrange.store.errors import StoreCorrupt
 from downrange.store.message_store import MessageStore
 from downrange.store.new_message import PutMessageStatus
 from downrange.store.queue_entry import ENTRY_SIZE
@@ -176,3 +178,78 @@ def test_after_a_start_all_sleep_but_the_newest(tmp_path: Path, store: MessageSt
     assert list(again.queues.states) == QUEUES[-1:]  # the end of the log was looked up there
     assert [again.max_offset_of(*queue) for queue in QUEUES] == [2, 2, 2, 2]
     again.close()
+
+
+def test_a_start_has_few_of_them_awake_at_a_time(
+    tmp_path: Path, store: MessageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.close()
+    monkeypatch.setattr(queues_module, "_ALWAYS_AWAKE", 1)
+    make = queues_module.ConsumeQueues._make
+    awake: list[int] = []
+
+    def watched(queues: queues_module.ConsumeQueues, topic: str, queue_id: int) -> queues_module.QueueState:
+        state = make(queues, topic, queue_id)
+        awake.append(len(queues.states))
+        return state
+
+    monkeypatch.setattr(queues_module.ConsumeQueues, "_make", watched)
+    again = open_store(tmp_path, mapped_file_size_commit_log=1 << 20)
+    assert awake[:4] == [1, 2, 2, 2]
+    assert [put(again, *queue) for queue in QUEUES] == [2, 2, 2, 2]
+    again.close()
+
+
+def test_a_start_that_is_refused_leaves_no_mark_of_a_crash(tmp_path: Path, store: MessageStore) -> None:
+    store.close()
+    stranger = tmp_path / "consumequeue" / "B" / "0" / "notes.txt"
+    stranger.write_text("mine")
+    with pytest.raises(StoreCorrupt, match=r"notes\.txt does not belong here"):
+        open_store(tmp_path, mapped_file_size_commit_log=1 << 20)
+    assert not (tmp_path / "abort").exists()
+    stranger.unlink()
+    again = open_store(tmp_path, mapped_file_size_commit_log=1 << 20)
+    assert again.recovery.clean
+    assert [again.max_offset_of(*queue) for queue in QUEUES] == [2, 2, 2, 2]
+    again.close()
+
+
+def test_a_queue_whose_first_file_was_lost_is_built_again(tmp_path: Path, store: MessageStore) -> None:
+    for _ in range(1000 // ENTRY_SIZE):
+        put(store, "A", 0)
+    store.close()
+    (tmp_path / "consumequeue" / "A" / "0" / f"{0:020d}").unlink()
+    again = open_store(tmp_path, mapped_file_size_commit_log=1 << 20)
+    assert again.recovery.rebuilt_queues == ["A/0"]
+    assert (again.min_offset_of("A", 0), again.max_offset_of("A", 0)) == (0, 52)
+    again.close()
+
+
+def test_a_queue_that_lost_entries_is_filled_again(tmp_path: Path, store: MessageStore) -> None:
+    end = put(store, "C", 1)
+    store.close()
+    path = tmp_path / "consumequeue" / "C" / "1" / f"{0:020d}"
+    path.write_bytes(path.read_bytes()[: end * ENTRY_SIZE].ljust(1000, b"\0"))
+    again = open_store(tmp_path, mapped_file_size_commit_log=1 << 20)
+    assert again.max_offset_of("C", 1) == end + 1
+    again.close()
+
+
+def test_of_many_busy_queues_none_keeps_a_descriptor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_store(tmp_path, mapped_file_size_commit_log=1 << 20, mapped_file_size_consume_queue=10_000)
+    put(store, "A", 0)
+    few = store.queues.get("A", 0)
+    assert few is not None
+    for allowed in (True, False):
+        monkeypatch.setattr(consume_queue_module, "_MANY", 1 if allowed else 0)
+        for _ in range(60):
+            put(store, "A", 0)
+        store.write_pending()
+        assert few.queue.is_open
+        assert (few.queue._descriptor >= 0) is allowed
+        few.queue.release()
+        few.queue.read(0, 10)
+        few.queue.read(10, 10)  # who reads on would have it kept open, too
+        assert (few.queue._descriptor >= 0) is allowed
+        few.queue.release()
+    store.close()

@@ -94,3 +94,17 @@ def test_a_row_that_was_removed_begins_anew() -> None:
     assert tails.add_row() == row
     assert not any(tails.rows)
     assert tails.blocks == 0
+
+
+def test_the_more_queues_there_are_the_less_each_may_keep() -> None:
+    tails = QueueTails()
+    rooms = []
+    for count in (1, 1_000, 10_000, 40_000, 200_000):
+        while tails.queues < count:
+            tails.add_row()
+        rooms.append(tails.room)
+    assert rooms == sorted(rooms, reverse=True)
+    assert rooms[0] == rooms[1] == 16_380
+    assert 40_000 * rooms[3] <= 128 << 20
+    assert rooms[4] == 4 * (BLOCK - 16)
+    assert not any(room % ENTRY_SIZE for room in rooms)

@@ -44,6 +44,8 @@ class Registration:
         self._registering = asyncio.Lock()
         self._next: asyncio.Task[int] | None = None
         self._is_leaving = False
+        self._body = b""
+        self._body_shows: tuple[object, ...] = ()  # what `_body` was made of
         self.master_address: str | None = None
         self.master_ha_address: str | None = None
         topics.on_change = lambda topic: self._changed.set()
@@ -142,6 +144,22 @@ class Registration:
 
     def _registration(self) -> Command:
         broker = self._config.broker
+        shows = self._topics.data_version, broker.broker_permission, broker.compressed_register
+        if shows != self._body_shows:  # with thousands of topics it takes longer than a sender should wait
+            self._body, self._body_shows = self._encoded_topics(), shows
+        header = RegisterBrokerRequest(
+            broker_name=broker.broker_name,
+            broker_addr=broker.address,
+            cluster_name=broker.broker_cluster_name,
+            ha_server_addr=self._config.ha_address,
+            broker_id=broker.broker_id,
+            compressed=broker.compressed_register,
+            body_crc32=zlib.crc32(self._body) & 0x7FFFFFFF,
+        )
+        return request(RequestCode.REGISTER_BROKER, header, body=self._body)
+
+    def _encoded_topics(self) -> bytes:
+        broker = self._config.broker
         table = self._topics.table()
         if broker.broker_permission & READ_WRITE != READ_WRITE:
             # A broker that may not be read or written says so for each of its topics.
@@ -151,14 +169,4 @@ class Registration:
             }
             table = msgspec.structs.replace(table, topic_config_table=limited)
         body = RegisterBrokerBody(topic_config_serialize_wrapper=table)
-        data = encode_registration(body, VERSION_4_9_8) if broker.compressed_register else encode_body(body)
-        header = RegisterBrokerRequest(
-            broker_name=broker.broker_name,
-            broker_addr=broker.address,
-            cluster_name=broker.broker_cluster_name,
-            ha_server_addr=self._config.ha_address,
-            broker_id=broker.broker_id,
-            compressed=broker.compressed_register,
-            body_crc32=zlib.crc32(data) & 0x7FFFFFFF,
-        )
-        return request(RequestCode.REGISTER_BROKER, header, body=data)
+        return encode_registration(body, VERSION_4_9_8) if broker.compressed_register else encode_body(body)
