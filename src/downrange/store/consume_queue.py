@@ -12,15 +12,15 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 from downrange.store.errors import StoreClosed, StoreCorrupt, StoreError
 from downrange.store.files import Files
+from downrange.store.queue_entries import NO_COPY, QueueEntries
 from downrange.store.queue_entry import BLANK, ENTRY, ENTRY_SIZE, count_valid
-from downrange.store.queue_files import FIRST_BLOCK, READ_BLOCK, REBUILD, QueueFiles, file_starts
-from downrange.store.queue_tails import BLOCK, END, NEXT, PHYSICAL_END, PUT_DONE, PUT_STATE, SPILL_AT, START, QueueTails
+from downrange.store.queue_files import FIRST_BLOCK, REBUILD, file_starts
+from downrange.store.queue_tails import BLOCK, END, PHYSICAL_END, PUT_DONE, PUT_STATE, SPILL_AT, QueueTails
 
 __all__ = ["BLANK", "ENTRY", "ENTRY_SIZE", "PAGE_SIZE", "ConsumeQueue", "count_valid", "file_starts"]
 
@@ -29,12 +29,9 @@ log = logging.getLogger(__name__)
 PAGE_SIZE: Final = 4096  # the unit of "least pages", whatever the machine's own is
 
 _HOT_BYTES: Final = 1_000  # as much to write at once makes it worth keeping the descriptor
-_MANY: Final = 2_000  # queues, of which none keeps a descriptor: a process has only so many
-_NEAR_THE_END: Final = 240
-_NO_COPY: Final = (0, b"")
 
 
-class ConsumeQueue(QueueFiles):
+class ConsumeQueue(QueueEntries):
     """The entries of one topic queue, in order.
 
     Always: `min_offset <= max_offset`; what was written lies in files without gaps; entries after the end are zero on
@@ -42,21 +39,7 @@ class ConsumeQueue(QueueFiles):
     another one, but not beside `load`, `recover`, `truncate` or `destroy`.
     """
 
-    __slots__ = (
-        "_copy",
-        "_created",
-        "_first",
-        "_flushed",
-        "_last_read",
-        "_min",
-        "_min_physical",
-        "_named",
-        "_tails",
-        "_written",
-        "queue_id",
-        "row",
-        "topic",
-    )
+    __slots__ = ("_flushed", "_min_physical", "_named", "_written", "queue_id", "topic")
 
     def __init__(
         self,
@@ -71,16 +54,14 @@ class ConsumeQueue(QueueFiles):
     ) -> None:
         if file_size <= 0 or file_size % ENTRY_SIZE:
             raise StoreError(f"a consume queue file has a multiple of {ENTRY_SIZE} bytes, not {file_size}")
-        super().__init__(directory, file_size, files, writable=writable)
+        super().__init__(directory, file_size, files, tails or QueueTails(), writable=writable)
         self.topic = topic
         self.queue_id = queue_id
-        self._tails = tails or QueueTails()
-        self.row = self._tails.add_row()
         self._reset(0)
 
     def _reset(self, start: int) -> None:
         """No files and no entries, the next file beginning at logical byte `start`."""
-        self._first = self._created = start  # the files that exist cover [_first, _created)
+        self._first = self._created = start
         self._written = self._flushed = self._min = start
         self._named = start  # the files before have their names safely in the directory
         self._last_read = -1
@@ -90,7 +71,7 @@ class ConsumeQueue(QueueFiles):
 
     def _end_at(self, end: int) -> None:
         """Make `end` the end, with nothing in memory."""
-        self._copy = _NO_COPY
+        self._copy = NO_COPY
         self._tails.rows[self.row + END] = end
         self._tails.free(self.row)
         self._tails.rows[self.row + SPILL_AT] = 0
@@ -102,41 +83,9 @@ class ConsumeQueue(QueueFiles):
         self.row = self._tails.add_row()
         self._reset(0)
 
-    @property
-    def tails(self) -> QueueTails:
-        return self._tails
-
-    @property
-    def _end(self) -> int:
-        return self._tails.rows[self.row + END]
-
-    @property
-    def next_offset(self) -> int:
-        """The queue offset the next message gets: behind `max_offset` while numbered messages have no entry yet."""
-        return self._tails.rows[self.row + NEXT]
-
-    @next_offset.setter
-    def next_offset(self, queue_offset: int) -> None:
-        self._tails.rows[self.row + NEXT] = queue_offset
-
-    @property
-    def max_physical_offset(self) -> int:
-        """Where the record of the last entry ends in the commit log; 0 when there is none."""
-        return self._tails.rows[self.row + PHYSICAL_END]
-
     def __repr__(self) -> str:
         pending = (self._end - self._written) // ENTRY_SIZE
         return f"<ConsumeQueue {self.topic}/{self.queue_id} {self.min_offset}..{self.max_offset}, {pending} pending>"
-
-    @property
-    def min_offset(self) -> int:
-        """The first queue offset whose message is still in the commit log."""
-        return self._min // ENTRY_SIZE
-
-    @property
-    def max_offset(self) -> int:
-        """The queue offset behind the last entry."""
-        return self._end // ENTRY_SIZE
 
     @property
     def dirty_pages(self) -> int:
@@ -295,7 +244,7 @@ class ConsumeQueue(QueueFiles):
     def spill(self) -> None:
         """As much is in memory as should be: write it."""
         self.write_pending()
-        self._copy = _NO_COPY
+        self._copy = NO_COPY
         self._tails.free(self.row)
         self._tails.rows[self.row + SPILL_AT] = self._next_spill(self._end)
 
@@ -316,10 +265,6 @@ class ConsumeQueue(QueueFiles):
                 self._files.write_at(descriptor, data, position - start)
             self._written = stop
 
-    @property
-    def _may_keep_open(self) -> bool:
-        return self._tails.queues <= _MANY
-
     def flush(self, least_pages: int = 0) -> bool:
         """Sync what is written, if that is at least `least_pages` pages; whether anything was synced.
 
@@ -329,23 +274,9 @@ class ConsumeQueue(QueueFiles):
         if not self.needs_flush(least_pages):
             return False
         written, flushed, created = self._written, self._flushed, self._created
-        for start in range(flushed - flushed % self._file_size, written, self._file_size):
-            try:
-                descriptor = self._files.open(self._path(start))
-            except FileNotFoundError:  # expired meanwhile
-                continue
-            try:
-                self._files.sync(descriptor)
-            finally:
-                self._files.close(descriptor)
+        self._sync_files(flushed, written)
         if created > self._named:
-            folder = Path(self._directory)
-            for path in (
-                folder,
-                folder.parent,
-                folder.parent.parent,
-            ):  # the first file made the queue's and the topic's too
-                self._files.sync_directory(path)
+            self._sync_names()
             self._named = created
         self._flushed = written
         return True
@@ -430,131 +361,3 @@ class ConsumeQueue(QueueFiles):
             self._forget(self._descriptor_start)
             for start in range(self._first, self._created, self._file_size):
                 self._files.remove(self._path(start))
-
-    # -- reading -------------------------------------------------------------------------------------------------------
-
-    def read(self, queue_offset: int, max_entries: int) -> bytes:
-        """The entries from `queue_offset` on, never beyond the end of their file; empty when there are none."""
-        position = queue_offset * ENTRY_SIZE
-        rows, row = self._tails.rows, self.row
-        end = rows[row + END]
-        if position < self._min or position >= end or max_entries <= 0:
-            return b""
-        file_size = self._file_size
-        length = min(max_entries * ENTRY_SIZE, file_size - position % file_size, end - position)
-        in_file = rows[row + START] - position
-        if in_file <= 0:
-            return self._read_tail(position, position + length)
-        start = position - position % file_size
-        if start == self._descriptor_start and in_file >= length:
-            self._last_read = start
-            return os.pread(self._descriptor, length, position - start)
-        if start == self._last_read and self._may_keep_open:
-            self._keep_open(start)  # somebody reads through this file: worth a descriptor
-        self._last_read = start
-        return self._bytes(position, length)
-
-    def _read_tail(self, position: int, stop: int) -> bytes:
-        """Entries that are in memory. Who reads through them gets them from one piece, made for all of them once."""
-        start, copy = self._copy
-        if position < start or stop > start + len(copy):
-            end = self._end
-            if end - position <= _NEAR_THE_END:  # keeps up: there is little to read before there is more
-                return self._tails.read(self.row, position, stop)
-            self._copy = start, copy = position, self._tails.read(self.row, position, end)
-        return copy[position - start : stop - start]
-
-    def next_file_offset(self, queue_offset: int) -> int:
-        """The first queue offset of the file after the one that holds `queue_offset`."""
-        return self._file_end(queue_offset * ENTRY_SIZE) // ENTRY_SIZE
-
-    def search_by_time(self, timestamp: int, commit_log_min: int, store_time_of: Callable[[int, int], int]) -> int:
-        """The queue offset whose message was stored nearest to `timestamp`, of two equally near ones the earlier.
-
-        `store_time_of(physical_offset, size)` is negative for a record that cannot be read; the answer is then 0. The
-        file is the first that was changed at `timestamp` or later: RocketMQ's rule, kept so that both answer alike.
-        """
-        if self._end == self._first:
-            return 0
-        start = self._file_by_time(timestamp)
-        low = max(self._min, start) // ENTRY_SIZE
-        high = min(self._end, start + self._file_size) // ENTRY_SIZE - 1
-        left = right = -1
-        left_time = right_time = -1
-        while low <= high:
-            middle = (low + high) // 2
-            physical_offset, size, _ = ENTRY.unpack(self._bytes(middle * ENTRY_SIZE, ENTRY_SIZE))
-            if physical_offset < commit_log_min or (physical_offset == 0 and size == 0x7FFFFFFF):
-                low = middle + 1
-                continue
-            store_time = store_time_of(physical_offset, size)
-            if store_time < 0:
-                return 0
-            if store_time == timestamp:
-                return middle
-            if store_time > timestamp:
-                high, right, right_time = middle - 1, middle, store_time
-            else:
-                low, left, left_time = middle + 1, middle, store_time
-        if left < 0:
-            return right if right >= 0 else self.min_offset
-        if right < 0:
-            return left
-        return right if timestamp - left_time > right_time - timestamp else left
-
-    def _file_by_time(self, timestamp: int) -> int:
-        last = self._end - ENTRY_SIZE
-        last -= last % self._file_size
-        first = self._min - self._min % self._file_size
-        for start in range(first, min(last, self._created), self._file_size):
-            if os.stat(self._path(start)).st_mtime_ns // 1_000_000 >= timestamp:
-                return start
-        return last
-
-    def _bytes(self, position: int, length: int) -> bytes:
-        """`length` bytes of one file or its tail; both ends are within the queue."""
-        in_file = self._tails.rows[self.row + START] - position
-        if in_file <= 0:
-            return self._tails.read(self.row, position, position + length)
-        start = position - position % self._file_size
-        if start == self._descriptor_start:
-            data = os.pread(self._descriptor, min(length, in_file), position - start)
-        else:
-            with self._opened(start) as descriptor:
-                data = os.pread(descriptor, min(length, in_file), position - start)
-        if in_file < length:
-            data += self._tails.read(self.row, position + in_file, position + length)
-        return data
-
-    # -- searching by physical offset: it grows from entry to entry, except that blanks stand anywhere -----------------
-
-    def _first_from(self, physical_offset: int) -> int:
-        """The queue offset of the first real entry that points at or behind `physical_offset`, else the end."""
-        low, high = self._first // ENTRY_SIZE, self._end // ENTRY_SIZE
-        while low < high:
-            middle = (low + high) // 2
-            real = self._last_real_before((middle + 1) * ENTRY_SIZE, low * ENTRY_SIZE)
-            if real is None or real[0] < physical_offset:
-                low = middle + 1
-            else:
-                high = real[2]
-        return low
-
-    def _last_real_before(self, stop: int, low: int) -> tuple[int, int, int] | None:
-        """Physical offset, size and queue offset of the last entry in [low, stop) that is not blank."""
-        length = ENTRY_SIZE
-        while stop > low:
-            position = max(low, stop - length, stop - ENTRY_SIZE - (stop - ENTRY_SIZE) % self._file_size)
-            block = self._bytes(position, stop - position)
-            if block != BLANK * (len(block) // ENTRY_SIZE):
-                for at in range(len(block) - ENTRY_SIZE, -1, -ENTRY_SIZE):
-                    if block[at : at + ENTRY_SIZE] != BLANK:
-                        physical_offset, size, _ = ENTRY.unpack_from(block, at)
-                        return physical_offset, size, (position + at) // ENTRY_SIZE
-            stop = position
-            length = READ_BLOCK
-        return None
-
-    def _physical_end_before(self, end: int) -> int:
-        real = self._last_real_before(end, self._first)
-        return real[0] + real[1] if real else 0

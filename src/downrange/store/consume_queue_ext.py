@@ -155,18 +155,8 @@ class ConsumeQueueExt(OffsetFiles):
         end, flushed = self._end, self._flushed
         if end <= flushed:
             return False
-        for start in range(flushed - flushed % self._file_size, end, self._file_size):
-            try:
-                descriptor = self._files.open(self._path(start))
-            except FileNotFoundError:  # expired meanwhile
-                continue
-            try:
-                self._files.sync(descriptor)
-            finally:
-                self._files.close(descriptor)
-        folder = Path(self._directory)
-        for path in (folder, folder.parent, folder.parent.parent):
-            self._files.sync_directory(path)
+        self._sync_files(flushed, end)
+        self._sync_names()
         self._flushed = end
         return True
 

@@ -20,6 +20,7 @@ from downrange.store.run import Run
 from downrange.store.walk import WalkedRecord
 
 _TRANSACTION_MASK: Final = 12
+_COMMIT: Final = 8
 _ROLLBACK: Final = 12
 
 # topic, properties, store timestamp -> the bit map of the filters that match
@@ -40,16 +41,23 @@ def find_in(properties: bytes, name: bytes) -> bytes | None:
 
 
 def _find(text: str, name: str) -> str | None:
-    """The same in the decoded text."""
-    at = text.rfind("\x02" + name)
-    if at >= 0:
-        start = at + 1 + len(name)
-    elif text.startswith(name):
-        start = len(name)
+    """The same in the decoded text; `name` stands between its separators \\x02 and \\x01."""
+    start = text.rfind(name)
+    if start >= 0:
+        start += len(name)
+    elif text.startswith(name[1:]):
+        start = len(name) - 1
     else:
         return None
     end = text.find("\x02", start)
     return (text[start:] if end < 0 else text[start:end]) or None
+
+
+def _looked_up(text: str) -> tuple[int, str | None, str | None]:
+    """All that queue and index want of a message's properties: its tag as a hash, its unique id, its keys."""
+    tags = _find(text, "\x02TAGS\x01")
+    code = 0 if tags is None else tags_code(tags)
+    return code, _find(text, "\x02UNIQ_KEY\x01"), _find(text, "\x02KEYS\x01")
 
 
 class Dispatcher:
@@ -83,37 +91,19 @@ class Dispatcher:
     ) -> None:
         """Enter one record into its queue and the index; what is there already stays as it is.
 
-        `text` is that of its properties. They are looked up by what `find_property` does, written out: this runs for
-        every message.
+        `text` is that of its properties.
         """
-        kind = sys_flag & 12
-        if kind == 0 or kind == 8:
-            at = text.rfind("TAGS\x01")
-            if at < 0:
-                code = 0
-            elif at == 0 or text[at - 1] == "\x02":
-                end = text.find("\x02", at)
-                code = tags_code(text[at + 5 :] if end < 0 else text[at + 5 : end])
-            else:
-                code = tags_code(_find(text, "TAGS\x01") or "")
+        kind = sys_flag & _TRANSACTION_MASK
+        if kind == _ROLLBACK:
+            return
+        code, unique, keys = _looked_up(text)
+        if kind == 0 or kind == _COMMIT:
             if state.is_special:
                 code = self._special_code(state, code, physical_offset + size, store_timestamp, text)
             state.queue.put(queue_offset, physical_offset, size, code)
             self.last_store_timestamp = store_timestamp
-        elif kind == _ROLLBACK:
-            return
-        if self.index is not None:
-            at = text.rfind("UNIQ_KEY\x01")
-            if at < 0:
-                unique = None
-            elif at == 0 or text[at - 1] == "\x02":
-                end = text.find("\x02", at)
-                unique = (text[at + 9 :] if end < 0 else text[at + 9 : end]) or None
-            else:
-                unique = _find(text, "UNIQ_KEY\x01")
-            keys = _find(text, "KEYS\x01") if "KEYS\x01" in text else None
-            if unique or keys:
-                self.index.put(state.topic, unique, keys, physical_offset, store_timestamp)
+        if self.index is not None and (unique or keys):
+            self.index.put(state.topic, unique, keys, physical_offset, store_timestamp)
 
     def apply_run(self, run: Run, store_timestamp: int) -> None:
         """`apply` for records that were appended in one run to queues that are not special."""
@@ -127,15 +117,7 @@ class Dispatcher:
         keyed: list[Keyed] = []
         for message, (physical_offset, size, queue_offset) in zip(run.messages, run.places, strict=True):
             state = message[0]
-            text = message[3]
-            at = text.rfind("TAGS\x01")
-            if at < 0:
-                code = 0
-            elif at == 0 or text[at - 1] == "\x02":
-                end = text.find("\x02", at)
-                code = tags_code(text[at + 5 :] if end < 0 else text[at + 5 : end])
-            else:
-                code = tags_code(_find(text, "TAGS\x01") or "")
+            code, unique, keys = _looked_up(message[3])
             # What `ConsumeQueue.put` does, but for writing what is full, which is done for all at the end.
             numbers = state.row * 8 + 8
             position = queue_offset * 20
@@ -153,15 +135,6 @@ class Dispatcher:
                 pack(rows, numbers, position + 20, physical_end, at + 20, count + 1, total + size)
                 if position + 20 >= spill_at:
                     full[state.row] = state.queue
-            at = text.rfind("UNIQ_KEY\x01")
-            if at < 0:
-                unique = None
-            elif at == 0 or text[at - 1] == "\x02":
-                end = text.find("\x02", at)
-                unique = (text[at + 9 :] if end < 0 else text[at + 9 : end]) or None
-            else:
-                unique = _find(text, "UNIQ_KEY\x01")
-            keys = _find(text, "KEYS\x01") if "KEYS\x01" in text else None
             if unique or keys:
                 keyed.append((state.topic, unique, keys, physical_offset))
         self.last_store_timestamp = store_timestamp
@@ -186,7 +159,7 @@ class Dispatcher:
         if index is not None and not index.put_compiled(run, store_timestamp):
             keyed: list[Keyed] = []
             for message, place in zip(run.messages, run.places, strict=True):
-                unique, keys = _find(message[3], "UNIQ_KEY\x01"), _find(message[3], "KEYS\x01")
+                _, unique, keys = _looked_up(message[3])
                 if unique or keys:
                     keyed.append((message[0].topic, unique, keys, place[0]))
             if keyed:
@@ -198,7 +171,7 @@ class Dispatcher:
         physical_offset, _, topic, _, _, sys_flag, store_timestamp, properties = record
         if self.index is not None and sys_flag & _TRANSACTION_MASK != _ROLLBACK:
             text = properties.decode("utf-8", "replace")
-            unique, keys = _find(text, "UNIQ_KEY\x01"), _find(text, "KEYS\x01")
+            _, unique, keys = _looked_up(text)
             if unique or keys:
                 self.index.put(topic.decode("utf-8", "replace"), unique, keys, physical_offset, store_timestamp)
 
@@ -212,7 +185,7 @@ class Dispatcher:
         return state.ext.put(code, store_timestamp, bitmap)
 
     def _delivery_time(self, text: str, store_timestamp: int, otherwise: int) -> int:
-        delay = _find(text, "DELAY\x01")
+        delay = _find(text, "\x02DELAY\x01")
         if delay is None or not (delay.isascii() and delay.isdigit()):
             return otherwise
         level = min(int(delay), len(self._delay_millis))

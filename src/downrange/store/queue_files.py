@@ -63,6 +63,24 @@ class OffsetFiles:
             self._files.close(self._descriptor)
             self._descriptor = self._descriptor_start = -1
 
+    def _sync_files(self, begin: int, end: int) -> None:
+        """Sync the files that hold these bytes. Takes descriptors of its own: this may run in a worker thread."""
+        for start in range(begin - begin % self._file_size, end, self._file_size):
+            try:
+                descriptor = self._files.open(self._path(start))
+            except FileNotFoundError:  # expired meanwhile
+                continue
+            try:
+                self._files.sync(descriptor)
+            finally:
+                self._files.close(descriptor)
+
+    def _sync_names(self) -> None:
+        """The first file made the directories of the queue and of its topic, too."""
+        folder = Path(self._directory)
+        for path in (folder, folder.parent, folder.parent.parent):
+            self._files.sync_directory(path)
+
     def _zero_after(self, end: int) -> None:
         """Zero what lies behind the end in its file: stale ones would count again once the end reached them."""
         start = end - end % self._file_size

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from downrange.store import consume_queue as consume_queue_module
+from downrange.store import queue_entries as queue_entries_module
 from downrange.store import queues as queues_module
 from downrange.store.errors import StoreCorrupt
 from downrange.store.message_store import MessageStore
@@ -241,7 +241,7 @@ def test_of_many_busy_queues_none_keeps_a_descriptor(tmp_path: Path, monkeypatch
     few = store.queues.get("A", 0)
     assert few is not None
     for allowed in (True, False):
-        monkeypatch.setattr(consume_queue_module, "_MANY", 1 if allowed else 0)
+        monkeypatch.setattr(queue_entries_module, "_MANY", 1 if allowed else 0)
         for _ in range(60):
             put(store, "A", 0)
         store.write_pending()
