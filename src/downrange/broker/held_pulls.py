@@ -8,7 +8,7 @@ nothing new.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from downrange.broker.filtering import EVERYTHING, MessageFilter
@@ -17,6 +17,8 @@ from downrange.model.hashing import tags_code
 from downrange.model.message import TopicQueue
 from downrange.model.properties import find_property
 from downrange.protocol.command import Command
+from downrange.store.queues import QueueState
+from downrange.store.run import Run
 from downrange.transport.connection import Connection, LaterReply
 
 K = TypeVar("K")
@@ -87,8 +89,7 @@ class HeldPulls:
         self._loop = asyncio.get_running_loop()
         self._by_queue: dict[_Queue, _InOrder] = {}
         self._by_connection: dict[Connection, _InOrder] = {}
-        # Per queue what arrived in this turn: queue offset and properties of each message.
-        self._grown: dict[_Queue, list[tuple[int, bytes]]] = {}
+        self._grown: dict[_Queue, _Arrived] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self._by_queue.values()))
@@ -127,14 +128,20 @@ class HeldPulls:
     def notify(self, topic: str, queue_id: int, queue_offset: int, properties: bytes) -> None:
         """A message was stored. Cheap when nobody waits for its queue."""
         queue = topic, queue_id
-        if queue not in self._by_queue:
-            return
+        if queue in self._by_queue:
+            self._arrived_in(queue).add(queue_offset, properties)
+
+    def notify_run(self, state: QueueState, states: Sequence[QueueState], run: Run) -> None:
+        """Messages were stored, with these queues, and those that have `state` among them are waited for."""
+        self._arrived_in((state.topic, state.queue_id)).add_run(state, states, run)
+
+    def _arrived_in(self, queue: _Queue) -> _Arrived:
         if not self._grown:
             self._loop.call_soon(self._wake)
         arrived = self._grown.get(queue)
         if arrived is None:
-            arrived = self._grown[queue] = []
-        arrived.append((queue_offset, properties))
+            arrived = self._grown[queue] = _Arrived()
+        return arrived
 
     def notify_all(self) -> None:
         """Ask every pull again: a permission or a subscription changed, or the broker stops."""
@@ -151,10 +158,8 @@ class HeldPulls:
     def _wake(self) -> None:
         grown, self._grown = self._grown, {}
         for queue, arrived in grown.items():
-            last_offset, _ = arrived[-1]
-            messages = _Arrived(arrived)
             for held in list(self._by_queue.get(queue, ())):
-                if held.offset <= last_offset and (held.filter is EVERYTHING or messages.have_any(held.filter)):
+                if held.offset <= arrived.last_offset and (held.filter is EVERYTHING or arrived.have_any(held.filter)):
                     self._release(held)
 
     def _release(self, held: HeldPull) -> None:
@@ -177,20 +182,39 @@ def _discard(table: dict[K, _InOrder], key: K, held: HeldPull) -> None:
 
 
 class _Arrived:
-    """Messages that came in one turn. Each is looked at once, and only if a filter wants to know."""
+    """Messages that came into one queue in one turn. Each is looked at once, and only if a filter wants to know."""
 
-    __slots__ = ("_messages", "_seen")
+    __slots__ = ("_messages", "_runs", "_seen", "last_offset")
 
-    def __init__(self, messages: list[tuple[int, bytes]]) -> None:
-        self._messages = messages
+    def __init__(self) -> None:
+        self.last_offset = -1
+        self._messages: list[bytes] = []
+        self._runs: list[tuple[QueueState, Sequence[QueueState], Run]] = []
         self._seen: list[tuple[int, str]] = []  # tags code and properties of the first of them
 
+    def add(self, queue_offset: int, properties: bytes) -> None:
+        self.last_offset = queue_offset
+        self._messages.append(properties)
+
+    def add_run(self, state: QueueState, states: Sequence[QueueState], run: Run) -> None:
+        self.last_offset = state.next_offset - 1
+        self._runs.append((state, states, run))
+
     def have_any(self, wanted: MessageFilter) -> bool:
+        if self._runs:
+            self._messages += self._messages_of_runs()
+            self._runs.clear()
         seen = self._seen
-        for number, (_, properties) in enumerate(self._messages):
+        for number, properties in enumerate(self._messages):
             if number == len(seen):
                 text = properties.decode("utf-8", "replace")
                 seen.append((tags_code(find_property(text, names.TAGS) or ""), text))
             if wanted.matches(*seen[number]):
                 return True
         return False
+
+    def _messages_of_runs(self) -> Iterator[bytes]:
+        for state, states, run in self._runs:
+            for number, one in enumerate(states):
+                if one is state:
+                    yield run[number][2]

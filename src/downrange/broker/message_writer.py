@@ -145,12 +145,10 @@ class MessageWriter:
             at += count
 
     def _wake_waiting(self, run: Run) -> None:
-        places = None
-        for number, state in enumerate(run.states):
+        states = run.states
+        for state in dict.fromkeys(states):
             if (state.topic, state.queue_id) in self._waiting:
-                if places is None:
-                    places = run.places
-                self._notify(state.topic, state.queue_id, places[number][2], run[number][2])
+                self._held.notify_run(state, states, run)
 
     def tell_when_safe(self, end_offset: int, tell: Tell) -> None:
         """Tell when the log up to here is as safe as this broker promises, or will not be; that may be at once.

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -11,6 +13,8 @@ from downrange.model.errors import MessageError
 from downrange.model.message import TopicQueue
 from downrange.model.subscription import subscribe
 from downrange.protocol.command import Command
+from downrange.store.queues import QueueState
+from downrange.store.run import Run
 from downrange.transport.connection import Connection, LaterReply
 from tests.unit.broker.wired import FakeConnection
 
@@ -104,6 +108,29 @@ async def test_each_pull_is_woken_by_what_it_wants_whoever_came_first() -> None:
         held.notify("orders", 0, offset, b"TAGS\x01" + tag)
     await turn()
     assert woken == ["c", "*", "a || c", "b"]
+    held.notify_all()
+
+
+async def test_of_a_run_each_pull_sees_the_messages_of_its_queue() -> None:
+    held = HeldPulls()
+    orders, bills = (
+        cast(QueueState, SimpleNamespace(topic=name, queue_id=0, next_offset=0)) for name in ("orders", "bills")
+    )
+    waiting = {
+        (queue.topic, tags, offset): hold(held, Asked(), queue=TopicQueue(queue.topic, 0), tags=tags, offset=offset)
+        for queue in (orders, bills)
+        for tags in ("a", "b", "*")
+        for offset in (0, 1, 2)
+    }
+    sent = ((orders, b"a"), (bills, b"b"), (orders, b"c"))
+    run = Run([(state, b"", b"TAGS\x01" + tag, "", 0, 0, 0, 0) for state, tag in sent], [], 310)
+    orders.next_offset, bills.next_offset = 2, 1
+    for state in (orders, bills):
+        held.notify_run(state, run.states, run)
+    await turn()
+    woken = {which for which, reply in waiting.items() if reply.done()}
+    everything = {("orders", "*", 0), ("orders", "*", 1), ("bills", "*", 0)}
+    assert woken == everything | {("orders", "a", 0), ("orders", "a", 1), ("bills", "b", 0)}
     held.notify_all()
 
 
