@@ -14,7 +14,7 @@
 /* What is received in one go. Some hundred messages are enough to share what is done once for all; with thousands the
    first would have left the processor's cache before the last is read, and the turn of the loop would be long. */
 #define MOST_SOCKETS 64
-#define MOST_BYTES (1 << 18)   /* of one socket */
+#define MOST_BYTES (1 << 18)
 #define ENOUGH_BYTES (1 << 16) /* behind so many no further socket is read */
 
 /* What there is to know of one connection here; transport/socket_transport.py makes a transport of it. */
@@ -174,8 +174,8 @@ static PyObject *sockets_watch(Sockets *self, PyObject *const *args, Py_ssize_t 
 }
 
 typedef struct {
-    PyObject *frames, *sockets, *hosts, *others; /* owned */
-    Py_ssize_t bytes;
+    PyObject *frames, *sockets, *hosts, *others; /* owned; without frames and hosts, frames stay where they are */
+    Py_ssize_t bytes, kept;
 } Received;
 
 static int add_other(Received *received, Socket *socket, PyObject *what) {
@@ -186,44 +186,64 @@ static int add_other(Received *received, Socket *socket, PyObject *what) {
     return is_added;
 }
 
+/* How many; -1 with an exception. */
+static Py_ssize_t keep_frames(Received *received, const byte *at, Py_ssize_t size) {
+    if (received->frames != NULL) return add_frames(received->frames, at, size);
+    received->kept += size;
+    Py_ssize_t count = 0;
+    for (const byte *end = at + size; at < end; at += 4 + get32(at)) count++;
+    return count;
+}
+
 /* 0 with an exception. */
 static int read_socket(const Sockets *self, Socket *socket, Received *received) {
+    byte *space = self->space + received->kept;
     ssize_t size;
-    do size = recv(socket->descriptor, self->space, MOST_BYTES, MSG_DONTWAIT);
+    do size = recv(socket->descriptor, space, (size_t)(MOST_BYTES - received->kept), MSG_DONTWAIT);
     while (size < 0 && errno == EINTR);
     if (size < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return 1;
     if (size < 0) return add_other(received, socket, PyLong_FromLong(errno));
     received->bytes += size;
     int is_gathered = size > 0 && socket->is_between_frames && !socket->is_full && socket->host != NULL
-        && whole_frames(self->space, size, self->max_length, self->max_header) == size;
-    if (!is_gathered) return add_other(received, socket, PyBytes_FromStringAndSize((char *)self->space, size));
-    Py_ssize_t count = add_frames(received->frames, self->space, size);
+        && whole_frames(space, size, self->max_length, self->max_header) == size;
+    if (!is_gathered) return add_other(received, socket, PyBytes_FromStringAndSize((char *)space, size));
+    Py_ssize_t count = keep_frames(received, space, size);
     for (Py_ssize_t n = 0; n < count; n++)
-        if (PyList_Append(received->sockets, (PyObject *)socket) < 0 || PyList_Append(received->hosts, socket->host) < 0)
+        if (PyList_Append(received->sockets, (PyObject *)socket) < 0
+            || (received->hosts != NULL && PyList_Append(received->hosts, socket->host) < 0))
             return 0;
     return count >= 0;
+}
+
+/* 0 with an exception. */
+static int read_sockets(Sockets *self, Received *received) {
+    while (self->event < self->count && received->bytes < ENOUGH_BYTES) {
+        const struct epoll_event event = self->events[self->event++];
+        Socket *socket = event.data.fd < self->size ? self->table[event.data.fd] : NULL;
+        if (socket == NULL) continue;
+        Py_INCREF(socket);
+        int is_good = !(event.events & EPOLLOUT) || add_other(received, socket, Py_NewRef(Py_None));
+        if (is_good && event.events & ~(uint32_t)EPOLLOUT) is_good = read_socket(self, socket, received);
+        Py_DECREF(socket);
+        if (!is_good) return 0;
+    }
+    return 1;
+}
+
+static int has_events(Sockets *self) {
+    if (self->event < self->count) return 1;
+    self->count = epoll_wait(self->epoll, self->events, MOST_SOCKETS, 0);
+    self->event = 0;
+    return self->count > 0;
 }
 
 /* -> frames, the socket and the host of each; and what else came: (socket, bytes), (socket, b"") at the end, (socket,
    error), (socket, None) when it takes more. None when nothing came. */
 static PyObject *sockets_receive(Sockets *self, PyObject *unused) {
-    if (self->event >= self->count) {
-        self->count = epoll_wait(self->epoll, self->events, MOST_SOCKETS, 0);
-        self->event = 0;
-        if (self->count <= 0) Py_RETURN_NONE;
-    }
-    Received received = {PyList_New(0), PyList_New(0), PyList_New(0), PyList_New(0), 0};
-    int is_good = received.frames && received.sockets && received.hosts && received.others;
-    while (is_good && self->event < self->count && received.bytes < ENOUGH_BYTES) {
-        const struct epoll_event event = self->events[self->event++];
-        Socket *socket = event.data.fd < self->size ? self->table[event.data.fd] : NULL;
-        if (socket == NULL) continue;
-        Py_INCREF(socket);
-        if (event.events & EPOLLOUT) is_good = add_other(&received, socket, Py_NewRef(Py_None));
-        if (is_good && event.events & ~(uint32_t)EPOLLOUT) is_good = read_socket(self, socket, &received);
-        Py_DECREF(socket);
-    }
-    if (is_good) return Py_BuildValue("(NNNN)", received.frames, received.sockets, received.hosts, received.others);
+    if (!has_events(self)) Py_RETURN_NONE;
+    Received received = {PyList_New(0), PyList_New(0), PyList_New(0), PyList_New(0), 0, 0};
+    if (received.frames && received.sockets && received.hosts && received.others && read_sockets(self, &received))
+        return Py_BuildValue("(NNNN)", received.frames, received.sockets, received.hosts, received.others);
     Py_XDECREF(received.frames);
     Py_XDECREF(received.sockets);
     Py_XDECREF(received.hosts);
@@ -231,13 +251,23 @@ static PyObject *sockets_receive(Sockets *self, PyObject *unused) {
     return NULL;
 }
 
-/* sockets, frames one behind the other, one for each -> (socket, what could not be sent) */
-static PyObject *send_frames(PyObject *module, PyObject *const *args, Py_ssize_t count) {
-    if (count != 2 || !PyList_CheckExact(args[0]) || !PyBytes_CheckExact(args[1])) return refuse();
-    const byte *at = (const byte *)PyBytes_AS_STRING(args[1]), *end = at + PyBytes_GET_SIZE(args[1]);
+/* The same without hosts, for who reads frames where they are: they come in one piece, one behind the other. */
+static PyObject *sockets_receive_joined(Sockets *self, PyObject *unused) {
+    if (!has_events(self)) Py_RETURN_NONE;
+    Received received = {NULL, PyList_New(0), NULL, PyList_New(0), 0, 0};
+    if (received.sockets && received.others && read_sockets(self, &received))
+        return Py_BuildValue("(y#NN)", self->space, received.kept, received.sockets, received.others);
+    Py_XDECREF(received.sockets);
+    Py_XDECREF(received.others);
+    return NULL;
+}
+
+/* frames one behind the other, one for each of the sockets -> (socket, what could not be sent) */
+static PyObject *send_each(PyObject *sockets, const byte *at, Py_ssize_t size) {
+    const byte *end = at + size;
     PyObject *unsent = PyList_New(0);
-    for (Py_ssize_t n = 0; unsent != NULL && n < PyList_GET_SIZE(args[0]);) {
-        PyObject *object = PyList_GET_ITEM(args[0], n);
+    for (Py_ssize_t n = 0; unsent != NULL && n < PyList_GET_SIZE(sockets);) {
+        PyObject *object = PyList_GET_ITEM(sockets, n);
         const byte *start = at;
         do { /* all frames of one socket leave together */
             if (end - at < 4 || get32(at) > (size_t)(end - at - 4) || !PyObject_TypeCheck(object, socket_type)) {
@@ -246,7 +276,7 @@ static PyObject *send_frames(PyObject *module, PyObject *const *args, Py_ssize_t
                 return NULL;
             }
             at += 4 + get32(at);
-        } while (++n < PyList_GET_SIZE(args[0]) && PyList_GET_ITEM(args[0], n) == object);
+        } while (++n < PyList_GET_SIZE(sockets) && PyList_GET_ITEM(sockets, n) == object);
         Socket *socket = (Socket *)object;
         ssize_t sent = socket->is_full || socket->descriptor < 0 ? 0 : send_now(socket, start, at - start);
         if (sent == at - start) continue;
@@ -258,11 +288,21 @@ static PyObject *send_frames(PyObject *module, PyObject *const *args, Py_ssize_t
     return unsent;
 }
 
+static PyObject *send_frames(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    if (count != 2 || !PyList_CheckExact(args[0])) return refuse();
+    Py_buffer frames;
+    if (PyObject_GetBuffer(args[1], &frames, PyBUF_SIMPLE) < 0) return NULL;
+    PyObject *unsent = send_each(args[0], frames.buf, frames.len);
+    PyBuffer_Release(&frames);
+    return unsent;
+}
+
 static PyMethodDef sockets_methods[] = {
     {"fileno", (PyCFunction)sockets_fileno, METH_NOARGS, NULL},
     {"close", (PyCFunction)sockets_close, METH_NOARGS, NULL},
     {"watch", (PyCFunction)(void (*)(void))sockets_watch, METH_FASTCALL, NULL},
     {"receive", (PyCFunction)sockets_receive, METH_NOARGS, NULL},
+    {"receive_joined", (PyCFunction)sockets_receive_joined, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 

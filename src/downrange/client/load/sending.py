@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from downrange.client.load.frames import SendFrames
 from downrange.client.load.histogram import Histogram
@@ -17,11 +17,15 @@ from downrange.client.load.replies import ReplyLayout, ReplyReader, learn_layout
 from downrange.client.load.report import LoadReport
 from downrange.client.load.schedule import Schedule
 from downrange.client.load.target import Target
+from downrange.compiled import runs as compiled
 from downrange.protocol.codes import ResponseCode
 from downrange.protocol.command import Command
 from downrange.protocol.errors import broker_error, code_name
 from downrange.protocol.framing import MAX_FRAME, FrameDecoder
 from downrange.transport.errors import ConnectionLost, RequestTimedOut
+
+if TYPE_CHECKING:
+    from downrange.client.load.crowd import Crowd
 
 NOT_NOW: Final = frozenset(
     {
@@ -130,9 +134,19 @@ def send_load(target: Target, plan: SendPlan) -> LoadReport:
     if plan.rate is None and plan.connections == plan.outstanding == 1:
         with WaitingLink(target.address, polls=plan.polls) as link:
             return _one_at_a_time(Sender(plan, target, [link]), link, target)
+    if plan.rate is None:
+        with _links(plan, target) as links:
+            return _closed_loop(Sender(plan, target, links.all), links, target)
     with Links(target.address, plan.connections, polls=plan.polls) as links:
-        sender = Sender(plan, target, links.all)
-        return _closed_loop(sender, links, target) if plan.rate is None else _open_loop(sender, links, target)
+        return _open_loop(Sender(plan, target, links.all), links, target)
+
+
+def _links(plan: SendPlan, target: Target) -> Links | Crowd:
+    if plan.connections == 1 or plan.polls or not hasattr(compiled, "Sockets"):
+        return Links(target.address, plan.connections, polls=plan.polls)
+    from downrange.client.load.crowd import Crowd  # it exists only where the compiled module does
+
+    return Crowd(target.address, plan.connections, plan.outstanding)
 
 
 def _one_at_a_time(sender: Sender, link: WaitingLink, target: Target) -> LoadReport:
@@ -146,12 +160,12 @@ def _one_at_a_time(sender: Sender, link: WaitingLink, target: Target) -> LoadRep
     return measured.report("send")
 
 
-def _closed_loop(sender: Sender, links: Links, target: Target) -> LoadReport:
+def _closed_loop(sender: Sender, links: Links | Crowd, target: Target) -> LoadReport:
     plan = sender.plan
     started = time.monotonic()
     measured = Measured(sender, target, started)
     for link in links.all:
-        sender.send(link, plan.outstanding)
+        sender.send(link, plan.connections * plan.outstanding // len(links.all))
     last_answer = started
     while sender.outstanding:
         readable = links.wait(0.1)
