@@ -22,6 +22,7 @@ from downrange.client.load.frames import SendFrames
 from downrange.client.load.histogram import Histogram
 from downrange.client.load.links import Links
 from downrange.client.load.report import Moment
+from downrange.client.load.sending import links_of
 from downrange.client.load.server_process import ServerProcess
 
 MANY: Final = 500 if QUICK else 5000
@@ -52,11 +53,10 @@ def echo_load(address: str, server: ServerProcess, load: SendPlan) -> LoadReport
     """Frames to a server that sends them back; each that came back is sent again."""
     frames = SendFrames(load, "echo", 4)
     size = frames.frame_size
-    data = frames.slice(0, min(load.outstanding, frames.count))
     done = 0
-    with Links(address, load.connections) as links:
+    with links_of(load, address) as links:
         for link in links.all:
-            link.write(data)
+            link.write(frames.slice(0, load.connections * load.outstanding // len(links.all)))
         begun = None
         started = now = time.monotonic()
         while now < started + load.warm_up_seconds + load.seconds:
@@ -64,7 +64,7 @@ def echo_load(address: str, server: ServerProcess, load: SendPlan) -> LoadReport
                 begun = Moment.now(server, done // size)
             for link in links.wait(0.1):
                 received = link.read()
-                link.write(received)
+                link.write(memoryview(received))
                 done += len(received)
             now = time.monotonic()
         assert begun is not None

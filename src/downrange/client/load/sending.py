@@ -135,18 +135,19 @@ def send_load(target: Target, plan: SendPlan) -> LoadReport:
         with WaitingLink(target.address, polls=plan.polls) as link:
             return _one_at_a_time(Sender(plan, target, [link]), link, target)
     if plan.rate is None:
-        with _links(plan, target) as links:
+        with links_of(plan, target.address) as links:
             return _closed_loop(Sender(plan, target, links.all), links, target)
     with Links(target.address, plan.connections, polls=plan.polls) as links:
         return _open_loop(Sender(plan, target, links.all), links, target)
 
 
-def _links(plan: SendPlan, target: Target) -> Links | Crowd:
+def links_of(plan: SendPlan, address: str) -> Links | Crowd:
+    """The connections of a closed loop."""
     if plan.connections == 1 or plan.polls or not hasattr(compiled, "Sockets"):
-        return Links(target.address, plan.connections, polls=plan.polls)
+        return Links(address, plan.connections, polls=plan.polls)
     from downrange.client.load.crowd import Crowd  # it exists only where the compiled module does
 
-    return Crowd(target.address, plan.connections, plan.outstanding)
+    return Crowd(address, plan.connections, plan.outstanding)
 
 
 def _one_at_a_time(sender: Sender, link: WaitingLink, target: Target) -> LoadReport:
