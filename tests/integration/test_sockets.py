@@ -332,16 +332,31 @@ async def test_a_bug_closes_the_connections_it_hit_and_no_other(
         await until(lambda: len(peer.closed) == 1)
         first.sendall(frame(OTHER, 2))
         assert (await reply(first)).opaque == 2
-    await until(lambda: len(peer.closed) == 3)
-    with callers(server.port, 2) as (first, last):
-        await until(lambda: len(server.connections) == 2)
-        first.sendall(frame(BUG, 1))
-        last.sendall(frame(PLAIN, 1))
-        await until(lambda: len(peer.closed) == 5)
-    assert caplog.text.count("ZeroDivisionError: a bug") == 3
-    with callers(server.port, 1) as (late,):
-        late.sendall(frame(OTHER, 3))
-        assert (await reply(late)).opaque == 3
+    assert caplog.text.count("ZeroDivisionError: a bug") == 1
+
+
+async def test_a_bug_in_what_takes_requests_together_costs_only_whom_it_hits_alone_too(
+    server: Server, peer: Peer, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(frames: list[Frame], at: int, connection: Connection) -> int:
+        raise ZeroDivisionError("a bug")
+
+    with callers(server.port, 4) as (first, bug, bad, last):
+        await until(lambda: len(server.connections) == 4)
+        for connection in server.connections:
+            if connection.peer_host == host(bad):
+                connection.express = fail
+        for number, (caller, code) in enumerate(((first, PLAIN), (bug, BUG), (bad, BUG), (last, PLAIN))):
+            caller.sendall(frame(code, number))
+        assert [(await reply(caller)).opaque for caller in (first, bug, last)] == [0, 1, 3]
+        with pytest.raises(ConnectionResetError):
+            await reply(bad)
+        await until(lambda: len(peer.closed) == 1)
+        assert not peer.together
+        assert peer.alone == [0, 1, 3]
+        assert "requests of 4 connections cannot be taken together" in caplog.text
+        last.sendall(frame(OTHER, 4))
+        assert (await reply(last)).opaque == 4
 
 
 async def test_when_too_many_answers_are_outstanding_nothing_is_taken_together(peer: Peer) -> None:

@@ -144,10 +144,11 @@ class Sockets:
             if together is not None and not first.chunks_alone:
                 try:
                     answers = together(frames, at, hosts, now)
-                except Exception as error:
-                    for transport in transports[at:]:
-                        self._broke(transport, error)
-                    return
+                except Exception:
+                    # A bug. Each alone: only whom it hits there, too, is closed. What was stored before it came up is
+                    # stored twice then, as it would be if the callers had to send again.
+                    log.exception("requests of %d connections cannot be taken together", len(set(transports[at:])))
+                    together = None
             if answers is None:
                 end = at + 1
                 while end < len(frames) and transports[end] is first:
