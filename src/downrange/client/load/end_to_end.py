@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Iterable
 from typing import Final
 
 from downrange.client.load.frames import NUMBER_WIDTH
@@ -54,10 +55,10 @@ class Puller:
         self.latency = Histogram()
         self.messages = 0
         self.refused: Counter[str] = Counter()
-        for queue_id in self._offsets:
-            self._pull(queue_id)
+        self._pull(self._offsets)
 
     def receive(self) -> None:
+        answered: list[int] = []
         for reply in self._decoder.feed(self._link.read()):
             if not reply.is_response:
                 continue
@@ -70,15 +71,22 @@ class Puller:
                 raise broker_error(reply.code, reply.remark)
             if reply.code not in NOT_NOW:
                 self._offsets[queue_id] = reply.header(PullMessageResponse).next_begin_offset
-            self._pull(queue_id)
+            answered.append(queue_id)
         if self._decoder.error is not None:
             raise self._decoder.error
+        if answered:
+            self._pull(answered)
 
-    def _pull(self, queue_id: int) -> None:
-        self._link.write(self._requests.frame(queue_id + 1, queue_id, self._offsets[queue_id], _PULLED_AT_ONCE))
+    def _pull(self, queue_ids: Iterable[int]) -> None:
+        """All in one write, as clients do whose replies came together."""
+        frame, offsets = self._requests.frame, self._offsets
+        self._link.write(
+            b"".join(frame(queue_id + 1, queue_id, offsets[queue_id], _PULLED_AT_ONCE) for queue_id in queue_ids)
+        )
 
     def _found(self, body: bytes) -> None:
         now = time.monotonic_ns()
+        moments: list[int] = []
         at = 0
         while at < len(body):
             start = at + _BODY_AT
@@ -87,9 +95,10 @@ class Puller:
                 start += _LONG_HOST * long_hosts.bit_count()
             moment = self.due.pop(body[start : start + NUMBER_WIDTH], None)
             if moment is not None:  # else: the first message, which only tried the connection, or somebody else's
-                self.latency.record(now - moment)
-                self.messages += 1
+                moments.append(moment)
             at += int.from_bytes(body[at : at + 4], "big")
+        self.latency.record_since(moments, now)
+        self.messages += len(moments)
 
 
 def end_to_end(target: Target, plan: SendPlan) -> LoadReport:

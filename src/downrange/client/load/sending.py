@@ -92,6 +92,8 @@ class Sender:
         count, moments, refused = self._readers[link].feed(received)
         if len(moments) == 2:  # nearly always
             self.latency.record(now - moments[0], moments[1])
+        elif 2 * count == len(moments):  # no two were sent at once
+            self.latency.record_since(moments[::2], now)
         else:
             for moment, times in zip(moments[::2], moments[1::2], strict=True):
                 self.latency.record(now - moment, times)
