@@ -240,6 +240,23 @@ def test_flow_control_is_counted_and_does_not_end_the_load(script: ScriptedBroke
     assert report.refused.keys() == {"SYSTEM_BUSY", "FLOW_CONTROL"}
 
 
+@pytest.mark.parametrize("script", [((0, 2, 215), {})], indirect=True)
+def test_nobody_waits_for_a_message_that_was_refused(script: ScriptedBroker) -> None:
+    target = run_loop(find_target(topic="orders", queues=4, broker=script.address))
+    with Links(script.address, 1) as opened:
+        (link,) = opened.all
+        sender = Sender(SendPlan(rate=1000.0), target, opened.all)
+        due: dict[bytes, int] = {}
+        sender.on_refused = due.pop
+        sender.send_due(link, range(1, 31), due.__setitem__)
+        assert len(due) == 30
+        while sender.outstanding:
+            for readable in opened.wait(10):
+                sender.receive(readable)
+    assert sender.refused == {"SYSTEM_BUSY": 10, "FLOW_CONTROL": 10}
+    assert len(due) == sender.messages == 10
+
+
 @SHAPES
 @pytest.mark.parametrize("script", [((0, 16), {})], indirect=True)
 def test_any_other_refusal_ends_it(script: ScriptedBroker, shape: tuple[int, int]) -> None:

@@ -57,6 +57,10 @@ class Puller:
         self.refused: Counter[str] = Counter()
         self._pull(self._offsets)
 
+    def forget(self, number: bytes) -> None:
+        """This one will not come. If it does nevertheless, it does not count."""
+        self.due.pop(number, None)
+
     def receive(self) -> None:
         answered: list[int] = []
         for reply in self._decoder.feed(self._link.read()):
@@ -109,6 +113,7 @@ def end_to_end(target: Target, plan: SendPlan) -> LoadReport:
         producing, pulling = links.all
         sender = Sender(plan, target, [producing])
         puller = Puller(target, plan, pulling)
+        sender.on_refused = puller.forget
         started = time.monotonic()
         measured = Measured(sender, target, started, more={"end to end": puller})
         schedule = Schedule(plan.rate or 500.0, started)

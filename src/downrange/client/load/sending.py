@@ -11,7 +11,7 @@ from downrange.client.load.frames import SendFrames
 from downrange.client.load.histogram import Histogram
 from downrange.client.load.links import PATIENCE_SECONDS, Links, WaitingLink, Wire, open_socket
 from downrange.client.load.measured import Measured
-from downrange.client.load.outstanding import Outstanding
+from downrange.client.load.outstanding import FIRST_OPAQUE, Outstanding
 from downrange.client.load.plans import SendPlan
 from downrange.client.load.replies import ReplyLayout, ReplyReader, learn_layout
 from downrange.client.load.report import LoadReport
@@ -55,6 +55,8 @@ class Sender:
         self.messages = 0
         self.refused: Counter[str] = Counter()
         self.latency = Histogram()
+        self.on_refused: Callable[[bytes], object] = lambda number: None
+        """Told the number that the body of a message begins with that was not accepted."""
 
     def send(self, link: Wire, count: int) -> None:
         """`count` frames, now."""
@@ -102,6 +104,7 @@ class Sender:
             if reply.code not in NOT_NOW:
                 raise broker_error(reply.code, reply.remark)
             self.refused[code_name(reply.code)] += 1
+            self.on_refused(self.frames.body_number(reply.opaque - FIRST_OPAQUE))
         return count + len(refused)
 
 
