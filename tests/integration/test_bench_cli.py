@@ -248,7 +248,7 @@ def test_nobody_waits_for_a_message_that_was_refused(script: ScriptedBroker) -> 
         sender = Sender(SendPlan(rate=1000.0), target, opened.all)
         due: dict[bytes, int] = {}
         sender.on_refused = due.pop
-        sender.send_due(link, range(1, 31), due.__setitem__)
+        sender.send_due(link, range(1, 31), due.update)
         assert len(due) == 30
         while sender.outstanding:
             for readable in opened.wait(10):

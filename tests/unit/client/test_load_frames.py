@@ -63,12 +63,17 @@ def test_no_key_or_body_comes_twice_when_the_ring_comes_round(kind: SerializeTyp
     assert {len(each["UNIQ_KEY"]) for each in properties} == {32}
 
 
-def test_a_body_begins_with_the_number_told() -> None:
+@pytest.mark.parametrize("at_once", [1, 7, 5000])
+def test_a_body_begins_with_the_number_told(at_once: int) -> None:
     frames = SendFrames(SendPlan(), "orders", 4)
-    for _ in range(frames.count + 5):
-        first, end = frames.take(1)
-        (command,) = FrameDecoder().feed(bytes(frames.slice(first, end)))
-        assert command.body_bytes.startswith(frames.body_number(first))
+    taken = 0
+    while taken < frames.count + 5:
+        first, end = frames.take(at_once)
+        numbers = frames.body_numbers(first, end)
+        commands = FrameDecoder().feed(bytes(frames.slice(first, end)))
+        for command, number in zip(commands, numbers, strict=True):
+            assert command.body_bytes.startswith(number)
+        taken += end - first
 
 
 def test_frames_on_their_way_are_not_touched() -> None:

@@ -6,6 +6,7 @@ delays all messages of that while, and they all count.
 
 from __future__ import annotations
 
+import struct
 import time
 from collections import Counter
 from collections.abc import Iterable
@@ -31,9 +32,9 @@ from downrange.transport.errors import RequestTimedOut
 
 _HOLD_MILLIS: Final = 15_000
 _PULLED_AT_ONCE: Final = 32
-_FLAGS_AT: Final = 39  # the last byte of the record's sysFlag
 _LONG_HOSTS: Final = int(SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6)
-_BODY_AT: Final = 88  # with IPv4 hosts
+# A record with IPv4 hosts: its size, the last byte of sysFlag, what its body begins with.
+_RECORD: Final = struct.Struct(f">i35xB48x{NUMBER_WIDTH}s")
 _LONG_HOST: Final = 12
 _NOTHING_YET: Final = frozenset(
     {ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY, ResponseCode.PULL_OFFSET_MOVED}
@@ -92,15 +93,16 @@ class Puller:
         now = time.monotonic_ns()
         moments: list[int] = []
         at = 0
-        while at < len(body):
-            start = at + _BODY_AT
-            long_hosts = body[at + _FLAGS_AT] & _LONG_HOSTS
-            if long_hosts:
-                start += _LONG_HOST * long_hosts.bit_count()
-            moment = self.due.pop(body[start : start + NUMBER_WIDTH], None)
+        take, read = self.due.pop, _RECORD.unpack_from
+        while len(body) - at >= _RECORD.size:  # none of ours is shorter
+            size, flags, number = read(body, at)
+            if flags & _LONG_HOSTS:
+                start = at + _RECORD.size + _LONG_HOST * (flags & _LONG_HOSTS).bit_count()
+                number = body[start - NUMBER_WIDTH : start]
+            moment = take(number, None)
             if moment is not None:  # else: the first message, which only tried the connection, or somebody else's
                 moments.append(moment)
-            at += int.from_bytes(body[at : at + 4], "big")
+            at += size
         self.latency.record_since(moments, now)
         self.messages += len(moments)
 
@@ -124,7 +126,7 @@ def end_to_end(target: Target, plan: SendPlan) -> LoadReport:
             wait = 0.1
             if measured.ended is None:
                 room = sender.frames.most_outstanding - max(len(sender.outstanding), len(puller.due))
-                sender.send_due(producing, schedule.due(now, room), puller.due.__setitem__)
+                sender.send_due(producing, schedule.due(now, room), puller.due.update)
                 if room > 0:  # else it is for the broker to make room
                     wait = schedule.next_due - time.monotonic()
             seen = sender.messages + puller.messages

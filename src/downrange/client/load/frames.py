@@ -60,9 +60,9 @@ class SendFrames:
         self._generation_at = [found.start() for found in re.finditer(re.escape(_GENERATION), template)]
         self._time_at = template.index(b"%d" % _TIME)
         self._stamps = [(_GENERATION, b"%d" % _TIME)] * _PARTS  # what each part has now
-        numbers = [_NUMBER_FORMAT % number for number in range(self.count)]
+        self._numbers = [_NUMBER_FORMAT % number for number in range(self.count)]
         for found in re.finditer(re.escape(_NUMBER), template):
-            self._fill(found.start(), numbers)
+            self._fill(found.start(), self._numbers)
         places = _places(self.count, topics, queues)
         self._fill(_queue_at(template, plan.header), [b"%d" % queue_id for _, queue_id in places])
         if topics > 1:
@@ -88,9 +88,16 @@ class SendFrames:
     def slice(self, first: int, end: int) -> memoryview:
         return self._view[first * self.frame_size : end * self.frame_size]
 
-    def body_number(self, frame: int) -> bytes:
-        """What the body of a frame taken just now begins with: no other message of this run has it."""
-        return self._stamps[frame // self._part][0] + _NUMBER_FORMAT % frame
+    def body_numbers(self, first: int, end: int) -> list[bytes]:
+        """What the bodies of frames taken just now begin with: no other message of this run has the same."""
+        numbers: list[bytes] = []
+        while first < end:
+            part = first // self._part
+            stop = min(end, (part + 1) * self._part)
+            generation, _ = self._stamps[part]
+            numbers += [generation + number for number in self._numbers[first:stop]]
+            first = stop
+        return numbers
 
     def _renew(self, part: int) -> None:
         """The next generation for one part of the ring."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from downrange.client.load.frames import SendFrames
@@ -68,15 +68,16 @@ class Sender:
             self.outstanding.add(first, end, now)
             count -= end - first
 
-    def send_due(self, link: Wire, due: Sequence[int], note: Callable[[bytes, int], object] | None = None) -> None:
-        """One frame for each moment of `due`; `note` is told the number that its body begins with."""
+    def send_due(
+        self, link: Wire, due: Sequence[int], note: Callable[[Iterable[tuple[bytes, int]]], object] | None = None
+    ) -> None:
+        """One frame for each moment of `due`; `note` is told the numbers that their bodies begin with."""
         while due:
             first, end = self._take(len(due))
             now_due, due = due[: end - first], due[end - first :]
             self.outstanding.add_each(first, now_due)
             if note is not None:
-                for frame, moment in zip(range(first, end), now_due, strict=True):
-                    note(self.frames.body_number(frame), moment)
+                note(zip(self.frames.body_numbers(first, end), now_due, strict=True))
             link.write(self.frames.slice(first, end))
 
     def _take(self, count: int) -> tuple[int, int]:
@@ -104,7 +105,8 @@ class Sender:
             if reply.code not in NOT_NOW:
                 raise broker_error(reply.code, reply.remark)
             self.refused[code_name(reply.code)] += 1
-            self.on_refused(self.frames.body_number(reply.opaque - FIRST_OPAQUE))
+            slot = reply.opaque - FIRST_OPAQUE
+            self.on_refused(*self.frames.body_numbers(slot, slot + 1))
         return count + len(refused)
 
 
