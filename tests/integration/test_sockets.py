@@ -459,6 +459,9 @@ def test_send_frames_refuses_what_is_no_frame_for_each() -> None:
             runs.send_frames(wanted, frames)
     with pytest.raises(ValueError, match="a socket and a frame for each"):
         runs.send_frames([None], wire)  # type: ignore[type-var]
+    assert runs.send_frames([lonely], memoryview(bytearray(wire))) == [(lonely, wire)]
+    with pytest.raises(TypeError, match="bytes-like"):
+        runs.send_frames([lonely], 4)  # type: ignore[arg-type]
 
 
 async def test_a_transport_tells_where_it_comes_from(server: Server) -> None:
