@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from bench.quiet import touch_memory
 from bench.report import Figure, table
 from downrange.model.message_id import pack_host
 from downrange.store.config import StoreConfig
@@ -79,12 +80,6 @@ def write_all(path: Path, data: bytes, count: int) -> None:
     with path.open("wb", buffering=0) as stream:
         for _ in range(count):
             stream.write(data)
-
-
-def touch_memory(parent: Path | None, size: int = GIBIBYTE) -> None:
-    """On a virtual machine the first use of each page of memory costs ten times a later one: get that over with."""
-    with fresh_directory(parent) as directory:
-        write_all(directory / "touched", bytes(1 << 20), size >> 20)
 
 
 def bench_size(size: int, count: int, parent: Path | None) -> list[Figure]:
@@ -152,7 +147,7 @@ def bench_recovery(parent: Path | None, total: int = GIBIBYTE) -> list[Figure]:
 
 def run(count: int = 200_000, parent: Path | None = None, recovery_bytes: int = GIBIBYTE) -> list[Figure]:
     count -= count % CHUNK
-    touch_memory(parent)
+    touch_memory(GIBIBYTE, parent)
     gc.collect()
     gc.disable()
     try:

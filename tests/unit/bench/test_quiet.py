@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from itertools import accumulate, count
+from pathlib import Path
 
 import pytest
 
@@ -38,7 +39,7 @@ def test_a_load_is_repeated_while_others_are_busy_and_the_least_disturbed_is_kep
     clock = iter(range(100))
     monkeypatch.setattr(quiet, "_others_seconds", lambda: next(seconds))
     monkeypatch.setattr("bench.quiet.monotonic", lambda: float(next(clock)))
-    monkeypatch.setattr("bench.quiet.os.sync", lambda: None)
+    monkeypatch.setattr(quiet, "settle", lambda: None)
     monkeypatch.setattr(quiet, "touch_memory", lambda size: None)
     monkeypatch.setattr(quiet, "ATTEMPTS", 3)
     monkeypatch.setattr(quiet, "_repeats", count(1))
@@ -48,12 +49,42 @@ def test_a_load_is_repeated_while_others_are_busy_and_the_least_disturbed_is_kep
 
 
 def test_user_time_of_others_does_not_count_ours() -> None:
-    before = quiet._family_user_ticks()
+    before, _ = quiet._family_ticks()
     subprocess.run([sys.executable, "-c", "pass"], check=True)  # has ended, so it is not counted any more
     deadline = os.times().user + 0.1
     while os.times().user < deadline:
         pass
-    assert quiet._family_user_ticks() - before >= 9  # hundredths of a second
+    assert quiet._family_ticks()[0] - before >= 9  # hundredths of a second
+
+
+def test_a_load_waits_until_the_servers_have_nothing_left_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They use a core, then half of one, then hardly any. Each time is looked at twice."""
+    used = iter([(0, 0), (20, 10), (30, 0), (40, 5), (45, 10), (46, 10)])
+    waited: list[float] = []
+    synced: list[int] = []
+    monkeypatch.setattr(quiet, "_family_ticks", lambda: next(used))
+    monkeypatch.setattr(quiet, "_TICK", 100)
+    monkeypatch.setattr("bench.quiet.sleep", waited.append)
+    monkeypatch.setattr("bench.quiet.os.sync", lambda: synced.append(1))
+    quiet.settle()
+    assert waited == [quiet.IDLE_SECONDS] * 3
+    assert len(synced) == 3
+
+
+def test_a_load_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    used = count(0, 100)
+    clock = count(0)
+    monkeypatch.setattr(quiet, "_family_ticks", lambda: (next(used), 0))
+    monkeypatch.setattr("bench.quiet.monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr("bench.quiet.sleep", lambda seconds: None)
+    monkeypatch.setattr("bench.quiet.os.sync", lambda: None)
+    quiet.settle()
+    assert next(clock) > quiet.LONGEST_WAIT_SECONDS
+
+
+def test_touched_memory_leaves_no_file_behind(tmp_path: Path) -> None:
+    quiet.touch_memory(1 << 20, tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="with one core there is nothing to keep apart")
