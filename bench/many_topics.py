@@ -1,182 +1,143 @@
-"""What ten thousand topics cost: memory, descriptors, mappings, appends and starts, against ten topics.
+"""What ten thousand topics cost a broker, against ten: sends, memory, descriptors, mappings, stops and starts.
 
-    python -m bench.many_topics [--topics N] [--directory DIR]
+    python -m bench.many_topics [--topics N]
 
-First the whole broker, over the wire (many_topics_served.py). Then the store alone: messages go to random queues, in
-runs of 64, by the way that a broker takes for plain sends. Each number of topics gets processes of its own, so that
-its memory is its own.
+The load generator sends each message to a random queue of a random topic. Both loads are made of equally many requests,
+encoded beforehand, so that the generator's own memory costs both alike.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import random
-import subprocess
-import sys
+import signal
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Final
 
-from bench import many_topics_served
-from bench.report import Figure, table
-from downrange.model.message_id import pack_host
-from downrange.store.config import StoreConfig
-from downrange.store.message_store import MessageStore
-from downrange.store.new_message import NewMessage, PutMessageStatus
-from downrange.store.run import PlainMessage, run_of
+from bench.quiet import settle
+from bench.report import QUICK, Figure, table
+from bench.served import Load, by_turns, send_apart, served_in, target
+from downrange.client.load import SendPlan, Target, send_load
+from downrange.client.load.server_process import ServerProcess
+from tests.support.standalone_process import Standalone
 
-QUEUES = 4
-MESSAGES = 200_000
-FEW, MANY = 10, 10_000
-_RUN = 64
-_BODY = bytes(128)
-HOST = pack_host("10.0.0.1", 10911)
-
-
-def resident_bytes() -> int:
-    """Memory of this process that is not a file's: pages of the mapped log belong to the page cache."""
-    with open("/proc/self/smaps_rollup") as file:  # exact; the counters in "status" lag behind
-        fields = dict(line.split(":", 1) for line in list(file)[1:])
-    return int(fields["Anonymous"].split()[0]) * 1024
+FEW: Final = 10
+MANY: Final = 10_000
+QUEUES: Final = 4
+SHAPES: Final = ((8, 32), (1, 64))
+SECONDS: Final = 0.4 if QUICK else 1.0
+ROUNDS: Final = 1 if QUICK else 5
 
 
-def mappings() -> int:
-    with open("/proc/self/maps") as file:
-        return sum(1 for _ in file)
+class Broker:
+    """A broker with so many topics, all of which were used. Each start is a process of its own, and `took` what each
+    step of its life took."""
 
+    def __init__(self, directory: Path, topics: int, ring: int) -> None:
+        self.topics = topics
+        self.took: dict[str, Figure] = {}
+        self._directory = directory
+        self._ring = ring
 
-def append_to_each(store: MessageStore, queues: list[tuple[str, int]]) -> None:
-    for topic, queue_id in queues:
-        assert store.append(_message(topic, queue_id, _BODY, 0)).status is PutMessageStatus.PUT_OK
+    def make_topics(self) -> None:
+        """Create them, use them, stop in good order."""
+        with served_in(self._directory) as running:
+            with self._timed("create over the wire"):
+                where = self._target(running)
+            self._use_all(where)
+            with self._timed("orderly stop, after each was used"):
+                running.process.signal(signal.SIGTERM)
+                running.process.wait(120)
 
+    @contextmanager
+    def serve(self) -> Iterator[Target]:
+        """Start after the orderly stop, and use all topics once; afterwards kill it, and start once more."""
+        with ExitStack() as stack:
+            with self._timed("start to ready, after an orderly stop"):
+                running = stack.enter_context(served_in(self._directory))
+            server = ServerProcess(running.process.pid)
+            settle()
+            self._note("private memory, unused since the start", server.private_bytes / 1e6, "MB")
+            where = self._target(running)
+            self._use_all(where)
+            yield where
+            self._note("private memory, after these loads", server.private_bytes / 1e6, "MB")
+            self._note("descriptors, after these loads", running.open_files, "")
+            self._note("mappings, after these loads", _mappings(server.pid), "")
+            running.process.kill()
+            with self._timed("start to ready, after these loads and kill -9"):
+                stack.enter_context(served_in(self._directory))
 
-def append_at_random(store: MessageStore, queues: list[tuple[str, int]], messages: int) -> float:
-    """Appends a second of CPU time, finding the queues included."""
-    chance = random.Random(1)
-    seconds = 0.0
-    states = store.queues.states
-    for first in range(0, messages, _RUN):
-        # Made in small numbers, so that the memory measured is the store's.
-        chosen = [chance.choice(queues) for _ in range(_RUN)]
-        texts = [_properties(number) for number in range(first, first + _RUN)]
-        named = [
-            # A topic that came from a socket is a text of its own.
-            (topic.encode().decode(), queue_id, text.encode(), text)
-            for (topic, queue_id), text in zip(chosen, texts, strict=True)
-        ]
-        started = time.process_time()
-        run: list[PlainMessage] = []
-        for topic, queue_id, properties, text in named:
-            run.append((states[topic, queue_id], _BODY, properties, text, 1_700_000_000_000, 0, 0, 0))
-        if not store.append_run(run_of(run), HOST, HOST, time.time_ns() // 1_000_000):
-            append_to_each(store, chosen)  # the file of the log was full
-        seconds += time.process_time() - started
-    return messages / seconds
+    def send_name(self, connections: int, outstanding: int) -> str:
+        return f"send 128 B, {self.topics:,} topics, {connections}x{outstanding}"
 
+    def _target(self, running: Standalone) -> Target:
+        return target(running, "many", QUEUES, self.topics)
 
-def _properties(number: int) -> str:
-    return f"UNIQ_KEY\x0110CD4E0E2F2A49F681BC{number // 64:08X}{number % 65536:04X}\x02TAGS\x01TagA"
+    def _use_all(self, where: Target) -> None:
+        """Once round the ring at least."""
+        seconds = 1.0
+        while send_load(where, SendPlan(seconds, 0, ring=self._ring)).messages < self._ring:
+            seconds *= 2
 
-
-def _message(topic: str, queue_id: int, body: bytes, number: int) -> NewMessage:
-    return NewMessage(topic, queue_id, body, _properties(number).encode(), 1_700_000_000_000, HOST, HOST)
-
-
-def measure(directory: Path, topics: int, messages: int) -> dict[str, float]:
-    """Runs in a process of its own."""
-    config = StoreConfig(store_path_root_dir=directory)
-    store = MessageStore.open(config)
-    queues = [(f"topic-{number:05}", queue_id) for number in range(topics) for queue_id in range(QUEUES)]
-    empty = resident_bytes()
-    append_to_each(store, queues)
-    once = resident_bytes() - empty
-    rate = append_at_random(store, queues, messages)
-    started = time.perf_counter()
-    store.write_pending()
-    written = time.perf_counter() - started
-    figures = {
-        "rate": rate,
-        "write seconds": written,
-        "bytes once": once,
-        "bytes": resident_bytes() - empty,
-        "descriptors": len(os.listdir("/proc/self/fd")),
-        "mappings": mappings(),
-    }
-    store.release_idle()
-    figures["idle bytes"] = resident_bytes() - empty
-    figures["idle descriptors"] = len(os.listdir("/proc/self/fd"))
-    started = time.perf_counter()
-    store.close()
-    figures["close seconds"] = time.perf_counter() - started
-    for name in ("open seconds", "open after kill seconds"):
+    @contextmanager
+    def _timed(self, what: str) -> Iterator[None]:
         started = time.perf_counter()
-        store = MessageStore.open(config)
-        figures[name] = time.perf_counter() - started
-        # What a dead process leaves: nothing is closed, only its lock goes.
-        store._segments.close()
-        store._lock.release()
+        yield
+        self._note(what, time.perf_counter() - started, "s")
+
+    def _note(self, what: str, value: float, unit: str) -> None:
+        self.took[what] = Figure(f"{what}, {self.topics:,} topics", value, unit)
+
+
+def _mappings(pid: int) -> int:
+    return len(Path(f"/proc/{pid}/maps").read_text().splitlines())
+
+
+def run(topics: int = MANY) -> list[Figure]:
+    ring = 2 * topics * QUEUES
+    loads: dict[str, Load] = {}
+    with ExitStack() as directories:
+        brokers = [
+            Broker(Path(directories.enter_context(tempfile.TemporaryDirectory(prefix="bench-"))), count, ring)
+            for count in (FEW, topics)
+        ]
+        for broker in brokers:
+            broker.make_topics()
+        with ExitStack() as serving:
+            targets = [serving.enter_context(broker.serve()) for broker in brokers]
+            for connections, outstanding in SHAPES:
+                plan = SendPlan(SECONDS, 0.3, connections=connections, outstanding=outstanding, ring=ring)
+                for broker, where in zip(brokers, targets, strict=True):
+                    loads[broker.send_name(connections, outstanding)] = partial(send_apart, where, plan)
+            best = by_turns(loads, ROUNDS)
+    few = brokers[0]
+    base_name = f"{FEW} topics"
+    figures = []
+    for shape in SHAPES:
+        base = best[few.send_name(*shape)]
+        for broker in brokers:
+            label = broker.send_name(*shape)
+            one = best[label]
+            figures.append(Figure(label, one.rate, "messages/s", one.rate / base.rate, base_name))
+            figures.append(Figure(f"{label}: server CPU", one.server_cpu_micros, "µs a message",
+                                  one.server_cpu_micros / base.server_cpu_micros, base_name))  # fmt: skip
+            figures.append(Figure(f"{label}: generator CPU", one.own_cpu_micros, "µs a message"))
+    for what, base_figure in few.took.items():
+        for broker in brokers:
+            figure = broker.took[what]
+            figures.append(figure._replace(ratio=figure.value / base_figure.value, to=base_name))
     return figures
-
-
-def measure_unused(directory: Path) -> dict[str, float]:
-    """The memory of queues that are there and that nobody uses, in a process of its own."""
-    empty = resident_bytes()
-    store = MessageStore.open(StoreConfig(store_path_root_dir=directory))
-    figures = {"unused bytes": float(resident_bytes() - empty)}
-    store.close()
-    return figures
-
-
-def in_a_process(topics: int, messages: int, parent: Path | None) -> dict[str, float]:
-    with tempfile.TemporaryDirectory(prefix="bench-topics-", dir=parent) as directory:
-        command = [sys.executable, "-m", "bench.many_topics", "--measure", directory, "--topics", str(topics)]
-        command += ["--messages", str(messages)]
-        figures: dict[str, float] = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
-        command[command.index("--measure")] = "--measure-unused"
-        figures |= json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
-    return figures
-
-
-def run(topics: int = MANY, messages: int = MESSAGES, parent: Path | None = None) -> list[Figure]:
-    few, many = (in_a_process(count, messages, parent) for count in (FEW, topics))
-    queues = topics * QUEUES
-    name = f"{topics:,} topics of {QUEUES} queues"
-    few_name = f"{FEW} topics"
-    return [
-        *many_topics_served.figures(FEW, topics),
-        Figure(f"store: append to {FEW} topics", few["rate"], "/s"),
-        Figure(f"store: append to {name}", many["rate"], "/s", many["rate"] / few["rate"], few_name),
-        Figure("store: private memory for them, not used since the start", many["unused bytes"] / 1e6, "MB"),
-        Figure("store: private memory for them, after one message to each", many["bytes once"] / 1e6, "MB"),
-        Figure("store: private memory for them, all in use", many["bytes"] / 1e6, "MB"),
-        Figure("store: private memory for them, idle again", many["idle bytes"] / 1e6, "MB"),
-        Figure("store: private memory for an unused queue", many["unused bytes"] / queues, "B"),
-        Figure("store: descriptors", many["descriptors"], "", many["descriptors"] / few["descriptors"], few_name),
-        Figure("store: descriptors when idle", many["idle descriptors"], ""),
-        Figure("store: mappings", many["mappings"], "", many["mappings"] / few["mappings"], few_name),
-        Figure("store: write the entries of all queues", many["write seconds"], "s"),
-        Figure("store: orderly stop, every queue synced", many["close seconds"], "s"),
-        Figure("store: start after an orderly stop", many["open seconds"], "s"),
-        Figure("store: start after kill -9", many["open after kill seconds"], "s"),
-    ]  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--topics", type=int, default=MANY)
-    parser.add_argument("--messages", type=int, default=MESSAGES)
-    parser.add_argument("--directory", type=Path, help="where to put the files (default: the temporary directory)")
-    parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--measure-unused", type=Path, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.measure_unused is not None:
-        print(json.dumps(measure_unused(options.measure_unused)))
-    elif options.measure is not None:
-        print(json.dumps(measure(options.measure, options.topics, options.messages)))
-    else:
-        print(table(run(options.topics, options.messages, options.directory)))
+    print(table(run(parser.parse_args().topics)))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from bench.report import QUICK, Figure, NotMeasured
 QUICK_ARGUMENTS: dict[str, dict[str, int]] = {
     "store": {"count": 20_480, "recovery_bytes": 64 << 20},
     "key_index": {"count": 100_000},
-    "many_topics": {"topics": 500, "messages": 20_000},
+    "many_topics": {"topics": 500},
 }
 
 
