@@ -95,6 +95,7 @@ def test_end_to_end_receives_all_that_is_sent_at_the_rate(cluster: Standalone) -
     found = measured("end-to-end", "--namesrv", cluster.namesrv, "-t", "latency", "--rate", "300", *SHORT)
     assert found["rate"] == pytest.approx(300, rel=0.5)
     assert 0 < found["latency"]["end to end"]["p50"] <= found["latency"]["end to end"]["max"]
+    assert 0 < found["latency"]["sent late"]["p50"] <= found["latency"]["end to end"]["max"]
 
 
 @pytest.mark.parametrize("header", ["json", "binary"])

@@ -57,6 +57,17 @@ def test_a_message_is_due_at_its_own_time_however_late_it_is_sent() -> None:
     assert [moment / 1e9 for moment in late] == pytest.approx([50.01, 50.02, 50.03])
 
 
+def test_how_late_messages_are_sent_is_known() -> None:
+    """The first in time; then three together, of which the first was due 25 ms before."""
+    schedule = Schedule(100.0, started=50.0)
+    schedule.due(50.0, 10)
+    schedule.due(50.035, 10)
+    assert schedule.latency.count == 4
+    assert schedule.latency.percentile(25) == 0
+    assert schedule.latency.percentile(50) / 1e6 == pytest.approx(25, rel=0.02)
+    assert schedule.latency.largest / 1e6 == pytest.approx(25)
+
+
 def test_what_there_is_no_room_for_stays_due() -> None:
     schedule = Schedule(100.0, started=0.0)
     assert len(schedule.due(0.0951, 4)) == 4

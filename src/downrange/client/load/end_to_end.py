@@ -117,8 +117,8 @@ def end_to_end(target: Target, plan: SendPlan) -> LoadReport:
         puller = Puller(target, plan, pulling)
         sender.on_refused = puller.forget
         started = time.monotonic()
-        measured = Measured(sender, target, started, more={"end to end": puller})
         schedule = Schedule(plan.rate or 500.0, started)
+        measured = Measured(sender, target, started, more={"end to end": puller, "sent late": schedule})
         last_progress = started
         while measured.ended is None or sender.outstanding or puller.due:
             now = time.monotonic()

@@ -18,6 +18,9 @@ from downrange.transport.errors import ConnectFailed, ConnectionLost, RequestTim
 from downrange.transport.pool import split_address
 
 _READ_AT_ONCE: Final = 1 << 18
+_LONG_SECONDS: Final = 0.1
+_WAKING_SECONDS: Final = 0.0002
+"""Who sleeps until some moment wakes up later, by less than this if the machine is quiet: the rest is spent awake."""
 _CONNECT_SECONDS: Final = 3.0
 PATIENCE_SECONDS: Final = 10.0
 """A broker that answers nothing for so long is taken for dead."""
@@ -174,16 +177,8 @@ class Links:
 
     def wait(self, seconds: float) -> list[Link]:
         """The connections with something to read, `seconds` from now at the latest, which is kept to microseconds."""
-        if self._polls:
-            events = self._poll_until(time.monotonic() + seconds)
-        else:
-            # epoll counts in milliseconds: good enough for a long wait, and one call instead of two.
-            if seconds < 0.02:
-                select.select((self._epoll,), (), (), max(seconds, 0.0))
-                seconds = 0.0
-            events = self._epoll.poll(seconds, 1024)
         readable = []
-        for descriptor, event in events:
+        for descriptor, event in self._events(seconds):
             link = self._by_descriptor[descriptor]
             if event != select.EPOLLIN:
                 if event & select.EPOLLOUT:
@@ -192,6 +187,18 @@ class Links:
                     continue
             readable.append(link)
         return readable
+
+    def _events(self, seconds: float) -> list[tuple[int, int]]:
+        if self._polls:
+            return self._poll_until(time.monotonic() + seconds)
+        if seconds >= _LONG_SECONDS:  # epoll counts in milliseconds, which is good enough
+            return self._epoll.poll(seconds, 1024)
+        if seconds <= _WAKING_SECONDS:
+            select.select((self._epoll,), (), (), max(seconds, 0.0))
+            return self._epoll.poll(0, 1024)
+        deadline = time.monotonic() + seconds
+        select.select((self._epoll,), (), (), seconds - _WAKING_SECONDS)
+        return self._poll_until(deadline)
 
     def _poll_until(self, deadline: float) -> list[tuple[int, int]]:
         while not (events := self._epoll.poll(0, 1024)) and time.monotonic() < deadline:

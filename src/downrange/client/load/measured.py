@@ -13,7 +13,7 @@ from downrange.client.load.target import Target
 
 
 class Timed(Protocol):
-    """Something that keeps latencies: a sender or a puller."""
+    """Something that keeps latencies: a sender, a puller, a schedule."""
 
     latency: Histogram
     refused: Counter[str]

@@ -52,7 +52,7 @@ class LoadReport:
     messages: int
     seconds: float
     latency: Mapping[str, Latency]
-    """By what was measured: `reply`, `pull`, `end to end`."""
+    """By what was measured: `reply`, `pull`, `end to end`; in an open loop also `sent late`, by the generator."""
     own_cpu_micros: float
     """CPU time of the generator a message, in microseconds."""
     server_cpu_micros: float | None = None

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
+from downrange.client.load.histogram import Histogram
+
 
 class Schedule:
-    """When each message is due. One that could not be sent in time stays due since then: waiting counts as latency."""
+    """When each message is due. One that could not be sent in time stays due since then: waiting counts as latency.
+
+    `latency` is how late they were sent, all that were sent together as late as the first of them: what the generator,
+    or the machine it runs on, adds to every latency that counts from then.
+    """
 
     def __init__(self, rate: float, started: float) -> None:
         self._period = 1 / rate
         self._started = started
         self._sent = 0
+        self.latency = Histogram()
+        self.refused: Counter[str] = Counter()  # never any
 
     @property
     def next_due(self) -> float:
@@ -20,6 +30,7 @@ class Schedule:
         count = min(int((now - self._started) / self._period) + 1 - self._sent, most)
         if count <= 0:
             return []
+        self.latency.record(int((now - self.next_due) * 1e9), count)
         first = self._sent
         self._sent += count
         return [int((self._started + number * self._period) * 1e9) for number in range(first, self._sent)]

@@ -189,8 +189,8 @@ def _closed_loop(sender: Sender, links: Links | Crowd, target: Target) -> LoadRe
 
 def _open_loop(sender: Sender, links: Links, target: Target) -> LoadReport:
     started = time.monotonic()
-    measured = Measured(sender, target, started)
     schedule = Schedule(sender.plan.rate or 1.0, started)
+    measured = Measured(sender, target, started, more={"sent late": schedule})
     last_answer = started
     turn = 0
     while measured.ended is None or sender.outstanding:
