@@ -10,7 +10,16 @@ from pathlib import Path
 from typing import TypeVar
 
 from bench.quiet import cores_apart, undisturbed
-from downrange.client.load import LoadReport, PullPlan, SendPlan, Target, find_target, pull_load, send_load
+from downrange.client.load import (
+    LoadReport,
+    PullPlan,
+    SendPlan,
+    Target,
+    end_to_end,
+    find_target,
+    pull_load,
+    send_load,
+)
 from downrange.transport.loop import run as run_loop
 from tests.support.standalone_process import Standalone, standalone_process
 
@@ -93,6 +102,11 @@ def send_apart(where: Target, plan: SendPlan) -> LoadReport:
 def pull_apart(where: Target, plan: PullPlan) -> LoadReport:
     """Pulls, in the same way."""
     return _apart(pull_load, where, plan)
+
+
+def end_to_end_apart(where: Target, plan: SendPlan) -> LoadReport:
+    """Sends at a rate and receives, in the same way."""
+    return _apart(end_to_end, where, plan)
 
 
 def _apart(load: Callable[[Target, Plan], LoadReport], where: Target, plan: Plan) -> LoadReport:
