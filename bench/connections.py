@@ -16,7 +16,7 @@ from typing import Final
 
 from bench.namesrv import start
 from bench.quiet import cores_apart
-from bench.report import QUICK, Figure, table
+from bench.report import QUICK, Figure, compared, table
 from bench.served import Load, by_turns, send_apart, served, target
 from downrange.client.load import LoadReport, SendPlan, send_load
 from downrange.client.load.frames import SendFrames
@@ -115,9 +115,10 @@ def run() -> list[Figure]:
 
     def add(label: str, load: str, base: str) -> None:
         one, other = best[load], best[base]
-        figures.append(Figure(label, one.rate, "messages/s", one.rate / other.rate, base))
-        figures.append(Figure(f"{label}: server CPU", one.server_cpu_micros, "µs a message",
-                              one.server_cpu_micros / other.server_cpu_micros, base))  # fmt: skip
+        figures.append(compared(label, one.rate, "messages/s", other.rate, base))
+        figures.append(
+            compared(f"{label}: server CPU", one.server_cpu_micros, "µs a message", other.server_cpu_micros, base)
+        )
         figures.append(Figure(f"{label}: generator CPU", one.own_cpu_micros, "µs a message"))
 
     add("send 128 B, 8x32, no other connections", "8x32", "8x32")
@@ -128,9 +129,9 @@ def run() -> list[Figure]:
             label = f"{what} ({base} to {_name(many)}): {_name(shape)}"
             add(label, _name(shape), base)
             echoed, echoed_base = best[f"echo {_name(shape)}"], best[f"echo {base}"]
-            figures.append(Figure(f"{label}: echo", echoed.rate, "frames/s", echoed.rate / echoed_base.rate, base))
-            figures.append(Figure(f"{label}: echo CPU", echoed.server_cpu_micros, "µs a frame",
-                                  echoed.server_cpu_micros / echoed_base.server_cpu_micros, base))  # fmt: skip
+            cpu, cpu_base = echoed.server_cpu_micros, echoed_base.server_cpu_micros
+            figures.append(compared(f"{label}: echo", echoed.rate, "frames/s", echoed_base.rate, base))
+            figures.append(compared(f"{label}: echo CPU", cpu, "µs a frame", cpu_base, base))
     add(f"send 128 B, {MANY}x1", f"{MANY}x1", "1000x1")
     figures.append(Figure(f"send 128 B, {MANY}x1: p99", best[f"{MANY}x1"].latency("reply", "p99"), "ms"))
     return figures

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from bench.quiet import settle
-from bench.report import QUICK, Figure, table
+from bench.report import QUICK, Figure, compared, table
 from bench.served import Load, by_turns, send_apart, served_in, target
 from downrange.client.load import SendPlan, Target, send_load
 from downrange.client.load.server_process import ServerProcess
@@ -123,14 +123,14 @@ def run(topics: int = MANY) -> list[Figure]:
         for broker in brokers:
             label = broker.send_name(*shape)
             one = best[label]
-            figures.append(Figure(label, one.rate, "messages/s", one.rate / base.rate, base_name))
-            figures.append(Figure(f"{label}: server CPU", one.server_cpu_micros, "µs a message",
-                                  one.server_cpu_micros / base.server_cpu_micros, base_name))  # fmt: skip
+            cpu, base_cpu = one.server_cpu_micros, base.server_cpu_micros
+            figures.append(compared(label, one.rate, "messages/s", base.rate, base_name))
+            figures.append(compared(f"{label}: server CPU", cpu, "µs a message", base_cpu, base_name))
             figures.append(Figure(f"{label}: generator CPU", one.own_cpu_micros, "µs a message"))
     for what, base_figure in few.took.items():
         for broker in brokers:
-            figure = broker.took[what]
-            figures.append(figure._replace(ratio=figure.value / base_figure.value, to=base_name))
+            name, value, unit, *_ = broker.took[what]
+            figures.append(compared(name, value, unit, base_figure.value, base_name))
     return figures
 
 

@@ -31,6 +31,11 @@ class NotMeasured(NamedTuple):
 Row = Figure | NotMeasured
 
 
+def compared(name: str, value: float, unit: str, base: float, to: str) -> Figure:
+    """A figure and its ratio to another; without one when that is zero, as CPU time of a very short load may be."""
+    return Figure(name, value, unit, value / base, to) if base else Figure(name, value, unit)
+
+
 def best_rate(work: Callable[[], int], rounds: int = 5) -> float:
     """Items per second of the best of several rounds; `work` returns how many items it did."""
     best = 0.0
