@@ -227,8 +227,8 @@ class SleepyStoreMachine(StoreMachine):
     @rule()
     def rest(self) -> None:
         self.flush()
-        self.store.release_idle()
-        self.store.release_idle()
+        for _ in range(3):
+            self.store.release_idle()
         awake = {key for key, state in self.store.queues.states.items() if not state.queue.may_sleep}
         assert set(self.store.queues.states) == awake
         assert {*self.store.queues.names()} >= self.model.keys()

@@ -20,7 +20,7 @@ from downrange.store.files import Files
 from downrange.store.queue_entries import NO_COPY, QueueEntries
 from downrange.store.queue_entry import BLANK, ENTRY, ENTRY_SIZE, count_valid
 from downrange.store.queue_files import FIRST_BLOCK, REBUILD, file_starts
-from downrange.store.queue_tails import BLOCK, END, PHYSICAL_END, PUT_DONE, PUT_STATE, SPILL_AT, QueueTails
+from downrange.store.queue_tails import AT, BLOCK, END, PHYSICAL_END, PUT_DONE, PUT_STATE, SPILL_AT, QueueTails
 
 __all__ = ["BLANK", "ENTRY", "ENTRY_SIZE", "PAGE_SIZE", "ConsumeQueue", "count_valid", "file_starts"]
 
@@ -343,10 +343,16 @@ class ConsumeQueue(QueueEntries):
         return removed
 
     def release(self) -> None:
-        """Give back the descriptor, and the memory unless it holds entries that are not written yet."""
+        """Give back the descriptor, and the memory unless it holds entries that are not written yet.
+
+        Who had some goes on being ready for more, until the next call: getting ready takes longer than a message.
+        """
         self._forget(self._descriptor_start)
         if self._written == self._end:
+            was_used = self._tails.rows[self.row + AT] > 0
             self._end_at(self._written)
+            if was_used:
+                self._tails.rows[self.row + SPILL_AT] = self._next_spill(self._end)
 
     def destroy(self) -> None:
         """Remove the files and the directory."""

@@ -341,8 +341,13 @@ class MessageStore(MessageReader):
 
     def release_idle(self) -> None:
         """Give back mappings and descriptors that were not used since the last call."""
+        for _ in self.release_idle_in_slices():
+            pass
+
+    def release_idle_in_slices(self, slice_size: int = 500) -> Iterator[None]:
+        """The same with pauses, after so many queues."""
         self._segments.release_idle()
-        self.queues.release()
+        yield from self.queues.release_in_slices(slice_size)
 
     @property
     def commit_log_disk_use(self) -> float:

@@ -126,6 +126,7 @@ class ConsumeQueues:
         """The same by their place in `tails`: row / ROW."""
         self.on_change: Callable[[str], None] = lambda topic: None
         """Told the topic that got a queue or lost one."""
+        self._without_files: set[QueueState] = set()  # for all that is known
         # The same by topic as it stands in records, for replaying; None for what cannot be a queue.
         self._by_raw_topic: dict[tuple[bytes, int], QueueState | None] = {}
 
@@ -223,6 +224,8 @@ class ConsumeQueues:
         number = state.row // ROW
         self.by_row += [None] * (number + 1 - len(self.by_row))
         self.by_row[number] = state
+        if not queue.has_files:
+            self._without_files.add(state)
         self.on_change(topic)
         return state
 
@@ -290,14 +293,17 @@ class ConsumeQueues:
     def _part_with(self, state: QueueState) -> None:
         """This object is no longer one of ours, whatever becomes of the queue."""
         self._counts_of_removed += self._count_of(state)
+        self._without_files.discard(state)
         self.by_row[state.row // ROW] = None
         self.on_change(state.topic)
 
     def take_counts(self) -> list[TopicCount]:
         """What came in by runs since the last call: for each queue its topic, messages and bytes."""
         counts, self._counts_of_removed = self._counts_of_removed, []
-        for state in self.states.values():
-            counts += self._count_of(state)
+        rows = self.tails.rows
+        numbers = zip(self.by_row, rows[MESSAGES::ROW], rows[BYTES::ROW], strict=True)
+        counts += [(state.topic, messages, size) for state, messages, size in numbers if messages and state is not None]
+        rows[MESSAGES::ROW] = rows[BYTES::ROW] = array("q", bytes(8 * self.tails.queues))
         return counts
 
     def _count_of(self, state: QueueState) -> list[TopicCount]:
@@ -312,6 +318,7 @@ class ConsumeQueues:
         if state.ext is not None:
             state.ext.destroy()
         state.next_offset = 0
+        self._without_files.add(state)
 
     def write_pending(self, slice_size: int, least_pages: int = 0) -> Iterator[None]:
         """Write what waits in memory; yields after every so many queues, so that a caller can do other work between.
@@ -319,20 +326,29 @@ class ConsumeQueues:
         Where there are many queues, those that have files and less than `least_pages` to write are passed over.
         """
         least_bytes = least_pages * PAGE_SIZE if len(self.states) > _MANY else 0
+        # No queue keeps more in memory than there is room for.
+        states = tuple(self._without_files) if least_bytes > self.tails.room else self
         work = 0
-        for state in self:
+        for state in states:
             work += 1
             queue = state.queue
             pending = queue.pending_bytes
             if pending and (pending >= least_bytes or not queue.has_files):
                 work += _WRITING if queue.has_files else _MAKING
                 queue.write_pending()
+            if queue.has_files:
+                self._without_files.discard(state)
             if work >= slice_size * _WRITING:
                 work = 0
                 yield
 
     def flush(self, least_pages: int) -> None:
-        """Sync what was written. May run in a worker thread, after `write_pending`."""
+        """Sync what was written. May run in a worker thread, after `write_pending`.
+
+        Where there are many queues, only without `least_pages`: those that have written as much are too many, too.
+        """
+        if least_pages and len(self.states) > _MANY:
+            return
         dirty = [state for state in self if state.queue.needs_flush(least_pages)]
         if len(dirty) > _MANY:
             progress = [state.queue.progress for state in dirty]
@@ -349,17 +365,31 @@ class ConsumeQueues:
 
     def release(self) -> None:
         """Give back what queues hold open; of many, let those sleep that held nothing open since the last call."""
-        idle = [state for state in self if state.queue.may_sleep and not state.is_special and self._writable]
-        for state in self:
-            state.queue.release()
-            if state.ext is not None:
-                state.ext.release()
-        if idle and len(self.states) > _ALWAYS_AWAKE:
-            self._put_to_sleep(idle)
+        for _ in self.release_in_slices(max(1, len(self.states))):
+            pass
+
+    def release_in_slices(self, slice_size: int) -> Iterator[None]:
+        """The same with pauses after so many queues."""
+        awake = tuple(self.states.values())
+        is_crowded = len(awake) > _ALWAYS_AWAKE
+        slept = 0
+        for at in range(0, len(awake), slice_size):
+            states = awake[at : at + slice_size]
+            idle = [state for state in states if state.queue.may_sleep and not state.is_special and self._writable]
+            for state in states:
+                state.queue.release()
+                if state.ext is not None:
+                    state.ext.release()
+            if idle and is_crowded:
+                slept += len(idle)
+                self._put_to_sleep(idle)
+            yield
+        if slept:
             self.states.shrink()
-            give_back_memory()
         self.tails.shrink()
-        del self.by_row[len(self.tails.rows) // ROW :]
+        del self.by_row[self.tails.queues :]
+        if slept:
+            give_back_memory()
 
     def _put_to_sleep(self, idle: list[QueueState]) -> None:
         """Empties the list: first all objects go, then what stays is made, so that it does not lie between them."""

@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from downrange.store import queue_entries as queue_entries_module
+from downrange.store import queue_tails as queue_tails_module
 from downrange.store import queues as queues_module
 from downrange.store.errors import StoreCorrupt
 from downrange.store.message_store import MessageStore
 from downrange.store.new_message import PutMessageStatus
 from downrange.store.queue_entry import ENTRY_SIZE
-from tests.unit.store.small_store import new_message, open_store
+from tests.unit.store.small_store import FailingFiles, new_message, open_store
 
 QUEUES = [("A", 0), ("A", 3), ("B", 0), ("C", 1)]
 
@@ -30,11 +31,11 @@ def put(store: MessageStore, topic: str, queue_id: int) -> int:
 
 
 def rest(store: MessageStore) -> None:
-    """What a broker does with idle queues in two minutes."""
+    """What a broker does with idle queues in three minutes."""
     store.write_pending()
     store.flush_queues(thorough=True)
-    store.release_idle()
-    store.release_idle()
+    for _ in range(3):
+        store.release_idle()
 
 
 @pytest.fixture
@@ -75,8 +76,9 @@ def test_whoever_is_used_stays_awake(store: MessageStore) -> None:
     put(store, "A", 0)
     store.write_pending()
     store.flush_queues(thorough=True)
-    store.release_idle()
-    assert list(store.queues.states) == [("A", 0)]
+    for _ in range(2):
+        store.release_idle()
+        assert list(store.queues.states) == [("A", 0)]
     store.release_idle()
     assert not store.queues.states
     store.close()
@@ -253,3 +255,82 @@ def test_of_many_busy_queues_none_keeps_a_descriptor(tmp_path: Path, monkeypatch
         assert (few.queue._descriptor >= 0) is allowed
         few.queue.release()
     store.close()
+
+
+def test_queues_may_be_used_and_removed_while_others_are_released(store: MessageStore) -> None:
+    for queue in QUEUES:
+        assert put(store, *queue) == 2
+    store.write_pending()
+    store.flush_queues(thorough=True)
+    store.release_idle()
+    store.release_idle()
+    awake = list(store.queues.states)
+    slices = store.release_idle_in_slices(slice_size=1)
+    next(slices)  # the first of them sleeps
+    assert put(store, *awake[0]) == 3
+    assert put(store, *awake[1]) == 3
+    store.remove_topic(awake[3][0])
+    for _ in slices:
+        pass
+    assert awake[1] in list(store.queues.states)  # it was used before its turn came
+    assert awake[2] not in list(store.queues.states)
+    assert store.max_offset_of(*awake[2]) == 3
+    assert store.max_offset_of(*awake[3]) == 0
+    store.close()
+
+
+class TestOfMany:
+    """What is done every second, where looking at all queues would take too long."""
+
+    @pytest.fixture(autouse=True)
+    def many(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(queues_module, "_MANY", 0)
+        monkeypatch.setattr(queue_tails_module, "_ROOM_OF_ALL", 0)
+
+    def test_only_new_ones_are_written(self, tmp_path: Path) -> None:
+        store = open_store(tmp_path, mapped_file_size_commit_log=1 << 20)
+        put(store, "A", 0)
+        for _ in store.write_pending_in_slices(least_pages=2):
+            pass
+        old = store.queues.get("A", 0)
+        assert old is not None
+        assert old.queue.has_files
+        put(store, "A", 0)
+        put(store, "B", 0)
+        for _ in store.write_pending_in_slices(least_pages=2):
+            pass
+        assert old.queue.pending_bytes == ENTRY_SIZE
+        new = store.queues.get("B", 0)
+        assert new is not None
+        assert not new.queue.pending_bytes
+        store.write_pending()
+        assert not old.queue.pending_bytes
+        store.close()
+
+    def test_one_that_was_made_anew_is_a_new_one(self, tmp_path: Path) -> None:
+        store = open_store(tmp_path, mapped_file_size_commit_log=1 << 20)
+        put(store, "A", 0)
+        store.write_pending()
+        store.remove_topic("A")
+        put(store, "A", 0)
+        for _ in store.write_pending_in_slices(least_pages=2):
+            pass
+        state = store.queues.get("A", 0)
+        assert state is not None
+        assert not state.queue.pending_bytes
+        store.close()
+
+    def test_they_are_synced_by_a_thorough_flush_only(self, tmp_path: Path) -> None:
+        files = FailingFiles()
+        store = open_store(tmp_path, files=files, mapped_file_size_commit_log=1 << 20)
+        for _ in range(1000):
+            put(store, "A", 0)
+        store.write_pending()
+        state = store.queues.get("A", 0)
+        assert state is not None
+        assert state.queue.needs_flush(2)
+        store.flush_queues(2)
+        assert state.queue.needs_flush(2)
+        store.flush_queues(thorough=True)
+        assert not state.queue.is_dirty
+        store.close()

@@ -179,7 +179,8 @@ class Flusher:
                 log.error("cannot write consume queues, trying on: %s", error)
                 continue
             if flush.is_thorough:
-                self._store.release_idle()
+                for _ in self._store.release_idle_in_slices():
+                    await asyncio.sleep(0)
 
     def _sync_queues(self, least_pages: int) -> None:
         self._store.flush_queues(least_pages, thorough=least_pages == 0)
