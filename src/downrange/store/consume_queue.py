@@ -20,6 +20,7 @@ from downrange.store.files import Files
 from downrange.store.queue_entries import NO_COPY, QueueEntries
 from downrange.store.queue_entry import BLANK, ENTRY, ENTRY_SIZE, count_valid
 from downrange.store.queue_files import FIRST_BLOCK, REBUILD, file_starts
+from downrange.store.queue_states import Resting
 from downrange.store.queue_tails import AT, BLOCK, END, PHYSICAL_END, PUT_DONE, PUT_STATE, SPILL_AT, QueueTails
 
 __all__ = ["BLANK", "ENTRY", "ENTRY_SIZE", "PAGE_SIZE", "ConsumeQueue", "count_valid", "file_starts"]
@@ -113,7 +114,7 @@ class ConsumeQueue(QueueEntries):
     @property
     def may_sleep(self) -> bool:
         """Whether all there is to know of this queue is safely in its one file, and nobody has used it for a while."""
-        return not self.is_open and self.has_one_file and self._flushed == self._end
+        return not self.is_open and self.has_one_file and self._flushed == self._end > self._first
 
     @property
     def has_one_file(self) -> bool:
@@ -130,6 +131,21 @@ class ConsumeQueue(QueueEntries):
             end = starts[-1] + self._file_size
             self._created = self._written = self._flushed = self._named = end
             self._end_at(end)
+
+    @property
+    def resting(self) -> Resting:
+        """What `resume` wants; while this queue `may_sleep`."""
+        return Resting(self.max_physical_offset, self._end, self._min, self._min_physical)
+
+    def resume(self, resting: Resting) -> None:
+        """Instead of `load` and `recover`: be as when this was said of the queue, without a look at its file."""
+        last = resting.end - 1
+        self._first = last - last % self._file_size
+        self._created = self._named = self._first + self._file_size
+        self._written = self._flushed = resting.end
+        self._min, self._min_physical = resting.min, resting.min_physical
+        self._end_at(resting.end)
+        self._tails.rows[self.row + PHYSICAL_END] = resting.physical_end
 
     def recover(self, *, clean: bool = False) -> None:
         """Find the end: the first entry that is not valid, looking from the third-last file on.

@@ -4,27 +4,37 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
     from downrange.store.queues import QueueState
 
 _NONE: Final = -1
+_NUMBERS: Final = 4
 Key = tuple[str, int]
+
+
+class Resting(NamedTuple):
+    """All there is to know of a queue that nobody uses; the last three are of its `ConsumeQueue`."""
+
+    physical_end: int
+    """Where its last record ends."""
+    end: int
+    min: int
+    min_physical: int
 
 
 class QueueStates(dict[Key, "QueueState"]):
     """Topic and id -> queue. A queue that sleeps is found like any other, and woken by that.
 
     Iterating, and counting with `len`, is about those that are awake. A broker may have tens of thousands of queues
-    that nobody uses: awake each takes a kilobyte, asleep some fifty bytes, which say that it is there, and where its
-    last record ends.
+    that nobody uses: awake each takes a kilobyte, asleep some seventy bytes.
     """
 
-    def __init__(self, wake: Callable[[str, int], QueueState]) -> None:
+    def __init__(self, wake: Callable[[str, int, Resting], QueueState]) -> None:
         super().__init__()
         self._wake = wake
-        self._asleep: dict[str, array[int]] = {}  # where the last record of each queue ends, by its id
+        self._asleep: dict[str, array[int]] = {}  # by topic: four numbers for each queue id
 
     def get(self, key: Key, default: object = None) -> QueueState | None:  # type: ignore[override]
         state = dict.get(self, key)
@@ -37,30 +47,35 @@ class QueueStates(dict[Key, "QueueState"]):
         return state
 
     def __contains__(self, key: object) -> bool:
-        return dict.__contains__(self, key) or (bool(self._asleep) and self._end_of(key) != _NONE)  # type: ignore[arg-type]
+        return dict.__contains__(self, key) or (bool(self._asleep) and self._resting(key) is not None)  # type: ignore[arg-type]
 
-    def _end_of(self, key: Key) -> int:
+    def _resting(self, key: Key) -> Resting | None:
         topic, queue_id = key
-        ends = self._asleep.get(topic)
-        return ends[queue_id] if ends is not None and 0 <= queue_id < len(ends) else _NONE
+        numbers = self._asleep.get(topic)
+        at = queue_id * _NUMBERS
+        if numbers is None or not 0 <= at < len(numbers) or numbers[at] == _NONE:
+            return None
+        return Resting(*numbers[at : at + _NUMBERS])
 
     def _woken(self, key: Key) -> QueueState | None:
-        if self._end_of(key) == _NONE:
+        resting = self._resting(key)
+        if resting is None:
             return None
-        state = self._wake(*key)  # if that fails, it sleeps on
+        state = self._wake(*key, resting)  # if that fails, it sleeps on
         self._forget_sleeping(key)
         return state
 
     # -- sleeping ------------------------------------------------------------------------------------------------------
 
-    def add_sleeping(self, key: Key, physical_end: int) -> None:
-        """Of a queue that was taken out, keep that it is there, and where its last record ends."""
+    def add_sleeping(self, key: Key, resting: Resting) -> None:
+        """Of a queue that was taken out, keep this."""
         topic, queue_id = key
-        ends = self._asleep.get(topic)
-        if ends is None:
-            ends = self._asleep[topic] = array("q")
-        ends.extend([_NONE] * (queue_id + 1 - len(ends)))
-        ends[queue_id] = physical_end
+        numbers = self._asleep.get(topic)
+        if numbers is None:
+            numbers = self._asleep[topic] = array("q")
+        at = queue_id * _NUMBERS
+        numbers.extend([_NONE] * (at + _NUMBERS - len(numbers)))
+        numbers[at : at + _NUMBERS] = array("q", resting)
 
     def shrink(self) -> None:
         """Many were taken out: a dictionary keeps the room for them until it is filled anew."""
@@ -70,14 +85,14 @@ class QueueStates(dict[Key, "QueueState"]):
 
     def _forget_sleeping(self, key: Key) -> None:
         topic, queue_id = key
-        ends = self._asleep[topic]
-        ends[queue_id] = _NONE
-        if max(ends) == _NONE:
+        numbers = self._asleep[topic]
+        numbers[queue_id * _NUMBERS] = _NONE
+        if max(numbers[::_NUMBERS]) == _NONE:
             del self._asleep[topic]
 
     def sleeping(self) -> Iterator[tuple[str, int, int]]:
         """Topic, id, and where the last record ends, of each that sleeps; they may be woken meanwhile."""
-        for topic, ends in list(self._asleep.items()):
-            for queue_id, end in enumerate(ends):
+        for topic, numbers in list(self._asleep.items()):
+            for queue_id, end in enumerate(numbers[::_NUMBERS]):
                 if end != _NONE:
                     yield topic, queue_id, end

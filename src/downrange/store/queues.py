@@ -17,7 +17,7 @@ from downrange.store.consume_queue_ext import ConsumeQueueExt
 from downrange.store.errors import StoreError
 from downrange.store.files import Files
 from downrange.store.free_memory import give_back_memory
-from downrange.store.queue_states import QueueStates
+from downrange.store.queue_states import QueueStates, Resting
 from downrange.store.queue_tails import BYTES, MESSAGES, ROW, QueueTails
 
 # 5.x only: what we would have to read to know the queue offsets of such topics.
@@ -165,11 +165,12 @@ class ConsumeQueues:
             for queue in queues:
                 if queue.name.isascii() and queue.name.isdecimal() and queue.is_dir():
                     state = self._make(topic, int(queue.name))
-                    if clean and len(self.states) > _ALWAYS_AWAKE and self._may_sleep_at_once(state):
+                    if clean and len(self.states) > _ALWAYS_AWAKE and self._is_first_file_only(state):
                         state.queue.recover(clean=True)
-                        self._put_to_sleep([state])
+                        if state.queue.may_sleep:
+                            self._put_to_sleep([state])
 
-    def _may_sleep_at_once(self, state: QueueState) -> bool:
+    def _is_first_file_only(self, state: QueueState) -> bool:
         """Nothing is known yet but the files: is it one, and the first one that ever was?"""
         queue = state.queue
         return self._writable and not state.is_special and not queue.min_offset and queue.has_one_file
@@ -204,13 +205,16 @@ class ConsumeQueues:
         """What `of_record` has found so far, for the compiled twin of a replay."""
         return self._by_raw_topic
 
-    def _make(self, topic: str, queue_id: int) -> QueueState:
+    def _make(self, topic: str, queue_id: int, resting: Resting | None = None) -> QueueState:
         topic = intern(topic)  # one object for all who have it as a key
         queue = ConsumeQueue(
             f"{self._root}/consumequeue/{topic}/{queue_id}", topic, queue_id, self._file_size, self._files,
             writable=self._writable, tails=self.tails,
         )  # fmt: skip
-        queue.load()
+        if resting is None:
+            queue.load()
+        else:
+            queue.resume(resting)
         ext = None
         if self._ext_file_size is not None:
             ext_directory = self._root / "consumequeue_ext" / topic / str(queue_id)
@@ -394,7 +398,7 @@ class ConsumeQueues:
     def _put_to_sleep(self, idle: list[QueueState]) -> None:
         """Empties the list: first all objects go, then what stays is made, so that it does not lie between them."""
         keys = [(state.topic, state.queue_id) for state in idle]
-        ends = array("q", [state.queue.max_physical_offset for state in idle])
+        numbers = [state.queue.resting for state in idle]
         self._by_raw_topic.clear()
         while idle:
             state = idle.pop()
@@ -403,14 +407,12 @@ class ConsumeQueues:
             self._part_with(state)
             state.forget_row()
         del state
-        for key, end in zip(keys, ends, strict=True):
-            self.states.add_sleeping(key, end)
+        for key, resting in zip(keys, numbers, strict=True):
+            self.states.add_sleeping(key, resting)
 
-    def _wake(self, topic: str, queue_id: int) -> QueueState:
-        state = self._make(topic, queue_id)
+    def _wake(self, topic: str, queue_id: int, resting: Resting) -> QueueState:
+        state = self._make(topic, queue_id, resting)
         try:
-            state.queue.recover(clean=True)
-            state.next_offset = state.queue.max_offset
             state.queue.correct_min_offset(self._commit_log_min)
         except BaseException:
             del self.states[topic, queue_id]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -190,8 +191,8 @@ def test_a_start_has_few_of_them_awake_at_a_time(
     make = queues_module.ConsumeQueues._make
     awake: list[int] = []
 
-    def watched(queues: queues_module.ConsumeQueues, topic: str, queue_id: int) -> queues_module.QueueState:
-        state = make(queues, topic, queue_id)
+    def watched(queues: queues_module.ConsumeQueues, *key: Any) -> queues_module.QueueState:
+        state = make(queues, *key)
         awake.append(len(queues.states))
         return state
 
@@ -277,6 +278,19 @@ def test_queues_may_be_used_and_removed_while_others_are_released(store: Message
     assert store.max_offset_of(*awake[2]) == 3
     assert store.max_offset_of(*awake[3]) == 0
     store.close()
+
+
+def test_waking_takes_no_look_into_the_file(
+    tmp_path: Path, store: MessageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.close()
+    again = open_store(tmp_path, mapped_file_size_commit_log=1 << 20)
+    with monkeypatch.context() as unread:
+        unread.setattr(type(again.queues._files), "open", None)
+        assert [again.max_offset_of(*queue) for queue in QUEUES] == [2, 2, 2, 2]
+        assert [again.min_offset_of(*queue) for queue in QUEUES] == [0, 0, 0, 0]
+    assert [put(again, *queue) for queue in QUEUES] == [2, 2, 2, 2]
+    again.close()
 
 
 class TestOfMany:
