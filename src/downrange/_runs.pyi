@@ -6,7 +6,10 @@ from typing import Generic, TypeVar
 from typing_extensions import Buffer
 
 from downrange.client.consumer.messages import ReceivedMessage
+from downrange.client.first_attempt import FirstAttempt
 from downrange.client.messages import Outgoing, OutgoingRules
+from downrange.client.publish_info import PublishInfo
+from downrange.client.retry import SendKind
 from downrange.client.send_result import SendResult, SendStatus
 from downrange.model.message import Message, MessageQueue
 from downrange.protocol.bodies.plain_send import Stored
@@ -104,6 +107,22 @@ def read_replies(
 def make_outgoing(
     message: Message, topic: str, stem: str, number: int, now: int, rules: OutgoingRules, /
 ) -> Outgoing | None: ...
+def make_send(
+    message: Message,
+    topic: str,
+    month: tuple[str, int, int],
+    counter: Callable[[], int],
+    nanoseconds: int,
+    rules: OutgoingRules,
+    kinds: tuple[type[FirstAttempt], SendKind],
+    info: PublishInfo,
+    place: tuple[MessageQueue, str | None, tuple[bytes, ...]],
+    begun: float,
+    seconds: float,
+    opaque: int,
+    longest: int,
+    /,
+) -> tuple[FirstAttempt, bytes, tuple[str, str, MessageQueue]] | None: ...
 def make_batch(
     messages: tuple[Message, ...],
     topic: str,

@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 
 from downrange.client.config import ProducerConfig
 from downrange.client.consumer.messages import ReceivedMessage
+from downrange.client.first_attempt import FirstAttempt
 from downrange.client.messages import outgoing_rules
+from downrange.client.retry import SendKind
 from downrange.compiled import runs
 from downrange.model.message import Message, MessageQueue
 from tests.support import compiled_client_checks as checks
@@ -32,6 +34,7 @@ SEEDS = st.integers(0, 2**64).map(Random)
 def test_a_message_becomes_the_same_request(random: Random) -> None:
     checks.same_outgoing(random)
     checks.same_frame(random)
+    checks.same_send(random)
 
 
 @given(random=SEEDS)
@@ -87,7 +90,9 @@ def test_no_reference_is_kept_or_lost() -> None:
     lacking = Message("orders", b"body")
     del lacking.keys
     numbers, now = count(10**6).__next__, 10**9
-    topic, stem, pieces = "orders", checks.STEM + "0", checks.TEMPLATE._pieces[0]
+    topic, stem, pieces = "orders", checks.STEM + "0", checks.TEMPLATE.pieces
+    month, kinds, place = (stem, 0, 2**50), (FirstAttempt, SendKind.SYNC), (QUEUE, "host:1", pieces)
+    sending = topic, month, numbers, 10**18, rules, kinds, checks.INFO, place, 1.0, 3.0, 10**6, 10**6
     frames, asking = checks.usual_chunk(Random(1))
     requests = dict(asking.requests)
     watched: list[Any] = [message, odd, rules, *rules, topic, stem, pieces, pieces[0], now, numbers, None, True, frames]
@@ -100,6 +105,7 @@ def test_no_reference_is_kept_or_lost() -> None:
         *checks.KINDS,
         *requests.values(),
     ]
+    watched += [*sending, *month, *kinds, *place]
     pulled = checks.record(Random(1)) * 3
     watched += [pulled, QUEUE, ReceivedMessage, odd.keys, lacking, lacking.body]
 
@@ -112,6 +118,10 @@ def test_no_reference_is_kept_or_lost() -> None:
         assert taken.make_batch((message, lacking), topic, topic, stem, numbers, now, rules) is None
         assert taken.encode_send(pieces, 10**6, 1, 2, now, 4, stem, message.body, 10**6) is not None
         assert taken.encode_send(pieces, 10**6, 1, 2, now, 4, stem, message.body, 10) is None
+        assert taken.make_send(message, *sending) is not None
+        assert taken.make_send(odd, *sending) is None
+        assert taken.make_send(lacking, *sending) is None
+        assert taken.make_send(message, *sending[:-1], 10) is None
         asked = dict(requests)
         assert taken.take_stored(frames, 0, asked, checks.KINDS) == 3
         assert taken.take_stored(frames, 0, asked, checks.KINDS) == 0

@@ -13,16 +13,20 @@ from msgspec import structs
 from downrange import compiled
 from downrange.client.config import ProducerConfig
 from downrange.client.consumer.messages import ReceivedMessage, read_in_python
+from downrange.client.first_attempt import FirstAttempt
 from downrange.client.messages import Outgoing, batches, check_batch, outgoing, outgoing_rules
+from downrange.client.publish_info import PublishInfo
 from downrange.client.request_reply import ReplyMessage
+from downrange.client.retry import SendKind
 from downrange.client.send_result import SendResult, SendStatus
 from downrange.client.stored_reply import Expected, take_in_python
 from downrange.model.errors import MQError
 from downrange.model.message import Message, MessageQueue, PhysicalOffset, QueueOffset, StoredMessage
 from downrange.model.message_id import HostPort, pack_host
 from downrange.model.record import CorruptRecord, encode_record
+from downrange.protocol.bodies.routes import TopicRouteData
 from downrange.protocol.bodies.send import SendMessageResponse
-from downrange.protocol.bodies.send_template import SendTemplate
+from downrange.protocol.bodies.send_template import LONGEST_FRAME, SendTemplate
 from downrange.protocol.codes import ResponseCode, SerializeType
 from downrange.protocol.command import Command
 from downrange.protocol.framing import MAX_FRAME, Frame, FrameDecoder, encode
@@ -33,6 +37,7 @@ TOPIC = "orders"
 STEM = "7F00000110CD18B4AAC200000001"
 KINDS = SendResult, SendStatus.SEND_OK, MessageQueue
 TEMPLATE = SendTemplate(310, "group", "a%b", "broker-a", default_topic="TBW102", default_topic_queue_nums=4)
+INFO = PublishInfo("wire", TopicRouteData(), (), {})
 _NONSENSE: tuple[Any, ...] = (None, "x", b"x", "é", 2**63, -1, 2**31, 1.5, [], {}, (), (1,), object(), Message)
 _TEXTS = (None, "", "a", "TagA", "key one two", 'quote " and \\', "\t\n\x00\x1f\x7f", "x" * 500)
 _ODD_TEXTS: tuple[Any, ...] = (
@@ -140,6 +145,49 @@ def same_outgoing(random: Random) -> None:
         assert made.messages[0] is one
 
 
+def same_send(random: Random) -> None:
+    """A first attempt is what it is when it is made step by step."""
+    one, rules = message(random), config(random)
+    number, now, opaque = random.getrandbits(40), random.getrandbits(41), random.getrandbits(31)
+    start = now - random.choice((0, 1, 2**31 - 1))
+    month = STEM[:20], start, now + random.choice((0, 1, 1, 1))
+    queue, begun = MessageQueue("wire", "broker-a", random.getrandbits(31)), random.random()
+    made = compiled.runs.make_send(
+        one,
+        "wire",
+        month,
+        count(number).__next__,
+        now * 1_000_000 + random.randrange(1_000_000),
+        outgoing_rules(rules),
+        (FirstAttempt, SendKind.SYNC),
+        INFO,
+        (queue, "host:1", TEMPLATE.pieces),
+        begun,
+        3.0,
+        opaque,
+        random.choice((LONGEST_FRAME, LONGEST_FRAME, 400)),
+    )
+    message_id = f"{STEM[:20]}{now - start:08X}{number & 0xFFFF:04X}"
+    try:
+        ready = outgoing(one, message_id, rules, "wire", now)
+    except (MQError, AttributeError, TypeError, ValueError):
+        assert made is None
+        return
+    if made is not None:
+        first, frame, expected = made
+        assert first == FirstAttempt(
+            ready, SendKind.SYNC, INFO, queue, begun, begun + 3.0, 3.0, "host:1", is_asked=True
+        )
+        numbers = queue.queue_id, ready.sys_flag, now, ready.flag
+        assert frame == TEMPLATE.frame_in_python(opaque, *numbers, ready.properties, ready.body)
+        assert expected == (message_id, one.topic, queue)
+        assert not one.sharding_key
+        assert now < month[2]
+    elif is_usual(one, rules) and not one.sharding_key and now < month[2] and -(2**31) <= one.flag < 2**31:
+        frame = TEMPLATE.frame_in_python(opaque, queue.queue_id, 0, now, ready.flag, ready.properties, ready.body)
+        assert len(frame) > 404, "only a frame longer than allowed may be refused"
+
+
 def same_batch(random: Random) -> None:
     rules = replace(config(random), max_message_size=random.choice((_MOST, 100_000)))
     members = tuple(message(random) for _ in range(random.choice((0, 1, 1, 2, 3, 5))))
@@ -174,7 +222,7 @@ def same_frame(random: Random) -> None:
         said = random.choice(("", "\ud800", "x" * 3000, "\x01" * 3000, cast(str, None), TextLike("x")))
     body = random.randbytes(random.choice((0, 1, 128, 5000)))
     most = random.choice((MAX_FRAME - 4, MAX_FRAME - 4, MAX_FRAME - 4, 400))
-    made = compiled.runs.encode_send(TEMPLATE._pieces[0], opaque, *numbers, said, body, most)  # type: ignore[call-arg, arg-type]
+    made = compiled.runs.encode_send(TEMPLATE.pieces, opaque, *numbers, said, body, most)  # type: ignore[call-arg, arg-type]
     if made is None:
         is_short = isinstance(said, str) and type(said) is str and "\ud800" not in said and len(said) < 2000
         assert most == 400 or opaque == 2**31 or not is_short
@@ -346,8 +394,26 @@ def refuses_nonsense_about_the_client(random: Random) -> None:
     frames, asking = usual_chunk(random)
     calls: list[tuple[Any, list[Any]]] = [
         (runs.make_outgoing, [one, TOPIC, STEM, 7, 8, rules]),
+        (
+            runs.make_send,
+            [
+                one,
+                TOPIC,
+                (STEM[:20], 0, 2**50),
+                count().__next__,
+                10**18,
+                rules,
+                (FirstAttempt, SendKind.SYNC),
+                INFO,
+                (MessageQueue(TOPIC, "broker-a", 1), "host:1", TEMPLATE.pieces),
+                1.0,
+                3.0,
+                7,
+                1000,
+            ],
+        ),
         (runs.make_batch, [(one, one), TOPIC, TOPIC, STEM, count().__next__, 8, rules]),
-        (runs.encode_send, [TEMPLATE._pieces[0], 1, 2, 3, 4, 5, "text", b"body", 1000]),
+        (runs.encode_send, [TEMPLATE.pieces, 1, 2, 3, 4, 5, "text", b"body", 1000]),
         (runs.take_stored, [frames, 0, asking.requests, KINDS]),
         (runs.read_pulled, [record(random), KINDS, TOPIC, 1, 2, ReceivedMessage]),
     ]
@@ -361,7 +427,7 @@ def refuses_nonsense_about_the_client(random: Random) -> None:
     except (TypeError, AttributeError, ValueError):  # of what was to be made, or to be told, and is nonsense
         return
     # Message stands among the rules, and may be taken for what is to be made.
-    assert made is None or isinstance(made, (bytes, int, Outgoing, list, Message))
+    assert made is None or isinstance(made, (bytes, int, Outgoing, list, tuple, Message))
 
 
 def _spoilt(random: Random, argument: Any) -> Any:

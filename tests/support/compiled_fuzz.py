@@ -50,6 +50,7 @@ def run(seconds: float, seed: int) -> int:
             load_checks.same_replies_read(random)
             load_checks.refuses_nonsense_about_replies(random)
             client_checks.same_outgoing(random)
+            client_checks.same_send(random)
             client_checks.same_batch(random)
             client_checks.same_frame(random)
             client_checks.same_replies_taken(random, captured)

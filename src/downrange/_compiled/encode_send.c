@@ -29,32 +29,39 @@ static byte *put_escaped(byte *to, const char *at, Py_ssize_t size) {
     return to;
 }
 
+/* The numbers are those of a send in their order: queue id, sysFlag, born timestamp, flag. NULL when it does not fit. */
+PyObject *frame_of_send(PyObject *pieces, const int64_t *numbers, const char *text, Py_ssize_t text_size, int64_t opaque,
+                        PyObject *body, int64_t most) {
+    byte header[HEADER_ROOM], *at = header;
+    Py_ssize_t pieces_size = measure(pieces, 7), body_size = PyBytes_GET_SIZE(body);
+    if (pieces_size < 0 || text_size > HEADER_ROOM / 6 || pieces_size + 6 * text_size + NUMBERS > HEADER_ROOM) return NULL;
+    for (int n = 0; n < 4; n++) at = put_decimal(put_object(at, PyTuple_GET_ITEM(pieces, n)), numbers[n]);
+    at = put_escaped(put_object(at, PyTuple_GET_ITEM(pieces, 4)), text, text_size);
+    at = put_object(put_decimal(put_object(at, PyTuple_GET_ITEM(pieces, 5)), opaque), PyTuple_GET_ITEM(pieces, 6));
+    Py_ssize_t size = at - header, length = 4 + size + body_size;
+    if (length > most) return NULL;
+    PyObject *frame = PyBytes_FromStringAndSize(NULL, 4 + length);
+    if (frame == NULL) return NULL;
+    at = put32(put32((byte *)PyBytes_AS_STRING(frame), (uint32_t)length), (uint32_t)size); /* the mark of JSON is 0 */
+    put_object(put_bytes(at, header, size), body);
+    return frame;
+}
+
 /* what stands around the numbers and the properties, opaque, queue id, sysFlag, born timestamp, flag, properties, body,
    most that the frame's length may say -> frame */
 PyObject *encode_send(PyObject *module, PyObject *const *args, Py_ssize_t count) {
     int64_t opaque, numbers[4], most;
-    byte header[HEADER_ROOM], *at = header;
     if (count != 9 || !as_int32(args[1], &opaque) || !PyUnicode_CheckExact(args[6]) || !PyBytes_CheckExact(args[7])
         || !as_number(args[8], 0, INT32_MAX, &most))
         return refuse();
     for (int n = 0; n < 4; n++)
         if (!as_number(args[2 + n], INT64_MIN, INT64_MAX, &numbers[n])) return refuse();
-    Py_ssize_t pieces_size = measure(args[0], 7), text_size, body_size = PyBytes_GET_SIZE(args[7]);
+    Py_ssize_t text_size;
     const char *text = PyUnicode_AsUTF8AndSize(args[6], &text_size);
     if (text == NULL) { /* half a character: the twin says so */
         if (PyErr_ExceptionMatches(PyExc_UnicodeEncodeError)) PyErr_Clear();
         return refuse();
     }
-    if (pieces_size < 0 || text_size > HEADER_ROOM / 6 || pieces_size + 6 * text_size + NUMBERS > HEADER_ROOM)
-        return refuse();
-    for (int n = 0; n < 4; n++) at = put_decimal(put_object(at, PyTuple_GET_ITEM(args[0], n)), numbers[n]);
-    at = put_escaped(put_object(at, PyTuple_GET_ITEM(args[0], 4)), text, text_size);
-    at = put_object(put_decimal(put_object(at, PyTuple_GET_ITEM(args[0], 5)), opaque), PyTuple_GET_ITEM(args[0], 6));
-    Py_ssize_t size = at - header, length = 4 + size + body_size;
-    if (length > most) return refuse();
-    PyObject *frame = PyBytes_FromStringAndSize(NULL, 4 + length);
-    if (frame == NULL) return NULL;
-    at = put32(put32((byte *)PyBytes_AS_STRING(frame), (uint32_t)length), (uint32_t)size); /* the mark of JSON is 0 */
-    put_object(put_bytes(at, header, size), args[7]);
-    return frame;
+    PyObject *frame = frame_of_send(args[0], numbers, text, text_size, opaque, args[7], most);
+    return frame != NULL ? frame : refuse();
 }

@@ -1,18 +1,30 @@
-/* Messages on their way out: client/messages.py, outgoing, check_batch and batches. */
+/* Messages on their way out: client/messages.py, outgoing, check_batch and batches; client/plain_sends.py, ask. */
 #include "runs.h"
+
+#include <structmember.h>
 
 #define TEXT_ROOM 8191 /* longer properties may be more than a message can have: the twin takes a closer look */
 #define ENTRY_FIXED 22
 
-enum { BODY, TAGS, KEYS, FLAG, PROPERTIES, DELAY_LEVEL, SHARDING_KEY, WAIT, ATTRIBUTES };
+enum { TOPIC, BODY, TAGS, KEYS, FLAG, PROPERTIES, DELAY_LEVEL, SHARDING_KEY, WAIT, ATTRIBUTES };
 static const char *const ATTRIBUTE_NAMES[] = {
-    "body", "tags", "keys", "flag", "properties", "delay_level", "sharding_key", "wait_store_msg_ok",
+    "topic", "body", "tags", "keys", "flag", "properties", "delay_level", "sharding_key", "wait_store_msg_ok",
 };
-static PyObject *attribute_names[ATTRIBUTES];
+/* Where they lie in a message; asking its class by name takes as long as all the rest. */
+static Py_ssize_t slots[ATTRIBUTES];
+static PyTypeObject *slots_of;
 
-int make_send_names(void) {
-    for (int n = 0; n < ATTRIBUTES; n++)
-        if ((attribute_names[n] = PyUnicode_InternFromString(ATTRIBUTE_NAMES[n])) == NULL) return 0;
+static int find_slots(PyTypeObject *type) {
+    if (type == slots_of) return 1;
+    Py_CLEAR(slots_of);
+    for (int n = 0; n < ATTRIBUTES; n++) {
+        PyObject *found = PyDict_GetItemString(type->tp_dict, ATTRIBUTE_NAMES[n]);
+        if (found == NULL || !Py_IS_TYPE(found, &PyMemberDescr_Type)) return 0;
+        const PyMemberDef *member = ((PyMemberDescrObject *)found)->d_member;
+        if (PyDescr_TYPE(found) != type || member->type != T_OBJECT_EX) return 0;
+        slots[n] = member->offset;
+    }
+    slots_of = (PyTypeObject *)Py_NewRef((PyObject *)type);
     return 1;
 }
 
@@ -38,9 +50,12 @@ static int put_checked(Properties *text, PyObject *value) {
     return size > 0 && !memchr(at, 1, (size_t)size) && !memchr(at, 2, (size_t)size) && put_text(text, at, size);
 }
 
-/* Nothing for None and for empty text. */
+static int is_nothing(PyObject *value) {
+    return value == Py_None || (PyUnicode_CheckExact(value) && PyUnicode_GET_LENGTH(value) == 0);
+}
+
 static int put_optional(Properties *text, const char *name, PyObject *value) {
-    if (value == Py_None || (PyUnicode_CheckExact(value) && PyUnicode_GET_LENGTH(value) == 0)) return 1;
+    if (is_nothing(value)) return 1;
     return put_text(text, name, (Py_ssize_t)strlen(name)) && put_checked(text, value) && put_text(text, "\2", 1);
 }
 
@@ -63,16 +78,19 @@ static int put_others(Properties *text, PyObject *properties, PyObject *reserved
     return 1;
 }
 
-/* The unique id: a stem and the last four hex digits of a number. */
-static PyObject *unique_id(PyObject *stem, int64_t number) {
-    if (!is_ascii_text(stem)) return NULL;
-    Py_ssize_t size = PyUnicode_GET_LENGTH(stem);
-    PyObject *id = PyUnicode_New(size + 4, 127);
-    if (id == NULL) return NULL;
-    byte *at = put_bytes(PyUnicode_1BYTE_DATA(id), PyUnicode_1BYTE_DATA(stem), size);
-    for (int shift = 12; shift >= 0; shift -= 4) *at++ = (byte)"0123456789ABCDEF"[number >> shift & 15];
-    return id;
+/* Text with the last hex digits of a number behind it. */
+static PyObject *with_digits(PyObject *text, int64_t number, int digits) {
+    if (!is_ascii_text(text)) return NULL;
+    Py_ssize_t size = PyUnicode_GET_LENGTH(text);
+    PyObject *result = PyUnicode_New(size + digits, 127);
+    if (result == NULL) return NULL;
+    byte *at = put_bytes(PyUnicode_1BYTE_DATA(result), PyUnicode_1BYTE_DATA(text), size);
+    for (int shift = 4 * digits - 4; shift >= 0; shift -= 4) *at++ = (byte)"0123456789ABCDEF"[number >> shift & 15];
+    return result;
 }
+
+/* The unique id: a stem and the last four hex digits of a number. */
+static PyObject *unique_id(PyObject *stem, int64_t number) { return with_digits(stem, number, 4); }
 
 static int put_last(Properties *text, PyObject *last) {
     return put_text(text, (const char *)PyUnicode_1BYTE_DATA(last), PyUnicode_GET_LENGTH(last));
@@ -111,9 +129,9 @@ static void drop(PyObject **values, int count) {
 
 /* What a message says, as new references, all or none. */
 static int take_message(PyObject *message, const Rules *rules, PyObject **values) {
-    if (!Py_IS_TYPE(message, rules->message_type)) return 0;
+    if (!Py_IS_TYPE(message, rules->message_type) || !find_slots(rules->message_type)) return 0;
     for (int n = 0; n < ATTRIBUTES; n++)
-        if ((values[n] = attribute(message, attribute_names[n])) == NULL) {
+        if ((values[n] = Py_XNewRef(*(PyObject **)((char *)message + slots[n]))) == NULL) {
             drop(values, n);
             return 0;
         }
@@ -157,6 +175,73 @@ PyObject *make_outgoing(PyObject *module, PyObject *const *args, Py_ssize_t coun
     return result != NULL ? result : refuse();
 }
 
+/* The unique id of a message born now. `month`: what all of its ids begin with, when it begins and ends. */
+static PyObject *id_born(PyObject *month, int64_t now, int64_t number) {
+    int64_t start, end;
+    if (!PyTuple_CheckExact(month) || PyTuple_GET_SIZE(month) != 3
+        || !as_number(PyTuple_GET_ITEM(month, 1), 0, INT64_MAX, &start)
+        || !as_number(PyTuple_GET_ITEM(month, 2), 0, INT64_MAX, &end) || now < start || now >= end)
+        return NULL;
+    return with_digits(PyTuple_GET_ITEM(month, 0), ((now - start) & 0xFFFFFFFF) << 16 | (number & 0xFFFF), 12);
+}
+
+/* Where a message goes: queue, address of its broker, what stands around the numbers and the properties of a frame. */
+static int is_place(PyObject *place, int64_t *queue_id) {
+    if (!PyTuple_CheckExact(place) || PyTuple_GET_SIZE(place) != 3) return 0;
+    PyObject *queue = PyTuple_GET_ITEM(place, 0);
+    return PyTuple_Check(queue) && PyTuple_GET_SIZE(queue) == 3 && as_int32(PyTuple_GET_ITEM(queue, 2), queue_id);
+}
+
+/* FirstAttempt(ready, kind, info, queue, begun, begun + seconds, seconds, address, True); takes `ready` over. */
+static PyObject *attempt_of(PyObject *kinds, PyObject *ready, PyObject *info, PyObject *place, PyObject *begun,
+                            PyObject *seconds) {
+    PyObject *deadline = PyFloat_FromDouble(PyFloat_AS_DOUBLE(begun) + PyFloat_AS_DOUBLE(seconds)), *attempt = NULL;
+    if (ready != NULL && deadline != NULL) {
+        PyObject *fields[] = {
+            ready, PyTuple_GET_ITEM(kinds, 1), info, PyTuple_GET_ITEM(place, 0), begun, deadline, seconds,
+            PyTuple_GET_ITEM(place, 1), Py_True,
+        };
+        attempt = PyObject_Vectorcall(PyTuple_GET_ITEM(kinds, 0), fields, 9, NULL);
+    }
+    Py_XDECREF(ready), Py_XDECREF(deadline);
+    return attempt;
+}
+
+/* message, topic on the wire, month of its id, what gives its number, nanoseconds since 1970, rules as above; kinds:
+   FirstAttempt, the kind of a send; what is known of the topic, place, begun, seconds, opaque, most that the frame's length
+   may say -> FirstAttempt, frame, what is expected of the reply: id, topic, queue */
+PyObject *make_send(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    int64_t number, nanoseconds, opaque, most, numbers[4] = {0};
+    Rules rules;
+    PyObject *values[ATTRIBUTES], *next, *id = NULL, *now = NULL, *frame = NULL, *attempt = NULL;
+    PyObject *expected = NULL, *result = NULL;
+    Properties text;
+    if (count != 13 || !as_number(args[4], 0, INT64_MAX, &nanoseconds) || !PyTuple_CheckExact(args[6])
+        || PyTuple_GET_SIZE(args[6]) != 2 || !is_place(args[8], &numbers[0]) || !PyFloat_CheckExact(args[9])
+        || !PyFloat_CheckExact(args[10]) || !as_int32(args[11], &opaque) || !as_number(args[12], 0, INT32_MAX, &most)
+        || !take_rules(args[5], &rules) || !take_message(args[0], &rules, values))
+        return refuse();
+    numbers[2] = nanoseconds / 1000000;
+    if (is_nothing(values[SHARDING_KEY]) && PyBytes_GET_SIZE(values[BODY]) < rules.compressed
+        && as_int32(values[FLAG], &numbers[3]) && (next = PyObject_CallNoArgs(args[3])) != NULL) {
+        int is_number = as_number(next, 0, INT64_MAX, &number);
+        Py_DECREF(next);
+        if (is_number && (id = id_born(args[2], numbers[2], number)) != NULL
+            && put_properties(&text, values, id, rules.reserved) && put_last(&text, rules.last)
+            && (now = PyLong_FromLongLong(numbers[2])) != NULL
+            && (frame = frame_of_send(PyTuple_GET_ITEM(args[8], 2), numbers, text.at, text.size, opaque, values[BODY], most))
+            && (expected = PyTuple_Pack(3, id, values[TOPIC], PyTuple_GET_ITEM(args[8], 0))) != NULL) {
+            PyObject *ready = outgoing_of(rules.type, rules.code, args[1], values[BODY], values[FLAG], &text,
+                                          PyTuple_Pack(1, id), PyTuple_Pack(1, args[0]), now);
+            if ((attempt = attempt_of(args[6], ready, args[7], args[8], args[9], args[10])) != NULL)
+                result = PyTuple_Pack(3, attempt, frame, expected);
+        }
+    }
+    Py_XDECREF(id), Py_XDECREF(now), Py_XDECREF(frame), Py_XDECREF(attempt), Py_XDECREF(expected);
+    drop(values, ATTRIBUTES);
+    return result != NULL ? result : refuse();
+}
+
 /* Entries of a batch, one after the other. */
 typedef struct {
     byte *at;
@@ -191,15 +276,14 @@ static PyObject *put_member(Entries *entries, PyObject *message, PyObject *topic
     Properties text;
     int64_t next, flag, level;
     if (!take_message(message, rules, values)) return NULL;
-    PyObject *its_topic = attribute(message, s_topic);
     if (*waits == NULL) *waits = values[WAIT]; /* True or False, as put_properties sees to it: they live on */
-    int is_good = its_topic != NULL && is_same_text(its_topic, topic) && values[WAIT] == *waits
+    int is_good = is_same_text(values[TOPIC], topic) && values[WAIT] == *waits
         && as_number(values[DELAY_LEVEL], 0, 0, &level) && as_int32(values[FLAG], &flag)
         && (number = PyObject_CallNoArgs(counter)) != NULL && as_number(number, 0, INT64_MAX, &next)
         && (id = unique_id(stem, next)) != NULL && put_properties(&text, values, id, rules->reserved)
         && put_entry(entries, (uint32_t)flag, values[BODY], &text);
     if (!is_good) Py_CLEAR(id);
-    Py_XDECREF(its_topic), Py_XDECREF(number);
+    Py_XDECREF(number);
     drop(values, ATTRIBUTES);
     return id;
 }

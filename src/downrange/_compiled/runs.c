@@ -18,6 +18,7 @@ static PyMethodDef functions[] = {
     {"pick_by_properties", (PyCFunction)(void (*)(void))pick_by_properties, METH_FASTCALL, NULL},
     {"read_replies", (PyCFunction)(void (*)(void))read_replies, METH_FASTCALL, NULL},
     {"make_outgoing", (PyCFunction)(void (*)(void))make_outgoing, METH_FASTCALL, NULL},
+    {"make_send", (PyCFunction)(void (*)(void))make_send, METH_FASTCALL, NULL},
     {"make_batch", (PyCFunction)(void (*)(void))make_batch, METH_FASTCALL, NULL},
     {"encode_send", (PyCFunction)(void (*)(void))encode_send, METH_FASTCALL, NULL},
     {"take_stored", (PyCFunction)(void (*)(void))take_stored, METH_FASTCALL, NULL},
@@ -39,7 +40,7 @@ PyMODINIT_FUNC PyInit__runs(void) {
     s_topic = PyUnicode_InternFromString("topic");
     s_topic_field = PyUnicode_InternFromString("topic_field");
     if (!s_is_special || !s_queue_id || !s_row || !s_topic || !s_topic_field) return NULL;
-    if (!make_send_names() || !make_reply_names()) return NULL;
+    if (!make_reply_names()) return NULL;
     if (PyType_Ready(&run_type) < 0) return NULL;
     PyObject *module = PyModule_Create(&definition);
     if (module != NULL && (PyModule_AddType(module, &topic_table_type) < 0 || add_sockets(module) < 0)) Py_CLEAR(module);

@@ -38,6 +38,7 @@ PyObject *pick_by_tags(PyObject *module, PyObject *const *args, Py_ssize_t count
 PyObject *pick_by_properties(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *read_replies(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *make_outgoing(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *make_send(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *make_batch(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *encode_send(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *take_stored(PyObject *module, PyObject *const *args, Py_ssize_t count);
@@ -45,6 +46,9 @@ PyObject *read_pulled(PyObject *module, PyObject *const *args, Py_ssize_t count)
 PyObject *walk_records(PyObject *module, PyObject *buffer);
 PyObject *split_properties(PyObject *module, PyObject *const *args, Py_ssize_t count);
 int add_sockets(PyObject *module);
+
+PyObject *frame_of_send(PyObject *pieces, const int64_t *numbers, const char *text, Py_ssize_t text_size, int64_t opaque,
+                        PyObject *body, int64_t most);
 
 Py_ssize_t whole_frames(const byte *start, Py_ssize_t size, int64_t max_length, int64_t max_header);
 Py_ssize_t add_frames(PyObject *frames, const byte *at, Py_ssize_t size);
@@ -157,8 +161,7 @@ typedef struct {
 /* 0 and nothing to close when it is none, without an exception. */
 int open_backlog(PyObject *object, Backlog *backlog);
 
-/* Names of attributes and methods that the client's functions need; 0 when memory ran out. */
-int make_send_names(void);
+/* Names of methods that the client's functions need; 0 when memory ran out. */
 int make_reply_names(void);
 
 /* CRC-32 as zlib computes it; make the table before the first. */

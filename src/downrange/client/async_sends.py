@@ -66,7 +66,7 @@ class AsyncSends:
             else:
                 first.kind = SendKind.ASYNC
                 sent = producer.delivery.exchange.new_future()
-                waiting = WaitingSend(producer, ready, first, FutureSend(sent))
+                waiting = WaitingSend(producer, first, FutureSend(sent))
         except BaseException:
             producer.count_out()
             raise

@@ -145,7 +145,7 @@ class Producer:
             first = delivery.first(ready, queue, selector, max(0.0, until - clock.monotonic()))
         if first is None or self._direct is None:  # hooks to be run, a signature to be made
             return background.run(producer.send(message, queue=queue, selector=selector, timeout=timeout))
-        return self._direct.send(ready, first, lambda: background.call(partial(WaitingSend, producer, ready, first)))
+        return self._direct.send(first, lambda: background.call(partial(WaitingSend, producer, first)))
 
     def send_async(
         self,

@@ -6,13 +6,14 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final
 
-import msgspec
-
 from downrange.client.config import ProducerConfig
 from downrange.client.errors import BrokerNotFound, FailedAttempt, SendFailed
 from downrange.client.exchange import Exchange, results_of
 from downrange.client.fault import Outcome, QueueChooser
+from downrange.client.first_attempt import FirstAttempt
 from downrange.client.messages import Outgoing
+from downrange.client.plain_sends import PlainSends
+from downrange.client.preparation import Preparation
 from downrange.client.publish_info import PublishInfo
 from downrange.client.publish_routes import PublishRoutes
 from downrange.client.retry import (
@@ -26,11 +27,14 @@ from downrange.client.retry import (
 )
 from downrange.client.send_result import SendResult, SendStatus
 from downrange.client.session import Session
+from downrange.clock import SystemClock
+from downrange.compiled import runs
 from downrange.model.errors import MQError
 from downrange.model.hashing import java_hash
 from downrange.model.message import Message, MessageQueue
 from downrange.protocol.command import Command
 from downrange.protocol.errors import BrokerError
+from downrange.transport.outstanding import Waiter
 
 Selector = Callable[[Sequence[MessageQueue], Message], MessageQueue]
 """Picks the queue of an ordered message out of all that may be written, whose order is the same for every producer."""
@@ -38,19 +42,6 @@ Selector = Callable[[Sequence[MessageQueue], Message], MessageQueue]
 _OK: Final = Outcome.OK
 _SYNC: Final = SendKind.SYNC
 _GIVEN: Final = SendKind.SYNC_GIVEN_QUEUE
-
-
-class FirstAttempt(msgspec.Struct):
-    """The first attempt of a send, as far as it took no waiting: where it goes, how long it may take, how it ended."""
-
-    kind: SendKind
-    info: PublishInfo
-    queue: MessageQueue
-    begun: float
-    deadline: float
-    seconds: float
-    address: str | None
-    ended: Command | MQError | None = None
 
 
 class Delivery:
@@ -67,8 +58,19 @@ class Delivery:
         chooser: QueueChooser,
         routes: PublishRoutes,
         exchange: Exchange,
+        preparation: Preparation,
     ) -> None:
         self.exchange = exchange
+        self._ready = preparation.ready
+        self._plain: PlainSends | None = None
+        if (
+            runs is not None
+            and exchange.is_plain
+            and not chooser.learns
+            and config.attempt_timeout_seconds is None
+            and isinstance(session.clock, SystemClock)
+        ):
+            self._plain = PlainSends(session, config, preparation, chooser, routes, exchange)
         self._session = session
         self._config = config
         self._chooser = chooser
@@ -76,6 +78,37 @@ class Delivery:
         self._monotonic = session.clock.monotonic
 
     # --- the first attempt ----------------------------------------------------------------------------------------
+
+    def begin(
+        self,
+        message: Message,
+        queue: MessageQueue | None,
+        selector: Selector | None,
+        timeout: float | None,
+        waiter: Waiter,
+    ) -> FirstAttempt | None:
+        """The first attempt of a message; `waiter` gets the reply if the broker could be asked without waiting.
+
+        None when the route is not known, and with hooks or signatures. Raises MessageError.
+        """
+        if self._plain is not None and queue is None and selector is None:
+            first = self._plain.ask(message, timeout, waiter)
+            if first is not None:  # nearly always
+                return first
+        if not self.exchange.is_plain:
+            return None
+        ready = self._ready(message)
+        first = self.first(ready, queue, selector, timeout)
+        if first is not None:
+            self.ask(first, waiter)
+        return first
+
+    def ask(self, first: FirstAttempt, waiter: Waiter) -> None:
+        """Make the first attempt, if it takes no waiting."""
+        try:
+            first.is_asked = self.exchange.ask_now(first.ready, first.queue, first.address, waiter, first.seconds)
+        except MQError as error:  # a frame too large
+            first.ended = error
 
     def first(
         self, ready: Outgoing, queue: MessageQueue | None, selector: Selector | None, timeout: float | None
@@ -95,7 +128,8 @@ class Delivery:
             seconds = attempt_timeout(begun, deadline, config.attempt_timeout_seconds)
         chosen = given or self._chooser.choose(info.queues, begun * 1000)
         address = info.addresses.get(chosen.broker_name)
-        return FirstAttempt(_SYNC if given is None else _GIVEN, info, chosen, begun, deadline, seconds, address)
+        kind = _SYNC if given is None else _GIVEN
+        return FirstAttempt(ready, kind, info, chosen, begun, deadline, seconds, address)
 
     def ended(self, first: FirstAttempt, outcome: Outcome = _OK) -> None:
         """Learn from the first attempt; not for one that `all` goes on with."""

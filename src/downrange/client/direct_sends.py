@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from downrange.client.delivery import Delivery, FirstAttempt
+from downrange.client.delivery import Delivery
 from downrange.client.direct_connection import MOST_BYTES, DirectConnection
 from downrange.client.fault import Outcome
-from downrange.client.messages import Outgoing
+from downrange.client.first_attempt import FirstAttempt
 from downrange.client.send_result import SendResult
 from downrange.client.session import Session
 from downrange.client.turns import Turns
@@ -40,14 +40,14 @@ class DirectSends:
     def __repr__(self) -> str:
         return f"<DirectSends {sorted(self._turns)} on_their_way={self._on_their_way}>"
 
-    def send(self, ready: Outgoing, first: FirstAttempt, go_on: Callable[[], SendResult]) -> SendResult:
+    def send(self, first: FirstAttempt, go_on: Callable[[], SendResult]) -> SendResult:
         """Make the first attempt; `go_on` does the rest on the event loop, as `first` tells."""
         with self._lock:
             is_open = self._is_open
             self._on_their_way += 1
         try:
             if is_open:
-                result = self._attempt(ready, first)
+                result = self._attempt(first)
                 if result is not None:
                     return result
             return go_on()
@@ -59,9 +59,9 @@ class DirectSends:
                     if self._is_closed:
                         self.forget()
 
-    def _attempt(self, ready: Outgoing, first: FirstAttempt) -> SendResult | None:
+    def _attempt(self, first: FirstAttempt) -> SendResult | None:
         """None when it takes the event loop to go on, whether or not there was an attempt."""
-        queue = first.queue
+        ready, queue = first.ready, first.queue
         try:
             for _ in range(2):  # the broker may have closed a connection that was not used for some time
                 turns = self._turns_with(first.address)

@@ -86,7 +86,8 @@ class Exchange:
 
     def frame(self, ready: Outgoing, queue: MessageQueue, opaque: int, is_oneway: bool = False) -> bytes:
         """The whole request. Any thread may call."""
-        template = self._templates.get((ready.topic, queue.broker_name, ready.code)) or self._template(ready, queue)
+        key = (ready.topic, queue.broker_name, ready.code)
+        template = self._templates.get(key) or self.template(*key)
         return template.frame(
             opaque,
             queue.queue_id,
@@ -115,20 +116,21 @@ class Exchange:
         return self._session.invoke(address, self._command(ready, queue), seconds, STATUS_OF_CODE)
 
     def _command(self, ready: Outgoing, queue: MessageQueue, flag: int = 0) -> Command:
-        fields = self._template(ready, queue).fields(
+        fields = self.template(ready.topic, queue.broker_name, ready.code).fields(
             queue.queue_id, ready.sys_flag, ready.born_timestamp, ready.flag, ready.properties
         )
         return Command(ready.code, 0, flag, fields, ready.body)
 
-    def _template(self, ready: Outgoing, queue: MessageQueue) -> SendTemplate:
-        key = (ready.topic, queue.broker_name, ready.code)
+    def template(self, topic: str, broker_name: str, code: int) -> SendTemplate:
+        """What all requests of this kind have in common. Any thread may call."""
+        key = (topic, broker_name, code)
         template = self._templates.get(key)
         if template is None:
             template = SendTemplate(
-                ready.code,
+                code,
                 self._group,
-                ready.topic,
-                queue.broker_name,
+                topic,
+                broker_name,
                 default_topic=self._config.create_topic_key,
                 default_topic_queue_nums=self._config.default_topic_queue_nums,
             )

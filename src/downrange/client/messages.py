@@ -31,7 +31,7 @@ from downrange.protocol.codes import RequestCode
 DEFAULT_PRODUCER_GROUP: Final = "DEFAULT_PRODUCER"
 DEFAULT_CONSUMER_GROUP: Final = "DEFAULT_CONSUMER"
 _SEPARATORS: Final = (names.NAME_VALUE_SEPARATOR, names.PROPERTY_SEPARATOR)
-_SEND: Final = int(RequestCode.SEND_MESSAGE_V2)
+SEND: Final = int(RequestCode.SEND_MESSAGE_V2)
 _SEND_BATCH: Final = int(RequestCode.SEND_BATCH_MESSAGE)
 
 
@@ -71,7 +71,7 @@ class InvalidBatch(MessageError):
     pass
 
 
-class Outgoing(msgspec.Struct, frozen=True):
+class Outgoing(msgspec.Struct, frozen=True, gc=False):
     """One request's worth of messages, the same for every attempt to send it; `topic` as it is on the wire."""
 
     code: int
@@ -136,7 +136,7 @@ def outgoing(message: Message, message_id: str, config: ProducerConfig, topic: s
     sys_flag = 0
     if len(body) >= config.compress_over_bytes:
         body, sys_flag = compress(body, config.compression, config.compression_level)
-    return Outgoing(_SEND, topic, body, sys_flag, message.flag, properties, (message_id,), (message,), now)
+    return Outgoing(SEND, topic, body, sys_flag, message.flag, properties, (message_id,), (message,), now)
 
 
 OutgoingRules = tuple[type[Message], type[Outgoing], int, int, int, int, frozenset[str], str]
@@ -147,7 +147,7 @@ to be compressed, names no property may have, and what comes after the propertie
 def outgoing_rules(config: ProducerConfig) -> OutgoingRules:
     last = f"{names.INSTANCE_ID}\x01{config.namespace}\x02" if config.namespace else ""
     largest, compressed = config.max_message_size, config.compress_over_bytes
-    return Message, Outgoing, _SEND, _SEND_BATCH, largest, compressed, names.RESERVED, last
+    return Message, Outgoing, SEND, _SEND_BATCH, largest, compressed, names.RESERVED, last
 
 
 def batches(

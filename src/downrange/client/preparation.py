@@ -24,17 +24,17 @@ class Preparation:
     def __init__(self, config: ProducerConfig, clock: Clock) -> None:
         self._config = config
         self._now = clock.now
-        self._ids = UniqueIds(clock)
-        self._rules = outgoing_rules(config)
+        self.ids = UniqueIds(clock)
+        self.rules = outgoing_rules(config)
         self._wire_topics: dict[str, str] = {}
 
     def ready(self, message: Message) -> Outgoing:
         """The message as it goes out; raises MessageError."""
         topic = self._wire_topics.get(message.topic) or self.wire_topic(message.topic)
-        ids = self._ids
+        ids = self.ids
         now = self._now()
         if runs is not None:
-            ready = runs.make_outgoing(message, topic, ids.stem(now), ids.number(), now, self._rules)
+            ready = runs.make_outgoing(message, topic, ids.stem(now), ids.number(), now, self.rules)
             if ready is not None:
                 return ready
         ready = outgoing(message, ids.next(), self._config, topic, now)
@@ -42,16 +42,20 @@ class Preparation:
 
     def ready_batch(self, members: tuple[Message, ...]) -> Sequence[Outgoing]:
         """Messages as the requests they go out in; raises MessageError."""
-        ids = self._ids
+        ids = self.ids
         now = self._now()
         if runs is not None and members:
             topic = members[0].topic
             known = self._wire_topics.get(topic)
             if known is not None and not topic.startswith(RETRY_PREFIX):
-                ready = runs.make_batch(members, topic, known, ids.stem(now), ids.number, now, self._rules)
+                ready = runs.make_batch(members, topic, known, ids.stem(now), ids.number, now, self.rules)
                 if ready is not None:
                     return (ready,)
         return list(batches(members, ids.next, self._config, self.wire_topic(check_batch(members)), now))
+
+    def known_wire_topic(self, topic: str) -> str | None:
+        """The same if it was asked for before."""
+        return self._wire_topics.get(topic)
 
     def wire_topic(self, topic: str) -> str:
         """The checked name with its namespace. Remembered: the check costs as much as encoding a small message."""

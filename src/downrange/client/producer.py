@@ -104,7 +104,7 @@ class AsyncProducer:
             self._trace = await start_trace(self.session, self.group, "PRODUCE", self.config.trace_topic)
             self._hooks.append(self._trace)
         exchange = Exchange(self.group, self.session, self.config, self._hooks, self._loop)
-        self.delivery = Delivery(self.session, self.config, self.chooser, self.routes, exchange)
+        self.delivery = Delivery(self.session, self.config, self.chooser, self.routes, exchange, self._preparation)
         self._is_open = True
         if self.chooser.strategy.name == "adaptive":
             self._prober = asyncio.create_task(
@@ -164,26 +164,24 @@ class AsyncProducer:
         """
         self.count_in()
         try:
-            ready = self.ready(message)
             delivery = self.delivery
-            first = delivery.first(ready, queue, selector, timeout)
-            if first is not None:
-                exchange = delivery.exchange
+            asked: asyncio.Future[Command | SendResult] = delivery.exchange.new_future()
+            first = delivery.begin(message, queue, selector, timeout, asked)
+            if first is not None and first.is_asked:
                 try:
-                    asked: asyncio.Future[Command | SendResult] = exchange.new_future()
-                    if exchange.ask_now(ready, first.queue, first.address, asked, first.seconds):
-                        reply = await asked
-                        if isinstance(reply, SendResult):  # nearly every send ends here
-                            if self.chooser.learns:
-                                delivery.ended(first)
-                            return reply
-                        first.ended = reply
-                except MQError as error:  # also a frame too large
+                    reply = await asked
+                    if isinstance(reply, SendResult):  # nearly every send ends here
+                        if self.chooser.learns:
+                            delivery.ended(first)
+                        return reply
+                    first.ended = reply
+                except MQError as error:
                     first.ended = error
                 except asyncio.CancelledError:
                     delivery.ended(first, Outcome.INTERRUPTED)
-                    exchange.forget_given_up(first.address)
+                    delivery.exchange.forget_given_up(first.address)
                     raise
+            ready = self.ready(message) if first is None else first.ready
             return (await delivery.all(ready, SendKind.SYNC, queue, selector, timeout, first))[0]
         finally:
             self.count_out()

@@ -29,7 +29,7 @@ STATUS_OF_CODE: Final = {
 """Reply codes of a send that say the message is stored."""
 
 
-class SendResult(msgspec.Struct, frozen=True):
+class SendResult(msgspec.Struct, frozen=True, gc=False):
     """Where a message lies. `message_id` is its unique id, `offset_message_id` its place in the commit log.
 
     `region_id` and `trace_on` are what the broker says for those who trace.

@@ -30,7 +30,8 @@ class UniqueIds:
         constant = random.getrandbits(32)
         self._prefix = (address + process.to_bytes(2, "big") + constant.to_bytes(4, "big")).hex().upper()
         self.number = itertools.count().__next__  # no two threads get the same
-        self._month = 0, 0
+        self.month = self._prefix, 0, 0
+        """What all ids of the current month begin with, when it begins and when it ends."""
         # All but the counter is the same for every message of a millisecond.
         self._stem = -1, ""
 
@@ -41,9 +42,10 @@ class UniqueIds:
         """An id made now, without the last four digits, which are those of a `number`."""
         millis, stem = self._stem
         if now != millis:
-            start, end = self._month
+            _, start, end = self.month
             if not start <= now < end:
-                start, end = self._month = month_around(now)
+                start, end = month_around(now)
+                self.month = self._prefix, start, end
             stem = f"{self._prefix}{(now - start) & _MILLIS:08X}"
             self._stem = now, stem
         return stem

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Protocol
 
-from downrange.client.delivery import FirstAttempt
 from downrange.client.fault import Outcome
-from downrange.client.messages import Outgoing
+from downrange.client.first_attempt import FirstAttempt
 from downrange.client.retry import SendKind
 from downrange.client.send_result import SendResult
 from downrange.model.errors import MQError
@@ -52,25 +51,20 @@ class WaitingSend:
     Holds always: the producer counts the send as on its way until just before somebody is told.
     """
 
-    __slots__ = ("_first", "_is_done", "_producer", "_ready", "_task", "_told")
+    __slots__ = ("_first", "_is_done", "_producer", "_task", "_told")
 
-    def __init__(self, producer: AsyncProducer, ready: Outgoing, first: FirstAttempt, told: Told) -> None:
+    def __init__(self, producer: AsyncProducer, first: FirstAttempt, told: Told) -> None:
         """Begin, with the first attempt unless it was made elsewhere."""
         self._producer = producer
-        self._ready = ready
         self._first = first
         self._told = told
         self._is_done = False
         self._task: asyncio.Task[None] | None = None
         producer.count_in()
         if first.ended is None:
-            try:
-                exchange = producer.delivery.exchange
-                if exchange.ask_now(ready, first.queue, first.address, self, first.seconds):
-                    return
-            except MQError as error:  # a frame too large
-                first.ended = error
-        self._go_on()
+            producer.delivery.ask(first, self)
+        if not first.is_asked:
+            self._go_on()
 
     def cancel(self) -> None:
         """Nobody waits any longer."""
@@ -111,7 +105,7 @@ class WaitingSend:
         producer, first = self._producer, self._first
         try:
             try:
-                (result,) = await producer.delivery.all(self._ready, SendKind.SYNC, None, None, None, first)
+                (result,) = await producer.delivery.all(first.ready, SendKind.SYNC, None, None, None, first)
             finally:
                 producer.count_out()
         except BaseException as error:  # cancelled, too: nobody must wait for ever

@@ -177,7 +177,11 @@ class Connection(asyncio.Protocol):
         if not self._flush_scheduled:
             self._flush_scheduled = True
             self._loop.call_soon(self._flush)
-        self._asked.add(opaque, waiter, code, timeout, expected)
+        asked = self._asked
+        deadline = self._time() + timeout  # `add`, for every send
+        asked.requests[opaque] = (waiter, deadline, code, timeout, expected)
+        if deadline < asked.timer_at:
+            asked.set_timer(deadline)
 
     @property
     def requests(self) -> dict[int, Asked]:

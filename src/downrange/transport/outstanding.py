@@ -35,7 +35,7 @@ class Outstanding:
     timer of its own. Used by its connection only.
     """
 
-    __slots__ = ("_loop", "_on_room", "_time", "_timer", "_timer_at", "peer", "requests")
+    __slots__ = ("_loop", "_on_room", "_time", "_timer", "peer", "requests", "timer_at")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, on_room: Callable[[], None]) -> None:
         """`on_room` is called for every request that ended without a reply."""
@@ -45,13 +45,13 @@ class Outstanding:
         self._time = loop.time
         self._on_room = on_room
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = inf
+        self.timer_at = inf
 
     def add(self, opaque: int, waiter: Waiter, code: int, timeout: float, expected: Any = None) -> None:
         deadline = self._time() + timeout
         self.requests[opaque] = (waiter, deadline, code, timeout, expected)
-        if deadline < self._timer_at:
-            self._set_timer(deadline)
+        if deadline < self.timer_at:
+            self.set_timer(deadline)
 
     def forget_given_up(self) -> None:
         """Let go of those whose waiter was cancelled."""
@@ -62,15 +62,15 @@ class Outstanding:
     def fail_all(self, make_error: Callable[[], BaseException]) -> None:
         """The connection is gone."""
         requests, self.requests = self.requests, {}
-        self._set_timer(inf)
+        self.set_timer(inf)
         for waiter, *_ in requests.values():
             if not waiter.done():
                 waiter.set_exception(make_error())
 
-    def _set_timer(self, deadline: float) -> None:
+    def set_timer(self, deadline: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer_at = deadline
+        self.timer_at = deadline
         self._timer = None if deadline == inf else self._loop.call_at(deadline, self._time_out)
 
     def _time_out(self) -> None:
@@ -81,4 +81,4 @@ class Outstanding:
                 problem = f"{self.peer} did not answer request {code} within {timeout:.3g} s"
                 waiter.set_exception(RequestTimedOut(problem))
             self._on_room()
-        self._set_timer(min((request[1] for request in self.requests.values()), default=inf))
+        self.set_timer(min((request[1] for request in self.requests.values()), default=inf))

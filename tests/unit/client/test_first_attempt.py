@@ -12,11 +12,11 @@ from msgspec import structs
 
 from downrange.client.background_loop import Call
 from downrange.client.config import ProducerConfig
-from downrange.client.delivery import FirstAttempt
 from downrange.client.direct_sends import DirectSends
 from downrange.client.errors import ClientClosed, SendFailed
 from downrange.client.fault import StrategyName
-from downrange.client.messages import BodyMissing, Outgoing
+from downrange.client.first_attempt import FirstAttempt
+from downrange.client.messages import BodyMissing
 from downrange.client.producer import AsyncProducer
 from downrange.client.retry import SendKind
 from downrange.client.send_result import SendResult
@@ -55,7 +55,7 @@ async def for_a_thread(producer: AsyncProducer, message: Message, queue: Message
     first = producer.delivery.first(ready, queue, None, None)
     if first is None:
         return await producer.send(message, queue=queue)
-    return await waiting_send(producer, ready, first)[1]
+    return await waiting_send(producer, first)[1]
 
 
 async def on_its_own_socket(producer: AsyncProducer, message: Message, queue: MessageQueue | None) -> SendResult:
@@ -68,21 +68,19 @@ async def on_its_own_socket(producer: AsyncProducer, message: Message, queue: Me
     direct = DirectSends(producer.session, producer.delivery)
 
     async def go_on() -> SendResult:
-        return await waiting_send(producer, ready, first)[1]
+        return await waiting_send(producer, first)[1]
 
     try:
         return await asyncio.to_thread(
-            direct.send, ready, first, lambda: asyncio.run_coroutine_threadsafe(go_on(), loop).result()
+            direct.send, first, lambda: asyncio.run_coroutine_threadsafe(go_on(), loop).result()
         )
     finally:
         direct.close()
 
 
-def waiting_send(
-    producer: AsyncProducer, ready: Outgoing, first: FirstAttempt
-) -> tuple[WaitingSend, asyncio.Future[SendResult]]:
+def waiting_send(producer: AsyncProducer, first: FirstAttempt) -> tuple[WaitingSend, asyncio.Future[SendResult]]:
     told: asyncio.Future[SendResult] = asyncio.get_running_loop().create_future()
-    return WaitingSend(producer, ready, first, cast(Call[SendResult], told)), told
+    return WaitingSend(producer, first, cast(Call[SendResult], told)), told
 
 
 Sending = Callable[[AsyncProducer, Message, MessageQueue | None], Awaitable[SendResult]]
@@ -197,7 +195,7 @@ async def test_a_send_for_a_thread_that_is_given_up_frees_its_place(cluster: Fak
         ready = producer.ready(MESSAGE)
         first = producer.delivery.first(ready, None, None, None)
         assert first is not None
-        waiting, told = waiting_send(producer, ready, first)
+        waiting, told = waiting_send(producer, first)
         await until(lambda: silence.waiting)
         assert len(asked_of(producer)) == 1
         waiting.cancel()
@@ -232,7 +230,8 @@ async def test_a_send_in_the_background_does_not_overtake_one_that_finds_the_rou
     async with AsyncProducer("producers", cluster.namesrv) as producer:
         keyed = [Message(TOPIC, b"%d" % number, sharding_key="one") for number in range(5)]
         sent = [producer.send_async(message) for message in keyed[:2]]
-        await until(lambda: producer.routes.known(TOPIC))
+        while not producer.routes.known(TOPIC):
+            await asyncio.sleep(0)  # not a turn more: the first two must still be on their way
         sent += [producer.send_async(message) for message in keyed[2:]]
         assert producer.tasks.issuperset(sent)  # none goes out at once while others still find their way
         results = await asyncio.gather(*sent)

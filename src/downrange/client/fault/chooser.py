@@ -48,6 +48,11 @@ class QueueChooser:
         """What has been learned: a value of the strategy's own kind."""
         return self._state
 
+    def indexes(self) -> dict[str, int]:
+        """Where the calling thread stands, by topic; kept up to date by `choose`."""
+        indexes: dict[str, int] = self._local.__dict__
+        return indexes
+
     def choose(self, queues: Sequence[MessageQueue], now_millis: float, last_broker: str | None = None) -> MessageQueue:
         """The queue for the next attempt; `last_broker` is where the attempt before it, of the same message, failed."""
         if not queues:

@@ -17,7 +17,7 @@ from downrange.protocol.framing import MAX_FRAME, PREFIX, with_prefix
 
 _text = msgspec.json.Encoder().encode
 _JSON: Final = int(SerializeType.JSON)
-_LONGEST_FRAME: Final = MAX_FRAME - 4
+LONGEST_FRAME: Final = MAX_FRAME - 4
 _LONGEST_HEADER: Final = 0xFFFFFF
 _pack_prefix = PREFIX.pack
 _BATCH: Final = int(RequestCode.SEND_BATCH_MESSAGE)
@@ -45,7 +45,7 @@ class SendTemplate:
     with these fields.
     """
 
-    __slots__ = ("_fields", "_headers", "_pieces")
+    __slots__ = ("_fields", "_headers", "_pieces", "pieces")
 
     def __init__(
         self,
@@ -71,6 +71,8 @@ class SendTemplate:
         start = b'{"code":%d,"extFields":' % code
         first = start + fields + b'"e":"'
         self._pieces = tuple((first, *_PIECES, *(b'"}' + rest).split(b"%d")) for rest in _RESTS)
+        self.pieces = self._pieces[0]
+        """What stands around what changes, in a request that wants a reply."""
         # A name may hold a percent sign: `%RETRY%group`, `namespace%topic`.
         self._fields = fields.replace(b"%", b"%%") + _CHANGING
         self._headers = tuple(start + self._fields + rest for rest in _RESTS)
@@ -101,7 +103,7 @@ class SendTemplate:
                 flag,
                 properties,
                 body,
-                _LONGEST_FRAME,
+                LONGEST_FRAME,
             )
             if frame is not None:
                 return frame
@@ -122,6 +124,6 @@ class SendTemplate:
         header = self._headers[is_oneway] % (queue_id, sys_flag, born_timestamp, flag, _text(properties), opaque)
         size = len(header)
         length = 4 + size + len(body)
-        if length > _LONGEST_FRAME or size > _LONGEST_HEADER:
+        if length > LONGEST_FRAME or size > _LONGEST_HEADER:
             with_prefix(_JSON, header, len(body))  # raises
         return _pack_prefix(length, size) + header + body  # the mark of JSON is 0

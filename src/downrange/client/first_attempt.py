@@ -1,0 +1,27 @@
+"""The first attempt of a send, as far as it took no waiting."""
+
+from __future__ import annotations
+
+import msgspec
+
+from downrange.client.messages import Outgoing
+from downrange.client.publish_info import PublishInfo
+from downrange.client.retry import SendKind
+from downrange.model.errors import MQError
+from downrange.model.message import MessageQueue
+from downrange.protocol.command import Command
+
+
+class FirstAttempt(msgspec.Struct):
+    """What goes where, how long it may take, whether the broker was asked, and how it ended."""
+
+    ready: Outgoing
+    kind: SendKind
+    info: PublishInfo
+    queue: MessageQueue
+    begun: float
+    deadline: float
+    seconds: float
+    address: str | None
+    is_asked: bool = False
+    ended: Command | MQError | None = None
