@@ -18,6 +18,7 @@ from bench.report import QUICK, Figure, table
 from downrange.client.blocking import Producer
 from downrange.client.config import ProducerConfig
 from downrange.client.producer import AsyncProducer
+from downrange.model.errors import MQError
 from downrange.model.message import Message
 from downrange.protocol.bodies.send import SendMessageRequest
 from downrange.protocol.codes import RequestCode
@@ -29,6 +30,7 @@ from tests.support.standalone_process import standalone_process
 TOPIC = "BenchmarkTest"
 BODY = b"x" * 128
 CONCURRENT = 64
+TOGETHER = 256
 COUNT = 3_200 if QUICK else 64_000
 ROUNDS = 1 if QUICK else 3
 
@@ -85,6 +87,17 @@ async def asynchronous(namesrv: str, count: int, measured: Measured, config: Pro
         await concurrently(count, lambda number: producer.send(message(number)), measured)
 
 
+async def together(namesrv: str, count: int, measured: Measured) -> None:
+    async with AsyncProducer("bench", namesrv) as producer:
+        await producer.send(message(0))
+        start, cpu = time.perf_counter(), time.process_time()
+        for first in range(0, count, TOGETHER):
+            sent = await producer.send_all([message(number) for number in range(first, first + TOGETHER)])
+            if any(isinstance(each, MQError) for each in sent):
+                raise AssertionError(sent)
+        measured.add(count, time.perf_counter() - start, time.process_time() - cpu)
+
+
 async def oneway(namesrv: str, count: int, measured: Measured) -> None:
     """The last one waits for its reply, and so for all before it."""
     async with AsyncProducer("bench", namesrv) as producer:
@@ -127,7 +140,19 @@ def batched(namesrv: str, count: int, measured: Measured) -> None:
 
 
 def run() -> list[Figure]:
-    names = ("bare", "async", "latency", "adaptive", "oneway", "blocking", "two", "threads", "many", "batches")
+    names = (
+        "bare",
+        "async",
+        "latency",
+        "adaptive",
+        "together",
+        "oneway",
+        "blocking",
+        "two",
+        "threads",
+        "many",
+        "batches",
+    )
     measured = {name: Measured() for name in names}
     # A busy machine must not turn into flow control: the broker may let requests wait.
     patient = {"waitTimeMillsInSendQueue": 10_000}
@@ -141,6 +166,7 @@ def run() -> list[Figure]:
             for name in ("latency", "adaptive"):
                 config = ProducerConfig(fault_strategy=name)
                 run_loop(asynchronous(cluster.namesrv, COUNT, measured[name], config))
+            run_loop(together(cluster.namesrv, COUNT, measured["together"]))
             run_loop(oneway(cluster.namesrv, COUNT, measured["oneway"]))
             blocking(cluster.namesrv, COUNT // 16, 1, measured["blocking"])
             blocking(cluster.namesrv, COUNT // 16, 2, measured["two"])
@@ -152,6 +178,7 @@ def run() -> list[Figure]:
         "async": "64 at a time, AsyncProducer",
         "latency": "64 at a time, fault strategy latency",
         "adaptive": "64 at a time, fault strategy adaptive",
+        "together": "256 at a time, AsyncProducer.send_all",
         "oneway": "one-way, one after the other",
         "blocking": "one blocking thread",
         "two": "2 blocking threads",

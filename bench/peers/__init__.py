@@ -2,9 +2,9 @@
 
 Each is driven in two ways. Ready-made frames over plain sockets, every acknowledgement counted, are faster than any
 client library, so what is measured is the server. The usual fast client of each shows what a program gets; ours is
-AsyncProducer. Two promises about the disk are compared with their like: written but not yet synced (NATS as it comes,
-Redis `appendfsync everysec`, ours ASYNC_FLUSH) and synced before the acknowledgement (Redis `appendfsync always`,
-RabbitMQ's durable queues with confirms, ours SYNC_FLUSH).
+AsyncProducer, with a coroutine for each message and by `send_all`. Two promises about the disk are compared with their
+like: written but not yet synced (NATS as it comes, Redis `appendfsync everysec`, ours ASYNC_FLUSH) and synced before
+the acknowledgement (Redis `appendfsync always`, RabbitMQ's durable queues with confirms, ours SYNC_FLUSH).
 """
 
 from __future__ import annotations
@@ -25,9 +25,11 @@ from bench.served import by_turns, served, target
 from downrange.client.load import LoadReport, SendPlan, send_load
 from downrange.client.load.server_process import ServerProcess
 from downrange.client.producer import AsyncProducer
+from downrange.model.errors import MQError
 from downrange.model.message import Message
 
 OURS: Final = "Downrange"
+OUR_CLIENTS: Final = ("AsyncProducer", "AsyncProducer.send_all")
 SIZES: Final = (128, 1024)
 IN_FLIGHT: Final = (1, 64, 256)
 ROUNDS: Final = 1 if QUICK else 2
@@ -38,10 +40,10 @@ Load = Callable[[SendPlan], LoadReport]
 
 
 class Loads(NamedTuple):
-    """A running server, driven in both ways."""
+    """A running server, driven in both ways; by each client that was asked for."""
 
     frames: Load
-    client: Load
+    clients: tuple[Load, ...]
 
 
 class Contender(NamedTuple):
@@ -49,15 +51,15 @@ class Contender(NamedTuple):
 
     name: str
     is_synced: bool
-    client: str
+    clients: tuple[str, ...]
     start: Callable[[], AbstractContextManager[Loads]]
     missing: Callable[[], str]
     """The program that is not installed, if so."""
     client_missing: Callable[[], bool]
 
     @property
-    def by_client(self) -> str:
-        return f"{self.name} by {self.client}"
+    def by_clients(self) -> tuple[str, ...]:
+        return tuple(f"{self.name} by {client}" for client in self.clients)
 
 
 @contextmanager
@@ -71,9 +73,22 @@ def _our_start(flush: str) -> Iterator[Loads]:
             async with AsyncProducer("bench", namesrv) as producer:
                 yield Calls(lambda: producer.send(Message(topic, body)), side_by_side=in_flight)
 
-        client = Client("AsyncProducer", "downrange", produce)
+        @asynccontextmanager
+        async def produce_together(namesrv: str, body: bytes, in_flight: int) -> AsyncIterator[Calls]:
+            async with AsyncProducer("bench", namesrv) as producer:
+
+                async def send_all() -> None:
+                    for sent in await producer.send_all([Message(topic, body) for _ in range(in_flight)]):
+                        if isinstance(sent, MQError):
+                            raise sent
+
+                yield Calls(send_all, messages=in_flight)
+
         found = RunningPeer(running.namesrv, ServerProcess(running.process.pid))
-        yield Loads(partial(send_load, frames), partial(drive_client, client, found))
+        clients = (
+            Client(name, "downrange", way) for name, way in zip(OUR_CLIENTS, (produce, produce_together), strict=True)
+        )
+        yield Loads(partial(send_load, frames), tuple(partial(drive_client, client, found) for client in clients))
 
 
 @contextmanager
@@ -88,18 +103,18 @@ def _their_start(peer: Peer) -> Iterator[Loads]:
             peer.clear(running.address)
             return drive_client(peer.client, running, plan)
 
-        yield Loads(frames, client)
+        yield Loads(frames, (client,))
 
 
 def _ours(name: str, is_synced: bool) -> Contender:
     start = partial(_our_start, "SYNC_FLUSH" if is_synced else "ASYNC_FLUSH")
-    return Contender(name, is_synced, "AsyncProducer", start, lambda: "", lambda: False)
+    return Contender(name, is_synced, OUR_CLIENTS, start, lambda: "", lambda: False)
 
 
 def _theirs(name: str, is_synced: bool, peer: Peer) -> Contender:
     start = partial(_their_start, peer)
     return Contender(
-        name, is_synced, peer.client.name, start, lambda: peer.program if peer.missing() else "", peer.client.missing
+        name, is_synced, (peer.client.name,), start, lambda: peer.program if peer.missing() else "", peer.client.missing
     )
 
 
@@ -118,7 +133,7 @@ def _with_bases() -> Iterator[tuple[str, str]]:
     for is_synced in (False, True):
         like = [one for one in CONTENDERS if one.is_synced is is_synced]
         yield from ((one.name, like[0].name) for one in like)
-        yield from ((one.by_client, like[0].by_client) for one in like)
+        yield from ((by_client, like[0].by_clients[0]) for one in like for by_client in one.by_clients)
 
 
 BASES: Final = dict(_with_bases())
@@ -150,9 +165,9 @@ def run() -> list[Row]:
                 continue
             loads[one.name] = started.frames
             if one.client_missing():
-                rows.append(NotMeasured(one.by_client, f"{one.client} is not installed: make bench-peers"))
+                rows.append(NotMeasured(one.by_clients[0], f"{one.clients[0]} is not installed: make bench-peers"))
             else:
-                loads[one.by_client] = started.client
+                loads.update(zip(one.by_clients, started.clients, strict=True))
         names = [name for name in SERVERS if name in loads]
         points = [(name, size, in_flight) for size in SIZES for in_flight in IN_FLIGHT for name in names]
         best = by_turns(

@@ -22,6 +22,7 @@ from downrange.client.producer import AsyncProducer
 from downrange.client.request_reply import REQUEST_SECONDS, Reply
 from downrange.client.send_result import SendResult
 from downrange.client.waiting_send import WaitingSend
+from downrange.model.errors import MQError
 from downrange.model.message import Message, MessageQueue
 
 T = TypeVar("T")
@@ -196,6 +197,11 @@ class Producer:
     ) -> None:
         """See `AsyncProducer.send_oneway`."""
         self._run(lambda producer: producer.send_oneway(message, queue=queue, selector=selector))
+
+    def send_all(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[SendResult | MQError]:
+        """See `AsyncProducer.send_all`."""
+        given = tuple(messages)  # here: whatever makes them must not hold up the event loop
+        return self._run(lambda producer: producer.send_all(given, timeout=timeout))
 
     def send_batch(
         self, messages: Iterable[Message], *, queue: MessageQueue | None = None, timeout: float | None = None

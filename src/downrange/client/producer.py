@@ -20,6 +20,7 @@ from downrange.client.errors import ClientClosed, SendFailed
 from downrange.client.exchange import Exchange
 from downrange.client.fault import Outcome, QueueChooser, strategy
 from downrange.client.hooks import SendHook
+from downrange.client.many_sends import ManySends
 from downrange.client.messages import check_producer_group
 from downrange.client.namespace import wrap
 from downrange.client.preparation import Preparation
@@ -224,6 +225,21 @@ class AsyncProducer:
             if self._oneway_bytes > _YIELD_BYTES:
                 self._oneway_bytes = 0
                 await asyncio.sleep(0)
+        finally:
+            self.count_out()
+
+    async def send_all(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[SendResult | MQError]:
+        """Send messages side by side, each as `send` would: what became of each, in their order.
+
+        A message that could not be sent has its error in its place; the others are sent all the same. Takes half the
+        time of as many coroutines. No more than a thousand are on their way at once, `timeout` for each; those of one
+        sharding key are sent in their order.
+        """
+        self.count_in()
+        try:
+            return await ManySends(self, timeout).send(messages)
         finally:
             self.count_out()
 

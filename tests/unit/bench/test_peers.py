@@ -137,6 +137,7 @@ def test_a_client_that_is_not_installed_is_missing() -> None:
 def test_each_row_is_compared_with_ours_of_the_same_promise_and_the_same_way_of_driving() -> None:
     assert BASES["Redis Streams"] == "Downrange"
     assert BASES["NATS JetStream by nats-py"] == "Downrange by AsyncProducer"
+    assert BASES["Downrange by AsyncProducer.send_all"] == "Downrange by AsyncProducer"
     assert BASES["RabbitMQ quorum synced"] == "Downrange synced"
     assert BASES["Redis Streams synced by redis-py"] == "Downrange synced by AsyncProducer"
 

@@ -21,6 +21,7 @@ from downrange.client.producer import AsyncProducer
 from downrange.client.retry import SendKind
 from downrange.client.send_result import SendResult
 from downrange.client.waiting_send import WaitingSend
+from downrange.model.errors import MQError
 from downrange.model.message import Message, MessageQueue
 from downrange.protocol.codes import RequestCode, ResponseCode
 from downrange.protocol.command import Command
@@ -83,8 +84,17 @@ def waiting_send(producer: AsyncProducer, first: FirstAttempt) -> tuple[WaitingS
     return WaitingSend(producer, first, cast(Call[SendResult], told)), told
 
 
+async def among_many(producer: AsyncProducer, message: Message, queue: MessageQueue | None) -> SendResult:
+    if queue is not None:
+        return await producer.send(message, queue=queue)
+    (sent,) = await producer.send_all([message])
+    if isinstance(sent, MQError):
+        raise sent
+    return sent
+
+
 Sending = Callable[[AsyncProducer, Message, MessageQueue | None], Awaitable[SendResult]]
-WAYS: tuple[Sending, ...] = (ordinarily, for_a_thread, on_its_own_socket)
+WAYS: tuple[Sending, ...] = (ordinarily, for_a_thread, on_its_own_socket, among_many)
 
 
 async def connect_to_all(producer: AsyncProducer) -> None:

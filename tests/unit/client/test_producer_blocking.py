@@ -77,6 +77,8 @@ def test_every_way_of_sending(brokers: FakeCluster) -> None:
     with Producer("producers", brokers.namesrv) as producer:
         assert producer.send(MESSAGE).status is SendStatus.SEND_OK
         assert len(producer.send_batch([MESSAGE, MESSAGE])) == 2
+        kinds = [type(each) for each in producer.send_all(iter((MESSAGE, Message(TOPIC, b""), MESSAGE)))]
+        assert kinds == [SendResult, BodyMissing, SendResult]
         producer.send_oneway(MESSAGE)
         future = producer.send_async(MESSAGE, lambda result, error: heard.append((result, error)))
         assert future.result(5).status is SendStatus.SEND_OK
@@ -89,7 +91,7 @@ def test_every_way_of_sending(brokers: FakeCluster) -> None:
             producer.send_async(Message(TOPIC, b"")).result(5)
         assert producer.drain(1)
     assert heard == [(future.result(), None)]
-    assert all_sends(brokers) == 6
+    assert all_sends(brokers) == 8
     with pytest.raises(ClientClosed, match="closed"):
         producer.send(MESSAGE)
     producer.close()
