@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Final
 
 from downrange.client.delivery import Delivery
 from downrange.client.direct_connection import MOST_BYTES, DirectConnection
@@ -15,10 +16,14 @@ from downrange.client.turns import Turns
 from downrange.model.errors import MQError
 from downrange.transport.errors import ConnectFailed
 
+_FEW: Final = 2
+
 
 class DirectSends:
-    """The sends of all threads of one blocking producer, and a connection of their own to each broker.
+    """The sends of all threads of one blocking producer, and connections of their own to each broker.
 
+    They take turns at one connection. Two threads are faster with one each, as neither has to wake the other; from
+    three on, what is saved by writing and reading for all is more.
     A connection is made while the event loop has one to the same broker, and is unknown to it otherwise: heartbeats,
     and so whatever a broker asks its clients, stay with the loop's. So do signed sends, those with hooks, and large
     ones.
@@ -29,8 +34,10 @@ class DirectSends:
     def __init__(self, session: Session, delivery: Delivery) -> None:
         self._session = session
         self._delivery = delivery
-        self._turns: dict[str, Turns] = {}
-        self._connecting: set[str] = set()
+        self._turns: dict[tuple[str, int], Turns] = {}
+        self._connecting: set[tuple[str, int]] = set()
+        self._shared: set[str] = set()
+        """Brokers that did not take a second connection: they are not asked again."""
         self._lock = threading.Lock()
         self._on_their_way = 0
         self._is_open = True
@@ -89,29 +96,43 @@ class DirectSends:
     # --- connections ----------------------------------------------------------------------------------------------
 
     def _turns_with(self, address: str | None) -> Turns | None:
-        """The connection to a broker, made if need be; None when the event loop should see what is wrong."""
-        turns = self._turns.get(address)  # type: ignore[arg-type]  # None is no key
-        if turns is not None and not turns.is_broken:
-            return turns
-        if address is None or self._session.connection(address) is None:
+        """The connection to use for a broker, made if need be; None when the event loop should see what is wrong."""
+        if address is None:
             return None
+        turns = self._turns.get((address, 0))
+        if turns is None or turns.is_broken:
+            return self._connected(address, 0)
+        if turns.is_led and self._on_their_way <= _FEW and address not in self._shared:
+            other = self._turns.get((address, 1))
+            if other is None or other.is_broken:
+                other = self._connected(address, 1)
+            if other is not None and not other.is_led:
+                return other
+        return turns
+
+    def _connected(self, address: str, number: int) -> Turns | None:
+        if self._session.connection(address) is None:
+            return None
+        key = address, number
         with self._lock:
-            if address in self._connecting:  # the others need not wait for it
+            if key in self._connecting:  # the others need not wait for it
                 return None
-            self._connecting.add(address)
+            self._connecting.add(key)
         try:
             turns = Turns(DirectConnection(address, self._session.config.connect_timeout_seconds))
         except ConnectFailed:
+            if number:
+                self._shared.add(address)
             return None
         else:
             with self._lock:
                 if self._is_closed:
                     turns.close()
-                self._turns[address] = turns
+                self._turns[key] = turns
             return turns
         finally:
             with self._lock:
-                self._connecting.discard(address)
+                self._connecting.discard(key)
 
     # --- life -----------------------------------------------------------------------------------------------------
 

@@ -100,6 +100,11 @@ class Turns:
         state = "broken" if self.is_broken else "led" if self._leader is not None else "idle"
         return f"<Turns {self._connection.address} {state} asked={len(self.requests)} unsent={len(self._unsent)}>"
 
+    @property
+    def is_led(self) -> bool:
+        """Whether a thread is at it: who asks now waits for it first."""
+        return self._leader is not None
+
     def ask(
         self, opaque: int, frame: bytes, code: int, seconds: float, expected: Expected
     ) -> Command | SendResult | None:

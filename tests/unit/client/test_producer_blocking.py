@@ -8,13 +8,13 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 import downrange
-from downrange.client import background_loop
+from downrange.client import background_loop, direct_sends
 from downrange.client.blocking import Producer
 from downrange.client.config import ProducerConfig
 from downrange.client.direct_sends import DirectSends
@@ -29,7 +29,7 @@ from downrange.protocol.bodies.groups import HeartbeatData
 from downrange.protocol.codes import RequestCode
 from downrange.protocol.command import Command
 from downrange.settings import ConfigError
-from downrange.transport.errors import RequestTimedOut
+from downrange.transport.errors import ConnectFailed, RequestTimedOut
 from tests.unit.client.fake_cluster import TOPIC, FakeCluster, fake_cluster, reply
 from tests.unit.client.scripted import Silence, answer_sends, sends, stored
 
@@ -109,7 +109,7 @@ def test_threads_that_wait_have_connections_of_their_own(brokers: FakeCluster) -
     with Producer("producers", brokers.namesrv) as producer:
         for queue in producer.queues(TOPIC) * 2:
             assert producer.send(MESSAGE, queue=queue).queue == queue
-        assert set(direct_of(producer)._turns) == {broker.address for broker in brokers.brokers.values()}
+        assert set(direct_of(producer)._turns) == {(broker.address, 0) for broker in brokers.brokers.values()}
         beats = {connection for connection, code in brokers.broker.came_by if code == RequestCode.HEART_BEAT}
         sent = [connection for connection, code in brokers.broker.came_by if code == RequestCode.SEND_MESSAGE_V2]
         assert sent[-1] not in beats, "what a broker asks a client must reach the loop"
@@ -159,6 +159,59 @@ def test_a_send_that_is_not_answered_does_not_hold_up_the_others(brokers: FakeCl
             assert producer.send(MESSAGE, queue=queue, timeout=5).status is SendStatus.SEND_OK
         with pytest.raises(SendFailed):
             slow.result(10)
+
+
+def test_two_threads_have_a_connection_each_and_more_take_turns(brokers: FakeCluster) -> None:
+    silence = Silence()
+    with Producer("producers", brokers.namesrv) as producer, ThreadPoolExecutor(2) as pool:
+        queue = producer.queues(TOPIC)[0]
+        for _ in range(2):
+            producer.send(MESSAGE, queue=queue)
+        assert len(direct_of(producer)._turns) == 1, "one thread needs no more"
+        answer_sends(brokers, lambda command: silence(command) if command.body_bytes == b"slow" else stored(command))
+
+        def begin_slow(count: int) -> Future[SendResult]:
+            slow = pool.submit(producer.send, Message(TOPIC, b"slow"), queue=queue, timeout=2)
+            while len(silence.waiting) < count:
+                time.sleep(0.001)
+            return slow
+
+        first = begin_slow(1)
+        producer.send(MESSAGE, queue=queue)
+        second = begin_slow(2)
+        one, other = direct_of(producer)._turns.values()
+        assert [len(one.requests), len(other.requests)] == [1, 1]
+        producer.send(MESSAGE, queue=queue)
+        assert [*direct_of(producer)._turns.values()] == [one, other]
+        for slow in (first, second):
+            with pytest.raises(SendFailed):
+                slow.result(10)
+
+
+def test_a_broker_that_takes_no_second_connection_is_not_asked_again(
+    brokers: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silence = Silence()
+    tried = []
+
+    def refuse(address: str, seconds: float) -> None:
+        tried.append(address)
+        raise ConnectFailed(f"cannot connect to {address}")
+
+    with Producer("producers", brokers.namesrv) as producer, ThreadPoolExecutor(1) as pool:
+        queue = producer.queues(TOPIC)[0]
+        for _ in range(2):
+            producer.send(MESSAGE, queue=queue)
+        monkeypatch.setattr(direct_sends, "DirectConnection", refuse)
+        answer_sends(brokers, lambda command: silence(command) if command.body_bytes == b"slow" else stored(command))
+        slow = pool.submit(producer.send, Message(TOPIC, b"slow"), queue=queue, timeout=1)
+        while not silence.waiting:
+            time.sleep(0.001)
+        for _ in range(3):
+            assert producer.send(MESSAGE, queue=queue, timeout=5).status is SendStatus.SEND_OK
+        with pytest.raises(SendFailed):
+            slow.result(10)
+    assert len(tried) == 1
 
 
 def test_close_waits_for_a_direct_send(brokers: FakeCluster) -> None:
