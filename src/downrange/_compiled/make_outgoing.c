@@ -192,16 +192,16 @@ static int is_place(PyObject *place, int64_t *queue_id) {
     return PyTuple_Check(queue) && PyTuple_GET_SIZE(queue) == 3 && as_int32(PyTuple_GET_ITEM(queue, 2), queue_id);
 }
 
-/* FirstAttempt(ready, kind, info, queue, begun, begun + seconds, seconds, address, True); takes `ready` over. */
+/* FirstAttempt(ready, kind, info, queue, begun, begun + seconds, seconds, address); takes `ready` over. */
 static PyObject *attempt_of(PyObject *kinds, PyObject *ready, PyObject *info, PyObject *place, PyObject *begun,
                             PyObject *seconds) {
     PyObject *deadline = PyFloat_FromDouble(PyFloat_AS_DOUBLE(begun) + PyFloat_AS_DOUBLE(seconds)), *attempt = NULL;
     if (ready != NULL && deadline != NULL) {
         PyObject *fields[] = {
             ready, PyTuple_GET_ITEM(kinds, 1), info, PyTuple_GET_ITEM(place, 0), begun, deadline, seconds,
-            PyTuple_GET_ITEM(place, 1), Py_True,
+            PyTuple_GET_ITEM(place, 1),
         };
-        attempt = PyObject_Vectorcall(PyTuple_GET_ITEM(kinds, 0), fields, 9, NULL);
+        attempt = PyObject_Vectorcall(PyTuple_GET_ITEM(kinds, 0), fields, 8, NULL);
     }
     Py_XDECREF(ready), Py_XDECREF(deadline);
     return attempt;

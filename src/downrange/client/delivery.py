@@ -95,20 +95,28 @@ class Delivery:
             first = self._plain.ask(message, timeout, waiter)
             if first is not None:  # nearly always
                 return first
-        if not self.exchange.is_plain:
+        exchange = self.exchange
+        if not exchange.is_plain:
             return None
         ready = self._ready(message)
         first = self.first(ready, queue, selector, timeout)
         if first is not None:
-            self.ask(first, waiter)
+            try:  # `ask`, without a call more
+                if not exchange.ask_now(ready, first.queue, first.address, waiter, first.seconds):
+                    first.is_unasked = True
+            except MQError as error:
+                first.ended = error
+                first.is_unasked = True
         return first
 
     def ask(self, first: FirstAttempt, waiter: Waiter) -> None:
         """Make the first attempt, if it takes no waiting."""
         try:
-            first.is_asked = self.exchange.ask_now(first.ready, first.queue, first.address, waiter, first.seconds)
+            asked = self.exchange.ask_now(first.ready, first.queue, first.address, waiter, first.seconds)
+            first.is_unasked = not asked
         except MQError as error:  # a frame too large
             first.ended = error
+            first.is_unasked = True
 
     def first(
         self, ready: Outgoing, queue: MessageQueue | None, selector: Selector | None, timeout: float | None

@@ -13,7 +13,7 @@ from downrange.protocol.command import Command
 
 
 class FirstAttempt(msgspec.Struct):
-    """What goes where, how long it may take, whether the broker was asked, and how it ended."""
+    """What goes where, how long it may take, how it ended."""
 
     ready: Outgoing
     kind: SendKind
@@ -23,5 +23,6 @@ class FirstAttempt(msgspec.Struct):
     deadline: float
     seconds: float
     address: str | None
-    is_asked: bool = False
     ended: Command | MQError | None = None
+    is_unasked: bool = False
+    """The broker was not asked: that takes waiting, or cannot be done."""

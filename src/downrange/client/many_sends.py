@@ -102,7 +102,7 @@ class ManySends:
                 self.left += 1
                 try:
                     first = one.first = begin(message, None, None, timeout, one)
-                    if first is None or not first.is_asked:
+                    if first is None or first.is_unasked:
                         task = self._deliver(one, self._producer.ready(message) if first is None else first.ready)
                         if message.sharding_key:  # the next of its key must not overtake it
                             await asyncio.wait([task])

@@ -61,7 +61,7 @@ class PlainSends:
         routes: PublishRoutes,
         exchange: Exchange,
     ) -> None:
-        self._seconds = config.send_timeout_seconds
+        self._seconds = float(config.send_timeout_seconds)
         self._preparation = preparation
         self._ids = preparation.ids
         self._rules = preparation.rules
@@ -75,13 +75,13 @@ class PlainSends:
     def ask(self, message: Message, timeout: float | None, waiter: Waiter) -> FirstAttempt | None:
         """The attempt that was begun; `waiter` gets the reply. None: nothing was done, it takes a closer look."""
         way = self._ways.get(message.topic) or self._way(message.topic)
-        if way is None:
+        seconds = self._seconds if timeout is None else float(timeout)
+        if way is None or seconds <= 0:
             return None
         topic, info, places = way
         seen = self._seen(topic)
         index = self._indexes.get(topic)
-        seconds = self._seconds if timeout is None else timeout
-        if index is None or seen is None or seen[1] is not info.route or seconds <= 0:
+        if index is None or seen is None or seen[1] is not info.route:
             del self._ways[message.topic]
             return None
         index = (index + 1) & INDEX_MASK

@@ -168,7 +168,7 @@ class AsyncProducer:
             delivery = self.delivery
             asked: asyncio.Future[Command | SendResult] = delivery.exchange.new_future()
             first = delivery.begin(message, queue, selector, timeout, asked)
-            if first is not None and first.is_asked:
+            if first is not None and not first.is_unasked:
                 try:
                     reply = await asked
                     if isinstance(reply, SendResult):  # nearly every send ends here
@@ -185,7 +185,9 @@ class AsyncProducer:
             ready = self.ready(message) if first is None else first.ready
             return (await delivery.all(ready, SendKind.SYNC, queue, selector, timeout, first))[0]
         finally:
-            self.count_out()
+            self._on_their_way -= 1  # `count_out`, for every send
+            if self._all_done is not None:
+                self._tell_drain()
 
     def send_async(
         self,
@@ -320,6 +322,10 @@ class AsyncProducer:
 
     def count_out(self) -> None:
         self._on_their_way -= 1
+        if self._all_done is not None:
+            self._tell_drain()
+
+    def _tell_drain(self) -> None:
         if not self._on_their_way and self._all_done is not None and not self._all_done.done():
             self._all_done.set_result(None)
 

@@ -63,7 +63,7 @@ class WaitingSend:
         producer.count_in()
         if first.ended is None:
             producer.delivery.ask(first, self)
-        if not first.is_asked:
+        if first.ended is not None or first.is_unasked:
             self._go_on()
 
     def cancel(self) -> None:
