@@ -219,3 +219,4 @@ async def test_the_short_way_is_taken_and_follows_the_route(cluster: FakeCluster
         assert plain.ask(Message(TOPIC, b"1"), 0.0, nobody) is None
         await producer.session.look_up_route(TOPIC)
         assert plain.ask(Message(TOPIC, b"1"), None, loop.create_future()) is not None, "the route is the same"
+        assert plain.ask(Message(TOPIC, b"1"), 5, loop.create_future()) is not None
