@@ -20,6 +20,7 @@ from downrange.client.transaction_producer import LocalTransactionState
 from downrange.model.errors import MQError
 from downrange.spark.delivery import Level, Marker, Step, commit_steps, is_delivered, may_roll_back
 from downrange.spark.errors import OptionError, one_line_errors
+from downrange.spark.garbage import freeze_imports
 from downrange.spark.half_sending import HalfSending, end_halves
 from downrange.spark.halves import Half, halves_of
 from downrange.spark.sink_client import SinkClient, client_of
@@ -59,6 +60,7 @@ def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: boo
 
 
 def _checked(options: Mapping[str, str], schema: StructType, overwrite: bool) -> SinkOptions:
+    freeze_imports()  # Spark makes a writer for every micro-batch, in a process that does nothing else
     found = sink_options(options)
     check_columns(schema, found)
     if overwrite:
@@ -184,6 +186,7 @@ class BatchSink(DataSourceArrowWriter):
         self._query = options.write_id or str(uuid.uuid4())
 
     def delivery(self) -> Delivery:
+        freeze_imports()
         return Delivery(client_of(self._options), self._query, 0)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
@@ -205,6 +208,7 @@ class StreamSink(DataSourceStreamArrowWriter):
         self._options = options
 
     def delivery(self, query: str, batch: int) -> Delivery:
+        freeze_imports()
         return Delivery(client_of(self._options), query, batch)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:

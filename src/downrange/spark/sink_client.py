@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 from collections.abc import Coroutine
 from typing import Any, Final, TypeVar
@@ -115,8 +114,6 @@ def client_of(options: SinkOptions) -> SinkClient:
     client = _clients.get(key)
     if client is None:
         client = _clients[key] = SinkClient(options)
-        # Workers collect garbage after every task; what is imported by now is none.
-        gc.freeze()
     return client
 
 

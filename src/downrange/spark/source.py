@@ -33,13 +33,14 @@ from downrange.spark.cluster import Cluster
 from downrange.spark.decoder import Decoder
 from downrange.spark.errors import DataLost, NothingToRead, OptionError, one_line_errors
 from downrange.spark.filters import Narrowed
+from downrange.spark.garbage import freeze_imports
 from downrange.spark.offsets import Offsets, from_json, to_json
 from downrange.spark.options import EARLIEST, LATEST, SourceOptions
 from downrange.spark.places import Origins, resolve
 from downrange.spark.planner import Loss, QueueRange, Reach
 from downrange.spark.store_reader import StoreReader, Stores
 from downrange.spark.wire_reader import WireReader
-from downrange.spark.worker_loop import freeze_imports, worker_loop
+from downrange.spark.worker_loop import worker_loop
 
 log = logging.getLogger(__name__)
 

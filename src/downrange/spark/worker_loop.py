@@ -7,8 +7,6 @@ and decoding, and a second thread would only fight it for the interpreter.
 from __future__ import annotations
 
 import asyncio
-import functools
-import gc
 import os
 from collections.abc import Coroutine
 from typing import Any, Final, TypeVar
@@ -70,12 +68,5 @@ def worker_loop() -> WorkerLoop:
     global _current
     if _current is None or _current[0] != os.getpid():
         _current = (os.getpid(), WorkerLoop())
-        freeze_imports()
     _current[1].catch_up()
     return _current[1]
-
-
-@functools.cache
-def freeze_imports() -> None:
-    """Spark's workers collect garbage after every task; what was imported never becomes garbage. Once per process."""
-    gc.freeze()
