@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import re
-import shutil
+import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pyarrow.compute as pc
@@ -17,6 +18,7 @@ from downrange.spark.lake.check import problems
 from downrange.spark.lake.lake import Lake
 from downrange.spark.lake.layout import LakeBusy, LakeError
 from downrange.spark.pipelines.archive import ArchiveProgress, archive
+from downrange.spark.pipelines.archive_reader import ArchiveReader
 from downrange.spark.pipelines.errors import PipelineError
 from downrange.testing import EmbeddedBroker, broker
 from tests.spark.messages import wait_for_queue_files
@@ -92,14 +94,71 @@ def test_batches_of_bounded_size(spark: SparkSession, mq: EmbeddedBroker, tmp_pa
     assert keys(tmp_path / "lake") == numbered(250)
 
 
-def test_a_lost_checkpoint_costs_nothing(spark: SparkSession, mq: EmbeddedBroker, tmp_path: Path) -> None:
+def test_another_archive_goes_on_where_the_lake_ends(spark: SparkSession, mq: EmbeddedBroker, tmp_path: Path) -> None:
     root = tmp_path / "lake"
-    send(mq, "lost", 0, 100)
-    archive(spark, root, source(mq, "lost"))
-    shutil.rmtree(root / "_checkpoint")
-    send(mq, "lost", 100, 120)
-    assert archive(spark, root, source(mq, "lost")).messages == 20
+    send(mq, "handed-over", 0, 100)
+    archive(spark, root, source(mq, "handed-over"))
+    send(mq, "handed-over", 100, 120)
+    assert archive(spark, root, source(mq, "handed-over"), name="heir").messages == 20
     assert keys(root) == numbered(120)
+
+
+def test_where_it_begins_is_remembered_before_there_is_a_message(
+    spark: SparkSession, mq: EmbeddedBroker, tmp_path: Path
+) -> None:
+    root = tmp_path / "lake"
+    send(mq, "from-now-on", 0, 10)
+    options = source(mq, "from-now-on", startingOffsets="latest")
+    assert archive(spark, root, options).messages == 0
+    send(mq, "from-now-on", 10, 15)
+    assert archive(spark, root, options).messages == 5
+    assert keys(root) == numbered(15) - numbered(10)
+
+
+def test_what_a_filter_left_out_is_not_read_again(spark: SparkSession, mq: EmbeddedBroker, tmp_path: Path) -> None:
+    root = tmp_path / "lake"
+    send(mq, "filtered", 0, 90)
+    archive(spark, root, source(mq, "filtered", tags="tag1"))
+    (queues,) = Lake.open(root).contents().positions["archive"]["filtered"].values()
+    assert Counter(queues) == Counter(str(message.queue.queue_id) for message in mq.messages("filtered"))
+
+
+def test_a_second_driver_beside_it_is_refused(spark: SparkSession, mq: EmbeddedBroker, tmp_path: Path) -> None:
+    """On a file system whose locks do not work, say; the manifest takes one batch of a number."""
+    root = tmp_path / "lake"
+    send(mq, "twice", 0, 40)
+    planned = ArchiveReader.partitions
+
+    def and_another_commits(reader: ArchiveReader, start: dict[str, Any], end: dict[str, Any]) -> Sequence[Any]:
+        Lake.open(root).commit_batch("archive", 0, [], end["q"])
+        return planned(reader, start, end)
+
+    with (
+        mock.patch.object(ArchiveReader, "partitions", and_another_commits),
+        pytest.raises(LakeError, match="another archive archive has written to"),
+    ):
+        archive(spark, root, source(mq, "twice"))
+    assert keys(root).total() == 0
+    assert list((root / "_temporary").rglob("*.part")) == []
+
+
+def test_it_goes_on_until_it_is_stopped(spark: SparkSession, mq: EmbeddedBroker, tmp_path: Path) -> None:
+    root = tmp_path / "lake"
+    send(mq, "going-on", 0, 10)
+    stop = threading.Event()
+
+    def watch(progress: ArchiveProgress) -> None:
+        if progress.messages == 10:
+            send(mq, "going-on", 10, 30)
+        if progress.messages == 30:
+            stop.set()
+
+    options = source(mq, "going-on")
+    done = archive(
+        spark, root, options, until_caught_up=False, seconds_between_batches=0.01, on_progress=watch, stop=stop
+    )
+    assert (done.messages, done.batches, done.behind) == (30, 2, 0)
+    assert keys(root) == numbered(30)
 
 
 def test_topics_that_appear_later_are_archived_too(spark: SparkSession, mq: EmbeddedBroker, tmp_path: Path) -> None:
@@ -135,7 +194,7 @@ class Died(Exception):
 
 @pytest.mark.parametrize("moment", ["before the manifest", "after the manifest", "after the files are in place"])
 def test_a_driver_that_dies_in_a_commit(spark: SparkSession, mq: EmbeddedBroker, tmp_path: Path, moment: str) -> None:
-    """Spark runs the batch again; the lake has it once."""
+    """The batch is planned again when the lake has not got it."""
     topic = re.sub(r"\W", "-", moment)
     root = tmp_path / "lake"
     send(mq, topic, 0, 200)
@@ -155,7 +214,7 @@ def test_a_driver_that_dies_in_a_commit(spark: SparkSession, mq: EmbeddedBroker,
     is_committed = moment != "before the manifest"
     assert by_manifest(Lake.open(root)).total() == (200 if is_committed else 0)
     assert keys(root).total() == (200 if moment == "after the files are in place" else 0)
-    # Spark cuts the batch into other tasks now, and so the messages into other files.
+    # Cut into other tasks now, and so the messages into other files.
     assert archive(spark, root, source(mq, topic, minPartitions="5")).messages == (0 if is_committed else 200)
     assert keys(root) == numbered(200)
     assert list(problems(Lake.open(root))) == []

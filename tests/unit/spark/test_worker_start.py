@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from downrange.spark.decoder import Decoder, Fetched
 from downrange.spark.lake.writer import LakeWriter
-from downrange.spark.pipelines import archive_source
+from downrange.spark.pipelines import archive_reader
 from tests.unit.spark.test_decoder import EVERYTHING, SCHEMA, message, record, walk
 buffer = b"".join(record(message(number)) for number in range(20))
 assert "pandas" not in sys.modules, "imported with the modules"

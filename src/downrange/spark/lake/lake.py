@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from downrange.spark.lake import files
-from downrange.spark.lake.layout import CHECKPOINT, REPLAY, TEMPORARY, LakeError, checked_name
+from downrange.spark.lake.layout import REPLAY, TEMPORARY, LakeError, checked_name
 from downrange.spark.lake.manifest import Contents, Entry, LakeFile, Manifest
+from downrange.spark.offsets import Tree
 
 if TYPE_CHECKING:
     import pyarrow
@@ -58,9 +59,6 @@ class Lake:
         if not lake._manifest.is_there:
             raise LakeError(f"{root} is not a lake: it has no manifest")
         return lake
-
-    def checkpoint(self, name: str) -> Path:
-        return self.root / CHECKPOINT / checked_name(name)
 
     def replay_state(self, name: str) -> Path:
         return self.root / REPLAY / f"{checked_name(name)}.json"
@@ -118,13 +116,17 @@ class Lake:
                 files.remove(path)
             yield
 
-    def commit_batch(self, query: str, batch: int, written: Sequence[LakeFile]) -> bool:
-        """Make what the tasks of a batch wrote count; once, however often the batch is run. True when it was new."""
+    def commit_batch(self, query: str, batch: int, written: Sequence[LakeFile], position: Tree | None = None) -> bool:
+        """Make what the tasks of a batch wrote count, and `position` be where the query goes on.
+
+        Once, however often the batch is run. True when it was new.
+        """
 
         def build(contents: Contents) -> Entry | None:
-            if contents.has_batch(query, batch) or not written:
+            if contents.has_batch(query, batch) or not (written or position is not None):
                 return None
-            return Entry("batch", tuple(written), query=query, batch=batch, time_millis=time.time_ns() // 1_000_000)
+            now = time.time_ns() // 1_000_000
+            return Entry("batch", tuple(written), query=query, batch=batch, position=position, time_millis=now)
 
         entry = self._manifest.commit(build)
         if entry is None:

@@ -3,7 +3,6 @@
     topic=orders/date=2026-11-15/broker-a-3-00000000000000000000-00000000000000000999.parquet
     _manifest/        which files count
     _temporary/NAME/  files on their way; no name there ends with .parquet, so that no glob finds them
-    _checkpoint/NAME/ how far Spark is
     _replay/          how far replays are
 
 Readers of partitioned Parquet pass over names that begin with an underscore.
@@ -19,7 +18,6 @@ from downrange.model.errors import MQError
 
 MANIFEST: Final = "_manifest"
 TEMPORARY: Final = "_temporary"
-CHECKPOINT: Final = "_checkpoint"
 REPLAY: Final = "_replay"
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")

@@ -21,6 +21,7 @@ import msgspec
 
 from downrange.spark.lake import files
 from downrange.spark.lake.layout import MANIFEST, LakeError
+from downrange.spark.offsets import Tree
 
 _ENTRY: Final = re.compile(r"(\d{20})\.json")
 _SNAPSHOT: Final = re.compile(r"snapshot-(\d{20})\.json")
@@ -60,20 +61,24 @@ class Entry(msgspec.Struct, frozen=True):
     remove: tuple[str, ...] = ()
     query: str = ""
     batch: int = -1
+    position: Tree | None = None
+    """Where the query goes on after this batch: the next offset per topic, broker and queue."""
     time_millis: int = 0
 
 
 class Contents(msgspec.Struct):
     """What the entries up to `version` say.
 
-    Holds always: a message is in one of `files` at most. `next_offsets` says per topic, broker and queue where the
-    archive goes on; `batches` holds the last batch of each query.
+    Holds always: a message is in one of `files` at most. `next_offsets` says per topic, broker and queue which message
+    comes after those that ever were in the lake; `batches` and `positions` hold the last batch of each query, and where
+    it goes on.
     """
 
     version: int = 0
     files: dict[str, LakeFile] = {}
-    next_offsets: dict[str, dict[str, dict[str, int]]] = {}
+    next_offsets: Tree = {}
     batches: dict[str, int] = {}
+    positions: dict[str, Tree] = {}
 
     def has_batch(self, query: str, batch: int) -> bool:
         return self.batches.get(query, -1) >= batch
@@ -111,6 +116,8 @@ class Contents(msgspec.Struct):
                 queues[str(part.queue_id)] = max(part.end, queues.get(str(part.queue_id), 0))
         if entry.query:
             self.batches[entry.query] = max(entry.batch, self.batches.get(entry.query, -1))
+        if entry.position is not None:
+            self.positions[entry.query] = entry.position
 
 
 class Manifest:

@@ -1,29 +1,32 @@
 """Topics into a lake, every message once.
 
-A streaming query whose tasks write files (archive_source.py) and whose driver commits them, batch by batch. Spark
-runs a batch again after a crash, with the same messages; the lake's manifest knows which batches it has.
+Batch by batch: the driver asks how far the queues reach, tasks write what is new into files (archive_reader.py), and
+the driver commits the files together with where the next batch begins. That commit, one entry of the lake's manifest,
+is all an archive remembers. Whatever dies before it leaves nothing that counts, and the batch is planned anew.
+
+No streaming query: its process for the source, its own logs of offsets and commits and its planning took more CPU than
+archiving half a million messages, for a promise that the manifest gives already.
 """
 
 from __future__ import annotations
 
-import json
 import threading
+import time
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming.listener import StreamingQueryProgress
-from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql import SparkSession
 
 from downrange.spark.lake.lake import Lake
-from downrange.spark.lake.layout import checked_name
-from downrange.spark.offsets import from_json
-from downrange.spark.options import parse_options
-from downrange.spark.pipelines.archive_source import FORMAT, LAKE, PARALLELISM, PIPELINE, ArchiveDataSource, file_of
+from downrange.spark.lake.layout import LakeError, checked_name
+from downrange.spark.lake.manifest import LakeFile
+from downrange.spark.offsets import VERSION
+from downrange.spark.options import SourceOptions, parse_options
+from downrange.spark.pipelines.archive_reader import ArchiveReader
 from downrange.spark.pipelines.errors import PipelineError, told_in_one_line
-from downrange.spark.planner import waiting
 
 NAME: Final = "archive"
 _DEFAULTS: Final = {
@@ -32,7 +35,6 @@ _DEFAULTS: Final = {
     "maxOffsetsPerTrigger": "2000000",
     "maxRecordsPerPartition": "1000000",
 }
-_POLL_SECONDS: Final = 1
 
 
 @dataclass(slots=True)
@@ -57,22 +59,21 @@ def archive(
     on_progress: Callable[[ArchiveProgress], None] | None = None,
     stop: threading.Event | None = None,
 ) -> ArchiveProgress:
-    """Archive what the options of `rocketmq` choose. Returns when caught up; else runs until `stop` is set.
+    """Archive what the options of `rocketmq` choose. Returns when caught up; else goes on until `stop` is set.
 
-    Several archives of different topics may share a lake, each under its own `name`.
+    A batch under way is finished first. Several archives of different topics may share a lake, each under a `name`.
     """
     wanted = checked(options, name, seconds_between_batches)
     target = Lake.create(lake)
     with target.writing(name), told_in_one_line():
-        return _Run(spark, target, name).run(
-            wanted, until_caught_up, seconds_between_batches, on_progress or (lambda _: None), stop or threading.Event()
-        )
+        run = _Run(spark, target, name, wanted)
+        run.run(None if until_caught_up else seconds_between_batches, on_progress or (lambda _: None), stop)
+        return run.progress
 
 
-def checked(options: Mapping[str, str], name: str, seconds_between_batches: float) -> dict[str, str]:
-    """The options with their defaults. Raises what is wrong with them, in one line; inside Spark it would be a page."""
-    wanted = {**_DEFAULTS, **options}
-    parse_options(wanted)
+def checked(options: Mapping[str, str], name: str, seconds_between_batches: float) -> SourceOptions:
+    """The options with their defaults. Raises what is wrong with them."""
+    wanted = parse_options({**_DEFAULTS, **options})
     checked_name(name)
     if seconds_between_batches <= 0:
         raise PipelineError(f"{seconds_between_batches:g} seconds between batches: expected more than none")
@@ -80,85 +81,56 @@ def checked(options: Mapping[str, str], name: str, seconds_between_batches: floa
 
 
 class _Run:
-    """One query from start to end. Spark calls `_commit` on a thread of its own, one batch at a time."""
+    """One archive from start to end, in one thread."""
 
-    def __init__(self, spark: SparkSession, lake: Lake, name: str) -> None:
-        self._spark = spark
+    def __init__(self, spark: SparkSession, lake: Lake, name: str, options: SourceOptions) -> None:
+        self._spark = spark.sparkContext
         self._lake = lake
         self._name = name
-        self._checkpoint = lake.checkpoint(name)
-        self._progress = ArchiveProgress()
-        self._failure: Exception | None = None
+        self._reader = ArchiveReader(options, lake.root, name, self._spark.defaultParallelism)
+        self._number = 0
+        """Of the next batch. The manifest takes each once: two drivers of one archive cannot both go on."""
+        self.progress = ArchiveProgress()
 
     def run(
-        self,
-        options: Mapping[str, str],
-        until_caught_up: bool,
-        seconds: float,
-        on_progress: Callable[[ArchiveProgress], None],
-        stop: threading.Event,
-    ) -> ArchiveProgress:
-        spark = self._spark
-        spark.dataSource.register(ArchiveDataSource)
-        own = {
-            LAKE: str(self._lake.root),
-            PIPELINE: self._name,
-            PARALLELISM: str(spark.sparkContext.defaultParallelism),
-        }
-        files = spark.readStream.format(FORMAT).options(**options, **own).load()
-        writer = files.writeStream.queryName(f"archive {self._lake.root.name} {self._name}").foreachBatch(self._commit)
-        writer = writer.option("checkpointLocation", str(self._checkpoint))
-        if until_caught_up:
-            writer = writer.trigger(availableNow=True)
-        else:
-            writer = writer.trigger(processingTime=f"{max(1, round(seconds * 1000))} milliseconds")
-        query = writer.start()
-        try:
-            self._watch(query, on_progress, stop)
-        except Exception:
-            if self._failure is not None:
-                raise self._failure from None
-            raise
-        finally:
-            query.stop()  # a batch under way is run again next time
-        self._lake.settle()
-        return self._progress
-
-    def _watch(
-        self, query: StreamingQuery, on_progress: Callable[[ArchiveProgress], None], stop: threading.Event
+        self, seconds: float | None, on_progress: Callable[[ArchiveProgress], None], stop: threading.Event | None
     ) -> None:
-        is_ended = False
-        while not is_ended and not stop.is_set():
-            is_ended = bool(query.awaitTermination(_POLL_SECONDS))
-            self._progress.behind = _behind(query.lastProgress)
-            on_progress(self._progress)
+        """`seconds` from batch to batch; None: until everything is archived that was there at the begin."""
+        reader, stop = self._reader, stop or threading.Event()
+        with closing(reader):
+            known = self._lake.contents()
+            self._number = known.batches.get(self._name, -1) + 1
+            position = known.positions.get(self._name)
+            kept = None if position is None else {"v": VERSION, "q": position}
+            begin = kept or reader.first_offset(known)
+            if seconds is None:
+                reader.prepareForTriggerAvailableNow()
+            while not stop.is_set():
+                due = time.monotonic() + (seconds or 0)
+                end = reader.latestOffset(begin, reader.getDefaultReadLimit())
+                is_new = end != kept
+                if is_new:
+                    self._batch(begin, end)
+                    begin = kept = end
+                self.progress.behind = reader.behind(end)
+                on_progress(self.progress)
+                if seconds is not None:
+                    stop.wait(due - time.monotonic())
+                elif not is_new:
+                    break
 
-    def _commit(self, rows: DataFrame, batch: int) -> None:
-        try:
-            written = [file_of(row["file"]) for row in rows.collect()]
-            if not self._lake.commit_batch(self._query_id(), batch, written):
-                return
-            self._lake.settle()
-        except Exception as error:  # told to the thread that waits; Spark would tell it only that there was one
-            self._failure = error
-            raise
-        self._progress.batches += 1
-        self._progress.messages += sum(file.rows for file in written)
-        self._progress.files += len(written)
-        self._progress.bytes += sum(file.bytes for file in written)
-
-    def _query_id(self) -> str:
-        """Spark gives a checkpoint an id when it is made; batches are numbered under it."""
-        found: dict[str, str] = json.loads((self._checkpoint / "metadata").read_text())
-        return found["id"]
-
-
-def _behind(progress: StreamingQueryProgress | None) -> int | None:
-    """Messages between the end of the last batch and the end of the queues, as Spark last heard."""
-    if progress is None:
-        return None
-    source = progress.sources[0]
-    if "null" in (source.endOffset, source.latestOffset) or None in (source.endOffset, source.latestOffset):
-        return None
-    end, latest = (from_json(json.loads(text)) for text in (source.endOffset, source.latestOffset))
-    return waiting(end, latest)
+    def _batch(self, begin: dict[str, Any], end: dict[str, Any]) -> None:
+        tasks = self._reader.partitions(begin, end)
+        written: list[LakeFile] = []
+        if tasks:
+            for files in self._spark.parallelize(tasks, len(tasks)).map(self._reader.write).collect():
+                written += files
+        if not self._lake.commit_batch(self._name, self._number, written, end["q"]):
+            raise LakeError(f"another archive {self._name} has written to {self._lake.root} at the same time")
+        self._number += 1
+        self._lake.settle()
+        if written:
+            self.progress.batches += 1
+        self.progress.messages += sum(file.rows for file in written)
+        self.progress.files += len(written)
+        self.progress.bytes += sum(file.bytes for file in written)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from downrange.model.errors import MQError
+from downrange.spark.errors import OptionError, SparkSourceError
 
 # An error of ours inside what Spark says of a Python process: `downrange.spark.errors.NothingToRead: no topic …`.
 _OURS: Final = re.compile(r"\bdownrange\.[\w.]+\.(\w+): (.+)")
@@ -31,6 +32,10 @@ def told_in_one_line() -> Iterator[None]:
 
     try:
         yield
+    except OptionError:  # names the option: nothing to add
+        raise
+    except SparkSourceError as error:  # of the driver itself
+        raise _kind(type(error).__name__)(str(error)) from None
     except (AnalysisException, ParseException, IllegalArgumentException) as error:
         raise _told(str(error), PipelineError) from None
     except PySparkException as error:
@@ -39,10 +44,15 @@ def told_in_one_line() -> Iterator[None]:
         raise _told(str(error.java_exception), PipelineFailed) from None
 
 
+def _kind(name: str) -> type[MQError]:
+    """What an error of ours means to who started a pipeline."""
+    return PipelineError if name in _WRONGLY_ASKED else PipelineFailed
+
+
 def _told(text: str, otherwise: type[MQError]) -> MQError:
     """The error of ours that a Python process died of, else the first line of what Spark says."""
     if found := list(_OURS.finditer(text)):
         name, reason = found[-1].groups()
-        return (PipelineError if name in _WRONGLY_ASKED else PipelineFailed)(reason.strip())
+        return _kind(name)(reason.strip())
     line = next((line.strip() for line in text.splitlines() if line.strip()), "Spark gave no reason")
     return otherwise(_CODES.sub("", line))

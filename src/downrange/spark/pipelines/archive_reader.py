@@ -1,0 +1,83 @@
+"""What an archive reads, and what its tasks do with it: files of the lake instead of rows for Spark.
+
+A row that goes through the JVM costs more than writing it to Parquet. So a task reads its ranges, writes them and
+tells the driver which files it wrote.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from pyspark.sql.datasource import InputPartition
+
+from downrange.model.subscription import parse_tags
+from downrange.spark import planner
+from downrange.spark.cluster import Cluster
+from downrange.spark.data_source import arrow_schema
+from downrange.spark.lake.manifest import Contents, LakeFile
+from downrange.spark.lake.writer import LakeWriter
+from downrange.spark.offsets import from_json, to_json
+from downrange.spark.options import SourceOptions
+from downrange.spark.places import Origins
+from downrange.spark.planner import QueueRange
+from downrange.spark.schema import message_schema
+from downrange.spark.source import StreamReader, Task
+from downrange.spark.worker_loop import WorkerLoop
+
+# Starting a second task costs about as much as archiving this many messages.
+_WORTH_A_TASK: Final = 20_000
+
+
+class ArchiveReader(StreamReader):
+    """Plans the batches of an archive, on the driver and in one thread; `write` runs on copies, on workers."""
+
+    def __init__(self, options: SourceOptions, lake: Path, name: str, parallelism: int) -> None:
+        super().__init__(options, arrow_schema(message_schema(include_properties=options.include_properties)))
+        self._lake = lake
+        self._name = name
+        self._parallelism = parallelism
+        self._loop: WorkerLoop | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_loop": None}
+
+    def _origins(self) -> Origins:
+        if self._options.store_path is not None:
+            return super()._origins()
+        # Not the one of the process: another thread may run another archive.
+        self._loop = WorkerLoop()
+        return Cluster(self._options, self._loop)
+
+    def close(self) -> None:
+        if self._loop is not None:
+            self._loop.close()
+            self._loop = self._opened = None
+
+    def first_offset(self, known: Contents) -> dict[str, Any]:
+        """Where an archive begins that has no position yet; behind what another one has brought into the lake."""
+        start = from_json(self.initialOffset())
+        return to_json({queue: max(offset, known.next_offset(*queue)) for queue, offset in start.items()})
+
+    def behind(self, end: dict[str, Any]) -> int:
+        """How many messages were there behind `end` when `latestOffset` was last asked."""
+        return 0 if self._latest is None else planner.waiting(from_json(end), self._latest)
+
+    def _tasks(self, ranges: Sequence[QueueRange]) -> list[Task]:
+        options = self._options
+        worth = sum(one.size for one in ranges) // _WORTH_A_TASK
+        at_least = options.min_partitions or max(1, min(self._parallelism, worth))
+        found = planner.tasks(ranges, most=options.max_records_per_partition, at_least=at_least)
+        return [Task(part, parse_tags(options.tags)) for part in found]
+
+    def write(self, task: InputPartition) -> list[LakeFile]:
+        """On a worker: the messages of a task, in files that count when the lake commits them."""
+        writer = LakeWriter(self._lake, self._name)
+        try:
+            for batch in self.read(task):
+                writer.add(batch)
+            return writer.finish()
+        except BaseException:
+            writer.discard()
+            raise
