@@ -79,6 +79,8 @@ class LakeWriter:
 
     def finish(self) -> list[LakeFile]:
         """Everything written, safe on disk."""
+        for target in self._open.values():
+            target.file.write_row_group()
         for target in list(self._open.values()):
             self._close(target)
         return self._done
