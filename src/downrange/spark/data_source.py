@@ -18,6 +18,7 @@ from pyspark.sql.types import StructType
 
 from downrange.model.errors import MQError
 from downrange.spark.errors import SchemaMismatch, one_line_errors
+from downrange.spark.garbage import freeze_imports
 from downrange.spark.options import SourceOptions, parse_options
 from downrange.spark.schema import COLUMNS, PROPERTIES, message_schema
 
@@ -30,6 +31,7 @@ class RocketMQDataSource(DataSource):
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
+        freeze_imports()  # also for the processes that only plan a read, or make a writer for every micro-batch
         self._source_options: SourceOptions | None = None
 
     @classmethod

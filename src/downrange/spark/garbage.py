@@ -9,7 +9,7 @@ _known_modules = 0
 
 
 def freeze_imports() -> None:
-    """Called at the begin of every task: workers collect garbage after each, and what was imported is never garbage.
+    """Called at the begin of all work: workers collect garbage after each, and what was imported is never garbage.
 
     Spark and Arrow import more when they first need it, pandas above all; so this freezes again when there is more.
     """

@@ -60,7 +60,6 @@ def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: boo
 
 
 def _checked(options: Mapping[str, str], schema: StructType, overwrite: bool) -> SinkOptions:
-    freeze_imports()  # Spark makes a writer for every micro-batch, in a process that does nothing else
     found = sink_options(options)
     check_columns(schema, found)
     if overwrite:
