@@ -1,7 +1,7 @@
 """The archive: rows a second and a CPU second, beside Spark's own Parquet writer; and a message's way through Spark.
 
-Both write all columns with properties, zstd, as one stream that ends when it has caught up; the lake is also synced.
-CPU is that of the JVM and its Python workers. Bodies are random hexadecimal digits, which compress to half.
+Both write all columns with properties, zstd, and end when they have caught up; the lake is also synced. CPU is that of
+the JVM and its Python workers. Bodies are random hexadecimal digits, which compress to half.
 """
 
 from __future__ import annotations
