@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.support.fault_proxy import FaultProxy
+from tests.support.lasting_port import lasting_port
 from tests.support.processes import Running
 
 CLIENTS_REACH: Final = "127.0.0.1"
@@ -27,7 +28,7 @@ class Server:
     name: str
     arguments: tuple[str, ...]
     ready: str
-    port: int = 0
+    port: int = field(default_factory=lasting_port)
     process: Running | None = None
 
     @property
@@ -37,8 +38,7 @@ class Server:
     async def start(self) -> None:
         """Returns when the server says it is ready."""
         self.process = Running(*self.arguments, "--port", str(self.port), "--log-level", "ERROR")
-        match = await asyncio.to_thread(self.process.wait_for, self.ready)
-        self.port = int(match[1].rpartition(":")[2])
+        await asyncio.to_thread(self.process.wait_for, self.ready)
 
     async def kill(self) -> None:
         """kill -9."""
