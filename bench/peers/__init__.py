@@ -147,7 +147,15 @@ def figure_name(server: str, size: int, in_flight: int) -> str:
 
 def _plan(size: int, in_flight: int) -> SendPlan:
     connections, outstanding = send.IN_FLIGHT[in_flight]
-    return SendPlan(SECONDS, WARM_UP_SECONDS, size, connections=connections, outstanding=outstanding, has_keys=False)
+    return SendPlan(
+        SECONDS,
+        WARM_UP_SECONDS,
+        size,
+        connections=connections,
+        outstanding=outstanding,
+        has_keys=False,
+        each_alone=True,  # as the connections to the others are
+    )
 
 
 def run() -> list[Row]:

@@ -37,6 +37,8 @@ class SendPlan:
     """Of the messages of a batch, one after the other."""
     polls: bool = False
     """Wait for replies by asking for them all the time, instead of sleeping: takes a core of its own."""
+    each_alone: bool = False
+    """Read and write each connection by itself, also where all of them can be read and written together."""
     ring: int = 0
     """At least so many frames are made beforehand, and used again and again."""
 

@@ -150,7 +150,7 @@ def send_load(target: Target, plan: SendPlan) -> LoadReport:
 
 def links_of(plan: SendPlan, address: str) -> Links | Crowd:
     """The connections of a closed loop."""
-    if plan.connections == 1 or plan.polls or not hasattr(compiled, "Sockets"):
+    if plan.connections == 1 or plan.polls or plan.each_alone or not hasattr(compiled, "Sockets"):
         return Links(address, plan.connections, polls=plan.polls)
     from downrange.client.load.crowd import Crowd  # it exists only where the compiled module does
 
