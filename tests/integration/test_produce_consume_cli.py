@@ -12,16 +12,17 @@ import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from downrange import Message
+from downrange import Message, Producer
 from downrange.client.config import ClientConfig
 from downrange.client.consumer.blocking import PushConsumer
 from downrange.client.consumer.messages import ReceivedMessage
 from downrange.client.consumer.retry import Later
+from downrange.client.send_result import SendResult
 from downrange.client.session import Session
 from downrange.testing import EmbeddedBroker, broker
 from tests.support.dead_letters import GROUP, give_up
@@ -265,18 +266,30 @@ def test_progress_is_shown_on_a_terminal_and_only_there(mq: EmbeddedBroker) -> N
 
 
 def test_processes_of_a_group_lose_nothing_when_one_is_killed_and_one_is_stopped(mq: EmbeddedBroker) -> None:
-    count = 6000
     consumers = [
         Running("consume", "orders", "--group", "readers", "--follow", "--from", "first", "-n", mq.namesrv)
         for _ in range(3)
     ]
+    count = 0
+    deadline = time.monotonic() + 60
     try:
-        with running("produce", "orders", "--count", str(count), "--size", "64", "-n", mq.namesrv) as producer:
-            for consumer in consumers:
-                consumer.wait_for("^[0-9]+ x")
+        with Producer("writers", mq.namesrv) as producer:
+
+            def produce(least: int, enough: Callable[[], bool] = lambda: True) -> None:
+                nonlocal count
+                least += count
+                while count < least or not enough():
+                    assert time.monotonic() < deadline
+                    sent = producer.send_all(Message("orders", b"%d x" % (count + n)) for n in range(100))
+                    assert all(isinstance(result, SendResult) for result in sent)
+                    count += 100
+                    time.sleep(0.02)
+
+            produce(3000, lambda: all(consumer.output for consumer in consumers))
             consumers[0].kill()
+            produce(1000)
             assert consumers[1].stop() == 0
-            assert producer.wait() == 0
+            produce(2000)
         deadline = time.monotonic() + 60
         while len({line for each in consumers for line in each.output}) < count and time.monotonic() < deadline:
             time.sleep(0.05)
