@@ -5,12 +5,17 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
+from downrange.broker.app import RunningBroker
 from downrange.model import properties as names
 from downrange.model.subscription import subscribe
+from downrange.namesrv.app import name_server
+from downrange.namesrv.config import NamesrvConfig
 from downrange.protocol.bodies.body import decode_body
 from downrange.protocol.bodies.routes import TopicRouteData
 from downrange.protocol.bodies.send import (
@@ -23,8 +28,10 @@ from downrange.protocol.bodies.send import (
 from downrange.protocol.codes import RequestCode, ResponseCode, SerializeType
 from downrange.protocol.command import Command, request
 from downrange.store.config import BrokerRole, FlushDiskType
+from downrange.transport.connection import Connection
 from downrange.transport.pool import connect
 from tests.support.broker_client import BrokerClient, client_of, everything, standalone
+from tests.support.fault_proxy import FaultProxy, Way
 from tests.support.processes import running
 
 
@@ -216,23 +223,52 @@ async def test_a_body_above_the_limit_is_refused(tmp_path: Path) -> None:
         assert "msg body length limit 1000B" in (reply.remark or "")
 
 
-async def test_a_new_topic_is_created_and_known_to_the_name_server_at_once(tmp_path: Path) -> None:
-    async with standalone(tmp_path) as running, client_of(running) as client:
-        await client.send("fresh", b"x", default_topic_queue_nums=3)
+@pytest.mark.parametrize("code", [RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE])
+async def test_a_new_topic_is_known_to_the_name_server_when_its_first_message_is_answered(
+    tmp_path: Path, code: RequestCode
+) -> None:
+    async with name_server_far_away(tmp_path) as (running, way, namesrv), client_of(running) as client:
+        way.delay_seconds = 0.1
+        is_batch = code == RequestCode.SEND_BATCH_MESSAGE
+        body = encode_batch([BatchEntry(0, b"x", "")]) if is_batch else b"x"
+        await client.ask(
+            client.send_command("fresh", body, code=code, batch=is_batch or None, default_topic_queue_nums=3)
+        )
         config = running.topics.get("fresh")
         assert config is not None
         assert (config.read_queue_nums, config.write_queue_nums, config.perm) == (3, 3, 6)
-        namesrv = await connect(running.config.broker.namesrv_addresses[0])
-        async with asyncio.timeout(5):
-            while (
-                reply := await namesrv.request(
-                    request(RequestCode.GET_ROUTEINFO_BY_TOPIC, ext_fields={"topic": "fresh"}), timeout=5
-                )
-            ).code != 0:
-                await asyncio.sleep(0.01)
+        reply = await namesrv.request(request(RequestCode.GET_ROUTEINFO_BY_TOPIC, ext_fields={"topic": "fresh"}), 5)
+        assert reply.code == 0, reply.remark
         (broker_data,) = decode_body(TopicRouteData, reply.body_bytes).broker_datas
         assert broker_data.master_address == running.config.broker.address
-        await namesrv.drain(1)
+
+
+async def test_a_name_server_that_does_not_answer_holds_up_no_message_for_long(tmp_path: Path) -> None:
+    async with name_server_far_away(tmp_path) as (running, way, _), client_of(running) as client:
+        await client.send("known", b"x")
+        way.freeze()
+        start = time.perf_counter()
+        await client.send("fresh", b"x")
+        assert 0.4 < time.perf_counter() - start < 2.5
+        start = time.perf_counter()
+        await client.send("fresh", b"x")
+        await client.send("known", b"x")
+        assert time.perf_counter() - start < 0.4
+        way.thaw()
+
+
+@asynccontextmanager
+async def name_server_far_away(root: Path) -> AsyncIterator[tuple[RunningBroker, Way, Connection]]:
+    """A broker, its way to its name server, and a connection of ours to that."""
+    names = NamesrvConfig(listen_port=0, kv_config_path=root / "kv.json", config_store_path=root / "ns.properties")
+    async with (
+        name_server(names) as namesrv,
+        FaultProxy(("127.0.0.1", namesrv.port)) as proxy,
+        standalone(root, broker_options={"namesrv_addr": f"127.0.0.1:{proxy.port}"}) as running,
+    ):
+        near = await connect(f"127.0.0.1:{namesrv.port}")
+        yield running, proxy.to_server, near
+        await near.drain(1)
 
 
 async def test_a_negative_queue_id_lets_the_broker_choose(tmp_path: Path) -> None:

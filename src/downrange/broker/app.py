@@ -201,6 +201,7 @@ async def _serving(
 
     send = SendHandlers(live, topics, groups, writer, flow)
     send.on_half = half_messages.stored
+    send.register = registration.register_changes
     ends = TransactionHandlers(live, half_messages, writer, flusher, flow)
     plain_sends = PlainSends(live, topics, writer, flow)
     set_aside = SetAside(live, topics, send, ends, half_messages, writer, flow)

@@ -87,6 +87,25 @@ async def test_changes_during_a_registration_share_the_next_one(
     assert [len(names) for names in namesrv.told] == [1, 50]
 
 
+async def test_a_change_that_somebody_registers_is_not_registered_twice(
+    registration: Registration, topics: Topics, namesrv: HeldNamesrv
+) -> None:
+    namesrv.go.set()
+    service = asyncio.create_task(registration.run())
+    await asyncio.sleep(0)
+    topics.ensure("new-1", 1)
+    assert await registration.register_changes() == 1
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert namesrv.told == [{"new-1"}]
+    topics.ensure("new-2", 1)  # and nobody asks
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert namesrv.told == [{"new-1"}, {"new-1", "new-2"}]
+    service.cancel()
+    await asyncio.wait([service], timeout=1)
+
+
 async def test_who_waits_while_the_broker_leaves_does_not_bring_it_back(
     registration: Registration, namesrv: HeldNamesrv
 ) -> None:

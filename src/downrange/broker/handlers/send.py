@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Final
 
 from downrange.broker.delayed import delay_level, delayed, stored_text
 from downrange.broker.flow_control import FlowControl
@@ -44,10 +47,14 @@ from downrange.transport.connection import Connection, LaterReply
 
 FAQ = "\nSee http://rocketmq.apache.org/docs/faq/ for further details."
 _SEND_V1 = int(RequestCode.SEND_MESSAGE)
+_WAIT_FOR_NAMESRV_SECONDS: Final = 0.5
 
 
 class SendHandlers:
-    """Takes messages from producers. `on_half` is called with the topic of a transactional message that was stored."""
+    """Takes messages from producers. `on_half` is called with the topic of a transactional message that was stored.
+
+    `register` tells the name servers of a new topic; its first message is answered when they know.
+    """
 
     def __init__(
         self, config: LiveConfig, topics: Topics, groups: Groups, writer: MessageWriter, flow: FlowControl
@@ -58,6 +65,7 @@ class SendHandlers:
         self._writer = writer
         self._flow = flow
         self.on_half: Callable[[str], None] = lambda topic: None
+        self.register: Callable[[], Awaitable[object]] | None = None
         self._store_host = pack_host(config.broker.broker_ip1, config.broker.listen_port)
         self._cluster_property = f"{names.CLUSTER}{names.NAME_VALUE_SEPARATOR}{config.broker.broker_cluster_name}"
 
@@ -75,6 +83,7 @@ class SendHandlers:
         header = self._header(command)
         if header.batch:
             return self.send_batch(command, connection)
+        is_new = header.topic not in self._topics
         try:
             message, queue_id, waits = self._message(command, header, connection)
         except (BrokerError, MessageError) as error:
@@ -82,12 +91,14 @@ class SendHandlers:
         result = self._writer.append(message)
         if message.topic is HALF_TOPIC and result.status is PutMessageStatus.PUT_OK:
             self.on_half(header.topic)
-        return self._writer.reply_when_safe(command, result, waits, lambda: self._accepted(queue_id, result))
+        reply = self._writer.reply_when_safe(command, result, waits, lambda: self._accepted(queue_id, result))
+        return self._when_registered(reply) if is_new else reply
 
     def send_batch(self, command: Command, connection: Connection) -> Command | LaterReply:
         """320."""
         self._flow.check_send()
         header = self._header(command)
+        is_new = header.topic not in self._topics
         try:
             if len(header.topic) > MAX_TOPIC_LENGTH:
                 raise MessageIllegal(f"message topic length too long {len(header.topic)}")
@@ -103,7 +114,8 @@ class SendHandlers:
         text = names.PROPERTY_SEPARATOR.join(piece for piece in pieces if piece)
         message = self._new(header, queue_id, b"", text, connection)
         result = self._writer.append_batch(message, units)
-        return self._writer.reply_when_safe(command, result, waits, lambda: self._accepted(queue_id, result))
+        reply = self._writer.reply_when_safe(command, result, waits, lambda: self._accepted(queue_id, result))
+        return self._when_registered(reply) if is_new else reply
 
     # --- checks -------------------------------------------------------------------------------------------------
 
@@ -234,6 +246,21 @@ class SendHandlers:
         return half(message, properties)
 
     # --- replies ------------------------------------------------------------------------------------------------
+
+    def _when_registered(self, reply: Command | LaterReply) -> Command | LaterReply:
+        """Whoever reads the answer to a topic's first message may ask for its route at once.
+
+        Not for long: without a name server the message is stored all the same, and its sender must not send it again.
+        """
+        if self.register is None:
+            return reply
+        return asyncio.ensure_future(self._after(self.register, reply))
+
+    async def _after(self, register: Callable[[], Awaitable[object]], reply: Command | LaterReply) -> Command | None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_WAIT_FOR_NAMESRV_SECONDS):
+                await register()
+        return await reply if isinstance(reply, asyncio.Future) else reply
 
     def _accepted(self, queue_id: int, result: AppendResult) -> SendMessageResponse:
         offsets = result.physical_offsets or (result.physical_offset,)

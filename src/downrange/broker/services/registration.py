@@ -67,11 +67,13 @@ class Registration:
                 # Not wait_for: in Python 3.11 it loses a cancellation that comes in the turn of the change.
                 async with asyncio.timeout(pause):
                     await self._changed.wait()
-                # Topics often change several at a time: a full registration covers them all.
-                await asyncio.sleep(0)
             except TimeoutError:
                 is_forced = self._config.broker.force_register
-            self._changed.clear()
+            else:
+                # Topics often change several at a time: a full registration covers them all.
+                await asyncio.sleep(0)
+                if not self._changed.is_set():  # whoever changed them has registered them, too
+                    continue
             await (self.register_changes() if is_forced else self.register(is_forced=False))
             pause = self._period_seconds
 
@@ -87,6 +89,7 @@ class Registration:
     async def _register_next(self) -> int:
         async with self._registering:
             self._next = None  # what changes from now on is for the one after this
+            self._changed.clear()
             return 0 if self._is_leaving else await self.register()
 
     async def register(self, *, is_forced: bool = True) -> int:
