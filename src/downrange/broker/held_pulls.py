@@ -8,6 +8,7 @@ nothing new.
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
@@ -24,7 +25,7 @@ from downrange.transport.connection import Connection, LaterReply
 K = TypeVar("K")
 
 
-class HeldPull:
+class HeldPull(ABC):
     """One waiting pull. What `HeldPulls` keeps ends with one call: of `answer`, or of `give_up` when nobody listens."""
 
     __slots__ = ("connection", "filter", "offset", "queue", "timer")
@@ -36,12 +37,13 @@ class HeldPull:
         self.connection = connection
         self.timer: asyncio.TimerHandle | None = None
 
+    @abstractmethod
     def answer(self) -> None:
         """Look again, and answer with what is there now."""
-        raise NotImplementedError
 
+    @abstractmethod
     def give_up(self) -> None:
-        raise NotImplementedError
+        """Forget it unanswered."""
 
 
 class PromisedPull(HeldPull):
