@@ -178,11 +178,7 @@ def run() -> list[Row]:
                 loads.update(zip(one.by_clients, started.clients, strict=True))
         names = [name for name in SERVERS if name in loads]
         points = [(name, size, in_flight) for size in SIZES for in_flight in IN_FLIGHT for name in names]
-        best = by_turns(
-            {figure_name(*point): partial(loads[point[0]], _plan(*point[1:])) for point in points},
-            ROUNDS,
-            lambda load: load(),
-        )
+        best = by_turns({figure_name(*point): partial(loads[point[0]], _plan(*point[1:])) for point in points}, ROUNDS)
     for name, size, in_flight in points:
         label, base = figure_name(name, size, in_flight), best[figure_name(BASES[name], size, in_flight)]
         found = best[label]
