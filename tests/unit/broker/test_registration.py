@@ -55,6 +55,12 @@ class HeldNamesrv(Pool):
         return command.reply()
 
 
+async def turns() -> None:
+    """More turns of the loop than a registration takes that is answered at once."""
+    for _ in range(30):
+        await asyncio.sleep(0)
+
+
 @pytest.fixture
 def namesrv() -> HeldNamesrv:
     return HeldNamesrv()
@@ -87,20 +93,40 @@ async def test_changes_during_a_registration_share_the_next_one(
     assert [len(names) for names in namesrv.told] == [1, 50]
 
 
+async def test_a_name_server_that_does_not_answer_keeps_no_change_from_another(tmp_path: Path, topics: Topics) -> None:
+    class OneIsSilent(HeldNamesrv):
+        async def request(self, address: str, command: Command, timeout: float) -> Command:
+            if address == "127.0.0.1:2":
+                await asyncio.Event().wait()
+            return await super().request(address, command, timeout)
+
+    namesrv = OneIsSilent()
+    namesrv.go.set()
+    broker = BrokerConfig(broker_name="broker-a", namesrv_addr="127.0.0.1:1;127.0.0.1:2")
+    registration = Registration(LiveConfig(broker, StoreConfig(store_path_root_dir=tmp_path)), topics, namesrv)
+    service = asyncio.create_task(registration.run())
+    for number in range(3):
+        await turns()
+        topics.ensure(f"new-{number}", 1)
+    await turns()
+    assert [len(names) for names in namesrv.told] == [1, 2, 3]
+    service.cancel()
+    await asyncio.wait([service], timeout=1)
+    assert service.cancelled()
+
+
 async def test_a_change_that_somebody_registers_is_not_registered_twice(
     registration: Registration, topics: Topics, namesrv: HeldNamesrv
 ) -> None:
     namesrv.go.set()
     service = asyncio.create_task(registration.run())
-    await asyncio.sleep(0)
+    await turns()
     topics.ensure("new-1", 1)
     assert await registration.register_changes() == 1
-    for _ in range(20):
-        await asyncio.sleep(0)
+    await turns()
     assert namesrv.told == [{"new-1"}]
     topics.ensure("new-2", 1)  # and nobody asks
-    for _ in range(20):
-        await asyncio.sleep(0)
+    await turns()
     assert namesrv.told == [{"new-1"}, {"new-1", "new-2"}]
     service.cancel()
     await asyncio.wait([service], timeout=1)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import zlib
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 
 import msgspec
 
@@ -33,6 +35,29 @@ log = logging.getLogger(__name__)
 _FIRST_PAUSE_SECONDS = 10.0
 
 
+class OneAtATime:
+    """One registration with one name server, and at most one more that waits for it and covers all that changed since.
+
+    Each registration holds the whole table, so one for each of many new topics would take the square of their number.
+    """
+
+    def __init__(self, register: Callable[[], Awaitable[bool]]) -> None:
+        self._register = register
+        self._busy = asyncio.Lock()
+        self._next: asyncio.Task[bool] | None = None
+
+    async def register(self) -> bool:
+        """Tell all that changed until now; did it work?"""
+        if self._next is None:
+            self._next = asyncio.create_task(self._take_turn())
+        return await asyncio.shield(self._next)
+
+    async def _take_turn(self) -> bool:
+        async with self._busy:
+            self._next = None  # what changes from now on is for the one after this
+            return await self._register()
+
+
 class Registration:
     """Keeps this broker known to its name servers. One that cannot be reached is tried again; the others go on."""
 
@@ -41,8 +66,7 @@ class Registration:
         self._topics = topics
         self._pool = pool
         self._changed = asyncio.Event()
-        self._registering = asyncio.Lock()
-        self._next: asyncio.Task[int] | None = None
+        self._turns: dict[str, OneAtATime] = {}
         self._is_leaving = False
         self._body = b""
         self._body_shows: tuple[object, ...] = ()  # what `_body` was made of
@@ -60,37 +84,38 @@ class Registration:
 
     async def run(self) -> None:
         """Register now and then, and whenever a topic changed."""
-        pause = _FIRST_PAUSE_SECONDS
-        while True:
-            is_forced = True
-            try:
-                # Not wait_for: in Python 3.11 it loses a cancellation that comes in the turn of the change.
-                async with asyncio.timeout(pause):
+        async with asyncio.TaskGroup() as registering:  # not awaited: a silent name server must not keep us from others
+            pause = _FIRST_PAUSE_SECONDS
+            while True:
+                is_forced = await self._is_changed_within(pause) or self._config.broker.force_register
+                registering.create_task(self.register_changes() if is_forced else self.register(is_forced=False))
+                pause = self._period_seconds
+
+    async def _is_changed_within(self, seconds: float) -> bool:
+        """Wait until topics changed that nobody has registered meanwhile."""
+        try:
+            # Not wait_for: in Python 3.11 it loses a cancellation that comes in the turn of the change.
+            async with asyncio.timeout(seconds):
+                while True:
                     await self._changed.wait()
-            except TimeoutError:
-                is_forced = self._config.broker.force_register
-            else:
-                # Topics often change several at a time: a full registration covers them all.
-                await asyncio.sleep(0)
-                if not self._changed.is_set():  # whoever changed them has registered them, too
-                    continue
-            await (self.register_changes() if is_forced else self.register(is_forced=False))
-            pause = self._period_seconds
+                    # Topics often change several at a time: a full registration covers them all.
+                    await asyncio.sleep(0)
+                    if self._changed.is_set():
+                        self._changed.clear()
+                        return True
+        except TimeoutError:
+            return False
 
     async def register_changes(self) -> int:
-        """Tell the name servers all that changed until now: one registration serves everybody who asks meanwhile.
+        """Tell the name servers all that changed until now; return with how many it worked."""
+        self._changed.clear()
+        servers = self._config.broker.namesrv_addresses
+        return sum(await asyncio.gather(*(self._turn_of(server).register() for server in servers)))
 
-        Each holds the whole table, so one for each of many new topics would take the square of their number.
-        """
-        if self._next is None:
-            self._next = asyncio.create_task(self._register_next())
-        return await asyncio.shield(self._next)
-
-    async def _register_next(self) -> int:
-        async with self._registering:
-            self._next = None  # what changes from now on is for the one after this
-            self._changed.clear()
-            return 0 if self._is_leaving else await self.register()
+    def _turn_of(self, server: str) -> OneAtATime:
+        if server not in self._turns:
+            self._turns[server] = OneAtATime(partial(self._register_with, server))
+        return self._turns[server]
 
     async def register(self, *, is_forced: bool = True) -> int:
         """Register with all name servers at the same time; return with how many it worked."""
@@ -108,13 +133,13 @@ class Registration:
             except MQError as error:
                 log.warning("cannot unregister namesrv=%s reason=%s", server, error)
 
-    async def _register_with(self, server: str, is_forced: bool) -> bool:
+    async def _register_with(self, server: str, is_forced: bool = True) -> bool:
+        if self._is_leaving:
+            return False
         try:
-            if not is_forced and not await self._is_changed(server):
+            if not is_forced and not await self._has_another_version(server):
                 return True
-            reply = await self._ask(
-                server, self._registration(), self._config.broker.register_broker_timeout_mills / 1000
-            )
+            reply = await self._ask(server, self._registration(), self._timeout_seconds)
         except MQError as error:
             log.warning("cannot register namesrv=%s reason=%s", server, error)
             return False
@@ -125,7 +150,7 @@ class Registration:
             self._topics.set_order_topics(set(decode_body(KVTable, reply.body_bytes).table))
         return True
 
-    async def _is_changed(self, server: str) -> bool:
+    async def _has_another_version(self, server: str) -> bool:
         command = request(RequestCode.QUERY_DATA_VERSION, self._identity(), body=encode_body(self._topics.data_version))
         reply = await self._ask(server, command, self._timeout_seconds)
         return reply.header(QueryDataVersionResponse).changed
