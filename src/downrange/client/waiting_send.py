@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from downrange.client.fault import Outcome
@@ -48,7 +49,8 @@ class WaitingSend:
 
     A reply that says stored becomes the result in the very call that received it; a task would take more turns of the
     loop. Whatever else happens, a task goes on.
-    Holds always: the producer counts the send as on its way until just before somebody is told.
+    Holds always: somebody is told exactly once, unless `cancel` comes before a reply; until just before that the
+    producer counts the send as on its way.
     """
 
     __slots__ = ("_first", "_is_done", "_producer", "_task", "_told")
@@ -59,7 +61,7 @@ class WaitingSend:
         self._first = first
         self._told = told
         self._is_done = False
-        self._task: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[Sequence[SendResult]] | None = None
         producer.count_in()
         if first.ended is None:
             producer.delivery.ask(first, self)
@@ -99,16 +101,15 @@ class WaitingSend:
 
     def _go_on(self) -> None:
         self._is_done = True
-        self._task = self._producer.background(self._deliver())
+        deliver = self._producer.delivery.all(self._first.ready, SendKind.SYNC, None, None, None, self._first)
+        self._task = self._producer.background(deliver)
+        # Not at the end of a coroutine around it: one that is cancelled before its first step never gets there.
+        self._task.add_done_callback(self._delivered)
 
-    async def _deliver(self) -> None:
-        producer, first = self._producer, self._first
-        try:
-            try:
-                (result,) = await producer.delivery.all(first.ready, SendKind.SYNC, None, None, None, first)
-            finally:
-                producer.count_out()
-        except BaseException as error:  # cancelled, too: nobody must wait for ever
+    def _delivered(self, task: asyncio.Task[Sequence[SendResult]]) -> None:
+        self._producer.count_out()
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if error is not None:
             self._told.set_exception(error)
         else:
-            self._told.set_result(result)
+            self._told.set_result(task.result()[0])

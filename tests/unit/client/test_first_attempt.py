@@ -25,7 +25,7 @@ from downrange.model.errors import MQError
 from downrange.model.message import Message, MessageQueue
 from downrange.protocol.codes import RequestCode, ResponseCode
 from downrange.protocol.command import Command
-from downrange.protocol.errors import LocalProtocolError
+from downrange.protocol.errors import LocalProtocolError, SystemBusy
 from downrange.protocol.framing import MAX_FRAME
 from tests.unit.client.fake_cluster import TOPIC, Answering, FakeCluster, reply
 from tests.unit.client.scripted import Silence, answer_sends, in_turn, sends, stored, stored_with, until
@@ -213,6 +213,20 @@ async def test_a_send_for_a_thread_that_is_given_up_frees_its_place(cluster: Fak
         assert not told.done()
         assert await producer.drain(0), "it is not on its way any more"
         silence.end()
+
+
+async def test_who_waits_is_told_though_the_work_was_cancelled_before_it_began(cluster: FakeCluster) -> None:
+    answer_sends(cluster, stored)
+    async with AsyncProducer("producers", cluster.namesrv) as producer:
+        await connect_to_all(producer)
+        first = producer.delivery.first(producer.ready(MESSAGE), None, None, None)
+        assert first is not None
+        first.ended = SystemBusy("busy")
+        waiting, told = waiting_send(producer, first)
+        waiting.cancel()
+        await asyncio.wait([told], timeout=10)
+        assert isinstance(told.exception(), asyncio.CancelledError)
+        assert await producer.drain(0), "it is not on its way any more"
 
 
 async def test_a_send_in_the_background_that_is_cancelled_frees_its_place(cluster: FakeCluster) -> None:
