@@ -7,8 +7,8 @@ import errno
 import resource
 import socket
 import struct
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -23,6 +23,7 @@ from downrange.transport.limits import Limits
 from downrange.transport.pool import connect
 from downrange.transport.server import Server
 from tests.support.broker_client import client_of, standalone
+from tests.support.callers import callers, reply, until
 from tests.support.requests import create_topic
 
 if runs is None:
@@ -43,6 +44,8 @@ class Peer:
         self.alone: list[int] = []
         self.closed: list[Connection] = []
         self.holds_back = False
+        self.fails: list[sockets.Replies] = []
+        """What to answer instead."""
         self.held: list[tuple[asyncio.Future[bytes], bytes]] = []
 
     def take(
@@ -65,6 +68,8 @@ class Peer:
             if command.code == PLAIN
         )
         silent = [number for number, one in enumerate(commands) if one.code == SILENT]
+        if self.fails:
+            return len(commands), self.fails.pop(), silent
         if not self.holds_back:
             return len(commands), replies, silent
         later: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
@@ -97,17 +102,6 @@ async def server(peer: Peer) -> AsyncIterator[Server]:
         yield server
 
 
-@contextmanager
-def callers(port: int, count: int) -> Iterator[list[socket.socket]]:
-    """Plain blocking sockets: what they send lies in the kernel until the loop gets to run."""
-    opened = [socket.create_connection(("127.0.0.1", port), timeout=10) for _ in range(count)]
-    try:
-        yield opened
-    finally:
-        for one in opened:
-            one.close()
-
-
 def frame(code: int, opaque: int, body: bytes = b"") -> bytes:
     return encode(request(code, body=body), opaque)
 
@@ -115,32 +109,6 @@ def frame(code: int, opaque: int, body: bytes = b"") -> bytes:
 def host(caller: socket.socket) -> bytes:
     address, port = caller.getsockname()
     return socket.inet_aton(address) + struct.pack(">i", port)
-
-
-async def until(condition: Callable[[], object], seconds: float = 10) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.002)
-
-
-async def reply(caller: socket.socket) -> Command:
-    caller.setblocking(False)
-    loop = asyncio.get_running_loop()
-
-    async def exactly(size: int) -> bytes:
-        data = b""
-        while len(data) < size:
-            more = await loop.sock_recv(caller, size - len(data))
-            if not more:
-                raise ConnectionResetError("the server closed the connection")
-            data += more
-        return data
-
-    async with asyncio.timeout(10):
-        length = await exactly(4)
-        rest = await exactly(int.from_bytes(length, "big"))
-    header = int.from_bytes(rest[1:4], "big")
-    return decode_frame((rest[0], rest[4 : 4 + header], rest[4 + header :]))
 
 
 async def test_requests_of_many_connections_are_taken_together_and_each_gets_its_own_reply(
@@ -357,6 +325,27 @@ async def test_a_bug_in_what_takes_requests_together_costs_only_whom_it_hits_alo
         assert "requests of 4 connections cannot be taken together" in caplog.text
         last.sendall(frame(OTHER, 4))
         assert (await reply(last)).opaque == 4
+
+
+@pytest.mark.parametrize("answer", [ZeroDivisionError("a bug"), b"", b"no frame"], ids=repr)
+async def test_what_was_carried_out_and_cannot_be_answered_is_not_carried_out_again(
+    server: Server, peer: Peer, caplog: pytest.LogCaptureFixture, answer: sockets.Replies
+) -> None:
+    peer.fails.append(answer)
+    with callers(server.port, 4) as (first, silent, second, other):
+        await until(lambda: len(server.connections) == 4)
+        for caller, code in ((first, PLAIN), (silent, SILENT), (second, PLAIN), (other, OTHER)):
+            caller.sendall(frame(code, code))
+        assert (await reply(other)).opaque == OTHER
+        for caller in (first, second):
+            with pytest.raises(ConnectionResetError):
+                await reply(caller)
+        assert [sorted(taken) for taken in peer.together] == [[PLAIN, PLAIN, SILENT]]
+        assert peer.alone == [OTHER]
+        await until(lambda: len(peer.closed) == 2)
+        assert "2 connections closed reason=their requests cannot be answered" in caplog.text
+        silent.sendall(frame(PLAIN, 7))
+        assert (await reply(silent)).opaque == 7
 
 
 async def test_when_too_many_answers_are_outstanding_nothing_is_taken_together(peer: Peer) -> None:

@@ -26,11 +26,12 @@ from downrange.transport.socket_transport import SocketTransport
 
 log = logging.getLogger(__name__)
 
-Replies = bytes | asyncio.Future[bytes]
+Replies = bytes | asyncio.Future[bytes] | Exception
+"""One frame for each request, now or later; or why there are none, though the requests were carried out."""
 Together = Callable[[list[Frame], int, list[bytes], float], tuple[int, Replies, list[int]] | None]
 """Answers frames that came over several connections, from a position on, given the host each came from and the time.
-Returns how many it took, the replies as one frame for each (now or later), and which of them, counted from that
-position, want none. None: the first is nothing for it."""
+Returns how many it took, the replies, and which of them, counted from that position, want none. None: the first is
+nothing for it. It raises only if nothing was carried out: what it took is never offered to anybody again."""
 
 _BACKLOG: Final = 1024
 _ACCEPTED_AT_ONCE: Final = 64
@@ -139,43 +140,52 @@ class Sockets:
         now = self._loop.time()
         at = 0
         while at < len(frames):
-            answers = None
+            taken = None
             first = transports[at]
             if together is not None and not first.chunks_alone:
                 try:
-                    answers = together(frames, at, hosts, now)
+                    taken = together(frames, at, hosts, now)
                 except Exception:
-                    # A bug. Each alone: only whom it hits there, too, is closed. What was stored before it came up is
-                    # stored twice then, as it would be if the callers had to send again.
+                    # A bug. Nothing was carried out, so each alone: only whom it hits there, too, is closed.
                     log.exception("requests of %d connections cannot be taken together", len(set(transports[at:])))
                     together = None
-            if answers is None:
+            if taken is None:
                 end = at + 1
                 while end < len(frames) and transports[end] is first:
                     end += 1
                 first.chunks_alone = (first.chunks_alone or _ALONE) - 1
                 self._hand_over(frames[at:end], first)
-                at = end
-                continue
-            taken, replies, silent = answers
-            answered = transports[at : at + taken]
-            at += taken
-            for transport in answered:
-                transport.protocol.last_active = now
-            for position in reversed(silent):
-                del answered[position]
-            if isinstance(replies, bytes):
-                self._reply(answered, replies)
             else:
-                for transport in answered:
-                    transport.protocol.begin_answering(1)
-                replies.add_done_callback(partial(self._reply_later, answered))
-            if self._poll is not None:
-                self._poll.answered(transports[at - 1].protocol, taken)
+                requests, replies, silent = taken
+                end = at + requests
+                self._answer(transports[at:end], replies, silent, now)
+            at = end
+
+    def _answer(self, transports: list[SocketTransport], replies: Replies, silent: list[int], now: float) -> None:
+        """Requests of these were taken together."""
+        for transport in transports:
+            transport.protocol.last_active = now
+        last = transports[-1]
+        requests = len(transports)
+        for position in reversed(silent):
+            del transports[position]
+        if isinstance(replies, bytes):
+            self._reply(transports, replies)
+        elif isinstance(replies, Exception):
+            self._all_broke(transports, replies)
+        else:
+            for transport in transports:
+                transport.protocol.begin_answering(1)
+            replies.add_done_callback(partial(self._reply_later, transports))
+        if self._poll is not None:
+            self._poll.answered(last.protocol, requests)
 
     def _reply(self, transports: list[SocketTransport], replies: bytes) -> None:
-        for transport, rest in runs.send_frames(transports, replies):
-            transport.write(rest)
+        try:
+            for transport, rest in runs.send_frames(transports, replies):
+                transport.write(rest)
+        except Exception as error:
+            self._all_broke(transports, error)
 
     def _reply_later(self, transports: list[SocketTransport], replies: asyncio.Future[bytes]) -> None:
         for transport in transports:
@@ -194,3 +204,10 @@ class Sockets:
         """A bug. It must not cost other connections what was received of theirs."""
         log.error("connection closed peer=%s reason=a bug", transport.protocol.peer, exc_info=error)
         transport.end(error)
+
+    def _all_broke(self, transports: list[SocketTransport], error: Exception) -> None:
+        """A bug, behind requests that were carried out: who asked is left to find out, and to ask again if need be."""
+        asked = set(transports)
+        log.error("%d connections closed reason=their requests cannot be answered", len(asked), exc_info=error)
+        for transport in asked:
+            transport.end(error)

@@ -114,13 +114,18 @@ class PlainSends:
         if run is None:
             return None
         requests = run.requests
-        if not self._append(run, hosts[at : at + requests], self._store_host):
-            return None
-        replies = self._when_safe(run) if self._makes_wait else self._accepted.encode(run)
-        millis = (perf_counter() - start) * 1000
-        if millis >= 1:
-            flow.appended(millis / 1000)
-        self._writer.statistics.sent_together(run.code, requests, millis)
+        try:
+            if not self._append(run, hosts[at : at + requests], self._store_host):
+                return None
+            replies = self._when_safe(run) if self._makes_wait else self._accepted.encode(run)
+            millis = (perf_counter() - start) * 1000
+            if millis >= 1:
+                flow.appended(millis / 1000)
+            self._writer.statistics.sent_together(run.code, requests, millis)
+        except Exception as error:
+            if not run.places:
+                raise
+            replies = error  # stored is stored: nobody may be tempted to store it once more
         return requests, replies, run.silent
 
     def _plain(self, frames: list[Frame], at: int) -> Run | None:

@@ -1,0 +1,133 @@
+"""A bug behind the storing of what several connections sent: the broker stores nothing a second time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from downrange.broker.handlers.plain_sends import PlainSends
+from downrange.broker.held_pulls import HeldPulls
+from downrange.broker.message_writer import MessageWriter
+from downrange.broker.statistics import LARGE, Statistics
+from downrange.compiled import runs
+from downrange.protocol.bodies.plain_send import SendReply
+from downrange.protocol.framing import encode
+from downrange.store.commit_log import CommitLog
+from downrange.store.config import FlushDiskType
+from downrange.store.dispatcher import Dispatcher
+from tests.support.broker_client import BrokerClient, client_of, standalone
+from tests.support.callers import callers, reply
+
+if runs is None:
+    pytest.skip("without the compiled module nothing is taken together", allow_module_level=True)
+
+CALLERS = 12
+BEFORE = [(PlainSends, "_plain_compiled"), (CommitLog, "append_run")]
+BEHIND = [
+    (Dispatcher, "apply_run"),
+    (Statistics, "put_large"),
+    (MessageWriter, "_wake_waiting"),
+    (HeldPulls, "notify_run"),
+    (SendReply, "encode"),
+    (MessageWriter, "tell_when_safe"),
+    (Statistics, "sent_together"),
+]
+
+
+class OneFailure:
+    """A function that fails the first time, before or after it has done what it does."""
+
+    def __init__(self, owner: type, name: str, *, afterwards: bool) -> None:
+        self.has_failed = False
+        self._function = getattr(owner, name)
+        self._afterwards = afterwards
+
+    def __get__(self, owner: object, kind: type) -> Any:
+        return lambda *given: self._call(owner, *given)
+
+    def _call(self, *given: object) -> object:
+        if self.has_failed:
+            return self._function(*given)
+        self.has_failed = True
+        if self._afterwards:
+            self._function(*given)
+        raise ZeroDivisionError("a bug")
+
+
+def body(number: int) -> bytes:
+    return b"%d " % number + bytes(LARGE)
+
+
+async def send_all(client: BrokerClient, port: int) -> list[bytes]:
+    """Send one message over each of many connections at once; those that were acknowledged."""
+    acknowledged = []
+    with callers(port, CALLERS) as opened:
+        for number, caller in enumerate(opened):
+            caller.sendall(encode(client.send_command("orders", body(number)), number))
+        for number, caller in enumerate(opened):
+            try:
+                answer = await reply(caller)
+            except ConnectionResetError:
+                continue
+            assert (answer.code, answer.opaque) == (0, number)
+            acknowledged.append(body(number))
+    return acknowledged
+
+
+async def stored(client: BrokerClient) -> Counter[bytes]:
+    await client.send("orders", b"last")  # if an error has kept queues from growing, they do now
+    found: Counter[bytes] = Counter()
+    offset = 1
+    while b"last" not in found:
+        messages, answer = await client.pull("orders", offset=offset)
+        found.update(message.body for message in messages)
+        offset = answer.next_begin_offset
+    return found - Counter([b"last"])
+
+
+@pytest.mark.parametrize("is_sync", [False, True], ids=["at once", "when flushed"])
+@pytest.mark.parametrize("afterwards", [False, True], ids=["begun", "done"])
+@pytest.mark.parametrize(("owner", "name"), BEHIND, ids=lambda step: getattr(step, "__name__", step))
+async def test_what_was_stored_before_a_bug_is_not_stored_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: type, name: str, afterwards: bool, is_sync: bool
+) -> None:
+    if name == "tell_when_safe" and not is_sync:
+        pytest.skip("nobody is told later")
+    if name == "encode" and is_sync:
+        pytest.skip("who is told later must not fail")
+    flush = FlushDiskType.SYNC_FLUSH if is_sync else FlushDiskType.ASYNC_FLUSH
+    async with (
+        standalone(tmp_path, store_options={"flush_disk_type": flush}) as broker,
+        client_of(broker) as client,
+        client_of(broker) as consumer,
+    ):
+        await client.send("orders", b"first")
+        waiting = consumer.connection.request_nowait(consumer.pull_command("orders", offset=1, wait_millis=15_000))
+        await consumer.heartbeat()  # the pull has been taken by now
+        failure = OneFailure(owner, name, afterwards=afterwards)
+        monkeypatch.setattr(owner, name, failure)
+        acknowledged = await send_all(client, broker.server.port)
+        assert failure.has_failed
+        waiting.cancel()
+        found = await stored(client)
+        assert set(found) == {body(number) for number in range(CALLERS)}
+        assert set(found.values()) == {1}
+        assert acknowledged == []
+        assert len(await send_all(client, broker.server.port)) == CALLERS, "the broker goes on"
+
+
+@pytest.mark.parametrize(("owner", "name"), BEFORE, ids=lambda step: getattr(step, "__name__", step))
+async def test_a_bug_before_the_storing_costs_nobody_anything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: type, name: str
+) -> None:
+    async with standalone(tmp_path) as broker, client_of(broker) as client:
+        await client.send("orders", b"first")
+        failure = OneFailure(owner, name, afterwards=False)
+        monkeypatch.setattr(owner, name, failure)
+        acknowledged = await send_all(client, broker.server.port)
+        assert failure.has_failed
+        assert acknowledged == [body(number) for number in range(CALLERS)]
+        assert await stored(client) == Counter(acknowledged)
