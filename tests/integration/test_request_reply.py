@@ -24,7 +24,8 @@ from downrange.protocol.bodies.replies import PushReplyMessageRequest
 from downrange.protocol.bodies.send import SendMessageRequest, SendMessageResponse, encode_send_v1
 from downrange.protocol.codes import RequestCode, ResponseCode
 from downrange.protocol.command import Command, request
-from downrange.transport.connection import Connection, LaterReply
+from downrange.transport.connection import Connection
+from downrange.transport.handler import LaterReply
 from tests.support.broker_client import client_of, standalone
 from tests.support.two_brokers import two_brokers
 

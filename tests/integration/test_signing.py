@@ -26,7 +26,8 @@ from downrange.model.message import Message
 from downrange.protocol.codes import RequestCode, ResponseCode
 from downrange.protocol.command import Command
 from downrange.protocol.errors import BrokerError
-from downrange.transport.connection import Connection, LaterReply
+from downrange.transport.connection import Connection
+from downrange.transport.handler import LaterReply
 from tests.support.broker_client import standalone
 
 SECRET = b"goldenSecret1"

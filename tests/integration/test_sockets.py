@@ -19,6 +19,7 @@ from downrange.protocol.command import ONEWAY_FLAG, Command, request
 from downrange.protocol.framing import Frame, decode_frame, encode
 from downrange.transport.busy_poll import BusyPoll
 from downrange.transport.connection import Connection
+from downrange.transport.handler import Replies
 from downrange.transport.limits import Limits
 from downrange.transport.pool import connect
 from downrange.transport.server import Server
@@ -44,13 +45,13 @@ class Peer:
         self.alone: list[int] = []
         self.closed: list[Connection] = []
         self.holds_back = False
-        self.fails: list[sockets.Replies] = []
+        self.fails: list[Replies] = []
         """What to answer instead."""
         self.held: list[tuple[asyncio.Future[bytes], bytes]] = []
 
     def take(
         self, frames: list[Frame], at: int, hosts: list[bytes], now: float
-    ) -> tuple[int, sockets.Replies, list[int]] | None:
+    ) -> tuple[int, Replies, list[int]] | None:
         commands: list[Command] = []
         for frame in frames[at:]:
             command = decode_frame(frame)
@@ -329,7 +330,7 @@ async def test_a_bug_in_what_takes_requests_together_costs_only_whom_it_hits_alo
 
 @pytest.mark.parametrize("answer", [ZeroDivisionError("a bug"), b"", b"no frame"], ids=repr)
 async def test_what_was_carried_out_and_cannot_be_answered_is_not_carried_out_again(
-    server: Server, peer: Peer, caplog: pytest.LogCaptureFixture, answer: sockets.Replies
+    server: Server, peer: Peer, caplog: pytest.LogCaptureFixture, answer: Replies
 ) -> None:
     peer.fails.append(answer)
     with callers(server.port, 4) as (first, silent, second, other):

@@ -69,8 +69,9 @@ from downrange.store.free_memory import give_back_memory
 from downrange.store.message_store import MessageStore
 from downrange.store.retention import Retention
 from downrange.transport.busy_poll import BusyPoll
-from downrange.transport.connection import Connection, refuse
+from downrange.transport.connection import Connection
 from downrange.transport.errors import ListenFailed
+from downrange.transport.handler import refuse
 from downrange.transport.limits import Limits
 from downrange.transport.pool import Pool
 from downrange.transport.server import Server

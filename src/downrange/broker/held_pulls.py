@@ -20,7 +20,8 @@ from downrange.model.properties import find_property
 from downrange.protocol.command import Command
 from downrange.store.queues import QueueState
 from downrange.store.run import Run
-from downrange.transport.connection import Connection, LaterReply
+from downrange.transport.connection import Connection
+from downrange.transport.handler import LaterReply
 
 K = TypeVar("K")
 

@@ -11,7 +11,8 @@ from downrange.broker.statistics import Statistics
 from downrange.protocol.codes import RequestCode
 from downrange.protocol.command import Command
 from downrange.protocol.framing import Frame
-from downrange.transport.connection import Connection, Express, LaterReply, refuse
+from downrange.transport.connection import Connection
+from downrange.transport.handler import Express, LaterReply, refuse
 
 RequestHandler = Callable[[Command, Connection], Command | LaterReply | None]
 RouteTable = Mapping[int, RequestHandler]

@@ -31,8 +31,9 @@ from downrange.protocol.bodies.routes import (
 from downrange.protocol.codes import RequestCode, ResponseCode
 from downrange.protocol.command import Command, request
 from downrange.protocol.errors import TopicNotExist, broker_error
-from downrange.transport.connection import Connection, Handler, LaterReply, refuse
+from downrange.transport.connection import Connection
 from downrange.transport.errors import ConnectionLost, TransportError
+from downrange.transport.handler import Handler, LaterReply, refuse
 from downrange.transport.pool import Pool
 
 if TYPE_CHECKING:

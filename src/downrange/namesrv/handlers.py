@@ -61,7 +61,8 @@ from downrange.settings import (
     settings_of,
     to_properties,
 )
-from downrange.transport.connection import Connection, LaterReply, refuse
+from downrange.transport.connection import Connection
+from downrange.transport.handler import LaterReply, refuse
 
 log = logging.getLogger(__name__)
 

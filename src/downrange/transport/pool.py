@@ -9,8 +9,9 @@ from typing import Final
 
 from downrange.protocol.command import Command
 from downrange.protocol.framing import MAX_FRAME, FrameDecoder
-from downrange.transport.connection import Connection, Handler, refuse
+from downrange.transport.connection import Connection
 from downrange.transport.errors import ConnectFailed, TransportClosed
+from downrange.transport.handler import Handler, refuse
 from downrange.transport.limits import Limits, Usage
 
 FIRST_PAUSE: Final = 0.05

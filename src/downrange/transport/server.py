@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING
 
 from downrange.compiled import runs
 from downrange.transport.busy_poll import BusyPoll
-from downrange.transport.connection import Connection, Express, Handler
+from downrange.transport.connection import Connection
 from downrange.transport.errors import ListenFailed
+from downrange.transport.handler import Express, Handler, Together
 from downrange.transport.limits import Limits, Usage
 
 if TYPE_CHECKING:
-    from downrange.transport.sockets import Sockets, Together
+    from downrange.transport.sockets import Sockets
 
 log = logging.getLogger(__name__)
 

@@ -21,17 +21,11 @@ from downrange.compiled import runs
 from downrange.protocol.framing import MAX_FRAME, MAX_HEADER, Frame
 from downrange.transport.busy_poll import BusyPoll
 from downrange.transport.connection import Connection
+from downrange.transport.handler import Replies, Together
 from downrange.transport.limits import Limits, Usage
 from downrange.transport.socket_transport import SocketTransport
 
 log = logging.getLogger(__name__)
-
-Replies = bytes | asyncio.Future[bytes] | Exception
-"""One frame for each request, now or later; or why there are none, though the requests were carried out."""
-Together = Callable[[list[Frame], int, list[bytes], float], tuple[int, Replies, list[int]] | None]
-"""Answers frames that came over several connections, from a position on, given the host each came from and the time.
-Returns how many it took, the replies, and which of them, counted from that position, want none. None: the first is
-nothing for it. It raises only if nothing was carried out: what it took is never offered to anybody again."""
 
 _BACKLOG: Final = 1024
 _ACCEPTED_AT_ONCE: Final = 64
@@ -164,7 +158,7 @@ class Sockets:
     def _answer(self, transports: list[SocketTransport], replies: Replies, silent: list[int], now: float) -> None:
         """Requests of these were taken together."""
         for transport in transports:
-            transport.protocol.last_active = now
+            transport.protocol.last_received = now
         last = transports[-1]
         requests = len(transports)
         for position in reversed(silent):

@@ -15,7 +15,8 @@ from downrange.model.subscription import subscribe
 from downrange.protocol.command import Command
 from downrange.store.queues import QueueState
 from downrange.store.run import Run
-from downrange.transport.connection import Connection, LaterReply
+from downrange.transport.connection import Connection
+from downrange.transport.handler import LaterReply
 from tests.unit.broker.wired import FakeConnection
 
 QUEUE = TopicQueue("orders", 0)

@@ -20,7 +20,8 @@ from downrange.protocol.bodies.topics import TopicConfigTable
 from downrange.protocol.codes import RequestCode, ResponseCode
 from downrange.protocol.command import Command, request
 from downrange.protocol.framing import FrameDecoder
-from downrange.transport.connection import Connection, refuse
+from downrange.transport.connection import Connection
+from downrange.transport.handler import refuse
 from downrange.transport.pool import connect
 from downrange.transport.server import Server
 from tests.support.golden import scenarios

@@ -16,7 +16,8 @@ from downrange.protocol.bodies.routes import BrokerData, QueueData, TopicRouteDa
 from downrange.protocol.bodies.send import SendMessageRequest, SendMessageResponse
 from downrange.protocol.codes import RequestCode, ResponseCode
 from downrange.protocol.command import Command
-from downrange.transport.connection import Connection, LaterReply
+from downrange.transport.connection import Connection
+from downrange.transport.handler import LaterReply
 from downrange.transport.server import Server
 from tests.unit.client.fake_cluster import Answering, FakeBroker, FakeCluster, reply
 

@@ -14,8 +14,9 @@ from downrange.protocol.codes import RequestCode
 from downrange.protocol.command import Command, request
 from downrange.protocol.framing import encode
 from downrange.spark.pull_connection import PullConnection, PullConnections
-from downrange.transport.connection import Connection, Handler
+from downrange.transport.connection import Connection
 from downrange.transport.errors import ConnectFailed, ConnectionLost, RequestTimedOut, TransportClosed
+from downrange.transport.handler import Handler
 from downrange.transport.server import Server
 
 PULL = request(RequestCode.PULL_MESSAGE, ext_fields={"topic": "orders"})

@@ -31,8 +31,9 @@ from downrange.protocol.codes import LanguageCode, RequestCode, version_name
 from downrange.protocol.command import Command, request
 from downrange.protocol.errors import BrokerError, ConsumeMessageTimeout, ConsumerNotOnline
 from downrange.store.message_store import MessageStore
-from downrange.transport.connection import Connection, LaterReply
+from downrange.transport.connection import Connection
 from downrange.transport.errors import RequestTimedOut, TransportError
+from downrange.transport.handler import LaterReply
 
 log = logging.getLogger(__name__)
 

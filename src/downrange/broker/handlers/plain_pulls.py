@@ -19,14 +19,15 @@ from downrange.model.message import TopicQueue
 from downrange.model.topics import SubscriptionGroupConfig
 from downrange.protocol.bodies.plain_pull import PullReplyHead, is_pull, parse_pull
 from downrange.protocol.bodies.pull import PullMessageRequest
-from downrange.protocol.command import Buffer, Command
+from downrange.protocol.command import Buffer
 from downrange.protocol.errors import BrokerError
 from downrange.protocol.framing import Frame, decode_frame
 from downrange.store.backlog import Backlog, records_of
 from downrange.store.consume_queue import ENTRY_SIZE
 from downrange.store.message_store import MessageStore
 from downrange.store.queues import QueueState
-from downrange.transport.connection import Connection, error_reply
+from downrange.transport.connection import Connection
+from downrange.transport.handler import encode_reply, error_reply
 
 _MOST_BYTES: Final = 1 << 20  # of messages in one reply; more may not fit a frame
 
@@ -35,7 +36,7 @@ _HELD: Final[list[Buffer]] = []
 
 
 class PlainPull(HeldPull):
-    """A plain pull that found nothing new and waits. Its connection counts it as held."""
+    """A plain pull that found nothing new and waits. Its connection counts it among those that are answered later."""
 
     __slots__ = ("_pulls", "frame", "group", "opaque", "request")
 
@@ -58,10 +59,10 @@ class PlainPull(HeldPull):
         self.group = group
 
     def answer(self) -> None:
-        self.connection.end_hold(self._pulls.again(self))
+        self.connection.end_answering(1, *self._pulls.again(self))
 
     def give_up(self) -> None:
-        self.connection.end_hold(None)
+        self.connection.end_answering(1)
 
 
 class PlainPulls:
@@ -78,7 +79,7 @@ class PlainPulls:
     def take(self, frames: list[Frame], at: int, connection: Connection) -> int:
         """Answer what is plain, from `frames[at]` on; return the place of the first frame that is not."""
         flow = self._flow
-        if not is_pull(frames[at]) or connection.last_active - flow.last_tick > flow.pull_patience:
+        if not is_pull(frames[at]) or connection.last_received - flow.last_tick > flow.pull_patience:
             return at
         start = perf_counter()
         answered = 0
@@ -116,8 +117,9 @@ class PlainPulls:
             if reply is None:
                 return None
         else:
-            if not connection.hold():
+            if connection.is_overloaded:
                 return None
+            connection.begin_answering(1)
             held = PlainPull(self, frame, opaque, request, offset, group, wanted, connection)
             handlers.held.keep(held, handlers.wait_seconds(request))
             self._statistics.get_missed()
@@ -125,8 +127,8 @@ class PlainPulls:
         handlers.commit(request, commit_offset)
         return reply
 
-    def again(self, held: PlainPull) -> Command | list[Buffer]:
-        """The answer to a pull that has waited."""
+    def again(self, held: PlainPull) -> list[Buffer]:
+        """The whole reply to a pull that has waited."""
         state = self._states.get(held.queue)
         frame, group, wanted = held.frame, held.group, held.filter
         try:
@@ -134,9 +136,10 @@ class PlainPulls:
                 found = self._found(state, frame[0], held.opaque, held.request, held.offset, group, wanted)
                 if found is not None:
                     return found
-            return self._handlers.again(decode_frame(frame), group, wanted)
+            reply = self._handlers.again(decode_frame(frame), group, wanted)
         except Exception as error:
-            return error_reply(decode_frame(frame), error)
+            reply = error_reply(decode_frame(frame), error)
+        return encode_reply(reply)
 
     def _found(
         self,

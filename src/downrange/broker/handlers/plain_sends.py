@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from downrange.broker.config import BrokerConfig
 from downrange.broker.destinations import Destinations
@@ -31,9 +31,7 @@ from downrange.store.new_message import PutMessageStatus
 from downrange.store.queues import QueueState
 from downrange.store.run import PlainMessage, Run
 from downrange.transport.connection import Connection
-
-if TYPE_CHECKING:
-    from downrange.transport.sockets import Replies  # it exists only where the compiled module does
+from downrange.transport.handler import Replies
 
 SEND: Final = int(RequestCode.SEND_MESSAGE_V2)
 _OK: Final = int(ResponseCode.SUCCESS)
@@ -68,33 +66,22 @@ class PlainSends:
 
     def take(self, frames: list[Frame], at: int, connection: Connection) -> int:
         """Store and answer what is plain, from `frames[at]` on; return the place of the first frame that is not."""
-        flow = self._flow
-        if connection.last_active - flow.last_tick > flow.send_patience or not connection.peer_host:
-            return at
-        if self._config.broker is not self._known:
-            self._adopt(self._config.broker)
-        if not self._is_ready:
+        if not self._is_open(connection.last_received) or not connection.peer_host:
             return at
         count = len(frames)
         while at < count:
             start = perf_counter()
             run = self._plain(frames, at)
-            if run is None:
+            if run is None or not self._append(run, connection.peer_host, self._store_host):
                 break
-            if not self._append(run, connection.peer_host, self._store_host):
-                break
+            requests = run.requests
             if self._makes_wait:
-                reply = connection.reply_later(run.requests)
+                connection.begin_answering(requests)
+                reply = partial(connection.end_answering, requests)
                 self._writer.tell_when_safe(run.end, partial(self._reply_safe, run, reply))
             else:
-                encoded = self._accepted.encode(run)
-                if encoded:  # all may have been one-way
-                    connection.reply_encoded(encoded)
-            millis = (perf_counter() - start) * 1000
-            if millis >= 1:
-                flow.appended(millis / 1000)
-            requests = run.requests
-            self._writer.statistics.sent_together(run.code, requests, millis)
+                connection.reply_encoded(self._accepted.encode(run))
+            self._count(run, start)
             at += requests
         return at
 
@@ -102,12 +89,7 @@ class PlainSends:
         self, frames: list[Frame], at: int, hosts: list[bytes], now: float
     ) -> tuple[int, Replies, list[int]] | None:
         """`take` for frames that came over several connections: the `Together` of the broker's servers."""
-        flow = self._flow
-        if now - flow.last_tick > flow.send_patience:
-            return None
-        if self._config.broker is not self._known:
-            self._adopt(self._config.broker)
-        if not self._is_ready:
+        if not self._is_open(now):
             return None
         start = perf_counter()
         run = self._plain_compiled(frames, at)
@@ -118,15 +100,25 @@ class PlainSends:
             if not self._append(run, hosts[at : at + requests], self._store_host):
                 return None
             replies = self._when_safe(run) if self._makes_wait else self._accepted.encode(run)
-            millis = (perf_counter() - start) * 1000
-            if millis >= 1:
-                flow.appended(millis / 1000)
-            self._writer.statistics.sent_together(run.code, requests, millis)
+            self._count(run, start)
         except Exception as error:
             if not run.places:
                 raise
             replies = error  # stored is stored: nobody may be tempted to store it once more
         return requests, replies, run.silent
+
+    def _is_open(self, now: float) -> bool:
+        """Are sends taken, and those that came by now without having waited for too long?"""
+        if self._config.broker is not self._known:
+            self._adopt(self._config.broker)
+        flow = self._flow
+        return self._is_ready and now - flow.last_tick <= flow.send_patience
+
+    def _count(self, run: Run, start: float) -> None:
+        millis = (perf_counter() - start) * 1000
+        if millis >= 1:
+            self._flow.appended(millis / 1000)
+        self._writer.statistics.sent_together(run.code, run.requests, millis)
 
     def _plain(self, frames: list[Frame], at: int) -> Run | None:
         run = self._plain_compiled(frames, at)

@@ -32,7 +32,8 @@ from downrange.protocol.codes import RequestCode
 from downrange.protocol.command import Command
 from downrange.protocol.errors import TopicNotExist
 from downrange.store.message_store import MessageStore
-from downrange.transport.connection import Connection, LaterReply
+from downrange.transport.connection import Connection
+from downrange.transport.handler import LaterReply
 
 log = logging.getLogger(__name__)
 

@@ -51,7 +51,8 @@ from downrange.store.config import BrokerRole
 from downrange.store.message_store import MessageStore
 from downrange.store.new_message import NewMessage
 from downrange.store.read_result import GetMessageStatus, ReadResult
-from downrange.transport.connection import Connection, LaterReply
+from downrange.transport.connection import Connection
+from downrange.transport.handler import LaterReply
 
 FAQ: Final = "\nSee http://rocketmq.apache.org/docs/faq/ for further details."
 

@@ -23,8 +23,9 @@ from downrange.protocol.codes import RequestCode, ResponseCode
 from downrange.protocol.command import Command, request
 from downrange.protocol.errors import BrokerError
 from downrange.store.new_message import NewMessage, PutMessageStatus
-from downrange.transport.connection import Connection, LaterReply
+from downrange.transport.connection import Connection
 from downrange.transport.errors import TransportError
+from downrange.transport.handler import LaterReply
 
 log = logging.getLogger(__name__)
 

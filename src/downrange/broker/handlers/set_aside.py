@@ -119,7 +119,7 @@ class SetAside:
     def take(self, frames: list[Frame], at: int, connection: Connection) -> int:
         """Store and answer what is usual, from `frames[at]` on; return the place of the first frame that is not."""
         flow = self._flow
-        if not frames[at][1].startswith(_STARTS) or connection.last_active - flow.last_tick > flow.send_patience:
+        if not frames[at][1].startswith(_STARTS) or connection.last_received - flow.last_tick > flow.send_patience:
             return at
         if self._config.broker is not self._known:
             self._adopt(self._config.broker)
@@ -242,14 +242,16 @@ class SetAside:
         if encoded:  # nobody may have wanted an answer
             connection.reply_encoded(encoded)
         if waits:
-            reply_later = connection.reply_later(len(sends))
+            connection.begin_answering(len(sends))
+            end_answering = partial(connection.end_answering, len(sends))
             physical_offset, size, _ = places[-1]
-            self._writer.tell_when_safe(physical_offset + size, partial(self._answer_safe, sends, places, reply_later))
+            tell = partial(self._answer_safe, sends, places, end_answering)
+            self._writer.tell_when_safe(physical_offset + size, tell)
 
     def _answer_safe(
-        self, sends: list[Sent], places: list[Place], reply_later: Callable[[bytes], None], status: PutMessageStatus
+        self, sends: list[Sent], places: list[Place], reply: Callable[[bytes], None], status: PutMessageStatus
     ) -> None:
         """All of a run get the status of its last message, the one that was safe last."""
         code = STATUS_CODES.get(status, ResponseCode.SUCCESS)
-        reply = SendReply(int(code), self._store_host, self._known.region_id, self._known.trace_on)
-        reply_later(reply.encode(_Answered(sends, places)))
+        answer = SendReply(int(code), self._store_host, self._known.region_id, self._known.trace_on)
+        reply(answer.encode(_Answered(sends, places)))

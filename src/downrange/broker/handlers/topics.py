@@ -27,7 +27,8 @@ from downrange.protocol.errors import BrokerError, TopicNotExist
 from downrange.store.config import BrokerRole
 from downrange.store.message_store import MessageStore
 from downrange.store.retention import Retention
-from downrange.transport.connection import Connection, LaterReply
+from downrange.transport.connection import Connection
+from downrange.transport.handler import LaterReply
 
 log = logging.getLogger(__name__)
 

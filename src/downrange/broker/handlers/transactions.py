@@ -27,7 +27,8 @@ from downrange.store.config import BrokerRole
 from downrange.store.group_commit import FlushOutcome
 from downrange.store.kept_message import KeptMessage
 from downrange.store.new_message import AppendResult, PutMessageStatus
-from downrange.transport.connection import Connection, LaterReply
+from downrange.transport.connection import Connection
+from downrange.transport.handler import LaterReply
 
 log = logging.getLogger(__name__)
 

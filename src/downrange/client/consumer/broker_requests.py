@@ -25,7 +25,8 @@ from downrange.protocol.bodies.consumers import (
 from downrange.protocol.codes import RequestCode
 from downrange.protocol.command import Command
 from downrange.protocol.errors import BrokerError
-from downrange.transport.connection import Connection, LaterReply
+from downrange.transport.connection import Connection
+from downrange.transport.handler import LaterReply
 
 
 class GroupMember(Protocol):
