@@ -9,10 +9,8 @@ from __future__ import annotations
 import os
 import select
 import socket
-from types import TracebackType
-from typing import Self
 
-from downrange.client.load.links import open_socket
+from downrange.client.load.links import Closing, open_socket
 from downrange.compiled import runs
 from downrange.protocol.framing import MAX_FRAME
 from downrange.transport.errors import ConnectionLost
@@ -43,7 +41,7 @@ class Member(runs.Socket):
         return data[:at], count
 
 
-class Crowd:
+class Crowd(Closing):
     """A `Wire` of many connections, for a closed loop; `with` closes them. Needs the compiled module.
 
     Holds always: each connection is written as many frames as replies were read from it, `outstanding` at first.
@@ -65,14 +63,6 @@ class Crowd:
             raise
         self._next = [member for member in self._members for _ in range(outstanding)]
         self.all = [self]
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def wait(self, seconds: float) -> list[Crowd]:
         """Itself if there is something to read, `seconds` from now at the latest."""

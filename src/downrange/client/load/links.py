@@ -34,6 +34,23 @@ class Wire(Protocol):
     def read(self) -> bytes: ...
 
 
+class Closing:
+    """What `with` closes."""
+
+    __slots__ = ()
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
 class Link:
     """One connection. What the kernel does not take at once waits; the caller must leave those bytes as they are."""
 
@@ -89,7 +106,7 @@ class Link:
             raise ConnectionLost(f"the connection to the broker failed: {error.strerror}") from None
 
 
-class WaitingLink:
+class WaitingLink(Closing):
     """One connection whose thread waits in `read`: asleep, or, if it `polls`, by asking all the time.
 
     Nothing is between a request and its reply but the two calls of the kernel.
@@ -106,12 +123,7 @@ class WaitingLink:
         self._socket.setblocking(True)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", int(PATIENCE_SECONDS), 0))
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         self._socket.close()
 
     def write(self, data: memoryview) -> None:
@@ -141,7 +153,7 @@ class WaitingLink:
                     raise
 
 
-class Links:
+class Links(Closing):
     """All connections of one load; `with` closes them."""
 
     def __init__(
@@ -166,14 +178,6 @@ class Links:
         except BaseException:
             self.close()
             raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def wait(self, seconds: float) -> list[Link]:
         """The connections with something to read, `seconds` from now at the latest, which is kept to microseconds."""

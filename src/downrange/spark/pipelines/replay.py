@@ -171,19 +171,11 @@ class _Sender:
         self._begun = 0.0
 
     def __enter__(self) -> None:
-        self._background = background_loop.hold()
-        try:
-            self._background.run(self._producer.start())
-        except BaseException:
-            background_loop.let_go(self._background)
-            raise
+        self._background, _ = background_loop.open_client(self._producer.start())
         self._begun = time.monotonic()
 
     def __exit__(self, *_: object) -> None:
-        try:
-            self._background.run(self._producer.close())
-        finally:
-            background_loop.let_go(self._background)
+        background_loop.close_client(self._background, self._producer.close())
 
     def send(self, chunk: list[Row]) -> None:
         """Returns when all were acknowledged and the rate allows to go on."""
