@@ -17,7 +17,7 @@ from downrange.broker.statistics import Statistics
 from downrange.compiled import runs
 from downrange.model.message import TopicQueue
 from downrange.model.topics import SubscriptionGroupConfig
-from downrange.protocol.bodies.plain_pull import PullReplyHead, is_pull, parse_pull
+from downrange.protocol.bodies.plain_pull import PULL_HEADER, PullReplyHead, parse_pull
 from downrange.protocol.bodies.pull import PullMessageRequest
 from downrange.protocol.command import Buffer
 from downrange.protocol.errors import BrokerError
@@ -79,7 +79,10 @@ class PlainPulls:
     def take(self, frames: list[Frame], at: int, connection: Connection) -> int:
         """Answer what is plain, from `frames[at]` on; return the place of the first frame that is not."""
         flow = self._flow
-        if not is_pull(frames[at]) or connection.last_received - flow.last_tick > flow.pull_patience:
+        if (
+            not frames[at][1].startswith(PULL_HEADER.starts)
+            or connection.last_received - flow.last_tick > flow.pull_patience
+        ):
             return at
         start = perf_counter()
         answered = 0

@@ -25,8 +25,8 @@ from downrange.model import properties as names
 from downrange.model.message import SysFlag
 from downrange.model.message_id import pack_host
 from downrange.model.topics import HALF_TOPIC, Perm
-from downrange.protocol.bodies.plain_end import parse_end
-from downrange.protocol.bodies.plain_send import SendReply, Sent, parse_send
+from downrange.protocol.bodies.plain_end import END_HEADER
+from downrange.protocol.bodies.plain_send import SEND_HEADER, SendReply, Sent, parse_send
 from downrange.protocol.codes import RequestCode, ResponseCode
 from downrange.protocol.command import ONEWAY_FLAG, RESPONSE_FLAG, Command
 from downrange.protocol.errors import BrokerError
@@ -41,11 +41,7 @@ _END: Final = int(RequestCode.END_TRANSACTION)
 _OK: Final = int(ResponseCode.SUCCESS)
 _ROLLBACK: Final = int(SysFlag.TRANSACTION_ROLLBACK)
 _ENDS: Final = (int(SysFlag.TRANSACTION_COMMIT), _ROLLBACK)
-# How the header of either request begins, as JSON and in the binary form.
-_STARTS: Final = (
-    *(b'{"code":%d,' % code for code in (_SEND, _END)),
-    *(code.to_bytes(2, "big") for code in (_SEND, _END)),
-)
+_STARTS: Final = (*SEND_HEADER.starts, *END_HEADER.starts)
 # A run is stored in one file, and a small request may commit a message many times as large.
 _RUN_BYTES: Final = 1 << 18
 _DOES_NOT_WAIT: Final = f"{names.WAIT}{names.NAME_VALUE_SEPARATOR}false"
@@ -176,10 +172,10 @@ class SetAside:
         return True
 
     def _read_end(self, run: _Run, frame: Frame) -> bool:
-        parsed = parse_end(frame)
+        parsed = END_HEADER.read(frame)
         if parsed is None:
             return False
-        opaque, flag, header = parsed
+        opaque, flag, header = parsed.opaque, parsed.flag, parsed.ext
         if flag not in self._end_flags or header.commit_or_rollback not in _ENDS:
             return False
         try:

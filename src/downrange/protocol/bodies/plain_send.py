@@ -12,24 +12,18 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final, Protocol
 
-import msgspec
-
 from downrange.compiled import runs
 from downrange.model.message_id import offset_message_id
 from downrange.protocol import header_binary
-from downrange.protocol.bodies.fields import FieldError, Int32, decode_fields, encode_fields
+from downrange.protocol.bodies.fields import FieldError, decode_fields, encode_fields
+from downrange.protocol.bodies.plain_header import BINARY, JSON, PlainHeader
 from downrange.protocol.bodies.send import SendMessageRequest, SendMessageResponse
-from downrange.protocol.codes import RequestCode, SerializeType
+from downrange.protocol.codes import RequestCode
 from downrange.protocol.command import ONEWAY_FLAG, RESPONSE_FLAG, Command
 from downrange.protocol.errors import RemoteProtocolError
 from downrange.protocol.framing import PREFIX, Frame, encode
 
-_JSON: Final = int(SerializeType.JSON)
-_BINARY: Final = int(SerializeType.ROCKETMQ)
-_CODE: Final = int(RequestCode.SEND_MESSAGE_V2)
-_JSON_START: Final = b'{"code":%d,' % _CODE  # clients that write the members in another order take the general way
-_BINARY_START: Final = _CODE.to_bytes(2, "big")
-_UNREADABLE: Final = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
+SEND_HEADER: Final = PlainHeader(RequestCode.SEND_MESSAGE_V2, SendMessageRequest)
 
 # Opaque, flag of the command, topic, queue id, sysFlag, born timestamp, flag of the message, properties, reconsume
 # times. A plain tuple: an object would cost as much as reading the header.
@@ -49,32 +43,24 @@ class Stored(Protocol):
     def places(self) -> Sequence[Place]: ...
 
 
-class _JsonSend(msgspec.Struct, gc=False, rename={"ext": "extFields"}):
-    ext: SendMessageRequest
-    opaque: Int32 = 0
-    flag: Int32 = 0
-
-
-_decode_json = msgspec.json.Decoder(_JsonSend, strict=False).decode
-
-
 def parse_send(frame: Frame) -> PlainSend | None:
     """The values of a plain send; None when the frame is something else, or takes the lenient way or an error."""
     kind, header, _ = frame
-    if kind == _BINARY:
-        return _parse_binary(header) if header.startswith(_BINARY_START) else None
-    if kind != _JSON or not header.startswith(_JSON_START):
+    if kind == JSON:
+        send = SEND_HEADER.read_json(header)
+    elif kind == BINARY and header.startswith(SEND_HEADER.binary_start):
+        usual = _parse_usual(header)
+        if usual is not None:
+            return usual
+        send = SEND_HEADER.read_binary(header)
+    else:
         return None
-    try:
-        sent = _decode_json(header)
-    except _UNREADABLE:
+    if send is None or send.ext.batch:
         return None
-    ext = sent.ext
-    if ext.batch:
-        return None
+    ext = send.ext
     return (
-        sent.opaque,
-        sent.flag,
+        send.opaque,
+        send.flag,
         ext.topic,
         ext.queue_id,
         ext.sys_flag,
@@ -98,7 +84,8 @@ _FLAG_KEY: Final = b"\0\1h\0\0\0\1"
 _PROPERTIES_KEY: Final = b"\0\1i"
 
 
-def _parse_binary(header: bytes) -> PlainSend | None:
+def _parse_usual(header: bytes) -> PlainSend | None:
+    """Four times as fast as what takes any order and length of the fields."""
     try:
         _, _, _, opaque, flag, remark_length, ext_length = _FIXED.unpack_from(header)
         queue_id_at = header.find(_QUEUE_ID_KEY, _FIXED_SIZE)
@@ -110,7 +97,7 @@ def _parse_binary(header: bytes) -> PlainSend | None:
         properties = header[properties_at : properties_at + length]
         reconsume_times = _reconsume_times_of(header[properties_at + length :])
     except (struct.error, IndexError):
-        return _parse_any_binary(header)
+        return None
     if (
         topic is None
         or reconsume_times is None
@@ -129,7 +116,7 @@ def _parse_binary(header: bytes) -> PlainSend | None:
         or len(properties) != length
         or len(queue_id) > 9
     ):
-        return _parse_any_binary(header)
+        return None
     return (
         opaque,
         flag,
@@ -140,28 +127,6 @@ def _parse_binary(header: bytes) -> PlainSend | None:
         int(message_flag),
         properties.decode(),
         reconsume_times,
-    )
-
-
-def _parse_any_binary(header: bytes) -> PlainSend | None:
-    """The same for any order and length of the fields, four times slower."""
-    try:
-        command = header_binary.decode(header)
-        ext = decode_fields(SendMessageRequest, header_binary.decode_ext_fields(command.ext))
-    except (RemoteProtocolError, FieldError):
-        return None
-    if ext.batch:
-        return None
-    return (
-        command.opaque,
-        command.flag,
-        ext.topic,
-        ext.queue_id,
-        ext.sys_flag,
-        ext.born_timestamp,
-        ext.flag,
-        ext.properties,
-        ext.reconsume_times,
     )
 
 
@@ -237,7 +202,7 @@ class SendReply:
         self._json = _form(text, texts)
         self._json_heads: dict[int, bytes] = {}
 
-        frame = encode(Command(code, 0, RESPONSE_FLAG, fields, serialize_type=_BINARY))
+        frame = encode(Command(code, 0, RESPONSE_FLAG, fields, serialize_type=BINARY))
         block = frame[_EXT_AT:]
         lengthy = (texts[0], *[(len(mark).to_bytes(4, "big") + mark, b"\0\0\0%c%d") for mark, _ in texts[1:3]])
         self._binary_ext = _form(block, lengthy)
@@ -271,7 +236,7 @@ class SendReply:
             if count > 1:
                 pieces.append(self._encode_batch(kind, opaque, queue_id, places[at - count : at]))
                 continue
-            if kind == _BINARY:
+            if kind == BINARY:
                 pieces.append(self._encode_binary(opaque, place[0], queue_id, place[2]))
                 continue
             text = form % (place[0], queue_id, place[2], opaque)
@@ -310,7 +275,7 @@ class SendReply:
         """What stands before and after the opaque when both numbers have so many digits together."""
         ext_size = self._ext_size + digits
         size = _FIXED_SIZE + ext_size
-        before = PREFIX.pack(4 + size, _BINARY << 24 | size) + self._fixed[0]
+        before = PREFIX.pack(4 + size, BINARY << 24 | size) + self._fixed[0]
         around = self._around_opaque[digits] = before, self._fixed[1] + ext_size.to_bytes(4, "big")
         return around
 
