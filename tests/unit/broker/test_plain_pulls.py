@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from downrange.broker.handlers.plain_pulls import PlainPulls
-from downrange.broker.handlers.plain_sends import PlainSends
 from downrange.broker.handlers.pull import PullHandlers
-from downrange.broker.handlers.send import SendHandlers
-from downrange.broker.routes import express_of, handler_of
 from downrange.compiled import runs
 from downrange.model.topics import SubscriptionGroupConfig
 from downrange.protocol.bodies.fields import encode_fields
@@ -25,12 +21,12 @@ from downrange.protocol.bodies.plain_pull import parse_pull
 from downrange.protocol.bodies.pull import PullMessageRequest
 from downrange.protocol.codes import RequestCode, ResponseCode, SerializeType
 from downrange.protocol.command import Command
-from downrange.protocol.framing import Frame, FrameDecoder, decode_frame, encode
+from downrange.protocol.framing import FrameDecoder, decode_frame, encode
 from downrange.transport.connection import Connection
 from downrange.transport.limits import Limits, Usage
 from tests.unit.broker.fake_transport import FakeTransport
 from tests.unit.broker.test_plain_sends import send
-from tests.unit.broker.wired import BROKER, WiredBroker, wire
+from tests.unit.broker.way import Way
 
 BINARY, JSON = SerializeType.ROCKETMQ, SerializeType.JSON
 COMMIT, SUSPEND, SUBSCRIPTION = 1, 2, 4
@@ -66,20 +62,17 @@ class SlowTransport(FakeTransport):
         pass
 
 
-class Way:
-    """A broker with messages in two queues that takes pulls over one connection, with or without the short cut."""
+class PullWay(Way):
+    """With messages in two queues, and with or without the way for plain pulls."""
+
+    transport: SlowTransport
 
     def __init__(
         self, root: Path, *, plain: bool, pause_after: int = 1 << 30, limits: Limits | None = None, **options: Any
     ) -> None:
-        broker = replace(BROKER, **options.pop("broker", {}))
         options.setdefault("mapped_file_size_commit_log", 1 << 20)
-        self.broker: WiredBroker = wire(root, broker=broker, **options)
+        super().__init__(root, **options)
         parts = self.broker
-        parts.topics.ensure("TopicA", 4)
-        parts.topics.ensure("%RETRY%group", 1)
-        parts.flow.last_tick = float("inf")  # however slow the machine, it is not busy
-        sends = SendHandlers(parts.config, parts.topics, parts.groups, parts.writer, parts.flow)
         pulls = PullHandlers(
             parts.config,
             parts.topics,
@@ -92,25 +85,12 @@ class Way:
             parts.writer,
             parts.flow,
         )
-        self.taken = 0
         self.lane = PlainPulls(pulls, parts.store, parts.statistics, parts.flow)
-        handler = handler_of(sends.routes, pulls.routes, statistics=parts.statistics)
-        plain_sends = PlainSends(parts.config, parts.topics, parts.writer, parts.flow)
         self.transport = SlowTransport(pause_after)
-        express = express_of(plain_sends.take, self._take) if plain else None
         self.usage = Usage()
-        self.connection = Connection(handler, express=express, usage=self.usage, limits=limits)
-        self.connection.connection_made(self.transport)  # type: ignore[arg-type]
+        lanes = (self.plain.take, self.lane.take) if plain else ()
+        self.connect(self.sends.routes, pulls.routes, lanes=lanes, usage=self.usage, limits=limits)
         self.transport.protocol = self.connection
-
-    def _take(self, frames: list[Frame], at: int, connection: Connection) -> int:
-        end = self.lane.take(frames, at, connection)
-        self.taken += end - at
-        return end
-
-    def feed(self, *frames: bytes) -> bytes:
-        self.connection.data_received(b"".join(frames))
-        return self.transport.taken()
 
     def feed_quietly(self, frames: Sequence[bytes]) -> None:
         """What is answered at once stays in the transport, with what is answered later."""
@@ -148,10 +128,10 @@ def pull(number: int, offset: int, kind: int = JSON, *, flag: int = 0, **fields:
 
 def compare(
     root: Path, chunks: Sequence[Sequence[bytes]], *, filled: dict[str, int] | None = None, **options: Any
-) -> Way:
+) -> PullWay:
     """Feed the same chunks to both ways; return the one with the short cut, closed."""
-    general = Way(root / "general", plain=False, **dict(options))
-    plain = Way(root / "plain", plain=True, **dict(options))
+    general = PullWay(root / "general", plain=False, **dict(options))
+    plain = PullWay(root / "plain", plain=True, **dict(options))
     for way in (general, plain):
         way.fill(**(filled or {}))
     for chunk in chunks:
@@ -263,7 +243,7 @@ async def test_the_configuration_counts(tmp_path: Path, broker: dict[str, Any]) 
 
 
 async def test_a_group_that_may_not_consume_is_refused(tmp_path: Path) -> None:
-    way = Way(tmp_path, plain=True)
+    way = PullWay(tmp_path, plain=True)
     way.fill(count=10)
     way.broker.groups.put(SubscriptionGroupConfig("group", consume_enable=False))
     (reply,) = FrameDecoder().feed(way.feed(pull(0, 0)))
@@ -281,7 +261,7 @@ async def test_a_peer_that_does_not_read_is_not_answered_further(tmp_path: Path,
     filled = {"size": 3000}
     replies = []
     for plain in (False, True):
-        way = Way(tmp_path / str(plain), plain=plain)
+        way = PullWay(tmp_path / str(plain), plain=plain)
         way.fill(**filled)
         way.transport._pause_after = pause_after
         answered = way.feed(*[pull(n, n, max_msg_nums=20) for n in range(40)])
@@ -296,7 +276,7 @@ async def test_a_peer_that_does_not_read_is_not_answered_further(tmp_path: Path,
 
 
 async def test_a_broker_that_is_busy_leaves_pulls_to_the_handler(tmp_path: Path) -> None:
-    way = Way(tmp_path, plain=True)
+    way = PullWay(tmp_path, plain=True)
     way.fill(count=10)
     way.broker.flow.last_tick = asyncio.get_running_loop().time() - 60
     (reply,) = FrameDecoder().feed(way.feed(pull(0, 0)))
@@ -314,13 +294,13 @@ def waiting(number: int, offset: int, kind: int = JSON, **fields: Any) -> bytes:
 
 
 async def compare_waiting(
-    root: Path, chunks: Sequence[Sequence[bytes]], *, taken: int, end: Callable[[Way], object] | None = None
+    root: Path, chunks: Sequence[Sequence[bytes]], *, taken: int, end: Callable[[PullWay], object] | None = None
 ) -> None:
     """Feed the same chunks to both ways, with turns of the loop between them."""
-    ways = [Way(root / str(plain), plain=plain, broker={"enable_property_filter": True}) for plain in (False, True)]
+    ways = [PullWay(root / str(plain), plain=plain, broker={"enable_property_filter": True}) for plain in (False, True)]
     for way in ways:
         way.fill()
-    steps: list[Callable[[Way], object]] = [partial(Way.feed_quietly, frames=frames) for frames in chunks]
+    steps: list[Callable[[PullWay], object]] = [partial(PullWay.feed_quietly, frames=frames) for frames in chunks]
     for step in (*steps, *([end] if end is not None else [])):
         replies = []
         for way in ways:
@@ -379,7 +359,7 @@ async def test_a_pull_that_waited_in_vain_is_told_so(tmp_path: Path, kind: Seria
 
 
 async def test_a_pull_that_waits_for_no_time_is_answered_soon(tmp_path: Path) -> None:
-    way = Way(tmp_path, plain=True)
+    way = PullWay(tmp_path, plain=True)
     way.fill(count=10)
     assert way.feed(waiting(7, 5, suspend_timeout_millis=0)) == b""
     assert way.taken == 1
@@ -391,7 +371,7 @@ async def test_a_pull_that_waits_for_no_time_is_answered_soon(tmp_path: Path) ->
 
 
 async def test_an_error_is_the_answer_to_a_pull_that_waited(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    way = Way(tmp_path, plain=True)
+    way = PullWay(tmp_path, plain=True)
     way.fill(count=10)
     way.feed(waiting(7, 5))
     way.broker.close()
@@ -406,7 +386,7 @@ async def test_more_pulls_than_may_wait_are_refused(tmp_path: Path) -> None:
     chunk = [waiting(number, 100) for number in range(8)]
     replies = []
     for plain in (False, True):
-        way = Way(tmp_path / str(plain), plain=plain, limits=Limits(max_requests_per_connection=5))
+        way = PullWay(tmp_path / str(plain), plain=plain, limits=Limits(max_requests_per_connection=5))
         way.fill()
         replies.append(way.feed(*chunk))
         assert len(way.broker.held) == 5
@@ -417,7 +397,7 @@ async def test_more_pulls_than_may_wait_are_refused(tmp_path: Path) -> None:
 
 
 async def test_nobody_is_answered_when_the_connection_is_gone(tmp_path: Path) -> None:
-    way = Way(tmp_path, plain=True)
+    way = PullWay(tmp_path, plain=True)
     way.fill(count=10)
     way.feed(waiting(7, 5), waiting(8, 5))
     assert way.usage.requests == 2

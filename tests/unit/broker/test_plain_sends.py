@@ -13,53 +13,28 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from downrange.broker.handlers.plain_sends import PlainSends
-from downrange.broker.handlers.send import SendHandlers
-from downrange.broker.routes import handler_of
 from downrange.model.message import TopicQueue
 from downrange.model.topics import TopicConfig
 from downrange.protocol.bodies.fields import encode_fields
 from downrange.protocol.bodies.send import SendMessageRequest
 from downrange.protocol.codes import RequestCode, ResponseCode, SerializeType
 from downrange.protocol.command import Command
-from downrange.protocol.framing import Frame, FrameDecoder, encode
+from downrange.protocol.framing import FrameDecoder, encode
 from downrange.store.config import FlushDiskType
-from downrange.transport.connection import Connection
 from tests.support.store_files import files_of
-from tests.unit.broker.fake_transport import FakeTransport
-from tests.unit.broker.wired import BROKER, WiredBroker, wire
+from tests.unit.broker.way import Way
 
 ID = "7F0000011A2B18B4AAC20000{:08X}"
 JAVA = "UNIQ_KEY\x01" + ID + "\x02WAIT\x01true\x02TAGS\x01TagA"
 BINARY, JSON = SerializeType.ROCKETMQ, SerializeType.JSON
 
 
-class Way:
-    """A broker that takes sends over one connection, with or without the way for plain ones."""
+class SendWay(Way):
+    """With or without the way for plain sends."""
 
     def __init__(self, root: Path, *, plain: bool, **options: Any) -> None:
-        broker = replace(BROKER, **options.pop("broker", {}))
-        self.broker: WiredBroker = wire(root, broker=broker, **options)
-        self.taken = 0
-        for topic in ("TopicA", "TopicB", "%RETRY%group"):
-            self.broker.topics.ensure(topic, 4)
-        parts = self.broker
-        parts.flow.last_tick = float("inf")  # however slow the machine, it is not busy
-        sends = SendHandlers(parts.config, parts.topics, parts.groups, parts.writer, parts.flow)
-        self.plain = PlainSends(parts.config, parts.topics, parts.writer, parts.flow)
-        handler = handler_of(sends.routes, statistics=parts.statistics)
-        self.transport = FakeTransport()
-        self.connection = Connection(handler, express=self._take if plain else None)
-        self.connection.connection_made(self.transport)  # type: ignore[arg-type]
-
-    def _take(self, frames: list[Frame], at: int, connection: Connection) -> int:
-        end = self.plain.take(frames, at, connection)
-        self.taken += end - at
-        return end
-
-    def feed(self, *frames: bytes) -> bytes:
-        self.connection.data_received(b"".join(frames))
-        return self.transport.taken()
+        super().__init__(root, **options)
+        self.connect(self.sends.routes, lanes=(self.plain.take,) if plain else ())
 
     def files(self) -> dict[str, bytes]:
         """Everything on disk but the times in it that are those of the machine."""
@@ -87,10 +62,10 @@ def send(
     )
 
 
-def compare(root: Path, chunks: Sequence[Sequence[bytes]], **options: Any) -> Way:
+def compare(root: Path, chunks: Sequence[Sequence[bytes]], **options: Any) -> SendWay:
     """Feed the same chunks to both ways; return the one with the short cut, closed."""
-    general = Way(root / "general", plain=False, **dict(options))
-    plain = Way(root / "plain", plain=True, **dict(options))
+    general = SendWay(root / "general", plain=False, **dict(options))
+    plain = SendWay(root / "plain", plain=True, **dict(options))
     for chunk in chunks:
         random.seed(7)  # a queue id of -1 takes any queue
         expected = general.feed(*chunk)
@@ -207,7 +182,7 @@ async def test_a_chunk_may_go_to_many_topics_and_end_in_the_next_file(tmp_path: 
 
 
 async def test_topics_whose_messages_have_several_tags_are_left_to_the_handler(tmp_path: Path) -> None:
-    way = Way(tmp_path, plain=True)
+    way = SendWay(tmp_path, plain=True)
     way.broker.topics.put(TopicConfig("TopicA", 4, 4, topic_filter_type="MULTI_TAG"))
     way.feed(*[send(n, queue_id=1) for n in range(5)])
     assert way.taken == 0
@@ -215,7 +190,7 @@ async def test_topics_whose_messages_have_several_tags_are_left_to_the_handler(t
 
 
 async def test_a_pull_that_waits_is_woken_by_a_plain_send(tmp_path: Path) -> None:
-    way = Way(tmp_path, plain=True)
+    way = SendWay(tmp_path, plain=True)
     way.feed(send(0, queue_id=1))
     arrived = asyncio.Event()
     held = way.broker.held
@@ -237,8 +212,8 @@ async def test_a_pull_that_waits_is_woken_by_a_plain_send(tmp_path: Path) -> Non
 
 
 async def test_under_sync_flush_the_replies_of_a_chunk_leave_together_after_one_flush(tmp_path: Path) -> None:
-    way = Way(tmp_path / "plain", plain=True, flush_disk_type=FlushDiskType.SYNC_FLUSH)
-    asynchronous = Way(tmp_path / "asynchronous", plain=True)
+    way = SendWay(tmp_path / "plain", plain=True, flush_disk_type=FlushDiskType.SYNC_FLUSH)
+    asynchronous = SendWay(tmp_path / "asynchronous", plain=True)
     chunk = [send(n, queue_id=1) for n in range(8)]
     asynchronous.feed(chunk[0])
     expected = asynchronous.feed(*chunk[1:])
@@ -256,7 +231,7 @@ async def test_under_sync_flush_the_replies_of_a_chunk_leave_together_after_one_
 
 async def test_senders_that_a_flush_leaves_waiting_are_told_that_it_took_too_long(tmp_path: Path) -> None:
     ways = [
-        Way(tmp_path / str(plain), plain=plain, flush_disk_type=FlushDiskType.SYNC_FLUSH) for plain in (False, True)
+        SendWay(tmp_path / str(plain), plain=plain, flush_disk_type=FlushDiskType.SYNC_FLUSH) for plain in (False, True)
     ]
     replies = []
     for way in ways:
@@ -273,7 +248,7 @@ async def test_senders_that_a_flush_leaves_waiting_are_told_that_it_took_too_lon
 
 
 async def test_a_broker_that_is_busy_leaves_sends_to_the_handler(tmp_path: Path) -> None:
-    way = Way(tmp_path, plain=True)
+    way = SendWay(tmp_path, plain=True)
     way.feed(send(0, queue_id=1))
     way.broker.flow.last_tick = asyncio.get_running_loop().time() - 60
     (reply,) = FrameDecoder().feed(way.feed(send(1, queue_id=1)))
@@ -282,7 +257,7 @@ async def test_a_broker_that_is_busy_leaves_sends_to_the_handler(tmp_path: Path)
 
 
 async def test_a_change_of_the_configuration_counts_at_once(tmp_path: Path) -> None:
-    ways = [Way(tmp_path / str(plain), plain=plain) for plain in (False, True)]
+    ways = [SendWay(tmp_path / str(plain), plain=plain) for plain in (False, True)]
     replies = []
     for way in ways:
         way.feed(send(0, queue_id=1))

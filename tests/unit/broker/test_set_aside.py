@@ -11,11 +11,8 @@ from typing import Any
 
 import pytest
 
-from downrange.broker.handlers.plain_sends import PlainSends
-from downrange.broker.handlers.send import SendHandlers
 from downrange.broker.handlers.set_aside import SetAside
 from downrange.broker.handlers.transactions import TransactionHandlers
-from downrange.broker.routes import express_of, handler_of
 from downrange.broker.transactions.half_messages import HalfMessages
 from downrange.model.message import TopicQueue
 from downrange.model.message_id import pack_host, parse_offset_message_id
@@ -25,12 +22,10 @@ from downrange.protocol.bodies.send import SendMessageRequest, SendMessageRespon
 from downrange.protocol.bodies.transactions import EndTransactionRequest
 from downrange.protocol.codes import RequestCode, ResponseCode, SerializeType
 from downrange.protocol.command import Command
-from downrange.protocol.framing import Frame, FrameDecoder, encode
+from downrange.protocol.framing import FrameDecoder, encode
 from downrange.store.config import FlushDiskType
-from downrange.transport.connection import Connection
 from tests.support.store_files import files_of
-from tests.unit.broker.fake_transport import FakeTransport
-from tests.unit.broker.wired import BROKER, WiredBroker, wire
+from tests.unit.broker.way import Way
 from tests.unit.store.small_store import FailingFiles, read_all
 
 ID = "7F0000011A2B18B4AAC20000{:08X}"
@@ -41,48 +36,27 @@ COMMIT, ROLLBACK, UNKNOWN = 8, 12, 0
 JSON, BINARY = SerializeType.JSON, SerializeType.ROCKETMQ
 
 
-class Way:
-    """A broker on one connection, with or without the way for what is set aside."""
+class AsideWay(Way):
+    """With or without the way for what is set aside."""
 
     def __init__(self, root: Path, *, short: bool, **options: Any) -> None:
-        broker = replace(BROKER, **options.pop("broker", {}))
         # One file: where messages are stored together, the next one may begin a little earlier.
         options.setdefault("mapped_file_size_commit_log", 1 << 21)
-        self.broker: WiredBroker = wire(root, broker=broker, **options)
-        self.taken = 0
-        for topic in ("TopicA", "TopicB", "%RETRY%group"):
-            self.broker.topics.ensure(topic, 4)
+        super().__init__(root, **options)
         parts = self.broker
-        parts.flow.last_tick = float("inf")  # however slow the machine, it is not busy
         self.delayed: list[int] = []
         parts.writer.on_delayed = self.delayed.append
         self.half_messages = HalfMessages(parts.store, parts.writer, parts.offsets, pack_host("10.0.0.1", 40911))
-        sends = SendHandlers(parts.config, parts.topics, parts.groups, parts.writer, parts.flow)
-        sends.on_half = self.half_messages.stored
+        self.sends.on_half = self.half_messages.stored
         ends = TransactionHandlers(parts.config, self.half_messages, parts.writer, parts.flusher, parts.flow)
         self.short = SetAside(
-            parts.config, parts.topics, sends, ends, self.half_messages, parts.writer, parts.flow
+            parts.config, parts.topics, self.sends, ends, self.half_messages, parts.writer, parts.flow
         )  # fmt: skip
-        plain = PlainSends(parts.config, parts.topics, parts.writer, parts.flow)
-        self.transport = FakeTransport()
-        self.connection = Connection(
-            handler_of(sends.routes, ends.routes, statistics=parts.statistics),
-            express=express_of(plain.take, self._take) if short else None,
-        )
-        self.connection.connection_made(self.transport)  # type: ignore[arg-type]
+        self.connect(self.sends.routes, ends.routes, lanes=(self.plain.take, self.short.take) if short else ())
         # So that all queues are there; each is made by the first message in it.
         self.halves(self.feed(send(9000, HALF), *[send(9001 + n, PLAIN, queue_id=n) for n in range(4)]))
         self.feed(end((0, 0), COMMIT), send(9005, DELAYED))
         self.taken = 0
-
-    def _take(self, frames: list[Frame], at: int, connection: Connection) -> int:
-        reached = self.short.take(frames, at, connection)
-        self.taken += reached - at
-        return reached
-
-    def feed(self, *frames: bytes) -> bytes:
-        self.connection.data_received(b"".join(frames))
-        return self.transport.taken()
 
     @staticmethod
     def halves(replies: bytes) -> list[tuple[int, int]]:
@@ -150,15 +124,15 @@ Halves = list[tuple[int, int]]
 Chunk = Callable[[Halves], Sequence[bytes]]
 
 
-def compare(root: Path, chunks: Sequence[Sequence[bytes] | Chunk], **options: Any) -> Way:
+def compare(root: Path, chunks: Sequence[Sequence[bytes] | Chunk], **options: Any) -> AsideWay:
     """Feed the same to both ways; a chunk may be made of what was stored so far. The one with the short cut, closed."""
-    ways = [Way(root / name, short=name == "short", **dict(options)) for name in ("general", "short")]
+    ways = [AsideWay(root / name, short=name == "short", **dict(options)) for name in ("general", "short")]
     stored: Halves = []
     for chunk in chunks:
         frames = chunk(stored) if callable(chunk) else chunk
         general, short = [way.feed(*frames) for way in ways]
         assert short == general
-        stored += Way.halves(short)
+        stored += AsideWay.halves(short)
     general_seen, short_seen = [way.seen() for way in ways]
     for name, value in general_seen.items():
         assert short_seen.pop(name) == value, name
@@ -276,7 +250,7 @@ async def test_answers_keep_the_order_of_the_requests(tmp_path: Path, kind: Seri
 
 
 async def test_under_sync_flush_who_wants_an_answer_gets_it_from_the_handler(tmp_path: Path) -> None:
-    way = Way(tmp_path, short=True, flush_disk_type=FlushDiskType.SYNC_FLUSH)
+    way = AsideWay(tmp_path, short=True, flush_disk_type=FlushDiskType.SYNC_FLUSH)
     start = way.broker.store.max_offset
     way.feed(send(1))
     assert way.feed(end((1, start), COMMIT, oneway=False)) == b"", "nothing is promised before it is on disk"
@@ -285,14 +259,14 @@ async def test_under_sync_flush_who_wants_an_answer_gets_it_from_the_handler(tmp
 
 
 async def test_an_end_that_guesses_where_a_message_of_its_own_chunk_will_lie(tmp_path: Path) -> None:
-    with_place = Way(tmp_path / "before", short=True)
+    with_place = AsideWay(tmp_path / "before", short=True)
     (half,) = with_place.halves(with_place.feed(send(1)))
     with_place.broker.close()
     assert compare(tmp_path, [[send(1), end(half, COMMIT), send(2)]]).taken == 3
 
 
 async def test_a_message_that_was_checked_is_left_to_the_handler(tmp_path: Path) -> None:
-    way = Way(tmp_path, short=True)
+    way = AsideWay(tmp_path, short=True)
     first, second = way.halves(way.feed(send(1), send(2)))
     stored = way.half_messages.read(first[0])
     assert stored is not None
@@ -305,7 +279,7 @@ async def test_a_message_that_was_checked_is_left_to_the_handler(tmp_path: Path)
 
 
 async def test_a_run_that_does_not_fit_its_file_begins_the_next(tmp_path: Path) -> None:
-    way = Way(tmp_path, short=True, mapped_file_size_commit_log=64 * 1024)
+    way = AsideWay(tmp_path, short=True, mapped_file_size_commit_log=64 * 1024)
     bodies = [bytes([n % 251]) * (n * 37 % 3000) for n in range(200)]
     halves: Halves = []
     for first in range(0, 200, 20):
@@ -320,7 +294,7 @@ async def test_a_run_that_does_not_fit_its_file_begins_the_next(tmp_path: Path) 
 
 async def test_a_disk_that_refuses_is_answered_as_by_the_handler(tmp_path: Path) -> None:
     files = FailingFiles()
-    way = Way(tmp_path, short=True, files=files)
+    way = AsideWay(tmp_path, short=True, files=files)
     (half,) = way.halves(way.feed(send(1)))
     way.broker.store.set_disk_full(True)
     (reply,) = FrameDecoder().feed(way.feed(end(half, COMMIT), send(2)))
@@ -333,7 +307,7 @@ async def test_a_disk_that_refuses_is_answered_as_by_the_handler(tmp_path: Path)
 
 
 async def test_a_waiting_pull_is_woken_by_a_commit(tmp_path: Path) -> None:
-    way = Way(tmp_path, short=True)
+    way = AsideWay(tmp_path, short=True)
     halves = way.halves(way.feed(send(1), send(2, queue_id=2)))
 
     class Everything:
@@ -350,7 +324,7 @@ async def test_a_waiting_pull_is_woken_by_a_commit(tmp_path: Path) -> None:
 
 
 async def test_under_sync_flush_half_messages_are_answered_after_one_flush(tmp_path: Path) -> None:
-    way = Way(tmp_path / "sync", short=True, flush_disk_type=FlushDiskType.SYNC_FLUSH)
+    way = AsideWay(tmp_path / "sync", short=True, flush_disk_type=FlushDiskType.SYNC_FLUSH)
     running = asyncio.create_task(way.broker.flusher.run(lambda: None))
     while len(FrameDecoder().feed(way.transport.written)) < 6:  # those that made the queues
         await asyncio.sleep(0)
@@ -364,7 +338,7 @@ async def test_under_sync_flush_half_messages_are_answered_after_one_flush(tmp_p
 
 
 async def test_senders_that_a_flush_leaves_waiting_are_told_that_it_took_too_long(tmp_path: Path) -> None:
-    way = Way(tmp_path, short=True, flush_disk_type=FlushDiskType.SYNC_FLUSH)
+    way = AsideWay(tmp_path, short=True, flush_disk_type=FlushDiskType.SYNC_FLUSH)
     way.feed(send(1), send(2))
     way.broker.flusher.close()  # nobody will be told that anything is safe
     for _ in range(5):  # from flush to reply to socket
@@ -376,7 +350,7 @@ async def test_senders_that_a_flush_leaves_waiting_are_told_that_it_took_too_lon
 
 
 async def test_a_change_of_the_configuration_counts_at_once(tmp_path: Path) -> None:
-    ways = [Way(tmp_path / str(short), short=short) for short in (False, True)]
+    ways = [AsideWay(tmp_path / str(short), short=short) for short in (False, True)]
     replies = []
     for way in ways:
         config = way.broker.config
@@ -390,7 +364,7 @@ async def test_a_change_of_the_configuration_counts_at_once(tmp_path: Path) -> N
 
 
 async def test_topics_whose_messages_have_several_tags_are_left_to_the_handler(tmp_path: Path) -> None:
-    way = Way(tmp_path, short=True)
+    way = AsideWay(tmp_path, short=True)
     way.broker.topics.put(TopicConfig("TopicA", 4, 4, topic_filter_type="MULTI_TAG"))
     way.feed(send(1))
     assert way.taken == 0
@@ -419,7 +393,7 @@ async def test_whatever_comes_both_ways_agree(tmp_path: Path, seed: int) -> None
 
 
 async def test_what_ended_together_has_ended_after_a_crash(tmp_path: Path) -> None:
-    way = Way(tmp_path, short=True)
+    way = AsideWay(tmp_path, short=True)
     halves = way.halves(way.feed(*[send(n) for n in range(6)]))
     way.feed(*[end(half, COMMIT) for half in halves[:2]], *[end(half, ROLLBACK) for half in halves[2:4]])
     parts = way.broker
