@@ -96,8 +96,6 @@ async def test_what_was_stored_before_a_bug_is_not_stored_again(
 ) -> None:
     if name == "tell_when_safe" and not is_sync:
         pytest.skip("nobody is told later")
-    if name == "encode" and is_sync:
-        pytest.skip("who is told later must not fail")
     flush = FlushDiskType.SYNC_FLUSH if is_sync else FlushDiskType.ASYNC_FLUSH
     async with (
         standalone(tmp_path, store_options={"flush_disk_type": flush}) as broker,

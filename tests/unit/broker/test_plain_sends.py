@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from downrange.model.message import TopicQueue
 from downrange.model.topics import TopicConfig
 from downrange.protocol.bodies.fields import encode_fields
+from downrange.protocol.bodies.plain_send import SendReply, Stored
 from downrange.protocol.bodies.send import SendMessageRequest
 from downrange.protocol.codes import RequestCode, ResponseCode, SerializeType
 from downrange.protocol.command import Command
@@ -245,6 +246,32 @@ async def test_senders_that_a_flush_leaves_waiting_are_told_that_it_took_too_lon
     assert replies[0] == replies[1]
     assert [reply.code for reply in replies[1]] == [ResponseCode.FLUSH_DISK_TIMEOUT] * 3
     assert ways[1].taken == 2
+
+
+async def test_a_bug_in_the_answer_to_one_sender_keeps_no_other_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    encode = SendReply.encode
+    failed: list[Stored] = []
+
+    def fail_once(reply: SendReply, stored: Stored) -> bytes:
+        if failed:
+            return encode(reply, stored)
+        failed.append(stored)
+        raise ZeroDivisionError("a bug")
+
+    way = SendWay(tmp_path, plain=True, flush_disk_type=FlushDiskType.SYNC_FLUSH)
+    way.feed(send(0, queue_id=1))
+    way.feed(send(1, queue_id=1))
+    way.feed(send(2, queue_id=1))
+    assert way.taken == 2
+    monkeypatch.setattr(SendReply, "encode", fail_once)
+    way.broker.flusher.close()  # nobody will be told that anything is safe
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert sorted(reply.opaque for reply in FrameDecoder().feed(way.transport.taken())) == [0, 2]
+    assert "messages were stored and cannot be acknowledged messages=1" in caplog.text
+    way.broker.store.close()
 
 
 async def test_a_broker_that_is_busy_leaves_sends_to_the_handler(tmp_path: Path) -> None:

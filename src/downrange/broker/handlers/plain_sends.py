@@ -8,6 +8,7 @@ the same bytes.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 from time import perf_counter
@@ -23,7 +24,7 @@ from downrange.compiled import runs
 from downrange.model import properties as names
 from downrange.model.message_id import pack_host
 from downrange.model.topics import Perm
-from downrange.protocol.bodies.plain_send import SendReply, Sent, parse_send
+from downrange.protocol.bodies.plain_send import SendReply, Sent, Stored, parse_send
 from downrange.protocol.codes import RequestCode, ResponseCode
 from downrange.protocol.command import RESPONSE_FLAG
 from downrange.protocol.framing import Frame
@@ -32,6 +33,8 @@ from downrange.store.queues import QueueState
 from downrange.store.run import PlainMessage, Run
 from downrange.transport.connection import Connection
 from downrange.transport.handler import Replies
+
+log = logging.getLogger(__name__)
 
 SEND: Final = int(RequestCode.SEND_MESSAGE_V2)
 _OK: Final = int(ResponseCode.SUCCESS)
@@ -154,7 +157,16 @@ class PlainSends:
         if status is not PutMessageStatus.PUT_OK:
             code = int(STATUS_CODES[status])
             answer = SendReply(code, self._store_host, self._known.region_id, self._known.trace_on)
-        reply(answer.encode(run))
+        reply(encoded_if_possible(answer, run))
+
+
+def encoded_if_possible(answer: SendReply, stored: Stored) -> bytes:
+    """For who is told that messages are safe, and must not raise: without an answer their senders send again."""
+    try:
+        return answer.encode(stored)
+    except Exception:
+        log.exception("messages were stored and cannot be acknowledged messages=%d", len(stored.places))
+        return b""
 
 
 def plain_run(

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 
 from downrange.broker.config import BrokerConfig
 from downrange.broker.flow_control import FlowControl
+from downrange.broker.handlers.plain_sends import encoded_if_possible
 from downrange.broker.handlers.send import SendHandlers
 from downrange.broker.handlers.transactions import TransactionHandlers
 from downrange.broker.live_config import LiveConfig
@@ -234,9 +235,7 @@ class SetAside:
             pieces.append(reply)
         if not waits and answered < len(sends):
             pieces.append(self._accepted.encode(_Answered(sends[answered:], places[answered:])))
-        encoded = b"".join(pieces)
-        if encoded:  # nobody may have wanted an answer
-            connection.reply_encoded(encoded)
+        connection.reply_encoded(b"".join(pieces))
         if waits:
             connection.begin_answering(len(sends))
             end_answering = partial(connection.end_answering, len(sends))
@@ -250,4 +249,4 @@ class SetAside:
         """All of a run get the status of its last message, the one that was safe last."""
         code = STATUS_CODES.get(status, ResponseCode.SUCCESS)
         answer = SendReply(int(code), self._store_host, self._known.region_id, self._known.trace_on)
-        reply(answer.encode(_Answered(sends, places)))
+        reply(encoded_if_possible(answer, _Answered(sends, places)))
