@@ -75,7 +75,7 @@ class Connection(Requester, asyncio.Protocol):
 
     @property
     def is_open(self) -> bool:
-        return self._output.is_open
+        return self._transport is not None and not self._transport.is_closing()
 
     @property
     def is_writable(self) -> bool:

@@ -60,17 +60,13 @@ class Output:
     def open(self, transport: asyncio.Transport) -> None:
         self._transport = transport
 
-    @property
-    def is_open(self) -> bool:
-        return self._transport is not None and not self._transport.is_closing()
-
     def raise_if_closed(self) -> None:
-        if not self.is_open:
+        if self._transport is None or self._transport.is_closing():
             raise TransportClosed(f"connection to {self.peer} is closed")
 
     def send(self, frame: Buffer) -> None:
         """Queue a frame; raises TransportClosed."""
-        if self._transport is None or self._transport.is_closing():
+        if self._transport is None or self._transport.is_closing():  # without a call more, for every send
             self.raise_if_closed()
         self._parts.append(frame)
         self._size += len(frame)
