@@ -55,6 +55,11 @@ class ManualClock:
         heapq.heappush(self._sleepers, (self._now + seconds * 1000, self._counter, future))
         await future
 
+    @property
+    def sleeping(self) -> list[float]:
+        """In how many seconds each of those who sleep wakes: who advances too early wakes nobody."""
+        return [(due - self._now) / 1000 for due, _, future in sorted(self._sleepers) if not future.done()]
+
     def set(self, now: int) -> None:
         """Jump without waking anybody: a clock that was set by hand, also backwards."""
         self._now = float(now)

@@ -24,6 +24,21 @@ async def test_a_manual_clock_wakes_sleepers_in_the_order_of_their_times() -> No
     await asyncio.gather(*tasks)
 
 
+async def test_a_manual_clock_tells_who_sleeps_and_for_how_long() -> None:
+    clock = ManualClock()
+    gone, short, long = (asyncio.create_task(clock.sleep(seconds)) for seconds in (1, 2, 3))
+    assert clock.sleeping == []
+    await asyncio.sleep(0)
+    assert clock.sleeping == [1, 2, 3]
+    gone.cancel()
+    await asyncio.sleep(0)
+    await clock.advance(0.5)
+    assert clock.sleeping == [1.5, 2.5]
+    await clock.advance(2.5)
+    assert clock.sleeping == []
+    await asyncio.gather(short, long)
+
+
 async def test_a_clock_set_by_hand_wakes_nobody() -> None:
     clock = ManualClock(1000)
     sleeper = asyncio.create_task(clock.sleep(5))

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from math import isclose
 from typing import Any, cast
 
 from downrange.client.config import ClientConfig, ProducerConfig
 from downrange.client.producer import AsyncProducer
 from downrange.client.session import Session
-from downrange.clock import Clock
+from downrange.clock import Clock, ManualClock
 from downrange.protocol.bodies.body import encode_body
 from downrange.protocol.bodies.routes import BrokerData, QueueData, TopicRouteData
 from downrange.protocol.bodies.send import SendMessageRequest, SendMessageResponse
@@ -102,6 +103,11 @@ async def until(condition: Callable[[], object], seconds: float = 5) -> None:
     async with asyncio.timeout(seconds):
         while not condition():
             await asyncio.sleep(0.002)
+
+
+async def sleeping(clock: ManualClock, seconds: float) -> None:
+    """Let the loop run until somebody sleeps for just so long: only then it is time to move the clock."""
+    await until(lambda: any(isclose(left, seconds) for left in clock.sleeping))
 
 
 def route_of(addresses: dict[str, str], queues: int = 4, perm: int = 6) -> TopicRouteData:

@@ -243,7 +243,9 @@ async def test_masters_hear_of_the_group_at_once_and_every_30_seconds_until_it_l
     async with producer.session:
         async with producer:
             await producer.send(MESSAGE)
-            await until(lambda: beats(cluster) and beats(cluster, "broker-b"))
+            await until(
+                lambda: beats(cluster) and beats(cluster, "broker-b") and clock.sleeping == [30, 30]
+            )  # and routes
             assert beats(cluster)[-1].producer_data_set == (ProducerData("producers"),)
             assert re.fullmatch(r"\d+\.\d+\.\d+\.\d+@\d+#\d+", beats(cluster)[-1].client_id)
             heard = len(beats(cluster))

@@ -24,7 +24,7 @@ from downrange.protocol.codes import RequestCode, ResponseCode
 from downrange.protocol.command import Command
 from downrange.settings import ConfigError
 from tests.unit.client.fake_cluster import TOPIC, FakeCluster, fake_cluster, reply
-from tests.unit.client.scripted import Silence, until
+from tests.unit.client.scripted import Silence, sleeping, until
 
 QUEUE = MessageQueue(TOPIC, "broker-a", 0)
 HOST = HostPort("127.0.0.1", 10911)
@@ -189,7 +189,7 @@ async def test_after_an_error_the_queue_is_asked_again_a_second_later(stage: Sta
     consumer = await stage.consumer().start()
     await consumer.assign([QUEUE])
     asked = stage.cluster.broker.fields
-    await until(lambda: len(asked(RequestCode.PULL_MESSAGE)) == 1)
+    await sleeping(stage.clock, 1)
     await stage.clock.advance(0.9)
     assert len(asked(RequestCode.PULL_MESSAGE)) == 1
     queue.serve(stage.cluster)

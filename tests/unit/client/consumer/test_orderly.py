@@ -19,7 +19,7 @@ from downrange.clock import ManualClock
 from downrange.model.message import MessageQueue
 from tests.unit.client.consumer.received import QUEUE, message
 from tests.unit.client.consumer.test_concurrent import FakeRedelivery, kinds
-from tests.unit.client.scripted import until
+from tests.unit.client.scripted import sleeping, until
 
 
 class Consuming:
@@ -85,14 +85,13 @@ async def test_a_failed_message_comes_again_after_a_rest_and_before_those_behind
 
     consuming = Consuming(callback)
     consuming.pulled(0, 1, 2)
-    await until(lambda: len(seen) == 2)
-    await asyncio.sleep(0.01)
+    await sleeping(consuming.clock, 1)
     assert consuming.offset == 1
     await consuming.clock.advance(0.9)
     assert len(seen) == 2
     await consuming.clock.advance(0.2)
     await until(lambda: len(seen) == 3)
-    await asyncio.sleep(0.01)
+    await sleeping(consuming.clock, 1)
     await consuming.clock.advance(1.1)
     await until(lambda: consuming.offset == 3)
     assert seen == [(0, 0), (1, 0), (1, 1), (1, 2), (2, 0)]
@@ -109,8 +108,7 @@ async def test_the_callback_may_choose_the_rest_within_limits() -> None:
 
     consuming = Consuming(callback)
     consuming.pulled(0)
-    await until(lambda: seen == 1)
-    await asyncio.sleep(0.01)
+    await sleeping(consuming.clock, 30)
     consuming.queue.locked_until = consuming.clock.monotonic() + 1000
     await consuming.clock.advance(29.9)
     assert seen == 1
@@ -125,7 +123,7 @@ async def test_a_message_at_its_limit_is_made_a_dead_letter_and_the_queue_goes_o
 
     consuming = Consuming(callback, max_reconsume_times=1)
     consuming.pulled(0, 1)
-    await asyncio.sleep(0.01)
+    await sleeping(consuming.clock, 1)
     await consuming.clock.advance(1.1)
     await until(lambda: consuming.offset == 2)
     assert consuming.redelivery.dead == [0]
@@ -154,8 +152,8 @@ async def test_a_dead_letter_no_broker_takes_holds_the_queue() -> None:
     consuming = Consuming(callback, max_reconsume_times=0)
     consuming.redelivery.works = False
     consuming.pulled(0, 1)
-    await until(lambda: calls == 1)
-    await asyncio.sleep(0.01)
+    await sleeping(consuming.clock, 1)
+    assert calls == 1
     assert consuming.queue.done_offset == 0
     consuming.redelivery.works = True
     await consuming.clock.advance(1.1)
@@ -178,8 +176,7 @@ async def test_nothing_is_begun_once_the_lock_is_not_to_be_trusted(is_async: boo
 
     consuming = Consuming(kinds(note)[1 if is_async else 0])
     consuming.pulled(*range(5))
-    await until(lambda: len(seen) == 2)
-    await asyncio.sleep(0.02)
+    await sleeping(consuming.clock, 1)
     assert seen == [0, 1]
     # What ended after the lock had run out may be somebody else's already: it is not committed.
     assert consuming.offset is None

@@ -33,7 +33,7 @@ from downrange.transport.connection import Connection
 from downrange.transport.server import Server
 from tests.unit.client.consumer.test_messages import record
 from tests.unit.client.fake_cluster import GROUP, TOPIC, FakeBroker, FakeCluster, fake_cluster, reply
-from tests.unit.client.scripted import stored, until
+from tests.unit.client.scripted import sleeping, stored, until
 
 RETRY = f"%RETRY%{GROUP}"
 
@@ -244,7 +244,7 @@ async def test_a_broker_that_keeps_moving_the_offset_is_not_asked_without_pause(
     async with consuming(cluster, clock=clock):
         await broker.answer(ResponseCode.PULL_OFFSET_MOVED, next_offset=40)
         await broker.answer(ResponseCode.PULL_OFFSET_MOVED, next_offset=41)
-        await asyncio.sleep(0.05)
+        await sleeping(clock, 1)
         assert not broker.held[TOPIC, 0]
         await clock.advance(1)
         assert (await broker.asked()).queue_offset == 41
@@ -260,7 +260,7 @@ async def test_after_an_error_the_next_pull_waits(
     clock = ManualClock()
     async with consuming(cluster, clock=clock):
         await broker.answer(code, remark="no")
-        await asyncio.sleep(0.05)
+        await sleeping(clock, pause)
         assert not broker.held[TOPIC, 0]
         await clock.advance(pause * 0.9)
         await asyncio.sleep(0.02)
@@ -283,7 +283,7 @@ async def test_a_slave_that_sends_us_in_circles_is_not_asked_without_pause(
     clock = ManualClock()
     async with consuming(cluster, clock=clock):
         await broker.answer(ResponseCode.PULL_RETRY_IMMEDIATELY, next_offset=0)
-        await asyncio.sleep(0.05)
+        await sleeping(clock, 1)
         assert not broker.held[TOPIC, 0]
         await clock.advance(1)
         await broker.asked()
@@ -295,7 +295,7 @@ async def test_a_damaged_answer_is_asked_for_again_and_nothing_of_it_consumed(
     clock, seen = ManualClock(), Seen()
     async with consuming(cluster, seen, clock=clock):
         await broker.answer(body=records(0, 1)[:-1], next_offset=2)
-        await asyncio.sleep(0.05)
+        await sleeping(clock, 1)
         await clock.advance(1)
         assert (await broker.asked()).queue_offset == 0
         assert seen == []
