@@ -16,6 +16,7 @@ from downrange.protocol.codes import ResponseCode
 from downrange.transport.errors import TransportError
 from downrange.transport.pool import Pool
 from tests.support.broker_client import BrokerClient
+from tests.support.lasting_port import lasting_port
 from tests.support.requests import connected, create_topic, drain, max_offset
 from tests.support.standalone_process import Standalone, standalone_process
 
@@ -107,8 +108,9 @@ async def watch_memory(servers: Standalone, seconds: float) -> int:
 async def run_load(directory: Path, seconds: float) -> None:
     """A third of the time on each of three broker processes; the first two are killed."""
     with ExitStack() as processes:
+        namesrv_port, broker_port = lasting_port(), lasting_port()
 
-        async def start(namesrv_port: int = 0, broker_port: int = 0) -> Standalone:
+        async def start() -> Standalone:
             starting = standalone_process(directory, namesrv_port=namesrv_port, broker_port=broker_port)
             return await asyncio.to_thread(processes.enter_context, starting)  # clients go on trying meanwhile
 
@@ -124,7 +126,7 @@ async def run_load(directory: Path, seconds: float) -> None:
             peaks = [await watch_memory(servers, seconds / 3)]
             for _ in range(2):
                 servers.process.kill()
-                servers = await start(port_of(servers.namesrv), port_of(servers.broker))
+                servers = await start()
                 peaks.append(await watch_memory(servers, seconds / 3))
             load.end()
         async with connected(servers.broker) as client:
@@ -139,10 +141,6 @@ async def run_load(directory: Path, seconds: float) -> None:
     assert {key for key, count in stored.items() if count > 1} <= load.sent_again, "stored twice, sent once"
     assert received == stored, "what was received while it arrived is not what a later reader gets"
     assert peaks[2] < peaks[1] + 24 * MIB, f"memory grows: {[f'{peak / MIB:.0f} MiB' for peak in peaks]}"
-
-
-def port_of(address: str) -> int:
-    return int(address.rpartition(":")[2])
 
 
 async def test_nothing_acknowledged_is_lost_when_the_broker_is_killed_under_load(tmp_path: Path) -> None:

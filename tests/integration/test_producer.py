@@ -27,6 +27,7 @@ from downrange.protocol.bodies.pull import PullMessageResponse
 from downrange.protocol.codes import RequestCode, ResponseCode
 from downrange.transport.pool import connect
 from tests.support.broker_client import BrokerClient, client_of, standalone
+from tests.support.lasting_port import lasting_port
 from tests.support.processes import Running, namesrv, running
 from tests.support.standalone_process import standalone_process
 
@@ -251,8 +252,8 @@ def test_a_blocking_producer_goes_on_when_its_broker_is_back(tmp_path: Path) -> 
             producer.send(Message(TOPIC, body))
             acknowledged.append(body)
 
-    with standalone_process(tmp_path) as first:
-        namesrv_port, broker_port = (int(each.rpartition(":")[2]) for each in (first.namesrv, first.broker))
+    namesrv_port, broker_port = lasting_port(), lasting_port()
+    with standalone_process(tmp_path, namesrv_port=namesrv_port, broker_port=broker_port) as first:
         producer = Producer("producers", first.namesrv).start()
         send_some(producer, 200)
         first.process.kill()

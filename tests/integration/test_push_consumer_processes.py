@@ -21,6 +21,7 @@ from downrange.client.session import Session
 from downrange.model.errors import MQError
 from downrange.model.message import Message
 from tests.support import push_member
+from tests.support.lasting_port import lasting_port
 from tests.support.processes import Running
 from tests.support.standalone_process import standalone_process
 
@@ -151,8 +152,10 @@ async def test_a_broker_that_is_killed_and_started_again_is_consumed_again(tmp_p
             await producer.send(Message(TOPIC, str(number).encode()), timeout=20)
 
     with ExitStack() as first_run:
-        cluster = first_run.enter_context(standalone_process(tmp_path))
-        namesrv_port, broker_port = (int(each.rpartition(":")[2]) for each in (cluster.namesrv, cluster.broker))
+        namesrv_port, broker_port = lasting_port(), lasting_port()
+        cluster = first_run.enter_context(
+            standalone_process(tmp_path, namesrv_port=namesrv_port, broker_port=broker_port)
+        )
         consumer = AsyncPushConsumer("billing", cluster.namesrv, on_message=consume)
         await consumer.subscribe(TOPIC)
         async with AsyncProducer("producers", cluster.namesrv) as producer:

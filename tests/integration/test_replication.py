@@ -17,6 +17,7 @@ from downrange.protocol.command import request
 from downrange.store.config import BrokerRole
 from tests.support.broker_client import client_of
 from tests.support.checked_store import assert_clean
+from tests.support.lasting_port import lasting_port
 from tests.support.replicas import caught_up, log_bytes, names, pair, replica, until
 
 SYNC, SLAVE = BrokerRole.SYNC_MASTER, BrokerRole.SLAVE
@@ -211,9 +212,12 @@ async def test_a_slave_copies_topics_groups_and_offsets(tmp_path: Path) -> None:
 
 
 async def test_offsets_committed_to_a_slave_alone_reach_the_master_that_returns(tmp_path: Path) -> None:
+    port = lasting_port()
     async with names(tmp_path) as namesrv, AsyncExitStack() as lives:
-        async with replica(tmp_path, namesrv, BrokerRole.ASYNC_MASTER) as master, client_of(master) as client:
-            port = master.config.broker.listen_port
+        async with (
+            replica(tmp_path, namesrv, BrokerRole.ASYNC_MASTER, listen_port=port) as master,
+            client_of(master) as client,
+        ):
             slave = await lives.enter_async_context(replica(tmp_path, namesrv, SLAVE))
             await client.send("orders", b"one")
             await client.send("orders", b"two")

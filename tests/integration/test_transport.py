@@ -23,6 +23,7 @@ from downrange.transport.handler import LaterReply
 from downrange.transport.limits import Limits
 from downrange.transport.pool import Pool, connect
 from downrange.transport.server import Server
+from tests.support.lasting_port import lasting_port
 
 ECHO, LATER, NEVER, FAIL, REFUSE, BAD_BYTES, ASK_BACK, BIG, CRASH = range(1, 10)
 
@@ -336,9 +337,10 @@ async def test_the_pool_connects_once_and_again_after_a_loss(server: Server) -> 
         await pool.get(address(server))
 
 
-async def test_the_pool_backs_off_from_an_address_that_refuses(unused_tcp_port: int) -> None:
+async def test_the_pool_backs_off_from_an_address_that_refuses() -> None:
     pool = Pool()
-    where = f"127.0.0.1:{unused_tcp_port}"
+    port = lasting_port()
+    where = f"127.0.0.1:{port}"
     loop = asyncio.get_running_loop()
     for _ in range(3):
         with pytest.raises(ConnectFailed, match="cannot connect"):
@@ -359,7 +361,7 @@ async def test_the_pool_backs_off_from_an_address_that_refuses(unused_tcp_port: 
                 await pool.get(where)
             await asyncio.sleep(0)
     assert attempts <= 4
-    async with Server(Peer().handle, port=unused_tcp_port):
+    async with Server(Peer().handle, port=port):
         async with asyncio.timeout(5):
             while True:
                 try:

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from downrange.clock import Clock, SystemClock
+from tests.support.lasting_port import lasting_port
 
 CHUNK_BYTES: Final = 64 * 1024
 HELD_BYTES: Final = 16 * 1024 * 1024
@@ -62,7 +63,7 @@ class FaultProxy:
     ) -> None:
         self.server = server
         self.host = host
-        self.port = port
+        self.port = port or lasting_port()  # it may refuse for a while, and accept again
         self.to_server = Way()
         self.to_client = Way()
         self._clock = clock or SystemClock()
@@ -93,7 +94,6 @@ class FaultProxy:
         """Take connections, the first time and after `refuse`."""
         if self._listener is None:
             self._listener = await asyncio.start_server(self._accepted, self.host, self.port, limit=CHUNK_BYTES)
-            self.port = self._listener.sockets[0].getsockname()[1]
 
     async def refuse(self) -> None:
         """Refuse new connections; those there are stay."""

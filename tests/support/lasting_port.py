@@ -1,4 +1,4 @@
-"""Ports for servers that die and come back to the port they had."""
+"""Ports for servers that die and come back to the port they had, and ports where nobody is."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import random
 import socket
 from contextlib import ExitStack
 
-# From 32768 on the system gives ports to anybody: what was free when a server died need not be free when it is back.
+# From 32768 on the system gives ports to anybody: what was free when a server died need not be free when it is back,
+# and who calls such a port while nobody listens there may be given that very port, and be connected to himself.
 _ours = list(range(10_002, 32_000, 4))
 random.SystemRandom().shuffle(_ours)
 

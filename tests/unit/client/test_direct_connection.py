@@ -14,6 +14,7 @@ from downrange.protocol.command import Command
 from downrange.protocol.errors import RemoteProtocolError
 from downrange.protocol.framing import FrameDecoder, decode_frame, encode
 from downrange.transport.errors import ConnectFailed
+from tests.support.lasting_port import lasting_port
 
 REQUEST = encode(Command(310, 1, body=b"body"))
 REPLY = encode(Command(0, 1, 1))
@@ -197,7 +198,5 @@ def test_another_thread_can_end_the_waiting() -> None:
 
 
 def test_nobody_there() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
     with pytest.raises(ConnectFailed, match="cannot connect"):
-        DirectConnection(f"127.0.0.1:{port}", 1)
+        DirectConnection(f"127.0.0.1:{lasting_port()}", 1)
