@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -53,6 +56,24 @@ async def test_a_new_topic_is_saved_within_a_moment(tmp_path: Path) -> None:
             await clock.advance(0.05)
     assert "orders" in Topics(file, BROKER, clock)
     task.cancel()
+
+
+async def test_what_no_thread_had_time_to_save_is_saved_when_the_broker_stops(tmp_path: Path) -> None:
+    file, clock = JsonFile(tmp_path / "topics.json"), ManualClock()
+    topics = Topics(file, BROKER, clock)
+    gate = threading.Event()
+    with ThreadPoolExecutor(1) as only_thread, ExitStack() as at_end:
+        at_end.callback(gate.set)
+        asyncio.get_running_loop().set_default_executor(only_thread)
+        only_thread.submit(gate.wait)
+        topics.ensure("orders", 4)
+        task = asyncio.create_task(save_soon(topics, clock))
+        await asyncio.sleep(0)  # the write waits for the thread
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        topics.save()
+        assert "orders" in Topics(file, BROKER, clock)
 
 
 def test_topics_that_only_have_queues_are_taken_in(tmp_path: Path) -> None:

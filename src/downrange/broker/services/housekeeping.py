@@ -60,6 +60,9 @@ async def _save(table: SavedTable) -> None:
         return
     try:
         await asyncio.get_running_loop().run_in_executor(None, write)
+    except asyncio.CancelledError:
+        table.mark_unsaved()  # maybe no thread had begun: then the last save, at the broker's end, is for this
+        raise
     except OSError as error:  # a full disk must not stop the broker: its consumers would help to empty it
         log.error("cannot save %s, trying on reason=%s", type(table).__name__, error.strerror or error)
         table.mark_unsaved()
