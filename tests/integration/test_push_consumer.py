@@ -15,6 +15,7 @@ from downrange.broker.app import RunningBroker
 from downrange.client.admin import Admin
 from downrange.client.config import ClientConfig
 from downrange.client.consumer.blocking import PushConsumer
+from downrange.client.consumer.concurrent import ConcurrentConsumption
 from downrange.client.consumer.config import ConsumerConfig
 from downrange.client.consumer.messages import ReceivedMessage
 from downrange.client.consumer.push import AsyncPushConsumer
@@ -449,7 +450,9 @@ async def test_draining_finishes_what_was_begun_and_leaves_the_rest(namesrv: str
     await consumer.start()
     await until(lambda: len(begun) == 4)
     draining = asyncio.create_task(consumer.drain(10))
-    await asyncio.sleep(0.05)
+    consumption = consumer._consumption
+    assert isinstance(consumption, ConcurrentConsumption)
+    await until(lambda: consumption._is_stopping)
     assert not draining.done()
     gate.set()
     assert await draining
