@@ -18,6 +18,7 @@ from downrange.cli.local_cluster import LocalCluster
 from downrange.client.consumer.pull import PullStatus
 from tests.support.checked_store import REPOSITORY
 from tests.support.processes import DOWNRANGE
+from tests.support.replica_processes import runtime_of
 
 SENDERS = 16
 TOPIC = "promises"
@@ -40,6 +41,10 @@ async def test_a_disk_that_is_lost_leaves_everything_on_the_slave(directory: Pat
     master = next(member for member in cluster.members if member.name == "broker-a")
     acknowledged = await send_until_killed(cluster.namesrv, master.pid, seconds=2.0)
     shutil.rmtree(directory / "data" / "broker-a")
+    slave = next(member for member in cluster.members if member.broker_id == 1)
+    async with asyncio.timeout(20):
+        while (await runtime_of(slave.address))["haMaster"]:  # it has yet to take what the dead master had sent it
+            await asyncio.sleep(0.05)
 
     kept = await read_all(cluster.namesrv)
     assert len(acknowledged) > 200
@@ -90,6 +95,9 @@ async def read_all(namesrv: str) -> set[bytes]:
     """Every body of the topic, from whichever process still has it."""
     bodies: set[bytes] = set()
     async with PullConsumer("promise-readers", namesrv) as consumer:
+        async with asyncio.timeout(20):
+            while any(0 in data.broker_addrs for data in (await consumer.session.look_up_route(TOPIC)).broker_datas):
+                await asyncio.sleep(0.05)  # the name server has not heard of the death yet
         for queue in await consumer.queues(TOPIC):
             offset = 0
             while True:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -16,6 +17,7 @@ import pytest
 
 from downrange.cli.local_cluster import LocalCluster, Member, _letters
 from tests.support.processes import DOWNRANGE
+from tests.support.replica_processes import runtime_of
 
 
 def downrange(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -56,9 +58,18 @@ def loaded(data: Path) -> LocalCluster:
     return cluster
 
 
+def wait_for_slaves(data: Path) -> None:
+    """A cluster is ready when all of its processes are; a moment later its masters know their slaves."""
+    masters = [one.address for one in loaded(data).members if one.broker and one.broker_id == 0]
+    deadline = time.monotonic() + 20
+    while not all("haSlaves" in asyncio.run(runtime_of(address)) for address in masters):
+        assert time.monotonic() < deadline
+
+
 def test_a_cluster_comes_up_replicates_and_goes_down(data: Path) -> None:
     assert "cluster ready" in up(data, "--brokers", "2", "--replicas", "2", "--sync")
     namesrv = loaded(data).namesrv
+    wait_for_slaves(data)
     for number in range(6):
         sent = downrange("message", "send", "orders", f"body {number}", "-n", namesrv)
         assert sent.returncode == 0, sent.stderr

@@ -32,6 +32,7 @@ class Running:
             env={**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})},
         )
         self._news = threading.Condition()
+        self._is_all_read = False
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -51,16 +52,17 @@ class Running:
                 self.output.append(line.rstrip("\n"))
                 self._news.notify_all()
         with self._news:
+            self._is_all_read = True
             self._news.notify_all()
 
-    def wait_for(self, pattern: str, seconds: float = 20) -> re.Match[str]:
+    def wait_for(self, pattern: str, seconds: float = 60) -> re.Match[str]:
         """The first line of output that matches."""
 
         def found() -> re.Match[str] | None:
             return next((match for line in self.output if (match := re.search(pattern, line))), None)
 
         with self._news:
-            self._news.wait_for(lambda: found() or self._process.poll() is not None, timeout=seconds)
+            self._news.wait_for(lambda: found() or self._is_all_read, timeout=seconds)
             match = found()
         assert match is not None, f"no line like {pattern!r} in {self.output}; standard error: {self.errors}"
         return match

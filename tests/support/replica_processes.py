@@ -69,8 +69,8 @@ def _server(directory: Path, name: str, names: Server, settings: dict[str, objec
     return Server(name, ("broker", "--config", str(config)), READY)
 
 
-async def runtime_of(server: Server) -> dict[str, str]:
-    async with connected(server.address) as client:
+async def runtime_of(address: str) -> dict[str, str]:
+    async with connected(address) as client:
         return decode_body(KVTable, (await client.call(RequestCode.GET_BROKER_RUNTIME_INFO)).body_bytes).table
 
 
@@ -78,7 +78,7 @@ async def following(cluster: ReplicaProcesses, seconds: float = 20) -> None:
     """Until the slave has the whole log and the master knows it."""
     async with asyncio.timeout(seconds):
         while True:
-            master, slave = await runtime_of(cluster.master), await runtime_of(cluster.slave)
+            master, slave = await runtime_of(cluster.master.address), await runtime_of(cluster.slave.address)
             if "haSlaves" in master and master["commitLogMaxOffset"] == slave["commitLogMaxOffset"]:
                 return
             await asyncio.sleep(0.05)
