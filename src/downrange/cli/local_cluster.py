@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -30,6 +31,8 @@ HOST = "127.0.0.1"
 _READY = "ready on "
 _READY_SECONDS = 30.0
 _PORT_ATTEMPTS = 50
+_LASTING_PORTS = range(10_000, 32_000)
+_chance = random.SystemRandom()
 _VIP_PORT_BELOW = 2
 _HA_PORT_ABOVE = 1
 
@@ -248,11 +251,14 @@ def _letters(number: int) -> str:
 
 
 def _take(taken: ExitStack, *, for_broker: bool = False) -> int:
-    """A free port, held until the layout is complete; a broker also needs those of its VIP channel and its slaves."""
+    """A free port, held until the layout is complete; a broker also needs those of its VIP channel and its slaves.
+
+    Not one of those that the system gives to outgoing connections: the cluster comes back to it, again and again.
+    """
     for _ in range(_PORT_ATTEMPTS):
         attempt = ExitStack()
         try:
-            port = _bind(attempt, 0)
+            port = _bind(attempt, _chance.choice(_LASTING_PORTS))
             if for_broker:
                 _bind(attempt, port - _VIP_PORT_BELOW)
                 _bind(attempt, port + _HA_PORT_ABOVE)
