@@ -39,8 +39,11 @@ def peer_that(serves: Callable[[socket.socket], None]) -> Iterator[str]:
             except OSError:
                 return
 
-    threading.Thread(target=accept, daemon=True).start()
+    accepting = threading.Thread(target=accept, daemon=True)
+    accepting.start()
     yield f"127.0.0.1:{listener.getsockname()[1]}"
+    listener.shutdown(socket.SHUT_RDWR)  # wakes who waits in `accept`; closing does not
+    accepting.join(10)
     listener.close()
 
 
