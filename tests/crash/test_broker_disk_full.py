@@ -44,7 +44,7 @@ async def test_a_broker_outlives_a_full_disk(small_disk: Path) -> None:
             stored = [message.body for message in await drain(client, "orders", 4)]
             assert sorted(stored) == sorted(acknowledged)
             ballast.unlink()
-            async with asyncio.timeout(15):
+            async with asyncio.timeout(30):
                 while (await client.connection.request(client.send_command("orders", b"again"), 10)).code != 0:
                     await asyncio.sleep(0.1)
         assert running.process.stop() == 0

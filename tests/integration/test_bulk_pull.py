@@ -82,7 +82,7 @@ async def test_a_reader_that_does_not_read_is_answered_bit_by_bit(tmp_path: Path
         pulls = b"".join(encode(bulk(client, most=300), opaque) for opaque in range(1, 101))
         reader, writer = await asyncio.open_connection("127.0.0.1", running.config.broker.listen_port)
         writer.write(pulls)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while not running.server.usage.unsent_bytes:
                 await asyncio.sleep(0.01)
         await client.ask(request(RequestCode.GET_BROKER_CONFIG))  # others are served meanwhile

@@ -51,7 +51,7 @@ def numbers(messages: list[ReceivedMessage]) -> list[int]:
 async def read(consumer: AsyncLitePullConsumer, count: int) -> list[ReceivedMessage]:
     """Messages until there are `count`."""
     found: list[ReceivedMessage] = []
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while len(found) < count:
             found += await consumer.poll(1)
     return found
@@ -83,10 +83,10 @@ async def test_queues_are_read_one_request_at_a_time(mq: EmbeddedBroker) -> None
 async def test_a_pull_waits_for_the_next_message(mq: EmbeddedBroker) -> None:
     async with PullConsumer("readers", mq.namesrv) as consumer:
         queue = MessageQueue("orders", "broker-a", 0)
-        waiting = asyncio.create_task(consumer.pull(queue, 0, wait=10))
+        waiting = asyncio.create_task(consumer.pull(queue, 0, wait=60))
         await asyncio.sleep(0)
         await asyncio.to_thread(fill, mq, 1)
-        result = await asyncio.wait_for(waiting, 5)
+        result = await asyncio.wait_for(waiting, 30)
         assert numbers(list(result.messages)) == [0]
 
 
@@ -154,10 +154,10 @@ async def test_everything_is_read_once_and_in_the_order_of_each_queue(mq: Embedd
 async def test_a_poll_wakes_when_a_message_comes(mq: EmbeddedBroker) -> None:
     async with AsyncLitePullConsumer("readers", mq.namesrv, FROM_FIRST) as consumer:
         await consumer.subscribe("orders")
-        waiting = asyncio.create_task(consumer.poll(10))
+        waiting = asyncio.create_task(consumer.poll(60))
         await asyncio.sleep(0)
         await asyncio.to_thread(fill, mq, 1)
-        assert numbers(await asyncio.wait_for(waiting, 5)) == [0]
+        assert numbers(await asyncio.wait_for(waiting, 30)) == [0]
 
 
 async def test_the_next_consumer_goes_on_where_the_last_one_closed(mq: EmbeddedBroker) -> None:

@@ -89,7 +89,7 @@ async def test_everything_a_client_does_is_signed(tmp_path: Path) -> None:
             async with AsyncPushConsumer("billing", me, ConsumerConfig(orderly=False), on_message=answer) as consumer:
                 await consumer.subscribe(TOPIC)
                 assert (await producer.request(Message(TOPIC, b"?"), timeout=10)).body == b"!"
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(30):
                     while len(seen) < 5 or not guard.passed[RequestCode.CONSUMER_SEND_MSG_BACK]:
                         await asyncio.sleep(0.01)
         async with PullConsumer("pullers", me) as puller:

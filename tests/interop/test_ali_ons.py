@@ -138,7 +138,7 @@ async def test_a_message_refused_too_often_ends_in_the_dead_letter_queue(servers
         ) as reader:
             attempts = reader.wait_for_messages(2)
             assert [line["reconsumeTimes"] for line in attempts] == [0, 1]
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(30):
                 while not (dead := await drain(broker, "%DLQ%nodeDeadGroup", 1)):
                     await asyncio.sleep(0.05)
             assert len(reader.messages()) == 2

@@ -21,7 +21,7 @@ def callers(port: int, count: int) -> Iterator[list[socket.socket]]:
             one.close()
 
 
-async def until(condition: Callable[[], object], seconds: float = 10) -> None:
+async def until(condition: Callable[[], object], seconds: float = 30) -> None:
     async with asyncio.timeout(seconds):
         while not condition():
             await asyncio.sleep(0.002)
@@ -40,7 +40,7 @@ async def reply(caller: socket.socket) -> Command:
             data += more
         return data
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         length = await exactly(4)
         rest = await exactly(int.from_bytes(length, "big"))
     header = int.from_bytes(rest[1:4], "big")

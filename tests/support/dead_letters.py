@@ -28,7 +28,7 @@ async def give_up(mq: EmbeddedBroker, session: Session, *messages: Message) -> N
         await session.invoke(mq.address, send_back_request(received, GROUP, DEAD_LETTER, 16))
     await producer.close()
     # A broker tells the name server of a new topic right after it made it, but does not wait for that.
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while True:
             try:
                 await session.look_up_route(dlq_topic(GROUP))

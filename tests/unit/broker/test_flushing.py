@@ -33,7 +33,7 @@ async def test_under_sync_flush_a_message_nobody_waits_for_reaches_the_disk_too(
         await asyncio.sleep(0)
         end = broker.writer.append(new_message()).end_offset
         assert broker.store.flushed_offset < end
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while broker.store.flushed_offset < end:
                 await broker.clock.advance(0.1)
                 await asyncio.sleep(0.001)  # the flush is another thread's
@@ -59,7 +59,7 @@ async def test_a_slow_sync_sends_the_next_ones_to_the_worker(tmp_path: Path) -> 
     disk = SlowDisk()
     async with sync_flushing(tmp_path, disk) as broker:
         disk.clock = broker.clock
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             for seconds in (0.0, 0.0, 0.02, *[0.0] * 16, 0.0):
                 disk.seconds = seconds
                 end = broker.writer.append(new_message()).end_offset
@@ -72,7 +72,7 @@ async def test_all_who_wait_are_told_by_one_sync(tmp_path: Path) -> None:
     disk = SlowDisk()
     async with sync_flushing(tmp_path, disk) as broker:
         disk.clock = broker.clock
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             waiting = [broker.flusher.wait_for(broker.writer.append(new_message()).end_offset) for _ in range(5)]
             assert await asyncio.gather(*waiting) == [FlushOutcome.FLUSHED] * 5
         assert disk.is_here == [True]
@@ -83,7 +83,7 @@ async def test_a_sync_waits_for_those_who_are_coming_in(tmp_path: Path) -> None:
     async with sync_flushing(tmp_path, disk) as broker:
         disk.clock = broker.clock
         waiting = []
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             for _ in range(5):  # each turn of the loop reads a request of another connection
                 waiting.append(broker.flusher.wait_for(broker.writer.append(new_message()).end_offset))
                 await asyncio.sleep(0)
@@ -102,7 +102,7 @@ async def test_room_is_prepared_as_soon_as_some_was_used(tmp_path: Path) -> None
     running = asyncio.create_task(broker.flusher.run(lambda: None))
     await asyncio.sleep(0)
     broker.writer.append(new_message())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while broker.store.needs_next_file:
             await asyncio.sleep(0.001)  # another thread's work; the clock stands still
     assert (tmp_path / "store" / "commitlog" / "00000000000000065536").exists()
@@ -125,7 +125,7 @@ async def test_a_lone_sender_is_told_at_once(tmp_path: Path) -> None:
 
         async def at_once(*, together: int = 1) -> list[bool]:
             known = [send() for _ in range(together)]
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 while len(broker.flusher._waiting):
                     await asyncio.sleep(0.001)  # the flush may be another thread's
             await asyncio.sleep(0)
@@ -147,7 +147,7 @@ async def test_a_lone_sender_is_told_at_once(tmp_path: Path) -> None:
 async def test_a_lone_sender_is_told_when_the_disk_says_no(tmp_path: Path) -> None:
     files = FailingFiles()
     async with sync_flushing(tmp_path, files) as broker:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             for _ in range(8):
                 assert (
                     await broker.flusher.wait_for(broker.writer.append(new_message()).end_offset)

@@ -207,7 +207,7 @@ async def test_a_pull_that_waits_is_woken_by_a_plain_send(tmp_path: Path) -> Non
     later = held.hold(TopicQueue("TopicA", 1), 1, Everything(), answer, way.connection, 10)  # type: ignore[arg-type]
     way.feed(send(1, queue_id=1), send(2, queue_id=2))
     assert way.taken == 1
-    await asyncio.wait_for(later, 5)
+    await asyncio.wait_for(later, 30)
     assert arrived.is_set()
     way.broker.close()
 

@@ -32,7 +32,7 @@ async def test_a_table_is_saved_every_so_often_also_after_a_failure(
     await clock.advance(4.9)
     assert "cannot save" not in caplog.text
     await clock.advance(0.1)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await file.over.wait()
         while "cannot save CommittedOffsets, trying on" not in caplog.text:
             await asyncio.sleep(0)
@@ -51,7 +51,7 @@ async def test_a_new_topic_is_saved_within_a_moment(tmp_path: Path) -> None:
     task = asyncio.create_task(save_soon(topics, clock))
     await asyncio.sleep(0)
     topics.ensure("orders", 4)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not file.over.is_set():
             await clock.advance(0.05)
     assert "orders" in Topics(file, BROKER, clock)

@@ -98,7 +98,7 @@ def producer_of(
     return producer
 
 
-async def until(condition: Callable[[], object], seconds: float = 5) -> None:
+async def until(condition: Callable[[], object], seconds: float = 30) -> None:
     """Let the loop run until `condition` holds."""
     async with asyncio.timeout(seconds):
         while not condition():

@@ -85,7 +85,7 @@ async def test_commits_say_what_javas_say(cluster: FakeCluster, session: Session
     assert not cluster.broker.asked[-1].is_oneway
     offsets.table.update(QUEUE, 43)
     assert await offsets.persist()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while len(cluster.broker.fields(RequestCode.UPDATE_CONSUMER_OFFSET)) < 2:
             await asyncio.sleep(0.001)
     assert cluster.broker.asked[-1].is_oneway

@@ -203,7 +203,7 @@ async def test_a_queue_being_given_up_ends_after_the_callback_that_runs() -> Non
     await asyncio.sleep(0.01)
     assert not ending.done()
     gate.set()
-    await asyncio.wait_for(ending, 5)
+    await asyncio.wait_for(ending, 30)
     assert seen == [0]
     assert consuming.offset == 1  # the lock is still ours, so the result counts
     await consuming.end()

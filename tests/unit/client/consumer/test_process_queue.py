@@ -100,7 +100,7 @@ async def test_a_pull_that_waits_goes_on_when_something_is_finished() -> None:
     await asyncio.sleep(0)
     assert not waiting.done()
     queue.finish([message(2)])
-    await asyncio.wait_for(waiting, 1)
+    await asyncio.wait_for(waiting, 30)
 
 
 async def test_a_pull_that_waits_ends_with_its_queue() -> None:
@@ -108,7 +108,7 @@ async def test_a_pull_that_waits_ends_with_its_queue() -> None:
     waiting = asyncio.create_task(queue.wait_for_room())
     await asyncio.sleep(0)
     queue.drop()
-    await asyncio.wait_for(waiting, 1)
+    await asyncio.wait_for(waiting, 30)
 
 
 # --- in order
