@@ -129,7 +129,7 @@ def test_programs_without_an_event_loop() -> None:
             with downrange.Producer("askers", mq.namesrv) as producer:
                 assert producer.request(Message(QUESTIONS, b"loud"), timeout=10).body == b"LOUD"
                 with pytest.raises(ReplyTimedOut):
-                    producer.request(Message("nobody-listens", b"?"), timeout=0.2)
+                    producer.request(Message("nobody-listens", b"?"), timeout=1)
         assert threads
         assert threading.main_thread() not in threads
 
@@ -139,8 +139,8 @@ def test_programs_without_an_event_loop() -> None:
 
 async def test_no_reply_in_time(namesrv: str, producer: AsyncProducer) -> None:
     await producer.send(Message(QUESTIONS, b"first"))
-    with pytest.raises(ReplyTimedOut, match=r"request to questions: no reply within 0\.2 s") as caught:
-        await producer.request(Message(QUESTIONS, b"?"), timeout=0.2)
+    with pytest.raises(ReplyTimedOut, match=r"request to questions: no reply within 1 s") as caught:
+        await producer.request(Message(QUESTIONS, b"?"), timeout=1)
     assert caught.value.code == 10006
 
 
@@ -149,7 +149,7 @@ async def test_a_late_reply_reaches_nobody_and_does_no_harm(namesrv: str, produc
     async with AsyncPushConsumer("answerers", namesrv, on_message=held.put) as consumer:
         await consumer.subscribe(QUESTIONS)
         with pytest.raises(ReplyTimedOut):
-            await producer.request(Message(QUESTIONS, b"?"), timeout=0.3)
+            await producer.request(Message(QUESTIONS, b"?"), timeout=1)
         async with asyncio.timeout(30):
             late = await held.get()
         # The producer is there and takes the reply, as in RocketMQ: only nobody waits for it any more.
@@ -165,7 +165,7 @@ async def test_who_asked_is_gone(namesrv: str) -> None:
         await consumer.subscribe(QUESTIONS)
         async with AsyncProducer("askers", namesrv) as producer:
             with pytest.raises(ReplyTimedOut):
-                await producer.request(Message(QUESTIONS, b"?"), timeout=0.3)
+                await producer.request(Message(QUESTIONS, b"?"), timeout=1)
         async with asyncio.timeout(30):
             question = await held.get()
         assert not await consumer.reply(question, b"anybody there?")
