@@ -75,13 +75,13 @@ class CppClient:
 
     def end(self) -> list[dict[str, Any]]:
         self.process.wait(60)
-        self._reader.join(5)
+        self._reader.join(30)
         return self.lines
 
     def close(self) -> None:
         self.process.kill()
         self.process.wait(10)
-        self._reader.join(5)
+        self._reader.join(30)
         for stream in (self.process.stdin, self.process.stdout):
             assert stream is not None
             stream.close()

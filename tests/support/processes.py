@@ -82,14 +82,14 @@ class Running:
 
     def wait(self, seconds: float = 30) -> int:
         code = self._process.wait(seconds)
-        self._reader.join(5)
+        self._reader.join(30)
         return code
 
     def close(self) -> None:
         if self._process.poll() is None:
             self._process.kill()
             self._process.wait(10)
-        self._reader.join(5)
+        self._reader.join(30)
         assert self._process.stdout is not None
         self._process.stdout.close()
         self._errors.close()

@@ -104,7 +104,7 @@ def test_a_reply_in_pieces() -> None:
     def script(peer: socket.socket) -> None:
         receive(peer)
         peer.sendall(REPLY[:5])
-        going_on.wait(5)
+        going_on.wait(30)
         peer.sendall(REPLY[5:])
         until_gone(peer)
 
@@ -170,7 +170,7 @@ def test_a_connection_that_was_closed_or_spoke_unasked_is_not_quiet(unasked: byt
         ask(connection, 5)
         assert connection.is_quiet()
         connection._socket.shutdown(socket.SHUT_WR)
-        assert said.wait(5)
+        assert said.wait(30)
         assert connection._poll.poll(5000)
         assert not connection.is_quiet()
 
@@ -186,7 +186,7 @@ def test_another_thread_can_end_the_waiting() -> None:
     with connected(script) as connection:
 
         def cut() -> None:
-            asked.wait(5)
+            asked.wait(30)
             connection.cut()
 
         cutting = threading.Thread(target=cut)

@@ -81,14 +81,14 @@ def test_every_way_of_sending(brokers: FakeCluster) -> None:
         assert kinds == [SendResult, BodyMissing, SendResult]
         producer.send_oneway(MESSAGE)
         future = producer.send_async(MESSAGE, lambda result, error: heard.append((result, error)))
-        assert future.result(5).status is SendStatus.SEND_OK
+        assert future.result(30).status is SendStatus.SEND_OK
         queue = producer.queues(TOPIC)[-1]
         assert producer.send(MESSAGE, queue=queue).queue == queue
         assert producer.send(MESSAGE, selector=lambda queues, message: queues[0]).queue.broker_name == "broker-a"
         with pytest.raises(BodyMissing):
             producer.send(Message(TOPIC, b""))
         with pytest.raises(BodyMissing):
-            producer.send_async(Message(TOPIC, b"")).result(5)
+            producer.send_async(Message(TOPIC, b"")).result(30)
         assert producer.drain(1)
     assert heard == [(future.result(), None)]
     assert all_sends(brokers) == 8
@@ -280,7 +280,7 @@ def test_an_error_reaches_the_caller(brokers: FakeCluster) -> None:
         with pytest.raises(SendFailed, match="no"):
             producer.send(MESSAGE)
         with pytest.raises(SendFailed, match="no"):
-            producer.send_async(MESSAGE).result(5)
+            producer.send_async(MESSAGE).result(30)
 
 
 def test_ctrl_c_gives_up_the_send_and_leaves_the_producer_usable(brokers: FakeCluster) -> None:
@@ -343,7 +343,7 @@ def test_a_callback_that_would_wait_for_itself_is_told(brokers: FakeCluster) -> 
 
     with Producer("producers", brokers.namesrv) as producer:
         producer.send_async(MESSAGE, callback)
-        assert done.wait(5)
+        assert done.wait(30)
     assert "wait for itself" in str(problems[0])
 
 
@@ -407,7 +407,7 @@ def test_a_fork_connects_anew_and_leaves_the_parent_alone(brokers: FakeCluster) 
     def child() -> None:
         for _ in range(3):
             assert producer.send(MESSAGE).status is SendStatus.SEND_OK
-        assert producer.send_async(MESSAGE).result(5).status is SendStatus.SEND_OK
+        assert producer.send_async(MESSAGE).result(30).status is SendStatus.SEND_OK
         producer.close()
         assert threading.active_count() == 1
 

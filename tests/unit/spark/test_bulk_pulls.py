@@ -94,7 +94,7 @@ def genuine() -> Iterator[GenuineBroker]:
 
     thread = threading.Thread(target=lambda: asyncio.run(serve()))
     thread.start()
-    assert started.wait(5)
+    assert started.wait(30)
     yield answers
     loops[0].call_soon_threadsafe(stop.set)
     thread.join()

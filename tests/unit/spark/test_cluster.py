@@ -50,7 +50,7 @@ class ProxyThread:
         self.run(self.proxy.accept())
 
     def run(self, work: object) -> None:
-        asyncio.run_coroutine_threadsafe(work, self._loop).result(5)  # type: ignore[arg-type]
+        asyncio.run_coroutine_threadsafe(work, self._loop).result(30)  # type: ignore[arg-type]
 
     def cut(self) -> None:
         async def cut() -> None:

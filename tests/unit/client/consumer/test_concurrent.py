@@ -282,7 +282,7 @@ async def test_draining_waits_for_what_runs_and_begins_nothing_more() -> None:
 
     def callback(received: ReceivedMessage) -> None:
         begun.append(received.queue_offset)
-        gate.wait(5)
+        gate.wait(30)
 
     consuming = Consuming(callback, consume_threads=2)
     consuming.pulled(*range(10))

@@ -193,7 +193,7 @@ async def test_a_queue_being_given_up_ends_after_the_callback_that_runs() -> Non
 
     def callback(received: ReceivedMessage) -> None:
         seen.append(received.queue_offset)
-        gate.wait(5)
+        gate.wait(30)
 
     consuming = Consuming(callback)
     consuming.pulled(0, 1, 2)
