@@ -22,5 +22,5 @@ def test_a_block_runs(number: int, tmp_path: Path) -> None:
         file.write_text(BLOCKS[number].replace("127.0.0.1:9876", mq.namesrv))
         done = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, timeout=60, cwd=tmp_path)
         assert (done.returncode, done.stderr) == (0, "")
-        (message,) = mq.wait_for("orders", 1)
+        (message,) = mq.wait_for("orders", 1, timeout=30)
     assert done.stdout.split() == ["COMMIT", message.transaction_id]

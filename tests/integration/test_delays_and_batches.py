@@ -57,7 +57,7 @@ def test_delay_levels_of_the_operator(asked: int, served: int, seconds: int) -> 
         mq.advance(seconds - 0.5)
         assert mq.messages(TOPIC) == []
         mq.advance(0.5)
-        (message,) = mq.wait_for(TOPIC, 1)
+        (message,) = mq.wait_for(TOPIC, 1, timeout=30)
         assert message.body == b"later"
         assert message.properties["DELAY"] == str(served)
 
@@ -68,7 +68,7 @@ def test_a_table_longer_than_rocketmqs() -> None:
         mq.producer().send(Message(TOPIC, b"later", delay_level=25))
         assert waiting(mq, level=25)
         mq.advance(25)
-        assert mq.wait_for(TOPIC, 1)[0].body == b"later"
+        assert mq.wait_for(TOPIC, 1, timeout=30)[0].body == b"later"
 
 
 @pytest.mark.parametrize("table", ["", "1s soon", "1x", "s", "-1s", "1.5s"])
@@ -133,7 +133,7 @@ def test_a_loop_says_later_too() -> None:
                 consumer.later(message, delay_level=2)
             assert waiting(mq, level=2)
             mq.advance(5)
-            (again,) = mq.wait_for("%RETRY%billing", 1)
+            (again,) = mq.wait_for("%RETRY%billing", 1, timeout=30)
     assert again.body == b"not now"
 
 
@@ -144,7 +144,7 @@ def test_level_minus_one_is_a_dead_letter_at_once() -> None:
         with PushConsumer("billing", mq.namesrv, on_message=inbox) as consumer:
             consumer.subscribe(TOPIC)
             inbox.next()
-            (dead,) = mq.wait_for("%DLQ%billing", 1)
+            (dead,) = mq.wait_for("%DLQ%billing", 1, timeout=30)
     assert dead.body == b"hopeless"
 
 

@@ -99,7 +99,7 @@ def test_each_send_as_json(mq: EmbeddedBroker) -> None:
     row = json.loads(done.stdout)
     assert (row["sendStatus"], row["brokerName"]) == ("SEND_OK", "broker-a")
     assert "sent 1 message to orders" in done.stderr
-    assert mq.wait_for("orders", 1, timeout=10)[0].message_id == row["msgId"]
+    assert mq.wait_for("orders", 1, timeout=60)[0].message_id == row["msgId"]
 
 
 def test_a_line_typed_is_sent_before_the_next_one(mq: EmbeddedBroker) -> None:
@@ -109,7 +109,7 @@ def test_a_line_typed_is_sent_before_the_next_one(mq: EmbeddedBroker) -> None:
     assert process.stdin is not None
     process.stdin.write("first\n")
     process.stdin.flush()
-    assert mq.wait_for("orders", 1, timeout=20)[0].body == b"first"
+    assert mq.wait_for("orders", 1, timeout=60)[0].body == b"first"
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=20)
     assert output.startswith("sent 1 message to orders")
@@ -118,7 +118,7 @@ def test_a_line_typed_is_sent_before_the_next_one(mq: EmbeddedBroker) -> None:
 
 def test_an_interrupted_load_says_so(mq: EmbeddedBroker) -> None:
     with running("produce", "orders", "--count", "100000000", "-n", mq.namesrv) as process:
-        mq.wait_for("orders", 1, timeout=20)
+        mq.wait_for("orders", 1, timeout=60)
         process.signal(signal.SIGTERM)
         assert process.wait() == 130
         assert "interrupted" in process.errors
@@ -352,7 +352,7 @@ def test_a_running_consumer_gets_its_dead_letters_again(mq: EmbeddedBroker) -> N
     consumer.subscribe("orders")
     with consumer:
         mq.producer().send(Message("orders", b"difficult"))
-        mq.wait_for(f"%DLQ%{GROUP}", 1, timeout=10)
+        mq.wait_for(f"%DLQ%{GROUP}", 1, timeout=60)
         run(mq, "dlq", "resend", GROUP)
         assert second_chance.wait(30)
     assert handled == [("orders", b"difficult", 0), ("orders", b"difficult", 0)]

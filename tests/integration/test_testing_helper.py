@@ -87,7 +87,7 @@ def test_messages_can_be_waited_for() -> None:
         producer = mq.producer()
         sender = threading.Timer(0.02, lambda: producer.send(Message("orders", b"x")))
         sender.start()
-        assert [message.body for message in mq.wait_for("orders", 1)] == [b"x"]
+        assert [message.body for message in mq.wait_for("orders", 1, timeout=30)] == [b"x"]
         sender.join()
         with pytest.raises(TimeoutError, match="1 of 2 messages in orders"):
             mq.wait_for("orders", 2, timeout=0.05)

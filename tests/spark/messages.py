@@ -59,7 +59,7 @@ def checksum(parts: Iterable[bytes]) -> int:
 def wait_for_queue_files(store: Path, topic: str, count: int) -> None:
     """A broker writes its queues once a second, or when they have grown by some hundred entries."""
     stores = Stores(parse_options({"storePath": str(store), "subscribe": topic}))
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while (
         sum(there.maximum - there.minimum for there in stores.reach(stores.queues(), must_answer=True).values()) < count
     ):

@@ -42,7 +42,7 @@ class WatchedClient(SinkClient):
 
     def wait(self, count: int) -> None:
         with self._changed:
-            assert self._changed.wait_for(lambda: self.answers.total() >= count, timeout=20), self.answers
+            assert self._changed.wait_for(lambda: self.answers.total() >= count, timeout=60), self.answers
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_halves_left_behind_by_a_closed_batch_are_committed(mq: EmbeddedBroker, 
     delivery.perform(Step.CLOSE, marker, [sent])  # as if every END had been lost on its way
     assert bodies(mq) == Counter()
     let_broker_ask(mq)
-    mq.wait_for("orders", ROWS)
+    mq.wait_for("orders", ROWS, timeout=30)
     assert client.answers == {STATE.COMMIT: ROWS}
     assert bodies(mq) == ONCE
 
@@ -111,7 +111,7 @@ def test_an_undecided_batch_is_left_open_and_can_still_be_committed(mq: Embedded
     # The broker asked, so it goes by copies of the halves now and refuses to end the first ones: the next check does.
     delivery.commit([sent])
     let_broker_ask(mq)
-    mq.wait_for("orders", ROWS)
+    mq.wait_for("orders", ROWS, timeout=30)
     assert bodies(mq) == ONCE
 
 
@@ -125,7 +125,7 @@ def test_a_batch_that_took_too_long_to_end_is_finished_by_the_check(mq: Embedded
     rerun = TaskSent("query", 0, "another", 0)
     again.commit([rerun])  # SETTLE is refused, CLOSE leaves the rest to the check
     let_broker_ask(mq)
-    mq.wait_for("orders", ROWS)
+    mq.wait_for("orders", ROWS, timeout=30)
     assert bodies(mq) == ONCE
     newest = client.run(client.markers.newest("query"))
     assert newest == replace(marker, is_closed=True, written=newest.written if newest else 0)
