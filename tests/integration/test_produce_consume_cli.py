@@ -11,7 +11,7 @@ import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from downrange.client.consumer.retry import Later
 from downrange.client.send_result import SendResult
 from downrange.client.session import Session
 from downrange.testing import EmbeddedBroker, broker
-from tests.support.dead_letters import GROUP, give_up
+from tests.support.dead_letters import GROUP, dead_letters_are_known, give_up
 from tests.support.processes import DOWNRANGE, Running, running
 
 
@@ -353,6 +353,7 @@ def test_a_running_consumer_gets_its_dead_letters_again(mq: EmbeddedBroker) -> N
     with consumer:
         mq.producer().send(Message("orders", b"difficult"))
         mq.wait_for(f"%DLQ%{GROUP}", 1, timeout=60)
+        in_session(mq, dead_letters_are_known)
         run(mq, "dlq", "resend", GROUP)
         assert second_chance.wait(30)
     assert handled == [("orders", b"difficult", 0), ("orders", b"difficult", 0)]
@@ -370,8 +371,12 @@ def test_a_group_nobody_knows_has_no_dead_letters(mq: EmbeddedBroker) -> None:
 
 
 def give_up_three(mq: EmbeddedBroker) -> None:
+    in_session(mq, lambda session: give_up(mq, session, *(Message("orders", b"%d" % number) for number in range(3))))
+
+
+def in_session(mq: EmbeddedBroker, work: Callable[[Session], Awaitable[None]]) -> None:
     async def main() -> None:
         async with Session(ClientConfig.of(mq.namesrv)) as session:
-            await give_up(mq, session, *(Message("orders", b"%d" % number) for number in range(3)))
+            await work(session)
 
     asyncio.run(main())

@@ -27,7 +27,11 @@ async def give_up(mq: EmbeddedBroker, session: Session, *messages: Message) -> N
         (received,) = (await consumer.pull(result.queue, result.queue_offset, 1)).messages
         await session.invoke(mq.address, send_back_request(received, GROUP, DEAD_LETTER, 16))
     await producer.close()
-    # A broker tells the name server of a new topic right after it made it, but does not wait for that.
+    await dead_letters_are_known(session)
+
+
+async def dead_letters_are_known(session: Session) -> None:
+    """A broker tells the name server of a topic for dead letters right after it made it, but does not wait for that."""
     async with asyncio.timeout(30):
         while True:
             try:
