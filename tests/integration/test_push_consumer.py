@@ -28,6 +28,7 @@ from downrange.model.message import Message, MessageQueue
 from downrange.protocol.bodies.groups import ConsumeFromWhere, MessageModel
 from downrange.protocol.errors import BrokerError, SubscriptionParseFailed
 from tests.support.broker_client import standalone
+from tests.support.dead_letters import dead_letters_are_known
 
 FIRST = ConsumeFromWhere.FIRST_OFFSET
 
@@ -332,6 +333,7 @@ async def test_a_message_that_fails_comes_again_counted_and_ends_as_a_dead_lette
         assert {message.topic for message in seen.messages} == {"orders"}
         assert [message.queue.topic for message in seen.messages] == ["orders"] + ["%RETRY%billing"] * 2
         assert len({message.message_id for message in seen.messages}) == 1
+        await dead_letters_are_known(consumer.session)
         async with AsyncPushConsumer("undertaker", namesrv, on_message=dead) as other:
             await other.subscribe("%DLQ%billing")
             await until(lambda: len(dead) == 1)
@@ -355,6 +357,7 @@ async def test_an_orderly_message_at_its_limit_is_a_dead_letter_and_the_queue_go
     async with AsyncPushConsumer("billing", namesrv, config, on_message=callback) as consumer:
         await consumer.subscribe("orders")
         await until(lambda: len(seen) == 5)
+        await dead_letters_are_known(consumer.session)
         async with AsyncPushConsumer("undertaker", namesrv, on_message=dead) as other:
             await other.subscribe("%DLQ%billing")
             await until(lambda: len(dead) == 1)
