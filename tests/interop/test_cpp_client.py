@@ -63,7 +63,7 @@ class CppClient:
     def messages(self) -> list[dict[str, Any]]:
         return [line for line in self.lines if "body" in line]
 
-    def wait_for(self, count: int, seconds: float = 30) -> list[dict[str, Any]]:
+    def wait_for(self, count: int, seconds: float = 60) -> list[dict[str, Any]]:
         with self._news:
             self._news.wait_for(lambda: len(self.messages) >= count or self.process.poll() is not None, seconds)
         assert len(self.messages) >= count, f"{len(self.messages)} of {count} messages: {self.messages[-3:]}"
@@ -71,7 +71,7 @@ class CppClient:
 
     def wait_started(self) -> None:
         with self._news:
-            assert self._news.wait_for(lambda: {"started": True} in self.lines, 30)
+            assert self._news.wait_for(lambda: {"started": True} in self.lines, 60)
 
     def end(self) -> list[dict[str, Any]]:
         self.process.wait(60)
@@ -174,7 +174,7 @@ def test_a_delayed_message_is_not_early(servers: Standalone, tmp_path: Path) -> 
         produce(servers, tmp_path, {"topic": "cppDelay", "body": "later", "delay": 2})
         message = client.wait_for(2)[1]
     assert message["body"] == "later"
-    assert 2000 <= message["at"] - message["born"] < 3000
+    assert 2000 <= message["at"] - message["born"] < 12_000  # or else it came when somebody looked again
 
 
 def test_an_orderly_consumer_gets_each_queue_in_order(servers: Standalone, tmp_path: Path) -> None:

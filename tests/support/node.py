@@ -59,7 +59,7 @@ class NodeClient(Running):
     def messages(self) -> list[Line]:
         return self.lines("message")
 
-    def wait_until(self, condition: Callable[[], object], seconds: float = 15) -> None:
+    def wait_until(self, condition: Callable[[], object], seconds: float = 60) -> None:
         """Until what it printed makes `condition` true."""
         deadline = time.monotonic() + seconds
         with self._news:
@@ -70,7 +70,7 @@ class NodeClient(Running):
                 # Another process may be what the condition waits for: look again from time to time.
                 self._news.wait(min(remaining, 0.05))
 
-    def wait_for_messages(self, count: int, seconds: float = 15) -> list[Line]:
+    def wait_for_messages(self, count: int, seconds: float = 60) -> list[Line]:
         self.wait_until(lambda: len(self.messages()) >= count, seconds)
         return self.messages()
 
@@ -95,7 +95,7 @@ def produce(namesrv: str, *messages: Mapping[str, object], group: str = "nodePro
     """Send messages in order; what the producer says of each."""
     client = NodeClient("produce.js", {"namesrv": namesrv, "group": group, "messages": messages})
     try:
-        assert client.wait(30) == 0, client.errors
+        assert client.wait(60) == 0, client.errors
         return client.lines()
     finally:
         client.close()
