@@ -32,7 +32,7 @@ class Inbox:
         return self._answer(message)
 
     def next(self) -> ReceivedMessage:
-        return self._messages.get(timeout=10)
+        return self._messages.get(timeout=60)
 
     @property
     def is_empty(self) -> bool:
@@ -41,7 +41,7 @@ class Inbox:
 
 def waiting(mq: EmbeddedBroker, *, level: int, count: int = 1) -> bool:
     """Whether `count` messages of the delay topic are stored, the last of them for this level."""
-    return mq.wait_for(SCHEDULE_TOPIC, count)[-1].queue_id == level - 1
+    return mq.wait_for(SCHEDULE_TOPIC, count, timeout=30)[-1].queue_id == level - 1
 
 
 # --- delays

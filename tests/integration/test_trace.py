@@ -104,7 +104,7 @@ async def test_a_lite_pull_consumer_tells_what_it_handed_out(namesrv: str) -> No
     (message_id,) = await sent(namesrv, Message(TOPIC, b"x"))
     async with AsyncLitePullConsumer("lookers", namesrv, LitePullConfig(trace=True)) as consumer:
         await consumer.subscribe(TOPIC)
-        assert len(await consumer.poll(timeout=10)) == 1
+        assert len(await consumer.poll(timeout=60)) == 1
     (delivery,) = (await trace(namesrv, message_id)).deliveries
     assert (delivery.group, delivery.success, delivery.code) == ("lookers", True, ConsumeCode.SUCCESS)
 
