@@ -36,10 +36,13 @@ from downrange.model.errors import MQError
 from downrange.model.message import Message
 from downrange.model.record import decode_records
 from downrange.model.topics import TopicConfig
+from downrange.protocol.bodies.offsets import GetMaxOffsetRequest
+from downrange.protocol.codes import RequestCode
+from downrange.protocol.command import request
 from downrange.transport.loop import run as run_loop
 from downrange.transport.pool import connect
 from tests.support.broker_client import BrokerClient
-from tests.support.process_cluster import ProcessCluster, process_cluster
+from tests.support.process_cluster import BEHIND_PROXY, CLIENTS_REACH, ProcessCluster, process_cluster
 
 RESULTS: Final = Path(__file__).parent / "results"
 STRATEGIES: Final[tuple[StrategyName, ...]] = ("round_robin", "latency", "adaptive")
@@ -114,8 +117,15 @@ async def drill(
             await stack.enter_async_context(producer)
             await producer.queues(record.topic)
             producers.append(producer)
+        # A slow broker is slow behind its proxy only.
+        well = [
+            f"{BEHIND_PROXY if fault.needs_proxy else CLIENTS_REACH}:{broker.port}"
+            for number, broker in enumerate(cluster.brokers)
+            if fault.needs_proxy or number not in fault.befalls(brokers)
+        ]
         origin = time.monotonic()
         async with asyncio.TaskGroup() as tasks:
+            waits = [tasks.create_task(longest_wait(each, records[0].clock_millis, seconds * 1000)) for each in well]
             for record, producer in zip(records, producers, strict=True):
                 tasks.create_task(steady_load(record, producer, load, seconds * 1000))
             await asyncio.sleep(planned_start / 1000)
@@ -134,9 +144,23 @@ async def drill(
             seconds=seconds,
             fault_millis=(begun, ended),
             slow_millis=load.slow_millis,
+            hiccup_millis=max((wait.result() for wait in waits), default=0.0),
         )
         for record in records
     ]
+
+
+async def longest_wait(address: str, clock_millis: Callable[[], float], until_millis: float) -> float:
+    """How long a broker that is well let a small request wait at most: what this machine adds to any send."""
+    connection = await connect(address)
+    small = request(RequestCode.GET_MAX_OFFSET, GetMaxOffsetRequest(topic="TBW102", queue_id=0))
+    longest = 0.0
+    while (asked := clock_millis()) < until_millis:
+        await connection.request(small, 60)
+        longest = max(longest, clock_millis() - asked)
+        await asyncio.sleep(0.01)
+    await connection.drain(1)
+    return longest
 
 
 async def create_topics(cluster: ProcessCluster, topics: Sequence[str]) -> None:

@@ -76,6 +76,8 @@ class Drilled:
     failing_seconds_after: float
     """From the end of the fault to the last send that failed."""
     fault_millis: tuple[float, float]
+    hiccup_millis: float
+    """The longest that a request waited with which nothing was wrong: the machine was busy with other things."""
     shares: dict[str, tuple[float, ...]]
     """Part of the attempts to each broker, in half seconds."""
     errors: dict[str, int]
@@ -96,6 +98,7 @@ def figures(
     seconds: float,
     fault_millis: tuple[float, float],
     slow_millis: float,
+    hiccup_millis: float,
 ) -> Drilled:
     # Buckets are counted from the start of the fault, as in the simulator: it lies on the border of two.
     shift = round(fault_millis[0] / BUCKET_MILLIS) * BUCKET_MILLIS - fault_millis[0]
@@ -138,6 +141,7 @@ def figures(
         )
         / 1000,
         fault_millis=(start, end),
+        hiccup_millis=hiccup_millis,
         shares={
             broker: tuple(by_bucket[broker, bucket] / max(1, totals[bucket]) for bucket in buckets)
             for broker in sorted(brokers)

@@ -63,7 +63,7 @@ def test_no_send_fails_and_nothing_acknowledged_is_lost(drills: Drills, fault: s
 @pytest.mark.parametrize("strategy", LEARNING)
 def test_a_killed_broker_costs_each_caller_one_slow_send_at_most(drills: Drills, strategy: str) -> None:
     row = drills("kill")[strategy]
-    assert row.slow_of_one_caller <= 1
+    assert row.slow_of_one_caller <= 1 + (row.hiccup_millis > CALLERS.slow_millis)
     assert row.share_after_first_second < 0.01
 
 
@@ -106,8 +106,12 @@ def agree(real: Drilled, model: Report, return_margin: float = 2.0) -> None:
     report = real.report
     assert report.sends == pytest.approx(model.sends, rel=0.1)
     assert report.fault_share == pytest.approx(model.fault_share, abs=0.04)
-    assert report.fault_p99_millis == pytest.approx(model.fault_p99_millis, rel=0.25, abs=50)
-    assert report.max_millis == pytest.approx(model.max_millis, rel=0.25, abs=100)
+    for millis, model_millis, least in (
+        (report.fault_p99_millis, model.fault_p99_millis, 50),
+        (report.max_millis, model.max_millis, 100),
+    ):
+        either_way = max(least, 0.25 * model_millis)
+        assert model_millis - either_way <= millis <= model_millis + either_way + real.hiccup_millis
     if model.scenario != "stopped":
         assert report.failed == model.failed == 0
         assert report.duplicates == pytest.approx(model.duplicates, rel=0.25, abs=20)
@@ -124,7 +128,7 @@ def agree(real: Drilled, model: Report, return_margin: float = 2.0) -> None:
         if expected is None or seconds is None:
             assert seconds == expected
         else:
-            assert seconds == pytest.approx(expected, abs=margin)
+            assert seconds == pytest.approx(expected, abs=margin + real.hiccup_millis / 1000)
 
 
 # --- the fuller drill -------------------------------------------------------------------------------------------------
