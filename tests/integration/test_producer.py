@@ -206,7 +206,7 @@ async def test_nothing_is_left_after_close(tmp_path: Path) -> None:
         async with AsyncProducer("producers", cluster.namesrv, config) as producer:
             await asyncio.gather(*(producer.send(Message(TOPIC, b"x")) for _ in range(200)))
         assert asyncio.all_tasks() == tasks
-        assert set(threading.enumerate()) == threads
+        assert set(threading.enumerate()) <= threads  # threads of other tests may end any time
 
 
 # --- processes --------------------------------------------------------------------------------------------------------

@@ -48,7 +48,7 @@ def test_nothing_is_left_of_it() -> None:
     before = set(threading.enumerate())
     with downrange.testing.broker() as mq:
         mq.producer().send(Message("orders", b"x"))
-    assert set(threading.enumerate()) == before
+    assert set(threading.enumerate()) <= before  # threads of other tests may end any time
 
 
 def test_a_directory_of_ones_own_is_kept(tmp_path: Path) -> None:
