@@ -101,8 +101,9 @@ def test_the_simulator_agrees_with_the_drill(drills: Drills, fault: str, strateg
     agree(real, simulated(real, OPEN_LOOP, SECONDS[fault]))
 
 
-def agree(real: Drilled, model: Report, return_margin: float = 2.0) -> None:
-    """Within margins for a machine that is busy with other things, and for luck: the model's arrivals are random."""
+def agree(real: Drilled, model: Report, return_margin: float = 3.0) -> None:
+    """Within margins for a machine that is busy with other things, and for luck: the model's arrivals are random, and
+    a probe may come right after the fault or, if just before it ended, two seconds later."""
     report = real.report
     assert report.sends == pytest.approx(model.sends, rel=0.1)
     assert report.fault_share == pytest.approx(model.fault_share, abs=0.04)
