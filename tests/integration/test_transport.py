@@ -207,6 +207,21 @@ async def test_a_lost_connection_ends_every_request_that_waits(server: Server, p
     await until(lambda: len(peer.closed) == 1)
 
 
+async def test_a_peer_that_speaks_another_protocol_is_known_by_what_it_said() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    web = await asyncio.start_server(answer, "127.0.0.1", 0)
+    client = await connect(f"127.0.0.1:{web.sockets[0].getsockname()[1]}")
+    with pytest.raises(ConnectionLost, match=r"was lost: frame of \d+ bytes; 4 to \d+ are allowed"):
+        await client.request(request(ECHO), timeout=5)
+    with pytest.raises(TransportClosed, match=r"is closed: frame of \d+ bytes"):
+        client.oneway(request(ECHO))
+    web.close()
+
+
 @pytest.mark.parametrize("garbage", [b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 8, b"\x00\x00\x00\x06\x00\x00\x00\x02{]"])
 async def test_garbage_closes_its_connection_and_no_other(server: Server, garbage: bytes) -> None:
     client = await connect(address(server))

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from typing import Final, NamedTuple
 
-from downrange.transport.errors import ListenFailed
+from downrange.transport.errors import listen_failed
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class HttpServer:
         try:
             self._server = await asyncio.start_server(self._accept, self.host, self.port, limit=MAX_REQUEST_BYTES)
         except OSError as error:
-            raise ListenFailed(f"cannot listen on {self.host}:{self.port}: {error.strerror or error}") from error
+            raise listen_failed(self.host, self.port, error, " for metrics") from error
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:

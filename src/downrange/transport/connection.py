@@ -120,6 +120,7 @@ class Connection(Requester, asyncio.Protocol):
             at += 1
         if decoder.error is not None:
             log.warning("connection closed peer=%s reason=%s", self.peer, decoder.error)
+            output.why_closed = f": {decoder.error}"
             self.abort()
             return
         if decoder.buffered:
@@ -238,7 +239,7 @@ class Connection(Requester, asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self._output.close()
         self._unanswered.clear()
-        self._lost(f": {error}" if error else "")
+        self._lost(f": {error}" if error else self._output.why_closed)
         if not self._closed.done():
             self._closed.set_result(None)
         if self._on_close is not None:

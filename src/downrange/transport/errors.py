@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from downrange.model.errors import MQError
 
 
@@ -19,6 +21,13 @@ class ListenFailed(TransportError):
     """This address cannot be listened on: in use, not ours, or not allowed."""
 
     retriable = False
+
+
+def listen_failed(host: str, port: int, error: OSError | OverflowError, what_for: str = "") -> ListenFailed:
+    """The kernel's reason in a word: what event loops put around it says the address once more."""
+    number = error.errno if isinstance(error, OSError) else None
+    reason = os.strerror(number) if number and number > 0 else getattr(error, "strerror", None) or str(error)
+    return ListenFailed(f"cannot listen on {host}:{port}{what_for}: {reason.lower()}")
 
 
 class ConnectionLost(TransportError):

@@ -39,6 +39,7 @@ class Output:
         "is_scheduled",
         "last_sent",
         "peer",
+        "why_closed",
     )
 
     def __init__(self, loop: asyncio.AbstractEventLoop, limits: Limits, usage: Usage) -> None:
@@ -48,6 +49,8 @@ class Output:
         self.is_scheduled = False
         """Somebody will flush: the loop at the end of its turn, or whoever has said so."""
         self.last_sent = 0.0
+        self.why_closed = ""
+        """What the peer sent that is no frame: then it is another kind of server than the caller thinks."""
         self._loop = loop
         self._time = loop.time
         self._limits = limits
@@ -62,7 +65,7 @@ class Output:
 
     def raise_if_closed(self) -> None:
         if self._transport is None or self._transport.is_closing():
-            raise TransportClosed(f"connection to {self.peer} is closed")
+            raise TransportClosed(f"connection to {self.peer} is closed{self.why_closed}")
 
     def send(self, frame: Buffer) -> None:
         """Queue a frame; raises TransportClosed."""

@@ -21,7 +21,7 @@ LONGEST_PAUSE: Final = 3.0
 def split_address(address: str) -> tuple[str, int]:
     """`host:port`, cut at the last colon; `[::1]:9876` is taken too."""
     host, colon, port = address.strip().rpartition(":")
-    if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
+    if not colon or not host or not port.isdecimal() or len(port) > 5 or not 0 < int(port) < 65536:
         raise ConnectFailed(f"not an address: {address!r}; expected host:port")
     return host.removeprefix("[").removesuffix("]"), int(port)
 

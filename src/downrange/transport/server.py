@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from downrange.compiled import runs
 from downrange.transport.busy_poll import BusyPoll
 from downrange.transport.connection import Connection
-from downrange.transport.errors import ListenFailed
+from downrange.transport.errors import listen_failed
 from downrange.transport.handler import Express, Handler, Together
 from downrange.transport.limits import Limits, Usage
 
@@ -69,8 +69,7 @@ class Server:
                 self._accept, self.host, self.port, ssl=self._tls, backlog=1024, start_serving=False
             )
         except OSError as error:
-            reason = error.strerror or str(error)
-            raise ListenFailed(f"cannot listen on {self.host}:{self.port}: {reason.lower()}") from None
+            raise listen_failed(self.host, self.port, error) from None
         self.port = self._listening.sockets[0].getsockname()[1]
 
     async def start(self) -> None:
@@ -84,8 +83,7 @@ class Server:
             else:
                 await self._listening.start_serving()
         except OSError as error:
-            reason = error.strerror or str(error)
-            raise ListenFailed(f"cannot listen on {self.host}:{self.port}: {reason.lower()}") from None
+            raise listen_failed(self.host, self.port, error) from None
         self._sweeper = asyncio.get_running_loop().create_task(self._sweep())
 
     def _read_together(self, bound: asyncio.Server) -> None:

@@ -16,7 +16,7 @@ from downrange.broker.services.registration import Registration
 from downrange.broker.services.slave_sync import SlaveSync
 from downrange.clock import Clock
 from downrange.store.message_store import MessageStore
-from downrange.transport.errors import ListenFailed
+from downrange.transport.errors import listen_failed
 from downrange.transport.pool import Pool
 
 _BACKLOG: Final = 64
@@ -50,8 +50,7 @@ def listening_socket(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except (OSError, OverflowError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise ListenFailed(f"cannot listen on {host}:{port} for slaves: {reason.lower()}") from None
+        raise listen_failed(host, port, error, " for slaves") from None
 
 
 class MasterReplication:
