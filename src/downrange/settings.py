@@ -44,9 +44,9 @@ class Property:
 
     @property
     def place(self) -> str:
-        if self.line is not None:
-            return f" ({self.source}, line {self.line})"
-        return f" ({self.source})" if self.source else ""
+        if not self.source:
+            return ""
+        return f" ({self.source})" if self.line is None else f" ({self.source}, line {self.line})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,17 +63,17 @@ from downrange.clock import Clock, SystemClock
 from downrange.model.message import TopicQueue
 from downrange.model.message_id import pack_host
 from downrange.protocol.codes import RequestCode
-from downrange.settings import Property, check_known, configure, namesrv_addresses, read_properties
+from downrange.settings import ConfigError, Property, check_known, configure, namesrv_addresses, read_properties
 from downrange.store.config import BrokerRole, StoreConfig
 from downrange.store.free_memory import give_back_memory
 from downrange.store.message_store import MessageStore
 from downrange.store.retention import Retention
 from downrange.transport.busy_poll import BusyPoll
 from downrange.transport.connection import Connection
-from downrange.transport.errors import ListenFailed
+from downrange.transport.errors import ConnectFailed, ListenFailed
 from downrange.transport.handler import refuse
 from downrange.transport.limits import Limits
-from downrange.transport.pool import Pool
+from downrange.transport.pool import Pool, split_address
 from downrange.transport.server import Server
 from downrange.transport.services import running_services
 
@@ -99,7 +99,13 @@ def load_config(path: Path | None, overrides: dict[str, Property]) -> tuple[Brok
         changed = read_properties(changed_file)
         properties |= {key: value for key, value in changed.items() if key in REMOTELY_CHANGEABLE}
         store = configure(StoreConfig, properties)
-    return check_role(configure(BrokerConfig, properties), store.broker_role), store, warnings
+    config = check_role(configure(BrokerConfig, properties), store.broker_role)
+    for address in config.namesrv_addresses:
+        try:
+            split_address(address)
+        except ConnectFailed as error:
+            raise ConfigError(f"namesrvAddr: {error}{properties['namesrvAddr'].place}") from None
+    return config, store, warnings
 
 
 def changed_settings_path(store: StoreConfig) -> Path:

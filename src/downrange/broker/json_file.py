@@ -58,7 +58,7 @@ class JsonFile:
         for path, is_last in ((self.path, False), (self._backup, True)):
             try:
                 text = path.read_bytes()
-            except FileNotFoundError:
+            except (FileNotFoundError, NotADirectoryError):  # the store says what is wrong with its directory
                 continue
             except OSError as error:
                 raise ConfigError(f"cannot read {path}: {error.strerror or error}") from None

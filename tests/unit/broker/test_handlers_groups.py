@@ -79,6 +79,8 @@ async def test_a_group_of_a_5_x_tool_is_understood(broker: AdminBroker) -> None:
         (b'{"groupName":" "}', "The specified group is blank."),
         (b'{"groupName":"a/b"}', "illegal characters"),
         (b'{"groupName":"groupA","retryQueueNums":-1}', "retryQueueNums=-1 of group[groupA]: expected 0 to 65536"),
+        (b'{"groupName":"groupA","retryMaxTimes":2147483648}', "retryMaxTimes=2147483648 of group[groupA]"),
+        (b'{"groupName":"groupA","brokerId":9223372036854775808}', "expected a number of 64 bits"),
         (b'{"groupName":"groupA","retryQueueNums":"many"}', "SubscriptionGroupConfig"),
     ],
 )

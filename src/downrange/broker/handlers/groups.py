@@ -149,6 +149,14 @@ class GroupHandlers:
 
 def _check(config: SubscriptionGroupConfig) -> None:
     check_group_name(config.group_name)
+    numbers = {  # as wide as Java's fields, which have to hold them
+        "retryMaxTimes": (config.retry_max_times, 31),
+        "brokerId": (config.broker_id, 63),
+        "whichBrokerWhenConsumeSlowly": (config.which_broker_when_consume_slowly, 63),
+    }
+    for key, (value, bits) in numbers.items():
+        if not -(1 << bits) <= value < 1 << bits:
+            raise BrokerError(f"{key}={value} of group[{config.group_name}]: expected a number of {bits + 1} bits")
     if not 0 <= config.retry_queue_nums <= MAX_QUEUES:
         raise BrokerError(
             f"retryQueueNums={config.retry_queue_nums} of group[{config.group_name}]: expected 0 to {MAX_QUEUES}"
