@@ -299,6 +299,8 @@ def _source(
             source["subscribePattern"] = ".*"
     elif namesrv is not None:
         source["namesrv"] = namesrv
+    if not {name.lower() for name in source} & {"subscribe", "subscribepattern", "assign"}:
+        raise UsageError("nothing to read: name topics, or give --pattern or --store")
     return source
 
 

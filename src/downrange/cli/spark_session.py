@@ -47,12 +47,20 @@ def spark_session(master: str | None) -> Iterator[SparkSession]:
     """A Spark session that keeps its own talk off the terminal."""
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
         raise UsageError("Spark needs Java 17 or newer: install it, or set JAVA_HOME")
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+    from pyspark.errors import PySparkException
+
     import downrange.spark
+    from downrange.spark.pipelines.errors import PipelineFailed
 
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)  # pages for what our one line says
-    with _quiet_start():
-        spark = downrange.spark.session("downrange pipeline", master=master, log_level="OFF")
+    try:
+        with _quiet_start():
+            spark = downrange.spark.session("downrange pipeline", master=master, log_level="OFF")
+    except (Py4JError, PySparkException) as error:
+        where = "" if master is None else f" with --master {master}"
+        raise PipelineFailed(f"Spark did not start{where}: {str(error).strip().splitlines()[0]}") from None
     try:
         yield spark
     finally:

@@ -74,7 +74,8 @@ class _Reading:
         topics = {queue.topic for queue in queues}
         missing = [topic for topic in (*self._options.topics, *self._options.assigned) if topic not in topics]
         if missing:
-            where = self._options.store_path or f"name server {self._options.namesrv or 'of NAMESRV_ADDR'}"
+            addresses = ";".join(self._options.client_config().namesrv_addresses)
+            where = self._options.store_path or f"name server {addresses}"
             raise NothingToRead(f"no topic {', '.join(missing)} that may be read, says {where}")
         if not queues and self._options.subscribe_pattern is None:
             raise NothingToRead("none of the queues named by assign exists")

@@ -10,6 +10,7 @@ archiving half a million messages, for a promise that the manifest gives already
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -75,7 +76,7 @@ def checked(options: Mapping[str, str], name: str, seconds_between_batches: floa
     """The options with their defaults. Raises what is wrong with them."""
     wanted = parse_options({**_DEFAULTS, **options})
     checked_name(name)
-    if seconds_between_batches <= 0:
+    if not 0 < seconds_between_batches < math.inf:
         raise PipelineError(f"{seconds_between_batches:g} seconds between batches: expected more than none")
     return wanted
 

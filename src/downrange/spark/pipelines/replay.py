@@ -105,7 +105,7 @@ def replay(
 
     Also ended, after a chunk, by setting `stop`; the next run goes on there.
     """
-    if rate is not None and rate <= 0:
+    if rate is not None and not rate > 0:
         raise PipelineError(f"a rate of {rate:g} messages a second would never end")
     path = lake.replay_state(choice.name)
     path.parent.mkdir(exist_ok=True)

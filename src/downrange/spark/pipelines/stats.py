@@ -108,6 +108,10 @@ def stats(
             raise PipelineError(f"{out / name} is there already: name another directory, or remove it")
     written = []
     out = out.absolute()
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise PipelineError(f"cannot write to {out}: {error.strerror}") from None
     with told_in_one_line():
         counted = _written(spark, traffic(messages.where(F.col("topic") != TRACE_TOPIC), window), out / "traffic")
         traced = _written(spark, sends(traces, window), out / "sends") if traces is not None else None
