@@ -30,7 +30,8 @@ async def lines(source: Path, stop: StopRequest) -> AsyncIterator[bytes]:
             raise UsageError(f"cannot read {source}: {error.strerror or error}") from None
         return
     stdin = sys.stdin.buffer
-    if stat.S_ISREG(os.fstat(stdin.fileno()).st_mode):
+    mode = os.fstat(stdin.fileno()).st_mode
+    if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or stdin.isatty()):  # a file, /dev/null: nothing to wait for
         for line in stdin:
             yield line.rstrip(b"\r\n")
         return

@@ -1,11 +1,13 @@
 """Entry point of the `downrange` command.
 
-Errors we raise on purpose end a command with one line and an exit code: 2 when what was asked for cannot work as asked
-(usage, configuration, an address that cannot be listened on), 1 when it failed.
+Errors we raise on purpose, and those of files, end a command with one line and an exit code: 2 when what was asked for
+cannot work as asked (usage, configuration, a name that breaks a rule, an address that cannot be listened on), 1 when it
+failed.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import NoReturn
 
@@ -35,7 +37,7 @@ from downrange.cli import (
 from downrange.cli.options import UsageError
 from downrange.cli.output import one_line
 from downrange.compiled import VARIANT
-from downrange.model.errors import MQError
+from downrange.model.errors import MessageError, MQError
 from downrange.settings import ConfigError
 from downrange.transport.errors import ListenFailed
 
@@ -90,12 +92,29 @@ app.command(
 
 
 def main() -> NoReturn:
+    _open_standard_streams()
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()  # here, where a disk that is full can still be told
     except MQError as error:
         print(f"downrange: {one_line(error)}", file=sys.stderr)
-        sys.exit(2 if isinstance(error, ConfigError | ListenFailed | UsageError) else 1)
+        sys.exit(2 if isinstance(error, ConfigError | ListenFailed | MessageError | UsageError) else 1)
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what could not be written is not tried again at the end
+        if not isinstance(error, BrokenPipeError):  # that one: whoever read this has seen enough
+            where = f"{error.filename}: " if error.filename else ""
+            print(f"downrange: {where}{error.strerror or error}", file=sys.stderr)
+        sys.exit(1)
     sys.exit(0)
+
+
+def _open_standard_streams() -> None:
+    """Where one of them was closed, as by `>&-`, a socket would get its number, and with it what is printed."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115  until the end
 
 
 if __name__ == "__main__":
