@@ -72,26 +72,31 @@ def run(
     from downrange.client.load import HEADERS, PullPlan, SendPlan, end_to_end, find_target, pull_load, send_load
 
     kind = HEADERS[header.value]
+    if rate is None and workload is Workload.END_TO_END:
+        rate = 500.0
     try:
-        pull_plan = PullPlan(
-            seconds=600.0 if seconds is None else seconds,
-            connections=4 if connections is None else connections,
-            outstanding=8 if outstanding is None else outstanding,
-            max_messages=pull_batch,
-            header=kind,
-        )
-        send_plan = SendPlan(
-            seconds=5.0 if seconds is None else seconds,
-            warm_up_seconds=warm_up,
-            size=size,
-            batch=batch,
-            connections=8 if connections is None else connections,
-            outstanding=32 if outstanding is None else outstanding,
-            rate=rate or (500.0 if workload is Workload.END_TO_END else None),
-            has_keys=keys,
-            header=kind,
-            polls=poll,
-        )
+        plan: SendPlan | PullPlan
+        if workload is Workload.PULL:
+            plan = PullPlan(
+                seconds=600.0 if seconds is None else seconds,
+                connections=4 if connections is None else connections,
+                outstanding=8 if outstanding is None else outstanding,
+                max_messages=pull_batch,
+                header=kind,
+            )
+        else:
+            plan = SendPlan(
+                seconds=5.0 if seconds is None else seconds,
+                warm_up_seconds=warm_up,
+                size=size,
+                batch=batch,
+                connections=8 if connections is None else connections,
+                outstanding=32 if outstanding is None else outstanding,
+                rate=rate,
+                has_keys=keys,
+                header=kind,
+                polls=poll,
+            )
         if topics > 1 and workload is not Workload.SEND:
             raise ConfigError(f"{workload} works on one topic: leave --topics out")
         target = run_loop(
@@ -99,13 +104,10 @@ def run(
                 topic=topic, queues=queues, topics=topics, namesrv=namesrv, broker=broker, server_pid=server_pid
             )
         )
-        match workload:
-            case Workload.SEND:
-                report = send_load(target, send_plan)
-            case Workload.PULL:
-                report = pull_load(target, pull_plan)
-            case Workload.END_TO_END:
-                report = end_to_end(target, send_plan)
+        if isinstance(plan, PullPlan):
+            report = pull_load(target, plan)
+        else:
+            report = (send_load if workload is Workload.SEND else end_to_end)(target, plan)
     except ConfigError as error:
         raise UsageError(str(error)) from None
     print_answer(

@@ -49,6 +49,8 @@ def run_broker(
             metricsPort=metrics_port,
         ),
     )
+    if broker_id and not config.broker_id:  # a master's is 0 whatever is said; it would take the real master's place
+        raise ConfigError(f"--id {broker_id} is that of a slave: add --role SLAVE; a master's is 0")
     if not config.namesrv_addresses:
         raise ConfigError("no name server: give one with -n ADDR, namesrvAddr in the file, or NAMESRV_ADDR")
     check_bind(config.bind_address, insecure=insecure)
@@ -80,17 +82,20 @@ def run_standalone(
     """Run a name server and a broker in one process: everything needed to send and receive."""
     from downrange.broker.app import RunningBroker, broker, load_config
     from downrange.cli.process import check_bind, serve, start_logging
+    from downrange.namesrv.app import load_config as load_namesrv_config
     from downrange.namesrv.app import name_server
-    from downrange.namesrv.config import NamesrvConfig
 
     check_bind(bind, insecure=insecure)
     start_logging(log_level)
     directory = data.resolve()
-    namesrv_config = NamesrvConfig(
-        listen_port=namesrv_port,
-        bind_address=bind,
-        kv_config_path=directory / "namesrv" / "kvConfig.json",
-        config_store_path=directory / "namesrv" / "namesrv.properties",
+    namesrv_config, _ = load_namesrv_config(
+        None,
+        _overrides(
+            listenPort=namesrv_port,
+            bindAddress=bind,
+            kvConfigPath=directory / "namesrv" / "kvConfig.json",
+            configStorePath=directory / "namesrv" / "namesrv.properties",
+        ),
     )
 
     @asynccontextmanager

@@ -29,7 +29,9 @@ def up(
     replicas: Annotated[int, typer.Option(help="Copies of each broker, the master included.", min=1)] = 2,
     sync: Annotated[bool, typer.Option("--sync", help="A send is acknowledged when a slave has it, too.")] = False,
     data: Data = _DEFAULT,
-    namesrv_port: Annotated[int, typer.Option(help="Port of the name server; 0 takes a free one.", min=0)] = 9876,
+    namesrv_port: Annotated[
+        int, typer.Option(help="Port of the name server; 0 takes a free one.", min=0, max=65535)
+    ] = 9876,
 ) -> None:
     """Start a whole cluster on this machine: a name server, masters and slaves, a process each.
 
@@ -76,6 +78,8 @@ def status(
     Asks the name servers given with -n, else those of the local cluster in --data, else those of $NAMESRV_ADDR.
     """
     cluster = LocalCluster.load(data) if namesrv is None else None
+    if cluster is None and data != _DEFAULT:
+        raise _no_cluster(data)
     dead = [] if cluster is None else [member for member in cluster.members if not member.is_running]
     if cluster is not None and len(dead) == len(cluster.members):
         raise ClusterFailed(f"the cluster in {cluster.directory} is stopped: downrange cluster up --data {data}")
@@ -119,9 +123,13 @@ def down(
     """Stop the local cluster in order; its messages are kept unless --delete is given."""
     cluster = LocalCluster.load(data)
     if cluster is None:
-        raise UsageError(f"there is no local cluster in {data.resolve()}: name its directory with --data")
+        raise _no_cluster(data)
     stopped = cluster.stop(seconds)
     typer.echo(f"stopped: {names(stopped)}" if stopped else "nothing was running")
     if delete:
         shutil.rmtree(cluster.directory)
         typer.echo(f"deleted: {cluster.directory}")
+
+
+def _no_cluster(data: Path) -> UsageError:
+    return UsageError(f"there is no local cluster in {data.resolve()}: name its directory with --data")

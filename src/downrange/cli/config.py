@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,7 +10,7 @@ import typer
 
 from downrange.cli.asking import answer, broker_row
 from downrange.cli.cluster import told
-from downrange.cli.options import Broker, Cluster, Json, Namesrv, command_family, key_values
+from downrange.cli.options import Broker, Cluster, Json, Namesrv, UsageError, command_family, key_values
 from downrange.cli.output import Answer, cell
 
 if TYPE_CHECKING:
@@ -37,6 +38,10 @@ def get(
             }
             for one, found in settings.done.items()
         ]
+        if key is not None and not settings.failed and not any(row["config"] for row in rows):
+            near = difflib.get_close_matches(key, {name for found in settings.done.values() for name in found.table})
+            hint = f"; did you mean {' or '.join(near)}?" if near else ""
+            raise UsageError(f"no broker has a setting {key}{hint}")
         parts = [settings_text(str(one), row["config"]) for one, row in zip(settings.done, rows, strict=True)]
         return Answer({"brokers": rows}, parts, settings.failed)
 

@@ -124,7 +124,9 @@ def create(
     from_min: Annotated[bool, typer.Option("--from-min/--no-from-min", help="May it begin at the oldest?")] = True,
     broadcast: Annotated[bool, typer.Option("--broadcast/--no-broadcast", help="May it broadcast?")] = True,
     retry_queues: Annotated[int, typer.Option("--retry-queues", min=0, help="Queues of its retry topic.")] = 1,
-    retry_max_times: Annotated[int, typer.Option("--retry-max-times", min=-1, help="Retries before dead letter.")] = 16,
+    retry_max_times: Annotated[
+        int, typer.Option("--retry-max-times", min=-1, max=2**31 - 1, help="Retries before dead letter.")
+    ] = 16,
     broker_id: Annotated[int, typer.Option("--broker-id", min=0, help="Broker id it reads from.")] = 0,
     slow_broker_id: Annotated[
         int, typer.Option("--slow-broker-id", min=0, help="Broker id when it is far behind.")
@@ -170,6 +172,8 @@ def delete(
         from downrange.client.errors import NoRoute
         from downrange.model.topics import dlq_topic, retry_topic
 
+        if not offsets:  # they may be left of a group that is gone
+            await admin.groups.brokers_of(group)
         outcomes = await admin.groups.delete(group, cluster, broker, remove_offsets=offsets)
         failed: dict[Any, MQError] = {**outcomes.failed}
         deleted = []

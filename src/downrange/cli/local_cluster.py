@@ -75,7 +75,7 @@ class LocalCluster:
         try:
             document = json.loads((directory / "cluster.json").read_text())
             return cls(directory, [Member(**member) for member in document["members"]])
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UsageError(f"{directory / 'cluster.json'} cannot be read ({error}): repair or remove it") from error

@@ -66,7 +66,8 @@ def print_answer(answer: Answer, *, as_json: bool) -> None:
             else:
                 _print_table(part)
     for failure in failed:
-        print(f"downrange: {failure['server']}: {failure['error']}", file=sys.stderr)
+        server, error = failure["server"], failure["error"]
+        print(f"downrange: {error if server in error else f'{server}: {error}'}", file=sys.stderr)
     if failed:
         raise typer.Exit(1)
 

@@ -59,8 +59,10 @@ def run(
 ) -> None:
     """Send each line of standard input or a file as a message, or make messages up for load."""
     from downrange.model.message import Message
+    from downrange.model.topics import check_topic_name
     from downrange.transport.loop import run as run_loop
 
+    check_topic_name(topic)
     if count is not None and str(file) != "-":
         raise UsageError("--count makes messages up and --file reads them: give one of them")
     if size is not None and count is None:

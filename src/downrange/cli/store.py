@@ -18,7 +18,7 @@ import typer
 
 from downrange.cli.options import Json, UsageError, command_family
 from downrange.cli.output import one_line
-from downrange.cli.times import parse_time, time_text
+from downrange.cli.times import is_number, parse_time, time_text
 from downrange.settings import camel_case, read_properties
 
 if TYPE_CHECKING:
@@ -99,16 +99,18 @@ def cat(
     if queue is not None and topic is None:
         raise UsageError("--queue needs --topic")
     source = MessageSource(_open(directory, config_file), topic, queue, key)
-    found = (
-        source.from_time(parse_time(start)) if start and not start.isdigit() else source.from_offset(int(start or 0))
-    )
+    start = start or "0"
+    found = source.from_offset(int(start)) if is_number(start) else source.from_time(parse_time(start))
     show = _json_line if json else _text_line
+    message = None
     try:
         for message in islice(found, limit):
             print(show(message, body))
         sys.stdout.flush()
     except BrokenPipeError:  # whoever read this has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if message is None:
+        print("downrange: no messages", file=sys.stderr)
     for problem in source.damage:
         print(f"downrange: {problem}", file=sys.stderr)
     if source.damage:

@@ -11,7 +11,7 @@ _FORMATS = ("%Y-%m-%d#%H:%M:%S:%f", "%Y-%m-%d#%H:%M:%S")
 
 def parse_time(text: str) -> int:
     """Milliseconds since 1970 of a number, `2026-11-15 08:00`, `2026-11-15T08:00:00.5` or `2026-11-15#08:00:00:000`."""
-    if text.isdigit():
+    if is_number(text):
         return int(text)
     for form in _FORMATS:
         try:
@@ -19,10 +19,14 @@ def parse_time(text: str) -> int:
         except ValueError:
             pass
     try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
+        return _millis(datetime.fromisoformat(text).astimezone())
+    except (ValueError, OverflowError):
         raise UsageError(f"{text!r} is not a time: expected `2026-11-15 08:00:00` or milliseconds since 1970") from None
-    return _millis(moment.astimezone())
+
+
+def is_number(text: str) -> bool:
+    """Whether it counts something that has at most 64 bits."""
+    return text.isascii() and text.isdigit() and len(text) < 19
 
 
 def _millis(moment: datetime) -> int:

@@ -37,11 +37,15 @@ def run(
 
 async def _trace(admin: Admin, message_id: str, topic: str) -> MessageTrace:
     """By the id traces carry, which is the unique one; an offset id leads to it."""
-    from downrange.client.errors import MessageNotFound
+    from downrange.client.errors import MessageNotFound, NoRoute
     from downrange.model.errors import MQError
 
     try:
         return await admin.messages.trace(message_id, topic)
+    except NoRoute:
+        raise MessageNotFound(
+            f"nobody has written a trace yet: there is no topic {topic}; clients write it only if told to"
+        ) from None
     except MessageNotFound as missing:
         try:
             message = await admin.messages.by_offset_id(message_id)

@@ -190,3 +190,10 @@ async def test_cloning_is_refused_where_the_target_is_running(cluster: FakeClust
         "broker-b": InternalError,
     }
     assert a.fields(COMMIT) == []
+
+
+async def test_cloning_a_topic_that_was_never_consumed_is_refused(cluster: FakeCluster, admin: Admin) -> None:
+    for broker in cluster.brokers.values():
+        broker.answers[RequestCode.GET_CONSUME_STATS] = reply(body=ConsumeStats())
+    with pytest.raises(GroupNotFound, match=f"the group {GROUP} has committed nothing of {TOPIC}"):
+        await admin.offsets.clone(GROUP, "other", TOPIC)

@@ -84,6 +84,8 @@ class OffsetAdmin:
     async def clone(self, source: str, target: str, topic: str) -> Outcomes[Broker, BrokerMoves]:
         """Let `target` continue where `source` is. Refused while members of `target` are running."""
         stats = await self._groups.progress(source, topic)
+        if not stats.failed and not any(one.offset_table for one in stats.done.values()):
+            raise GroupNotFound(f"the group {source} has committed nothing of {topic}")
 
         async def ask(broker: Broker) -> BrokerMoves:
             if await self._groups.connections_on(broker, target) is not None:

@@ -53,7 +53,7 @@ class SendPlan:
         if self.size * self.batch > 4 << 20:
             raise ConfigError(f"a batch of {self.batch} x {self.size} bytes is larger than a broker takes, 4 MiB")
         if self.rate is not None:
-            _check("rate", self.rate, 0.1, 1e7)
+            _check("rate", self.rate, 0.1, 10_000_000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,4 +77,4 @@ class PullPlan:
 
 def _check(name: str, value: float, least: float, most: float) -> None:
     if not least <= value <= most:
-        raise ConfigError(f"{name} {value:g}: expected {least:g} to {most:g}")
+        raise ConfigError(f"{name} {value}: expected {least} to {most}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from typing import Final
 
@@ -11,6 +12,9 @@ from downrange.settings import ConfigError
 LEAST_CAPACITY: Final = 1000.0
 HEADROOM: Final = 3.0
 """A broker that is well takes this many times its fair load."""
+MOST: Final = {"producers": 100_000, "brokers": 100_000, "seconds": 86_400, "retry_times": 1000}
+MOST_SENDS: Final = 100_000_000
+"""What is simulated in an hour or so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +49,17 @@ class Plan:
         for one in fields(self):
             value = getattr(self, one.name)
             may_be_zero = one.name in ("probes_refresh_route", "retry_times", "seed", "network_millis", "service_sigma")
-            if value is not None and (value < 0 or (value == 0 and not may_be_zero)):
+            if value is not None and not (0 < value < math.inf or (value == 0 and may_be_zero)):
                 raise ConfigError(
                     f"simulation: {one.name} must be {'0 or more' if may_be_zero else 'positive'}: {value}"
                 )
         if self.seconds < 12:
             raise ConfigError(f"simulation: seconds must be at least 12, for before, during and after: {self.seconds}")
+        for name, most in MOST.items():
+            if getattr(self, name) > most:
+                raise ConfigError(f"simulation: {name} must be at most {most}: {getattr(self, name)}")
+        if (sends := self.producers * self.rate_per_producer * self.seconds) > MOST_SENDS:
+            raise ConfigError(f"simulation: {sends:,.0f} sends are more than {MOST_SENDS:,}")
         if self.faulty is not None and self.faulty > self.brokers:
             raise ConfigError(f"simulation: {self.faulty} faulty brokers of {self.brokers}")
 
