@@ -87,7 +87,7 @@ class SourceOptions:
     sql_filter: str | None = setting(
         None, "Only messages this SQL92 expression is true for: `amount > 100`. Filtered by the broker."
     )
-    include_properties: bool = setting(False, "Add the column `properties`, a map. It costs about a microsecond a row.")
+    include_properties: bool = setting(False, "Add the column `properties`, a map: the most expensive column.")
     push_down_filters: bool = setting(
         False,
         "Reads only: narrow the read by filters on topic, broker, queue_id, queue_offset, store_time and tags. "
