@@ -32,9 +32,10 @@ BEHIND = [
     (MessageWriter, "_wake_waiting"),
     (HeldPulls, "notify_run"),
     (SendReply, "encode"),
-    (MessageWriter, "tell_when_safe"),
     (Statistics, "sent_together"),
 ]
+AT_ONCE = [(owner, name, FlushDiskType.ASYNC_FLUSH) for owner, name in BEHIND]
+WHEN_FLUSHED = [(owner, name, FlushDiskType.SYNC_FLUSH) for owner, name in [*BEHIND, (MessageWriter, "tell_when_safe")]]
 
 
 class OneFailure:
@@ -88,15 +89,13 @@ async def stored(client: BrokerClient) -> Counter[bytes]:
     return found - Counter([b"last"])
 
 
-@pytest.mark.parametrize("is_sync", [False, True], ids=["at once", "when flushed"])
 @pytest.mark.parametrize("afterwards", [False, True], ids=["begun", "done"])
-@pytest.mark.parametrize(("owner", "name"), BEHIND, ids=lambda step: getattr(step, "__name__", step))
+@pytest.mark.parametrize(
+    ("owner", "name", "flush"), [*AT_ONCE, *WHEN_FLUSHED], ids=lambda step: getattr(step, "__name__", step)
+)
 async def test_what_was_stored_before_a_bug_is_not_stored_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: type, name: str, afterwards: bool, is_sync: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: type, name: str, flush: FlushDiskType, afterwards: bool
 ) -> None:
-    if name == "tell_when_safe" and not is_sync:
-        pytest.skip("nobody is told later")
-    flush = FlushDiskType.SYNC_FLUSH if is_sync else FlushDiskType.ASYNC_FLUSH
     async with (
         standalone(tmp_path, store_options={"flush_disk_type": flush}) as broker,
         client_of(broker) as client,

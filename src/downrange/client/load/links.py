@@ -9,6 +9,7 @@ import select
 import socket
 import struct
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
@@ -34,13 +35,13 @@ class Wire(Protocol):
     def read(self) -> bytes: ...
 
 
-class Closing:
+class Closing(ABC):
     """What `with` closes."""
 
     __slots__ = ()
 
-    def close(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def close(self) -> None: ...
 
     def __enter__(self) -> Self:
         return self
