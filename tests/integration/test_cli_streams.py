@@ -51,6 +51,18 @@ def test_closed_streams_do_not_end_in_an_abort() -> None:
     assert shell(f"downrange topic list -n {NOBODY} <&- >&- 2>&-").returncode == 1
 
 
+def test_letters_a_terminal_does_not_have_are_question_marks() -> None:
+    program = "import downrange.cli.main as main; main._open_standard_streams(); print('1 µs')"
+    done = shell(f"PYTHONIOENCODING=ascii '{sys.executable}' -c \"{program}\"")
+    assert (done.returncode, done.stdout) == (0, "1 ?s\n")
+
+
+def test_an_argument_that_is_not_text_is_told_in_one_line() -> None:
+    done = shell(f"downrange topic list -n $'\\xff:1'; downrange topic route $'\\xff' -n {NOBODY}")
+    assert done.returncode in (1, 2)
+    assert [line[:11] for line in done.stderr.splitlines()] == ["downrange: "] * 2
+
+
 def test_a_file_that_cannot_be_a_store_is_named(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()

@@ -7,6 +7,7 @@ failed.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from typing import NoReturn
@@ -101,6 +102,9 @@ def main() -> NoReturn:
     except MQError as error:
         print(f"downrange: {one_line(error)}", file=sys.stderr)
         sys.exit(2 if isinstance(error, ConfigError | ListenFailed | MessageError | UsageError) else 1)
+    except UnicodeEncodeError as error:
+        print(f"downrange: {error.object!r} is not UTF-8 text", file=sys.stderr)
+        sys.exit(2)
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what could not be written is not tried again at the end
         if not isinstance(error, BrokenPipeError):  # that one: whoever read this has seen enough
@@ -111,10 +115,15 @@ def main() -> NoReturn:
 
 
 def _open_standard_streams() -> None:
-    """Where one of them was closed, as by `>&-`, a socket would get its number, and with it what is printed."""
+    """Where one of them was closed, as by `>&-`, a socket would get its number, and with it what is printed.
+
+    What the encoding of a terminal does not have is printed as a question mark.
+    """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115  until the end
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
 
 
 if __name__ == "__main__":

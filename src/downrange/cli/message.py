@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -139,7 +140,7 @@ def send(
 
 def _body(text: str | None, file: Path | None) -> bytes:
     if file is None:
-        return (text or "").encode()
+        return os.fsencode(text or "")  # as it was typed, also where that is not UTF-8
     try:
         return file.read_bytes()
     except OSError as error:

@@ -23,6 +23,10 @@ def split_address(address: str) -> tuple[str, int]:
     host, colon, port = address.strip().rpartition(":")
     if not colon or not host or not port.isdecimal() or len(port) > 5 or not 0 < int(port) < 65536:
         raise ConnectFailed(f"not an address: {address!r}; expected host:port")
+    try:
+        host.encode("idna")  # as the look-up does, where it would not be an error of ours
+    except UnicodeError:
+        raise ConnectFailed(f"not an address: {address!r}; no host can have this name") from None
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 

@@ -233,6 +233,7 @@ def test_on_a_terminal_no_id_is_cut(
         ("cluster list -c nowhere", 1, "no cluster nowhere"),
         ("topic list -n host", 2, "not an address: 'host'"),
         ("topic list -n 127.0.0.1:²", 2, "not an address: '127.0.0.1:²'"),
+        (f"topic list -n {'x' * 300}:9876", 2, "no host can have this name"),
         ("topic list -n 127.0.0.1:1", 1, "no name server answers (cannot connect to 127.0.0.1:1"),
         ("mqadmin topikList", 2, "did you mean topicList"),
         ("trace 7F01 -t nothere", 1, "nobody has written a trace yet: there is no topic nothere"),

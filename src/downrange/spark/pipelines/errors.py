@@ -12,6 +12,8 @@ from downrange.spark.errors import OptionError, SparkSourceError
 
 # An error of ours inside what Spark says of a Python process: `downrange.spark.errors.NothingToRead: no topic …`.
 _OURS: Final = re.compile(r"\bdownrange\.[\w.]+\.(\w+): (.+)")
+# What any other error of a Python process ends with, behind the indented lines of its traceback.
+_PYTHON: Final = re.compile(r"^Traceback \(most recent call last\):\n(?:[ \t].*\n)*(\S.*)", re.MULTILINE)
 _WRONGLY_ASKED: Final = {"OptionError", "NothingToRead", "SchemaMismatch"}
 _CODES: Final = re.compile(r"^\[[A-Z_0-9.]+\]\s*|\s*SQLSTATE: \w+|;$")
 
@@ -50,9 +52,11 @@ def _kind(name: str) -> type[MQError]:
 
 
 def _told(text: str, otherwise: type[MQError]) -> MQError:
-    """The error of ours that a Python process died of, else the first line of what Spark says."""
+    """The error, of ours or any other, that a Python process died of, else the first line of what Spark says."""
     if found := list(_OURS.finditer(text)):
         name, reason = found[-1].groups()
         return _kind(name)(reason.strip())
+    if died_of := _PYTHON.findall(text):
+        return otherwise(died_of[-1].strip())
     line = next((line.strip() for line in text.splitlines() if line.strip()), "Spark gave no reason")
     return otherwise(_CODES.sub("", line))
