@@ -142,9 +142,11 @@ def test_a_command_line_that_cannot_work(mq: EmbeddedBroker, arguments: list[str
 
 
 def test_what_cannot_be_sent_is_told_in_one_line(mq: EmbeddedBroker) -> None:
-    done = run(mq, "produce", "bad topic", given="one\ntwo\n", code=1)
-    assert done.stderr.startswith("downrange: message 1: ")
+    done = run(mq, "produce", "bad topic", given="one\ntwo\n", code=2)
     assert "illegal characters" in done.stderr
+    assert done.stderr.count("\n") == 1
+    done = run(mq, "produce", "orders", "--property", "TAGS=x", given="one\ntwo\n", code=1)
+    assert done.stderr.startswith("downrange: message 1: the property name TAGS is reserved")
     assert done.stderr.count("\n") == 1
     nobody = subprocess.run(
         [*DOWNRANGE, "produce", "orders", "-n", "127.0.0.1:1"], input="one\n", capture_output=True, text=True
