@@ -74,6 +74,8 @@ def replay_records(
     start: int,
     check_crc: bool,
     queues: Mapping[tuple[bytes, int], QueueState | None] | None,
+    topics: TopicTable,
+    states_by_row: list[QueueState | None],
     sizes: dict[tuple[str, int], list[int]] | None,
     watched: Mapping[tuple[str, int], object] | None,
     rows: array[int],
@@ -82,7 +84,7 @@ def replay_records(
     indexed_up_to: int,
     /,
 ) -> (
-    tuple[int, int, int, int, QueueState | None, list[tuple[str, int, int, bytes, int, int]], int, int, int, int] | None
+    tuple[int, int, int, int, int | None, list[tuple[str, int, int, bytes, int, int]], int, int, int, int] | None
 ): ...
 def encode_answers(
     json_pieces: tuple[bytes, ...], binary_pieces: tuple[bytes, ...], id_size: int, run: Stored, /

@@ -82,14 +82,6 @@ static int look_up_topic(Making *making, const Text *text, uint32_t hash) {
     return 1;
 }
 
-/* The row of a queue that is there; -1 of any other. */
-static int64_t look_up_queue(const Making *making, int64_t queue_id) {
-    int32_t row;
-    if (queue_id < 0 || queue_id >= making->to.queues) return -1;
-    memcpy(&row, making->to.rows + queue_id * (int64_t)sizeof row, sizeof row);
-    return row;
-}
-
 /* The message whose properties are the last of the text. */
 static int put_message(Making *making, int64_t row, const byte *body, Py_ssize_t body_size, Py_ssize_t properties_size,
                        const Send *send, int64_t flag) {
@@ -168,7 +160,7 @@ static int add_send(Making *making, const Taken *taken, const byte *text, Py_ssi
     const Send *send = &taken->send;
     PyObject *body = PyTuple_GET_ITEM(taken->frame, 2);
     if (!look_up_topic(making, &send->topic, taken->hash)) return 0;
-    int64_t row = look_up_queue(making, send->queue_id);
+    int64_t row = row_of_queue(&making->to, send->queue_id);
     if (row < 0 || send->sys_flag & TRANSACTIONAL || send->flag & RESPONSE) return 0;
     Found found = look_through(text, size);
     if (found.is_unusual) return 0;

@@ -4,37 +4,22 @@
  */
 #include "dispatching.h"
 #include "properties.h"
+#include "records.h"
+#include "topic_table.h"
 
-#define MAGIC_V1 0xDAA320A7u
-#define HEAD_SIZE 88 /* all that precedes the body, when both hosts are IPv4 */
-#define SMALLEST_RECORD 91
-#define BORN_HOST_V6 16
-#define STORE_HOST_V6 32
-#define IPV6_EXTRA 12
-#define NOT_IN_A_QUEUE 4
-#define KNOWN_QUEUES 64 /* a power of two */
+#define AHEAD 16         /* records that are read before the first of them is entered */
+#define KNOWN_QUEUES 64  /* a power of two */
 
+/* A queue that somebody wants to hear of, met before in this call. */
 typedef struct {
-    int64_t size, physical_offset, queue_offset, store_timestamp;
-    uint32_t sys_flag;
-    int32_t queue_id;
-    const byte *topic, *properties;
-    Py_ssize_t topic_size, properties_size;
-} Record;
-
-/* A queue that was met before in this call. */
-typedef struct {
-    const byte *topic; /* in the log */
-    Py_ssize_t topic_size;
-    PyObject *state, *topic_name, *sizes;
-    int64_t *row;
-    int32_t queue_id;
-    uint32_t hash; /* of the topic and a '#' */
+    const int64_t *row;
+    PyObject *topic_name, *sizes;
     int is_watched;
 } Queue;
 
 typedef struct {
-    PyObject *queues, *sizes, *watched, *grown;
+    PyObject *queues, *by_row, *sizes, *watched, *grown;
+    TopicTable *topics;
     Py_buffer rows, memory;
     Queue known[KNOWN_QUEUES];
     Keys keys;
@@ -43,85 +28,60 @@ typedef struct {
     int has_index, has_place;
 } Replay;
 
-/* The record at `at`, of which `left` bytes are there; 0 when it is not whole, not sound, or not the usual one. */
-static int read_record(const byte *at, Py_ssize_t left, int check_crc, Record *record) {
-    if (left < SMALLEST_RECORD || get32(at + 4) != MAGIC_V1) return 0;
-    int64_t size = get32(at);
-    uint32_t sys_flag = get32(at + 36);
-    if (size < SMALLEST_RECORD || size > INT32_MAX || size > left || sys_flag & NOT_IN_A_QUEUE) return 0;
-    int64_t timestamp_at = 56, body_at = HEAD_SIZE;
-    if (sys_flag & BORN_HOST_V6) timestamp_at += IPV6_EXTRA, body_at += IPV6_EXTRA;
-    if (sys_flag & STORE_HOST_V6) body_at += IPV6_EXTRA;
-    if (body_at > size) return 0;
-    int64_t body_size = (int32_t)get32(at + body_at - 4);
-    int64_t topic_at = body_at + body_size + 1;
-    if (body_size < 0 || topic_at + 2 > size) return 0;
-    int64_t properties_at = topic_at + at[topic_at - 1] + 2;
-    if (properties_at > size || (at[properties_at - 2] << 8 | at[properties_at - 1]) != size - properties_at) return 0;
-    if (check_crc && (crc32_of(at + body_at, (Py_ssize_t)body_size) & 0x7FFFFFFF) != get32(at + 8)) return 0;
-    record->size = size;
-    record->queue_id = (int32_t)get32(at + 12);
-    record->queue_offset = (int64_t)get64(at + 20);
-    record->sys_flag = sys_flag;
-    record->store_timestamp = (int64_t)get64(at + timestamp_at);
-    record->topic = at + topic_at, record->topic_size = (Py_ssize_t)(properties_at - 2 - topic_at);
-    record->properties = at + properties_at, record->properties_size = (Py_ssize_t)(size - properties_at);
-    return 1;
+/* Look the queue of a record up as its twin does, and remember its row; NULL when it is not known, or special. */
+static int64_t *learn_row(Replay *replay, const Record *record) {
+    PyObject *key = Py_BuildValue("(y#i)", record->topic, record->topic_size, (int)record->queue_id);
+    PyObject *state = key == NULL ? NULL : PyDict_GetItemWithError(replay->queues, key);
+    Py_XDECREF(key);
+    if (state == NULL || state == Py_None) return NULL;
+    Py_INCREF(state);
+    PyObject *number = attribute(state, s_row), *is_special = attribute(state, s_is_special);
+    int64_t row = -1, *found = NULL;
+    if (is_special == Py_False && as_number(number, 0, INT64_MAX, &row)) found = row_at(&replay->rows, row);
+    Py_DECREF(state);
+    Py_XDECREF(number);
+    Py_XDECREF(is_special);
+    if (found != NULL && !keep_row(replay->topics, record->topic_hash, record->topic, record->topic_size,
+                                   record->queue_id, row) && PyErr_Occurred())
+        return NULL;
+    return found;
+}
+
+/* The row that the table knows; NULL when it knows none. */
+static int64_t *known_row(const Replay *replay, const Record *record) {
+    Destination to;
+    if (!find_topic(replay->topics, record->topic_hash, record->topic, record->topic_size, &to)) return NULL;
+    return row_at(&replay->rows, row_of_queue(&to, record->queue_id));
 }
 
 static void forget_queue(Queue *queue) {
-    Py_CLEAR(queue->state);
     Py_CLEAR(queue->topic_name);
     Py_CLEAR(queue->sizes);
-    queue->topic = NULL;
-}
-
-/* Learn about the queue of a record; 0 when it is not known, or special. */
-static int learn_queue(Replay *replay, const Record *record, Queue *queue) {
-    int is_learnt = 0;
-    forget_queue(queue);
-    queue->hash = 0;
-    if (!hash_bytes(record->topic, record->topic_size, &queue->hash)) return 0;
-    queue->hash = 31 * queue->hash + '#';
     queue->row = NULL;
-    queue->is_watched = 0;
-    if (replay->queues != Py_None) {
-        PyObject *key = Py_BuildValue("(y#i)", record->topic, record->topic_size, (int)record->queue_id);
-        PyObject *state = key == NULL ? NULL : PyDict_GetItemWithError(replay->queues, key);
-        Py_XDECREF(key);
-        if (state == NULL || state == Py_None) return 0;
-        Py_INCREF(queue->state = state);
-        PyObject *row = attribute(state, s_row), *is_special = attribute(state, s_is_special);
-        queue->topic_name = attribute(state, s_topic);
-        int64_t number;
-        queue->row = as_number(row, 0, INT64_MAX, &number) ? row_at(&replay->rows, number) : NULL;
-        is_learnt = queue->row != NULL && is_special == Py_False && queue->topic_name != NULL
-            && PyUnicode_CheckExact(queue->topic_name);
-        Py_XDECREF(row);
-        Py_XDECREF(is_special);
-        if (is_learnt && replay->watched != Py_None) {
-            key = Py_BuildValue("(Oi)", queue->topic_name, (int)record->queue_id);
-            queue->is_watched = key == NULL ? -1 : PyDict_Contains(replay->watched, key);
-            Py_XDECREF(key);
-        } else queue->is_watched = is_learnt;
-        if (!is_learnt || queue->is_watched < 0) {
-            forget_queue(queue);
-            return 0;
-        }
-    }
-    queue->topic = record->topic, queue->topic_size = record->topic_size;
-    queue->queue_id = record->queue_id;
-    return 1;
 }
 
-static Queue *queue_of(Replay *replay, const Record *record) {
-    uint32_t at = (uint32_t)record->queue_id + 7 * (uint32_t)record->topic_size;
-    for (Py_ssize_t n = record->topic_size; n > 0 && n > record->topic_size - 8; n--) at = 31 * at + record->topic[n - 1];
-    Queue *queue = &replay->known[at % KNOWN_QUEUES];
-    if (queue->topic != NULL && queue->queue_id == record->queue_id && queue->topic_size == record->topic_size
-        && memcmp(queue->topic, record->topic, (size_t)record->topic_size) == 0)
-        return queue;
-    return learn_queue(replay, record, queue) ? queue : NULL;
+/* The queue of a row, for those who want to hear of it; NULL with an exception, or when the row is nobody's. */
+static Queue *queue_of(Replay *replay, const int64_t *row, const Record *record) {
+    Py_ssize_t number = (row - (int64_t *)replay->rows.buf) / ROW;
+    Queue *queue = &replay->known[number % KNOWN_QUEUES];
+    if (queue->row == row) return queue;
+    forget_queue(queue);
+    if (number >= PyList_GET_SIZE(replay->by_row)) return NULL;
+    PyObject *topic = attribute(PyList_GET_ITEM(replay->by_row, number), s_topic);
+    if (topic == NULL || !PyUnicode_CheckExact(topic)) {
+        Py_XDECREF(topic);
+        return NULL;
+    }
+    queue->topic_name = topic;
+    queue->is_watched = 1;
+    if (replay->watched != Py_None) {
+        PyObject *key = Py_BuildValue("(Oi)", topic, (int)record->queue_id);
+        queue->is_watched = key == NULL ? -1 : PyDict_Contains(replay->watched, key);
+        Py_XDECREF(key);
+        if (queue->is_watched < 0) return NULL;
+    }
+    queue->row = row;
+    return queue;
 }
 
 static int64_t seconds_at(const Index *index, int64_t store_timestamp) {
@@ -130,11 +90,8 @@ static int64_t seconds_at(const Index *index, int64_t store_timestamp) {
     return seconds > INT32_MAX ? INT32_MAX : seconds;
 }
 
-/* Enter one record; 0, and nothing was done, when its twin has to. */
-static int enter(Replay *replay, const Record *record, Queue **entered) {
-    Queue *queue = *entered = queue_of(replay, record);
-    if (queue == NULL) return 0;
-    int64_t *row = queue->row;
+/* Enter one record, into its queue unless only the index is wanted; 0, and nothing was done, when its twin has to. */
+static int enter(Replay *replay, const Record *record, int64_t *row) {
     int64_t physical_end = record->physical_offset + record->size, at = 0;
     int is_new = row != NULL && physical_end > row[PHYSICAL_END];
     if (row != NULL && !is_new && record->physical_offset < replay->indexed_up_to) return 1;
@@ -153,10 +110,12 @@ static int enter(Replay *replay, const Record *record, Queue **entered) {
     replay->keys.count = 0;
     if (replay->has_index && (unique_key.size || keys.size)) {
         const Index *index = &replay->index;
+        uint32_t start = 0;
         if (!replay->has_place || index->next_entry >= index->limit) return 0;
         if (record->physical_offset >= index->end_offset
-            && (!add_keys(&replay->keys, properties + unique_key.at, unique_key.size, properties + keys.at, keys.size,
-                          queue->hash, record->physical_offset)
+            && (!hash_bytes(record->topic, record->topic_size, &start)
+                || !add_keys(&replay->keys, properties + unique_key.at, unique_key.size, properties + keys.at, keys.size,
+                             31 * start + '#', record->physical_offset)
                 || replay->keys.count > index->limit - index->next_entry))
             return 0;
     }
@@ -230,56 +189,100 @@ static int take_index(PyObject *place, Replay *replay) {
 }
 
 static int take_buffers(PyObject *const *args, Py_buffer *bytes, Replay *replay) {
-    if (PyObject_GetBuffer(args[0], bytes, PyBUF_SIMPLE) < 0 || !take_buffer(args[8], &replay->rows)
-        || !take_buffer(args[9], &replay->memory)) {
+    if (PyObject_GetBuffer(args[0], bytes, PyBUF_SIMPLE) < 0 || !take_buffer(args[10], &replay->rows)
+        || !take_buffer(args[11], &replay->memory)) {
         PyErr_Clear();
         return 0;
     }
-    return replay->memory.len >= BLOCK && take_index(args[10], replay);
+    return replay->memory.len >= BLOCK && take_index(args[12], replay);
 }
 
 static int is_dict_or_none(PyObject *object) { return object == Py_None || PyDict_CheckExact(object); }
 
-/* bytes, at, limit, offset of the first byte, check the CRC, queues by topic and id (None: the index only),
-   the sizes by queue that are added to (None: nobody wants them), watched queues (None: all), rows, memory, index,
-   offset up to which all is indexed
-   -> at, records, offset and time of the last, the queue to be written now or None, what those who watch are told,
-      next entry, used slots, end offset and end time of the index */
+/* Read records ahead, so that what each of them touches is asked for before the first waits for it; how many. */
+static int read_ahead(const Replay *replay, const byte *at, Py_ssize_t left, int check_crc, Record *records) {
+    int count = 0;
+    while (count < AHEAD && read_record(at, left, check_crc, &records[count])) {
+        Record *record = &records[count++];
+        at += record->size, left -= record->size;
+        if (replay->queues == Py_None) continue;
+        record->topic_hash = hash_topic(replay->topics, record->topic, record->topic_size);
+        fetch_topic(replay->topics, record->topic_hash);
+    }
+    return count;
+}
+
+static void find_rows(const Replay *replay, const Record *records, int64_t **rows, int count) {
+    for (int n = 0; n < count; n++) {
+        rows[n] = replay->queues == Py_None ? NULL : known_row(replay, &records[n]);
+        if (rows[n] != NULL) fetch(rows[n]);
+    }
+    for (int n = 0; n < count; n++)
+        if (rows[n] != NULL && rows[n][AT] > 0 && rows[n][AT] < replay->memory.len)
+            fetch((byte *)replay->memory.buf + rows[n][AT]);
+}
+
+/* Tell of a record that was entered; 0 with an exception. */
+static int hear(Replay *replay, const Record *record, const int64_t *row) {
+    Queue *queue = queue_of(replay, row, record);
+    if (queue == NULL) return !PyErr_Occurred();
+    return (replay->sizes == Py_None || note_size(replay, record, queue))
+        && (!queue->is_watched || tell(replay, record, queue));
+}
+
+/* bytes, at, limit, offset of the first byte, check the CRC, queues by topic and id (None: the index only), the table in
+   which their rows are remembered, queues by row, the sizes by queue that are added to (None: nobody wants them), watched
+   queues (None: all), rows, memory, index, offset up to which all is indexed
+   -> at, records, offset and time of the last, the row of the queue to be written now or None, what those who watch are
+      told, next entry, used slots, end offset and end time of the index */
 PyObject *replay_records(PyObject *module, PyObject *const *args, Py_ssize_t count) {
-    int64_t at, limit, start, records = 0;
+    int64_t at, limit, start, records = 0, full = -1;
     Py_buffer bytes = {0};
-    Record record = {0}, last = {0};
-    PyObject *full = Py_None, *result = NULL;
-    if (count != 12 || !PyBool_Check(args[4]) || !is_dict_or_none(args[5]) || !is_dict_or_none(args[6])
-        || !is_dict_or_none(args[7]) || !as_number(args[1], 0, INT64_MAX, &at)
-        || !as_number(args[2], at, INT64_MAX, &limit) || !as_number(args[3], 0, INT64_MAX / 2, &start))
+    Record ahead[AHEAD], last = {0};
+    int64_t *rows[AHEAD];
+    PyObject *result = NULL;
+    if (count != 14 || !PyBool_Check(args[4]) || !is_dict_or_none(args[5]) || !Py_IS_TYPE(args[6], &topic_table_type)
+        || !PyList_CheckExact(args[7]) || !is_dict_or_none(args[8]) || !is_dict_or_none(args[9])
+        || !as_number(args[1], 0, INT64_MAX, &at) || !as_number(args[2], at, INT64_MAX, &limit)
+        || !as_number(args[3], 0, INT64_MAX / 2, &start))
         return refuse();
     Replay *replay = PyMem_Calloc(1, sizeof *replay);
     if (replay == NULL) return PyErr_NoMemory();
-    replay->queues = args[5], replay->sizes = args[6], replay->watched = args[7], replay->grown = PyList_New(0);
-    if (replay->grown == NULL || !as_number(args[11], 0, INT64_MAX, &replay->indexed_up_to)
+    replay->queues = args[5], replay->topics = (TopicTable *)args[6], replay->by_row = args[7];
+    replay->sizes = args[8], replay->watched = args[9], replay->grown = PyList_New(0);
+    int is_heard = replay->sizes != Py_None || replay->watched == Py_None || PyDict_GET_SIZE(replay->watched) > 0;
+    if (replay->grown == NULL || !as_number(args[13], 0, INT64_MAX, &replay->indexed_up_to)
         || !take_buffers(args, &bytes, replay) || limit > bytes.len)
         goto end;
-    while (full == Py_None && read_record((byte *)bytes.buf + at, limit - at, args[4] == Py_True, &record)) {
-        Queue *queue;
-        record.physical_offset = start + at;
-        if (!enter(replay, &record, &queue)) break;
-        at += record.size;
-        records++;
-        last = record;
-        if (queue->row == NULL) continue;
-        if (queue->row[PHYSICAL_END] == start + at && queue->row[SPILL_AT] > 0
-            && queue->row[END] >= queue->row[SPILL_AT])
-            full = queue->state;
-        if (replay->sizes != Py_None && !note_size(replay, &record, queue)) break;
-        if (queue->is_watched && !tell(replay, &record, queue)) break;
+    for (int is_over = 0; !is_over;) {
+        int found = read_ahead(replay, (byte *)bytes.buf + at, limit - at, args[4] == Py_True, ahead);
+        find_rows(replay, ahead, rows, found);
+        is_over = found < AHEAD;
+        for (int n = 0; n < found; n++) {
+            Record *record = &ahead[n];
+            int64_t *row = rows[n];
+            record->physical_offset = start + at;
+            is_over = 1; /* unless it is entered, and nothing has to be done before the next one */
+            if (replay->queues != Py_None && row == NULL && (row = learn_row(replay, record)) == NULL) break;
+            if (!enter(replay, record, row)) break;
+            at += record->size;
+            records++;
+            last = *record;
+            if (row != NULL) {
+                if (row[PHYSICAL_END] == start + at && row[SPILL_AT] > 0 && row[END] >= row[SPILL_AT])
+                    full = row - (int64_t *)replay->rows.buf;
+                if (is_heard && !hear(replay, record, row)) break;
+                if (full >= 0) break;
+            }
+            is_over = found < AHEAD;
+        }
     }
     if (!PyErr_Occurred() && records > 0)
         result = Py_BuildValue(
-            "(LLLLOOLLLL)", (long long)at, (long long)records, (long long)last.physical_offset,
-            (long long)last.store_timestamp, full, replay->grown, (long long)replay->index.next_entry,
-            (long long)replay->index.used_slots, (long long)replay->index.end_offset,
-            (long long)replay->index.end_timestamp);
+            "(LLLLNOLLLL)", (long long)at, (long long)records, (long long)last.physical_offset,
+            (long long)last.store_timestamp, full < 0 ? Py_NewRef(Py_None) : PyLong_FromLongLong(full), replay->grown,
+            (long long)replay->index.next_entry, (long long)replay->index.used_slots,
+            (long long)replay->index.end_offset, (long long)replay->index.end_timestamp);
 end:
     for (int n = 0; n < KNOWN_QUEUES; n++) forget_queue(&replay->known[n]);
     if (bytes.obj != NULL) PyBuffer_Release(&bytes);

@@ -3,6 +3,7 @@
 #include "topic_table.h"
 
 #define LEAST_SLOTS 64
+#define MOST_ROWS 1024 /* of a topic that is remembered row by row */
 
 static int read_destination(const byte *start, Py_ssize_t size, Destination *destination) {
     int32_t queues = -1;
@@ -78,6 +79,37 @@ int keep_topic(TopicTable *table, uint32_t hash, PyObject *packed) {
     put_slot(table->slots, table->mask, &slot);
     table->used++;
     return 1;
+}
+
+static void put_number(byte *at, int64_t number) {
+    int32_t as_kept = (int32_t)number;
+    memcpy(at, &as_kept, sizeof as_kept);
+}
+
+int keep_row(TopicTable *table, uint32_t hash, const byte *topic, Py_ssize_t size, int64_t queue_id, int64_t row) {
+    const Py_ssize_t number = sizeof(int32_t);
+    Destination known = {0};
+    if (size > UINT8_MAX || queue_id < 0 || queue_id >= MOST_ROWS || row < 0 || row > INT32_MAX) return 0;
+    Slot *slot = find_slot(table, hash, topic, size, &known);
+    Py_ssize_t rows = slot == NULL ? 0 : known.queues, queues = rows > queue_id ? rows : (Py_ssize_t)queue_id + 1;
+    PyObject *packed = PyBytes_FromStringAndSize(NULL, number * (1 + queues) + 1 + size);
+    if (packed == NULL) return 0;
+    byte *at = (byte *)PyBytes_AS_STRING(packed), *field = at + number * (1 + queues);
+    put_number(at, queues);
+    for (Py_ssize_t id = 0; id < queues; id++)
+        put_number(at + number * (1 + id), id == queue_id ? row : slot == NULL ? -1 : row_of_queue(&known, id));
+    field[0] = (byte)size;
+    put_bytes(field + 1, topic, size);
+    int is_kept = 1;
+    if (slot == NULL) is_kept = keep_topic(table, hash, packed);
+    else {
+        PyObject *before = slot->packed;
+        slot->packed = Py_NewRef(packed), slot->size = (int32_t)PyBytes_GET_SIZE(packed);
+        if (slot->size <= NEAR) memcpy(slot->near, at, (size_t)slot->size);
+        Py_DECREF(before);
+    }
+    Py_DECREF(packed);
+    return is_kept;
 }
 
 static void free_slots(TopicTable *table) {

@@ -1,4 +1,5 @@
-/* Where the messages of a topic may go, by the topic's bytes: what broker/destinations.py knows, for plain_sends.c. */
+/* The rows of a topic's queues, by the topic's bytes: what broker/destinations.py knows, for plain_sends.c, and which
+   queues were met in the log, for replay_records.c and check_records.c. */
 #ifndef DOWNRANGE_TOPIC_TABLE_H
 #define DOWNRANGE_TOPIC_TABLE_H
 
@@ -37,6 +38,17 @@ uint32_t hash_topic(const TopicTable *table, const byte *topic, Py_ssize_t size)
 int find_topic(const TopicTable *table, uint32_t hash, const byte *topic, Py_ssize_t size, Destination *found);
 /* Remember what broker/destinations.py has packed; 0 when it is not that, or with an exception. */
 int keep_topic(TopicTable *table, uint32_t hash, PyObject *packed);
+
+/* Remember the row of one more queue; 0 when it is not one to remember, or with an exception. */
+int keep_row(TopicTable *table, uint32_t hash, const byte *topic, Py_ssize_t size, int64_t queue_id, int64_t row);
+
+/* The row of a queue that is there; -1 of any other. */
+static inline int64_t row_of_queue(const Destination *destination, int64_t queue_id) {
+    int32_t row;
+    if (queue_id < 0 || queue_id >= destination->queues) return -1;
+    memcpy(&row, destination->rows + queue_id * (int64_t)sizeof row, sizeof row);
+    return row;
+}
 
 /* Ask for the place where the topic with this hash most likely is. */
 static inline void fetch_topic(const TopicTable *table, uint32_t hash) {

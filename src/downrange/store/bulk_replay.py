@@ -8,10 +8,11 @@ from typing import Final
 from downrange.compiled import runs
 from downrange.store.dispatcher import Dispatcher
 from downrange.store.growth import GrownQueue, Growth
+from downrange.store.queue_tails import ROW
 
 _NOBODY: Final[dict[tuple[str, int], object]] = {}
-# Blocks for entries that are ready before each call: enough for a queue to become full.
-_BLOCKS: Final = 128
+# Blocks for entries that are ready before each call: enough for a queue to become full, or for many to get a new one.
+_BLOCKS: Final = 1024
 
 
 class BulkReplay:
@@ -48,10 +49,11 @@ class BulkReplay:
         Raises OSError and StoreError when a queue cannot be written.
         """
         limit = min(limit, self._end - start)
-        if runs is None or start + at < self._begin:
-            return at
         dispatcher, growth = self._dispatcher, self._growth
         queues, index = dispatcher.queues, dispatcher.index
+        rows_by_topic = queues.rows_by_topic
+        if runs is None or rows_by_topic is None or start + at < self._begin:
+            return at
         by_raw_topic = None if self._only_index else queues.by_raw_topic
         sizes = None if growth is None else growth.sizes
         watched = _NOBODY if growth is None else growth.watched
@@ -59,8 +61,8 @@ class BulkReplay:
         while at < limit:
             tails.make_room(_BLOCKS)
             replayed = runs.replay_records(
-                mapping, at, limit, start, check_crc, by_raw_topic, sizes, watched, tails.rows, tails.memory,
-                None if index is None else index.place, dispatcher.indexed_up_to,
+                mapping, at, limit, start, check_crc, by_raw_topic, rows_by_topic, queues.by_row, sizes, watched,
+                tails.rows, tails.memory, None if index is None else index.place, dispatcher.indexed_up_to,
             )  # fmt: skip
             if replayed is None:
                 break
@@ -73,5 +75,7 @@ class BulkReplay:
             if not self._only_index:
                 dispatcher.last_store_timestamp = self.last_timestamp
             if full is not None:
-                full.queue.spill()
+                state = queues.by_row[full // ROW]
+                assert state is not None
+                state.queue.spill()
         return at

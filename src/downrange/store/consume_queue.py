@@ -19,7 +19,7 @@ from downrange.store.errors import StoreClosed, StoreCorrupt, StoreError
 from downrange.store.files import Files
 from downrange.store.queue_entries import NO_COPY, QueueEntries
 from downrange.store.queue_entry import BLANK, ENTRY, ENTRY_SIZE, count_valid
-from downrange.store.queue_files import FIRST_BLOCK, REBUILD, file_starts
+from downrange.store.queue_files import REBUILD, file_starts, first_data
 from downrange.store.queue_states import Resting
 from downrange.store.queue_tails import AT, BLOCK, END, PHYSICAL_END, PUT_DONE, PUT_STATE, SPILL_AT, QueueTails
 
@@ -157,7 +157,7 @@ class ConsumeQueue(QueueEntries):
         last = self._created - self._file_size
         self._keep_open(last)  # all that follows mostly looks into this one
         try:
-            if not clean or not self._recover_small():
+            if not self._recover_small(clean=clean):
                 self._recover(clean=clean)
         finally:
             self._forget(last)
@@ -173,15 +173,19 @@ class ConsumeQueue(QueueEntries):
                 self._zero_after(end)
         self._tails.rows[self.row + PHYSICAL_END] = self._physical_end_before(end)
 
-    def _recover_small(self) -> bool:
-        """One look is enough for a queue that was stopped in good order with one file and few entries, as most are."""
+    def _recover_small(self, *, clean: bool) -> bool:
+        """One look is enough for a queue that has one file and few entries, as most do, and only zeros behind them."""
         if self._created - self._first > self._file_size:
             return False
         with self._opened(self._first) as descriptor:
-            block = os.pread(descriptor, min(FIRST_BLOCK, self._file_size), 0)
+            block = first_data(descriptor, clean=clean)
         end = count_valid(block) * ENTRY_SIZE
         if not 0 < end < len(block) or BLANK in (block[:ENTRY_SIZE], block[end - ENTRY_SIZE : end]):
             return False
+        if not clean:
+            if block[end:] != bytes(len(block) - end):
+                return False
+            self._flushed = self._named = self._first  # as in `_recover`
         self._cut(self._first + end)
         self._min_physical = ENTRY.unpack_from(block)[0]
         physical_offset, size, _ = ENTRY.unpack_from(block, end - ENTRY_SIZE)
@@ -242,7 +246,7 @@ class ConsumeQueue(QueueEntries):
                 f" number {position // ENTRY_SIZE}: files of this queue are missing; {REBUILD}"
             )
         if not rows[row + SPILL_AT]:
-            rows[row + SPILL_AT] = self._next_spill(end)
+            self.get_ready()
         if missing:
             if end == self._first:
                 self._min = position
@@ -253,6 +257,10 @@ class ConsumeQueue(QueueEntries):
             self._tails.extend(row, BLANK * (missing // ENTRY_SIZE))
         return True
 
+    def get_ready(self) -> None:
+        """Let the next entry be put without `prepare`."""
+        self._tails.rows[self.row + SPILL_AT] = self._next_spill(self._end)
+
     def _next_spill(self, tail_start: int) -> int:
         # Never far past the end of a file: its time of change, by which messages are searched, is that of its end.
         return min(tail_start + self._tails.room, self._file_end(tail_start))
@@ -262,7 +270,7 @@ class ConsumeQueue(QueueEntries):
         self.write_pending()
         self._copy = NO_COPY
         self._tails.free(self.row)
-        self._tails.rows[self.row + SPILL_AT] = self._next_spill(self._end)
+        self.get_ready()
 
     def write_pending(self) -> None:
         """Write what was put since the last call. What a failing write left behind is written by the next one."""
@@ -368,7 +376,7 @@ class ConsumeQueue(QueueEntries):
             was_used = self._tails.rows[self.row + AT] > 0
             self._end_at(self._written)
             if was_used:
-                self._tails.rows[self.row + SPILL_AT] = self._next_spill(self._end)
+                self.get_ready()
 
     def destroy(self) -> None:
         """Remove the files and the directory."""

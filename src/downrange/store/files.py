@@ -9,6 +9,7 @@ it writes mapped pages too. So a file is always synced by descriptor.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import mmap
@@ -20,9 +21,11 @@ _ZEROS: Final = bytes(1 << 20)
 
 
 class Files(Protocol):
-    def create(self, path: Path, size: int) -> None: ...
+    """What takes a path as text does so because there may be forty thousand queues: a Path takes longer than a call."""
 
-    def open(self, path: Path, *, writable: bool = True) -> int: ...
+    def create(self, path: Path | str, size: int) -> None: ...
+
+    def open(self, path: Path | str, *, writable: bool = True) -> int: ...
 
     def close(self, descriptor: int) -> None: ...
 
@@ -40,7 +43,7 @@ class Files(Protocol):
 
     def sync_file_system(self, path: Path) -> None: ...
 
-    def remove(self, path: Path) -> None: ...
+    def remove(self, path: Path | str) -> None: ...
 
     def replace(self, source: Path, target: Path) -> None: ...
 
@@ -48,17 +51,21 @@ class Files(Protocol):
 class OsFiles:
     """Straight to the kernel."""
 
-    def create(self, path: Path, size: int) -> None:
+    def create(self, path: Path | str, size: int) -> None:
         """Make a zero-filled, sparse file of exactly `size` bytes, parents included; an existing one is kept."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        try:
+            descriptor = os.open(path, flags, 0o644)
+        except FileNotFoundError:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            descriptor = os.open(path, flags, 0o644)
         try:
             if os.fstat(descriptor).st_size < size:
                 os.ftruncate(descriptor, size)
         finally:
             os.close(descriptor)
 
-    def open(self, path: Path, *, writable: bool = True) -> int:
+    def open(self, path: Path | str, *, writable: bool = True) -> int:
         return os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
 
     def close(self, descriptor: int) -> None:
@@ -123,8 +130,9 @@ class OsFiles:
         finally:
             os.close(descriptor)
 
-    def remove(self, path: Path) -> None:
-        path.unlink(missing_ok=True)
+    def remove(self, path: Path | str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
 
     def replace(self, source: Path, target: Path) -> None:
         os.replace(source, target)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,8 +34,8 @@ class OffsetFiles:
         self._descriptor = -1
         self._descriptor_start = -1
 
-    def _path(self, start: int) -> Path:
-        return Path(self._directory, f"{start:020d}")
+    def _path(self, start: int) -> str:
+        return f"{self._directory}/{start:020d}"
 
     def _file_end(self, position: int) -> int:
         return position - position % self._file_size + self._file_size
@@ -93,7 +94,7 @@ class OffsetFiles:
                     break
                 hole = os.lseek(descriptor, at, os.SEEK_HOLE)  # reading it would fill the page cache with zeros
                 block = os.pread(descriptor, min(READ_BLOCK, hole - at), at)
-                if block.strip(b"\0"):
+                if block != bytes(len(block)):
                     self._files.write_at(descriptor, bytes(len(block)), at)
                 at += len(block)
 
@@ -133,6 +134,23 @@ class QueueFiles(OffsetFiles):
             if low:
                 return start + low * ENTRY_SIZE
         return scanned.start
+
+
+def first_data(descriptor: int, *, clean: bool) -> bytes:
+    """The beginning of a file: of one left in good order a few entries, else all of its data, or nothing if that is
+    much, or not in one piece. Whole entries, at least one of them empty when that is all."""
+    if clean:
+        return os.pread(descriptor, FIRST_BLOCK, 0)
+    end = os.lseek(descriptor, 0, os.SEEK_HOLE)
+    if end > READ_BLOCK:
+        return b""
+    try:
+        os.lseek(descriptor, end, os.SEEK_DATA)
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # nothing but a hole is left
+            return os.pread(descriptor, end, 0) + bytes(ENTRY_SIZE - end % ENTRY_SIZE)
+        raise
+    return b""
 
 
 def file_starts(directory: str, file_size: int, remedy: str = REBUILD) -> list[int]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from sys import intern
 from typing import Final
 
+from downrange.compiled import runs
 from downrange.model.topics import SCHEDULE_TOPIC
 from downrange.store.commit_log import topic_field
 from downrange.store.config import StoreConfig
@@ -129,6 +130,8 @@ class ConsumeQueues:
         self._without_files: set[QueueState] = set()  # for all that is known
         # The same by topic as it stands in records, for replaying; None for what cannot be a queue.
         self._by_raw_topic: dict[tuple[bytes, int], QueueState | None] = {}
+        self.rows_by_topic = runs.TopicTable() if runs is not None else None
+        """What the compiled twin of a replay has found there."""
 
     def __len__(self) -> int:
         return len(self.states) + sum(1 for _ in self.states.sleeping())
@@ -176,12 +179,16 @@ class ConsumeQueues:
         return self._writable and not state.is_special and not queue.min_offset and queue.has_one_file
 
     def recover(self, *, clean: bool) -> None:
+        """Find the end of each queue. After a crash all of them get ready for more: much will be replayed."""
         for state in self:
             state.queue.recover(clean=clean)
             state.next_offset = state.queue.max_offset
             if state.ext is not None:
                 state.ext.recover()
                 self._cut_ext(state)
+            if not clean and self._writable:
+                state.queue.get_ready()
+                self._by_raw_topic[state.topic_field[1:], state.queue_id] = state
 
     def get(self, topic: str, queue_id: int) -> QueueState | None:
         return self.states.get((topic, queue_id))
@@ -204,6 +211,11 @@ class ConsumeQueues:
     def by_raw_topic(self) -> dict[tuple[bytes, int], QueueState | None]:
         """What `of_record` has found so far, for the compiled twin of a replay."""
         return self._by_raw_topic
+
+    def _forget_raw_topics(self) -> None:
+        self._by_raw_topic.clear()
+        if self.rows_by_topic is not None:
+            self.rows_by_topic.clear()
 
     def _make(self, topic: str, queue_id: int, resting: Resting | None = None) -> QueueState:
         topic = intern(topic)  # one object for all who have it as a key
@@ -282,7 +294,7 @@ class ConsumeQueues:
         """
         self._wake_where(is_unwanted)
         removed = [state for state in self if is_unwanted(state.topic, state.queue_id, state.queue.max_physical_offset)]
-        self._by_raw_topic.clear()
+        self._forget_raw_topics()
         self._topic_fields.clear()
         for state in removed:
             self.destroy(state)
@@ -399,7 +411,7 @@ class ConsumeQueues:
         """Empties the list: first all objects go, then what stays is made, so that it does not lie between them."""
         keys = [(state.topic, state.queue_id) for state in idle]
         numbers = [state.queue.resting for state in idle]
-        self._by_raw_topic.clear()
+        self._forget_raw_topics()
         while idle:
             state = idle.pop()
             del self.states[state.topic, state.queue_id]

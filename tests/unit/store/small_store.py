@@ -31,7 +31,7 @@ class FailingFiles(OsFiles):
         if what in self.fail:
             raise OSError(self.fail[what], os.strerror(self.fail[what]))
 
-    def create(self, path: Path, size: int) -> None:
+    def create(self, path: Path | str, size: int) -> None:
         self._maybe_fail("create")
         super().create(path, size)
 

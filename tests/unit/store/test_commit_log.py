@@ -337,8 +337,8 @@ def test_the_name_of_a_file_is_safe_before_there_is_another(tmp_path: Path) -> N
     safe: set[Path] = set()
 
     class Watched(FailingFiles):
-        def create(self, path: Path, size: int) -> None:
-            log = path.parent
+        def create(self, path: Path | str, size: int) -> None:
+            log = Path(path).parent
             if log.name == "commitlog":
                 assert safe.issuperset(log.iterdir())
             super().create(path, size)
@@ -360,9 +360,9 @@ def test_a_file_made_ahead_while_appends_made_it_themselves_is_left_alone(tmp_pa
 
         store: MessageStore | None = None
 
-        def create(self, path: Path, size: int) -> None:
+        def create(self, path: Path | str, size: int) -> None:
             store, self.store = self.store, None
-            if store is not None and path.parent.name == "commitlog":
+            if store is not None and Path(path).parent.name == "commitlog":
                 store.prepare_next_file()
             super().create(path, size)
             self.store = store

@@ -21,7 +21,7 @@ class FailingFiles(OsFiles):
         self.failing: set[str] = set()
         self.open_descriptors: set[int] = set()
 
-    def open(self, path: Path, *, writable: bool = True) -> int:
+    def open(self, path: Path | str, *, writable: bool = True) -> int:
         descriptor = super().open(path, writable=writable)
         self.open_descriptors.add(descriptor)
         return descriptor

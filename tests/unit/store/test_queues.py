@@ -204,7 +204,7 @@ def test_a_start_looks_into_each_file_of_a_small_queue_once(tmp_path: Path) -> N
     opened: list[str] = []
 
     class WatchedFiles(OsFiles):
-        def open(self, path: Path, *, writable: bool = True) -> int:
+        def open(self, path: Path | str, *, writable: bool = True) -> int:
             opened.append(str(path))
             return super().open(path, writable=writable)
 
