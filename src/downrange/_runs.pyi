@@ -16,6 +16,7 @@ from downrange.protocol.bodies.plain_send import Stored
 from downrange.protocol.framing import Frame
 from downrange.store import run
 from downrange.store.backlog import Backlog, Picked
+from downrange.store.check_index import CheckedPlace
 from downrange.store.key_index import IndexPlace
 from downrange.store.property_filter import Condition
 from downrange.store.queues import QueueState
@@ -86,6 +87,20 @@ def replay_records(
 ) -> (
     tuple[int, int, int, int, int | None, list[tuple[str, int, int, bytes, int, int]], int, int, int, int] | None
 ): ...
+def check_records(
+    memory: mmap,
+    at: int,
+    limit: int,
+    start: int,
+    queues: Mapping[tuple[bytes, int], int],
+    topics: TopicTable,
+    rows: array[int],
+    blocks: bytearray,
+    block_size: int,
+    index: CheckedPlace | tuple[()] | None,
+    last_timestamp: int,
+    /,
+) -> tuple[int, int, int, int, int, int | None, int] | None: ...
 def encode_answers(
     json_pieces: tuple[bytes, ...], binary_pieces: tuple[bytes, ...], id_size: int, run: Stored, /
 ) -> bytes | None: ...

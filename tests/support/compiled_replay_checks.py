@@ -26,13 +26,13 @@ from tests.support.store_files import files_of
 from tests.unit.store.small_store import NOW, kill, open_store, pull_the_plug
 
 _TOPICS = ("TopicA", "TopicA", "T\u00f6pic\U0001f600", "x", "y" * 127)
-_SETTINGS: dict[str, Any] = {"mapped_file_size_commit_log": 16384, "max_hash_slot_num": 7}
-_NONSENSE: tuple[Any, ...] = (None, "x", b"x", 2**63, -(2**63), -1, 2**31, 1.5, [], (), {}, object())
+SETTINGS: dict[str, Any] = {"mapped_file_size_commit_log": 16384, "max_hash_slot_num": 7}
+NONSENSE: tuple[Any, ...] = (None, "x", b"x", 2**63, -(2**63), -1, 2**31, 1.5, [], (), {}, object())
 
 
 def same_recovery(random: Random, root: str) -> None:
     """Recover what a crash left, or worse, with the twin and without it."""
-    settings = _SETTINGS | {"max_index_num": random.choice((5, 50, 1000))}
+    settings = SETTINGS | {"max_index_num": random.choice((5, 50, 1000))}
     crashed = Path(root, "crashed")
     store = open_store(crashed, **settings)
     fill(random, store, random.choice((1, 20, 150)))
@@ -43,9 +43,9 @@ def same_recovery(random: Random, root: str) -> None:
     end = store.max_offset
     random.choice((kill, pull_the_plug, MessageStore.close))(store)
     if random.random() < 0.5:
-        _lose_files(random, crashed)
+        lose_files(random, crashed)
     if random.random() < 0.4:
-        _damage(random, crashed, end)
+        damage(random, crashed, end)
     with_twins, pure = Path(root, "compiled"), Path(root, "pure")
     shutil.copytree(crashed, with_twins)
     shutil.copytree(crashed, pure)
@@ -59,7 +59,7 @@ def same_recovery(random: Random, root: str) -> None:
 
 def same_slaves(random: Random, root: str) -> None:
     """Feed a log to two slaves, piece by piece, one of them without the twin; both tell the same of it."""
-    settings = _SETTINGS | {"max_index_num": random.choice((5, 50, 1000))}
+    settings = SETTINGS | {"max_index_num": random.choice((5, 50, 1000))}
     master = open_store(Path(root, "master"), **settings)
     fill(random, master, random.choice((1, 20, 150)))
     data = b"".join(segment.view[: segment.wrote] for segment in master.commit_log.segments)
@@ -93,7 +93,7 @@ def refuses_nonsense_about_a_replay(random: Random) -> None:
     tails.rows[:] = type(tails.rows)("q", (5, 100, 50, random.choice((0, 256, 272, 276, 512)), 0, 0, 400, 100))
     if random.random() < 0.3:
         tails.rows[random.randrange(8)] = random.choice((-1, 1, 257, 20 * 2**58, 2**63 - 1, -(2**63), 1 << 40))
-    log = bytearray(b"".join(_record(random, 5 + number) for number in range(3)))
+    log = bytearray(b"".join(record(random, 5 + number) for number in range(3)))
     for _ in range(random.randrange(3)):
         log[random.randrange(len(log))] = random.choice((0, 1, 0x7F, 0x80, 0xFF))
     del log[random.randrange(len(log) + 1) if random.random() < 0.3 else len(log) :]
@@ -101,7 +101,7 @@ def refuses_nonsense_about_a_replay(random: Random) -> None:
     place: Any = random.choice((None, (), (index, 7, 2, 10, 0, NOW, 0, NOW)))
     if place and random.random() < 0.5:
         changed = list(place)
-        changed[random.randrange(8)] = random.choice(_NONSENSE)
+        changed[random.randrange(8)] = random.choice(NONSENSE)
         place = tuple(changed)
     arguments: list[Any] = [
         bytes(log), 0, len(log), 1000, random.random() < 0.5, {(b"TopicA", 1): state}, runs.TopicTable(),
@@ -110,9 +110,9 @@ def refuses_nonsense_about_a_replay(random: Random) -> None:
         random.choice((0, 1000, 1200, 2**62)),
     ]  # fmt: skip
     if random.random() < 0.5:
-        arguments[random.randrange(len(arguments))] = random.choice(_NONSENSE)
+        arguments[random.randrange(len(arguments))] = random.choice(NONSENSE)
     if random.random() < 0.2:
-        setattr(state, random.choice(("row", "topic", "is_special")), random.choice(_NONSENSE))
+        setattr(state, random.choice(("row", "topic", "is_special")), random.choice(NONSENSE))
     before = list(tails.rows), bytes(tails.memory), bytes(index)
     replayed = runs.replay_records(*arguments)
     if replayed is not None and random.random() < 0.5:  # with what the table has learnt, and other rows
@@ -133,7 +133,7 @@ class _State:
         self.is_special: object = False
 
 
-def _record(random: Random, queue_offset: int) -> bytes:
+def record(random: Random, queue_offset: int) -> bytes:
     text = cases.text(random)
     message = StoredMessage(
         topic="TopicA",
@@ -186,7 +186,7 @@ def _message(random: Random, topic: str, queue_id: int) -> NewMessage:
     )
 
 
-def _lose_files(random: Random, root: Path) -> None:
+def lose_files(random: Random, root: Path) -> None:
     for name in ("consumequeue", "index"):
         if random.random() < 0.6:
             found = sorted(path for path in (root / name).rglob("*") if path.is_file())
@@ -194,7 +194,7 @@ def _lose_files(random: Random, root: Path) -> None:
                 path.unlink()
 
 
-def _damage(random: Random, root: Path, end: int) -> None:
+def damage(random: Random, root: Path, end: int) -> None:
     """Change some bytes of the log."""
     files = sorted((root / "commitlog").iterdir())
     if not files:

@@ -12,6 +12,7 @@ static PyMethodDef functions[] = {
     {"put_entries", (PyCFunction)(void (*)(void))put_entries, METH_FASTCALL, NULL},
     {"index_keys", (PyCFunction)(void (*)(void))index_keys, METH_FASTCALL, NULL},
     {"replay_records", (PyCFunction)(void (*)(void))replay_records, METH_FASTCALL, NULL},
+    {"check_records", (PyCFunction)(void (*)(void))check_records, METH_FASTCALL, NULL},
     {"encode_answers", (PyCFunction)(void (*)(void))encode_answers, METH_FASTCALL, NULL},
     {"encode_pull", (PyCFunction)(void (*)(void))encode_pull, METH_FASTCALL, NULL},
     {"pick_by_tags", (PyCFunction)(void (*)(void))pick_by_tags, METH_FASTCALL, NULL},

@@ -4,7 +4,8 @@
 
 Log, queues and index are compared with each other, so that what one of them lost is seen in another. Works on a store
 that a broker is writing at the moment: what lags behind for a moment is then no problem. Two passes: one over the log,
-side by side with the index, whose keys stand in the same order; one over every queue, looking up each record.
+side by side with the index, whose keys stand in the same order; one over every queue, looking up each record. With the
+compiled module the first one also looks into the queues, and little is left for the second.
 """
 
 from __future__ import annotations
@@ -12,23 +13,29 @@ from __future__ import annotations
 import bisect
 import itertools
 import json
+import mmap
 import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from downrange.compiled import runs
 from downrange.model.record import MAGIC_BLANK
 from downrange.store.check_index import IndexCheck
-from downrange.store.check_queues import QueueCheck, QueuesInLog
+from downrange.store.check_queues import QueueCheck
 from downrange.store.config import BLANK_SIZE
 from downrange.store.directory import Problem, StoreDirectory, StoreState
+from downrange.store.queues_in_log import QueuesInLog
 from downrange.store.recovery import has_torn_text
+from downrange.store.segment import Segment
+from downrange.store.walk import WalkedRecord
 
 # what is being done, how much of it is done, how much there is
 Progress = Callable[[str, int, int], None]
 
 _PROGRESS_EVERY: Final = 10_000
+_PIECE: Final = 64 << 20
 _TIME_SLACK_MILLIS: Final = 60_000
 _WRITER_PAUSE_SECONDS: Final = 0.02
 _WRITER_ROUNDS: Final = 10
@@ -70,7 +77,7 @@ def check(directory: StoreDirectory, progress: Progress = lambda what, done, tot
     log = _LogCheck(directory, progress)
     log.run()
     queues = QueueCheck(
-        directory, log.queues.queues, log.is_damaged, log.end, directory.recovery_start() if directory.segments else 0
+        directory, log.queues, log.is_damaged, log.end, directory.recovery_start() if directory.segments else 0
     )
     queues.run(lambda done, total: progress("queues", done, total), _queues_of_topics(directory))
     _check_gaps(directory)
@@ -101,7 +108,7 @@ def check(directory: StoreDirectory, progress: Progress = lambda what, done, tot
 
 
 class _LogCheck:
-    """One pass over the log and, beside it, the index."""
+    """One pass over the log and, beside it, the index and, compiled, the queues; it is the `Bulk` of its own walks."""
 
     def __init__(self, directory: StoreDirectory, progress: Progress) -> None:
         self._directory = directory
@@ -110,9 +117,13 @@ class _LogCheck:
         self._progress = progress
         self.queues = QueuesInLog(directory)
         self.index = IndexCheck(directory)
-        self.records = 0
+        self.records = self._told = 0
         self.first_timestamp = self.last_timestamp = self.newest_timestamp = 0
+        self.last_offset = 0
         self.end = max(0, self._segments.min_offset)
+        self._limit: int | None = None
+        self._expected = self.end  # where the next record should begin
+        self._segment: Segment | None = None
         # Ranges that hold no readable records, in order.
         self._damage_starts: list[int] = []
         self._damage_ends: list[int] = []
@@ -122,9 +133,9 @@ class _LogCheck:
         return at >= 0 and offset < self._damage_ends[at]
 
     def run(self) -> None:
-        limit = self._end_when_live() if self._directory.is_live else None
+        self._limit = limit = self._end_when_live() if self._directory.is_live else None
         while len(self._segments):
-            damage = self._walk(limit)
+            damage = self._walk()
             if limit is not None and self.end >= limit:
                 break
             if damage is None and not self._directory.has_data_from(self.end):
@@ -153,50 +164,83 @@ class _LogCheck:
             time.sleep(_WRITER_PAUSE_SECONDS)  # a record may be half written at the moment
         return None
 
-    def _walk(self, limit: int | None) -> str | None:
+    def _walk(self) -> str | None:
         """Check records from `end` on, as far as they go; return what is wrong where they stop."""
-        walk = self._directory.commit_log.walk(self.end, check_crc=True)
-        expected = self.end
-        segment = None
-        total = self._segments.max_offset - max(0, self._segments.min_offset)
+        walk = self._directory.commit_log.walk(self.end, check_crc=True, bulk=self)
+        self._expected = self.end
         for record in walk:
-            physical_offset, size, _, _, _, _, timestamp, _ = record
-            if limit is not None and physical_offset >= limit:
-                walk.end = physical_offset
+            if self._limit is not None and record[0] >= self._limit:
+                walk.end = record[0]
                 break
-            if segment is None or not segment.start <= physical_offset < segment.start + segment.size:
-                segment = self._segments.find(physical_offset)
-                assert segment is not None
-                mapping, start, name = segment.mapping, segment.start, self._directory.name_of(segment.path)
-            if physical_offset != expected:
-                self._check_blank(expected)
-            at = physical_offset - start
-            stored = int.from_bytes(mapping[at + 28 : at + 36], "big")
-            if stored != physical_offset:
-                what = f"record at {physical_offset} says that it lies at {stored}"
-                self._problems.add(name, "place", what, "its message id leads elsewhere; restore the file from a copy")
-            if timestamp < self.last_timestamp:
-                what = (
-                    f"record at {physical_offset} was stored {self.last_timestamp - timestamp} ms before the last one"
-                )
-                self._problems.add(name, "time", what, "the clock was set back: a search by time may miss messages")
-            if has_torn_text(record):
-                what = f"topic or properties of the record at {physical_offset} are no text"
-                self._problems.add(name, "text", what, "restore the file from a copy; clients may refuse the message")
-            if not self.records:
-                self.first_timestamp = timestamp
-            self.last_timestamp = timestamp
-            self.newest_timestamp = max(self.newest_timestamp, timestamp)
-            self.records += 1
-            self.queues.add(record)
-            self.index.add(record, self.is_damaged)
-            expected = physical_offset + size
-            if not self.records % _PROGRESS_EVERY:
-                self._progress("log", physical_offset - max(0, self._segments.min_offset), total)
+            self._check(record)
         self.end = walk.end
-        if walk.end > expected:
-            self._check_blank(expected)
+        if walk.end > self._expected:
+            self._check_blank(self._expected)
         return walk.damage
+
+    def _check(self, record: WalkedRecord) -> None:
+        physical_offset, size, _, _, _, _, timestamp, _ = record
+        segment = self._segment
+        if segment is None or not segment.start <= physical_offset < segment.start + segment.size:
+            segment = self._segment = self._segments.find(physical_offset)
+            assert segment is not None
+        if physical_offset != self._expected:
+            self._check_blank(self._expected)
+        at = physical_offset - segment.start
+        stored = int.from_bytes(segment.mapping[at + 28 : at + 36], "big")
+        if stored != physical_offset:
+            what = f"record at {physical_offset} says that it lies at {stored}"
+            self._add_problem("place", what, "its message id leads elsewhere; restore the file from a copy")
+        if timestamp < self.last_timestamp:
+            what = f"record at {physical_offset} was stored {self.last_timestamp - timestamp} ms before the last one"
+            self._add_problem("time", what, "the clock was set back: a search by time may miss messages")
+        if has_torn_text(record):
+            what = f"topic or properties of the record at {physical_offset} are no text"
+            self._add_problem("text", what, "restore the file from a copy; clients may refuse the message")
+        if not self.records:
+            self.first_timestamp = timestamp
+        self._pass(1, physical_offset, timestamp)
+        self.queues.add(record)
+        self.index.add(record, self.is_damaged)
+        self._expected = physical_offset + size
+
+    def _add_problem(self, kind: str, what: str, remedy: str) -> None:
+        assert self._segment is not None
+        self._problems.add(self._directory.name_of(self._segment.path), kind, what, remedy)
+
+    def _pass(self, records: int, last_offset: int, last_timestamp: int) -> None:
+        self.records += records
+        self.last_offset, self.last_timestamp = last_offset, last_timestamp
+        self.newest_timestamp = max(self.newest_timestamp, last_timestamp)
+        if self.records >= self._told + _PROGRESS_EVERY:
+            self._told = self.records
+            start = max(0, self._segments.min_offset)
+            self._progress("log", last_offset - start, self._segments.max_offset - start)
+
+    def take(self, mapping: mmap.mmap, at: int, limit: int, start: int, check_crc: bool) -> int:
+        """Check records in bulk, as far as nothing is wrong with them; see `Bulk`."""
+        queues = self.queues
+        if runs is None or queues.rows_by_topic is None or not self.records:
+            return at
+        if start + at != self._expected:
+            self._check_blank(self._expected)
+        if self._limit is not None:
+            limit = min(limit, self._limit - start)
+        while at < limit:
+            checked = runs.check_records(
+                mapping, at, min(limit, at + _PIECE), start, queues.by_key, queues.rows_by_topic, queues.rows,
+                queues.blocks, queues.block_size, self.index.place, self.last_timestamp,
+            )  # fmt: skip
+            if checked is None:
+                break
+            at, records, last_offset, last_timestamp, entry, wanted, queue_offset = checked
+            if records:
+                self._pass(records, last_offset, last_timestamp)
+                self.index.move_to(entry)
+            if wanted is not None:
+                queues.load(wanted, queue_offset)
+        self._expected = start + at
+        return at
 
     def _check_blank(self, offset: int) -> None:
         """A file whose records do not fill it ends with a blank record that says how many bytes are left."""

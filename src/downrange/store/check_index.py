@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -15,8 +15,11 @@ from downrange.store.index_file import ENTRY, HEADER
 from downrange.store.key_hashes import positive_hash
 from downrange.store.walk import WalkedRecord
 
+# mapping, slots, number of the next entry, number behind the last, begin timestamp, newest entry by slot, whether the
+# log has reached the index
+CheckedPlace = tuple[mmap.mmap, int, int, int, int, "array[int]", bool]
+
 _ROLLBACK: Final = 12
-_BATCH: Final = 4096
 _MAX_INT: Final = 0x7FFFFFFF
 REBUILD_INDEX: Final = "stop the broker and move the directory index away: the next start builds it again"
 
@@ -29,6 +32,8 @@ class IndexEntry(NamedTuple):
     key_hash: int
     physical_offset: int
     seconds: int
+    before: int
+    """Number of the entry before in its chain."""
 
 
 class FoundIndexFile:
@@ -58,9 +63,15 @@ class IndexCheck:
         self.lagging = 0
         """Messages of the log whose keys are not in the index yet, and will be."""
         self._found = [found for path in directory.index_files if (found := self._open(path)) is not None]
-        self._entries = self._all_entries()
-        self._next: IndexEntry | None = next(self._entries, None)
         self._reached_index = False
+        # The next entry stands in the first of these, which is mapped, and has this number there.
+        self._files = list(reversed(self._found))
+        self._number = 1
+        self._mapped: mmap.mmap | None = None
+        self._newest = array("i")  # slot -> number of the newest entry of its chain so far
+        self._last_offset = -1  # that the entry before points at
+        self._last_in_file: int | None = None
+        self._next = self._read()
 
     def _open(self, path: Path) -> FoundIndexFile | None:
         name = self._directory.name_of(path)
@@ -87,28 +98,75 @@ class IndexCheck:
 
     # Every entry, in order; chains and slots are checked on the way.
 
-    def _all_entries(self) -> Iterator[IndexEntry]:
-        for file in self._found:
-            with file.path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-                yield from self._entries_of(file, mapped)
+    def _read(self) -> IndexEntry | None:
+        """The next entry that does not go back in the log."""
+        while self._files:
+            file = self._files[-1]
+            if self._mapped is None:
+                with file.path.open("rb") as stream:
+                    self._mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+                self._newest = array("i", bytes(4 * self._shape.slots))
+                self._number, self._last_in_file = 1, None
+            if self._number >= file.next_entry:
+                self._close(file, self._mapped)
+                continue
+            at = HEADER.size + 4 * self._shape.slots + self._number * ENTRY.size
+            entry = IndexEntry(file, self._number, *ENTRY.unpack_from(self._mapped, at))
+            if entry.physical_offset >= self._last_offset:
+                return entry
+            what = f"entry {entry.number} points at {entry.physical_offset}, the one before behind it"
+            self._problems.add(file.name, "order", what, REBUILD_INDEX)
+            self._pass(entry)
+        return None
 
-    def _entries_of(self, file: FoundIndexFile, mapped: mmap.mmap) -> Iterator[IndexEntry]:
-        slots = self._shape.slots
-        base = HEADER.size + 4 * slots
-        newest = array("i", bytes(4 * slots))  # slot -> number of the newest entry of its chain so far
-        for first in range(1, file.next_entry, _BATCH):
-            last = min(first + _BATCH, file.next_entry)
-            block = mapped[base + first * ENTRY.size : base + last * ENTRY.size]
-            for number, (key_hash, physical_offset, seconds, before) in enumerate(ENTRY.iter_unpack(block), first):
-                slot = key_hash % slots
-                if key_hash < 0 or before != newest[slot]:
-                    what = f"entry {number} is followed by entry {before}, not {newest[slot]}, in its chain"
-                    self._problems.add(file.name, "chain", what, REBUILD_INDEX)
-                newest[slot] = number
-                self.keys += 1
-                yield IndexEntry(file, number, key_hash, physical_offset, seconds)
+    def _close(self, file: FoundIndexFile, mapped: mmap.mmap) -> None:
+        """All entries of a file were read."""
         if not self._directory.is_live:
-            self._check_slots(file, mapped, newest)
+            if self._last_in_file is not None and self._last_in_file != file.end_offset:
+                what = f"says that it ends with the message at {file.end_offset}, it does with {self._last_in_file}"
+                self._problems.add(file.name, "header", what, REBUILD_INDEX)
+            self._check_slots(file, mapped, self._newest)
+        mapped.close()
+        self._mapped = None
+        self._files.pop()
+
+    def _pass(self, entry: IndexEntry) -> None:
+        """Look at the chain of an entry, and go on behind it."""
+        slot = entry.key_hash % self._shape.slots
+        if entry.key_hash < 0 or entry.before != self._newest[slot]:
+            what = f"entry {entry.number} is followed by entry {entry.before}, not {self._newest[slot]}, in its chain"
+            self._problems.add(entry.file.name, "chain", what, REBUILD_INDEX)
+        self._newest[slot] = entry.number
+        self._number += 1
+        self.keys += 1
+
+    def _take(self, entry: IndexEntry) -> IndexEntry | None:
+        """This entry was compared, or will be: the next one."""
+        self._pass(entry)
+        self._last_offset = self._last_in_file = entry.physical_offset
+        self._next = self._read()
+        return self._next
+
+    @property
+    def place(self) -> CheckedPlace | tuple[()] | None:
+        """What the compiled twin has to know to compare the next entries itself; None when there is no index."""
+        if self._next is None or self._mapped is None:
+            return () if self._found else None
+        file = self._next.file
+        return (
+            self._mapped, self._shape.slots, self._next.number, file.next_entry, file.begin_timestamp, self._newest,
+            self._reached_index,
+        )  # fmt: skip
+
+    def move_to(self, number: int) -> None:
+        """The entries from `place` on were compared, up to this one."""
+        if self._next is not None and self._mapped is not None and number > self._next.number:
+            self.keys += number - self._next.number
+            self._reached_index = True
+            self._number = number
+            at = HEADER.size + 4 * self._shape.slots + (number - 1) * ENTRY.size
+            self._last_offset = self._last_in_file = ENTRY.unpack_from(self._mapped, at)[1]
+            self._next = self._read()
 
     def _check_slots(self, file: FoundIndexFile, mapped: mmap.mmap, newest: array[int]) -> None:
         stored = array("i", mapped[HEADER.size : HEADER.size + 4 * len(newest)])
@@ -131,7 +189,7 @@ class IndexCheck:
         entry = self._next
         while entry is not None and entry.physical_offset < physical_offset:
             self._points_nowhere(entry, is_damaged)
-            entry = self._next = self._advance(entry)
+            entry = self._take(entry)
         expected = set() if sys_flag & _ROLLBACK == _ROLLBACK else self._hashes(topic, properties)
         if entry is None:
             if expected and self._found:
@@ -147,7 +205,7 @@ class IndexCheck:
         while entry is not None and entry.physical_offset == physical_offset:
             hashes.add(entry.key_hash)
             self._compare(entry, timestamp)
-            entry = self._next = self._advance(entry)
+            entry = self._take(entry)
         if hashes - expected:
             what = f"an entry points at {physical_offset}, a record that has no such key"
             self._problems.add("index", "key", what, REBUILD_INDEX)
@@ -160,21 +218,7 @@ class IndexCheck:
         while self._next is not None:
             if not self._directory.is_live:
                 self._points_nowhere(self._next, is_damaged)
-            self._next = self._advance(self._next)
-
-    def _advance(self, entry: IndexEntry) -> IndexEntry | None:
-        """The entry after this one that does not go back in the log."""
-        following = next(self._entries, None)
-        while following is not None and following.physical_offset < entry.physical_offset:
-            what = f"entry {following.number} points at {following.physical_offset}, the one before behind it"
-            self._problems.add(following.file.name, "order", what, REBUILD_INDEX)
-            following = next(self._entries, None)
-        if following is None or following.file is not entry.file:
-            file = entry.file
-            if not self._directory.is_live and file.end_offset != entry.physical_offset:
-                what = f"says that it ends with the message at {file.end_offset}, it does with {entry.physical_offset}"
-                self._problems.add(file.name, "header", what, REBUILD_INDEX)
-        return following
+            self._take(self._next)
 
     def _points_nowhere(self, entry: IndexEntry, is_damaged: Callable[[int], bool]) -> None:
         if entry.physical_offset >= self._directory.segments.min_offset and not is_damaged(entry.physical_offset):

@@ -14,60 +14,12 @@ from downrange.store.directory import QueuePlace, StoreDirectory, StoreState
 from downrange.store.dispatcher import find_in
 from downrange.store.errors import StoreCorrupt, StoreError
 from downrange.store.files import OS_FILES
-from downrange.store.walk import WalkedRecord
+from downrange.store.queues_in_log import QueueInLog, QueuesInLog
 
+_FIRST_BLOCK: Final = 4_080  # of most queues this is all, and reading holes fills the page cache with zeros
 _BLOCK: Final = 65_520
 _NOT_IN_A_QUEUE: Final = 4  # the bit that prepared and rolled-back messages have in sysFlag
 REBUILD_QUEUES: Final = "stop the broker and move the directory consumequeue away: the next start builds it again"
-
-
-class QueueInLog:
-    """What the log holds of one queue, since the topic was made: how many records, the first and the last."""
-
-    __slots__ = ("count", "first_physical", "last_offset", "last_physical")
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.first_physical = 0
-        self.last_physical = 0
-        self.last_offset = -1
-
-
-class QueuesInLog:
-    """Gathers, record by record, what every queue should hold; tells when numbers do not follow each other."""
-
-    def __init__(self, directory: StoreDirectory) -> None:
-        self._directory = directory
-        self.queues: dict[tuple[bytes, int], QueueInLog] = {}
-        self._after_gap: set[tuple[bytes, int]] = set()
-
-    def add(self, record: WalkedRecord) -> None:
-        physical_offset, _, topic, queue_id, queue_offset, sys_flag, _, _ = record
-        if sys_flag & _NOT_IN_A_QUEUE:
-            return
-        key = topic, queue_id
-        queue = self.queues.get(key)
-        if queue is None:
-            queue = self.queues[key] = QueueInLog()
-        if queue_offset == 0 or not queue.count:
-            # A queue has one first message: the topic was made, or deleted and made again.
-            queue.count = 0
-            queue.first_physical = physical_offset
-        elif queue_offset != queue.last_offset + 1 and key not in self._after_gap:
-            name = f"{topic.decode('utf-8', 'replace')}/{queue_id}"
-            what = f"record at {physical_offset} has queue offset {queue_offset} after {queue.last_offset}"
-            self._directory.problems.add(
-                f"queue {name}", "order", what, "consumers may miss messages or see some twice"
-            )
-        if self._after_gap:
-            self._after_gap.discard(key)
-        queue.count += 1
-        queue.last_offset = queue_offset
-        queue.last_physical = physical_offset
-
-    def note_gap(self) -> None:
-        """Records are missing here: the numbers of every queue may jump once."""
-        self._after_gap.update(self.queues)
 
 
 class QueueCheck:
@@ -76,7 +28,7 @@ class QueueCheck:
     def __init__(
         self,
         directory: StoreDirectory,
-        in_log: Mapping[tuple[bytes, int], QueueInLog],
+        in_log: QueuesInLog,
         is_damaged: Callable[[int], bool],
         log_end: int,
         replayed_from: int,
@@ -104,21 +56,21 @@ class QueueCheck:
             progress(number, len(places))
             key = place.topic.encode("utf-8", "surrogateescape"), place.queue_id
             seen.add(key)
-            self._check_queue(place, self._in_log.get(key) or QueueInLog())
-        for key, queue in self._in_log.items():
-            if key not in seen and queue.count:
-                self._missing_queue(key[0].decode("utf-8", "replace"), key[1], queue, topics)
+            self._check_queue(place, self._in_log[key])
+        for key in self._in_log:
+            if key not in seen:
+                self._missing_queue(key[0].decode("utf-8", "replace"), key[1], self._in_log[key], topics)
         progress(len(places), len(places))
 
     def _missing_queue(self, topic: str, queue_id: int, queue: QueueInLog, topics: Mapping[str, int] | None) -> None:
         if topics is not None and queue_id >= topics.get(topic, 0):
             self._directory.notes.append(
-                f"queue {topic}/{queue_id} is gone and so is its topic: {queue.count} messages"
+                f"queue {topic}/{queue_id} is gone and so is its topic: {queue.records} messages"
             )
         elif self._may_lag(queue.first_physical):
-            self.lagging += queue.count
+            self.lagging += queue.records
         else:
-            what = f"is missing, but the log holds {queue.count} messages of it"
+            what = f"is missing, but the log holds {queue.records} messages of it"
             self._problems.add(f"queue {topic}/{queue_id}", "missing", what, REBUILD_QUEUES)
 
     def _may_lag(self, physical_offset: int) -> bool:
@@ -132,7 +84,7 @@ class QueueCheck:
         except StoreError as error:
             self._problems.add(where, "ext", str(error), "see the message")
             ext = None
-        entries_in_log = expected = 0
+        entries_in_log = 0
         size = self._directory.queue_file_size or ENTRY_SIZE
         try:
             starts = file_starts(str(place.path), size)
@@ -144,7 +96,9 @@ class QueueCheck:
         end = starts[0] // ENTRY_SIZE if starts else 0
         is_first = True
         previous = -1
-        for queue_offset, raw in self._entries(where, place, starts, size):
+        # What was seen is known to be right, but for where it begins.
+        skipped = in_log.seen[1:]
+        for queue_offset, raw in self._entries(where, place, starts, size, skipped):
             end = queue_offset + 1
             if raw == BLANK:
                 if not is_first:
@@ -159,19 +113,23 @@ class QueueCheck:
             previous = physical_offset
             if physical_offset < self._log_min or self._is_damaged(physical_offset):
                 continue
-            if physical_offset < self._log_end:
-                entries_in_log += physical_offset >= in_log.first_physical
-                expected += 1
+            is_in_log = in_log.first_physical <= physical_offset < self._log_end
+            entries_in_log += is_in_log
             wrong = self._compare(place, queue_offset, physical_offset, record_size, code, ext)
             if wrong and not (physical_offset >= self._log_end and self._directory.is_live):
                 self._problems.add(where, "entry", f"entry {queue_offset} {wrong}", REBUILD_QUEUES)
-        missing = in_log.count - entries_in_log
+            if skipped and skipped.start == end:
+                end = skipped.stop
+                self.entries += len(skipped)
+                entries_in_log += is_in_log * len(skipped)
+                previous = in_log.seen_last
+        missing = in_log.records - entries_in_log
         at_end = max(0, min(missing, in_log.last_offset + 1 - end))
         if at_end and self._may_lag(in_log.last_physical):
             self.lagging += at_end
             missing -= at_end
         if missing > 0:
-            what = f"{missing} of {in_log.count} messages in the log have no entry"
+            what = f"{missing} of {in_log.records} messages in the log have no entry"
             self._problems.add(where, "missing", what, REBUILD_QUEUES)
 
     def _ext_of(self, place: QueuePlace) -> ConsumeQueueExt | None:
@@ -183,18 +141,28 @@ class QueueCheck:
         ext.recover()
         return ext
 
-    def _entries(self, where: str, place: QueuePlace, starts: list[int], size: int) -> Iterator[tuple[int, bytes]]:
-        """Every entry and its queue offset, up to the end; complains when something follows the end."""
+    def _entries(
+        self, where: str, place: QueuePlace, starts: list[int], size: int, skipped: range
+    ) -> Iterator[tuple[int, bytes]]:
+        """Every entry and its queue offset, up to the end, but for those that are `skipped`; complains when something
+        follows the end."""
+        skip_from, skip_to = skipped.start * ENTRY_SIZE, skipped.stop * ENTRY_SIZE
         ended = False
         for start in starts:
             try:
-                descriptor = os.open(place.path / f"{start:020d}", os.O_RDONLY | os.O_CLOEXEC)
+                descriptor = os.open(f"{place.path}/{start:020d}", os.O_RDONLY | os.O_CLOEXEC)
             except FileNotFoundError:  # expired meanwhile
                 continue
             try:
-                at = 0
+                at, most = 0, _FIRST_BLOCK
                 while at < size and not ended:
-                    block = os.pread(descriptor, min(_BLOCK, size - at), at)
+                    if skip_from <= start + at < skip_to:
+                        at = min(skip_to - start, size)
+                        continue
+                    if start + at < skip_from:
+                        most = min(most, skip_from - start - at)
+                    block = os.pread(descriptor, min(most, size - at), at)
+                    most = _BLOCK
                     valid = count_valid(block)
                     for position in range(0, valid * ENTRY_SIZE, ENTRY_SIZE):
                         yield (start + at + position) // ENTRY_SIZE, block[position : position + ENTRY_SIZE]
@@ -260,8 +228,9 @@ def _has_data(descriptor: int, at: int, size: int) -> bool:
             at = os.lseek(descriptor, at, os.SEEK_DATA)
         except OSError:  # ENXIO: only a hole is left
             return False
-        block = os.pread(descriptor, min(_BLOCK, size - at), at)
-        if block.strip(b"\0"):
+        hole = os.lseek(descriptor, at, os.SEEK_HOLE)
+        block = os.pread(descriptor, min(_BLOCK, hole - at, size - at), at)
+        if block != bytes(len(block)):
             return True
         at += len(block)
     return False

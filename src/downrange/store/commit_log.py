@@ -16,10 +16,9 @@ from downrange.store.new_message import NewMessage
 from downrange.store.record_head import CRC_MASK, HEAD_V4, HEADS, SIZE_AND_MAGIC
 from downrange.store.segment import Segment
 from downrange.store.segments import Segments, storage_error
-from downrange.store.walk import Walk
+from downrange.store.walk import Bulk, Walk
 
 if TYPE_CHECKING:
-    from downrange.store.bulk_replay import BulkReplay
     from downrange.store.queue_tails import QueueTails
     from downrange.store.queues import QueueState
     from downrange.store.run import Place, Run
@@ -286,7 +285,7 @@ class CommitLog:
             view = view[len(part) :]
             self._current = None
 
-    def walk(self, start: int, *, check_crc: bool = False, bulk: BulkReplay | None = None) -> Walk:
+    def walk(self, start: int, *, check_crc: bool = False, bulk: Bulk | None = None) -> Walk:
         return Walk(self.segments, start, check_crc=check_crc, bulk=bulk)
 
     def slice(self, physical_offset: int, size: int) -> memoryview | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import Protocol
 from zlib import crc32
 
 from downrange.compiled import runs
@@ -14,11 +14,24 @@ from downrange.store.record_head import CRC_MASK, HEAD_BY_FLAGS, HEAD_V4, SIZE_A
 from downrange.store.segment import Segment
 from downrange.store.segments import Segments
 
-if TYPE_CHECKING:
-    from downrange.store.bulk_replay import BulkReplay
-
 # physical offset, size, topic, queue id, queue offset, sysFlag, store timestamp, properties
 WalkedRecord = tuple[int, int, bytes, int, int, int, int, bytes]
+
+
+class Bulk(Protocol):
+    """Who takes many records of a walk at once, by a compiled twin."""
+
+    records: int
+    """How many were taken so far."""
+    last_offset: int
+    last_timestamp: int
+    """Physical offset and store time of the last of them."""
+
+    def take(self, mapping: mmap.mmap, at: int, limit: int, start: int, check_crc: bool) -> int:
+        """Take records from position `at` of a file on, none of which ends behind `limit`; where the next begins.
+
+        `start` is the offset of the file's first byte.
+        """
 
 
 class Walk:
@@ -30,7 +43,7 @@ class Walk:
     What `bulk` takes is not seen by who iterates; it is asked again after every record that is, until it is None.
     """
 
-    def __init__(self, segments: Segments, start: int, *, check_crc: bool, bulk: BulkReplay | None = None) -> None:
+    def __init__(self, segments: Segments, start: int, *, check_crc: bool, bulk: Bulk | None = None) -> None:
         self._segments = segments
         self._check_crc = check_crc
         self.bulk = bulk if runs is not None else None
@@ -127,7 +140,7 @@ class Walk:
             )
             at = end
 
-    def _take_in_bulk(self, bulk: BulkReplay, mapping: mmap.mmap, at: int, limit: int, start: int) -> int:
+    def _take_in_bulk(self, bulk: Bulk, mapping: mmap.mmap, at: int, limit: int, start: int) -> int:
         before = bulk.records
         at = bulk.take(mapping, at, limit, start, self._check_crc)
         if bulk.records > before:
