@@ -84,9 +84,7 @@ def replay_records(
     index: IndexPlace | tuple[()] | None,
     indexed_up_to: int,
     /,
-) -> (
-    tuple[int, int, int, int, int | None, list[tuple[str, int, int, bytes, int, int]], int, int, int, int] | None
-): ...
+) -> tuple[int, int, int, int, int | None, list[tuple[str, int, int, bytes, int, int]], int, int, int, int] | None: ...
 def check_records(
     memory: mmap,
     at: int,
