@@ -4,12 +4,12 @@ import asyncio
 from collections.abc import Callable, Mapping
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from downrange.transport.loop import loop_factory
 
-# How long an example takes is the machine's business.
-settings.register_profile("downrange", deadline=None)
+# How long an example takes, to make or to try, is the machine's business.
+settings.register_profile("downrange", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("downrange")
 
 
