@@ -34,12 +34,12 @@ class PlainHeader(Generic[E]):
     clients do takes the general way.
     """
 
-    __slots__ = ("_decode_json", "_fields", "binary_start", "json_start", "starts")
+    __slots__ = ("_decode_json", "_fields", "_json_start", "binary_start", "starts")
 
     def __init__(self, code: RequestCode, fields: type[E]) -> None:
-        self.json_start = b'{"code":%d,' % code
+        self._json_start = b'{"code":%d,' % code
         self.binary_start = code.to_bytes(2, "big")
-        self.starts = self.json_start, self.binary_start
+        self.starts = self._json_start, self.binary_start
         """A header that begins otherwise is none of these."""
         self._fields = fields
         self._decode_json = msgspec.json.Decoder(PlainRequest[fields], strict=False).decode  # type: ignore[valid-type]
@@ -52,7 +52,7 @@ class PlainHeader(Generic[E]):
         return self.read_binary(header) if kind == BINARY else None
 
     def read_json(self, header: bytes) -> PlainRequest[E] | None:
-        if not header.startswith(self.json_start):
+        if not header.startswith(self._json_start):
             return None
         try:
             return self._decode_json(header)
