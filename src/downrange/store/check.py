@@ -123,7 +123,8 @@ class _LogCheck:
         self.end = max(0, self._segments.min_offset)
         self._limit: int | None = None
         self._expected = self.end  # where the next record should begin
-        self._segment: Segment | None = None
+        self._segment: Segment | None = None  # where the last one was that was looked at by itself
+        self._mapping: mmap.mmap | bytes = b""
         # Ranges that hold no readable records, in order.
         self._damage_starts: list[int] = []
         self._damage_ends: list[int] = []
@@ -184,10 +185,11 @@ class _LogCheck:
         if segment is None or not segment.start <= physical_offset < segment.start + segment.size:
             segment = self._segment = self._segments.find(physical_offset)
             assert segment is not None
+            self._mapping = segment.mapping
         if physical_offset != self._expected:
             self._check_blank(self._expected)
         at = physical_offset - segment.start
-        stored = int.from_bytes(segment.mapping[at + 28 : at + 36], "big")
+        stored = int.from_bytes(self._mapping[at + 28 : at + 36], "big")
         if stored != physical_offset:
             what = f"record at {physical_offset} says that it lies at {stored}"
             self._add_problem("place", what, "its message id leads elsewhere; restore the file from a copy")
