@@ -8,12 +8,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from random import Random
 from typing import Any, NamedTuple
 
 import pytest
 
 from downrange.cli.main import main
+from tests.support.compiled_replay_checks import fill
 from tests.support.golden_store import GoldenStore, unpack
+from tests.support.spoiled_store import spoil
 from tests.unit.store.small_store import open_store, put
 
 SHAPE = ("--index-slots", "100", "--index-entries", "200")
@@ -186,3 +189,29 @@ def test_a_queue_needs_its_topic(store: Command, golden: GoldenStore) -> None:
     answer = store("cat", str(golden.root), "--queue", "1")
     assert answer.code == 2
     assert answer.stderr == "downrange: --queue needs --topic\n"
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_whatever_is_wrong_with_a_store_is_told_and_is_no_traceback(seed: int, store: Command, tmp_path: Path) -> None:
+    random = Random(seed)
+    with open_store(tmp_path, mapped_file_size_commit_log=16_384, max_index_num=50) as filled:
+        fill(random, filled, 60)
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "consumerOffset.json").write_text('{"offsetTable":{"T@g":{0:1,1:2}}}')
+    (tmp_path / "config" / "broker.properties").write_text("maxHashSlotNum=100\nmaxIndexNum=50\n")
+    done = [spoil(random, tmp_path) for _ in range(random.choice((1, 1, 3)))]
+    for arguments in (["check"], ["check", "--json"], ["cat"], ["cat", "-t", "TopicA", "-i", "1"], ["cat", "--json"]):
+        command, *options = arguments
+        answer = store(command, str(tmp_path), *options)
+        assert answer.code in (0, 1, 2), (done, answer)
+        assert answer.code < 2 or (not answer.stdout and answer.stderr.count("\n") == 1), (done, answer)
+
+
+def test_a_record_may_say_any_time(store: Command, tmp_path: Path) -> None:
+    with open_store(tmp_path) as filled:
+        put(filled)
+    with (tmp_path / "commitlog" / ("0" * 20)).open("r+b") as stream:
+        stream.seek(56)
+        stream.write(b"\x7f" + bytes(7))
+    assert f"{0x7F << 56} ms" in store("cat", str(tmp_path)).stdout
+    assert f"{0x7F << 56} ms" in store("check", str(tmp_path), *SHAPE).stdout

@@ -16,7 +16,7 @@ def parse_time(text: str) -> int:
     for form in _FORMATS:
         try:
             return _millis(datetime.strptime(text, form).astimezone())
-        except ValueError:
+        except (ValueError, OverflowError):
             pass
     try:
         return _millis(datetime.fromisoformat(text).astimezone())
@@ -34,8 +34,11 @@ def _millis(moment: datetime) -> int:
 
 
 def time_text(millis: int | None) -> str:
-    """`2026-11-15 08:41:59,823`, or nothing for no time."""
+    """`2026-11-15 08:41:59,823`, or nothing for no time; the number of what no calendar has, as in damaged records."""
     if not millis or millis < 0:
         return ""
-    moment = datetime.fromtimestamp(millis / 1000).astimezone()
+    try:
+        moment = datetime.fromtimestamp(millis / 1000).astimezone()
+    except (ValueError, OverflowError, OSError):
+        return f"{millis} ms"
     return f"{moment:%Y-%m-%d %H:%M:%S},{millis % 1000:03}"

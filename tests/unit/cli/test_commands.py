@@ -320,6 +320,7 @@ def test_a_message_does_not_steer_the_terminal(willing_cluster: FakeCluster, com
 
 
 def test_times_are_local(monkeypatch: pytest.MonkeyPatch) -> None:
+    from downrange.cli.options import UsageError
     from downrange.cli.times import parse_time, time_text
 
     monkeypatch.setenv("TZ", "Europe/Berlin")
@@ -332,6 +333,10 @@ def test_times_are_local(monkeypatch: pytest.MonkeyPatch) -> None:
         assert parse_time("2026-07-01") == 1782856800000  # summer time
         assert time_text(1794732491499) == "2026-11-15 09:48:11,499"
         assert (time_text(0), time_text(-1), time_text(None)) == ("", "", "")
+        assert time_text(1 << 62) == f"{1 << 62} ms"
+        for unknown in ("soon", "\u00b2", "0001-01-01 00:00+23:00", "2026-13-01"):
+            with pytest.raises(UsageError, match="is not a time"):
+                parse_time(unknown)
     finally:
         monkeypatch.undo()
         time.tzset()
