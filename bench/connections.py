@@ -18,13 +18,13 @@ from bench.namesrv import start
 from bench.quiet import cores_apart
 from bench.report import QUICK, Figure, compared, table
 from bench.served import Load, by_turns, send_apart, served, target
-from downrange.client.load import LoadReport, SendPlan, send_load
-from downrange.client.load.frames import SendFrames
-from downrange.client.load.histogram import Histogram
-from downrange.client.load.links import Links
-from downrange.client.load.report import Moment
-from downrange.client.load.sending import links_of
-from downrange.client.load.server_process import ServerProcess
+from downrange.load import LoadReport, SendPlan, send_load
+from downrange.load.frames import SendFrames
+from downrange.load.histogram import Histogram
+from downrange.load.links import Links
+from downrange.load.report import Moment
+from downrange.load.sending import links_of
+from downrange.load.server_process import ServerProcess
 
 MANY: Final = 500 if QUICK else 5000
 SECONDS: Final = 0.4 if QUICK else 1.5

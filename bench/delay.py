@@ -14,8 +14,8 @@ from bench.served import served
 from downrange.client.consumer.config import ConsumerConfig
 from downrange.client.consumer.messages import ReceivedMessage
 from downrange.client.consumer.push import AsyncPushConsumer
-from downrange.client.load import Histogram
 from downrange.client.producer import AsyncProducer
+from downrange.load import Histogram
 from downrange.model.message import Message
 from downrange.protocol.bodies.groups import ConsumeFromWhere
 from downrange.transport.loop import run as run_loop

@@ -31,7 +31,6 @@ from downrange.client.config import ClientConfig, ProducerConfig
 from downrange.client.errors import NoRoute
 from downrange.client.fault import StrategyName, strategy
 from downrange.client.producer import AsyncProducer
-from downrange.client.simulation import Plan, Report, simulate
 from downrange.model.errors import MQError
 from downrange.model.message import Message
 from downrange.model.record import decode_records
@@ -39,6 +38,7 @@ from downrange.model.topics import TopicConfig
 from downrange.protocol.bodies.offsets import GetMaxOffsetRequest
 from downrange.protocol.codes import RequestCode
 from downrange.protocol.command import request
+from downrange.simulation import Plan, Report, simulate
 from downrange.transport.loop import run as run_loop
 from downrange.transport.pool import connect
 from tests.support.broker_client import BrokerClient

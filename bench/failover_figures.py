@@ -10,8 +10,8 @@ from typing import Any
 
 from downrange.client.fault import StrategyName
 from downrange.client.hooks import SendContext
-from downrange.client.simulation import Report
-from downrange.client.simulation.report import AVOIDED_BELOW, BUCKET_MILLIS, Tally
+from downrange.simulation import Report
+from downrange.simulation.report import AVOIDED_BELOW, BUCKET_MILLIS, Tally
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.failover_figures import Drilled
-from downrange.client.simulation.report import BUCKET_MILLIS
+from downrange.simulation.report import BUCKET_MILLIS
 
 
 def plot(path: Path, title: str, rows: Sequence[Drilled]) -> str:

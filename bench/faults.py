@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from math import inf
 from typing import Final
 
-from downrange.client.simulation import Plan
-from downrange.client.simulation.scenarios import ADDED_MILLIS, SHORT_MILLIS, window_of
+from downrange.simulation import Plan
+from downrange.simulation.scenarios import ADDED_MILLIS, SHORT_MILLIS, window_of
 from tests.support.process_cluster import ProcessCluster
 
 FAULTY: Final = 0

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from bench.report import Figure, table
 from downrange.store.files import OS_FILES
-from downrange.store.key_index import KeyIndex
+from downrange.store.index.key_index import KeyIndex
 
 KEYS = 1_000_000
 LOOKUPS = 50_000

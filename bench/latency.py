@@ -12,7 +12,7 @@ from typing import Final
 from bench.quiet import undisturbed
 from bench.report import QUICK, Figure, table
 from bench.served import end_to_end_apart, send_apart, served, target
-from downrange.client.load import LoadReport, SendPlan, Target
+from downrange.load import LoadReport, SendPlan, Target
 
 ROUNDS: Final = 1 if QUICK else 3
 SECONDS: Final = 1.0 if QUICK else 6.0

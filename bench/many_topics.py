@@ -21,8 +21,8 @@ from typing import Final
 from bench.quiet import settle
 from bench.report import QUICK, Figure, compared, table
 from bench.served import Load, by_turns, send_apart, served_in, target
-from downrange.client.load import SendPlan, Target, send_load
-from downrange.client.load.server_process import ServerProcess
+from downrange.load import SendPlan, Target, send_load
+from downrange.load.server_process import ServerProcess
 from tests.support.standalone_process import Standalone
 
 FEW: Final = 10

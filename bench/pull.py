@@ -10,7 +10,7 @@ from typing import Final
 
 from bench.report import QUICK, Figure, table
 from bench.served import Load, by_turns, pull_apart, served, target
-from downrange.client.load import PullPlan, SendPlan, send_load
+from downrange.load import PullPlan, SendPlan, send_load
 from downrange.protocol.codes import SerializeType
 
 ROUNDS: Final = 1 if QUICK else 3

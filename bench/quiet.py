@@ -17,7 +17,7 @@ from time import monotonic, sleep
 from typing import Final, TypeVar
 
 from bench.report import QUICK
-from downrange.store.headroom import PIECE
+from downrange.store.log.headroom import PIECE
 
 MEMORY_BYTES: Final = (64 if QUICK else 1024) << 20
 """More than a load of a second writes."""

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from bench.report import QUICK, Figure, cpu_seconds, table
 from bench.served import by_turns, served, target
-from downrange.client.load import LoadReport, SendPlan, Target, find_target, send_load
+from downrange.load import LoadReport, SendPlan, Target, find_target, send_load
 from downrange.model.message_id import pack_host
 from downrange.protocol.bodies.body import decode_body
 from downrange.protocol.bodies.kv_config import KVTable

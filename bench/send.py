@@ -15,7 +15,7 @@ from typing import Final
 from bench.quiet import core_shared
 from bench.report import QUICK, Figure, table
 from bench.served import Best, Load, add_round, send_apart, served, target
-from downrange.client.load import LoadReport, SendPlan, Target, send_load
+from downrange.load import LoadReport, SendPlan, Target, send_load
 from downrange.protocol.codes import SerializeType
 
 IN_FLIGHT: Final = {1: (1, 1), 16: (4, 4), 64: (8, 8), 256: (8, 32)}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from bench.quiet import cores_apart, undisturbed
-from downrange.client.load import (
+from downrange.load import (
     LoadReport,
     PullPlan,
     SendPlan,

@@ -13,8 +13,8 @@ from typing import Final
 
 from bench.report import QUICK, Figure, table
 from bench.served import target
-from downrange.client.load import SendPlan, send_load
-from downrange.client.load.server_process import ServerProcess
+from downrange.load import SendPlan, send_load
+from downrange.load.server_process import ServerProcess
 from tests.support.standalone_process import standalone_process
 
 ROUNDS: Final = 2 if QUICK else 5

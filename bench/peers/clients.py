@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from bench.peers.meter import Meter
-from downrange.client.load import LoadReport, SendPlan
-from downrange.client.load.server_process import ServerProcess
+from downrange.load import LoadReport, SendPlan
+from downrange.load.server_process import ServerProcess
 from downrange.transport.loop import run as run_loop
 
 _PATIENCE_SECONDS: Final = 10.0

@@ -15,8 +15,8 @@ from typing import Final, Protocol
 
 from bench.peers.clients import Client, RunningPeer
 from bench.peers.meter import Meter
-from downrange.client.load import LoadReport, SendPlan
-from downrange.client.load.links import Link, Links
+from downrange.load import LoadReport, SendPlan
+from downrange.load.links import Link, Links
 
 PATH: Final = f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin"
 """Servers lie where only an administrator's shell looks."""

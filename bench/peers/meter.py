@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 
-from downrange.client.load import Histogram, LoadReport, SendPlan
-from downrange.client.load.report import Moment
-from downrange.client.load.server_process import ServerProcess
+from downrange.load import Histogram, LoadReport, SendPlan
+from downrange.load.report import Moment
+from downrange.load.server_process import ServerProcess
 
 
 class Meter:

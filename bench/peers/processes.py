@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bench.peers.clients import RunningPeer
 from bench.peers.driver import PATH, PeerFailed, wait_until_listening
-from downrange.client.load.server_process import listening_at
+from downrange.load.server_process import listening_at
 
 
 @contextmanager

@@ -15,11 +15,11 @@ from downrange.model.message import Message, MessageQueue
 from downrange.protocol.bodies.plain_send import Stored
 from downrange.protocol.framing import Frame
 from downrange.store import run
-from downrange.store.backlog import Backlog, Picked
-from downrange.store.check_index import CheckedPlace
-from downrange.store.key_index import IndexPlace
-from downrange.store.property_filter import Condition
-from downrange.store.queues import QueueState
+from downrange.store.check.check_index import CheckedPlace
+from downrange.store.index.key_index import IndexPlace
+from downrange.store.queue.backlog import Backlog, Picked
+from downrange.store.queue.property_filter import Condition
+from downrange.store.queue.queues import QueueState
 from downrange.transport.outstanding import Asked
 
 # Each does what its twin in Python does, or returns None and has done nothing.

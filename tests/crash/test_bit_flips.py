@@ -11,8 +11,8 @@ import pytest
 from downrange.model.errors import MQError
 from downrange.model.message import StoredMessage
 from downrange.model.record import CorruptRecord, crc32, decode_record
-from downrange.store.consume_queue import ENTRY
 from downrange.store.message_store import MessageStore
+from downrange.store.queue.consume_queue import ENTRY
 from tests.crash.damage import CrashedStore, flip
 from tests.support.checked_store import checked
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from downrange.store import index_file, key_index
 from downrange.store.files import OsFiles
-from downrange.store.key_index import KeyIndex
+from downrange.store.index import index_file, key_index
+from downrange.store.index.key_index import KeyIndex
 from tests.crash.damage import CrashedStore, everything
 from tests.support.checked_store import assert_clean, checked
 

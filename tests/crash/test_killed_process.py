@@ -13,8 +13,8 @@ import pytest
 
 from downrange.model.message import StoredMessage
 from downrange.model.record import decode_records
+from downrange.store.check.directory import StoreDirectory, StoreState
 from downrange.store.config import FlushDiskType
-from downrange.store.directory import StoreDirectory, StoreState
 from downrange.store.message_store import MessageStore
 from tests.support.checked_store import REPOSITORY, assert_clean
 from tests.support.store_writer import MOST_PER_APPEND, TOPICS, config_of, message_of, number_of

@@ -17,10 +17,10 @@ from typer.testing import CliRunner
 
 from downrange.cli.main import app
 from downrange.cli.options import UsageError
-from downrange.client.load import LoadReport, PullPlan, SendPlan, Target, find_target, links, pull_load, send_load
-from downrange.client.load.links import Links
-from downrange.client.load.sending import Sender
-from downrange.client.load.server_process import ServerProcess, listening_at
+from downrange.load import LoadReport, PullPlan, SendPlan, Target, find_target, links, pull_load, send_load
+from downrange.load.links import Links
+from downrange.load.sending import Sender
+from downrange.load.server_process import ServerProcess, listening_at
 from downrange.model.errors import MQError
 from downrange.protocol.codes import SerializeType
 from downrange.protocol.command import Command

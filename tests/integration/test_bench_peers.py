@@ -13,8 +13,8 @@ import pytest
 from bench.peers import nats, rabbitmq, redis
 from bench.peers.clients import drive_client
 from bench.peers.driver import Peer, connected_to, drive, read_until
-from downrange.client.load import SendPlan
-from downrange.client.load.server_process import listening_at
+from downrange.load import SendPlan
+from downrange.load.server_process import listening_at
 
 
 def entries(address: str) -> int:

@@ -14,7 +14,7 @@ import pytest
 
 from bench.failover import OPEN_LOOP, Load, drill, simulated
 from bench.failover_figures import Drilled
-from downrange.client.simulation import Report
+from downrange.simulation import Report
 from downrange.transport.loop import run as run_loop
 
 LEARNING = ("latency", "adaptive")

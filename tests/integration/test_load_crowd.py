@@ -17,7 +17,7 @@ from downrange.transport.errors import ConnectFailed, ConnectionLost
 if runs is None:
     pytest.skip("this needs the compiled module", allow_module_level=True)
 
-from downrange.client.load.crowd import Crowd
+from downrange.load.crowd import Crowd
 
 
 def frame(opaque: int, body: bytes = b"") -> bytes:

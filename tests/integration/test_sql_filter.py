@@ -20,7 +20,7 @@ from downrange.protocol.bodies.groups import CheckClientBody
 from downrange.protocol.bodies.pull import PullMessageRequest, PullMessageResponse, PullSysFlag
 from downrange.protocol.codes import RequestCode
 from downrange.protocol.command import Command, request
-from downrange.store.consume_queue import ENTRY
+from downrange.store.queue.consume_queue import ENTRY
 from tests.support.broker_client import BrokerClient, client_of, standalone
 
 TOPIC, GROUP = "orders", "readers"

@@ -15,9 +15,9 @@ from downrange.broker.statistics import LARGE, Statistics
 from downrange.compiled import runs
 from downrange.protocol.bodies.plain_send import SendReply
 from downrange.protocol.framing import encode
-from downrange.store.commit_log import CommitLog
 from downrange.store.config import FlushDiskType
 from downrange.store.dispatcher import Dispatcher
+from downrange.store.log.commit_log import CommitLog
 from tests.support.broker_client import BrokerClient, client_of, standalone
 from tests.support.callers import callers, reply
 

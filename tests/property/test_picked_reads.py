@@ -16,9 +16,9 @@ from downrange.broker.sql.expression import compile_sql
 from downrange.model.hashing import tags_code
 from downrange.model.subscription import subscribe
 from downrange.store.config import StoreConfig
-from downrange.store.consume_queue_ext import UnitTest
 from downrange.store.message_store import MessageStore
 from downrange.store.new_message import NewMessage
+from downrange.store.queue.consume_queue_ext import UnitTest
 from downrange.store.read_result import ReadResult
 from tests.unit.store.small_store import BORN_HOST, NOW, STORE_HOST, small_config
 

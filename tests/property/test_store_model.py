@@ -15,10 +15,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from downrange.clock import ManualClock
 from downrange.model.message_id import pack_host
 from downrange.model.record import decode_record, decode_records
-from downrange.store import queues
 from downrange.store.config import StoreConfig
 from downrange.store.message_store import MessageStore
 from downrange.store.new_message import BatchUnit, NewMessage, PutMessageStatus
+from downrange.store.queue import queues
 from downrange.store.read_result import GetMessageStatus
 from downrange.store.retention import Retention
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from downrange.store.check import StoreReport, check
-from downrange.store.directory import StoreDirectory
+from downrange.store.check.directory import StoreDirectory
+from downrange.store.check.store_check import StoreReport, check
 
 REPOSITORY = Path(__file__).parents[2]  # where `python -m tests.support.…` works
 

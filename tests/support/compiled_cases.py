@@ -14,8 +14,8 @@ from downrange.protocol.bodies.send import BatchEntry, SendMessageRequest, encod
 from downrange.protocol.codes import RequestCode
 from downrange.protocol.command import Command
 from downrange.protocol.framing import Frame, FrameDecoder, encode
-from downrange.store.commit_log import topic_field
-from downrange.store.queues import QueueState
+from downrange.store.log.commit_log import topic_field
+from downrange.store.queue.queues import QueueState
 from downrange.store.run import PlainMessage
 from tests.support.golden import scenarios
 

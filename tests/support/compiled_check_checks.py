@@ -10,10 +10,11 @@ from typing import Any
 from unittest.mock import patch
 
 from downrange import compiled
-from downrange.store import check, queues_in_log
-from downrange.store.check import StoreReport
+from downrange.store.check import queues_in_log
+from downrange.store.check import store_check as check
+from downrange.store.check.queues_in_log import BLOCK_AT, LAST_OFFSET, NUMBERS
+from downrange.store.check.store_check import StoreReport
 from downrange.store.message_store import MessageStore
-from downrange.store.queues_in_log import BLOCK_AT, LAST_OFFSET, NUMBERS
 from tests.support.checked_store import checked
 from tests.support.compiled_replay_checks import NONSENSE, SETTINGS, damage, fill, lose_files, record
 from tests.unit.store.small_store import NOW, kill, open_store, pull_the_plug

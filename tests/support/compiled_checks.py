@@ -11,11 +11,13 @@ from typing import Any
 from unittest.mock import patch
 
 from downrange import compiled
-from downrange.store import commit_log, dispatcher, key_index, run
-from downrange.store.index_file import SLOT
+from downrange.store import dispatcher, run
+from downrange.store.index import key_index
+from downrange.store.index.index_file import SLOT
+from downrange.store.log import commit_log
 from downrange.store.message_store import MessageStore
 from downrange.store.new_message import PutMessageStatus
-from downrange.store.queue_tails import QueueTails
+from downrange.store.queue.queue_tails import QueueTails
 from downrange.store.run import run_of
 from tests.support import compiled_cases as cases
 from tests.support.store_files import files_of

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from downrange.client.load.outstanding import FIRST_OPAQUE
-from downrange.client.load.replies import ReplyLayout, learn_layout, read_replies
 from downrange.compiled import runs
+from downrange.load.outstanding import FIRST_OPAQUE
+from downrange.load.replies import ReplyLayout, learn_layout, read_replies
 from downrange.protocol.codes import SerializeType
 from downrange.protocol.command import Command
 from downrange.protocol.framing import decode_frame, encode

@@ -10,10 +10,10 @@ from downrange import compiled
 from downrange.broker.sql.expression import SqlExpression, compile_sql
 from downrange.model.properties import find_property
 from downrange.model.record import MAGIC_V1, MAGIC_V2, properties_of
-from downrange.store.backlog import Backlog, Picked
-from downrange.store.consume_queue import BLANK, ENTRY
-from downrange.store.property_filter import PropertyFilter
-from downrange.store.tag_codes import TagCodes
+from downrange.store.queue.backlog import Backlog, Picked
+from downrange.store.queue.consume_queue import BLANK, ENTRY
+from downrange.store.queue.property_filter import PropertyFilter
+from downrange.store.queue.tag_codes import TagCodes
 from tests.support.compiled_pull_checks import backlog
 
 _CODES = (0, 1, -1, 7, 2112, 2**31 - 1, -(2**31), 65, 66, 67)

@@ -7,8 +7,8 @@ from typing import Any
 
 from downrange import compiled
 from downrange.protocol.bodies.plain_pull import PullReplyHead
-from downrange.store.backlog import Backlog, records_of
-from downrange.store.consume_queue import ENTRY
+from downrange.store.queue.backlog import Backlog, records_of
+from downrange.store.queue.consume_queue import ENTRY
 
 _HEAD = PullReplyHead()
 _NONSENSE: tuple[Any, ...] = (None, "x", b"x", bytes(20), bytes(21), 2**63, -(2**63), -1, 2**31, 1.5, [], (), object())

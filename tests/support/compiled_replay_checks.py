@@ -15,12 +15,14 @@ from downrange.model.message import PhysicalOffset, QueueOffset, StoredMessage
 from downrange.model.message_id import HostPort
 from downrange.model.record import encode_record
 from downrange.model.topics import SCHEDULE_TOPIC
-from downrange.store import bulk_replay, commit_log, dispatcher, key_index
+from downrange.store import bulk_replay, dispatcher
 from downrange.store.config import BrokerRole
 from downrange.store.growth import Growth
+from downrange.store.index import key_index
+from downrange.store.log import commit_log
 from downrange.store.message_store import MessageStore
 from downrange.store.new_message import NewMessage
-from downrange.store.queue_tails import QueueTails
+from downrange.store.queue.queue_tails import QueueTails
 from tests.support import compiled_cases as cases
 from tests.support.store_files import files_of
 from tests.unit.store.small_store import NOW, kill, open_store, pull_the_plug

@@ -14,7 +14,7 @@ from downrange.protocol.bodies.send import SendMessageRequest, decode_batch, dec
 from downrange.protocol.codes import RequestCode
 from downrange.protocol.framing import Frame, FrameDecoder, decode_frame
 from downrange.store.new_message import join_properties
-from downrange.store.queue_tails import ROW
+from downrange.store.queue.queue_tails import ROW
 from downrange.store.run import PlainMessage, Run
 from tests.support import compiled_cases as cases
 

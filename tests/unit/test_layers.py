@@ -18,10 +18,14 @@ MAY_IMPORT: dict[str, set[str]] = {  # model, settings, clock and compiled are o
     "namesrv": {"transport", "protocol"},
     "broker": {"store", "transport", "protocol"},  # not client: it speaks through transport like any peer
     "client": {"transport", "protocol"},
+    "load": {"client", "transport", "protocol"},  # measures brokers; nothing a client needs
+    "simulation": {"client", "protocol"},  # the client's fault strategies against a model of a cluster
     "spark": {"client", "store", "transport", "protocol"},  # store: reading a store directory with no broker at all
     "console": {"client"},
     "cli": {
         "client",
+        "load",
+        "simulation",
         "console",
         "broker",
         "namesrv",

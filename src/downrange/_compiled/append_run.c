@@ -1,4 +1,4 @@
-/* Records into the mapped log: store/commit_log.py, append_run. */
+/* Records into the mapped log: store/log/commit_log.py, append_run. */
 #include <stdatomic.h>
 #include "queue_tails.h"
 #include "run.h"

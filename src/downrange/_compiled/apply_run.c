@@ -1,4 +1,4 @@
-/* From records to queue entries and key index: store/dispatcher.py, apply_run, and store/key_index.py, put_run. */
+/* From records to queue entries and key index: store/dispatcher.py, apply_run, and store/index/key_index.py, put_run. */
 #include "dispatching.h"
 #include "run.h"
 

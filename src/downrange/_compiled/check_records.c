@@ -1,4 +1,4 @@
-/* A piece of the log against its queues and its key index: store/check.py.
+/* A piece of the log against its queues and its key index: store/check/store_check.py.
  *
  * Goes from record to record and stops in front of the first one of which not everything is as it should be, or not the
  * usual way, which its twin then looks at.
@@ -12,7 +12,7 @@
 #define MOST (INT64_MAX / ENTRY_SIZE) /* entries that a queue can have */
 #define MOST_KEYS 16 /* of a record that is compared here */
 
-/* The numbers of a queue: the layout of store/queues_in_log.py. */
+/* The numbers of a queue: the layout of store/check/queues_in_log.py. */
 enum { RECORDS, FIRST_PHYSICAL, LAST_OFFSET, LAST_PHYSICAL, AFTER_GAP, SEEN_FROM, SEEN_TO, SEEN_LAST, BLOCK_AT, FROM,
        LOADED, ASKED_TO, NUMBERS };
 

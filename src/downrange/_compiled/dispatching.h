@@ -102,7 +102,7 @@ static inline int add_keys(
     return 1;
 }
 
-/* The index file that takes keys now: store/index_file.py. */
+/* The index file that takes keys now: store/index/index_file.py. */
 typedef struct {
     Py_buffer memory;
     int64_t slots, next_entry, limit, used_slots, begin_timestamp, end_offset, end_timestamp;

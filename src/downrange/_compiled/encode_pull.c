@@ -1,5 +1,5 @@
 /* The reply to a pull with its records: PullReplyHead.encode of protocol/bodies/plain_pull.py before
-   records_of of store/backlog.py. */
+   records_of of store/queue/backlog.py. */
 #include "runs.h"
 
 #define COPY_BELOW (64 * 1024) /* records that are more than this go out as they lie in the log, if they can */

@@ -1,5 +1,5 @@
-/* Which entries of a queue a reader wants: TagCodes.pick of store/tag_codes.py, PropertyFilter.pick of
- * store/property_filter.py. Both look at one entry after the other until a reply has as much as it may have. */
+/* Which entries of a queue a reader wants: TagCodes.pick of store/queue/tag_codes.py, PropertyFilter.pick of
+ * store/queue/property_filter.py. Both look at one entry after the other until a reply has as much as it may have. */
 #include "runs.h"
 
 #define MOST_NAMES 16

@@ -1,4 +1,4 @@
-/* The numbers and newest entries of all queues: the layout of store/queue_tails.py. */
+/* The numbers and newest entries of all queues: the layout of store/queue/queue_tails.py. */
 #ifndef DOWNRANGE_QUEUE_TAILS_H
 #define DOWNRANGE_QUEUE_TAILS_H
 

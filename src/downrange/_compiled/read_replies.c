@@ -1,4 +1,4 @@
-/* Replies to sends of the load generator: client/load/replies.py, read_replies. There is nothing that this one leaves to
+/* Replies to sends of the load generator: load/replies.py, read_replies. There is nothing that this one leaves to
    its twin, so wrong arguments are an exception. */
 #include "runs.h"
 

@@ -1,4 +1,4 @@
-/* One record of the log, as far as queues and key index want to know: the usual ones of store/walk.py. */
+/* One record of the log, as far as queues and key index want to know: the usual ones of store/log/walk.py. */
 #ifndef DOWNRANGE_RECORDS_H
 #define DOWNRANGE_RECORDS_H
 

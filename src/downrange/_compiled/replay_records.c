@@ -1,4 +1,4 @@
-/* A piece of the log into queues and key index: store/walk.py, and store/dispatcher.py, replay.
+/* A piece of the log into queues and key index: store/log/walk.py, and store/dispatcher.py, replay.
  *
  * Goes from record to record and stops in front of the first one that is not usual, which its twin then looks at.
  */

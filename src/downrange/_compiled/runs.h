@@ -149,7 +149,7 @@ static inline Py_ssize_t measure(PyObject *pieces, Py_ssize_t expected) {
     return size;
 }
 
-/* Queue entries, and the part of the log they point into: Backlog of store/backlog.py. */
+/* Queue entries, and the part of the log they point into: Backlog of store/queue/backlog.py. */
 typedef struct {
     const byte *entries;
     Py_ssize_t count;

@@ -7,7 +7,7 @@ from typing import Final
 
 from downrange.broker.topics import Topics
 from downrange.compiled import runs
-from downrange.store.queues import ConsumeQueues
+from downrange.store.queue.queues import ConsumeQueues
 
 _NONE: Final = -1
 _NUMBER: Final = struct.Struct("=i")

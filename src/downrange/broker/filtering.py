@@ -14,10 +14,10 @@ from downrange.broker.filter_data import ConsumerFilter, ConsumerFilters
 from downrange.broker.sql.expression import SqlExpression
 from downrange.model import properties as names
 from downrange.model.subscription import Subscription
-from downrange.store.consume_queue_ext import ExtUnit, UnitTest
 from downrange.store.message_store import MatchesEntry
-from downrange.store.property_filter import Properties, PropertyFilter
-from downrange.store.tag_codes import TagCodes
+from downrange.store.queue.consume_queue_ext import ExtUnit, UnitTest
+from downrange.store.queue.property_filter import Properties, PropertyFilter
+from downrange.store.queue.tag_codes import TagCodes
 
 
 @dataclass(frozen=True, slots=True)

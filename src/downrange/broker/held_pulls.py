@@ -18,7 +18,7 @@ from downrange.model.hashing import tags_code
 from downrange.model.message import TopicQueue
 from downrange.model.properties import find_property
 from downrange.protocol.command import Command
-from downrange.store.queues import QueueState
+from downrange.store.queue.queues import QueueState
 from downrange.store.run import Run
 from downrange.transport.connection import Connection
 from downrange.transport.handler import LaterReply

@@ -18,8 +18,8 @@ from downrange.broker.put_latencies import LATENCY_BOUNDS
 from downrange.broker.rates import Rates
 from downrange.broker.statistics import DayTotals, Statistics
 from downrange.protocol.codes import VERSION_4_9_8
+from downrange.store.log.segments import disk_use
 from downrange.store.message_store import MessageStore
-from downrange.store.segments import disk_use
 
 VERSION_NAME: Final = "V4_9_8"
 

@@ -13,7 +13,7 @@ from downrange.settings import ConfigError
 from downrange.transport.loop import run as run_loop
 
 if TYPE_CHECKING:
-    from downrange.client.load import LoadReport, Target
+    from downrange.load import LoadReport, Target
 
 _ENOUGH = 1 / 3
 
@@ -69,7 +69,7 @@ def run(
 
     Messages stay in the topic: do not use one that matters.
     """
-    from downrange.client.load import HEADERS, PullPlan, SendPlan, end_to_end, find_target, pull_load, send_load
+    from downrange.load import HEADERS, PullPlan, SendPlan, end_to_end, find_target, pull_load, send_load
 
     kind = HEADERS[header.value]
     if rate is None and workload is Workload.END_TO_END:

@@ -13,7 +13,7 @@ from downrange.cli.output import Answer, Column, Table, print_answer
 from downrange.settings import ConfigError
 
 if TYPE_CHECKING:
-    from downrange.client.simulation import Report
+    from downrange.simulation import Report
 
 
 class StrategyChoice(StrEnum):
@@ -49,7 +49,7 @@ def run(
 ) -> None:
     """Run fault strategies through failures of a simulated cluster and compare them."""
     from downrange.client.fault import STRATEGIES
-    from downrange.client.simulation import SCENARIOS, Plan, simulate
+    from downrange.simulation import SCENARIOS, Plan, simulate
 
     try:
         plan = Plan(

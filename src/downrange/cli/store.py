@@ -23,8 +23,8 @@ from downrange.settings import camel_case, read_properties
 
 if TYPE_CHECKING:
     from downrange.model.message import StoredMessage
-    from downrange.store.check import StoreReport
-    from downrange.store.directory import StoreDirectory
+    from downrange.store.check.directory import StoreDirectory
+    from downrange.store.check.store_check import StoreReport
 
 app = command_family("Look into a store directory, running or not. Nothing is ever changed.")
 
@@ -62,7 +62,7 @@ def check(
 
     Exit code 0: everything is in order; 1: there are problems; 2: this is not a store, or it cannot be read.
     """
-    from downrange.store import check as store_check
+    from downrange.store.check import store_check as store_check
 
     store = _open(directory, config_file, index_slots, index_entries)
     with _progress() as progress:
@@ -94,7 +94,7 @@ def cat(
     json: Annotated[bool, typer.Option("--json", help="One JSON document a line, with every field.")] = False,
 ) -> None:
     """Print messages in the order of the log, or those of one queue."""
-    from downrange.store.messages import MessageSource
+    from downrange.store.check.message_source import MessageSource
 
     if queue is not None and topic is None:
         raise UsageError("--queue needs --topic")
@@ -120,7 +120,7 @@ def cat(
 def _open(
     directory: Path, config_file: Path | None, index_slots: int | None = None, index_entries: int | None = None
 ) -> StoreDirectory:
-    from downrange.store.directory import NotAStore, StoreDirectory
+    from downrange.store.check.directory import NotAStore, StoreDirectory
 
     properties = read_properties(config_file) if config_file is not None else None
     try:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from downrange.model.message import SysFlag
 from downrange.model.record import IPV6_EXTRA, MAGIC_V1, MAGIC_V2
 from downrange.spark.planner import Reach
-from downrange.store.consume_queue import ENTRY_SIZE, count_valid
+from downrange.store.queue.consume_queue import ENTRY_SIZE, count_valid
 
 ENTRY: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
 assert ENTRY.itemsize == ENTRY_SIZE

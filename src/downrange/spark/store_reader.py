@@ -23,8 +23,8 @@ from downrange.spark.offsets import Offsets
 from downrange.spark.options import SourceOptions
 from downrange.spark.planner import QueueRange, Reach
 from downrange.spark.store_queues import Entries, LogFiles, QueueFiles
-from downrange.store.consume_queue_ext import LAST_ADDRESS
-from downrange.store.directory import StoreDirectory
+from downrange.store.check.directory import StoreDirectory
+from downrange.store.queue.consume_queue_ext import LAST_ADDRESS
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from typing import Final
 from downrange.compiled import runs
 from downrange.store.dispatcher import Dispatcher
 from downrange.store.growth import GrownQueue, Growth
-from downrange.store.queue_tails import ROW
+from downrange.store.queue.queue_tails import ROW
 
 _NOBODY: Final[dict[tuple[str, int], object]] = {}
 # Blocks for entries that are ready before each call: enough for a queue to become full, or for many to get a new one.

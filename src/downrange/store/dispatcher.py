@@ -11,13 +11,13 @@ from typing import Final
 
 from downrange.compiled import runs
 from downrange.model.hashing import tags_code
-from downrange.store.consume_queue import ENTRY, ConsumeQueue
-from downrange.store.key_hashes import Keyed
-from downrange.store.key_index import KeyIndex
-from downrange.store.queue_tails import BLOCK, PUT_STATE, ROW, RUN_DONE
-from downrange.store.queues import ConsumeQueues, QueueState
+from downrange.store.index.key_hashes import Keyed
+from downrange.store.index.key_index import KeyIndex
+from downrange.store.log.walk import WalkedRecord
+from downrange.store.queue.consume_queue import ENTRY, ConsumeQueue
+from downrange.store.queue.queue_tails import BLOCK, PUT_STATE, ROW, RUN_DONE
+from downrange.store.queue.queues import ConsumeQueues, QueueState
 from downrange.store.run import Run
-from downrange.store.walk import WalkedRecord
 
 _TRANSACTION_MASK: Final = 12
 _COMMIT: Final = 8

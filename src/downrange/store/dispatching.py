@@ -6,12 +6,12 @@ import logging
 from collections.abc import Mapping
 
 from downrange.store.bulk_replay import BulkReplay
-from downrange.store.commit_log import CommitLog
 from downrange.store.dispatcher import Dispatcher
 from downrange.store.errors import StoreError
 from downrange.store.growth import Growth
+from downrange.store.log.commit_log import CommitLog
+from downrange.store.log.walk import Walk
 from downrange.store.refusals import Refusals
-from downrange.store.walk import Walk
 
 log = logging.getLogger(__name__)
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from downrange.store.checkpoint import Checkpoint
-from downrange.store.commit_log import CommitLog
 from downrange.store.dispatching import Dispatching
 from downrange.store.errors import FlushFailed
+from downrange.store.log.commit_log import CommitLog
+from downrange.store.log.segments import storage_error
 from downrange.store.refusals import Refusals
-from downrange.store.segments import storage_error
 
 
 class _Progress(NamedTuple):

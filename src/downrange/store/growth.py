@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from downrange.store.queues import QueueState
-from downrange.store.walk import WalkedRecord
+from downrange.store.log.walk import WalkedRecord
+from downrange.store.queue.queues import QueueState
 
 
 class GrownQueue(NamedTuple):

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from downrange.model.topics import MAX_TOPIC_LENGTH
-from downrange.store.commit_log import CommitLog
 from downrange.store.dispatching import Dispatching
 from downrange.store.errors import DiskFull, StoreError
+from downrange.store.log.commit_log import CommitLog
 from downrange.store.message_limits import MessageLimits
 from downrange.store.new_message import AppendResult, BatchUnit, NewMessage, PutMessageStatus, join_properties
-from downrange.store.queues import QueueState, check_storable
+from downrange.store.queue.queues import QueueState, check_storable
 from downrange.store.refusals import Refusals
 from downrange.store.run import Place, PlainMessage, Run, run_of
 

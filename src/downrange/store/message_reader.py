@@ -7,17 +7,17 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from downrange.model.message_id import parse_offset_message_id
-from downrange.store.backlog import Backlog, records_of
-from downrange.store.commit_log import CommitLog
 from downrange.store.config import BrokerRole, StoreConfig
-from downrange.store.consume_queue import ENTRY, ENTRY_SIZE
-from downrange.store.consume_queue_ext import ConsumeQueueExt, ExtUnit, UnitTest
 from downrange.store.errors import StoreClosed
-from downrange.store.key_index import KeyIndex
-from downrange.store.property_filter import PropertyFilter
-from downrange.store.queues import ConsumeQueues, QueueState
+from downrange.store.index.key_index import KeyIndex
+from downrange.store.log.commit_log import CommitLog
+from downrange.store.queue.backlog import Backlog, records_of
+from downrange.store.queue.consume_queue import ENTRY, ENTRY_SIZE
+from downrange.store.queue.consume_queue_ext import ConsumeQueueExt, ExtUnit, UnitTest
+from downrange.store.queue.property_filter import PropertyFilter
+from downrange.store.queue.queues import ConsumeQueues, QueueState
+from downrange.store.queue.tag_codes import TagCodes
 from downrange.store.read_result import GetMessageStatus, QueryResult, ReadResult
-from downrange.store.tag_codes import TagCodes
 
 _SCAN_ENTRIES: Final = 800
 _QUERY_ROUNDS: Final = 3

@@ -10,7 +10,6 @@ from typing import Protocol
 from downrange.clock import SystemClock
 from downrange.model.message import TopicQueue
 from downrange.store.checkpoint import AbortMarker, Checkpoint, DirectoryLock
-from downrange.store.commit_log import CommitLog
 from downrange.store.config import BrokerRole, StoreConfig
 from downrange.store.dispatcher import BitmapOf, Dispatcher
 from downrange.store.dispatching import Dispatching
@@ -18,16 +17,17 @@ from downrange.store.errors import StoreError
 from downrange.store.files import OS_FILES, Files
 from downrange.store.flushing import Flushing
 from downrange.store.growth import Growth
-from downrange.store.headroom import Stretch
-from downrange.store.key_index import KeyIndex
+from downrange.store.index.key_index import KeyIndex
+from downrange.store.log.commit_log import CommitLog
+from downrange.store.log.headroom import Stretch
+from downrange.store.log.segments import BufferPool, Segments, disk_use, storage_error
 from downrange.store.message_appender import MessageAppender
 from downrange.store.message_limits import MessageLimits
 from downrange.store.message_reader import MatchesEntry, MatchesRecord, MessageReader, QueueEntry
-from downrange.store.queues import ConsumeQueues
+from downrange.store.queue.queues import ConsumeQueues
 from downrange.store.recovery import Recovery, RecoveryReport
 from downrange.store.refusals import Refusals
 from downrange.store.removal import Removal
-from downrange.store.segments import BufferPool, Segments, disk_use, storage_error
 
 __all__ = ["MatchesEntry", "MatchesRecord", "MessageStore", "QueueEntry"]
 

@@ -14,14 +14,14 @@ from typing import Final
 from downrange.model.record import MAGIC_V1, MAGIC_V2
 from downrange.store.bulk_replay import BulkReplay
 from downrange.store.checkpoint import Checkpoint
-from downrange.store.commit_log import CommitLog
-from downrange.store.consume_queue import ENTRY
 from downrange.store.dispatcher import Dispatcher
 from downrange.store.files import Files
-from downrange.store.key_index import IndexQuery, KeyIndex
-from downrange.store.queues import QueueState
-from downrange.store.segment import Segment
-from downrange.store.walk import WalkedRecord
+from downrange.store.index.key_index import IndexQuery, KeyIndex
+from downrange.store.log.commit_log import CommitLog
+from downrange.store.log.segment import Segment
+from downrange.store.log.walk import WalkedRecord
+from downrange.store.queue.consume_queue import ENTRY
+from downrange.store.queue.queues import QueueState
 
 log = logging.getLogger(__name__)
 

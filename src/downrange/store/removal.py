@@ -12,10 +12,10 @@ from downrange.model.topics import OP_HALF_TOPIC, SCHEDULE_TOPIC
 from downrange.store.errors import StoreClosed
 from downrange.store.files import Files
 from downrange.store.flushing import Flushing
-from downrange.store.key_index import KeyIndex
-from downrange.store.queues import ConsumeQueues
+from downrange.store.index.key_index import KeyIndex
+from downrange.store.log.segments import Segments
+from downrange.store.queue.queues import ConsumeQueues
 from downrange.store.refusals import Refusals
-from downrange.store.segments import Segments
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from downrange.compiled import runs
 
 if TYPE_CHECKING:
-    from downrange.store.queues import QueueState
+    from downrange.store.queue.queues import QueueState
 
 # One message of a run: its queue, body, properties as bytes and as text, born timestamp, flag, sysFlag, reconsume
 # times. A tuple, because there are hundreds of thousands a second.

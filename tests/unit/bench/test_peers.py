@@ -15,8 +15,8 @@ import pytest
 from bench.peers import BASES, nats, rabbitmq, redis
 from bench.peers.clients import Calls, Client, RunningPeer, drive_client
 from bench.peers.driver import PeerFailed, Session, drive
-from downrange.client.load import SendPlan
-from downrange.client.load.server_process import ServerProcess, listening_at
+from downrange.load import SendPlan
+from downrange.load.server_process import ServerProcess, listening_at
 
 
 @contextmanager

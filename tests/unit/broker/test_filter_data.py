@@ -19,10 +19,10 @@ from downrange.model.hashing import tags_code
 from downrange.model.message_id import pack_host
 from downrange.model.properties import encode_properties
 from downrange.model.subscription import SQL92, Subscription, subscribe
-from downrange.store.consume_queue import ENTRY
-from downrange.store.consume_queue_ext import ExtUnit
 from downrange.store.message_store import MessageStore
 from downrange.store.new_message import NewMessage
+from downrange.store.queue.consume_queue import ENTRY
+from downrange.store.queue.consume_queue_ext import ExtUnit
 from downrange.transport.services import running_services
 from tests.unit.broker.wired import wire
 from tests.unit.store.small_store import small_config

@@ -15,8 +15,8 @@ from downrange.broker.sql.expression import SqlExpression
 from downrange.clock import ManualClock
 from downrange.model.record import decode_record
 from downrange.protocol import java_json
-from downrange.store.consume_queue import ENTRY
 from downrange.store.message_store import MessageStore
+from downrange.store.queue.consume_queue import ENTRY
 from tests.interop.test_store_golden import config_of
 from tests.support.golden_store import GoldenStore, unpack
 

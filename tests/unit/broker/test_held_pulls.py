@@ -13,7 +13,7 @@ from downrange.model.errors import MessageError
 from downrange.model.message import TopicQueue
 from downrange.model.subscription import subscribe
 from downrange.protocol.command import Command
-from downrange.store.queues import QueueState
+from downrange.store.queue.queues import QueueState
 from downrange.store.run import Run
 from downrange.transport.connection import Connection
 from downrange.transport.handler import LaterReply

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from downrange.client.load.frames import SendFrames
-from downrange.client.load.outstanding import FIRST_OPAQUE
-from downrange.client.load.plans import SendPlan
+from downrange.load.frames import SendFrames
+from downrange.load.outstanding import FIRST_OPAQUE
+from downrange.load.plans import SendPlan
 from downrange.model.properties import decode_properties
 from downrange.protocol.bodies.send import SendMessageRequest, decode_batch
 from downrange.protocol.codes import RequestCode, SerializeType

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from downrange.client.load.histogram import Histogram
-from downrange.client.load.schedule import Schedule
+from downrange.load.histogram import Histogram
+from downrange.load.schedule import Schedule
 
 
 def test_percentiles_are_close_to_those_of_the_sorted_values() -> None:

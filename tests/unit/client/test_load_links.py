@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from downrange.client.load.links import Links
+from downrange.load.links import Links
 
 
 @pytest.fixture

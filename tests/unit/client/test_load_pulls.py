@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from downrange.client.load.pull_replies import PullReplies, count_records, expected_header, next_offset_in
-from downrange.client.load.pull_requests import PullRequests
-from downrange.client.load.replies import ReplyLayout, learn_layout
+from downrange.load.pull_replies import PullReplies, count_records, expected_header, next_offset_in
+from downrange.load.pull_requests import PullRequests
+from downrange.load.replies import ReplyLayout, learn_layout
 from downrange.protocol.bodies.fields import encode_fields
 from downrange.protocol.bodies.plain_pull import parse_pull
 from downrange.protocol.bodies.pull import PullMessageRequest, PullMessageResponse

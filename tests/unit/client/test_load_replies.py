@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from downrange.client.load.outstanding import Outstanding
-from downrange.client.load.replies import ReplyLayout, ReplyReader, learn_layout
+from downrange.load.outstanding import Outstanding
+from downrange.load.replies import ReplyLayout, ReplyReader, learn_layout
 from downrange.protocol.codes import ResponseCode, SerializeType
 from downrange.protocol.command import Command
 from downrange.protocol.errors import RemoteProtocolError

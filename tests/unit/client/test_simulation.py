@@ -12,11 +12,11 @@ from typer.testing import CliRunner
 from downrange.cli.main import app
 from downrange.client.fault import Outcome, strategy
 from downrange.client.fault.adaptive import AdaptiveSettings
-from downrange.client.simulation import SCENARIOS, Plan, Report, simulate
-from downrange.client.simulation.broker_model import Ailment, Fault, SimulatedBroker
-from downrange.client.simulation.report import Tally, percentile
-from downrange.client.simulation.scenarios import window_of
 from downrange.settings import ConfigError
+from downrange.simulation import SCENARIOS, Plan, Report, simulate
+from downrange.simulation.broker_model import Ailment, Fault, SimulatedBroker
+from downrange.simulation.report import Tally, percentile
+from downrange.simulation.scenarios import window_of
 
 Name = Literal["round_robin", "latency", "adaptive"]
 NAMES: tuple[Name, ...] = ("round_robin", "latency", "adaptive")

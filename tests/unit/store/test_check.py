@@ -14,12 +14,12 @@ from unittest.mock import patch
 import pytest
 
 from downrange.compiled import runs
-from downrange.store.check import StoreReport, _LogCheck, check, lenient_json
-from downrange.store.check_queues import QueueCheck
-from downrange.store.consume_queue import ENTRY
-from downrange.store.directory import NotAStore, StoreDirectory, StoreState
+from downrange.store.check.check_queues import QueueCheck
+from downrange.store.check.directory import NotAStore, StoreDirectory, StoreState
+from downrange.store.check.store_check import StoreReport, _LogCheck, check, lenient_json
 from downrange.store.message_store import MessageStore
 from downrange.store.new_message import BatchUnit
+from downrange.store.queue.consume_queue import ENTRY
 from tests.support.checked_store import assert_clean, checked
 from tests.support.golden_store import unpack
 from tests.unit.store.small_store import NOW, kill, new_message, open_store, put
@@ -266,7 +266,7 @@ def test_the_owner_of_a_store_is_found_from_outside(tmp_path: Path) -> None:
     with open_store(tmp_path) as store:
         put(store)
         asking = (
-            "import sys; from pathlib import Path; from downrange.store.directory import StoreDirectory;"
+            "import sys; from pathlib import Path; from downrange.store.check.directory import StoreDirectory;"
             "print(StoreDirectory(Path(sys.argv[1])).owner)"
         )
         other = subprocess.run(

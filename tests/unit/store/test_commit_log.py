@@ -12,10 +12,10 @@ from downrange.clock import ManualClock
 from downrange.model.message_id import offset_message_id, pack_host
 from downrange.model.record import MAGIC_BLANK, MAGIC_V2, decode_record
 from downrange.store.config import BrokerRole
-from downrange.store.consume_queue import ENTRY
 from downrange.store.errors import StoreCorrupt, StoreError
 from downrange.store.message_store import MessageStore
 from downrange.store.new_message import BatchUnit, PutMessageStatus
+from downrange.store.queue.consume_queue import ENTRY
 from tests.unit.store.small_store import (
     NOW,
     STORE_HOST,

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from downrange.store.consume_queue import BLANK, ENTRY, ConsumeQueue, count_valid
 from downrange.store.errors import StoreClosed, StoreCorrupt, StoreError
 from downrange.store.files import OS_FILES, OsFiles
+from downrange.store.queue.consume_queue import BLANK, ENTRY, ConsumeQueue, count_valid
 
 FILE_SIZE = 200  # ten entries
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from downrange.store.consume_queue_ext import FIRST_ADDRESS, ConsumeQueueExt, ExtUnit
 from downrange.store.errors import StoreClosed, StoreCorrupt, StoreError
 from downrange.store.files import OS_FILES
+from downrange.store.queue.consume_queue_ext import FIRST_ADDRESS, ConsumeQueueExt, ExtUnit
 
 
 def ext_at(directory: Path, *, writable: bool = True) -> ConsumeQueueExt:

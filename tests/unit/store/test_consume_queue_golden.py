@@ -9,9 +9,9 @@ import pytest
 from downrange.model.hashing import tags_code
 from downrange.model.message import TRANSACTION_MASK, StoredMessage, SysFlag, TopicQueue
 from downrange.model.properties import DELAY
-from downrange.store.consume_queue import ENTRY, ConsumeQueue
-from downrange.store.consume_queue_ext import ConsumeQueueExt, ExtUnit
 from downrange.store.files import OS_FILES
+from downrange.store.queue.consume_queue import ENTRY, ConsumeQueue
+from downrange.store.queue.consume_queue_ext import ConsumeQueueExt, ExtUnit
 from tests.support.golden_store import GoldenStore, files_under, unpack
 
 DELAYS_SECONDS = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)

@@ -10,8 +10,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from downrange.store.consume_queue import ENTRY, ConsumeQueue
 from downrange.store.files import OS_FILES
+from downrange.store.queue.consume_queue import ENTRY, ConsumeQueue
 
 FILE_ENTRIES = 4
 

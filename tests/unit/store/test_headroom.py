@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from downrange.store import headroom as sizes
 from downrange.store.errors import DiskFull
 from downrange.store.files import OsFiles
-from downrange.store.headroom import AHEAD, STEP, Headroom
+from downrange.store.log import headroom as sizes
+from downrange.store.log.headroom import AHEAD, STEP, Headroom
+from downrange.store.log.segment import Segment, segment_name
 from downrange.store.message_store import MessageStore
-from downrange.store.segment import Segment, segment_name
 from tests.unit.store.small_store import FailingFiles, bodies, open_store, put
 
 PIECE = 4096

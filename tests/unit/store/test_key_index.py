@@ -9,8 +9,8 @@ import pytest
 from downrange.model.hashing import java_hash
 from downrange.store.errors import StoreClosed, StoreCorrupt, StoreError
 from downrange.store.files import OS_FILES, OsFiles
-from downrange.store.index_file import ENTRY, HEADER
-from downrange.store.key_index import KeyIndex
+from downrange.store.index.index_file import ENTRY, HEADER
+from downrange.store.index.key_index import KeyIndex
 
 SLOTS, ENTRIES = 100, 20
 T0 = 1_700_000_000_000

@@ -12,7 +12,7 @@ import pytest
 from downrange.model.message import TRANSACTION_MASK, SysFlag
 from downrange.model.properties import KEYS, find_property
 from downrange.store.files import OS_FILES
-from downrange.store.key_index import KeyIndex
+from downrange.store.index.key_index import KeyIndex
 from tests.support.golden_store import files_under, unpack
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from downrange.model.hashing import HashCache, java_hash_unsigned
 from downrange.store.files import OS_FILES
-from downrange.store.key_index import KeyIndex
+from downrange.store.index.key_index import KeyIndex
 
 T0 = 1_700_000_000_000
 TOPICS = st.sampled_from(["orders", "payments", "%RETRY%g", "註文"])

@@ -3,7 +3,7 @@ from __future__ import annotations
 import mmap
 from pathlib import Path
 
-from downrange.store import memory_lock
+from downrange.store.log import memory_lock
 from tests.unit.store.small_store import open_store, put
 
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from downrange.store import queue_entries as queue_entries_module
-from downrange.store import queue_tails as queue_tails_module
-from downrange.store import queues as queues_module
 from downrange.store.errors import StoreCorrupt
 from downrange.store.message_store import MessageStore
 from downrange.store.new_message import PutMessageStatus
-from downrange.store.queue_entry import ENTRY_SIZE
+from downrange.store.queue import queue_entries as queue_entries_module
+from downrange.store.queue import queue_tails as queue_tails_module
+from downrange.store.queue import queues as queues_module
+from downrange.store.queue.queue_entry import ENTRY_SIZE
 from tests.unit.store.small_store import FailingFiles, new_message, open_store
 
 QUEUES = [("A", 0), ("A", 3), ("B", 0), ("C", 1)]

@@ -6,8 +6,8 @@ from random import Random
 
 import pytest
 
-from downrange.store.queue_entry import ENTRY, ENTRY_SIZE
-from downrange.store.queue_tails import AT, BLOCK, END, START, QueueTails
+from downrange.store.queue.queue_entry import ENTRY, ENTRY_SIZE
+from downrange.store.queue.queue_tails import AT, BLOCK, END, START, QueueTails
 
 
 def entries_of(first: int, count: int) -> bytes:

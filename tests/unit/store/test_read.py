@@ -11,9 +11,9 @@ from downrange.clock import ManualClock
 from downrange.model.hashing import tags_code
 from downrange.model.record import decode_record, decode_records
 from downrange.store.config import BrokerRole
-from downrange.store.consume_queue_ext import ExtUnit
 from downrange.store.errors import StoreClosed
 from downrange.store.message_store import MessageStore
+from downrange.store.queue.consume_queue_ext import ExtUnit
 from downrange.store.read_result import GetMessageStatus, ReadResult
 from tests.unit.store.small_store import NOW, new_message, open_store, put, small_config
 

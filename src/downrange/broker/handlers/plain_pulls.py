@@ -22,10 +22,10 @@ from downrange.protocol.bodies.pull import PullMessageRequest
 from downrange.protocol.command import Buffer
 from downrange.protocol.errors import BrokerError
 from downrange.protocol.framing import Frame, decode_frame
-from downrange.store.backlog import Backlog, records_of
-from downrange.store.consume_queue import ENTRY_SIZE
 from downrange.store.message_store import MessageStore
-from downrange.store.queues import QueueState
+from downrange.store.queue.backlog import Backlog, records_of
+from downrange.store.queue.consume_queue import ENTRY_SIZE
+from downrange.store.queue.queues import QueueState
 from downrange.transport.connection import Connection
 from downrange.transport.handler import encode_reply, error_reply
 

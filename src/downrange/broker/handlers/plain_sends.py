@@ -29,7 +29,7 @@ from downrange.protocol.codes import RequestCode, ResponseCode
 from downrange.protocol.command import RESPONSE_FLAG
 from downrange.protocol.framing import Frame
 from downrange.store.new_message import PutMessageStatus
-from downrange.store.queues import QueueState
+from downrange.store.queue.queues import QueueState
 from downrange.store.run import PlainMessage, Run
 from downrange.transport.connection import Connection
 from downrange.transport.handler import Replies

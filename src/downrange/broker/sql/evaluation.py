@@ -26,7 +26,7 @@ from downrange.broker.sql.tree import (
     Property,
     TextSearch,
 )
-from downrange.store.property_filter import Condition, Properties
+from downrange.store.queue.property_filter import Condition, Properties
 
 _TESTS: Final[dict[str, Callable[[Any, Any], bool]]] = {
     "=": operator.eq,

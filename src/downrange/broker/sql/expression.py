@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from downrange.broker.sql.errors import EvaluationError
 from downrange.broker.sql.evaluation import condition_of
 from downrange.broker.sql.parser import parse
-from downrange.store.property_filter import Condition, Properties
+from downrange.store.queue.property_filter import Condition, Properties
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,113 @@
+"""Many connections to one broker, read and written together.
+
+With one request on its way on each of many connections, reading and writing each of them alone takes the generator
+longer than the broker takes for the request. What limits the rate would be the generator.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+
+from downrange.compiled import runs
+from downrange.load.links import Closing, open_socket
+from downrange.protocol.framing import MAX_FRAME
+from downrange.transport.errors import ConnectionLost
+
+
+class Member(runs.Socket):
+    """One connection, and what is unfinished on it."""
+
+    __slots__ = ("connected", "unread", "unsent")
+
+    def __init__(self, connected: socket.socket) -> None:
+        self.connected = connected
+        self.descriptor = connected.fileno()
+        self.host = b""
+        self.is_between_frames = True
+        self.unread = b""
+        self.unsent = b""
+
+    def whole_frames(self, data: bytes) -> tuple[bytes, int]:
+        """All that have come whole by now, and how many; the rest waits for what comes next."""
+        data = self.unread + data
+        at = count = 0
+        while len(data) - at >= 4 and (end := at + 4 + int.from_bytes(data[at : at + 4], "big")) <= len(data):
+            at = end
+            count += 1
+        self.unread = data[at:]
+        self.is_between_frames = not self.unread
+        return data[:at], count
+
+
+class Crowd(Closing):
+    """A `Wire` of many connections, for a closed loop; `with` closes them. Needs the compiled module.
+
+    Holds always: each connection is written as many frames as replies were read from it, `outstanding` at first.
+    Replies that are read together count as having come at once, frames that are written together as written at once.
+    """
+
+    def __init__(self, address: str, count: int, outstanding: int) -> None:
+        self._watched: runs.Sockets[Member] = runs.Sockets(MAX_FRAME - 4, MAX_FRAME)
+        self._poll = select.poll()
+        self._poll.register(self._watched.fileno(), select.POLLIN)
+        self._members: list[Member] = []
+        try:
+            for _ in range(count):
+                member = Member(open_socket(address))
+                self._members.append(member)
+                self._watched.watch(member, select.EPOLLIN)
+        except BaseException:
+            self.close()
+            raise
+        self._next = [member for member in self._members for _ in range(outstanding)]
+        self.all = [self]
+
+    def wait(self, seconds: float) -> list[Crowd]:
+        """Itself if there is something to read, `seconds` from now at the latest."""
+        return self.all if self._poll.poll(seconds * 1000) else []
+
+    def read(self) -> bytes:
+        """Whole replies of any connections."""
+        received = self._watched.receive_joined()
+        if received is None:
+            return b""
+        replies, members, others = received
+        self._next += members
+        for member, what in others:
+            match what:
+                case None:
+                    self._write_rest(member)
+                case int():
+                    raise ConnectionLost(f"the connection to the broker failed: {os.strerror(what)}")
+                case b"":
+                    raise ConnectionLost("the broker closed a connection in the middle of the load")
+                case _:
+                    whole, count = member.whole_frames(what)
+                    replies += whole
+                    self._next += [member] * count
+        return replies
+
+    def write(self, frames: memoryview) -> None:
+        """Frames of one length, each for the connection whose turn it is."""
+        count = len(frames) // (4 + int.from_bytes(frames[:4], "big"))
+        members, self._next = self._next[:count], self._next[count:]
+        for member, rest in runs.send_frames(members, frames):
+            member.unsent += rest
+            member.is_full = True
+            self._watched.watch(member, select.EPOLLIN | select.EPOLLOUT)
+
+    def _write_rest(self, member: Member) -> None:
+        try:
+            member.unsent = member.unsent[member.send(member.unsent) :]
+        except OSError as error:
+            raise ConnectionLost(f"the connection to the broker failed: {error.strerror}") from None
+        if not member.unsent:
+            member.is_full = False
+            self._watched.watch(member, select.EPOLLIN)
+
+    def close(self) -> None:
+        self._watched.close()
+        for member in self._members:
+            member.connected.close()

@@ -1,0 +1,62 @@
+"""The part of a load that counts: after the warm-up, before the end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Protocol
+
+from downrange.load.histogram import Histogram
+from downrange.load.plans import SendPlan
+from downrange.load.report import LoadReport, Moment
+from downrange.load.target import Target
+
+
+class Timed(Protocol):
+    """Something that keeps latencies: a sender, a puller, a schedule."""
+
+    latency: Histogram
+    refused: Counter[str]
+
+
+class Sends(Timed, Protocol):
+    """A sender, as far as it is looked at here."""
+
+    plan: SendPlan
+    messages: int
+
+
+class Measured:
+    """The part of a load between warm-up and end."""
+
+    def __init__(self, sender: Sends, target: Target, started: float, more: Mapping[str, Timed] | None = None) -> None:
+        self._sender = sender
+        self._timed: dict[str, Timed] = {"reply": sender, **(more or {})}
+        self._server = target.server
+        self._begin_at = started + sender.plan.warm_up_seconds
+        self._end_at = self._begin_at + sender.plan.seconds
+        self._begun: Moment | None = None
+        self.ended: Moment | None = None
+
+    def look(self, now: float) -> None:
+        """Called all the time; acts when a part begins."""
+        if self._begun is None and now >= self._begin_at:
+            for timed in self._timed.values():
+                timed.latency = Histogram()
+                timed.refused.clear()
+            self._begun = Moment.now(self._server, self._sender.messages)
+        elif self._begun is not None and self.ended is None and now >= self._end_at and self._has_answers:
+            self.ended = Moment.now(self._server, self._sender.messages)
+
+    @property
+    def _has_answers(self) -> bool:
+        """A broker that has just stood still gets the time it needs: without any answer there is no measurement."""
+        assert self._begun is not None
+        return self._sender.messages > self._begun.messages or bool(self._sender.refused)
+
+    def report(self, workload: str) -> LoadReport:
+        assert self._begun is not None
+        assert self.ended is not None
+        latency = {name: timed.latency for name, timed in self._timed.items()}
+        refused = sum((timed.refused for timed in self._timed.values()), Counter[str]())
+        return LoadReport.between(workload, self._begun, self.ended, self._server, latency, refused)

@@ -1,0 +1,128 @@
+"""The broker under load: where it is, the topic it gets, the queues of that topic."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+from downrange.client.brokers import Broker, reachable
+from downrange.client.config import ClientConfig
+from downrange.client.errors import BrokerNotFound
+from downrange.client.session import Session
+from downrange.load.plans import MAX_QUEUES, MAX_TOPICS, TOPIC_DIGITS
+from downrange.load.server_process import ServerProcess, listening_at
+from downrange.model.topics import AUTO_CREATE_TOPIC, check_topic_name
+from downrange.protocol.bodies.body import decode_body
+from downrange.protocol.bodies.statistics import TopicStats
+from downrange.protocol.bodies.topics import CreateTopicRequest, TopicConfigTable, TopicRequest
+from downrange.protocol.codes import RequestCode
+from downrange.protocol.command import request
+from downrange.protocol.errors import BrokerError, TopicNotExist
+from downrange.settings import ConfigError
+
+_CREATED_AT_ONCE: Final = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One broker, and one topic of it or several, whose names are `topic` and a number.
+
+    `ranges`: the first offset and the end of each queue of the one topic, before the load.
+    """
+
+    address: str
+    topic: str
+    queues: int
+    broker_name: str = ""
+    ranges: Mapping[int, tuple[int, int]] | None = None
+    server: ServerProcess | None = None
+    topics: int = 1
+
+
+async def find_target(
+    *,
+    topic: str,
+    queues: int,
+    topics: int = 1,
+    namesrv: str | None = None,
+    broker: str | None = None,
+    server_pid: int | None = None,
+) -> Target:
+    """Find the broker and create topics that are not there; one that is keeps its queues, of which ten are used."""
+    _check_range("queues", queues, MAX_QUEUES)
+    _check_range("topics", topics, MAX_TOPICS)
+    check_topic_name(_names(topic, topics)[-1])
+    async with Session(ClientConfig.of(namesrv)) as session:
+        one = reachable(await session.broker(broker) if broker else await _only_broker(session))
+        ranges: dict[int, tuple[int, int]] = {}
+        if topics == 1:
+            ranges = await _ranges(session, one.address, topic)
+            if not ranges:
+                await _create(session, one.address, topic, queues)
+                ranges = dict.fromkeys(range(queues), (0, 0))
+            queues = len(ranges)
+        else:
+            queues = await _create_missing(session, one.address, _names(topic, topics), queues)
+    server = listening_at(one.address) if server_pid is None else ServerProcess(server_pid)
+    return Target(one.address, topic, min(queues, MAX_QUEUES), one.name, ranges, server, topics)
+
+
+def _names(topic: str, topics: int) -> list[str]:
+    return [topic] if topics == 1 else [f"{topic}-{number:0{TOPIC_DIGITS}}" for number in range(1, topics + 1)]
+
+
+def _check_range(name: str, value: int, most: int) -> None:
+    if not 1 <= value <= most:
+        raise ConfigError(f"{name} {value}: expected 1 to {most}")
+
+
+async def _only_broker(session: Session) -> Broker:
+    masters = await session.masters()
+    if not masters:
+        raise BrokerNotFound(f"no broker is registered with name server {session.namesrv}; start one first")
+    if len(masters) > 1:
+        names = ", ".join(one.name for one in masters)
+        raise ConfigError(f"the load goes to one broker; choose with --broker one of {names}")
+    return masters[0]
+
+
+async def _ranges(session: Session, address: str, topic: str) -> dict[int, tuple[int, int]]:
+    """The reach of each queue, of none when there is no such topic."""
+    try:
+        reply = await session.invoke(address, request(RequestCode.GET_TOPIC_STATS_INFO, TopicRequest(topic)))
+    except TopicNotExist:
+        return {}
+    table = decode_body(TopicStats, reply.body_bytes).offset_table
+    reach = {queue.queue_id: (offset.min_offset, offset.max_offset) for queue, offset in table.items()}
+    return dict(sorted(reach.items()))
+
+
+async def _create_missing(session: Session, address: str, names: list[str], queues: int) -> int:
+    """Create those that are not there; how many queues each of them has at least."""
+    reply = await session.invoke(address, request(RequestCode.GET_ALL_TOPIC_CONFIG))
+    known = decode_body(TopicConfigTable, reply.body_bytes).topic_config_table
+    missing = [name for name in names if name not in known]
+    # Many at once, as each is told to the name servers before it is answered.
+    for first in range(0, len(missing), _CREATED_AT_ONCE):
+        await asyncio.gather(
+            *(_create(session, address, name, queues) for name in missing[first : first + _CREATED_AT_ONCE])
+        )
+    there = [known[name].write_queue_nums for name in names if name in known]
+    return min(there + [queues] * bool(missing))
+
+
+async def _create(session: Session, address: str, topic: str, queues: int) -> None:
+    header = CreateTopicRequest(
+        topic=topic,
+        default_topic=AUTO_CREATE_TOPIC,
+        read_queue_nums=queues,
+        write_queue_nums=queues,
+        perm=6,
+        topic_filter_type="SINGLE_TAG",
+    )
+    # Not everybody may create topics; perhaps the broker does so when the first message arrives.
+    with suppress(BrokerError):
+        await session.invoke(address, request(RequestCode.UPDATE_AND_CREATE_TOPIC, header))

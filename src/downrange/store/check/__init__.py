@@ -1,0 +1,1 @@
+"""Reading and checking a store directory without running a broker on it."""

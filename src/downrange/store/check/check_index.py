@@ -1,0 +1,260 @@
+"""Do the key index and the log say the same? Part of `check`."""
+
+from __future__ import annotations
+
+import mmap
+from array import array
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from downrange.model.hashing import HashCache, java_hash_unsigned
+from downrange.store.check.directory import StoreDirectory, StoreState
+from downrange.store.dispatcher import find_in
+from downrange.store.index.index_file import ENTRY, HEADER
+from downrange.store.index.key_hashes import positive_hash
+from downrange.store.log.walk import WalkedRecord
+
+# mapping, slots, number of the next entry, number behind the last, begin timestamp, newest entry by slot, whether the
+# log has reached the index
+CheckedPlace = tuple[mmap.mmap, int, int, int, int, "array[int]", bool]
+
+_ROLLBACK: Final = 12
+_MAX_INT: Final = 0x7FFFFFFF
+REBUILD_INDEX: Final = "stop the broker and move the directory index away: the next start builds it again"
+
+
+class IndexEntry(NamedTuple):
+    """One entry, the file it stands in, and its number there."""
+
+    file: FoundIndexFile
+    number: int
+    key_hash: int
+    physical_offset: int
+    seconds: int
+    before: int
+    """Number of the entry before in its chain."""
+
+
+class FoundIndexFile:
+    """One index file with its header, as it was when the check began."""
+
+    def __init__(self, path: Path, name: str) -> None:
+        self.path = path
+        self.name = name
+        with path.open("rb") as stream:
+            header = HEADER.unpack(stream.read(HEADER.size))
+        self.begin_timestamp, self.end_timestamp, self.begin_offset, self.end_offset = header[:4]
+        self.used_slots = header[4]
+        self.next_entry = max(1, header[5])
+
+
+class IndexCheck:
+    """Compares index and log side by side, for both are in the same order: offer it every record, then `finish`."""
+
+    def __init__(self, directory: StoreDirectory) -> None:
+        self._directory = directory
+        self._problems = directory.problems
+        self._shape = directory.index_shape
+        self._topics = HashCache(20_000, suffix="#")
+        self.files = 0
+        self.bytes = 0
+        self.keys = 0
+        self.lagging = 0
+        """Messages of the log whose keys are not in the index yet, and will be."""
+        self._found = [found for path in directory.index_files if (found := self._open(path)) is not None]
+        self._reached_index = False
+        # The next entry stands in the first of these, which is mapped, and has this number there.
+        self._files = list(reversed(self._found))
+        self._number = 1
+        self._mapped: mmap.mmap | None = None
+        self._newest = array("i")  # slot -> number of the newest entry of its chain so far
+        self._last_offset = -1  # that the entry before points at
+        self._last_in_file: int | None = None
+        self._next = self._read()
+
+    def _open(self, path: Path) -> FoundIndexFile | None:
+        name = self._directory.name_of(path)
+        size = path.stat().st_size
+        if size == 0 and path == self._directory.index_files[-1]:
+            if self._directory.state is StoreState.STOPPED:
+                self._problems.add(name, "size", "is empty", "the next start removes it")
+            return None
+        if size != self._shape.file_size:
+            shape = f"{self._shape.slots} slots and {self._shape.entries} entries make {self._shape.file_size}"
+            what = f"has {size} bytes, but {shape}"
+            remedy = (
+                "say how it was written with --index-slots and --index-entries, or -c broker.conf; it was not checked"
+            )
+            self._problems.add("index", "size", f"{path.name} {what}", remedy)
+            return None
+        self.files += 1
+        self.bytes += size
+        found = FoundIndexFile(path, name)
+        if found.next_entry > self._shape.entries:
+            self._problems.add(name, "header", f"says {found.next_entry - 1} entries", REBUILD_INDEX)
+            found.next_entry = self._shape.entries
+        return found
+
+    # Every entry, in order; chains and slots are checked on the way.
+
+    def _read(self) -> IndexEntry | None:
+        """The next entry that does not go back in the log."""
+        while self._files:
+            file = self._files[-1]
+            if self._mapped is None:
+                with file.path.open("rb") as stream:
+                    self._mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+                self._newest = array("i", bytes(4 * self._shape.slots))
+                self._number, self._last_in_file = 1, None
+            if self._number >= file.next_entry:
+                self._close(file, self._mapped)
+                continue
+            at = HEADER.size + 4 * self._shape.slots + self._number * ENTRY.size
+            entry = IndexEntry(file, self._number, *ENTRY.unpack_from(self._mapped, at))
+            if entry.physical_offset >= self._last_offset:
+                return entry
+            what = f"entry {entry.number} points at {entry.physical_offset}, the one before behind it"
+            self._problems.add(file.name, "order", what, REBUILD_INDEX)
+            self._pass(entry)
+        return None
+
+    def _close(self, file: FoundIndexFile, mapped: mmap.mmap) -> None:
+        """All entries of a file were read."""
+        if not self._directory.is_live:
+            if self._last_in_file is not None and self._last_in_file != file.end_offset:
+                what = f"says that it ends with the message at {file.end_offset}, it does with {self._last_in_file}"
+                self._problems.add(file.name, "header", what, REBUILD_INDEX)
+            self._check_slots(file, mapped, self._newest)
+        mapped.close()
+        self._mapped = None
+        self._files.pop()
+
+    def _pass(self, entry: IndexEntry) -> None:
+        """Look at the chain of an entry, and go on behind it."""
+        slot = entry.key_hash % self._shape.slots
+        if entry.key_hash < 0 or entry.before != self._newest[slot]:
+            what = f"entry {entry.number} is followed by entry {entry.before}, not {self._newest[slot]}, in its chain"
+            self._problems.add(entry.file.name, "chain", what, REBUILD_INDEX)
+        self._newest[slot] = entry.number
+        self._number += 1
+        self.keys += 1
+
+    def _take(self, entry: IndexEntry) -> IndexEntry | None:
+        """This entry was compared, or will be: the next one."""
+        self._pass(entry)
+        self._last_offset = self._last_in_file = entry.physical_offset
+        self._next = self._read()
+        return self._next
+
+    @property
+    def place(self) -> CheckedPlace | tuple[()] | None:
+        """What the compiled twin has to know to compare the next entries itself; None when there is no index."""
+        if self._next is None or self._mapped is None:
+            return () if self._found else None
+        file = self._next.file
+        return (
+            self._mapped, self._shape.slots, self._next.number, file.next_entry, file.begin_timestamp, self._newest,
+            self._reached_index,
+        )  # fmt: skip
+
+    def move_to(self, number: int) -> None:
+        """The entries from `place` on were compared, up to this one."""
+        if self._next is not None and self._mapped is not None and number > self._next.number:
+            self.keys += number - self._next.number
+            self._reached_index = True
+            self._number = number
+            at = HEADER.size + 4 * self._shape.slots + (number - 1) * ENTRY.size
+            self._last_offset = self._last_in_file = ENTRY.unpack_from(self._mapped, at)[1]
+            self._next = self._read()
+
+    def _check_slots(self, file: FoundIndexFile, mapped: mmap.mmap, newest: array[int]) -> None:
+        stored = array("i", mapped[HEADER.size : HEADER.size + 4 * len(newest)])
+        stored.byteswap()
+        if stored == newest:
+            return
+        for slot, (is_number, number) in enumerate(zip(stored, newest, strict=True)):
+            # A crash can leave slots that name entries behind the end; whoever reads them takes them for empty.
+            if is_number != number and not (
+                self._directory.state is StoreState.CRASHED and is_number >= file.next_entry
+            ):
+                what = f"slot {slot} names entry {is_number}, the newest of its chain is {number}"
+                self._problems.add(file.name, "slot", what, REBUILD_INDEX)
+
+    # The same keys, out of the log.
+
+    def add(self, record: WalkedRecord, is_damaged: Callable[[int], bool]) -> None:
+        """Compare the keys of the next record of the log with the next entries of the index."""
+        physical_offset, _, topic, _, _, sys_flag, timestamp, properties = record
+        entry = self._next
+        while entry is not None and entry.physical_offset < physical_offset:
+            self._points_nowhere(entry, is_damaged)
+            entry = self._take(entry)
+        expected = set() if sys_flag & _ROLLBACK == _ROLLBACK else self._hashes(topic, properties)
+        if entry is None:
+            if expected and self._found:
+                self._behind_the_index(record)
+            return
+        if entry.physical_offset > physical_offset:
+            if expected and self._reached_index:
+                what = f"keys of the message at {physical_offset} are not in the index"
+                self._problems.add("index", "missing", what, REBUILD_INDEX)
+            return
+        self._reached_index = True
+        hashes = set()
+        while entry is not None and entry.physical_offset == physical_offset:
+            hashes.add(entry.key_hash)
+            self._compare(entry, timestamp)
+            entry = self._take(entry)
+        if hashes - expected:
+            what = f"an entry points at {physical_offset}, a record that has no such key"
+            self._problems.add("index", "key", what, REBUILD_INDEX)
+        if expected - hashes and not (entry is None and self._may_lag()):
+            what = f"{len(expected - hashes)} keys of the message at {physical_offset} are not in the index"
+            self._problems.add("index", "missing", what, REBUILD_INDEX)
+
+    def finish(self, is_damaged: Callable[[int], bool]) -> None:
+        """The log is read: what is left of the index points behind its end."""
+        while self._next is not None:
+            if not self._directory.is_live:
+                self._points_nowhere(self._next, is_damaged)
+            self._take(self._next)
+
+    def _points_nowhere(self, entry: IndexEntry, is_damaged: Callable[[int], bool]) -> None:
+        if entry.physical_offset >= self._directory.segments.min_offset and not is_damaged(entry.physical_offset):
+            what = f"entry {entry.number} points at {entry.physical_offset}, where no record begins"
+            self._problems.add(entry.file.name, "record", what, REBUILD_INDEX)
+        self._reached_index = True
+
+    def _behind_the_index(self, record: WalkedRecord) -> None:
+        if self._may_lag():
+            self.lagging += 1
+        else:
+            what = f"it ends before the message at {record[0]}"
+            self._problems.add("index", "end", what, "the next start adds what is missing")
+
+    def _may_lag(self) -> bool:
+        return self._directory.state is not StoreState.STOPPED
+
+    def _compare(self, entry: IndexEntry, timestamp: int) -> None:
+        file = entry.file
+        if entry.number == 1:
+            # Its seconds are counted from the file before: they say nothing.
+            if (file.begin_timestamp, file.begin_offset) != (timestamp, entry.physical_offset):
+                self._problems.add(file.name, "begin", "does not begin where its header says", REBUILD_INDEX)
+            return
+        seconds = min(max(0, (timestamp - file.begin_timestamp) // 1000), _MAX_INT)
+        if entry.seconds != seconds:
+            what = f"entry {entry.number} is {entry.seconds} seconds after the begin of its file, its message {seconds}"
+            self._problems.add(file.name, "seconds", what, REBUILD_INDEX)
+
+    def _hashes(self, topic: bytes, properties: bytes) -> set[int]:
+        """The hashes of a message's keys as the index keeps them."""
+        unique, keys = find_in(properties, b"UNIQ_KEY\x01"), find_in(properties, b"KEYS\x01")
+        if not unique and not keys:
+            return set()
+        start = self._topics[topic.decode("utf-8", "replace")]
+        words = [unique] if unique else []
+        if keys:
+            words += [word for word in keys.split(b" ") if word]
+        return {positive_hash(java_hash_unsigned(word.decode("utf-8", "replace"), start)) for word in words}

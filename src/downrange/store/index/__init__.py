@@ -1,0 +1,1 @@
+"""The key index: finds messages by topic, key and time."""

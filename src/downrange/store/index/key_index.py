@@ -1,0 +1,344 @@
+"""The key index: finds messages by topic, key and time; see docs/formats/key-index.md.
+
+A file is a hash table on disk: slots that point at the newest entry of their chain, entries that point at the one
+before. It keeps 32-bit hashes, not keys: who asks compares the key text of what is found.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from downrange.compiled import runs
+from downrange.store.errors import StoreClosed
+from downrange.store.files import Files
+from downrange.store.index.index_directory import IndexDirectory
+from downrange.store.index.index_file import ENTRY, SLOT, IndexFile
+from downrange.store.index.key_hashes import Keyed, KeyHashes, positive_hash
+
+if TYPE_CHECKING:
+    from downrange.store.run import Run
+
+# mapping, slots, next entry, limit, used slots, begin timestamp, end offset, end timestamp
+IndexPlace = tuple[mmap.mmap, int, int, int, int, int, int, int]
+
+_MAPPED_FILES: Final = 4  # older files that stay mapped after a query
+_pack_slot, _pack_entry = SLOT.pack_into, ENTRY.pack_into
+_unpack_slot, _unpack_entry = SLOT.unpack_from, ENTRY.unpack_from
+
+
+class IndexQuery(NamedTuple):
+    """What a lookup found, newest file first, and how far the index reaches."""
+
+    physical_offsets: list[int]
+    last_update_timestamp: int
+    last_update_physical_offset: int
+
+
+class KeyIndex:
+    """All index files of a store, oldest first; the last one takes new keys and is always mapped.
+
+    Always: only the last file is not full. One thread puts and queries; `flush` may run beside it in another.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        slots: int,
+        entries: int,
+        files: Files,
+        clock_now: Callable[[], int],
+        *,
+        writable: bool = True,
+    ) -> None:
+        self._directory = IndexDirectory(directory, slots, entries, files, clock_now, writable=writable)
+        self._slots = slots
+        self._entries = entries
+        self._entries_at = self._directory.entries_at
+        self._writable = writable
+        self._index_files: list[IndexFile] = []
+        self._current: IndexFile | None = None  # the last file, while it is mapped for writing
+        self._queried: deque[IndexFile] = deque()  # older files that are mapped, the one used longest ago first
+        self._filled: deque[IndexFile] = deque()  # full files that are not synced yet
+        self._hashes = KeyHashes()
+        self.safe_timestamp = 0
+        """Store time up to which the index survives a crash: that of the last full file that is synced."""
+
+    def __repr__(self) -> str:
+        used = self._index_files[-1].next_entry - 1 if self._index_files else 0
+        return f"<KeyIndex {self._directory.path} {len(self._index_files)} files, {used} entries in the last>"
+
+    # -- opening -------------------------------------------------------------------------------------------------------
+
+    def load(self, drop_newer_than: int | None = None) -> None:
+        """Read the headers of all files; after a crash remove those that were not safe by `drop_newer_than`."""
+        self._unmap_all()
+        self._filled.clear()
+        self._index_files = []
+        is_safe = True
+        for path in self._directory.paths():
+            index_file = IndexFile(path)
+            index_file.read_header()
+            if drop_newer_than is not None:
+                is_safe = is_safe and self._was_synced(index_file, drop_newer_than)
+            if is_safe:
+                self._index_files.append(index_file)
+            elif self._writable:
+                self._directory.remove(path)
+        if self._index_files and self._index_files[-1].next_entry <= 1:
+            # A process died between making this file and its first message; its header may not even say where the file
+            # before ended, and everything would be indexed again.
+            empty = self._index_files.pop()
+            if self._writable:
+                self._directory.remove(empty.path)
+        if self._index_files and self._writable:
+            self._directory.take_back_uncounted(self._index_files[-1])
+        full = [one.end_timestamp for one in self._index_files if one.next_entry >= self._entries]
+        self.safe_timestamp = max(full, default=0)
+
+    def _was_synced(self, index_file: IndexFile, safe_timestamp: int) -> bool:
+        """Is this the next file that was synced when it was full? Of those that end in the same millisecond as the
+        checkpoint says only the first is known to be; and a header that never reached the disk has no entries."""
+        previous = self._index_files[-1].end_timestamp if self._index_files else -1
+        return index_file.next_entry >= self._entries and previous < safe_timestamp >= index_file.end_timestamp
+
+    # -- writing -------------------------------------------------------------------------------------------------------
+
+    def put(
+        self, topic: str, unique_key: str | None, keys: str | None, physical_offset: int, store_timestamp: int
+    ) -> None:
+        """Index one message by its unique id and by each word of its KEYS; a message indexed before is passed over."""
+        index_file = self._current
+        if index_file is None or index_file.next_entry >= index_file.limit:
+            index_file = self._writable_file()
+        if physical_offset < index_file.end_offset:
+            return
+        hashes = self._hashes.of_message(topic, unique_key, keys)
+        if not hashes:
+            return
+
+        mapped = index_file.map
+        assert mapped is not None
+        number, limit = index_file.next_entry, index_file.limit
+        for key_hash in hashes:
+            if number >= limit:
+                index_file.write_header(mapped)  # for this file it was the last time
+                index_file = self._writable_file()
+                mapped = index_file.map
+                assert mapped is not None
+                number, limit = index_file.next_entry, index_file.limit
+            if key_hash > 0x7FFFFFFF:
+                key_hash = positive_hash(key_hash)
+            seconds = index_file.seconds_at(store_timestamp)
+            slot_at = 40 + key_hash % self._slots * 4
+            (before,) = _unpack_slot(mapped, slot_at)
+            if before <= 0 or before > number:
+                before = 0
+                index_file.used_slots += 1
+            _pack_entry(mapped, self._entries_at + number * 20, key_hash, physical_offset, seconds, before)
+            _pack_slot(mapped, slot_at, number)
+            if number == 1:
+                # After its seconds were counted from the end of the file before: RocketMQ's order, for equal bytes.
+                index_file.begin_offset = physical_offset
+                index_file.begin_timestamp = store_timestamp
+            index_file.next_entry = number = number + 1
+            index_file.end_offset = physical_offset
+            index_file.end_timestamp = store_timestamp
+        index_file.write_header(mapped)
+
+    def put_run(self, keyed: Sequence[Keyed], store_timestamp: int) -> None:
+        """`put` for many messages stored at one time.
+
+        The header follows once, at the end: entries that it does not count yet are taken back by `load`.
+        """
+        hashed = self._hashes.of_run(keyed)
+        if not hashed:
+            return
+        index_file = self._current
+        if (
+            index_file is None
+            or not 1 < index_file.next_entry <= index_file.limit - len(hashed)
+            or keyed[0][3] < index_file.end_offset
+        ):
+            for topic, unique_key, keys, physical_offset in keyed:
+                self.put(topic, unique_key, keys, physical_offset, store_timestamp)
+            return
+        mapped = index_file.map
+        assert mapped is not None
+        slots, entries_at = self._slots, self._entries_at
+        number, used_slots = index_file.next_entry, index_file.used_slots
+        seconds = index_file.seconds_at(store_timestamp)
+        for key_hash, physical_offset in hashed:
+            if key_hash > 0x7FFFFFFF:
+                key_hash = 0x1_0000_0000 - key_hash & 0x7FFFFFFF
+            slot_at = 40 + key_hash % slots * 4
+            (before,) = _unpack_slot(mapped, slot_at)
+            if before <= 0 or before > number:
+                before = 0
+                used_slots += 1
+            _pack_entry(mapped, entries_at + number * 20, key_hash, physical_offset, seconds, before)
+            _pack_slot(mapped, slot_at, number)
+            number += 1
+        index_file.next_entry, index_file.used_slots = number, used_slots
+        index_file.end_offset, index_file.end_timestamp = physical_offset, store_timestamp
+        index_file.write_header(mapped)
+
+    def put_compiled(self, run: Run, store_timestamp: int) -> bool:
+        """`put_run` by the compiled twin, for what the messages of a run hold; False, and nothing was done, when it
+        does not take them."""
+        index_file = self._current
+        if runs is None or index_file is None or index_file.map is None:
+            return False
+        put = runs.index_keys(
+            run, index_file.map, self._slots, index_file.next_entry, index_file.limit,
+            index_file.used_slots, index_file.seconds_at(store_timestamp), index_file.end_offset,
+        )  # fmt: skip
+        if put is None:
+            return False
+        next_entry, index_file.used_slots, index_file.end_offset = put
+        if next_entry > index_file.next_entry:
+            index_file.next_entry = next_entry
+            index_file.end_timestamp = store_timestamp
+            index_file.write_header(index_file.map)
+        return True
+
+    @property
+    def place(self) -> IndexPlace | tuple[()]:
+        """Where the next key goes, for the compiled twin of a replay; empty when only `put` can find out."""
+        one = self._current
+        if one is None or one.map is None or one.next_entry < 2:
+            return ()
+        return (
+            one.map, self._slots, one.next_entry, one.limit, one.used_slots, one.begin_timestamp, one.end_offset,
+            one.end_timestamp,
+        )  # fmt: skip
+
+    def move_to(self, next_entry: int, used_slots: int, end_offset: int, end_timestamp: int) -> None:
+        """Keys were put from `place` on."""
+        one = self._current
+        if one is not None and one.map is not None and next_entry > one.next_entry:
+            one.next_entry, one.used_slots = next_entry, used_slots
+            one.end_offset, one.end_timestamp = end_offset, end_timestamp
+            one.write_header(one.map)
+
+    def _writable_file(self) -> IndexFile:
+        """The last file, mapped and with room for at least one entry; a new one when there is none."""
+        if not self._writable:
+            raise StoreClosed(f"{self._directory.path} is open for reading only")
+        last = self._index_files[-1] if self._index_files else None
+        if last is None or last.next_entry >= self._entries:
+            index_file = self._directory.create(last)
+            self._index_files.append(index_file)
+            if last is not None:
+                if last.map is not None:
+                    self._remember(last)
+                self._filled.append(last)
+            last = index_file
+        with contextlib.suppress(ValueError):  # it may have been mapped by a query
+            self._queried.remove(last)
+        self._directory.map(last)
+        if last.next_entry >= last.limit:
+            self._directory.reserve(last)
+        self._current = last
+        return last
+
+    def flush(self) -> bool:
+        """Sync the files that became full, and move `safe_timestamp`; whether there was any. For a worker thread.
+
+        The last file is synced by `close` only: after a crash it is dropped and filled again from the commit log.
+        """
+        synced = False
+        while self._filled:
+            index_file = self._filled[0]
+            self._directory.sync(index_file)
+            self.safe_timestamp = max(self.safe_timestamp, index_file.end_timestamp)
+            self._filled.popleft()
+            synced = True
+        return synced
+
+    def delete_expired(self, min_offset: int) -> int:
+        """Remove leading files that only point before `min_offset`, never the last one; how many were removed."""
+        removed = 0
+        while self._writable and len(self._index_files) > 1 and self._index_files[0].end_offset < min_offset:
+            oldest = self._index_files[0]
+            with contextlib.suppress(ValueError):
+                self._queried.remove(oldest)
+            oldest.unmap()
+            self._directory.remove(oldest.path)
+            del self._index_files[0]
+            removed += 1
+        return removed
+
+    def close(self) -> None:
+        """Sync everything and give back all mappings; the index may be used again afterwards."""
+        if self._writable:
+            self.flush()
+            if self._current is not None:
+                self._directory.sync(self._current)
+        self._unmap_all()
+
+    def destroy(self) -> None:
+        """Remove all files."""
+        self._unmap_all()
+        self._filled.clear()
+        if self._writable:
+            for index_file in self._index_files:
+                self._directory.remove(index_file.path)
+        self._index_files = []
+        self.safe_timestamp = 0
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    def query(self, topic: str, key: str, max_num: int, begin: int, end: int) -> IndexQuery:
+        """Physical offsets of at most `max_num` messages with this key's hash, stored from `begin` to `end`."""
+        found: list[int] = []
+        if not self._index_files:
+            return IndexQuery(found, 0, 0)
+        key_hash = positive_hash(self._hashes.of_key(topic, key))
+        for index_file in reversed(self._index_files):
+            if begin <= index_file.end_timestamp and end >= index_file.begin_timestamp:
+                self._collect(index_file, key_hash, max_num, begin, end, found)
+            if index_file.begin_timestamp < begin or len(found) >= max_num:
+                break
+        newest = self._index_files[-1]
+        return IndexQuery(found, newest.end_timestamp, newest.end_offset)
+
+    def _collect(
+        self, index_file: IndexFile, key_hash: int, max_num: int, begin: int, end: int, found: list[int]
+    ) -> None:
+        """Walk one chain. Entries only point at earlier ones, so that a damaged file cannot make us run in circles."""
+        source = self._directory.map(index_file)
+        if index_file is not self._current:
+            self._remember(index_file)
+        (number,) = _unpack_slot(source, 40 + key_hash % self._slots * 4)
+        limit = min(index_file.next_entry, self._entries)
+        while 0 < number < limit and len(found) < max_num:
+            entry_hash, physical_offset, seconds, before = _unpack_entry(source, self._entries_at + number * 20)
+            if seconds < 0:
+                break
+            store_time = index_file.begin_timestamp + seconds * 1000
+            if entry_hash == key_hash and begin <= store_time <= end:
+                found.append(physical_offset)
+            if store_time < begin or before >= number:
+                break
+            number = before
+
+    # -- mappings ------------------------------------------------------------------------------------------------------
+
+    def _remember(self, index_file: IndexFile) -> None:
+        """This older file was used just now; unmap the one that was not used for the longest time."""
+        with contextlib.suppress(ValueError):
+            self._queried.remove(index_file)
+        self._queried.append(index_file)
+        if len(self._queried) > _MAPPED_FILES:
+            self._queried.popleft().unmap()
+
+    def _unmap_all(self) -> None:
+        for index_file in self._index_files:
+            index_file.unmap()
+        self._queried.clear()
+        self._current = None

@@ -1,0 +1,1 @@
+"""The commit log: fixed-size files that hold every record in the order of arrival."""

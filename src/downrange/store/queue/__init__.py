@@ -1,0 +1,1 @@
+"""Consume queues: for each topic queue, where its messages lie in the commit log."""
