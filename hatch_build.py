@@ -1,4 +1,4 @@
-"""Compiles `downrange._runs` while a wheel is built, where there is a C compiler; without one the wheel is pure Python.
+"""Compiles `downrange._steps` while a wheel is built, where there is a C compiler; without one it is pure Python.
 
 See docs/how-to/compiled.md. Nothing is downloaded, and a failure of the compiler is never a failure of the build.
 """
@@ -16,10 +16,10 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 SOURCES = Path("src", "downrange", "_compiled")
-MODULE = "_runs" + str(sysconfig.get_config_var("EXT_SUFFIX") or ".so")
+MODULE = "_steps" + str(sysconfig.get_config_var("EXT_SUFFIX") or ".so")
 
 
-def compile_runs(root: Path, directory: Path) -> str | None:
+def compile_steps(root: Path, directory: Path) -> str | None:
     """Put the module into `directory`; why there is none, else None."""
     compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
     headers = sysconfig.get_paths()["include"]
@@ -37,19 +37,19 @@ def compile_runs(root: Path, directory: Path) -> str | None:
     return None
 
 
-class CompiledRuns(BuildHookInterface[Any]):
+class CompiledSteps(BuildHookInterface[Any]):
     """Adds the compiled module to a wheel; to an editable one by putting it next to the Python files."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         root = Path(self.root)
         self._directory = tempfile.TemporaryDirectory()
         made = Path(self._directory.name, MODULE)
-        problem = compile_runs(root, made.parent)
+        problem = compile_steps(root, made.parent)
         in_place = root / "src" / "downrange" / MODULE
         if version == "editable":
             in_place.unlink(missing_ok=True)  # one that was made of older sources would be worse than none
         if problem is not None:
-            self.app.display_warning(f"downrange: pure Python, without the compiled run functions: {problem}")
+            self.app.display_warning(f"downrange: pure Python, without the compiled steps: {problem}")
             return
         if version == "editable":
             # A new file, not a changed one: a broker that runs keeps what it has mapped.

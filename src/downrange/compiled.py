@@ -1,6 +1,6 @@
 """The compiled twins of what is done for every message, where they were built; see docs/how-to/compiled.md.
 
-`runs` is the module `_runs`, or None: then everything is done in Python.
+`steps` is the module `_steps`, or None: then everything is done in Python.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from downrange.settings import wants_pure_python
 try:
     if wants_pure_python():
         raise ImportError("DOWNRANGE_PURE is set")
-    from downrange import _runs as runs
+    from downrange import _steps as steps
 except ImportError:  # no compiler when it was installed, or another Python now
-    runs = None  # type: ignore[assignment]
+    steps = None  # type: ignore[assignment]
 
-__all__ = ["VARIANT", "runs"]
+__all__ = ["VARIANT", "steps"]
 
-VARIANT = "pure" if runs is None else "compiled"
+VARIANT = "pure" if steps is None else "compiled"
 """What `downrange --version` says."""

@@ -9,12 +9,12 @@ from contextlib import contextmanager
 
 import pytest
 
-from downrange.compiled import runs
+from downrange.compiled import steps
 from downrange.protocol.command import Command
 from downrange.protocol.framing import encode
 from downrange.transport.errors import ConnectFailed, ConnectionLost
 
-if runs is None:
+if steps is None:
     pytest.skip("this needs the compiled module", allow_module_level=True)
 
 from downrange.load.crowd import Crowd

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from downrange.compiled import runs
+from downrange.compiled import steps
 from downrange.protocol.command import ONEWAY_FLAG, Command, request
 from downrange.protocol.framing import Frame, decode_frame, encode
 from downrange.transport.busy_poll import BusyPoll
@@ -27,7 +27,7 @@ from tests.support.broker_client import client_of, standalone
 from tests.support.callers import callers, reply, until
 from tests.support.requests import create_topic
 
-if runs is None:
+if steps is None:
     pytest.skip("this needs the compiled module", allow_module_level=True)
 
 from downrange.transport import sockets
@@ -431,14 +431,14 @@ async def test_two_thousand_connections(server: Server, peer: Peer) -> None:
 
 
 def test_send_frames_refuses_what_is_no_frame_for_each() -> None:
-    class One(runs.Socket):
+    class One(steps.Socket):
         pass
 
     lonely = One()
     assert lonely.descriptor == -1
     wire = frame(PLAIN, 1)
-    assert runs.send_frames([lonely, lonely], wire * 2) == [(lonely, wire * 2)]
-    assert runs.send_frames([], b"") == []
+    assert steps.send_frames([lonely, lonely], wire * 2) == [(lonely, wire * 2)]
+    assert steps.send_frames([], b"") == []
     for wanted, frames in (
         ([lonely], b""),
         ([lonely], wire[:-1]),
@@ -446,12 +446,12 @@ def test_send_frames_refuses_what_is_no_frame_for_each() -> None:
         ([lonely] * 2, wire),
     ):
         with pytest.raises(ValueError, match="a socket and a frame for each"):
-            runs.send_frames(wanted, frames)
+            steps.send_frames(wanted, frames)
     with pytest.raises(ValueError, match="a socket and a frame for each"):
-        runs.send_frames([None], wire)  # type: ignore[type-var]
-    assert runs.send_frames([lonely], memoryview(bytearray(wire))) == [(lonely, wire)]
+        steps.send_frames([None], wire)  # type: ignore[type-var]
+    assert steps.send_frames([lonely], memoryview(bytearray(wire))) == [(lonely, wire)]
     with pytest.raises(TypeError, match="bytes-like"):
-        runs.send_frames([lonely], 4)  # type: ignore[arg-type]
+        steps.send_frames([lonely], 4)  # type: ignore[arg-type]
 
 
 async def test_a_transport_tells_where_it_comes_from(server: Server) -> None:

@@ -12,7 +12,7 @@ from downrange.broker.handlers.plain_sends import PlainSends
 from downrange.broker.held_pulls import HeldPulls
 from downrange.broker.message_writer import MessageWriter
 from downrange.broker.statistics import LARGE, Statistics
-from downrange.compiled import runs
+from downrange.compiled import steps
 from downrange.protocol.bodies.plain_send import SendReply
 from downrange.protocol.framing import encode
 from downrange.store.config import FlushDiskType
@@ -21,7 +21,7 @@ from downrange.store.log.commit_log import CommitLog
 from tests.support.broker_client import BrokerClient, client_of, standalone
 from tests.support.callers import callers, reply
 
-if runs is None:
+if steps is None:
     pytest.skip("without the compiled module nothing is taken together", allow_module_level=True)
 
 CALLERS = 12

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from downrange.compiled import runs
+from downrange.compiled import steps
 from downrange.model.errors import MQError
 from downrange.protocol.codes import ResponseCode, SerializeType
 from downrange.protocol.command import Command, request
@@ -69,8 +69,8 @@ class Peer:
 def reading(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server reads its connections together where it can, else by the loop's own transports."""
     if request.param == "by the loop":
-        monkeypatch.setattr("downrange.transport.server.runs", None)
-    elif runs is None:
+        monkeypatch.setattr("downrange.transport.server.steps", None)
+    elif steps is None:
         pytest.skip("this needs the compiled module")
 
 

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from downrange.compiled import runs
+from downrange.compiled import steps
 from tests.support import compiled_checks as checks
 
-pytestmark = pytest.mark.skipif(runs is None, reason="built without a compiler, or DOWNRANGE_PURE is set")
+pytestmark = pytest.mark.skipif(steps is None, reason="built without a compiler, or DOWNRANGE_PURE is set")
 SEEDS = st.integers(0, 2**64).map(Random)
 
 

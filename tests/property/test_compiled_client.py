@@ -18,12 +18,12 @@ from downrange.client.consumer.messages import ReceivedMessage
 from downrange.client.first_attempt import FirstAttempt
 from downrange.client.messages import outgoing_rules
 from downrange.client.retry import SendKind
-from downrange.compiled import runs
+from downrange.compiled import steps
 from downrange.model.message import Message, MessageQueue
 from tests.support import compiled_client_checks as checks
 from tests.support.leaks import check_no_leaks
 
-pytestmark = pytest.mark.skipif(runs is None, reason="built without a compiler, or DOWNRANGE_PURE is set")
+pytestmark = pytest.mark.skipif(steps is None, reason="built without a compiler, or DOWNRANGE_PURE is set")
 CAPTURED = checks.captured_replies()
 QUEUE = MessageQueue(checks.TOPIC, "broker-a", 1)
 SEEDS = st.integers(0, 2**64).map(Random)
@@ -53,7 +53,7 @@ def test_genuine_replies_are_taken() -> None:
     """Not those to a batch, to a half message or of another kind: but there are enough."""
     asked = [checks.Asking([("ID", checks.TOPIC, QUEUE)] * 5, -1) for _ in CAPTURED]
     taken = [
-        runs.take_stored([frame], 0, each.requests, checks.KINDS) for frame, each in zip(CAPTURED, asked, strict=True)
+        steps.take_stored([frame], 0, each.requests, checks.KINDS) for frame, each in zip(CAPTURED, asked, strict=True)
     ]
     assert taken.count(1) > 20
 
@@ -78,12 +78,12 @@ def test_a_waiter_that_fails_ends_it_as_in_python() -> None:
 
     asking.waiting[1].set_result = fail  # type: ignore[method-assign]
     with pytest.raises(LookupError):
-        runs.take_stored(frames, 0, asking.requests, checks.KINDS)
+        steps.take_stored(frames, 0, asking.requests, checks.KINDS)
     assert list(asking.requests) == [2]
 
 
 def test_no_reference_is_kept_or_lost() -> None:
-    taken: Any = runs
+    taken: Any = steps
     rules = outgoing_rules(ProducerConfig(namespace="tenant"))
     message = Message("orders", b"body", "tag", "key", properties={"a": "b"})
     odd = Message("orders", b"body", "tag", "é")

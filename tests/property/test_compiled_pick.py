@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from downrange.compiled import runs
+from downrange.compiled import steps
 from tests.support import compiled_pick_checks as checks
 from tests.support.leaks import check_no_leaks
 
-pytestmark = pytest.mark.skipif(runs is None, reason="built without a compiler, or DOWNRANGE_PURE is set")
+pytestmark = pytest.mark.skipif(steps is None, reason="built without a compiler, or DOWNRANGE_PURE is set")
 SEEDS = st.integers(0, 2**64).map(Random)
 
 
@@ -48,7 +48,7 @@ def test_a_condition_that_raises_says_no_or_is_left_to_the_twin(error: type[Exce
         asked.append(find("a"))
         raise error("no")
 
-    taken: Any = runs
+    taken: Any = steps
     assert taken.pick_by_properties(first, 5, (("a", b"a"),), condition) == outcome
     assert len(asked) == 1
 
@@ -59,13 +59,13 @@ def test_memory_that_ran_out_is_an_error() -> None:
     def condition(find: Any) -> bool:
         raise MemoryError
 
-    taken: Any = runs
+    taken: Any = steps
     with pytest.raises(MemoryError):
         taken.pick_by_properties(found, 5, (("a", b"a"),), condition)
 
 
 def test_no_reference_is_kept_or_lost() -> None:
-    taken: Any = runs
+    taken: Any = steps
     entries, view, *numbers = checks.recorded(Random(5), spoilt=False)
     log = bytearray(view)
     found = entries, log, *numbers

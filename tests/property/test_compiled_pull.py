@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from downrange.compiled import runs
+from downrange.compiled import steps
 from downrange.protocol.bodies.plain_pull import PullReplyHead
 from tests.support import compiled_pull_checks as checks
 from tests.support.leaks import check_no_leaks
 
-pytestmark = pytest.mark.skipif(runs is None, reason="built without a compiler, or DOWNRANGE_PURE is set")
+pytestmark = pytest.mark.skipif(steps is None, reason="built without a compiler, or DOWNRANGE_PURE is set")
 SEEDS = st.integers(0, 2**64).map(Random)
 
 
@@ -35,7 +35,7 @@ def test_arguments_that_only_a_bug_can_pass_are_refused(random: Random) -> None:
 
 @pytest.mark.parametrize("kind", [0, 1])
 def test_no_reference_is_kept_or_lost(kind: int) -> None:
-    taken: Any = runs
+    taken: Any = steps
     entries, _, start, readable, most_bytes = checks.backlog(Random(5), spoilt=False)
     log = bytearray(readable)
     pieces = PullReplyHead().pieces[kind]

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from downrange.compiled import runs
+from downrange.compiled import steps
 from downrange.protocol.bodies.plain_send import parse_send
 from downrange.protocol.framing import Frame
 from tests.support import compiled_cases as cases
 from tests.support import compiled_send_checks as checks
 
-pytestmark = pytest.mark.skipif(runs is None, reason="built without a compiler, or DOWNRANGE_PURE is set")
+pytestmark = pytest.mark.skipif(steps is None, reason="built without a compiler, or DOWNRANGE_PURE is set")
 SEEDS = st.integers(0, 2**64).map(Random)
 
 

@@ -52,7 +52,7 @@ def _compare(root: Path, entries: int) -> None:
 
 
 def checked_without_twins(root: Path, *, slots: int, entries: int) -> StoreReport:
-    with patch.object(check, "runs", None), patch.object(queues_in_log, "runs", None):
+    with patch.object(check, "steps", None), patch.object(queues_in_log, "steps", None):
         return checked(root, slots=slots, entries=entries)
 
 
@@ -70,7 +70,7 @@ def _damage_what_is_derived(random: Random, root: Path) -> None:
 
 def refuses_nonsense_about_a_check(random: Random) -> None:
     """Damaged records in a buffer of their own, and arguments that only a bug can pass: no error, nothing half done."""
-    runs: Any = compiled.runs
+    steps: Any = compiled.steps
     log = bytearray()
     for number in range(4):
         one = bytearray(record(random, 5 + number))
@@ -93,18 +93,18 @@ def refuses_nonsense_about_a_check(random: Random) -> None:
         changed[random.randrange(len(changed))] = random.choice(NONSENSE)
         place = tuple(changed)
     arguments: list[Any] = [
-        bytes(log), 0, len(log), 1000, {(b"TopicA", 1): random.choice((0, 0, 0, 12, "x"))}, runs.TopicTable(), rows,
+        bytes(log), 0, len(log), 1000, {(b"TopicA", 1): random.choice((0, 0, 0, 12, "x"))}, steps.TopicTable(), rows,
         bytearray(random.choice((0, 99, 100))), 100, place, random.choice((0, NOW)),
     ]  # fmt: skip
     if random.random() < 0.5:
         arguments[random.randrange(len(arguments))] = random.choice(NONSENSE)
     before = list(rows), list(newest)
-    found = runs.check_records(*arguments)
+    found = steps.check_records(*arguments)
     if found is None:
         assert (list(rows), list(newest)) == before
     elif random.random() < 0.5:  # with what the table has learnt, and other rows
         rows[:] = array("q", before[0][: random.choice((0, 5, NUMBERS))])
-        runs.check_records(*arguments)
+        steps.check_records(*arguments)
     else:
         assert 0 <= found[0] <= len(log)
         assert found[1] > 0 or found[5] is not None

@@ -32,9 +32,9 @@ def same_files(random: Random, root: str) -> None:
     with_twins = _filled(Random(seed), Path(root, "compiled"))
     with ExitStack() as stack:
         for module in (commit_log, dispatcher, key_index):
-            stack.enter_context(patch.object(module, "runs", None))
+            stack.enter_context(patch.object(module, "steps", None))
         assert _filled(Random(seed), Path(root, "mixed")) == with_twins  # the runs are compiled ones
-        stack.enter_context(patch.object(run, "runs", None))
+        stack.enter_context(patch.object(run, "steps", None))
         assert _filled(Random(seed), Path(root, "pure")) == with_twins
     for other in ("mixed", "pure"):
         assert files_of(Path(root, "compiled")) == files_of(Path(root, other))
@@ -85,7 +85,7 @@ _NONSENSE: tuple[Any, ...] = (None, "x", b"x", 2**63, -(2**63), -1, 2**31, 1.5, 
 
 def refuses_nonsense(random: Random) -> None:
     """Spoil one thing: the twins say no, and nothing is different afterwards; or it made no difference to them."""
-    runs: Any = compiled.runs
+    steps: Any = compiled.steps
     good, other = _State(), _State()
     other.row = 8
     tails = QueueTails()
@@ -119,40 +119,40 @@ def refuses_nonsense(random: Random) -> None:
             numbers = list(rows)
             arguments: list[Any] = [run, cases.HOSTS[0], cases.HOSTS[1], NOW, memory, 0, 3000, 0, rows]
             arguments[random.randrange(len(arguments))] = spoilt
-            if runs.append_run(*arguments) is None:
+            if steps.append_run(*arguments) is None:
                 assert (bytes(memory), list(rows)) == (before, numbers)
             numbers, entries = list(rows), bytes(tail)
             run.places = places
             arguments = [run, rows, tail]
             arguments[random.randrange(len(arguments))] = spoilt
-            assert runs.put_entries(*arguments) is None
+            assert steps.put_entries(*arguments) is None
             assert (list(rows), bytes(tail)) == (numbers, entries)
             arguments = [run, memory, 7, 2, 60, 0, 0, 0]
             before = bytes(memory)
             arguments[random.randrange(len(arguments))] = spoilt
-            if runs.index_keys(*arguments) is None:
+            if steps.index_keys(*arguments) is None:
                 assert memory == before
             return
-    run = runs.run_of(messages, [], 310)
+    run = steps.run_of(messages, [], 310)
     if run is None:
         return
     numbers = list(rows)
     limit = random.choice((len(memory), len(memory) + 1, 100))
-    if runs.append_run(run, *cases.HOSTS[:2], NOW, memory, 0, limit, 0, rows) is None:
+    if steps.append_run(run, *cases.HOSTS[:2], NOW, memory, 0, limit, 0, rows) is None:
         assert (bytes(memory), list(rows)) == (before, numbers)
     else:
         assert memory[:8] != before[:8]
     with suppress(TypeError):
         run.places = random.choice((places, places[:2], [*places[:2], spoilt], [*places[:2], (spoilt, 1, 6)]))
     numbers, entries = list(rows), bytes(tail)
-    if runs.put_entries(run, rows, tail) is None:
+    if steps.put_entries(run, rows, tail) is None:
         assert (list(rows), bytes(tail)) == (numbers, entries)
     before = bytes(memory)
-    if runs.index_keys(run, memory, 7, 2, random.choice((10, 150, 10**6)), 0, 0, 0) is None:
+    if steps.index_keys(run, memory, 7, 2, random.choice((10, 150, 10**6)), 0, 0, 0) is None:
         assert memory == before
 
 
 def _run_of(messages: list[Any]) -> Any:
-    run = compiled.runs.run_of(messages, [], 310)
+    run = compiled.steps.run_of(messages, [], 310)
     assert run is not None
     return run

@@ -132,7 +132,7 @@ def is_usual(one: Message, rules: ProducerConfig) -> bool:
 def same_outgoing(random: Random) -> None:
     one, rules = message(random), config(random)
     number, now = random.getrandbits(40), random.getrandbits(41)
-    made = compiled.runs.make_outgoing(one, "wire", STEM, number, now, outgoing_rules(rules))
+    made = compiled.steps.make_outgoing(one, "wire", STEM, number, now, outgoing_rules(rules))
     try:
         expected = outgoing(one, f"{STEM}{number & 0xFFFF:04X}", rules, "wire", now)
     except (MQError, AttributeError, TypeError, ValueError):
@@ -152,7 +152,7 @@ def same_send(random: Random) -> None:
     start = max(0, now - random.choice((0, 1, 2**31 - 1)))
     month = STEM[:20], start, now + random.choice((0, 1, 1, 1))
     queue, begun = MessageQueue("wire", "broker-a", random.getrandbits(31)), random.random()
-    made = compiled.runs.make_send(
+    made = compiled.steps.make_send(
         one,
         "wire",
         month,
@@ -195,7 +195,7 @@ def same_batch(random: Random) -> None:
             one.wait_store_msg_ok = waits
     first, now = random.getrandbits(30), random.getrandbits(41)
     numbers = count(first).__next__
-    made = compiled.runs.make_batch(members, TOPIC, "wire", STEM, numbers, now, outgoing_rules(rules))
+    made = compiled.steps.make_batch(members, TOPIC, "wire", STEM, numbers, now, outgoing_rules(rules))
     ids = (f"{STEM}{number & 0xFFFF:04X}" for number in count(first))
     try:
         assert check_batch(members) == TOPIC
@@ -220,7 +220,7 @@ def same_frame(random: Random) -> None:
         said = random.choice(("", "\ud800", "x" * 3000, "\x01" * 3000, cast(str, None), TextLike("x")))
     body = random.randbytes(random.choice((0, 1, 128, 5000)))
     most = random.choice((MAX_FRAME - 4, MAX_FRAME - 4, MAX_FRAME - 4, 400))
-    made = compiled.runs.encode_send(TEMPLATE.pieces, opaque, *numbers, said, body, most)  # type: ignore[call-arg, arg-type]
+    made = compiled.steps.encode_send(TEMPLATE.pieces, opaque, *numbers, said, body, most)  # type: ignore[call-arg, arg-type]
     if made is None:
         is_short = isinstance(said, str) and type(said) is str and "\ud800" not in said and len(said) < 2000
         assert most == 400 or opaque == 2**31 or not is_short
@@ -314,7 +314,7 @@ def same_replies_taken(random: Random, captured: list[Frame]) -> None:
     done = random.randrange(12)
     ours, theirs = Asking(expected, done), Asking(expected, done)
     at = random.choice((0, 0, 1))
-    taken = compiled.runs.take_stored(frames, at, ours.requests, KINDS)
+    taken = compiled.steps.take_stored(frames, at, ours.requests, KINDS)
     assert taken is not None
     until = take_in_python(frames[:taken], at, cast(Connection, theirs))
     assert until == taken, "what the compiled function takes, the other takes"
@@ -368,7 +368,7 @@ def same_messages(random: Random) -> None:
             spoilt[random.randrange(len(spoilt))] = random.choice((0, 1, 0x7F, 0x80, 0xFF, random.getrandbits(8)))
         data = bytes(spoilt[: random.choice((len(spoilt), len(spoilt), random.randrange(len(spoilt) + 1)))])
     queue = MessageQueue(TOPIC, "broker-a", 1)
-    read = compiled.runs.read_pulled(data, queue, TOPIC, 10**9, 10**10, ReceivedMessage)
+    read = compiled.steps.read_pulled(data, queue, TOPIC, 10**9, 10**10, ReceivedMessage)
     try:
         expected = read_in_python(data, queue, 10**9, 10**10, 0, "")
     except CorruptRecord:
@@ -386,14 +386,14 @@ def same_messages(random: Random) -> None:
 
 def refuses_nonsense_about_the_client(random: Random) -> None:
     """Spoil one argument: the compiled function says no, or it made no difference."""
-    runs: Any = compiled.runs
+    steps: Any = compiled.steps
     rules = outgoing_rules(ProducerConfig(namespace="tenant"))
     one = Message(TOPIC, b"body", "tag", "key", properties={"a": "b"})
     frames, asking = usual_chunk(random)
     calls: list[tuple[Any, list[Any]]] = [
-        (runs.make_outgoing, [one, TOPIC, STEM, 7, 8, rules]),
+        (steps.make_outgoing, [one, TOPIC, STEM, 7, 8, rules]),
         (
-            runs.make_send,
+            steps.make_send,
             [
                 one,
                 TOPIC,
@@ -410,10 +410,10 @@ def refuses_nonsense_about_the_client(random: Random) -> None:
                 1000,
             ],
         ),
-        (runs.make_batch, [(one, one), TOPIC, TOPIC, STEM, count().__next__, 8, rules]),
-        (runs.encode_send, [TEMPLATE.pieces, 1, 2, 3, 4, 5, "text", b"body", 1000]),
-        (runs.take_stored, [frames, 0, asking.requests, KINDS]),
-        (runs.read_pulled, [record(random), KINDS, TOPIC, 1, 2, ReceivedMessage]),
+        (steps.make_batch, [(one, one), TOPIC, TOPIC, STEM, count().__next__, 8, rules]),
+        (steps.encode_send, [TEMPLATE.pieces, 1, 2, 3, 4, 5, "text", b"body", 1000]),
+        (steps.take_stored, [frames, 0, asking.requests, KINDS]),
+        (steps.read_pulled, [record(random), KINDS, TOPIC, 1, 2, ReceivedMessage]),
     ]
     function, arguments = random.choice(calls)
     for _ in range(random.choice((1, 1, 2))):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from downrange.compiled import runs
+from downrange.compiled import steps
 from downrange.load.outstanding import FIRST_OPAQUE
 from downrange.load.replies import ReplyLayout, learn_layout, read_replies
 from downrange.protocol.codes import SerializeType
@@ -52,7 +52,7 @@ def same_replies_read(random: Random) -> None:
     ours = array("q", random.choices((0, 1, 2, 2**62), (1, 9, 9, 1), k=_SLOTS))
     compiled = ours[:]
     expected = read_replies(*layout, FIRST_OPAQUE, ours, wire, at)
-    assert runs.read_replies(*layout, FIRST_OPAQUE, compiled, wire, at) == expected
+    assert steps.read_replies(*layout, FIRST_OPAQUE, compiled, wire, at) == expected
     assert compiled == ours
 
 
@@ -62,6 +62,6 @@ def refuses_nonsense_about_replies(random: Random) -> None:
     wrong = random.choice((None, "text", 1.5, [], (), object(), memoryview(b"\0" * 8), -1, 2**40))
     right[random.choice((0, 2, 4, 5, 6))] = wrong
     with pytest.raises((TypeError, BufferError)):
-        runs.read_replies(*right)
+        steps.read_replies(*right)
     with pytest.raises(TypeError):
-        runs.read_replies(*right[: random.randrange(7)])
+        steps.read_replies(*right[: random.randrange(7)])

@@ -54,7 +54,7 @@ def same_pick_by_tags(random: Random) -> None:
     codes = frozenset(random.choices(_LONG_CODES, k=random.choice((1, 1, 2, 3, 8))))
     most = random.choice((1, 2, 31, 32, 1000))
     tags = TagCodes(codes)
-    picked = compiled.runs.pick_by_tags(found[0], tags._sorted, most, found[4])
+    picked = compiled.steps.pick_by_tags(found[0], tags._sorted, most, found[4])
     assert picked == tags.pick_in_python(found, most)
     assert picked == _one_by_one(found, most, lambda record, code: tags(code, None))
 
@@ -144,13 +144,13 @@ def same_pick_by_properties(random: Random) -> None:
 
 def refuses_nonsense_about_a_pick(random: Random) -> None:
     """Spoil one argument: the compiled one says no, or it made no difference."""
-    runs: Any = compiled.runs
+    steps: Any = compiled.steps
     found = recorded(random, spoilt=False)
     expression = random.choice(_EXPRESSIONS)
     names = tuple((name, name.encode()) for name in expression.names)
     by_tags: list[Any] = [found[0], b"\0\0\0\0", 5, 1000]
     by_properties: list[Any] = [found, 5, names, expression.condition]
-    for call, arguments in ((runs.pick_by_tags, by_tags), (runs.pick_by_properties, by_properties)):
+    for call, arguments in ((steps.pick_by_tags, by_tags), (steps.pick_by_properties, by_properties)):
         which = random.randrange(len(arguments))
         spoilt = random.choice(_NONSENSE)
         if isinstance(arguments[which], tuple) and random.random() < 0.7:

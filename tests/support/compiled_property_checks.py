@@ -6,7 +6,7 @@ from array import array
 from itertools import pairwise
 from random import Random
 
-from downrange import _runs
+from downrange import _steps
 
 _PIECES = (b"TAGS", b"KEYS", b"a", b"b", b"\x01", b"\x01", b"\x02", b"\x02", "größe".encode(), b"\xff", b"value")
 _NAMES = (b"TAGS", b"KEYS", b"")
@@ -42,7 +42,7 @@ def same_properties(random: Random) -> None:
         buffer += text
         stops.append(len(buffer))
     wants_map = random.random() < 0.5
-    found = _runs.split_properties(bytes(buffer), starts, stops, _NAMES, wants_map)
+    found = _steps.split_properties(bytes(buffer), starts, stops, _NAMES, wants_map)
     expected = [plain_pairs(text) for text in texts]
     if found is None:
         assert None in expected
@@ -77,14 +77,14 @@ def same_walk(random: Random) -> None:
         starts.append(len(buffer))
         size = random.randrange(91, 200)
         buffer += size.to_bytes(4, "big") + random.randbytes(size - 4)
-    assert _runs.walk_records(bytes(buffer)) == starts.tobytes()
+    assert _steps.walk_records(bytes(buffer)) == starts.tobytes()
     if buffer:
         cut = bytes(buffer[: -random.randrange(1, 90)])
-        assert _runs.walk_records(cut) is None
+        assert _steps.walk_records(cut) is None
         at = random.choice(starts)
         buffer[at : at + 4] = random.choice([0, 90, len(buffer) + 1, 2**31, 2**32 - 1]).to_bytes(4, "big")
-        assert _runs.walk_records(bytes(buffer)) is None
-    _runs.walk_records(random.randbytes(random.randrange(300)))
+        assert _steps.walk_records(bytes(buffer)) is None
+    _steps.walk_records(random.randbytes(random.randrange(300)))
 
 
 def refuses_nonsense_about_properties(random: Random) -> None:
@@ -100,6 +100,6 @@ def refuses_nonsense_about_properties(random: Random) -> None:
     which = random.randrange(len(good))
     bad = [*good]
     bad[which] = random.choice(wrong[which])
-    assert _runs.split_properties(*bad) is None  # type: ignore[arg-type]
-    assert _runs.split_properties(*good) is not None  # type: ignore[arg-type]
-    assert _runs.walk_records(random.choice([None, 1, "text"])) is None  # type: ignore[arg-type]
+    assert _steps.split_properties(*bad) is None  # type: ignore[arg-type]
+    assert _steps.split_properties(*good) is not None  # type: ignore[arg-type]
+    assert _steps.walk_records(random.choice([None, 1, "text"])) is None  # type: ignore[arg-type]

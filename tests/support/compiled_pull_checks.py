@@ -58,7 +58,7 @@ def same_pull_reply(random: Random) -> None:
     opaque = random.choice((0, 7, -1, 2**31 - 1, -(2**31)))
     first, second, third, fourth = (random.choice((0, 9, 10, random.getrandbits(62), -1, -(2**63))) for _ in range(4))
     numbers = first, second, third, fourth
-    framed = compiled.runs.encode_pull(_HEAD.pieces[kind], kind, opaque, numbers, found)
+    framed = compiled.steps.encode_pull(_HEAD.pieces[kind], kind, opaque, numbers, found)
     expected = records_of(found)
     if framed is None:
         assert spoilt or expected is None or expected[2] > 64 * 1024, "what is usual is for the twin"
@@ -90,9 +90,9 @@ def refuses_nonsense_about_a_pull(random: Random) -> None:
         del arguments[which]
     else:
         arguments[which] = spoilt
-    runs: Any = compiled.runs
-    made = runs.encode_pull(*arguments)
+    steps: Any = compiled.steps
+    made = steps.encode_pull(*arguments)
     assert made is None or (type(made[0]) is bytes and type(made[1]) is int)
     large = tuple(b"x" * random.choice((1, 300, 1000)) for _ in range(7 if kind else 6))
-    made = runs.encode_pull(large, kind, 7, (0, 1, 2, 3), found)
+    made = steps.encode_pull(large, kind, 7, (0, 1, 2, 3), found)
     assert made is None or sum(map(len, large)) < 1024

@@ -88,7 +88,7 @@ def same_slaves(random: Random, root: str) -> None:
 
 def refuses_nonsense_about_a_replay(random: Random) -> None:
     """Damaged records in a buffer of their own, and arguments that only a bug can pass: no error, nothing half done."""
-    runs: Any = compiled.runs
+    steps: Any = compiled.steps
     tails = QueueTails()
     state = _State(tails.add_row())
     tails.make_room(random.choice((0, 1, 20)))
@@ -106,7 +106,7 @@ def refuses_nonsense_about_a_replay(random: Random) -> None:
         changed[random.randrange(8)] = random.choice(NONSENSE)
         place = tuple(changed)
     arguments: list[Any] = [
-        bytes(log), 0, len(log), 1000, random.random() < 0.5, {(b"TopicA", 1): state}, runs.TopicTable(),
+        bytes(log), 0, len(log), 1000, random.random() < 0.5, {(b"TopicA", 1): state}, steps.TopicTable(),
         random.choice(([state], [], [None])), random.choice((None, {})),
         random.choice((None, {}, {("TopicA", 1): 1})), tails.rows, tails.memory, place,
         random.choice((0, 1000, 1200, 2**62)),
@@ -116,10 +116,10 @@ def refuses_nonsense_about_a_replay(random: Random) -> None:
     if random.random() < 0.2:
         setattr(state, random.choice(("row", "topic", "is_special")), random.choice(NONSENSE))
     before = list(tails.rows), bytes(tails.memory), bytes(index)
-    replayed = runs.replay_records(*arguments)
+    replayed = steps.replay_records(*arguments)
     if replayed is not None and random.random() < 0.5:  # with what the table has learnt, and other rows
         tails.rows[:] = type(tails.rows)("q", before[0][: random.choice((0, 5, 8))])
-        runs.replay_records(*arguments)
+        steps.replay_records(*arguments)
     elif replayed is None:
         assert (list(tails.rows), bytes(tails.memory), bytes(index)) == before
     else:
@@ -241,5 +241,5 @@ def without_twins() -> ExitStack:
     """Python only, for as long as this is entered."""
     with ExitStack() as stack:
         for module in (bulk_replay, commit_log, dispatcher, key_index):
-            stack.enter_context(patch.object(module, "runs", None))
+            stack.enter_context(patch.object(module, "steps", None))
         return stack.pop_all()

@@ -51,7 +51,7 @@ for _topic, _write_queues in (("TopicA", 16), ("a", 1), ("T\u00f6pic", 2), ('quo
     know_topic(_topic, (0, 1, 10), _write_queues)
 _TOPICS["NoQueues"] = 4
 _COMPILED: tuple[Any, ...] = (
-    compiled.runs and compiled.runs.TopicTable(),
+    compiled.steps and compiled.steps.TopicTable(),
     _DESTINATIONS.get,
     _BY_ROW,
     FITS,
@@ -91,7 +91,7 @@ def in_python(frame: Frame) -> Run | None:
 
 def same_run(frame: Frame) -> bool:
     """Whether the twin took it at all."""
-    run = compiled.runs.plain_run([frame], 0, *_COMPILED)
+    run = compiled.steps.plain_run([frame], 0, *_COMPILED)
     if run is None:
         return False
     expected = in_python(frame)
@@ -108,11 +108,11 @@ def same_runs(random: Random) -> None:
     at = random.randrange(len(frames))
     expected: list[Run] = []
     for frame in frames[at:]:
-        one = compiled.runs.plain_run([frame], 0, *_COMPILED)
+        one = compiled.steps.plain_run([frame], 0, *_COMPILED)
         if one is None or (expected and expected[0].code != one.code):
             break
         expected.append(one)
-    run = compiled.runs.plain_run(frames, at, *_COMPILED)
+    run = compiled.steps.plain_run(frames, at, *_COMPILED)
     if not expected:
         assert run is None
         return
@@ -148,13 +148,13 @@ def same_replies(random: Random) -> None:
         sends.append((random.randrange(2), opaque, random.choice((0, 0, 2)), queue_id, random.choice((1, 1, 2, 40))))
     numbers = (0, 9, 10, random.getrandbits(62), 2**63 - 2**31)
     count = sum(sent[4] for sent in sends) + random.randrange(2)
-    run = compiled.runs.run_of([cases.message(random, _State()) for _ in range(count)], sends, 310)  # type: ignore[arg-type]
+    run = compiled.steps.run_of([cases.message(random, _State()) for _ in range(count)], sends, 310)  # type: ignore[arg-type]
     assert run is not None
     if count == 0:
-        assert compiled.runs.encode_answers(reply._json_pieces, reply._binary_pieces, reply._id_size, run) is None
+        assert compiled.steps.encode_answers(reply._json_pieces, reply._binary_pieces, reply._id_size, run) is None
         return
     run.places = [(random.choice(numbers), 200, random.choice(numbers)) for _ in range(count)]
-    encoded = compiled.runs.encode_answers(reply._json_pieces, reply._binary_pieces, reply._id_size, run)
+    encoded = compiled.steps.encode_answers(reply._json_pieces, reply._binary_pieces, reply._id_size, run)
     assert encoded is not None
     assert encoded == reply.encode_in_python(run)
 
@@ -170,7 +170,7 @@ _NONSENSE: tuple[Any, ...] = (None, "x", b"x", 2**63, -(2**63), -1, 2**31, 1.5, 
 
 def refuses_nonsense_about_sends(random: Random) -> None:
     """Arguments and elements of the wrong kind are refused, or made no difference."""
-    runs: Any = compiled.runs
+    steps: Any = compiled.steps
     spoilt = random.choice(_NONSENSE)
     frames = [
         cases.send(random),
@@ -180,16 +180,18 @@ def refuses_nonsense_about_sends(random: Random) -> None:
         topic: random.choice((packed, packed[: random.randrange(12)], spoilt))
         for topic, packed in _DESTINATIONS.items()
     }
-    runs.plain_run(frames, 0, runs.TopicTable(), destinations.get, *_COMPILED[2:])
+    steps.plain_run(frames, 0, steps.TopicTable(), destinations.get, *_COMPILED[2:])
     arguments: list[Any] = [frames, 0, *_COMPILED]
     arguments[random.randrange(len(arguments))] = spoilt
-    runs.plain_run(*arguments)
+    steps.plain_run(*arguments)
     pieces = (b"x" * 20,) * random.choice((4, 5, 6)), random.choice(((b"x" * 24,) * 6, (b"x",) * 6, spoilt))
     messages = [cases.message(random, _State()) for _ in range(3)]  # type: ignore[arg-type]
     sends = [(0, 1, 0, 1, random.choice((0, 1, 2, 3, 2**16 + 1))), random.choice((spoilt, (1, spoilt, 0, 1, 1)))]
-    runs.run_of(messages, sends, 310)
-    run = runs.run_of(messages, [(0, 1, 0, 1, 2)], 310)
+    steps.run_of(messages, sends, 310)
+    run = steps.run_of(messages, [(0, 1, 0, 1, 2)], 310)
     with suppress(TypeError):
         run.places = [(1, 2, 3), (3, 2, 4), random.choice((spoilt, (1, 2, spoilt), (spoilt, 2, 3), (5, 2, 3)))]
-    runs.encode_answers(*pieces, random.choice((16, 40, 64, spoilt)), random.choice((run, spoilt)))
-    runs.cut_frames(random.choice((b"\0" * 30, spoilt)), random.choice((2**24, spoilt)), random.choice((2**16, spoilt)))
+    steps.encode_answers(*pieces, random.choice((16, 40, 64, spoilt)), random.choice((run, spoilt)))
+    steps.cut_frames(
+        random.choice((b"\0" * 30, spoilt)), random.choice((2**24, spoilt)), random.choice((2**16, spoilt))
+    )

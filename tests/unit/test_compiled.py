@@ -28,7 +28,7 @@ from tests.support.store_files import files_of
 from tests.unit.store.small_store import BORN_HOST, NOW, STORE_HOST, new_message, open_store
 
 ROOT = Path(__file__).parent.parent.parent
-needs_twins = pytest.mark.skipif(compiled.runs is None, reason="built without a compiler, or DOWNRANGE_PURE is set")
+needs_twins = pytest.mark.skipif(compiled.steps is None, reason="built without a compiler, or DOWNRANGE_PURE is set")
 ID = "UNIQ_KEY\x017F0000011A2B18B4AAC2000000000001\x02TAGS\x01TagA"
 
 
@@ -37,7 +37,7 @@ def usual_messages(states: list[QueueState]) -> list[PlainMessage]:
 
 
 def usual_run(states: list[QueueState], places: list[Place] | None = None) -> Run:
-    run = compiled.runs.run_of(usual_messages(states), [], 310)
+    run = compiled.steps.run_of(usual_messages(states), [], 310)
     assert run is not None
     if places is not None:
         run.places = places
@@ -56,7 +56,7 @@ def test_the_environment_can_ask_for_pure_python() -> None:
 
 @needs_twins
 def test_the_twins_take_what_is_usual(tmp_path: Path) -> None:
-    runs = compiled.runs
+    steps = compiled.steps
     store = open_store(tmp_path)
     for queue_id in (0, 1):
         store.append(new_message(queue_id=queue_id, properties=ID.encode()))
@@ -64,19 +64,19 @@ def test_the_twins_take_what_is_usual(tmp_path: Path) -> None:
     run = usual_run([states[0], states[1], states[0]])
     memory = bytearray(4096)
     tails = states[0].tails
-    end = runs.append_run(run, BORN_HOST, STORE_HOST, NOW, memory, 100, 4096, 8192, tails.rows)
+    end = steps.append_run(run, BORN_HOST, STORE_HOST, NOW, memory, 100, 4096, 8192, tails.rows)
     size = 88 + 4 + len(states[0].topic_field) + 2 + len(ID)
     assert end == run.end == 8292 + 3 * size
     assert run.largest == size
     places = run.places
     assert places == [(8292, size, 1), (8292 + size, size, 1), (8292 + 2 * size, size, 2)]
     assert [state.next_offset for state in states] == [3, 2]
-    assert runs.put_entries(run, tails.rows, tails.memory) == []
+    assert steps.put_entries(run, tails.rows, tails.memory) == []
     assert [state.queue.max_offset for state in states] == [3, 2]
     assert states[0].queue.read(2, 1) == ENTRY.pack(places[2][0], size, tags_code("TagA"))
     assert states[1].queue.max_physical_offset == places[1][0] + size
     index = bytearray(40 + 4 * 10 + 20 * 50)
-    assert runs.index_keys(run, index, 10, 2, 50, 1, 0, 0) == (5, 2, places[2][0])
+    assert steps.index_keys(run, index, 10, 2, 50, 1, 0, 0) == (5, 2, places[2][0])
     store.close()
 
 
@@ -104,7 +104,7 @@ def test_messages_of_several_hosts_are_stored_as_if_each_had_come_alone(tmp_path
 
 @needs_twins
 def test_the_twin_says_which_queues_are_to_be_written(tmp_path: Path) -> None:
-    runs = compiled.runs
+    steps = compiled.steps
     store = open_store(tmp_path)
     for queue_id in (0, 1):
         store.append(new_message(queue_id=queue_id))
@@ -114,13 +114,13 @@ def test_the_twin_says_which_queues_are_to_be_written(tmp_path: Path) -> None:
     tails.rows[states[1].row + SPILL_AT] = 60
     first = store.max_offset
     places = [(first + 200 * n, 200, 1 + n // 2) for n in range(8)]
-    assert runs.put_entries(usual_run(states * 4, places), tails.rows, tails.memory) == [states[1].row]
+    assert steps.put_entries(usual_run(states * 4, places), tails.rows, tails.memory) == [states[1].row]
     store.close()
 
 
 @needs_twins
 def test_entries_that_do_not_come_next_are_left_to_the_twin(tmp_path: Path) -> None:
-    runs = compiled.runs
+    steps = compiled.steps
     store = open_store(tmp_path)
     store.append(new_message())
     (state,) = store.queues.states.values()
@@ -130,21 +130,21 @@ def test_entries_that_do_not_come_next_are_left_to_the_twin(tmp_path: Path) -> N
     gap, duplicate, backwards = [1, 3], [1, 0], [1, 2]
     for offsets, step in ((gap, 200), (duplicate, 200), (backwards, -100)):
         places = [(first + step * n, 200, offset) for n, offset in enumerate(offsets)]
-        assert runs.put_entries(usual_run([state] * 2, places), tails.rows, tails.memory) is None
+        assert steps.put_entries(usual_run([state] * 2, places), tails.rows, tails.memory) is None
         assert (list(tails.rows), bytes(tails.memory)) == before
     store.close()
 
 
 @needs_twins
 def test_no_reference_is_kept_or_lost(tmp_path: Path) -> None:
-    runs: Any = compiled.runs
+    steps: Any = compiled.steps
     store = open_store(tmp_path)
     store.append(new_message(properties=ID.encode()))
     (state,) = store.queues.states.values()
     frames = [cases.send(Random(seed)) for seed in range(200)]
     chunk = b"".join(cases.wire(Random(seed)) for seed in range(20))
     destinations = {topic: cases.packed(topic, (0, 0)) for topic in ("TopicA", "a")}
-    table = runs.TopicTable()
+    table = steps.TopicTable()
     reply = SendReply(0, STORE_HOST, "DefaultRegion", trace_on=True)
     messages = usual_messages([state] * 3)
     places = [(10**6 + 200 * n, 200, 1 + n) for n in range(3)]
@@ -174,15 +174,15 @@ def test_no_reference_is_kept_or_lost(tmp_path: Path) -> None:
         table.forget("a")
         table.forget("TopicA")
         rows[:], tail[:] = put_before
-        run = runs.run_of(messages, sends, 310)
-        assert runs.append_run(run, BORN_HOST, STORE_HOST, NOW, memory, 0, 400, 0, rows) is None
-        assert runs.append_run(run, BORN_HOST, STORE_HOST, NOW, b"", 0, 4096, 0, rows) is None
-        assert runs.append_run(run, BORN_HOST, STORE_HOST, NOW, memory, 0, 4096, 0, b"") is None
-        assert runs.encode_answers(*pieces, run) is None
-        assert runs.append_run(run, BORN_HOST, STORE_HOST, NOW, memory, 0, 4096, 0, rows)
-        assert runs.append_run(run, BORN_HOST, STORE_HOST, NOW, memory, 0, 4096, 0, rows) is None
-        assert runs.run_of([*messages, None], sends, 310) is None
-        assert runs.run_of(messages, [*sends, None], 310) is None
+        run = steps.run_of(messages, sends, 310)
+        assert steps.append_run(run, BORN_HOST, STORE_HOST, NOW, memory, 0, 400, 0, rows) is None
+        assert steps.append_run(run, BORN_HOST, STORE_HOST, NOW, b"", 0, 4096, 0, rows) is None
+        assert steps.append_run(run, BORN_HOST, STORE_HOST, NOW, memory, 0, 4096, 0, b"") is None
+        assert steps.encode_answers(*pieces, run) is None
+        assert steps.append_run(run, BORN_HOST, STORE_HOST, NOW, memory, 0, 4096, 0, rows)
+        assert steps.append_run(run, BORN_HOST, STORE_HOST, NOW, memory, 0, 4096, 0, rows) is None
+        assert steps.run_of([*messages, None], sends, 310) is None
+        assert steps.run_of(messages, [*sends, None], 310) is None
         assert (run.messages, run.sends, run.states) == (messages, sends, [state] * 3)
         run.places = places
         with suppress(TypeError):  # what pytest knows of an exception would be counted below
@@ -190,16 +190,16 @@ def test_no_reference_is_kept_or_lost(tmp_path: Path) -> None:
         assert run.places == []
         run.places = places
         assert (run[1], run.places, run.end, run.requests) == (messages[1], places, 10**6 + 600, 2)
-        assert runs.put_entries(run, rows, tail) == []
-        assert runs.put_entries(run, rows, tail) is None
-        assert runs.index_keys(run, memory, 10, 2, 100, 0, 0, 0)
-        assert runs.index_keys(run, memory, 10, 2, 4, 0, 0, 0) is None
-        assert runs.encode_answers(*pieces, run)
-        assert runs.encode_answers(*pieces, messages) is None
-        assert runs.cut_frames(chunk, 2**24, 2**16)
-        assert runs.cut_frames(chunk, 100, 2**16) is None
+        assert steps.put_entries(run, rows, tail) == []
+        assert steps.put_entries(run, rows, tail) is None
+        assert steps.index_keys(run, memory, 10, 2, 100, 0, 0, 0)
+        assert steps.index_keys(run, memory, 10, 2, 4, 0, 0, 0) is None
+        assert steps.encode_answers(*pieces, run)
+        assert steps.encode_answers(*pieces, messages) is None
+        assert steps.cut_frames(chunk, 2**24, 2**16)
+        assert steps.cut_frames(chunk, 100, 2**16) is None
         for at in range(len(frames)):
-            run = runs.plain_run(frames, at, table, destinations.get, [state], 700, 3000, b"CLUSTER\x01c")
+            run = steps.plain_run(frames, at, table, destinations.get, [state], 700, 3000, b"CLUSTER\x01c")
             if run is not None:
                 assert len(run) == len(run.messages) == len(run.states)
 
@@ -233,13 +233,13 @@ def test_without_a_compiler_the_wheel_is_pure(tmp_path: Path, compiler: str) -> 
 def test_with_a_compiler_the_wheel_holds_the_twins(tmp_path: Path) -> None:
     pytest.importorskip("hatchling")
     wheel, said = built_wheel(tmp_path, "cc")
-    module = f"_runs{get_config_var('EXT_SUFFIX')}"
+    module = f"_steps{get_config_var('EXT_SUFFIX')}"
     with wheel:
         assert "none-any" not in str(wheel.filename), said
         wheel.extract(f"downrange/{module}", tmp_path)
     code = f"""
 from importlib.util import module_from_spec, spec_from_file_location
-spec = spec_from_file_location("downrange._runs", {str(tmp_path / "downrange" / module)!r})
+spec = spec_from_file_location("downrange._steps", {str(tmp_path / "downrange" / module)!r})
 module = module_from_spec(spec)
 print(module.cut_frames(None, 1, 1))
 """

@@ -1,5 +1,5 @@
 /* CRC-32 as zlib computes it. */
-#include "runs.h"
+#include "steps.h"
 
 static uint32_t crc_table[8][256];
 

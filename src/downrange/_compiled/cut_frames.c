@@ -1,5 +1,5 @@
 /* A chunk into frames: protocol/framing.py, FrameDecoder.frames. */
-#include "runs.h"
+#include "steps.h"
 
 /* Where the first incomplete frame begins; -1 when a length breaks a rule. */
 Py_ssize_t whole_frames(const byte *start, Py_ssize_t size, int64_t max_length, int64_t max_header) {

@@ -1,6 +1,6 @@
 /* The reply to a pull with its records: PullReplyHead.encode of protocol/bodies/plain_pull.py before
    records_of of store/queue/backlog.py. */
-#include "runs.h"
+#include "steps.h"
 
 #define COPY_BELOW (64 * 1024) /* records that are more than this go out as they lie in the log, if they can */
 #define NUMBERS 160 /* more than the prefix, the fixed part and all numbers of a reply take */

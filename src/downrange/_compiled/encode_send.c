@@ -1,5 +1,5 @@
 /* The frame of a send: protocol/bodies/send_template.py, SendTemplate.frame. */
-#include "runs.h"
+#include "steps.h"
 
 #define HEADER_ROOM 16384 /* a header of that many bytes is built here before its size is known */
 #define NUMBERS 120       /* more than the five numbers of a header take */

@@ -4,7 +4,7 @@
 #ifndef DOWNRANGE_JSON_TEXT_H
 #define DOWNRANGE_JSON_TEXT_H
 
-#include "runs.h"
+#include "steps.h"
 
 static inline int is_text(const Text *text, const char *other) {
     return text->size == (Py_ssize_t)strlen(other) && !text->has_escapes && !memcmp(text->at, other, strlen(other));

@@ -1,5 +1,5 @@
 /* Messages on their way out: client/messages.py, outgoing, check_batch and batches; client/plain_sends.py, ask. */
-#include "runs.h"
+#include "steps.h"
 
 #include <structmember.h>
 

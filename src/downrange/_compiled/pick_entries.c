@@ -1,6 +1,6 @@
 /* Which entries of a queue a reader wants: TagCodes.pick of store/queue/tag_codes.py, PropertyFilter.pick of
  * store/queue/property_filter.py. Both look at one entry after the other until a reply has as much as it may have. */
-#include "runs.h"
+#include "steps.h"
 
 #define MOST_NAMES 16
 #define BODY_LENGTH_AT 84 /* of a record with IPv4 hosts; see model/record.py */

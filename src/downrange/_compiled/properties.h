@@ -2,7 +2,7 @@
 #ifndef DOWNRANGE_PROPERTIES_H
 #define DOWNRANGE_PROPERTIES_H
 
-#include "runs.h"
+#include "steps.h"
 
 /* A part of a message's properties; of size 0 when it is missing. */
 typedef struct {

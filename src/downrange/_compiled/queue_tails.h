@@ -2,7 +2,7 @@
 #ifndef DOWNRANGE_QUEUE_TAILS_H
 #define DOWNRANGE_QUEUE_TAILS_H
 
-#include "runs.h"
+#include "steps.h"
 
 enum { NEXT, END, PHYSICAL_END, AT, MESSAGES, BYTES, SPILL_AT, START, ROW };
 enum { FREE_BLOCK, USED_BYTES, BLOCKS_IN_USE };

@@ -1,5 +1,5 @@
 /* Records into messages: client/consumer/messages.py, read_pulled. */
-#include "runs.h"
+#include "steps.h"
 
 #define FIXED_SIZE 91 /* of a record without body, topic and properties */
 #define BODY_AT 88

@@ -1,6 +1,6 @@
 /* Replies to sends of the load generator: load/replies.py, read_replies. There is nothing that this one leaves to
    its twin, so wrong arguments are an exception. */
-#include "runs.h"
+#include "steps.h"
 
 #define OPAQUE_DIGITS 9
 

@@ -2,7 +2,7 @@
 #ifndef DOWNRANGE_RECORDS_H
 #define DOWNRANGE_RECORDS_H
 
-#include "runs.h"
+#include "steps.h"
 
 #define MAGIC_V1 0xDAA320A7u
 #define HEAD_SIZE 88 /* all that precedes the body, when both hosts are IPv4 */

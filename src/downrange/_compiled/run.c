@@ -279,7 +279,7 @@ static PySequenceMethods as_sequence = {.sq_length = length_of, .sq_item = (ssiz
 
 PyTypeObject run_type = {
     PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "downrange._runs.Run",
+    .tp_name = "downrange._steps.Run",
     .tp_basicsize = sizeof(Run),
     .tp_dealloc = (destructor)free_run,
     .tp_as_sequence = &as_sequence,

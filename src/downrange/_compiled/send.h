@@ -2,7 +2,7 @@
 #ifndef DOWNRANGE_SEND_H
 #define DOWNRANGE_SEND_H
 
-#include "runs.h"
+#include "steps.h"
 
 typedef struct {
     uint32_t seen; /* one bit for each letter of the V2 names */

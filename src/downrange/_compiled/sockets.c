@@ -3,7 +3,7 @@
  *
  * Making an object may start the garbage collector, and with it anything at all. So whatever is used afterwards is
  * owned, and the table is looked at anew. All calls hold the GIL and belong to the loop's thread. */
-#include "runs.h"
+#include "steps.h"
 #ifdef __linux__
 #include <errno.h>
 #include <structmember.h>
@@ -89,7 +89,7 @@ static PyType_Slot socket_slots[] = {
 };
 
 static PyType_Spec socket_spec = {
-    "downrange._runs.Socket", sizeof(Socket), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, socket_slots,
+    "downrange._steps.Socket", sizeof(Socket), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, socket_slots,
 };
 
 /* most that the length of a frame may say, and that of its header */
@@ -312,7 +312,7 @@ static PyType_Slot sockets_slots[] = {
 };
 
 static PyType_Spec sockets_spec = {
-    "downrange._runs.Sockets", sizeof(Sockets), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, sockets_slots,
+    "downrange._steps.Sockets", sizeof(Sockets), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, sockets_slots,
 };
 
 static PyMethodDef functions[] = {

@@ -3,7 +3,7 @@
  * Numbers come and go as the bytes of NumPy and Arrow arrays, in the machine's own byte order. Arrow finds the text
  * number n of a column between the edges n and n + 1 of its data.
  */
-#include "runs.h"
+#include "steps.h"
 
 #define FIXED_SIZE 91
 #define MOST_PAIRS 64

@@ -179,7 +179,7 @@ static PySequenceMethods as_sequence = {.sq_length = length_of};
 
 PyTypeObject topic_table_type = {
     PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "downrange._runs.TopicTable",
+    .tp_name = "downrange._steps.TopicTable",
     .tp_basicsize = sizeof(TopicTable),
     .tp_new = new_table,
     .tp_dealloc = (destructor)free_table,

@@ -3,7 +3,7 @@
 #ifndef DOWNRANGE_TOPIC_TABLE_H
 #define DOWNRANGE_TOPIC_TABLE_H
 
-#include "runs.h"
+#include "steps.h"
 
 #define NEAR 48
 

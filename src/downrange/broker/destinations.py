@@ -6,7 +6,7 @@ import struct
 from typing import Final
 
 from downrange.broker.topics import Topics
-from downrange.compiled import runs
+from downrange.compiled import steps
 from downrange.store.queue.queues import ConsumeQueues
 
 _NONE: Final = -1
@@ -24,10 +24,10 @@ class Destinations:
     """
 
     def __init__(self, topics: Topics, queues: ConsumeQueues) -> None:
-        assert runs is not None
+        assert steps is not None
         self._topics = topics
         self._queues = queues
-        self.table = runs.TopicTable()
+        self.table = steps.TopicTable()
         topics.on_plain_change = queues.on_change = self._forget
 
     def learn(self, topic: str) -> bytes | None:

@@ -187,12 +187,12 @@ def _discard(table: dict[K, _InOrder], key: K, held: HeldPull) -> None:
 class _Arrived:
     """Messages that came into one queue in one turn. Each is looked at once, and only if a filter wants to know."""
 
-    __slots__ = ("_messages", "_runs", "_seen", "last_offset")
+    __slots__ = ("_messages", "_seen", "_steps", "last_offset")
 
     def __init__(self) -> None:
         self.last_offset = -1
         self._messages: list[bytes] = []
-        self._runs: list[tuple[QueueState, Sequence[QueueState], Run]] = []
+        self._steps: list[tuple[QueueState, Sequence[QueueState], Run]] = []
         self._seen: list[tuple[int, str]] = []  # tags code and properties of the first of them
 
     def add(self, queue_offset: int, properties: bytes) -> None:
@@ -201,12 +201,12 @@ class _Arrived:
 
     def add_run(self, state: QueueState, states: Sequence[QueueState], run: Run) -> None:
         self.last_offset = state.next_offset - 1
-        self._runs.append((state, states, run))
+        self._steps.append((state, states, run))
 
     def have_any(self, wanted: MessageFilter) -> bool:
-        if self._runs:
+        if self._steps:
             self._messages += self._messages_of_runs()
-            self._runs.clear()
+            self._steps.clear()
         seen = self._seen
         for number, properties in enumerate(self._messages):
             if number == len(seen):
@@ -217,7 +217,7 @@ class _Arrived:
         return False
 
     def _messages_of_runs(self) -> Iterator[bytes]:
-        for state, states, run in self._runs:
+        for state, states, run in self._steps:
             for number, one in enumerate(states):
                 if one is state:
                     yield run[number][2]

@@ -28,7 +28,7 @@ from downrange.client.retry import (
 from downrange.client.send_result import SendResult, SendStatus
 from downrange.client.session import Session
 from downrange.clock import SystemClock
-from downrange.compiled import runs
+from downrange.compiled import steps
 from downrange.model.errors import MQError
 from downrange.model.hashing import java_hash
 from downrange.model.message import Message, MessageQueue
@@ -64,7 +64,7 @@ class Delivery:
         self._ready = preparation.ready
         self._plain: PlainSends | None = None
         if (
-            runs is not None
+            steps is not None
             and exchange.is_plain
             and not chooser.learns
             and config.attempt_timeout_seconds is None

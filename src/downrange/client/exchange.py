@@ -14,7 +14,7 @@ from downrange.client.retry import SendKind
 from downrange.client.send_result import STATUS_OF_CODE, SendResult
 from downrange.client.session import Session, accepted
 from downrange.client.stored_reply import Expected, result_of, take_stored
-from downrange.compiled import runs
+from downrange.compiled import steps
 from downrange.model.errors import MQError
 from downrange.model.message import MessageQueue, SysFlag
 from downrange.protocol.bodies.send import SendMessageResponse
@@ -89,7 +89,7 @@ class Exchange:
         """The whole request. Any thread may call."""
         key = (ready.topic, queue.broker_name, ready.code)
         template = self._templates.get(key) or self.template(*key)
-        frame = template.frame_in_python if runs is None else template.frame
+        frame = template.frame_in_python if steps is None else template.frame
         return frame(
             opaque,
             queue.queue_id,

@@ -17,7 +17,7 @@ from downrange.client.publish_routes import PublishRoutes
 from downrange.client.retry import SendKind
 from downrange.client.session import Session
 from downrange.client.stored_reply import take_stored
-from downrange.compiled import runs
+from downrange.compiled import steps
 from downrange.model.message import Message, MessageQueue
 from downrange.protocol.bodies.send_template import LONGEST_FRAME
 from downrange.transport.errors import TransportClosed
@@ -91,7 +91,7 @@ class PlainSends:
         if connection is None or opaque is None:
             return None
         ids = self._ids
-        made = runs.make_send(
+        made = steps.make_send(
             message,
             topic,
             ids.month,

@@ -11,7 +11,7 @@ from downrange.client.namespace import wrap
 from downrange.client.request_reply import ReplyMessage, as_reply
 from downrange.client.unique_id import UniqueIds
 from downrange.clock import Clock
-from downrange.compiled import runs
+from downrange.compiled import steps
 from downrange.model.message import Message
 from downrange.model.topics import RETRY_PREFIX
 
@@ -33,8 +33,8 @@ class Preparation:
         topic = self._wire_topics.get(message.topic) or self.wire_topic(message.topic)
         ids = self.ids
         now = self._now()
-        if runs is not None:
-            ready = runs.make_outgoing(message, topic, ids.stem(now), ids.number(), now, self.rules)
+        if steps is not None:
+            ready = steps.make_outgoing(message, topic, ids.stem(now), ids.number(), now, self.rules)
             if ready is not None:
                 return ready
         ready = outgoing(message, ids.next(), self._config, topic, now)
@@ -44,11 +44,11 @@ class Preparation:
         """Messages as the requests they go out in; raises MessageError."""
         ids = self.ids
         now = self._now()
-        if runs is not None and members:
+        if steps is not None and members:
             topic = members[0].topic
             known = self._wire_topics.get(topic)
             if known is not None and not topic.startswith(RETRY_PREFIX):
-                ready = runs.make_batch(members, topic, known, ids.stem(now), ids.number, now, self.rules)
+                ready = steps.make_batch(members, topic, known, ids.stem(now), ids.number, now, self.rules)
                 if ready is not None:
                     return (ready,)
         return list(batches(members, ids.next, self._config, self.wire_topic(check_batch(members)), now))

@@ -7,7 +7,7 @@ from typing import Final, Protocol
 import msgspec
 
 from downrange.client.send_result import SendResult, SendStatus
-from downrange.compiled import runs
+from downrange.compiled import steps
 from downrange.model.message import MessageQueue
 from downrange.protocol.bodies.fields import Int32
 from downrange.protocol.bodies.send import SendMessageResponse
@@ -75,8 +75,8 @@ def read_stored(frame: Frame) -> StoredReply | None:
 def take_stored(frames: list[Frame], at: int, connection: Asking) -> int:
     """The `Express` of a connection that sends: who said to `ask_encoded` what to expect gets a SendResult."""
     first = at
-    if runs is not None:
-        at = runs.take_stored(frames, at, connection.requests, _KINDS) or at
+    if steps is not None:
+        at = steps.take_stored(frames, at, connection.requests, _KINDS) or at
     if at < len(frames):
         at = take_in_python(frames, at, connection)
     connection.room_made(at - first)

@@ -10,13 +10,13 @@ import os
 import select
 import socket
 
-from downrange.compiled import runs
+from downrange.compiled import steps
 from downrange.load.links import Closing, open_socket
 from downrange.protocol.framing import MAX_FRAME
 from downrange.transport.errors import ConnectionLost
 
 
-class Member(runs.Socket):
+class Member(steps.Socket):
     """One connection, and what is unfinished on it."""
 
     __slots__ = ("connected", "unread", "unsent")
@@ -49,7 +49,7 @@ class Crowd(Closing):
     """
 
     def __init__(self, address: str, count: int, outstanding: int) -> None:
-        self._watched: runs.Sockets[Member] = runs.Sockets(MAX_FRAME - 4, MAX_FRAME)
+        self._watched: steps.Sockets[Member] = steps.Sockets(MAX_FRAME - 4, MAX_FRAME)
         self._poll = select.poll()
         self._poll.register(self._watched.fileno(), select.POLLIN)
         self._members: list[Member] = []
@@ -93,7 +93,7 @@ class Crowd(Closing):
         """Frames of one length, each for the connection whose turn it is."""
         count = len(frames) // (4 + int.from_bytes(frames[:4], "big"))
         members, self._next = self._next[:count], self._next[count:]
-        for member, rest in runs.send_frames(members, frames):
+        for member, rest in steps.send_frames(members, frames):
             member.unsent += rest
             member.is_full = True
             self._watched.watch(member, select.EPOLLIN | select.EPOLLOUT)

@@ -11,7 +11,7 @@ from array import array
 from functools import partial
 from typing import Final, NamedTuple
 
-from downrange.compiled import runs as compiled
+from downrange.compiled import steps as compiled
 from downrange.load.outstanding import FIRST_OPAQUE, Outstanding
 from downrange.protocol.codes import ResponseCode, SerializeType
 from downrange.protocol.command import Command

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from downrange.compiled import runs as compiled
+from downrange.compiled import steps as compiled
 from downrange.load.frames import SendFrames
 from downrange.load.histogram import Histogram
 from downrange.load.links import PATIENCE_SECONDS, Links, WaitingLink, Wire, open_socket

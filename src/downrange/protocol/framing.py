@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from downrange.compiled import runs
+from downrange.compiled import steps
 from downrange.protocol import header_binary, header_json
 from downrange.protocol.codes import SerializeType
 from downrange.protocol.command import Buffer, Command
@@ -74,8 +74,8 @@ class FrameDecoder:
             data = bytes(self._buffer)
             self._buffer.clear()
             self.buffered = 0
-        if runs is not None:
-            cut = runs.cut_frames(data, self.max_frame - 4, self.max_header)
+        if steps is not None:
+            cut = steps.cut_frames(data, self.max_frame - 4, self.max_header)
             if cut is not None:
                 if cut[1] < len(data):
                     self._keep(data, cut[1])

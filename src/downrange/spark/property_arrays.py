@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from downrange.compiled import runs
+from downrange.compiled import steps
 from downrange.spark.arrow_arrays import as_numpy, numbers, spans
 from downrange.spark.record_arrays import Bytes, Positions, RecordArrays
 
@@ -153,9 +153,9 @@ def read_properties(
     records: RecordArrays, data: pa.Buffer, names: Sequence[str], *, wants_map: bool
 ) -> PropertyArrays | SplitProperties:
     """The properties of `records`, of which the columns `names` and maybe the map of all will be asked for."""
-    if runs is not None:
+    if steps is not None:
         wanted = tuple(name.encode() for name in names)
-        found = runs.split_properties(data, records.properties_start, records.properties_stop, wanted, wants_map)
+        found = steps.split_properties(data, records.properties_start, records.properties_stop, wanted, wants_map)
         if found is not None:
             is_ascii, columns, in_map = found
             return SplitProperties(len(records), is_ascii, dict(zip(names, columns, strict=True)), in_map)

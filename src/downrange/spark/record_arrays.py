@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from downrange.compiled import runs
+from downrange.compiled import steps
 from downrange.model.message import SysFlag
 from downrange.model.record import FIXED_SIZE, IPV6_EXTRA, MAGIC_V1, MAGIC_V2, CorruptRecord
 
@@ -50,7 +50,7 @@ def field(raw: Bytes, kind: str, at: Positions) -> npt.NDArray[Any]:
 
 def walk(buffer: bytes | bytearray | memoryview) -> Positions:
     """Where the records of a pull reply begin: one behind the other, to the end of the buffer."""
-    if runs is not None and (found := runs.walk_records(buffer)) is not None:
+    if steps is not None and (found := steps.walk_records(buffer)) is not None:
         return np.frombuffer(found, np.int64)
     return walk_in_python(buffer)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 from typing import Final
 
-from downrange.compiled import runs
+from downrange.compiled import steps
 from downrange.store.dispatcher import Dispatcher
 from downrange.store.growth import GrownQueue, Growth
 from downrange.store.queue.queue_tails import ROW
@@ -52,7 +52,7 @@ class BulkReplay:
         dispatcher, growth = self._dispatcher, self._growth
         queues, index = dispatcher.queues, dispatcher.index
         rows_by_topic = queues.rows_by_topic
-        if runs is None or rows_by_topic is None or start + at < self._begin:
+        if steps is None or rows_by_topic is None or start + at < self._begin:
             return at
         by_raw_topic = None if self._only_index else queues.by_raw_topic
         sizes = None if growth is None else growth.sizes
@@ -60,7 +60,7 @@ class BulkReplay:
         tails = queues.tails
         while at < limit:
             tails.make_room(_BLOCKS)
-            replayed = runs.replay_records(
+            replayed = steps.replay_records(
                 mapping, at, limit, start, check_crc, by_raw_topic, rows_by_topic, queues.by_row, sizes, watched,
                 tails.rows, tails.memory, None if index is None else index.place, dispatcher.indexed_up_to,
             )  # fmt: skip

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from downrange.compiled import runs
+from downrange.compiled import steps
 from downrange.model.hashing import tags_code
 from downrange.store.index.key_hashes import Keyed
 from downrange.store.index.key_index import KeyIndex
@@ -107,7 +107,7 @@ class Dispatcher:
 
     def apply_run(self, run: Run, store_timestamp: int) -> None:
         """`apply` for records that were appended in one run to queues that are not special."""
-        if runs is not None and self._apply_compiled(run, store_timestamp):
+        if steps is not None and self._apply_compiled(run, store_timestamp):
             return
         tails = self.queues.tails
         tails.make_room(len(run))
@@ -145,9 +145,9 @@ class Dispatcher:
 
     def _apply_compiled(self, run: Run, store_timestamp: int) -> bool:
         """The same by the compiled twins; False, and nothing was done, when they do not take this run."""
-        assert runs is not None
+        assert steps is not None
         queues = self.queues
-        full = runs.put_entries(run, queues.tails.rows, queues.tails.memory)
+        full = steps.put_entries(run, queues.tails.rows, queues.tails.memory)
         if full is None:
             return False
         self.last_store_timestamp = store_timestamp

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from downrange.compiled import runs
+from downrange.compiled import steps
 
 if TYPE_CHECKING:
     from downrange.store.queue.queues import QueueState
@@ -74,8 +74,8 @@ class Run:
 
 def run_of(messages: list[PlainMessage], sends: list[Sent] | None = None, code: int = 0) -> Run:
     """A run of messages that did not come as frames."""
-    if runs is not None:
-        run = runs.run_of(messages, sends or [], code)
+    if steps is not None:
+        run = steps.run_of(messages, sends or [], code)
         if run is not None:
             return run
     return Run(messages, sends or [], code)

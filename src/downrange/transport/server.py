@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from downrange.compiled import runs
+from downrange.compiled import steps
 from downrange.transport.busy_poll import BusyPoll
 from downrange.transport.connection import Connection
 from downrange.transport.errors import listen_failed
@@ -78,7 +78,7 @@ class Server:
             await self.bind()
         assert self._listening is not None
         try:
-            if self._tls is None and runs is not None and hasattr(runs, "Sockets"):
+            if self._tls is None and steps is not None and hasattr(steps, "Sockets"):
                 self._read_together(self._listening)
             else:
                 await self._listening.start_serving()

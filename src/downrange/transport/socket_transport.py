@@ -7,7 +7,7 @@ import select
 import socket
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from downrange.compiled import runs
+from downrange.compiled import steps
 from downrange.protocol.command import Buffer
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ LOW_WATER: Final = HIGH_WATER // 4
 _MOST_PARTS: Final = 1024  # that the kernel takes in one gathering write
 
 
-class SocketTransport(runs.Socket):
+class SocketTransport(steps.Socket):
     """What `asyncio.Transport` promises, as far as a `Connection` makes use of it.
 
     Holds always: bytes leave in the order they were written; the protocol hears of the end exactly once, from the loop.
@@ -41,7 +41,7 @@ class SocketTransport(runs.Socket):
 
     def __init__(
         self,
-        watched: runs.Sockets[SocketTransport],
+        watched: steps.Sockets[SocketTransport],
         accepted: socket.socket,
         peer: tuple[Any, ...],
         protocol: Connection,

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from downrange.compiled import runs
+from downrange.compiled import steps
 from downrange.protocol.framing import MAX_FRAME, MAX_HEADER, Frame
 from downrange.transport.busy_poll import BusyPoll
 from downrange.transport.connection import Connection
@@ -52,7 +52,7 @@ class Sockets:
         self._usage = usage
         self._poll = poll
         self._loop = asyncio.get_running_loop()
-        self._watched: runs.Sockets[SocketTransport] = runs.Sockets(MAX_FRAME - 4, MAX_HEADER)
+        self._watched: steps.Sockets[SocketTransport] = steps.Sockets(MAX_FRAME - 4, MAX_HEADER)
         self._receive = self._watched.receive
         self._listening: list[socket.socket] = []
         self._loop.add_reader(self._watched.fileno(), self.look)
@@ -176,7 +176,7 @@ class Sockets:
 
     def _reply(self, transports: list[SocketTransport], replies: bytes) -> None:
         try:
-            for transport, rest in runs.send_frames(transports, replies):
+            for transport, rest in steps.send_frames(transports, replies):
                 transport.write(rest)
         except Exception as error:
             self._all_broke(transports, error)

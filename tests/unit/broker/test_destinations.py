@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from downrange.broker.destinations import Destinations
-from downrange.compiled import runs
+from downrange.compiled import steps
 from downrange.model.topics import SCHEDULE_TOPIC, TopicConfig
 from downrange.protocol.bodies.topics import TopicConfigTable
 from downrange.protocol.framing import FrameDecoder
@@ -17,7 +17,7 @@ from tests.unit.broker.test_plain_sends import send
 from tests.unit.broker.wired import WiredBroker, wire
 from tests.unit.store.small_store import new_message
 
-pytestmark = pytest.mark.skipif(runs is None, reason="built without a compiler, or DOWNRANGE_PURE is set")
+pytestmark = pytest.mark.skipif(steps is None, reason="built without a compiler, or DOWNRANGE_PURE is set")
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ class Asked:
     def __call__(self, queue_id: int, topic: str = "orders") -> int | None:
         """The row that a message is sent to; None when it may not be."""
         table, frames = self.destinations.table, FrameDecoder().frames(send(1, topic=topic, queue_id=queue_id))
-        run = runs.plain_run(frames, 0, table, self._learn, self._states, 1000, 1000, b"CLUSTER\x01c")
+        run = steps.plain_run(frames, 0, table, self._learn, self._states, 1000, 1000, b"CLUSTER\x01c")
         return None if run is None else run.states[0].row
 
     def _learn(self, topic: str) -> bytes | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from downrange.compiled import runs
+from downrange.compiled import steps
 from downrange.protocol.bodies.fields import encode_fields
 from downrange.protocol.bodies.send import BatchEntry, SendMessageRequest, encode_batch, encode_send_v1
 from downrange.protocol.codes import RequestCode, SerializeType
@@ -43,7 +43,7 @@ def batch(number: int, kind: SerializeType, code: RequestCode = BATCH, count: in
 
 
 def taken_by_twin(count: int) -> int:
-    return 0 if runs is None else count
+    return 0 if steps is None else count
 
 
 @pytest.mark.parametrize("code", [V1, V2, BATCH])
@@ -65,7 +65,7 @@ async def test_batches_and_single_messages_may_follow_each_other(tmp_path: Path,
         batch(6, kind, V1),
         request(7, V1, b"single", kind, properties=JAVA),
     ]
-    assert compare(tmp_path, [chunk]).taken == (2 if runs is None else 7)
+    assert compare(tmp_path, [chunk]).taken == (2 if steps is None else 7)
 
 
 async def test_a_single_message_with_v1_names_is_plain(tmp_path: Path, kind: SerializeType) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from downrange.broker.handlers.plain_pulls import PlainPulls
 from downrange.broker.handlers.pull import PullHandlers
-from downrange.compiled import runs
+from downrange.compiled import steps
 from downrange.model.topics import SubscriptionGroupConfig
 from downrange.protocol.bodies.fields import encode_fields
 from downrange.protocol.bodies.plain_pull import parse_pull
@@ -227,7 +227,7 @@ async def test_pulls_by_expression_are_plain_where_there_is_a_compiled_way(tmp_p
     fields: dict[str, Any] = {"expression_type": "SQL92", "subscription": "TAGS = 'TagA' AND nothing IS NULL"}
     broker = {"enable_property_filter": True}
     chunks = [[pull(n, n * 20, kind, **fields)] for n in range(5)]
-    assert compare(tmp_path, chunks, broker=broker).taken == (0 if runs is None else 5)
+    assert compare(tmp_path, chunks, broker=broker).taken == (0 if steps is None else 5)
 
 
 async def test_a_queue_with_extension_is_left_to_the_handler(tmp_path: Path) -> None:

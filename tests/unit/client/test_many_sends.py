@@ -14,7 +14,7 @@ from downrange.client.errors import ClientClosed, SendFailed
 from downrange.client.messages import BodyMissing
 from downrange.client.producer import AsyncProducer
 from downrange.client.send_result import SendResult
-from downrange.compiled import runs
+from downrange.compiled import steps
 from downrange.model.message import Message
 from downrange.protocol.codes import RequestCode, ResponseCode
 from downrange.protocol.command import Command
@@ -199,7 +199,7 @@ async def test_closing_ends_those_that_go_on(cluster: FakeCluster) -> None:
         await producer.send_all(numbered(1))
 
 
-@pytest.mark.skipif(runs is None, reason="built without a compiler, or DOWNRANGE_PURE is set")
+@pytest.mark.skipif(steps is None, reason="built without a compiler, or DOWNRANGE_PURE is set")
 async def test_the_short_way_is_taken_and_follows_the_route(cluster: FakeCluster) -> None:
     answer_sends(cluster, stored)
     async with AsyncProducer("producers", cluster.namesrv) as producer:

@@ -85,7 +85,7 @@ def test_only_success_is_read() -> None:
 @pytest.fixture(params=[compiled.VARIANT, "pure"])
 def each_variant(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "pure":
-        monkeypatch.setattr(stored_reply, "runs", None)
+        monkeypatch.setattr(stored_reply, "steps", None)
 
 
 class Asking:

@@ -113,7 +113,7 @@ def decoded(records: Sequence[bytes], origin: Origin = EVERYTHING, **settings: A
     assert starts.tolist() == walk_in_python(buffer).tolist()
     found = list(Decoder(SCHEMA, **settings).batches(Fetched(buffer, starts, origin)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(property_arrays, "runs", None)
+        patch.setattr(property_arrays, "steps", None)
         in_python = list(Decoder(SCHEMA, **settings).batches(Fetched(buffer, starts, origin)))
     assert found == in_python
     return rows(found)

@@ -12,14 +12,14 @@ from unittest.mock import patch
 
 import pytest
 
-from downrange.compiled import runs
+from downrange.compiled import steps
 from downrange.model.message import TopicQueue
 from downrange.store.config import BrokerRole
 from downrange.store.dispatcher import Dispatcher
 from downrange.store.message_store import MessageStore
 from tests.unit.store.small_store import FailingFiles, bodies, kill, open_store, put
 
-pytestmark = pytest.mark.skipif(runs is None, reason="built without a compiler, or DOWNRANGE_PURE is set")
+pytestmark = pytest.mark.skipif(steps is None, reason="built without a compiler, or DOWNRANGE_PURE is set")
 LARGE = {"mapped_file_size_commit_log": 1 << 20, "mapped_file_size_consume_queue": 100_000, "max_index_num": 10_000}
 
 

@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 import pytest
 
-from downrange.compiled import runs
+from downrange.compiled import steps
 from downrange.store.check.check_queues import QueueCheck
 from downrange.store.check.directory import NotAStore, StoreDirectory, StoreState
 from downrange.store.check.store_check import StoreReport, _LogCheck, check, lenient_json
@@ -230,7 +230,7 @@ def test_faults_of_a_kind_make_one_line(root: Path) -> None:
     assert "(4 more like it)" in str(problem)
 
 
-@pytest.mark.skipif(runs is None, reason="built without a compiler, or DOWNRANGE_PURE is set")
+@pytest.mark.skipif(steps is None, reason="built without a compiler, or DOWNRANGE_PURE is set")
 def test_compiled_little_of_a_store_in_order_is_looked_at_one_by_one(tmp_path: Path) -> None:
     settings = {"mapped_file_size_commit_log": 1 << 20, "mapped_file_size_consume_queue": 20_000}
     with open_store(tmp_path, max_index_num=10_000, **settings) as store:

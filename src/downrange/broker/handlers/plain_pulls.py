@@ -14,7 +14,7 @@ from downrange.broker.flow_control import FlowControl
 from downrange.broker.handlers.pull import SUSPEND, PullHandlers
 from downrange.broker.held_pulls import HeldPull
 from downrange.broker.statistics import Statistics
-from downrange.compiled import runs
+from downrange.compiled import steps
 from downrange.model.message import TopicQueue
 from downrange.model.topics import SubscriptionGroupConfig
 from downrange.protocol.bodies.plain_pull import PULL_HEADER, PullReplyHead, parse_pull
@@ -180,8 +180,8 @@ class PlainPulls:
         self, kind: int, opaque: int, numbers: tuple[int, int, int, int], backlog: Backlog
     ) -> tuple[list[Buffer], int] | None:
         """The whole reply, and how many bytes its records have."""
-        if runs is not None:
-            whole = runs.encode_pull(self._head.pieces[kind], kind, opaque, numbers, backlog)
+        if steps is not None:
+            whole = steps.encode_pull(self._head.pieces[kind], kind, opaque, numbers, backlog)
             if whole is not None:
                 return [whole[0]], whole[1]
         found = records_of(backlog)

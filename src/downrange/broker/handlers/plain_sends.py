@@ -20,7 +20,7 @@ from downrange.broker.flow_control import FlowControl
 from downrange.broker.live_config import LiveConfig
 from downrange.broker.message_writer import STATUS_CODES, MessageWriter
 from downrange.broker.topics import Topics
-from downrange.compiled import runs
+from downrange.compiled import steps
 from downrange.model import properties as names
 from downrange.model.message_id import pack_host
 from downrange.model.topics import Perm
@@ -58,7 +58,7 @@ class PlainSends:
         queues = writer.store.queues
         self._write_queues = topics.plain
         self._states = queues.states
-        if runs is not None:
+        if steps is not None:
             destinations = Destinations(topics, queues)
             self._topic_table, self._learn_topic = destinations.table, destinations.learn
         self._states_by_row = queues.by_row
@@ -132,9 +132,9 @@ class PlainSends:
 
     def _plain_compiled(self, frames: list[Frame], at: int) -> Run | None:
         run: Run | None = None
-        if runs is not None:
+        if steps is not None:
             limits = self._limits
-            run = runs.plain_run(
+            run = steps.plain_run(
                 frames, at, self._topic_table, self._learn_topic, self._states_by_row,
                 limits.surely_fits, limits.max_message_size, self._cluster,
             )  # fmt: skip

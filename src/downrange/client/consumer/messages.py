@@ -10,7 +10,7 @@ import msgspec
 
 from downrange.client.compression import decompress
 from downrange.client.namespace import unwrap
-from downrange.compiled import runs
+from downrange.compiled import steps
 from downrange.model import properties as names
 from downrange.model.message import MessageQueue, PhysicalOffset, QueueOffset, StoredMessage, SysFlag
 from downrange.model.message_id import HostPort, offset_message_id, pack_host, unpack_host
@@ -165,9 +165,9 @@ def read_pulled(
 
     `offset_delta` moves queue offsets, as 5.x wants it for queues that were mapped to another broker.
     """
-    if runs is not None and not offset_delta and not queue.topic.startswith(RETRY_PREFIX):
+    if steps is not None and not offset_delta and not queue.topic.startswith(RETRY_PREFIX):
         topic = _topic(queue.topic, "", namespace)
-        read = runs.read_pulled(data, queue, topic, min_offset, max_offset, ReceivedMessage)
+        read = steps.read_pulled(data, queue, topic, min_offset, max_offset, ReceivedMessage)
         if read is not None:
             return read
     return read_in_python(data, queue, min_offset, max_offset, offset_delta, namespace)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final, Protocol
 
-from downrange.compiled import runs
+from downrange.compiled import steps
 from downrange.model.message_id import offset_message_id
 from downrange.protocol import header_binary
 from downrange.protocol.bodies.fields import FieldError, decode_fields, encode_fields
@@ -216,8 +216,8 @@ class SendReply:
 
     def encode(self, run: Stored) -> bytes:
         """The replies as whole frames, one behind the other."""
-        if runs is not None:
-            encoded = runs.encode_answers(self._json_pieces, self._binary_pieces, self._id_size, run)
+        if steps is not None:
+            encoded = steps.encode_answers(self._json_pieces, self._binary_pieces, self._id_size, run)
             if encoded is not None:
                 return encoded
         return self.encode_in_python(run)

@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from downrange.compiled import runs
+from downrange.compiled import steps
 from downrange.protocol.codes import VERSION_4_9_8, LanguageCode, RequestCode, SerializeType
 from downrange.protocol.command import ONEWAY_FLAG
 from downrange.protocol.framing import MAX_FRAME, PREFIX, with_prefix
@@ -93,8 +93,8 @@ class SendTemplate:
         is_oneway: bool = False,
     ) -> bytes:
         """The whole frame of a request, which wants a reply unless it is one-way."""
-        if runs is not None:
-            frame = runs.encode_send(
+        if steps is not None:
+            frame = steps.encode_send(
                 self._pieces[is_oneway],
                 opaque,
                 queue_id,

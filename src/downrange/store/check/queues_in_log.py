@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from downrange.compiled import runs
+from downrange.compiled import steps
 from downrange.model.hashing import tags_code
 from downrange.model.topics import SCHEDULE_TOPIC
 from downrange.store.check.directory import StoreDirectory
@@ -64,7 +64,7 @@ class QueuesInLog:
         """Some entries of each queue that has files."""
         room = _ROOM_OF_ALL // max(1, len(directory.queues))
         self.block_size = max(_LEAST_ROOM, min(room - room % ENTRY_SIZE, _MOST_ROOM))
-        self.rows_by_topic = runs.TopicTable() if runs is not None else None
+        self.rows_by_topic = steps.TopicTable() if steps is not None else None
         self._directories = {
             (place.topic.encode("utf-8", "surrogateescape"), place.queue_id): str(place.path)
             for place in directory.queues
@@ -106,7 +106,7 @@ class QueuesInLog:
         rows[row + LAST_OFFSET] = queue_offset
         rows[row + LAST_PHYSICAL] = physical_offset
         rows[row + AFTER_GAP] = 0
-        if runs is not None:
+        if steps is not None:
             self._look_for_entry(row, record)
 
     def _look_for_entry(self, row: int, record: WalkedRecord) -> None:

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from downrange.compiled import runs
+from downrange.compiled import steps
 from downrange.model.record import MAGIC_BLANK
 from downrange.store.check.check_index import IndexCheck
 from downrange.store.check.check_queues import QueueCheck
@@ -222,14 +222,14 @@ class _LogCheck:
     def take(self, mapping: mmap.mmap, at: int, limit: int, start: int, check_crc: bool) -> int:
         """Check records in bulk, as far as nothing is wrong with them; see `Bulk`."""
         queues = self.queues
-        if runs is None or queues.rows_by_topic is None or not self.records:
+        if steps is None or queues.rows_by_topic is None or not self.records:
             return at
         if start + at != self._expected:
             self._check_blank(self._expected)
         if self._limit is not None:
             limit = min(limit, self._limit - start)
         while at < limit:
-            checked = runs.check_records(
+            checked = steps.check_records(
                 mapping, at, min(limit, at + _PIECE), start, queues.by_key, queues.rows_by_topic, queues.rows,
                 queues.blocks, queues.block_size, self.index.place, self.last_timestamp,
             )  # fmt: skip

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from downrange.compiled import runs
+from downrange.compiled import steps
 from downrange.store.errors import StoreClosed
 from downrange.store.files import Files
 from downrange.store.index.index_directory import IndexDirectory
@@ -191,9 +191,9 @@ class KeyIndex:
         """`put_run` by the compiled twin, for what the messages of a run hold; False, and nothing was done, when it
         does not take them."""
         index_file = self._current
-        if runs is None or index_file is None or index_file.map is None:
+        if steps is None or index_file is None or index_file.map is None:
             return False
-        put = runs.index_keys(
+        put = steps.index_keys(
             run, index_file.map, self._slots, index_file.next_entry, index_file.limit,
             index_file.used_slots, index_file.seconds_at(store_timestamp), index_file.end_offset,
         )  # fmt: skip

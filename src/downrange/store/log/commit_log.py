@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 from zlib import crc32
 
-from downrange.compiled import runs
+from downrange.compiled import steps
 from downrange.model.message import SysFlag
 from downrange.model.record import FIXED_SIZE, MAGIC_BLANK, MAGIC_V1, MAGIC_V2
 from downrange.store.config import BLANK_SIZE
@@ -115,8 +115,8 @@ class CommitLog:
         segment = self._current
         if segment is None:
             return False
-        if runs is not None:
-            end = runs.append_run(
+        if steps is not None:
+            end = steps.append_run(
                 run, born_host, store_host, store_timestamp,
                 segment.memory, segment.wrote, segment.limit, segment.start, tails.rows,
             )  # fmt: skip

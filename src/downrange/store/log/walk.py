@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Protocol
 from zlib import crc32
 
-from downrange.compiled import runs
+from downrange.compiled import steps
 from downrange.model.record import FIXED_SIZE, MAGIC_BLANK, MAGIC_V1, MAGIC_V2
 from downrange.store.config import BLANK_SIZE
 from downrange.store.log.segment import Segment
@@ -46,7 +46,7 @@ class Walk:
     def __init__(self, segments: Segments, start: int, *, check_crc: bool, bulk: Bulk | None = None) -> None:
         self._segments = segments
         self._check_crc = check_crc
-        self.bulk = bulk if runs is not None else None
+        self.bulk = bulk if steps is not None else None
         self.end = start
         self.damage: str | None = None
         self.is_cut_short = False

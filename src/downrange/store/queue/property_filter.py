@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from downrange.compiled import runs
+from downrange.compiled import steps
 from downrange.model.properties import find_property
 from downrange.model.record import properties_of
 from downrange.store.queue.backlog import Backlog, Picked
@@ -45,6 +45,6 @@ class PropertyFilter:
 
         Compiled, only what is asked for is taken out of a record, and a record is no object.
         """
-        if runs is None or not self._names:
+        if steps is None or not self._names:
             return None
-        return runs.pick_by_properties(backlog, most, self._names, self._condition)
+        return steps.pick_by_properties(backlog, most, self._names, self._condition)

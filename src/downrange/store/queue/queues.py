@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from sys import intern
 from typing import Final
 
-from downrange.compiled import runs
+from downrange.compiled import steps
 from downrange.model.topics import SCHEDULE_TOPIC
 from downrange.store.config import StoreConfig
 from downrange.store.errors import StoreError
@@ -130,7 +130,7 @@ class ConsumeQueues:
         self._without_files: set[QueueState] = set()  # for all that is known
         # The same by topic as it stands in records, for replaying; None for what cannot be a queue.
         self._by_raw_topic: dict[tuple[bytes, int], QueueState | None] = {}
-        self.rows_by_topic = runs.TopicTable() if runs is not None else None
+        self.rows_by_topic = steps.TopicTable() if steps is not None else None
         """What the compiled twin of a replay has found there."""
 
     def __len__(self) -> int:

@@ -6,7 +6,7 @@ import struct
 from array import array
 from typing import Final
 
-from downrange.compiled import runs
+from downrange.compiled import steps
 from downrange.store.queue.backlog import Backlog, Picked
 from downrange.store.queue.consume_queue_ext import ExtUnit
 from downrange.store.queue.queue_entry import ENTRY, ENTRY_SIZE
@@ -36,8 +36,8 @@ class TagCodes:
 
     def pick(self, backlog: Backlog, most: int) -> Picked | None:
         """The entries that pass, as many as a reply may have; None unless each points behind the one before."""
-        if runs is not None:
-            picked = runs.pick_by_tags(backlog[0], self._sorted, most, backlog[4])
+        if steps is not None:
+            picked = steps.pick_by_tags(backlog[0], self._sorted, most, backlog[4])
             if picked is not None:
                 return picked
         return self.pick_in_python(backlog, most)

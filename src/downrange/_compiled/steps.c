@@ -1,4 +1,4 @@
-/* The module downrange._runs. */
+/* The module downrange._steps. */
 #include "run.h"
 #include "topic_table.h"
 
@@ -30,10 +30,10 @@ static PyMethodDef functions[] = {
 };
 
 static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, .m_name = "downrange._runs", .m_size = -1, .m_methods = functions,
+    PyModuleDef_HEAD_INIT, .m_name = "downrange._steps", .m_size = -1, .m_methods = functions,
 };
 
-PyMODINIT_FUNC PyInit__runs(void) {
+PyMODINIT_FUNC PyInit__steps(void) {
     make_crc_table();
     s_is_special = PyUnicode_InternFromString("is_special");
     s_queue_id = PyUnicode_InternFromString("queue_id");
