@@ -1,10 +1,11 @@
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from mmap import mmap
 from typing import Generic, TypeVar
 
 from typing_extensions import Buffer
 
+from downrange.broker.handlers import usual_sends
 from downrange.client.consumer.messages import ReceivedMessage
 from downrange.client.first_attempt import FirstAttempt
 from downrange.client.messages import Outgoing, OutgoingRules
@@ -12,9 +13,9 @@ from downrange.client.publish_info import PublishInfo
 from downrange.client.retry import SendKind
 from downrange.client.send_result import SendResult, SendStatus
 from downrange.model.message import Message, MessageQueue
-from downrange.protocol.bodies.plain_send import Stored
+from downrange.protocol.bodies import send_replies
 from downrange.protocol.framing import Frame
-from downrange.store import run
+from downrange.store import new_messages
 from downrange.store.check.check_index import CheckedPlace
 from downrange.store.index.key_index import IndexPlace
 from downrange.store.queue.backlog import Backlog, Picked
@@ -24,7 +25,11 @@ from downrange.transport.outstanding import Asked
 
 # Each does what its twin in Python does, or returns None and has done nothing.
 
-class Run(run.Run): ...
+VERSION: int
+
+class NewMessages(new_messages.NewMessages): ...
+class SendReplies(send_replies.SendReplies): ...
+class UsualSends(usual_sends.UsualSends): ...
 
 class TopicTable:
     def __len__(self) -> int: ...
@@ -32,33 +37,25 @@ class TopicTable:
     def clear(self) -> None: ...
 
 def cut_frames(data: bytes, max_length: int, max_header: int, /) -> tuple[list[Frame], int] | None: ...
-def run_of(messages: list[run.PlainMessage], sends: list[run.Sent], code: int, /) -> Run | None: ...
-def plain_run(
-    frames: Sequence[Frame],
-    at: int,
-    topics: TopicTable,
-    learn: Callable[[str], bytes | None],
-    states_by_row: list[QueueState | None],
-    fits: int,
-    batch_fits: int,
-    cluster: bytes,
-    /,
-) -> Run | None: ...
-def append_run(
-    run: run.Run,
-    born_host: bytes | list[bytes],
-    store_host: bytes,
-    store_timestamp: int,
-    memory: mmap | bytearray | None,
+def end_of_run(frames: list[Frame], at: int, codes: frozenset[int], /) -> int | None: ...
+def write_records(
+    messages: new_messages.NewMessages,
+    number: int,
+    memory: mmap | bytearray,
     at: int,
     limit: int,
     start: int,
+    store_timestamp: int,
     rows: array[int],
     /,
-) -> int | None: ...
-def put_entries(run: run.Run, rows: array[int], memory: bytearray, /) -> list[int] | None: ...
+) -> tuple[int, int]: ...
+def put_entries(
+    messages: new_messages.NewMessages, number: int, stop: int, rows: array[int], memory: bytearray, /
+) -> tuple[int, list[int]]: ...
 def index_keys(
-    run: run.Run,
+    messages: new_messages.NewMessages,
+    number: int,
+    stop: int,
     memory: mmap | bytearray,
     slots: int,
     next_entry: int,
@@ -99,9 +96,6 @@ def check_records(
     last_timestamp: int,
     /,
 ) -> tuple[int, int, int, int, int, int | None, int] | None: ...
-def encode_answers(
-    json_pieces: tuple[bytes, ...], binary_pieces: tuple[bytes, ...], id_size: int, run: Stored, /
-) -> bytes | None: ...
 def encode_pull(
     pieces: tuple[bytes, ...], kind: int, opaque: int, numbers: tuple[int, int, int, int], backlog: Backlog, /
 ) -> tuple[bytes, int] | None: ...

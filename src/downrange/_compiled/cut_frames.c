@@ -53,3 +53,43 @@ PyObject *cut_frames(PyObject *module, PyObject *const *args, Py_ssize_t count) 
     }
     return Py_BuildValue("(Nn)", frames, end);
 }
+
+/* The code of the command with this header; 0 when the header is not written as usual. */
+static int read_code(PyObject *frame, int64_t *code) {
+    int64_t kind;
+    if (!PyTuple_CheckExact(frame) || PyTuple_GET_SIZE(frame) != 3 || !PyBytes_CheckExact(PyTuple_GET_ITEM(frame, 1))
+        || !as_number(PyTuple_GET_ITEM(frame, 0), 0, 1, &kind))
+        return 0;
+    const byte *at = (const byte *)PyBytes_AS_STRING(PyTuple_GET_ITEM(frame, 1));
+    Py_ssize_t size = PyBytes_GET_SIZE(PyTuple_GET_ITEM(frame, 1));
+    if (kind == 1) {
+        if (size < 2) return 0;
+        *code = (int16_t)(at[0] << 8 | at[1]);
+        return 1;
+    }
+    if (size < 10 || memcmp(at, "{\"code\":", 8)) return 0;
+    int64_t number = 0;
+    Py_ssize_t n = 8;
+    for (; n < size && n < 18 && at[n] >= '0' && at[n] <= '9'; n++) number = 10 * number + at[n] - '0';
+    *code = number;
+    return n > 8 && n < size && at[n] == ',';
+}
+
+/* frames, at, codes -> the first frame from `at` on that has none of the codes; None when a header is unusual */
+PyObject *end_of_run(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    int64_t at, code, known = -1;
+    if (count != 3 || !PyList_CheckExact(args[0]) || !as_number(args[1], 0, PyList_GET_SIZE(args[0]), &at)
+        || !PyFrozenSet_CheckExact(args[2]))
+        return wrong_arguments("end_of_run");
+    for (; at < PyList_GET_SIZE(args[0]); at++) {
+        if (!read_code(PyList_GET_ITEM(args[0], at), &code)) Py_RETURN_NONE;
+        if (code == known) continue;
+        PyObject *number = PyLong_FromLongLong(code);
+        int is_in = number == NULL ? -1 : PySet_Contains(args[2], number);
+        Py_XDECREF(number);
+        if (is_in < 0) return NULL;
+        if (!is_in) break;
+        known = code;
+    }
+    return PyLong_FromLongLong(at);
+}

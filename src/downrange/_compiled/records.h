@@ -3,14 +3,17 @@
 #define DOWNRANGE_RECORDS_H
 
 #include "steps.h"
+#ifndef NOT_IN_A_QUEUE
+#define NOT_IN_A_QUEUE 4
+#endif
 
 #define MAGIC_V1 0xDAA320A7u
 #define HEAD_SIZE 88 /* all that precedes the body, when both hosts are IPv4 */
 #define SMALLEST_RECORD 91
+#define FIXED_WITHOUT_HOSTS 75 /* a record without hosts, body, topic name and properties */
 #define BORN_HOST_V6 16
 #define STORE_HOST_V6 32
 #define IPV6_EXTRA 12
-#define NOT_IN_A_QUEUE 4
 
 typedef struct {
     int64_t size, physical_offset, queue_offset, store_timestamp;

@@ -1,19 +1,17 @@
 /* The module downrange._steps. */
-#include "run.h"
+#include "new_messages.h"
 #include "topic_table.h"
 
 PyObject *s_is_special, *s_queue_id, *s_row, *s_topic, *s_topic_field;
 
 static PyMethodDef functions[] = {
     {"cut_frames", (PyCFunction)(void (*)(void))cut_frames, METH_FASTCALL, NULL},
-    {"run_of", (PyCFunction)(void (*)(void))run_of, METH_FASTCALL, NULL},
-    {"plain_run", (PyCFunction)(void (*)(void))plain_run, METH_FASTCALL, NULL},
-    {"append_run", (PyCFunction)(void (*)(void))append_run, METH_FASTCALL, NULL},
+    {"end_of_run", (PyCFunction)(void (*)(void))end_of_run, METH_FASTCALL, NULL},
+    {"write_records", (PyCFunction)(void (*)(void))write_records, METH_FASTCALL, NULL},
     {"put_entries", (PyCFunction)(void (*)(void))put_entries, METH_FASTCALL, NULL},
     {"index_keys", (PyCFunction)(void (*)(void))index_keys, METH_FASTCALL, NULL},
     {"replay_records", (PyCFunction)(void (*)(void))replay_records, METH_FASTCALL, NULL},
     {"check_records", (PyCFunction)(void (*)(void))check_records, METH_FASTCALL, NULL},
-    {"encode_answers", (PyCFunction)(void (*)(void))encode_answers, METH_FASTCALL, NULL},
     {"encode_pull", (PyCFunction)(void (*)(void))encode_pull, METH_FASTCALL, NULL},
     {"pick_by_tags", (PyCFunction)(void (*)(void))pick_by_tags, METH_FASTCALL, NULL},
     {"pick_by_properties", (PyCFunction)(void (*)(void))pick_by_properties, METH_FASTCALL, NULL},
@@ -42,8 +40,10 @@ PyMODINIT_FUNC PyInit__steps(void) {
     s_topic_field = PyUnicode_InternFromString("topic_field");
     if (!s_is_special || !s_queue_id || !s_row || !s_topic || !s_topic_field) return NULL;
     if (!make_reply_names()) return NULL;
-    if (PyType_Ready(&run_type) < 0) return NULL;
     PyObject *module = PyModule_Create(&definition);
-    if (module != NULL && (PyModule_AddType(module, &topic_table_type) < 0 || add_sockets(module) < 0)) Py_CLEAR(module);
+    if (module != NULL
+        && (PyModule_AddIntConstant(module, "VERSION", 1) < 0 || PyModule_AddType(module, &topic_table_type) < 0
+            || add_sockets(module) < 0 || !add_new_messages(module) || !add_sends(module)))
+        Py_CLEAR(module);
     return module;
 }

@@ -1,13 +1,11 @@
-/* What is done for every message of a run, in C: the twins of FrameDecoder.frames, plain_run, append_run, apply_run, put_run,
- * SendReply.encode and PullReplyHead.encode. docs/how-to/compiled.md says how it is built and chosen.
+/* Steps of the request path in C. docs/how-to/compiled.md says how they are built, downrange/compiled.py chooses.
  *
- * Each function either does exactly what its Python twin does or returns None and has changed nothing; then the twin
- * takes over, with its errors and its unusual cases. So nothing here needs to know what is wrong with an input, only
- * that it is not the usual one. Arguments that only a bug can pass (a type, a buffer that is too short) are refused in
- * the same way. Exceptions are for memory that ran out. All calls hold the GIL and belong to the store's thread.
+ * Each function does what the Python function or class of its name does. Some leave unusual input to Python: then they
+ * return None and have changed nothing. Wrong arguments are a bug of the caller and raise TypeError. All calls hold the
+ * GIL; those on a store belong to the store's thread.
  */
-#ifndef DOWNRANGE_RUNS_H
-#define DOWNRANGE_RUNS_H
+#ifndef DOWNRANGE_STEPS_H
+#define DOWNRANGE_STEPS_H
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -27,13 +25,12 @@ typedef struct {
 extern PyObject *s_is_special, *s_queue_id, *s_row, *s_topic, *s_topic_field;
 
 PyObject *cut_frames(PyObject *module, PyObject *const *args, Py_ssize_t count);
-PyObject *plain_run(PyObject *module, PyObject *const *args, Py_ssize_t count);
-PyObject *append_run(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *end_of_run(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *write_records(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *put_entries(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *index_keys(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *replay_records(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *check_records(PyObject *module, PyObject *const *args, Py_ssize_t count);
-PyObject *encode_answers(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *encode_pull(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *pick_by_tags(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *pick_by_properties(PyObject *module, PyObject *const *args, Py_ssize_t count);
@@ -47,6 +44,8 @@ PyObject *read_pulled(PyObject *module, PyObject *const *args, Py_ssize_t count)
 PyObject *walk_records(PyObject *module, PyObject *buffer);
 PyObject *split_properties(PyObject *module, PyObject *const *args, Py_ssize_t count);
 int add_sockets(PyObject *module);
+int add_new_messages(PyObject *module);
+int add_sends(PyObject *module);
 
 PyObject *frame_of_send(PyObject *pieces, const int64_t *numbers, const char *text, Py_ssize_t text_size, int64_t opaque,
                         PyObject *body, int64_t most);
@@ -109,6 +108,12 @@ static inline PyObject *three_numbers(int64_t first, int64_t second, int64_t thi
 static inline PyObject *refuse(void) {
     if (PyErr_Occurred()) return NULL;
     Py_RETURN_NONE;
+}
+
+/* A bug of the caller; NULL with a TypeError, unless an exception is on its way already. */
+static inline PyObject *wrong_arguments(const char *name) {
+    if (!PyErr_Occurred()) PyErr_Format(PyExc_TypeError, "%s: wrong arguments", name);
+    return NULL;
 }
 
 /* The attribute as a new reference; NULL and no exception when there is none. */

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
+from downrange.broker.admission import Admission
 from downrange.broker.bloom_filter import BloomFilter
 from downrange.broker.clients import Consumers, Producers
 from downrange.broker.config import REMOTELY_CHANGEABLE, BrokerConfig, check_role, keys_without_effect, refuse_unserved
@@ -25,17 +26,17 @@ from downrange.broker.handlers.consumers import ConsumerHandlers
 from downrange.broker.handlers.groups import GroupHandlers
 from downrange.broker.handlers.offsets import OffsetHandlers
 from downrange.broker.handlers.plain_pulls import PlainPulls
-from downrange.broker.handlers.plain_sends import PlainSends
 from downrange.broker.handlers.progress import ProgressHandlers
 from downrange.broker.handlers.pull import PullHandlers
 from downrange.broker.handlers.query import QueryHandlers
 from downrange.broker.handlers.reply import ReplyHandlers
-from downrange.broker.handlers.send import SendHandlers
-from downrange.broker.handlers.send_back import SendBackHandlers
-from downrange.broker.handlers.set_aside import SetAside
+from downrange.broker.handlers.send_back import SendBackReader
+from downrange.broker.handlers.send_reader import SendReader
+from downrange.broker.handlers.sends import Sends
 from downrange.broker.handlers.statistics import StatisticsHandlers
 from downrange.broker.handlers.topics import TopicHandlers
 from downrange.broker.handlers.transactions import TransactionHandlers
+from downrange.broker.handlers.usual_sends import usual_sends
 from downrange.broker.held_pulls import HeldPulls
 from downrange.broker.json_file import JsonFile
 from downrange.broker.live_config import LiveConfig
@@ -43,6 +44,7 @@ from downrange.broker.message_writer import MessageWriter
 from downrange.broker.metrics import MetricsServer
 from downrange.broker.queue_locks import QueueLocks
 from downrange.broker.replication.master import Slaves
+from downrange.broker.request_path import RequestPath
 from downrange.broker.routes import express_of, handler_of
 from downrange.broker.services.delay import DelayService
 from downrange.broker.services.flushing import Flusher
@@ -63,6 +65,7 @@ from downrange.clock import Clock, SystemClock
 from downrange.model.message import TopicQueue
 from downrange.model.message_id import pack_host
 from downrange.protocol.codes import RequestCode
+from downrange.protocol.framing import Frame, code_of, decode_frame, end_of_run
 from downrange.settings import ConfigError, Property, check_known, configure, namesrv_addresses, read_properties
 from downrange.store.config import BrokerRole, StoreConfig
 from downrange.store.free_memory import give_back_memory
@@ -206,18 +209,19 @@ async def _serving(
     else:
         replication = MasterReplication(slaves, for_slaves)
 
-    send = SendHandlers(live, topics, groups, writer, flow)
-    send.on_half = half_messages.stored
-    send.register = registration.register_changes
-    ends = TransactionHandlers(live, half_messages, writer, flusher, flow)
-    plain_sends = PlainSends(live, topics, writer, flow)
-    set_aside = SetAside(live, topics, send, ends, half_messages, writer, flow)
+    reader = SendReader(live, topics, groups, writer)
+    reader.on_half = half_messages.stored
+    transactions_handlers = TransactionHandlers(live, half_messages, writer, flusher)
+    usual = usual_sends(topics, store.queues, reader.cluster_property.encode(), reader.store_host)
+    others = {
+        int(RequestCode.CONSUMER_SEND_MSG_BACK): SendBackReader(live, topics, groups, store, writer).read,
+        int(RequestCode.END_TRANSACTION): transactions_handlers.read_end,
+    }
+    sends = Sends(writer, reader, usual, others, registration.register_changes)
     pull = PullHandlers(live, topics, groups, offsets, consumers, filters, store, held, writer, flow)
     tables = [
-        send.routes,
-        ends.routes,
-        ReplyHandlers(live, topics, groups, writer, flow, producers).routes,
-        SendBackHandlers(live, topics, groups, store, writer).routes,
+        transactions_handlers.routes,
+        ReplyHandlers(reader, writer, producers).routes,
         pull.routes,
         ClientHandlers(live, topics, groups, consumers, producers, filters, locks, flow, clock).routes,
         OffsetHandlers(store, offsets).routes,
@@ -237,14 +241,23 @@ async def _serving(
         producers.drop(connection)
         held.drop(connection)
 
-    everything = express_of(plain_sends.take, PlainPulls(pull, store, statistics, flow).take, set_aside.take)
+    # TEMPORARY: until the transport serves frames of many connections
+    admission = Admission(flow)
+    plain_pulls = PlainPulls(pull, store, statistics, flow)
+
+    def take_sends(frames: list[Frame], at: int, connection: Connection) -> int:
+        if code_of(frames[at]) not in sends.codes or decode_frame(frames[at]).is_response:
+            return at
+        stop = end_of_run(frames, at, sends.codes)
+        RequestPath(admission, sends, sends).serve(frames[at:stop], [connection] * (stop - at))
+        return stop
+
     for server, without, express in (
-        (main, frozenset[int](), everything),
-        (vip, _MAIN_PORT_ONLY, express_of(plain_sends.take, set_aside.take)),
+        (main, frozenset[int](), express_of(take_sends, plain_pulls.take)),
+        (vip, _MAIN_PORT_ONLY, take_sends),
     ):
         server.handler = handler_of(*tables, statistics=statistics, without=without)
         server.express = express
-        server.together = plain_sends.take_together
         server.on_close = closed
         await server.start()
 

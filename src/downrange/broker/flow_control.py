@@ -28,8 +28,8 @@ class FlowControl:
         self.last_tick = self._loop.time()
         self._busy_tick: float | None = None
         self._has_transient_pool = store.transient_buffers_available is not None
-        self.send_patience = self.pull_patience = 0.0
-        """While the last tick is no longer ago than this, in seconds, `check_send` and `check_pull` say yes."""
+        self._patience = 0.0
+        """While the last tick is no longer ago than this, in seconds, all checks say yes."""
         self._set_patience()
 
     async def tick(self) -> None:
@@ -40,12 +40,22 @@ class FlowControl:
 
     def _set_patience(self) -> None:
         broker = self._config.broker
-        self.send_patience = self.pull_patience = inf
+        self._patience = inf
         if broker.broker_fast_failure_enable:
-            self.send_patience = TICK_SECONDS + broker.wait_time_mills_in_send_queue / 1000
-            self.pull_patience = TICK_SECONDS + broker.wait_time_mills_in_pull_queue / 1000
+            shortest = min(
+                broker.wait_time_mills_in_send_queue,
+                broker.wait_time_mills_in_pull_queue,
+                broker.wait_time_mills_in_heartbeat_queue,
+                broker.wait_time_mills_in_transaction_queue,
+            )
+            self._patience = TICK_SECONDS + shortest / 1000
         if self._has_transient_pool:
-            self.send_patience = -inf  # whether it has a free buffer must be asked each time
+            self._patience = -inf  # whether the pool has a free buffer must be asked each time
+
+    @property
+    def is_calm(self) -> bool:
+        """Whether all checks say yes, without a further look."""
+        return self._loop.time() - self.last_tick <= self._patience
 
     @property
     def waited_millis(self) -> float:
@@ -57,7 +67,7 @@ class FlowControl:
         if seconds * 1000 > self._config.store.os_page_cache_busy_timeout_millis:
             self._busy_tick = self.last_tick
             if self._config.broker.broker_fast_failure_enable:
-                self.send_patience = -inf
+                self._patience = -inf
 
     def check_send(self) -> None:
         if self._busy_tick == self.last_tick and self._config.broker.broker_fast_failure_enable:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from downrange.broker.filtering import EVERYTHING, MessageFilter
@@ -18,8 +18,6 @@ from downrange.model.hashing import tags_code
 from downrange.model.message import TopicQueue
 from downrange.model.properties import find_property
 from downrange.protocol.command import Command
-from downrange.store.queue.queues import QueueState
-from downrange.store.run import Run
 from downrange.transport.connection import Connection
 from downrange.transport.handler import LaterReply
 
@@ -134,9 +132,11 @@ class HeldPulls:
         if queue in self._by_queue:
             self._arrived_in(queue).add(queue_offset, properties)
 
-    def notify_run(self, state: QueueState, states: Sequence[QueueState], run: Run) -> None:
-        """Messages were stored, with these queues, and those that have `state` among them are waited for."""
-        self._arrived_in((state.topic, state.queue_id)).add_run(state, states, run)
+    def notify_batch(
+        self, topic: str, queue_id: int, last_offset: int, properties: Callable[[], Iterable[bytes]]
+    ) -> None:
+        """Messages of one queue were stored, up to `last_offset`; `properties` gives theirs if a filter wants them."""
+        self._arrived_in((topic, queue_id)).add_batch(last_offset, properties)
 
     def _arrived_in(self, queue: _Queue) -> _Arrived:
         if not self._grown:
@@ -187,26 +187,26 @@ def _discard(table: dict[K, _InOrder], key: K, held: HeldPull) -> None:
 class _Arrived:
     """Messages that came into one queue in one turn. Each is looked at once, and only if a filter wants to know."""
 
-    __slots__ = ("_messages", "_seen", "_steps", "last_offset")
+    __slots__ = ("_batches", "_messages", "_seen", "last_offset")
 
     def __init__(self) -> None:
         self.last_offset = -1
         self._messages: list[bytes] = []
-        self._steps: list[tuple[QueueState, Sequence[QueueState], Run]] = []
+        self._batches: list[Callable[[], Iterable[bytes]]] = []
         self._seen: list[tuple[int, str]] = []  # tags code and properties of the first of them
 
     def add(self, queue_offset: int, properties: bytes) -> None:
         self.last_offset = queue_offset
         self._messages.append(properties)
 
-    def add_run(self, state: QueueState, states: Sequence[QueueState], run: Run) -> None:
-        self.last_offset = state.next_offset - 1
-        self._steps.append((state, states, run))
+    def add_batch(self, last_offset: int, properties: Callable[[], Iterable[bytes]]) -> None:
+        self.last_offset = last_offset
+        self._batches.append(properties)
 
     def have_any(self, wanted: MessageFilter) -> bool:
-        if self._steps:
-            self._messages += self._messages_of_runs()
-            self._steps.clear()
+        for batch in self._batches:
+            self._messages += batch()
+        self._batches.clear()
         seen = self._seen
         for number, properties in enumerate(self._messages):
             if number == len(seen):
@@ -215,9 +215,3 @@ class _Arrived:
             if wanted.matches(*seen[number]):
                 return True
         return False
-
-    def _messages_of_runs(self) -> Iterator[bytes]:
-        for state, states, run in self._steps:
-            for number, one in enumerate(states):
-                if one is state:
-                    yield run[number][2]

@@ -53,12 +53,12 @@ class Topics(SavedTable):
         }
         self.data_version = DataVersion(counter=0, timestamp=clock.now())
         self.on_change: Callable[[TopicConfig | None], None] = lambda topic: None
-        self.on_plain_change: Callable[[str | None], None] = lambda topic: None
-        """Told the topic, or None for all of them, when `plain` may say something else."""
+        self.on_usual_change: Callable[[str | None], None] = lambda topic: None
+        """Told the topic, or None for all of them, when `usual` may say something else."""
         # Topics a client may send to without a further look: the table less the forbidden names.
         self.sendable: dict[str, TopicConfig] = {}
-        # Those of them that a plain send may go to, and how many queues they have for writing.
-        self.plain: dict[str, int] = {}
+        # Those of them that a usual send may go to, and how many queues they have for writing.
+        self.usual: dict[str, int] = {}
         self._create_system_topics(config, schedule_queues)
         self._load()
 
@@ -92,13 +92,13 @@ class Topics(SavedTable):
     def _set(self, config: TopicConfig) -> None:
         name = intern(config.topic_name)
         self._table[name] = config
-        self.on_plain_change(name)
+        self.on_usual_change(name)
         if name not in SEND_FORBIDDEN_TOPICS:
             self.sendable[name] = config
             if config.topic_filter_type == "MULTI_TAG" or name.startswith("%"):
-                self.plain.pop(name, None)
+                self.usual.pop(name, None)
             else:
-                self.plain[name] = config.write_queue_nums
+                self.usual[name] = config.write_queue_nums
 
     def __len__(self) -> int:
         return len(self._table)
@@ -150,8 +150,8 @@ class Topics(SavedTable):
         if self._table.pop(topic, None) is None:
             return False
         self.sendable.pop(topic, None)
-        self.plain.pop(topic, None)
-        self.on_plain_change(topic)
+        self.usual.pop(topic, None)
+        self.on_usual_change(topic)
         log.info("topic deleted topic=%s", topic)
         self._changed(None)
         return True
@@ -183,8 +183,8 @@ class Topics(SavedTable):
         """Take over the table of a master, version included."""
         self._table.clear()
         self.sendable.clear()
-        self.plain.clear()
-        self.on_plain_change(None)
+        self.usual.clear()
+        self.on_usual_change(None)
         for config in table.topic_config_table.values():
             self._set(config)
         self.data_version = table.data_version

@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from downrange.compiled import steps
+from downrange.compiled import accelerated_if_usual, steps
 from downrange.protocol import header_binary, header_json
 from downrange.protocol.codes import SerializeType
 from downrange.protocol.command import Buffer, Command
@@ -118,6 +118,33 @@ class FrameDecoder:
         if header_length > length - 4:
             return RemoteProtocolError(f"header of {header_length} bytes in a frame of {length}")
         return RemoteProtocolError(f"header of {header_length} bytes; at most {self.max_header} are allowed")
+
+
+_JSON_CODE: Final = b'{"code":'
+
+
+def code_of(frame: Frame) -> int:
+    """The code of the command in a frame. Raises RemoteProtocolError when its header cannot be read."""
+    serialize_type, header, _ = frame
+    if serialize_type == _BINARY and len(header) >= 2:
+        return int.from_bytes(header[:2], "big", signed=True)
+    if header.startswith(_JSON_CODE):  # as nearly all clients write it
+        digits = header[8 : header.find(b",", 8)]
+        if digits.isdigit():
+            return int(digits)
+    return decode_frame(frame).code
+
+
+@accelerated_if_usual
+def end_of_run(frames: list[Frame], at: int, codes: frozenset[int]) -> int:
+    """The position of the first frame from `at` on whose command has none of these codes, or cannot be read."""
+    for position in range(at, len(frames)):
+        try:
+            if code_of(frames[position]) not in codes:
+                return position
+        except RemoteProtocolError:
+            return position
+    return len(frames)
 
 
 def decode_frame(frame: Frame) -> Command:

@@ -1,24 +1,25 @@
-"""From a record of the log to its consume queue and the key index.
+"""From the records of the log to their consume queues and the key index.
 
-The same code runs for a message that was just appended and for one that is replayed after a crash, so both leave the
-same bytes behind.
+A batch that was just appended is applied as a whole; a record that is replayed after a crash is applied alone. Both
+leave the same bytes behind.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from typing import Final
 
-from downrange.compiled import steps
+from downrange.compiled import accelerated
 from downrange.model.hashing import tags_code
-from downrange.store.index.key_hashes import Keyed
+from downrange.model.properties import DELAY, find_in_bytes, find_property, find_tags_and_keys
 from downrange.store.index.key_index import KeyIndex
 from downrange.store.log.walk import WalkedRecord
-from downrange.store.queue.consume_queue import ENTRY, ConsumeQueue
-from downrange.store.queue.queue_tails import BLOCK, PUT_STATE, ROW, RUN_DONE
+from downrange.store.new_messages import NewMessages
+from downrange.store.queue.queue_tails import ROW
 from downrange.store.queue.queues import ConsumeQueues, QueueState
-from downrange.store.run import Run
 
+_NOT_IN_A_QUEUE: Final = 4  # the bit of sysFlag that prepared and rolled-back messages have
 _TRANSACTION_MASK: Final = 12
 _COMMIT: Final = 8
 _ROLLBACK: Final = 12
@@ -27,37 +28,29 @@ _ROLLBACK: Final = 12
 BitmapOf = Callable[[str, bytes, int], bytes]
 
 
-def find_in(properties: bytes, name: bytes) -> bytes | None:
-    """The value of one property in the stored text; `name` ends with the separator \\x01."""
-    at = properties.rfind(b"\x02" + name)
-    if at >= 0:
-        start = at + 1 + len(name)
-    elif properties.startswith(name):
-        start = len(name)
-    else:
-        return None
-    end = properties.find(b"\x02", start)
-    return (properties[start:] if end < 0 else properties[start:end]) or None
+@accelerated
+def put_entries(
+    messages: NewMessages, number: int, stop: int, rows: array[int], memory: bytearray
+) -> tuple[int, list[int]]:
+    """Put the queue entries of messages from `number` on, up to `stop` or the first message that is unusual.
+
+    Return the number of the first message without an entry, and the rows of the queues that are full now and have to be
+    written. `rows` and `memory` are those of `QueueTails`, with room for a block for each message.
+    """
+    for each in range(number, stop):
+        put_entry(messages, each)
+    return stop, []
 
 
-def _find(text: str, name: str) -> str | None:
-    """The same in the decoded text; `name` stands between its separators \\x02 and \\x01."""
-    start = text.rfind(name)
-    if start >= 0:
-        start += len(name)
-    elif text.startswith(name[1:]):
-        start = len(name) - 1
-    else:
-        return None
-    end = text.find("\x02", start)
-    return (text[start:] if end < 0 else text[start:end]) or None
-
-
-def _looked_up(text: str) -> tuple[int, str | None, str | None]:
-    """All that queue and index want of a message's properties: its tag as a hash, its unique id, its keys."""
-    tags = _find(text, "\x02TAGS\x01")
-    code = 0 if tags is None else tags_code(tags)
-    return code, _find(text, "\x02UNIQ_KEY\x01"), _find(text, "\x02KEYS\x01")
+def put_entry(messages: NewMessages, number: int) -> None:
+    """Put the queue entry of one stored message, unless it belongs in no queue."""
+    if not messages.sys_flag(number) & _NOT_IN_A_QUEUE:
+        code = messages.code(number)
+        if code is None:
+            tags = find_in_bytes(messages.properties(number), b"TAGS")
+            code = 0 if tags is None else tags_code(tags.decode("utf-8", "replace"))
+        physical_offset, size, queue_offset = messages.places[number]
+        messages.states[number].queue.put(queue_offset, physical_offset, size, code)
 
 
 class Dispatcher:
@@ -79,101 +72,61 @@ class Dispatcher:
         # Records before this offset need not be offered to the index again.
         self.indexed_up_to = 0
 
-    def apply(
-        self,
-        state: QueueState,
-        queue_offset: int,
-        physical_offset: int,
-        size: int,
-        sys_flag: int,
-        store_timestamp: int,
-        text: str,
-    ) -> None:
-        """Enter one record into its queue and the index; what is there already stays as it is.
+    def apply(self, messages: NewMessages, number: int, stop: int, store_timestamp: int) -> None:
+        """Enter messages that were just stored, from `number` to `stop`, into their queues and the index."""
+        for special in messages.special:
+            if number <= special < stop:
+                self._set_code(messages, special, store_timestamp)
+        at, queues = number, self.queues
+        tails = queues.tails
+        tails.make_room(stop - number)
+        while at < stop:
+            at, full = put_entries(messages, at, stop, tails.rows, tails.memory)
+            for row in full:
+                state = queues.by_row[row // ROW]
+                assert state is not None
+                state.queue.spill()
+            if at < stop:
+                put_entry(messages, at)
+                at += 1
+        self.last_store_timestamp = store_timestamp
+        if self.index is not None:
+            self.index.put(messages, number, stop, store_timestamp)
 
-        `text` is that of its properties.
-        """
+    def _set_code(self, messages: NewMessages, number: int, store_timestamp: int) -> None:
+        text = messages.properties(number).decode("utf-8", "replace")
+        tags, _, _ = find_tags_and_keys(text)
+        place = messages.places[number]
+        code = self._special_code(
+            messages.states[number], tags_code(tags or ""), place[0] + place[1], store_timestamp, text
+        )
+        messages.set_code(number, code)
+
+    def apply_record(self, state: QueueState, record: WalkedRecord) -> None:
+        """Enter one record of the log into its queue and the index; entries that are there already stay as they are."""
+        physical_offset, size, _, _, queue_offset, sys_flag, store_timestamp, properties = record
         kind = sys_flag & _TRANSACTION_MASK
         if kind == _ROLLBACK:
             return
-        code, unique, keys = _looked_up(text)
+        text = properties.decode("utf-8", "replace")
+        tags, unique, keys = find_tags_and_keys(text)
         if kind == 0 or kind == _COMMIT:
+            code = tags_code(tags or "")
             if state.is_special:
                 code = self._special_code(state, code, physical_offset + size, store_timestamp, text)
             state.queue.put(queue_offset, physical_offset, size, code)
             self.last_store_timestamp = store_timestamp
         if self.index is not None and (unique or keys):
-            self.index.put(state.topic, unique, keys, physical_offset, store_timestamp)
-
-    def apply_run(self, run: Run, store_timestamp: int) -> None:
-        """`apply` for records that were appended in one run to queues that are not special."""
-        if steps is not None and self._apply_compiled(run, store_timestamp):
-            return
-        tails = self.queues.tails
-        tails.make_room(len(run))
-        rows, memory = tails.rows, tails.memory
-        unpack, pack, pack_entry = PUT_STATE.unpack_from, RUN_DONE.pack_into, ENTRY.pack_into
-        full: dict[int, ConsumeQueue] = {}
-        keyed: list[Keyed] = []
-        for message, (physical_offset, size, queue_offset) in zip(run.messages, run.places, strict=True):
-            state = message[0]
-            code, unique, keys = _looked_up(message[3])
-            # What `ConsumeQueue.put` does, but for writing what is full, which is done for all at the end.
-            numbers = state.row * 8 + 8
-            position = queue_offset * 20
-            physical_end = physical_offset + size
-            end, last_physical_end, at, count, total, spill_at = unpack(rows, numbers)
-            if position != end or physical_end <= last_physical_end or not spill_at:
-                takes_place = state.queue.prepare(position, physical_end)
-                _, _, at, count, total, spill_at = unpack(rows, numbers)
-            else:
-                takes_place = True
-            if takes_place:
-                if not at % BLOCK:
-                    at = tails.take_block(at)
-                pack_entry(memory, at, physical_offset, size, code)
-                pack(rows, numbers, position + 20, physical_end, at + 20, count + 1, total + size)
-                if position + 20 >= spill_at:
-                    full[state.row] = state.queue
-            if unique or keys:
-                keyed.append((state.topic, unique, keys, physical_offset))
-        self.last_store_timestamp = store_timestamp
-        for queue in full.values():
-            queue.spill()
-        if self.index is not None and keyed:
-            self.index.put_run(keyed, store_timestamp)
-
-    def _apply_compiled(self, run: Run, store_timestamp: int) -> bool:
-        """The same by the compiled twins; False, and nothing was done, when they do not take this run."""
-        assert steps is not None
-        queues = self.queues
-        full = steps.put_entries(run, queues.tails.rows, queues.tails.memory)
-        if full is None:
-            return False
-        self.last_store_timestamp = store_timestamp
-        for row in full:
-            state = queues.by_row[row // ROW]
-            assert state is not None
-            state.queue.spill()
-        index = self.index
-        if index is not None and not index.put_compiled(run, store_timestamp):
-            keyed: list[Keyed] = []
-            for message, place in zip(run.messages, run.places, strict=True):
-                _, unique, keys = _looked_up(message[3])
-                if unique or keys:
-                    keyed.append((message[0].topic, unique, keys, place[0]))
-            if keyed:
-                index.put_run(keyed, store_timestamp)
-        return True
+            self.index.put_keys([(state.topic, unique, keys, physical_offset)], store_timestamp)
 
     def index_only(self, record: WalkedRecord) -> None:
         """Enter a replayed record into the index and leave its queue alone."""
         physical_offset, _, topic, _, _, sys_flag, store_timestamp, properties = record
         if self.index is not None and sys_flag & _TRANSACTION_MASK != _ROLLBACK:
-            text = properties.decode("utf-8", "replace")
-            _, unique, keys = _looked_up(text)
+            _, unique, keys = find_tags_and_keys(properties.decode("utf-8", "replace"))
             if unique or keys:
-                self.index.put(topic.decode("utf-8", "replace"), unique, keys, physical_offset, store_timestamp)
+                name = topic.decode("utf-8", "replace")
+                self.index.put_keys([(name, unique, keys, physical_offset)], store_timestamp)
 
     def _special_code(self, state: QueueState, code: int, physical_end: int, store_timestamp: int, text: str) -> int:
         """What stands in the entry of a delayed message, or of one with an ext unit, instead of a tag hash."""
@@ -185,7 +138,7 @@ class Dispatcher:
         return state.ext.put(code, store_timestamp, bitmap)
 
     def _delivery_time(self, text: str, store_timestamp: int, otherwise: int) -> int:
-        delay = _find(text, "\x02DELAY\x01")
+        delay = find_property(text, DELAY)
         if delay is None or not (delay.isascii() and delay.isdigit()):
             return otherwise
         level = min(int(delay), len(self._delay_millis))
@@ -193,13 +146,12 @@ class Dispatcher:
 
     def replay(self, record: WalkedRecord) -> QueueState | None:
         """Apply one record of a walk; return its queue when the record takes part in one."""
-        physical_offset, size, topic, queue_id, queue_offset, sys_flag, store_timestamp, properties = record
+        physical_offset, size, topic, queue_id, queue_offset, sys_flag, store_timestamp, _ = record
         state = self.queues.of_record(topic, queue_id)
         if state is None:
             return None
-        text = properties.decode("utf-8", "replace")
-        if sys_flag & 4:  # prepared or rolled back
-            self.apply(state, queue_offset, physical_offset, size, sys_flag, store_timestamp, text)
+        if sys_flag & _NOT_IN_A_QUEUE:
+            self.apply_record(state, record)
             return None
         queue = state.queue
         if physical_offset + size <= queue.max_physical_offset:
@@ -209,8 +161,12 @@ class Dispatcher:
         elif queue_offset == 0 and queue.max_physical_offset > 0:
             # A queue has one first message. This topic was deleted and made again: forget its former life.
             self.queues.destroy(state)
-        self.apply(state, queue_offset, physical_offset, size, sys_flag, store_timestamp, text)
+        self.apply_record(state, record)
         # With the transient pool messages may have been numbered that are not in the queue yet.
         if state.next_offset < queue.max_offset:
             state.next_offset = queue.max_offset
         return state
+
+
+def find_in(properties: bytes, name: bytes) -> bytes | None:  # TEMPORARY: until store/check uses model/properties
+    return find_in_bytes(properties, name[:-1])

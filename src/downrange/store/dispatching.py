@@ -11,6 +11,7 @@ from downrange.store.errors import StoreError
 from downrange.store.growth import Growth
 from downrange.store.log.commit_log import CommitLog
 from downrange.store.log.walk import Walk
+from downrange.store.new_messages import NewMessages
 from downrange.store.refusals import Refusals
 
 log = logging.getLogger(__name__)
@@ -41,6 +42,18 @@ class Dispatching:
     def behind_bytes(self) -> int:
         # A slave may know that the rest of a file is blank before it has got it.
         return max(0, self._commit_log.max_offset - self.offset)
+
+    def apply(self, messages: NewMessages, number: int, stop: int, store_timestamp: int) -> None:
+        """Apply messages that were just stored, from `number` to `stop`, and whatever was left before them."""
+        begin, end = messages.bounds(number, stop)
+        if self.offset != begin:
+            self.dispatch_pending()
+            return
+        try:
+            self.dispatcher.apply(messages, number, stop, store_timestamp)
+            self.offset = end
+        except (OSError, StoreError) as error:
+            self.failed(error)
 
     def dispatch_pending(self, watched: Mapping[tuple[str, int], object] | None = None) -> Growth:
         """Apply what lies in the log beyond the last applied record; return what was new, for those who wait for it.

@@ -105,11 +105,8 @@ class MessageStore(MessageReader):
         # Called for every message, so without a step in between. The rest is below: an object with more than thirty
         # attributes is slower to all who use it.
         appender = MessageAppender(self.commit_log, self._dispatching, self.limits, self._refusals, self._now)
+        self.add = appender.add
         self.append = appender.append
-        self.append_run = appender.append_run
-        self.append_together = appender.append_together
-        self.takes_together = appender.takes_together
-        self.append_batch = appender.append_batch
         self.append_data = appender.append_data
 
     # Opening and closing.
@@ -184,6 +181,7 @@ class MessageStore(MessageReader):
             is_slave=self.config.broker_role is BrokerRole.SLAVE,
             writable=not self.read_only,
         ).run(report)
+        self.queues.take_counts()  # those of the replay: the messages came in before
         self._dispatching.offset = self.commit_log.max_offset
         self._dispatcher.last_store_timestamp = self.commit_log.last_store_timestamp
         if not self.read_only and (report.rebuilt_queues or (clean and report.replayed)):
@@ -263,6 +261,11 @@ class MessageStore(MessageReader):
     def flushed_offset(self) -> int:
         """Up to here the log is safe."""
         return self.commit_log.flushed_offset
+
+    @property
+    def applies_at_once(self) -> bool:
+        """Are messages in their queues when `append` returns? With the transient pool only after a commit."""
+        return self._dispatching.at_once
 
     @property
     def dispatch_behind_bytes(self) -> int:

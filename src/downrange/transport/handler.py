@@ -62,3 +62,11 @@ def encode_reply(reply: Command) -> list[Buffer]:
     except MQError as error:
         log.error("reply cannot be sent code=%d reason=%s", reply.code, error)
         return encode_parts(Command(ResponseCode.SYSTEM_ERROR, reply.opaque, 1, remark=str(error)))
+
+
+def send_replies(origins: list[Connection], frames: bytes) -> None:  # TEMPORARY: until the transport has it
+    at = 0
+    for origin in origins:
+        end = at + 4 + int.from_bytes(frames[at : at + 4], "big")
+        origin._output.send_parts([frames[at:end]])
+        at = end

@@ -79,10 +79,7 @@ class PlainPulls:
     def take(self, frames: list[Frame], at: int, connection: Connection) -> int:
         """Answer what is plain, from `frames[at]` on; return the place of the first frame that is not."""
         flow = self._flow
-        if (
-            not frames[at][1].startswith(PULL_HEADER.starts)
-            or connection.last_received - flow.last_tick > flow.pull_patience
-        ):
+        if not frames[at][1].startswith(PULL_HEADER.starts) or not flow.is_calm:
             return at
         start = perf_counter()
         answered = 0

@@ -299,7 +299,7 @@ class PullHandlers:
         )
         host = pack_host(broker.broker_ip1, broker.listen_port)
         properties = {names.TAGS: request.consumer_group, names.KEYS: request.consumer_group}
-        self._writer.append(
+        self._writer.append_one(
             NewMessage(
                 topic=OFFSET_MOVED_TOPIC,
                 queue_id=0,

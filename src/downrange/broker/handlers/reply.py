@@ -7,15 +7,12 @@ import logging
 from typing import Final
 
 from downrange.broker.clients import Producers
-from downrange.broker.flow_control import FlowControl
-from downrange.broker.groups import Groups
-from downrange.broker.handlers.send import SendHandlers
-from downrange.broker.live_config import LiveConfig
+from downrange.broker.handlers.send_reader import SendReader
 from downrange.broker.message_writer import MessageWriter
 from downrange.broker.routes import RouteTable
-from downrange.broker.topics import Topics
 from downrange.model import properties as names
 from downrange.model.errors import MessageError
+from downrange.model.message_id import offset_message_id
 from downrange.model.properties import decode_properties, encode_properties
 from downrange.protocol.bodies.replies import PushReplyMessageRequest
 from downrange.protocol.bodies.send import SendMessageRequest, SendMessageResponse, decode_send_v1
@@ -33,22 +30,16 @@ PUSH_SECONDS: Final = 10.0
 _REPLY_V1: Final = int(RequestCode.SEND_REPLY_MESSAGE)
 
 
-class ReplyHandlers(SendHandlers):
+class ReplyHandlers:
     """Hands a reply to the producer that waits for it, over the connection that producer opened.
 
     The answer says whether the producer has it. That the reply is stored as well changes nothing about that.
     """
 
-    def __init__(
-        self,
-        config: LiveConfig,
-        topics: Topics,
-        groups: Groups,
-        writer: MessageWriter,
-        flow: FlowControl,
-        producers: Producers,
-    ) -> None:
-        super().__init__(config, topics, groups, writer, flow)
+    def __init__(self, reader: SendReader, writer: MessageWriter, producers: Producers) -> None:
+        self._config = reader.config
+        self._reader = reader
+        self._writer = writer
         self._producers = producers
 
     @property
@@ -63,13 +54,12 @@ class ReplyHandlers(SendHandlers):
         v1 = command.code == _REPLY_V1
         header = decode_send_v1(command.ext_fields) if v1 else command.header(SendMessageRequest)
         try:
-            started = self._config.broker.start_accept_send_request_time_stamp
-            if started:
-                self._check_started(started)
-            queue_id = self._queue_id(self._topic(header), header.queue_id, connection)
+            self._reader.check_started()
+            queue_id = self._reader.queue_id(self._reader.topic(header), header.queue_id, connection)
         except (BrokerError, MessageError) as error:
-            return self._refusal(command, error)
-        message = self._new(header, queue_id, command.body_bytes, header.properties, connection)
+            return self._reader.refusal(command, error)
+        properties = header.properties.encode()
+        message = self._reader.message(header, queue_id, command.body_bytes, properties, connection)
         return asyncio.ensure_future(self._push_and_store(command, header, message, connection.peer))
 
     async def _push_and_store(
@@ -79,7 +69,7 @@ class ReplyHandlers(SendHandlers):
         accepted = self._store(message) if self._config.broker.store_reply_message_enable else None
         if problem is not None:
             log.warning("reply not delivered topic=%s reason=%s", header.topic, problem)
-            refused = self._refusal(command, BrokerError(problem))
+            refused = self._reader.refusal(command, BrokerError(problem))
             if accepted is None:
                 return refused
             return command.reply(refused.code, problem, header=accepted)
@@ -132,8 +122,15 @@ class ReplyHandlers(SendHandlers):
         return None
 
     def _store(self, message: NewMessage) -> SendMessageResponse | None:
-        result = self._writer.append(message)
+        result = self._writer.append_one(message)
         if result.status is not PutMessageStatus.PUT_OK:
             log.warning("reply not stored topic=%s status=%s", message.topic, result.status.value)
             return None
-        return self._accepted(message.queue_id, result)
+        broker = self._config.broker
+        return SendMessageResponse(
+            msg_id=offset_message_id(message.store_host, result.physical_offset),
+            queue_id=message.queue_id,
+            queue_offset=result.queue_offset,
+            msg_region=broker.region_id,
+            trace_on=broker.trace_on,
+        )

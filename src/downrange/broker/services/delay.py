@@ -24,7 +24,8 @@ from downrange.store.config import BrokerRole
 from downrange.store.kept_message import read_kept
 from downrange.store.message_reader import QueueEntry
 from downrange.store.message_store import MessageStore
-from downrange.store.new_message import NewMessage, PutMessageStatus
+from downrange.store.new_message import NewMessage, Refusal
+from downrange.store.new_messages import NewMessages
 
 log = logging.getLogger(__name__)
 
@@ -170,11 +171,10 @@ class DelayService(SavedTable):
                 break
             messages.append(self._message(level, entry))
             max_bytes -= entry.size
-        if self._deliver_together([message for message in messages if message is not None]):
-            level.failures = 0
-            self._move(level, offset + len(messages))
-        else:
-            self._deliver_each(level, offset, messages)
+        delivered = self._deliver(level, messages)
+        self._move(level, offset + delivered)
+        if delivered < len(messages):
+            level.retry_at = self._clock.monotonic() + _RETRY_SECONDS
         self._look_at_first(level)
 
     def _message(self, level: DelayLevel, entry: QueueEntry) -> NewMessage | None:
@@ -188,34 +188,31 @@ class DelayService(SavedTable):
             log.error("delayed message dropped level=%d physical_offset=%d", level.number, entry.physical_offset)
         return message
 
-    def _deliver_together(self, messages: list[NewMessage]) -> bool:
-        """Put messages into their real topics, all or none of them."""
-        if not messages:
-            return True
-        takes = self._store.takes_together
-        return all(map(takes, messages)) and self._writer.append_together(messages) is not None
-
-    def _deliver_each(self, level: DelayLevel, offset: int, messages: list[NewMessage | None]) -> None:
-        """The same one by one, up to the first that cannot be stored now."""
-        for message in messages:
-            if message is not None and not self._deliver_one(level, message):
-                level.retry_at = self._clock.monotonic() + _RETRY_SECONDS
-                break
-            offset += 1
-            self._move(level, offset)
-
-    def _deliver_one(self, level: DelayLevel, message: NewMessage) -> bool:
-        result = self._writer.append(message)
-        if result.status is PutMessageStatus.PUT_OK:
+    def _deliver(self, level: DelayLevel, messages: list[NewMessage | None]) -> int:
+        """Put messages into their real topics, up to the first that cannot be stored now; how many that were."""
+        batch = NewMessages()
+        refusal: Refusal | None = None
+        numbers: list[int] = []  # of those in the batch
+        for number, message in enumerate(messages):
+            if message is not None:
+                refusal = self._store.add(batch, message)
+                if refusal is not None:
+                    break
+                numbers.append(number)
+        if numbers:
+            refusal = self._writer.append(batch) or refusal
+        if refusal is None:
             level.failures = 0
-            return True
+            return len(messages)
+        failed = numbers[batch.stored] if batch.stored < len(numbers) else number
         if level.failures % _FAILURES_PER_LOG_LINE == 0:
+            message = messages[failed]
             log.error(
                 "delayed message cannot be delivered, trying on level=%d topic=%s status=%s reason=%s",
-                level.number, message.topic, result.status.value, result.reason,
+                level.number, message.topic if message else "", refusal.status.value, refusal.reason,
             )  # fmt: skip
         level.failures += 1
-        return False
+        return failed
 
     def _look_at_first(self, level: DelayLevel) -> None:
         self._clip(level)

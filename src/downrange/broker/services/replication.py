@@ -140,8 +140,6 @@ class SlaveReplication:
 
     def _appended(self) -> None:
         sizes = self._writer.dispatched().sizes
-        for (topic, _), queue_sizes in sizes.items():
-            self._writer.statistics.put_each(topic, queue_sizes)
         self._sync.received(sizes)
         if self._flusher.is_sync and sizes:
             self._flusher.wait_for(self._store.max_offset)  # nobody waits for the disk, but it is to have them soon

@@ -183,7 +183,7 @@ class TransactionService:
 
     def _give_up(self, stored: StoredMessage) -> bool:
         self._topics.ensure(CHECK_MAX_TIME_TOPIC, 1)
-        result = self._writer.append(given_up(stored))
+        result = self._writer.append_one(given_up(stored))
         if result.status is not PutMessageStatus.PUT_OK:
             return False
         self._half_messages.ended(stored.queue_offset, stored.properties_text, stored.queue_offset)

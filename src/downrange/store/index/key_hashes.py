@@ -27,33 +27,26 @@ class KeyHashes:
     def of_key(self, topic: str, key: str) -> int:
         return java_hash_unsigned(key, self._topics[topic])
 
-    def of_message(self, topic: str, unique_key: str | None, keys: str | None) -> list[int]:
-        """The hash of the unique id, then those of the words of KEYS."""
-        hashes: list[int] = []
-        if unique_key is not None:
-            if len(unique_key) == 32 and unique_key.isascii():
-                known = self._heads_of_ids[unique_key[:30]] + self._ends_of_ids[unique_key[30:]]
-                hashes.append(self._topics_of_ids[topic] + known & 0xFFFFFFFF)
-            else:
-                hashes.append(java_hash_unsigned(unique_key, self._topics[topic]))
-        if keys:
-            start = self._topics[topic]
-            if " " in keys:
-                hashes += [java_hash_unsigned(key, start) for key in keys.split(" ") if key]
-            else:
-                hashes.append(java_hash_unsigned(keys, start))
-        return hashes
+    def of_messages(self, keyed: Sequence[Keyed]) -> list[tuple[int, int]]:
+        """The hashes that the index keeps for messages, each with the physical offset of its message.
 
-    def of_run(self, keyed: Sequence[Keyed]) -> list[tuple[int, int]]:
-        """The same for many messages: each hash with the physical offset of its message."""
-        topics_of_ids, heads_of_ids, ends_of_ids = self._topics_of_ids, self._heads_of_ids, self._ends_of_ids
+        A message has one for its unique id and one for each word of its KEYS.
+        """
+        topics, topics_of_ids = self._topics, self._topics_of_ids
+        heads_of_ids, ends_of_ids = self._heads_of_ids, self._ends_of_ids
         hashed: list[tuple[int, int]] = []
         for topic, unique_key, keys, physical_offset in keyed:
-            if unique_key is not None and keys is None and len(unique_key) == 32 and unique_key.isascii():
-                h = topics_of_ids[topic] + heads_of_ids[unique_key[:30]] + ends_of_ids[unique_key[30:]] & 0xFFFFFFFF
-                hashed.append((h, physical_offset))
-            else:
-                hashed += [(h, physical_offset) for h in self.of_message(topic, unique_key, keys)]
+            if unique_key is not None:
+                if len(unique_key) == 32 and unique_key.isascii():
+                    known = heads_of_ids[unique_key[:30]] + ends_of_ids[unique_key[30:]]
+                    key_hash = topics_of_ids[topic] + known & 0xFFFFFFFF
+                else:
+                    key_hash = java_hash_unsigned(unique_key, topics[topic])
+                hashed.append((positive_hash(key_hash), physical_offset))
+            if keys:
+                start = topics[topic]
+                hashes = [positive_hash(java_hash_unsigned(key, start)) for key in keys.split(" ") if key]
+                hashed += [(key_hash, physical_offset) for key_hash in hashes]
         return hashed
 
 

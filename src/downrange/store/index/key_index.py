@@ -11,17 +11,17 @@ import mmap
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
-from downrange.compiled import steps
+from downrange.compiled import accelerated
+from downrange.model.message import TRANSACTION_MASK, SysFlag
+from downrange.model.properties import find_tags_and_keys
 from downrange.store.errors import StoreClosed
 from downrange.store.files import Files
 from downrange.store.index.index_directory import IndexDirectory
 from downrange.store.index.index_file import ENTRY, SLOT, IndexFile
 from downrange.store.index.key_hashes import Keyed, KeyHashes, positive_hash
-
-if TYPE_CHECKING:
-    from downrange.store.run import Run
+from downrange.store.new_messages import NewMessages
 
 # mapping, slots, next entry, limit, used slots, begin timestamp, end offset, end timestamp
 IndexPlace = tuple[mmap.mmap, int, int, int, int, int, int, int]
@@ -29,6 +29,27 @@ IndexPlace = tuple[mmap.mmap, int, int, int, int, int, int, int]
 _MAPPED_FILES: Final = 4  # older files that stay mapped after a query
 _pack_slot, _pack_entry = SLOT.pack_into, ENTRY.pack_into
 _unpack_slot, _unpack_entry = SLOT.unpack_from, ENTRY.unpack_from
+
+
+@accelerated
+def index_keys(
+    messages: NewMessages,
+    number: int,
+    stop: int,
+    memory: mmap.mmap,
+    slots: int,
+    next_entry: int,
+    limit: int,
+    used_slots: int,
+    seconds: int,
+    end_offset: int,
+) -> tuple[int, int, int] | None:
+    """Put the keys of messages from `number` to `stop` into one index file.
+
+    Return the next entry, the used slots and the end offset of the file. None: nothing was put, because the keys do not
+    fit this file or are unusual. Python leaves that to `KeyIndex.put_keys` always.
+    """
+    return None
 
 
 class IndexQuery(NamedTuple):
@@ -108,32 +129,43 @@ class KeyIndex:
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
-    def put(
-        self, topic: str, unique_key: str | None, keys: str | None, physical_offset: int, store_timestamp: int
-    ) -> None:
-        """Index one message by its unique id and by each word of its KEYS; a message indexed before is passed over."""
+    def put(self, messages: NewMessages, number: int, stop: int, store_timestamp: int) -> None:
+        """Index messages that were just stored, from `number` to `stop`."""
         index_file = self._current
-        if index_file is None or index_file.next_entry >= index_file.limit:
-            index_file = self._writable_file()
-        if physical_offset < index_file.end_offset:
-            return
-        hashes = self._hashes.of_message(topic, unique_key, keys)
-        if not hashes:
-            return
+        if index_file is not None and index_file.map is not None:
+            put = index_keys(
+                messages, number, stop, index_file.map, self._slots, index_file.next_entry, index_file.limit,
+                index_file.used_slots, index_file.seconds_at(store_timestamp), index_file.end_offset,
+            )  # fmt: skip
+            if put is not None:
+                self.move_to(*put, store_timestamp)
+                return
+        keyed: list[Keyed] = []
+        for each in range(number, stop):
+            _, unique_key, keys = find_tags_and_keys(messages.properties(each).decode("utf-8", "replace"))
+            if (unique_key or keys) and messages.sys_flag(each) & TRANSACTION_MASK != SysFlag.TRANSACTION_ROLLBACK:
+                keyed.append((messages.states[each].topic, unique_key, keys, messages.places[each][0]))
+        if keyed:
+            self.put_keys(keyed, store_timestamp)
 
-        mapped = index_file.map
-        assert mapped is not None
-        number, limit = index_file.next_entry, index_file.limit
-        for key_hash in hashes:
-            if number >= limit:
-                index_file.write_header(mapped)  # for this file it was the last time
+    def put_keys(self, keyed: Sequence[Keyed], store_timestamp: int) -> None:
+        """Index messages by their unique ids and by each word of their KEYS; messages indexed before are passed over.
+
+        The header follows once, at the end: entries that it does not count yet are taken back by `load`.
+        """
+        index_file = self._current or self._writable_file()
+        seconds = index_file.seconds_at(store_timestamp)
+        for key_hash, physical_offset in self._hashes.of_messages(keyed):
+            if index_file.next_entry >= index_file.limit:
+                if index_file.map is not None:
+                    index_file.write_header(index_file.map)
                 index_file = self._writable_file()
-                mapped = index_file.map
-                assert mapped is not None
-                number, limit = index_file.next_entry, index_file.limit
-            if key_hash > 0x7FFFFFFF:
-                key_hash = positive_hash(key_hash)
-            seconds = index_file.seconds_at(store_timestamp)
+                seconds = index_file.seconds_at(store_timestamp)
+            if physical_offset < index_file.end_offset:
+                continue
+            mapped = index_file.map
+            assert mapped is not None
+            number = index_file.next_entry
             slot_at = 40 + key_hash % self._slots * 4
             (before,) = _unpack_slot(mapped, slot_at)
             if before <= 0 or before > number:
@@ -145,66 +177,12 @@ class KeyIndex:
                 # After its seconds were counted from the end of the file before: RocketMQ's order, for equal bytes.
                 index_file.begin_offset = physical_offset
                 index_file.begin_timestamp = store_timestamp
-            index_file.next_entry = number = number + 1
+                seconds = 0
+            index_file.next_entry = number + 1
             index_file.end_offset = physical_offset
             index_file.end_timestamp = store_timestamp
-        index_file.write_header(mapped)
-
-    def put_run(self, keyed: Sequence[Keyed], store_timestamp: int) -> None:
-        """`put` for many messages stored at one time.
-
-        The header follows once, at the end: entries that it does not count yet are taken back by `load`.
-        """
-        hashed = self._hashes.of_run(keyed)
-        if not hashed:
-            return
-        index_file = self._current
-        if (
-            index_file is None
-            or not 1 < index_file.next_entry <= index_file.limit - len(hashed)
-            or keyed[0][3] < index_file.end_offset
-        ):
-            for topic, unique_key, keys, physical_offset in keyed:
-                self.put(topic, unique_key, keys, physical_offset, store_timestamp)
-            return
-        mapped = index_file.map
-        assert mapped is not None
-        slots, entries_at = self._slots, self._entries_at
-        number, used_slots = index_file.next_entry, index_file.used_slots
-        seconds = index_file.seconds_at(store_timestamp)
-        for key_hash, physical_offset in hashed:
-            if key_hash > 0x7FFFFFFF:
-                key_hash = 0x1_0000_0000 - key_hash & 0x7FFFFFFF
-            slot_at = 40 + key_hash % slots * 4
-            (before,) = _unpack_slot(mapped, slot_at)
-            if before <= 0 or before > number:
-                before = 0
-                used_slots += 1
-            _pack_entry(mapped, entries_at + number * 20, key_hash, physical_offset, seconds, before)
-            _pack_slot(mapped, slot_at, number)
-            number += 1
-        index_file.next_entry, index_file.used_slots = number, used_slots
-        index_file.end_offset, index_file.end_timestamp = physical_offset, store_timestamp
-        index_file.write_header(mapped)
-
-    def put_compiled(self, run: Run, store_timestamp: int) -> bool:
-        """`put_run` by the compiled twin, for what the messages of a run hold; False, and nothing was done, when it
-        does not take them."""
-        index_file = self._current
-        if steps is None or index_file is None or index_file.map is None:
-            return False
-        put = steps.index_keys(
-            run, index_file.map, self._slots, index_file.next_entry, index_file.limit,
-            index_file.used_slots, index_file.seconds_at(store_timestamp), index_file.end_offset,
-        )  # fmt: skip
-        if put is None:
-            return False
-        next_entry, index_file.used_slots, index_file.end_offset = put
-        if next_entry > index_file.next_entry:
-            index_file.next_entry = next_entry
-            index_file.end_timestamp = store_timestamp
+        if index_file.map is not None:
             index_file.write_header(index_file.map)
-        return True
 
     @property
     def place(self) -> IndexPlace | tuple[()]:
@@ -218,7 +196,7 @@ class KeyIndex:
         )  # fmt: skip
 
     def move_to(self, next_entry: int, used_slots: int, end_offset: int, end_timestamp: int) -> None:
-        """Keys were put from `place` on."""
+        """Keys were put into the current file: these are its new numbers."""
         one = self._current
         if one is not None and one.map is not None and next_entry > one.next_entry:
             one.next_entry, one.used_slots = next_entry, used_slots

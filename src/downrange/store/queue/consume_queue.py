@@ -216,15 +216,15 @@ class ConsumeQueue(QueueEntries):
         tails, numbers = self._tails, self.row * 8 + 8
         position = queue_offset * 20
         physical_end = physical_offset + size
-        end, last_physical_end, at, _, _, spill_at = PUT_STATE.unpack_from(tails.rows, numbers)
+        end, last_physical_end, at, count, total, spill_at = PUT_STATE.unpack_from(tails.rows, numbers)
         if position != end or physical_end <= last_physical_end or not spill_at:
             if not self.prepare(position, physical_end):
                 return
-            _, _, at, _, _, spill_at = PUT_STATE.unpack_from(tails.rows, numbers)
+            _, _, at, count, total, spill_at = PUT_STATE.unpack_from(tails.rows, numbers)
         if not at % BLOCK:
             at = tails.take_block(at)
         ENTRY.pack_into(tails.memory, at, physical_offset, size, tags_code)
-        PUT_DONE.pack_into(tails.rows, numbers, position + 20, physical_end, at + 20)
+        PUT_DONE.pack_into(tails.rows, numbers, position + 20, physical_end, at + 20, count + 1, total + size)
         if position + 20 >= spill_at:
             self.spill()
 

@@ -63,15 +63,6 @@ class QueueState:
     def next_offset(self, queue_offset: int) -> None:
         self.tails.rows[self.row] = queue_offset
 
-    def count(self, messages: int, size: int) -> None:
-        """These are for `take_counts`, too."""
-        self.tails.rows[self.row + MESSAGES] += messages
-        self.tails.rows[self.row + BYTES] += size
-
-    def uncount(self, messages: int, size: int) -> None:
-        """These came as one batch, which is not for `take_counts`: whoever appended it counts it as one."""
-        self.count(-messages, -size)
-
     def leave(self) -> None:
         """This queue is no longer one of the store; see `ConsumeQueue.leave`."""
         self.queue.leave()
@@ -314,7 +305,7 @@ class ConsumeQueues:
         self.on_change(state.topic)
 
     def take_counts(self) -> list[TopicCount]:
-        """What came in by runs since the last call: for each queue its topic, messages and bytes."""
+        """The messages that came in since the last call: for each queue its topic, their number and their bytes."""
         counts, self._counts_of_removed = self._counts_of_removed, []
         rows = self.tails.rows
         numbers = zip(self.by_row, rows[MESSAGES::ROW], rows[BYTES::ROW], strict=True)

@@ -1,0 +1,67 @@
+"""The way of every request through a broker: frames, runs of one family, admission, family."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Protocol
+
+from downrange.broker.admission import Admission
+from downrange.protocol.errors import RemoteProtocolError
+from downrange.protocol.framing import Frame, code_of, decode_frame, encode, end_of_run
+from downrange.transport.connection import Connection
+from downrange.transport.handler import error_reply, send_replies
+
+log = logging.getLogger(__name__)
+
+
+class Family(Protocol):
+    """Requests of one kind. A family of many codes takes runs of them, a family of none takes requests one by one."""
+
+    @property
+    def codes(self) -> frozenset[int]: ...
+
+    def take(self, frames: list[Frame], origins: list[Connection], at: int, stop: int) -> None:
+        """Answer the requests `frames[at:stop]`, now or later; `frames[n]` came over `origins[n]`."""
+
+
+class RequestPath:
+    """Cuts the frames that came into runs of one family, lets each run pass admission, and hands it to its family.
+
+    Holds always: no request reaches a family that admission has not let pass; requests of one connection are taken in
+    the order they came.
+    """
+
+    def __init__(self, admission: Admission, commands: Family, *families: Family) -> None:
+        """`commands` takes all codes that none of the families has."""
+        self._admission = admission
+        self._commands = commands
+        self._families: Mapping[int, Family] = {code: family for family in families for code in family.codes}
+
+    def serve(self, frames: list[Frame], origins: list[Connection]) -> None:
+        """Answer frames that came over one or many connections: the `Serve` of a broker's servers."""
+        at, count = 0, len(frames)
+        while at < count:
+            try:
+                code = code_of(frames[at])
+            except RemoteProtocolError as error:
+                log.warning("connection closed peer=%s reason=%s", origins[at].peer, error)
+                origins[at].abort()
+                at += 1
+                continue
+            family = self._families.get(code, self._commands)
+            stop = end_of_run(frames, at, family.codes) if family.codes else at + 1
+            while at < stop:
+                passed = self._admission.admitted(frames, origins, at, stop)
+                if passed > at:
+                    family.take(frames, origins, at, passed)
+                if passed < stop:
+                    self._refuse(frames[passed], origins[passed])
+                    passed += 1
+                at = passed
+
+    def _refuse(self, frame: Frame, origin: Connection) -> None:
+        command = decode_frame(frame)
+        error = self._admission.refusal(frame, origin)
+        if error is not None and not command.flag:
+            send_replies([origin], encode(error_reply(command, error)))

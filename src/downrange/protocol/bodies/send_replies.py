@@ -1,0 +1,227 @@
+"""Replies to sends: from what is known of many requests to whole frames, without an object for each reply."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final, NamedTuple, Protocol
+
+from downrange.compiled import accelerated
+from downrange.model.message_id import offset_message_id
+from downrange.protocol.bodies.fields import encode_fields
+from downrange.protocol.bodies.send import SendMessageResponse
+from downrange.protocol.codes import SerializeType
+from downrange.protocol.command import ONEWAY_FLAG, RESPONSE_FLAG, Command
+from downrange.protocol.framing import PREFIX, encode
+
+BINARY: Final = int(SerializeType.ROCKETMQ)
+ALL, AT_ONCE, WHEN_SAFE = range(3)
+"""Which requests to answer: all, those that do not wait until their messages are safe, or those that do."""
+
+# Where a message went: physical offset, size of its record, queue offset.
+Place = tuple[int, int, int]
+
+
+class Placed(Protocol):
+    """A batch of messages that were stored."""
+
+    @property
+    def places(self) -> Sequence[Place]: ...
+
+
+class _Request(NamedTuple):
+    kind: int
+    code: int
+    opaque: int
+    flag: int
+    queue_id: int
+    first: int
+    messages: int
+    waits: bool
+    ready: bytes | None = None
+
+
+@accelerated
+class SendReplies:
+    """The requests of one batch of messages, and what each of them is answered with.
+
+    A send is answered with the places of its messages, any other request with a frame that is ready.
+    """
+
+    __slots__ = ("_requests",)
+
+    def __init__(self) -> None:
+        self._requests: list[_Request] = []
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def add(
+        self, kind: int, code: int, opaque: int, flag: int, queue_id: int, first: int, count: int, waits: bool
+    ) -> None:
+        """Add a send with this serialize type and header, whose messages are `count` from number `first` on.
+
+        `waits`: its sender is answered when the messages are as safe as the broker promises.
+        """
+        self._requests.append(_Request(kind, code, opaque, flag, queue_id, first, count, waits))
+
+    def add_ready(self, code: int, reply: bytes, first: int, count: int, waits: bool) -> None:
+        """Add a request that is answered with this frame, or not at all if that is empty."""
+        self._requests.append(_Request(0, code, 0, 0, 0, first, count, waits, reply))
+
+    def set_ready(self, number: int, reply: bytes) -> None:
+        """Answer a request with this frame after all."""
+        self._requests[number] = self._requests[number]._replace(ready=reply)
+
+    def request(self, number: int) -> tuple[int, int, int, int, int, int]:
+        """Serialize type, code, opaque and flag of a request, and its messages: the first one and how many."""
+        request = self._requests[number]
+        return request.kind, request.code, request.opaque, request.flag, request.first, request.messages
+
+    def codes(self) -> dict[int, int]:
+        """How many requests there are of each code."""
+        return dict(Counter([request.code for request in self._requests]))
+
+    def batches(self) -> list[tuple[int, int]]:
+        """The sends that have several messages: the number of the first one, and how many."""
+        return [(one.first, one.messages) for one in self._requests if one.ready is None and one.messages > 1]
+
+    def encode(self, template: SendReply, messages: Placed, which: int) -> tuple[bytes, list[int] | None]:
+        """The replies as frames, one behind the other, and the numbers of the requests they answer; None means all."""
+        places = messages.places
+        pieces: list[bytes] = []
+        answered: list[int] = []
+        for number, request in enumerate(self._requests):
+            kind, _, opaque, flag, queue_id, first, count, waits, ready = request
+            if which != ALL and waits != (which == WHEN_SAFE):
+                continue
+            if ready is not None:
+                reply = ready
+            elif flag & ONEWAY_FLAG:
+                continue
+            elif count > 1:
+                reply = template.encode_batch(kind, opaque, queue_id, places[first : first + count])
+            elif kind == BINARY:
+                reply = template.encode_binary(opaque, queue_id, places[first])
+            else:
+                reply = template.encode_json(opaque, queue_id, places[first])
+            if reply:
+                pieces.append(reply)
+                answered.append(number)
+        return b"".join(pieces), None if len(answered) == len(self._requests) else answered
+
+
+# Values that stand for what changes from reply to reply while the text around them is being made.
+_PLACE_MARK: Final = "0123456789ABCDEF"
+_QUEUE_ID_MARK: Final = 1_357_924_680
+_QUEUE_OFFSET_MARK: Final = 7_036_874_417_766_350_246
+_OPAQUE_MARK: Final = 1_928_374_650
+_FIXED_SIZE: Final = 21  # of a binary header: code, language, version, opaque, flag, remark length, ext length
+_CODE_TO_VERSION: Final = slice(8, 13)
+_FLAG_AND_REMARK: Final = slice(17, 25)
+_EXT_AT: Final = 29
+
+
+class SendReply:
+    """A template for the replies to sends that ended with one code: all but what changes from message to message.
+
+    Holds always: it writes the bytes that `encode(command.reply(code, header=SendMessageResponse(…)))` gives.
+    """
+
+    __slots__ = (
+        "_around_opaque",
+        "_binary_ext",
+        "_code",
+        "_ext_size",
+        "_fixed",
+        "_json",
+        "_region",
+        "_store_host",
+        "_trace_on",
+        "binary_pieces",
+        "id_size",
+        "json_pieces",
+    )
+
+    def __init__(self, code: int, store_host: bytes, region: str, trace_on: bool) -> None:
+        self._code = code
+        self._store_host = store_host
+        self._region = region
+        self._trace_on = trace_on
+        fields = self._fields(store_host.hex().upper() + _PLACE_MARK, _QUEUE_ID_MARK, _QUEUE_OFFSET_MARK)
+        texts = (
+            (_PLACE_MARK.encode(), b"%016X"),
+            (b"%d" % _QUEUE_ID_MARK, b"%d"),
+            (b"%d" % _QUEUE_OFFSET_MARK, b"%d"),
+            (b"%d" % _OPAQUE_MARK, b"%d"),
+        )
+        text = encode(Command(code, _OPAQUE_MARK, RESPONSE_FLAG, fields))[PREFIX.size :]
+        self._json = _form(text, texts)
+
+        frame = encode(Command(code, 0, RESPONSE_FLAG, fields, serialize_type=BINARY))
+        block = frame[_EXT_AT:]
+        lengthy = (texts[0], *[(len(mark).to_bytes(4, "big") + mark, b"\0\0\0%c%d") for mark, _ in texts[1:3]])
+        self._binary_ext = _form(block, lengthy)
+        self._ext_size = len(block) - len(texts[1][0]) - len(texts[2][0])
+        self._fixed = frame[_CODE_TO_VERSION], frame[_FLAG_AND_REMARK]
+        # What the compiled class puts between the numbers.
+        self.json_pieces = _split(text, texts)
+        self.binary_pieces = *self._fixed, *_split(block, lengthy)
+        self._around_opaque: dict[int, tuple[bytes, bytes]] = {}
+        self.id_size = 2 * len(store_host)
+
+    def encode_json(self, opaque: int, queue_id: int, place: Place) -> bytes:
+        text = self._json % (place[0], queue_id, place[2], opaque)
+        return PREFIX.pack(4 + len(text), len(text)) + text
+
+    def encode_binary(self, opaque: int, queue_id: int, place: Place) -> bytes:
+        id_size = 1 if queue_id < 10 else len(str(queue_id))
+        offset_size = len(str(place[2]))
+        around = self._around_opaque.get(id_size + offset_size)
+        if around is None:
+            around = self._around(id_size + offset_size)
+        ext = self._binary_ext % (place[0], id_size, queue_id, offset_size, place[2])
+        return b"".join((around[0], opaque.to_bytes(4, "big", signed=True), around[1], ext))
+
+    def encode_batch(self, kind: int, opaque: int, queue_id: int, places: Sequence[Place]) -> bytes:
+        ids = ",".join([offset_message_id(self._store_host, place[0]) for place in places])
+        fields = self._fields(ids, queue_id, places[0][2])
+        return encode(Command(self._code, opaque, RESPONSE_FLAG, fields, serialize_type=kind))
+
+    def _fields(self, ids: str, queue_id: int, queue_offset: int) -> dict[str, str]:
+        return encode_fields(
+            SendMessageResponse(
+                msg_id=ids,
+                queue_id=queue_id,
+                queue_offset=queue_offset,
+                msg_region=self._region,
+                trace_on=self._trace_on,
+            )
+        )
+
+    def _around(self, digits: int) -> tuple[bytes, bytes]:
+        """What stands before and after the opaque when both numbers have so many digits together."""
+        ext_size = self._ext_size + digits
+        size = _FIXED_SIZE + ext_size
+        before = PREFIX.pack(4 + size, BINARY << 24 | size) + self._fixed[0]
+        around = self._around_opaque[digits] = before, self._fixed[1] + ext_size.to_bytes(4, "big")
+        return around
+
+
+def _form(text: bytes, marks: tuple[tuple[bytes, bytes], ...]) -> bytes:
+    """`text` as a form for the % operator that has places for what the marks stand for."""
+    text = text.replace(b"%", b"%%")
+    for mark, place in marks:
+        assert mark in text
+        text = text.replace(mark, place, 1)
+    return text
+
+
+def _split(text: bytes, marks: tuple[tuple[bytes, bytes], ...]) -> tuple[bytes, ...]:
+    """What stands around the marks; they follow each other in the text."""
+    pieces = []
+    for mark, _ in marks:
+        piece, found, text = text.partition(mark)
+        assert found
+        pieces.append(piece)
+    return *pieces, text

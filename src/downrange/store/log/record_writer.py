@@ -1,0 +1,84 @@
+"""From messages to records in a mapped file of the log; the layout is that of `model/record.py`."""
+
+from __future__ import annotations
+
+import mmap
+from array import array
+from bisect import bisect_right
+from itertools import islice
+from zlib import crc32
+
+from downrange.compiled import accelerated
+from downrange.model.message import PhysicalOffset, QueueOffset
+from downrange.model.record import MAGIC_V1
+from downrange.store.config import BLANK_SIZE
+from downrange.store.new_messages import NewMessages, Place
+from downrange.store.record_head import CRC_MASK, HEADS
+
+_NOT_IN_A_QUEUE = 4  # the bit of sysFlag that prepared and rolled-back messages have: they get no queue offset
+
+
+@accelerated
+def write_records(
+    messages: NewMessages,
+    number: int,
+    memory: mmap.mmap | bytearray,
+    at: int,
+    limit: int,
+    start: int,
+    store_timestamp: int,
+    rows: array[int],
+) -> tuple[int, int]:
+    """Write records from message `number` on at position `at`, as many whole groups as end before `limit`.
+
+    Return the number of the first message that was not written, and the position behind the last record. `start` is the
+    offset of the file in the log, `rows` has the next offsets of all queues (`QueueTails`). The head of the first
+    record is written last: until then the place reads as zeros, so that a process that dies here leaves no half record
+    and a process that reads the files never sees one.
+    """
+    physical_offset = start + at
+    end = at
+    pieces: list[bytes] = []
+    written: list[Place] = []
+    stop = number
+    groups = messages.group_ends
+    for group_end in islice(groups, bisect_right(groups, number), None):
+        group_pieces: list[bytes] = []
+        places: list[Place] = []
+        for message, state in zip(messages.messages[stop:group_end], messages.states[stop:group_end], strict=True):
+            body, properties = message.body, message.properties
+            head, host_flags = HEADS[len(message.born_host), len(message.store_host)]
+            topic = state.topic_field
+            size = head.size + 2 + len(body) + len(topic) + len(properties)
+            queue_offset = 0
+            if not message.sys_flag & _NOT_IN_A_QUEUE:
+                queue_offset = rows[state.row]
+                rows[state.row] = queue_offset + 1
+            group_pieces += (
+                head.pack(
+                    size, MAGIC_V1, crc32(body) & CRC_MASK, state.queue_id, message.flag, queue_offset, physical_offset,
+                    message.sys_flag & ~48 | host_flags, message.born_timestamp, message.born_host, store_timestamp,
+                    message.store_host, message.reconsume_times, message.prepared_transaction_offset, len(body),
+                ),
+                body,
+                topic,
+                len(properties).to_bytes(2, "big"),
+                properties,
+            )  # fmt: skip
+            places.append((PhysicalOffset(physical_offset), size, QueueOffset(queue_offset)))
+            physical_offset += size
+        if physical_offset - start > limit:
+            for message, state in zip(messages.messages[stop:group_end], messages.states[stop:group_end], strict=True):
+                if not message.sys_flag & _NOT_IN_A_QUEUE:
+                    rows[state.row] -= 1
+            break
+        pieces += group_pieces
+        written += places
+        end = physical_offset - start
+        stop = group_end
+    if written:
+        data = b"".join(pieces)
+        memory[at + BLANK_SIZE : end] = memoryview(data)[BLANK_SIZE:]
+        memory[at : at + BLANK_SIZE] = data[:BLANK_SIZE]
+        messages.places += written
+    return stop, end
