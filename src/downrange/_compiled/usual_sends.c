@@ -32,6 +32,7 @@ typedef struct {
     PyObject *origin; /* borrowed */
     const byte *born_host;
     Py_ssize_t born_host_size;
+    int waits; /* whether the send at hand waits until its messages are safe */
 } Reading;
 
 /* A frame whose header could be read. */
@@ -128,14 +129,23 @@ static int put_message(Reading *reading, int64_t row, const byte *body, Py_ssize
     return 1;
 }
 
-/* WAIT=true out of a single message's properties, CLUSTER in. Their size; -1 when WAIT is not the usual one. */
+/* Where the one pair WAIT=true or WAIT=false ends that begins at `at`; NULL for anything else. */
+static const byte *end_of_wait(Reading *reading, const byte *at, const byte *end) {
+    reading->waits = starts_with(at, end, "WAIT\x01true", 9);
+    if (!reading->waits && !starts_with(at, end, "WAIT\x01" "false", 10)) return NULL;
+    at += reading->waits ? 9 : 10;
+    return at == end || *at == 2 ? at : NULL;
+}
+
+/* WAIT out of a single message's properties, CLUSTER in. Their size; -1 when WAIT is not the usual one. */
 static Py_ssize_t put_properties(Reading *reading, const byte *at, Py_ssize_t size, const Found *found) {
     const byte *end = at + size, *before_end = end, *after = end;
     if (found->waits > 0) {
         before_end = found->wait;
-        after = before_end + 9;
-        if (found->waits > 1 || !starts_with(before_end, end, "WAIT\x01true", 9)) return -1;
-        if ((before_end > at && before_end[-1] != 2) || (after < end && *after++ != 2)) return -1;
+        if (found->waits > 1 || (before_end > at && before_end[-1] != 2)) return -1;
+        after = end_of_wait(reading, before_end, end);
+        if (after == NULL) return -1;
+        if (after < end) after++;
     }
     Py_ssize_t before = before_end - at, rest = end - after;
     int is_open = rest > 0 ? end[-1] != 2 : before > 0 && before_end[-1] != 2;
@@ -162,7 +172,7 @@ static Py_ssize_t add_batch(Reading *reading, int64_t row, PyObject *body, const
                             const Send *send, const Found *found) {
     const byte *at = (const byte *)PyBytes_AS_STRING(body), *end = at + PyBytes_GET_SIZE(body);
     if (end - at > reading->batch_fits) return 0;
-    if (found->waits > 1 || (found->waits && !starts_with(found->wait, text + text_size, "WAIT\x01true", 9))) return 0;
+    if (found->waits > 1 || (found->waits && end_of_wait(reading, found->wait, text + text_size) == NULL)) return 0;
     Py_ssize_t shared = PyBytes_GET_SIZE(reading->usual->cluster) + (text_size > 0) + text_size, count = 0;
     while (at < end) {
         if (end - at < ENTRY_HEAD + 2) return 0;
@@ -199,6 +209,7 @@ static int add_send(Reading *reading, const Taken *taken, const byte *text, Py_s
     Found found = look_through(text, size);
     if (found.is_unusual) return 0;
     Py_ssize_t first = batch->count;
+    reading->waits = 1;
     Py_ssize_t count = send->is_batch ? add_batch(reading, row, body, text, size, send, &found)
                                       : add_single(reading, row, body, text, size, send, &found);
     if (count <= 0 || !keep_object(batch, body)) return 0;
@@ -206,7 +217,7 @@ static int add_send(Reading *reading, const Taken *taken, const byte *text, Py_s
     Sent *sent = add_sent(reading->replies);
     if (sent == NULL) return 0;
     sent->kind = taken->kind, sent->code = send->code, sent->opaque = send->opaque, sent->flag = send->flag;
-    sent->queue_id = send->queue_id, sent->first = first, sent->count = count, sent->waits = 1;
+    sent->queue_id = send->queue_id, sent->first = first, sent->count = count, sent->waits = (char)reading->waits;
     return 1;
 }
 
@@ -252,12 +263,13 @@ static int take_origin(Reading *reading, PyObject *origin) {
     return is_host;
 }
 
-/* As many frames as are looked at together, from one on; how many of them were added. */
-static Py_ssize_t add_some(Reading *reading, PyObject *frames, PyObject *origins, Py_ssize_t at, Py_ssize_t stop) {
+/* Up to `most` frames are looked at together, from `at` on; how many of them were added. */
+static Py_ssize_t add_some(Reading *reading, PyObject *frames, PyObject *origins, Py_ssize_t at, Py_ssize_t stop,
+                           Py_ssize_t most) {
     Taken taken[TOGETHER];
     Py_ssize_t count = 0, added = 0;
     NewMessages *batch = reading->batch;
-    while (count < TOGETHER && at + count < stop && at + count < PyList_GET_SIZE(frames)
+    while (count < most && at + count < stop && at + count < PyList_GET_SIZE(frames)
            && take_frame(reading, PyList_GET_ITEM(frames, at + count), &taken[count]))
         count++;
     for (; added < count && at + added < PyList_GET_SIZE(origins); added++) {
@@ -285,9 +297,13 @@ static PyObject *read_usual(UsualSends *usual, PyObject *const *args, Py_ssize_t
     NewMessages *batch = reading.batch;
     if (batch->by_row == NULL) batch->by_row = Py_NewRef(usual->by_row);
     if (!keep_object(batch, usual->store_host)) return NULL;
-    Py_ssize_t added;
-    do at += added = add_some(&reading, args[0], args[1], (Py_ssize_t)at, (Py_ssize_t)stop);
-    while (added == TOGETHER);
+    /* Looking at many frames together pays when all are usual. Where one is not, the next one may not be, either. */
+    Py_ssize_t most = 1, added;
+    do {
+        at += added = add_some(&reading, args[0], args[1], (Py_ssize_t)at, (Py_ssize_t)stop, most);
+        if (added < most) break;
+        most = most < TOGETHER / 4 ? 4 * most : TOGETHER;
+    } while (at < stop);
     return PyErr_Occurred() ? NULL : PyLong_FromLongLong(at);
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection
 from functools import partial
 from time import perf_counter
@@ -93,11 +94,11 @@ class MessageWriter:
                     self._held.notify_batch(state.topic, state.queue_id, state.next_offset - 1, properties)
         special = messages.special
         if special:
-            states = messages.states
-            for number in special:
-                if states[number].is_schedule and number < messages.stored:
-                    statistics.delayed(self._delays[states[number].queue_id] / 1000)
-                    self.on_delayed(states[number].queue_id)
+            states = messages.states[: messages.stored]
+            levels = Counter([state.queue_id for state in states if state.is_schedule])
+            for queue_id, count in levels.items():
+                statistics.delayed(self._delays[queue_id] / 1000, count)
+                self.on_delayed(queue_id)
 
     def dispatched(self) -> Growth:
         """Records came into the log by another way (transient pool, master): count them, wake what waits for them, and

@@ -175,9 +175,9 @@ class Statistics:
     def rolled_back(self, topic: str, messages: int = 1) -> None:
         self.rollbacks[topic] += messages
 
-    def delayed(self, seconds: float) -> None:
-        """A message was stored that asks to be delivered so much later."""
-        self.delays.observe(seconds)
+    def delayed(self, seconds: float, messages: int) -> None:
+        """Messages were stored that ask to be delivered so much later."""
+        self.delays.observe(seconds, messages)
 
     def rpc(self, request_code: int, response_code: int, millis: float, requests: int = 1) -> None:
         """A request was answered, or several together, which took so long each."""

@@ -53,6 +53,7 @@ def decode_ext_fields(block: bytes) -> dict[str, str]:
     # ASCII are decoded again. That halves the cost of decoding each piece.
     fields = {}
     text = block.decode("latin-1")
+    is_ascii = block.isascii()
     end = len(block)
     at = 0
     try:
@@ -71,9 +72,9 @@ def decode_ext_fields(block: bytes) -> dict[str, str]:
             if value_length < 0 or at > end:
                 raise RemoteProtocolError(f"binary header: ext value of {value_length} bytes, {end - start} are left")
             value = text[start:at]
-            if not value.isascii():
+            if not is_ascii and not value.isascii():
                 value = block[start:at].decode()
-            if not key.isascii():
+            if not is_ascii and not key.isascii():
                 key = key.encode("latin-1").decode()
             if key and value:
                 fields[key] = value

@@ -12,7 +12,7 @@ from typing import Final
 
 from downrange.compiled import accelerated
 from downrange.model.hashing import tags_code
-from downrange.model.properties import DELAY, find_in_bytes, find_property, find_tags_and_keys
+from downrange.model.properties import DELAY, TAGS, find_in_bytes, find_property, find_tags_and_keys
 from downrange.store.index.key_index import KeyIndex
 from downrange.store.log.walk import WalkedRecord
 from downrange.store.new_messages import NewMessages
@@ -74,9 +74,8 @@ class Dispatcher:
 
     def apply(self, messages: NewMessages, number: int, stop: int, store_timestamp: int) -> None:
         """Enter messages that were just stored, from `number` to `stop`, into their queues and the index."""
-        for special in messages.special:
-            if number <= special < stop:
-                self._set_code(messages, special, store_timestamp)
+        if messages.special:
+            self._set_codes(messages, number, stop, store_timestamp)
         at, queues = number, self.queues
         tails = queues.tails
         tails.make_room(stop - number)
@@ -93,14 +92,18 @@ class Dispatcher:
         if self.index is not None:
             self.index.put(messages, number, stop, store_timestamp)
 
-    def _set_code(self, messages: NewMessages, number: int, store_timestamp: int) -> None:
-        text = messages.properties(number).decode("utf-8", "replace")
-        tags, _, _ = find_tags_and_keys(text)
-        place = messages.places[number]
-        code = self._special_code(
-            messages.states[number], tags_code(tags or ""), place[0] + place[1], store_timestamp, text
-        )
-        messages.set_code(number, code)
+    def _set_codes(self, messages: NewMessages, number: int, stop: int, store_timestamp: int) -> None:
+        """Say what the entries of special queues hold."""
+        states, places = messages.states, messages.places
+        for special in messages.special:
+            if number <= special < stop:
+                text = messages.properties(special).decode("utf-8", "replace")
+                physical_offset, size, _ = places[special]
+                tags = find_property(text, TAGS)
+                code = self._special_code(
+                    states[special], tags_code(tags or ""), physical_offset + size, store_timestamp, text
+                )
+                messages.set_code(special, code)
 
     def apply_record(self, state: QueueState, record: WalkedRecord) -> None:
         """Enter one record of the log into its queue and the index; entries that are there already stay as they are."""

@@ -119,7 +119,7 @@ class SendReader:
             message.sys_flag |= SysFlag.MULTI_TAGS
         if header.topic.startswith(RETRY_PREFIX):
             message = self._retried(message, header, text)
-        elif "DELAY" in text or "TRAN_MSG" in text:
+        elif "DELAY\x01" in text or "TRAN_MSG\x01" in text:
             message = self._set_aside(message, header.properties)
         storing = Storing((message,), self.refused, queue_id, waits)
         if message.topic is HALF_TOPIC:
@@ -204,8 +204,8 @@ class SendReader:
     def _set_aside(self, message: NewMessage, text: str) -> NewMessage:
         """A half message or a delayed one as it waits, any other as it is. `text` are the properties it came with."""
         broker = self.config.broker
-        level = delay_level(text)
-        is_half = (find_property(text, names.TRAN_MSG) or "").lower() == "true"
+        level = delay_level(text) if "DELAY\x01" in text else 0
+        is_half = "TRAN_MSG\x01" in text and (find_property(text, names.TRAN_MSG) or "").lower() == "true"
         if not is_half and (not level or message.sys_flag & 4):
             return message
         properties = decode_properties(text)
@@ -295,6 +295,7 @@ def describe(config: TopicConfig) -> str:
 
 def _without(text: str, name: str, value: str) -> str:
     """The text without one pair; only a pair that stands whole between separators is taken out."""
-    pieces = text.split(names.PROPERTY_SEPARATOR)
-    pair = f"{name}{names.NAME_VALUE_SEPARATOR}{value}"
-    return names.PROPERTY_SEPARATOR.join(piece for piece in pieces if piece != pair)
+    pair, framed = f"\x02{name}\x01{value}\x02", f"\x02{text}\x02"
+    while pair in framed:
+        framed = framed.replace(pair, "\x02")
+    return framed[1:-1]

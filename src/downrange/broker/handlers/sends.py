@@ -46,12 +46,13 @@ _BATCH_BYTES: Final = 1 << 20
 class _Batch:
     """What the requests of a run come to."""
 
-    __slots__ = ("bytes", "is_new_topic", "keys", "messages", "refused", "replies", "requests")
+    __slots__ = ("bytes", "is_new_topic", "keys", "messages", "refused", "replies", "requests", "then")
 
     def __init__(self) -> None:
         self.messages = NewMessages()
         self.replies = SendReplies()
         self.requests: dict[int, tuple[Command, Storing]] = {}  # those that were not usual, by their number
+        self.then: list[tuple[int, int, Callable[[Sequence[Place]], None]]] = []  # with the messages it is for
         self.keys: set[object] = set()
         self.refused: list[tuple[int, int]] = []  # code of the request, code of the reply
         self.is_new_topic = False
@@ -105,8 +106,11 @@ class Sends:
                 refusal = self._writer.append(batch.messages)
                 if refusal is not None:
                     self._refuse(batch, refusal, frames[at:end])
-                if batch.requests:
-                    self._stored(batch)
+                if batch.then:
+                    places = batch.messages.places
+                    for first, count, then in batch.then:
+                        if first + count <= len(places):
+                            then(places[first : first + count])
             self._answer(batch, origins[at:end])
             self._count(batch, (perf_counter() - start) * 1000)
             at = end
@@ -185,6 +189,8 @@ class Sends:
             batch.replies.add_ready(command.code, reply, first, count, asked.waits and bool(reply))
         for message in asked.group:
             batch.bytes += len(message.body)
+        if asked.then is not None:
+            batch.then.append((first, count, asked.then))
         if asked.key is not None:
             batch.keys.add(asked.key)
         batch.is_new_topic = asked.makes_topic
@@ -205,14 +211,6 @@ class Sends:
             reply = (asked.refused if asked is not None else self._reader.refused)(command, refusal)
             batch.replies.set_ready(number, b"" if command.is_oneway else encode(reply))
             batch.refused.append((code, reply.code))
-
-    def _stored(self, batch: _Batch) -> None:
-        places: Sequence[Place] | None = None
-        for number, (_, asked) in batch.requests.items():
-            if asked.then is not None:
-                places = places or batch.messages.places
-                _, _, _, _, first, count = batch.replies.request(number)
-                asked.then(places[first : first + count])
 
     def _count(self, batch: _Batch, millis: float) -> None:
         statistics = self._writer.statistics

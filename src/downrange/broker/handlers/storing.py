@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from downrange.protocol.command import Command
 from downrange.store.new_message import NewMessage, Refusal
@@ -11,8 +12,7 @@ from downrange.store.new_messages import Place
 from downrange.transport.connection import Connection
 
 
-@dataclass(slots=True)
-class Storing:
+class Storing(msgspec.Struct, gc=False):
     """Messages that one request wants stored, together or not at all."""
 
     group: Sequence[NewMessage]
