@@ -37,7 +37,7 @@ class TopicTable:
     def clear(self) -> None: ...
 
 def cut_frames(data: bytes, max_length: int, max_header: int, /) -> tuple[list[Frame], int] | None: ...
-def end_of_run(frames: list[Frame], at: int, codes: frozenset[int], /) -> int | None: ...
+def next_run(frames: list[Frame], at: int, families: dict[int, F], /) -> tuple[F | None, int]: ...
 def write_records(
     messages: new_messages.NewMessages,
     number: int,
@@ -61,8 +61,8 @@ def index_keys(
     next_entry: int,
     limit: int,
     used_slots: int,
-    seconds: int,
     end_offset: int,
+    store_timestamp: int,
     /,
 ) -> tuple[int, int, int] | None: ...
 def replay_records(
@@ -179,6 +179,7 @@ class Socket:
 
     def send(self, data: Buffer, /) -> int: ...
 
+F = TypeVar("F")
 _S = TypeVar("_S", bound=Socket)
 
 class Sockets(Generic[_S]):

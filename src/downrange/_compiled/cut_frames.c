@@ -75,21 +75,24 @@ static int read_code(PyObject *frame, int64_t *code) {
     return n > 8 && n < size && at[n] == ',';
 }
 
-/* frames, at, codes -> the first frame from `at` on that has none of the codes; None when a header is unusual */
-PyObject *end_of_run(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+/* frames, at, families by code -> the family of the frame at `at`, and the first frame behind it that has another one.
+   The family is None when the code has none; both are (None, at) when the header is unusual. */
+PyObject *next_run(PyObject *module, PyObject *const *args, Py_ssize_t count) {
     int64_t at, code, known = -1;
-    if (count != 3 || !PyList_CheckExact(args[0]) || !as_number(args[1], 0, PyList_GET_SIZE(args[0]), &at)
-        || !PyFrozenSet_CheckExact(args[2]))
-        return wrong_arguments("end_of_run");
+    PyObject *family = NULL;
+    if (count != 3 || !PyList_CheckExact(args[0]) || !as_number(args[1], 0, PyList_GET_SIZE(args[0]) - 1, &at)
+        || !PyDict_CheckExact(args[2]))
+        return wrong_arguments("next_run");
     for (; at < PyList_GET_SIZE(args[0]); at++) {
-        if (!read_code(PyList_GET_ITEM(args[0], at), &code)) Py_RETURN_NONE;
+        if (!read_code(PyList_GET_ITEM(args[0], at), &code)) break;
         if (code == known) continue;
         PyObject *number = PyLong_FromLongLong(code);
-        int is_in = number == NULL ? -1 : PySet_Contains(args[2], number);
+        PyObject *found = number == NULL ? NULL : PyDict_GetItemWithError(args[2], number);
         Py_XDECREF(number);
-        if (is_in < 0) return NULL;
-        if (!is_in) break;
-        known = code;
+        if (PyErr_Occurred()) return NULL;
+        if (family != NULL && found != family) break;
+        if (found == NULL) return Py_BuildValue("(OL)", Py_None, (long long)at + 1);
+        family = found, known = code;
     }
-    return PyLong_FromLongLong(at);
+    return Py_BuildValue("(OL)", family != NULL ? family : Py_None, (long long)at);
 }

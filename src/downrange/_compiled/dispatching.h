@@ -113,6 +113,13 @@ static inline int is_index(const Index *index) {
     return 40 + 4 * index->slots + 20 * index->limit <= index->memory.len;
 }
 
+/* The time as entries hold it: seconds since the file's begin, no more than they can hold. */
+static inline int64_t seconds_at(const Index *index, int64_t store_timestamp) {
+    if (index->begin_timestamp <= 0 || store_timestamp < index->begin_timestamp) return 0;
+    int64_t seconds = (store_timestamp - index->begin_timestamp) / 1000;
+    return seconds > INT32_MAX ? INT32_MAX : seconds;
+}
+
 /* Put keys, for which there must be room before the limit. */
 static inline void put_keys(Index *index, const Keys *keys, int64_t seconds) {
     byte *slots = (byte *)index->memory.buf + 40, *entries = slots + 4 * index->slots;

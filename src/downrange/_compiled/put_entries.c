@@ -3,6 +3,8 @@
 #include "dispatching.h"
 #include "new_messages.h"
 
+#define LEAST_GROWTH (256 * BLOCK)
+
 static void put_entry(const Message *message, int64_t *row, const Py_buffer *memory) {
     int64_t at = row[AT];
     if (at % BLOCK == 0) at = take_block(memory, at);
@@ -45,6 +47,20 @@ static int add_full(PyObject *full, int64_t row) {
 
 static int is_in_a_queue(const Message *message) { return !(message->sys_flag & NOT_IN_A_QUEUE); }
 
+/* Make the memory of the queues larger if it has not so many free blocks; 0 when it is no such memory. */
+static int has_blocks(PyObject *memory, Py_ssize_t blocks) {
+    if (!PyByteArray_CheckExact(memory) || PyByteArray_GET_SIZE(memory) < BLOCK) return 0;
+    Py_ssize_t size = PyByteArray_GET_SIZE(memory);
+    int64_t used = get_native((const byte *)PyByteArray_AS_STRING(memory) + 8 * USED_BYTES);
+    if (used < BLOCK || used > size) return 0;
+    if (used <= size - blocks * BLOCK) return 1;
+    Py_ssize_t growth = size / 8 > LEAST_GROWTH ? size / 8 / BLOCK * BLOCK : LEAST_GROWTH;
+    Py_ssize_t larger = size + (growth > blocks * BLOCK ? growth : blocks * BLOCK);
+    if (PyByteArray_Resize(memory, larger) < 0) return 0;
+    memset(PyByteArray_AS_STRING(memory) + size, 0, (size_t)(larger - size));
+    return 1;
+}
+
 /* messages, number, stop, rows, memory -> the first without an entry, the rows of the queues that have to be written */
 PyObject *put_entries(PyObject *module, PyObject *const *args, Py_ssize_t count) {
     NewMessages *batch = count == 5 ? as_messages(args[0]) : NULL;
@@ -53,8 +69,7 @@ PyObject *put_entries(PyObject *module, PyObject *const *args, Py_ssize_t count)
     PyObject *full = NULL;
     if (batch == NULL || !as_stretch(batch, args[1], args[2], batch->stored, &from, &to))
         return wrong_arguments("put_entries");
-    if (!take_buffer(args[3], &rows) || !take_buffer(args[4], &memory) || memory.len < BLOCK
-        || get_native((byte *)memory.buf + 8 * USED_BYTES) > memory.len - (to - from) * BLOCK) {
+    if (!has_blocks(args[4], to - from) || !take_buffer(args[3], &rows) || !take_buffer(args[4], &memory)) {
         wrong_arguments("put_entries");
         goto end;
     }
@@ -82,17 +97,18 @@ end:
     return full == NULL ? NULL : Py_BuildValue("(nN)", reached, full);
 }
 
-/* messages, number, stop, memory, slots, next entry, limit, used slots, seconds, end offset
+/* messages, number, stop, memory, slots, next entry, limit, used slots, end offset, store timestamp
    -> next entry, used slots, end offset; None, and nothing was put, when the keys do not fit this file or are unusual */
 PyObject *index_keys(PyObject *module, PyObject *const *args, Py_ssize_t count) {
-    int64_t seconds;
+    int64_t store_timestamp;
     Index index = {0};
     Py_ssize_t from, to;
     NewMessages *batch = count == 10 ? as_messages(args[0]) : NULL;
     if (batch == NULL || !as_stretch(batch, args[1], args[2], batch->stored, &from, &to)
         || !as_number(args[4], 1, INT32_MAX, &index.slots) || !as_number(args[5], 1, INT32_MAX, &index.next_entry)
         || !as_number(args[6], 0, INT32_MAX, &index.limit) || !as_number(args[7], 0, INT32_MAX, &index.used_slots)
-        || !as_number(args[8], 0, INT32_MAX, &seconds) || !as_number(args[9], INT64_MIN, INT64_MAX, &index.end_offset))
+        || !as_number(args[8], INT64_MIN, INT64_MAX, &index.end_offset)
+        || !as_number(args[9], INT64_MIN, INT64_MAX, &store_timestamp))
         return wrong_arguments("index_keys");
     PyObject *result = NULL;
     Keys keys = {NULL, 0, 0};
@@ -115,7 +131,14 @@ PyObject *index_keys(PyObject *module, PyObject *const *args, Py_ssize_t count) 
         wrong_arguments("index_keys");
         goto end;
     }
-    put_keys(&index, &keys, seconds);
+    if (keys.count > 0) {
+        byte *header = index.memory.buf;
+        index.begin_timestamp = get64(header);
+        put_keys(&index, &keys, seconds_at(&index, store_timestamp));
+        put64(header + 8, (uint64_t)store_timestamp);
+        put64(header + 24, (uint64_t)index.end_offset);
+        put32(put32(header + 32, (uint32_t)index.used_slots), (uint32_t)index.next_entry);
+    }
     result = three_numbers(index.next_entry, index.used_slots, index.end_offset);
 end:
     if (index.memory.obj != NULL) PyBuffer_Release(&index.memory);

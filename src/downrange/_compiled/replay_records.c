@@ -84,12 +84,6 @@ static Queue *queue_of(Replay *replay, const int64_t *row, const Record *record)
     return queue;
 }
 
-static int64_t seconds_at(const Index *index, int64_t store_timestamp) {
-    if (index->begin_timestamp <= 0 || store_timestamp < index->begin_timestamp) return 0;
-    int64_t seconds = (store_timestamp - index->begin_timestamp) / 1000;
-    return seconds > INT32_MAX ? INT32_MAX : seconds;
-}
-
 /* Enter one record, into its queue unless only the index is wanted; 0, and nothing was done, when its twin has to. */
 static int enter(Replay *replay, const Record *record, int64_t *row) {
     int64_t physical_end = record->physical_offset + record->size, at = 0;
@@ -126,6 +120,8 @@ static int enter(Replay *replay, const Record *record, int64_t *row) {
         row[END] += ENTRY_SIZE;
         row[PHYSICAL_END] = physical_end;
         row[AT] = at + ENTRY_SIZE;
+        row[MESSAGES] = (int64_t)((uint64_t)row[MESSAGES] + 1);
+        row[BYTES] = (int64_t)((uint64_t)row[BYTES] + (uint64_t)record->size);
     }
     if (row != NULL && row[NEXT] < row[END] / ENTRY_SIZE) row[NEXT] = row[END] / ENTRY_SIZE;
     if (replay->keys.count > 0) {

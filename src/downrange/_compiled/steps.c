@@ -6,7 +6,7 @@ PyObject *s_is_special, *s_queue_id, *s_row, *s_topic, *s_topic_field;
 
 static PyMethodDef functions[] = {
     {"cut_frames", (PyCFunction)(void (*)(void))cut_frames, METH_FASTCALL, NULL},
-    {"end_of_run", (PyCFunction)(void (*)(void))end_of_run, METH_FASTCALL, NULL},
+    {"next_run", (PyCFunction)(void (*)(void))next_run, METH_FASTCALL, NULL},
     {"write_records", (PyCFunction)(void (*)(void))write_records, METH_FASTCALL, NULL},
     {"put_entries", (PyCFunction)(void (*)(void))put_entries, METH_FASTCALL, NULL},
     {"index_keys", (PyCFunction)(void (*)(void))index_keys, METH_FASTCALL, NULL},

@@ -25,7 +25,7 @@ typedef struct {
 extern PyObject *s_is_special, *s_queue_id, *s_row, *s_topic, *s_topic_field;
 
 PyObject *cut_frames(PyObject *module, PyObject *const *args, Py_ssize_t count);
-PyObject *end_of_run(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *next_run(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *write_records(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *put_entries(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *index_keys(PyObject *module, PyObject *const *args, Py_ssize_t count);

@@ -13,12 +13,11 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
-from downrange.broker.admission import Admission
+from downrange.broker.admission import Admission, FlowControl
 from downrange.broker.bloom_filter import BloomFilter
 from downrange.broker.clients import Consumers, Producers
 from downrange.broker.config import REMOTELY_CHANGEABLE, BrokerConfig, check_role, keys_without_effect, refuse_unserved
 from downrange.broker.filter_data import ConsumerFilters
-from downrange.broker.flow_control import FlowControl
 from downrange.broker.groups import CommittedOffsets, Groups
 from downrange.broker.handlers.clients import ClientHandlers
 from downrange.broker.handlers.config import ConfigHandlers
@@ -65,7 +64,7 @@ from downrange.clock import Clock, SystemClock
 from downrange.model.message import TopicQueue
 from downrange.model.message_id import pack_host
 from downrange.protocol.codes import RequestCode
-from downrange.protocol.framing import Frame, code_of, decode_frame, end_of_run
+from downrange.protocol.framing import Frame, code_of, decode_frame
 from downrange.settings import ConfigError, Property, check_known, configure, namesrv_addresses, read_properties
 from downrange.store.config import BrokerRole, StoreConfig
 from downrange.store.free_memory import give_back_memory
@@ -248,7 +247,9 @@ async def _serving(
     def take_sends(frames: list[Frame], at: int, connection: Connection) -> int:
         if code_of(frames[at]) not in sends.codes or decode_frame(frames[at]).is_response:
             return at
-        stop = end_of_run(frames, at, sends.codes)
+        stop = at
+        while stop < len(frames) and code_of(frames[stop]) in sends.codes:
+            stop += 1
         RequestPath(admission, sends, sends).serve(frames[at:stop], [connection] * (stop - at))
         return stop
 

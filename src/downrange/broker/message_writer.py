@@ -43,6 +43,7 @@ class MessageWriter:
         self.store = store
         self.statistics = statistics
         self.now = clock.now
+        self._applies_at_once = store.applies_at_once
         self._held = held
         self._waiting = held.queues  # empty: no pull waits
         self._flusher = flusher
@@ -65,7 +66,7 @@ class MessageWriter:
         self.on_appended(perf_counter() - start)
         if refusal is not None:
             self.statistics.failed_puts += len(messages) - messages.stored
-        if messages.stored and self.store.applies_at_once:
+        if messages.stored and self._applies_at_once:
             self._applied(messages)
         if self._links:
             self._wake_slaves()

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from typing import Protocol
 
 from downrange.broker.admission import Admission
 from downrange.protocol.errors import RemoteProtocolError
-from downrange.protocol.framing import Frame, code_of, decode_frame, encode, end_of_run
+from downrange.protocol.framing import Frame, code_of, decode_frame, encode, next_run
 from downrange.transport.connection import Connection
 from downrange.transport.handler import error_reply, send_replies
 
@@ -16,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 class Family(Protocol):
-    """Requests of one kind. A family of many codes takes runs of them, a family of none takes requests one by one."""
+    """Requests that are answered together."""
 
     @property
     def codes(self) -> frozenset[int]: ...
@@ -36,21 +35,23 @@ class RequestPath:
         """`commands` takes all codes that none of the families has."""
         self._admission = admission
         self._commands = commands
-        self._families: Mapping[int, Family] = {code: family for family in families for code in family.codes}
+        self._families: dict[int, Family] = {code: family for family in families for code in family.codes}
 
     def serve(self, frames: list[Frame], origins: list[Connection]) -> None:
         """Answer frames that came over one or many connections: the `Serve` of a broker's servers."""
         at, count = 0, len(frames)
         while at < count:
             try:
-                code = code_of(frames[at])
+                family: Family | None
+                family, stop = next_run(frames, at, self._families)
+                if stop == at:
+                    family, stop = self._families.get(code_of(frames[at])), at + 1
             except RemoteProtocolError as error:
                 log.warning("connection closed peer=%s reason=%s", origins[at].peer, error)
                 origins[at].abort()
                 at += 1
                 continue
-            family = self._families.get(code, self._commands)
-            stop = end_of_run(frames, at, family.codes) if family.codes else at + 1
+            family = family or self._commands
             while at < stop:
                 passed = self._admission.admitted(frames, origins, at, stop)
                 if passed > at:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
-from downrange.compiled import accelerated_if_usual, steps
+from downrange.compiled import accelerated, steps
 from downrange.protocol import header_binary, header_json
 from downrange.protocol.codes import SerializeType
 from downrange.protocol.command import Buffer, Command
@@ -30,6 +30,7 @@ _BUFFERS: Final = (bytes, bytearray, memoryview)
 _JSON: Final = int(SerializeType.JSON)
 _BINARY: Final = int(SerializeType.ROCKETMQ)
 
+F = TypeVar("F")
 Frame = tuple[int, bytes, bytes]
 """Serialize type, header, body."""
 
@@ -135,16 +136,23 @@ def code_of(frame: Frame) -> int:
     return decode_frame(frame).code
 
 
-@accelerated_if_usual
-def end_of_run(frames: list[Frame], at: int, codes: frozenset[int]) -> int:
-    """The position of the first frame from `at` on whose command has none of these codes, or cannot be read."""
-    for position in range(at, len(frames)):
+@accelerated
+def next_run(frames: list[Frame], at: int, families: Mapping[int, F]) -> tuple[F | None, int]:
+    """The family of the command at `at`, by its code, and the position of the first frame that has another family.
+
+    A command whose code has no family is a run of its own, with None. A header that the compiled function does not read
+    ends the run; if it is the first one, the run is empty.
+    """
+    family = families.get(code_of(frames[at]))
+    stop = at + 1
+    while family is not None and stop < len(frames):
         try:
-            if code_of(frames[position]) not in codes:
-                return position
+            if families.get(code_of(frames[stop])) is not family:
+                break
         except RemoteProtocolError:
-            return position
-    return len(frames)
+            break
+        stop += 1
+    return family, stop
 
 
 def decode_frame(frame: Frame) -> Command:

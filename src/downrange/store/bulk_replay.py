@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import mmap
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from downrange.compiled import steps
-from downrange.store.dispatcher import Dispatcher
 from downrange.store.growth import GrownQueue, Growth
 from downrange.store.queue.queue_tails import ROW
+
+if TYPE_CHECKING:
+    from downrange.store.dispatcher import Dispatcher
 
 _NOBODY: Final[dict[tuple[str, int], object]] = {}
 # Blocks for entries that are ready before each call: enough for a queue to become full, or for many to get a new one.

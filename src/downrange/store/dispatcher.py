@@ -6,18 +6,26 @@ leave the same bytes behind.
 
 from __future__ import annotations
 
+import logging
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from downrange.compiled import accelerated
 from downrange.model.hashing import tags_code
 from downrange.model.properties import DELAY, TAGS, find_in_bytes, find_property, find_tags_and_keys
+from downrange.store.bulk_replay import BulkReplay
+from downrange.store.errors import StoreError
+from downrange.store.growth import Growth
 from downrange.store.index.key_index import KeyIndex
-from downrange.store.log.walk import WalkedRecord
+from downrange.store.log.commit_log import CommitLog
+from downrange.store.log.walk import Walk, WalkedRecord
 from downrange.store.new_messages import NewMessages
 from downrange.store.queue.queue_tails import ROW
 from downrange.store.queue.queues import ConsumeQueues, QueueState
+from downrange.store.refusals import Refusals
+
+log = logging.getLogger(__name__)
 
 _NOT_IN_A_QUEUE: Final = 4  # the bit of sysFlag that prepared and rolled-back messages have
 _TRANSACTION_MASK: Final = 12
@@ -78,7 +86,6 @@ class Dispatcher:
             self._set_codes(messages, number, stop, store_timestamp)
         at, queues = number, self.queues
         tails = queues.tails
-        tails.make_room(stop - number)
         while at < stop:
             at, full = put_entries(messages, at, stop, tails.rows, tails.memory)
             for row in full:
@@ -169,6 +176,91 @@ class Dispatcher:
         if state.next_offset < queue.max_offset:
             state.next_offset = queue.max_offset
         return state
+
+
+class LogFollower:
+    """Lets queues and index follow the log, in order and without gaps.
+
+    Holds always: every record before `offset` is in its queue and in the index. For the store's own thread.
+    """
+
+    def __init__(
+        self, commit_log: CommitLog, dispatcher: Dispatcher, refusals: Refusals, *, at_once: bool, is_slave: bool
+    ) -> None:
+        self.offset = 0
+        self.at_once = at_once
+        """Can records be applied when they were appended? Those in the transient pool only after a commit."""
+        self.dispatcher = dispatcher
+        self._commit_log = commit_log
+        self._refusals = refusals
+        self._is_slave = is_slave
+
+    def __repr__(self) -> str:
+        return f"<LogFollower offset={self.offset} behind={self.behind_bytes}>"
+
+    @property
+    def behind_bytes(self) -> int:
+        # A slave may know that the rest of a file is blank before it has got it.
+        return max(0, self._commit_log.max_offset - self.offset)
+
+    def apply(self, messages: NewMessages, number: int, stop: int, store_timestamp: int) -> None:
+        """Apply messages that were just stored, from `number` to `stop`, and whatever was left before them."""
+        begin, end = messages.bounds(number, stop)
+        if self.offset != begin:
+            self.dispatch_pending()
+            return
+        try:
+            self.dispatcher.apply(messages, number, stop, store_timestamp)
+            self.offset = end
+        except (OSError, StoreError) as error:
+            self.failed(error)
+
+    def dispatch_pending(self, watched: Mapping[tuple[str, int], object] | None = None) -> Growth:
+        """Apply what lies in the log beyond the last applied record; return what was new, for those who wait for it.
+
+        `watched` has the topics and ids of their queues; None is all queues.
+        """
+        growth = Growth(watched)
+        commit_log = self._commit_log
+        while self.offset < commit_log.max_offset:
+            bulk = BulkReplay(self.dispatcher, growth)
+            walk = commit_log.walk(max(self.offset, commit_log.min_offset), bulk=bulk)
+            try:
+                for record in walk:
+                    self.offset = record[0]  # until this one is applied, too
+                    state = self.dispatcher.replay(record)
+                    if state is not None:
+                        growth.add(state, record)
+            except (OSError, StoreError) as error:
+                self.failed(error)
+                return growth
+            self.offset = walk.end
+            if walk.records:
+                commit_log.last_store_timestamp = walk.last_timestamp
+            if self._is_slave:
+                if walk.end < commit_log.max_offset and not walk.is_cut_short:
+                    self._refuse_to_follow(walk)
+                    return growth
+                break  # the rest of this record is still under way
+            if walk.damage is None:
+                break
+            log.error("cannot dispatch: %s; the rest of this file is skipped", walk.damage)
+            self.offset = min(commit_log.next_file_offset(self.offset), commit_log.max_offset)
+        self._refusals.allow("dispatch")
+        return growth
+
+    def failed(self, error: Exception) -> None:
+        """The log has the record, its queue does not: refuse more until `dispatch_pending` got through."""
+        log.error("dispatch failed offset=%d: %s", self.offset, error)
+        self._refusals.refuse("dispatch", f"a consume queue or the index cannot be written: {error}")
+
+    def _refuse_to_follow(self, walk: Walk) -> None:
+        """What the master sent cannot be read: its log is not the continuation of this one."""
+        found = walk.damage or f"no record at {walk.end}: zeros"
+        text = f"the log from the master does not fit this one: {found}; give this slave an empty directory"
+        if self._refusals.get("master's log") != text:
+            log.error("cannot follow: %s", text)
+        self._refusals.refuse("master's log", text)
 
 
 def find_in(properties: bytes, name: bytes) -> bytes | None:  # TEMPORARY: until store/check uses model/properties

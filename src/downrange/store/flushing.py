@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from downrange.store.checkpoint import Checkpoint
-from downrange.store.dispatching import Dispatching
+from downrange.store.dispatcher import LogFollower
 from downrange.store.errors import FlushFailed
 from downrange.store.log.commit_log import CommitLog
 from downrange.store.log.segments import storage_error
@@ -29,13 +29,13 @@ class Flushing:
     """
 
     def __init__(
-        self, commit_log: CommitLog, dispatching: Dispatching, checkpoint: Checkpoint, refusals: Refusals
+        self, commit_log: CommitLog, follower: LogFollower, checkpoint: Checkpoint, refusals: Refusals
     ) -> None:
         self._commit_log = commit_log
         self._segments = commit_log.segments
-        self._dispatching = dispatching
-        self._queues = dispatching.dispatcher.queues
-        self._index = dispatching.dispatcher.index
+        self._follower = follower
+        self._queues = follower.dispatcher.queues
+        self._index = follower.dispatcher.index
         self._checkpoint = checkpoint
         self._refusals = refusals
         self._written = _Progress(0, 0)
@@ -47,7 +47,7 @@ class Flushing:
 
     def commit(self, least_pages: int = 0) -> bool:
         """Carry the transient pool to the files; True when something became readable (then `dispatch_pending`)."""
-        if self._dispatching.at_once or self._segments.pages_to_commit < least_pages:
+        if self._follower.at_once or self._segments.pages_to_commit < least_pages:
             return False
         before = self._commit_log.max_offset
         self._segments.commit()
@@ -66,7 +66,7 @@ class Flushing:
         except FlushFailed as error:
             self._refusals.refuse("flush", str(error))
             raise
-        if self._dispatching.at_once or self._commit_log.max_offset == self._commit_log.wrote_offset:
+        if self._follower.at_once or self._commit_log.max_offset == self._commit_log.wrote_offset:
             self._checkpoint.physic_msg_timestamp = max(self._checkpoint.physic_msg_timestamp, timestamp)
         return flushed
 
@@ -87,7 +87,7 @@ class Flushing:
         """
         if "queues" in self._refusals:
             least_pages = 0  # only when all were written is it known that they can be
-        progress = _Progress(self._dispatching.dispatcher.last_store_timestamp, self._dispatching.offset)
+        progress = _Progress(self._follower.dispatcher.last_store_timestamp, self._follower.offset)
         try:
             yield from self._queues.write_pending(slice_size, least_pages)
         except OSError as error:
@@ -130,7 +130,7 @@ class Flushing:
     def flush_everything(self) -> None:
         """For the store's own thread, when nothing is appended meanwhile."""
         self.commit()
-        self._dispatching.dispatch_pending()
+        self._follower.dispatch_pending()
         self.flush_commit_log()
         self.flush_all_queues()
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 from downrange.model.topics import MAX_TOPIC_LENGTH
-from downrange.store.dispatching import Dispatching
+from downrange.store.dispatcher import LogFollower
 from downrange.store.errors import DiskFull, StoreError
 from downrange.store.log.commit_log import CommitLog
 from downrange.store.message_limits import MessageLimits
@@ -32,14 +32,14 @@ class MessageAppender:
     def __init__(
         self,
         commit_log: CommitLog,
-        dispatching: Dispatching,
+        follower: LogFollower,
         limits: MessageLimits,
         refusals: Refusals,
         now: Callable[[], int],
     ) -> None:
         self._commit_log = commit_log
-        self._dispatching = dispatching
-        self._queues = dispatching.dispatcher.queues
+        self._follower = follower
+        self._queues = follower.dispatcher.queues
         self._states = self._queues.states
         self._rows = self._queues.tails.rows
         self._limits = limits
@@ -74,7 +74,7 @@ class MessageAppender:
         """Store a batch in its order. On failure say why; then only the first `messages.stored` messages are stored."""
         if self._refusals.any:
             return self._refusal()
-        commit_log, dispatching = self._commit_log, self._dispatching
+        commit_log, follower = self._commit_log, self._follower
         now = self._now()
         if now < commit_log.last_store_timestamp:
             now = self._not_before(now)
@@ -84,8 +84,8 @@ class MessageAppender:
                 stop = commit_log.append(messages, number, self._rows, now)
             except StoreError as error:
                 return self._failed(error)
-            if dispatching.at_once:
-                dispatching.apply(messages, number, stop, now)
+            if follower.at_once:
+                follower.apply(messages, number, stop, now)
             number = stop
         return None
 
@@ -95,7 +95,7 @@ class MessageAppender:
         empty = not len(self._commit_log.segments)
         self._commit_log.append_data(start, data)
         if empty:
-            self._dispatching.offset = start
+            self._follower.offset = start
 
     def _make_state(self, message: NewMessage) -> QueueState | Refusal:
         reason = check_storable(message.topic, message.queue_id)

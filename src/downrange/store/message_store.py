@@ -11,8 +11,7 @@ from downrange.clock import SystemClock
 from downrange.model.message import TopicQueue
 from downrange.store.checkpoint import AbortMarker, Checkpoint, DirectoryLock
 from downrange.store.config import BrokerRole, StoreConfig
-from downrange.store.dispatcher import BitmapOf, Dispatcher
-from downrange.store.dispatching import Dispatching
+from downrange.store.dispatcher import BitmapOf, Dispatcher, LogFollower
 from downrange.store.errors import StoreError
 from downrange.store.files import OS_FILES, Files
 from downrange.store.flushing import Flushing
@@ -97,14 +96,14 @@ class MessageStore(MessageReader):
         self._refusals = Refusals()
         self._refusals.refuse("closed", "the store is not open")
         self._dispatcher = Dispatcher(queues, index, config.delay_level_millis(), bitmap_of)
-        self._dispatching = Dispatching(
+        self._follower = LogFollower(
             self.commit_log, self._dispatcher, self._refusals, at_once=self._pool is None, is_slave=is_slave
         )
-        self._flushing = Flushing(self.commit_log, self._dispatching, self.checkpoint, self._refusals)
+        self._flushing = Flushing(self.commit_log, self._follower, self.checkpoint, self._refusals)
         self._removal = Removal(segments, queues, index, self._flushing, self._refusals, files)
         # Called for every message, so without a step in between. The rest is below: an object with more than thirty
         # attributes is slower to all who use it.
-        appender = MessageAppender(self.commit_log, self._dispatching, self.limits, self._refusals, self._now)
+        appender = MessageAppender(self.commit_log, self._follower, self.limits, self._refusals, self._now)
         self.add = appender.add
         self.append = appender.append
         self.append_data = appender.append_data
@@ -182,7 +181,7 @@ class MessageStore(MessageReader):
             writable=not self.read_only,
         ).run(report)
         self.queues.take_counts()  # those of the replay: the messages came in before
-        self._dispatching.offset = self.commit_log.max_offset
+        self._follower.offset = self.commit_log.max_offset
         self._dispatcher.last_store_timestamp = self.commit_log.last_store_timestamp
         if not self.read_only and (report.rebuilt_queues or (clean and report.replayed)):
             # The checkpoint already vouches for these entries: they must not be lost again by a crash that follows.
@@ -265,11 +264,11 @@ class MessageStore(MessageReader):
     @property
     def applies_at_once(self) -> bool:
         """Are messages in their queues when `append` returns? With the transient pool only after a commit."""
-        return self._dispatching.at_once
+        return self._follower.at_once
 
     @property
     def dispatch_behind_bytes(self) -> int:
-        return self._dispatching.behind_bytes
+        return self._follower.behind_bytes
 
     @property
     def is_transient_pool_deficient(self) -> bool:
@@ -286,7 +285,7 @@ class MessageStore(MessageReader):
         self._refusals.check_takes_data()
 
     def dispatch_pending(self, watched: Mapping[tuple[str, int], object] | None = None) -> Growth:
-        return self._dispatching.dispatch_pending(watched)
+        return self._follower.dispatch_pending(watched)
 
     def commit(self, least_pages: int = 0) -> bool:
         return self._flushing.commit(least_pages)

@@ -11,7 +11,7 @@ import msgspec
 
 from downrange.broker.clients import Client, Consumers, Producers
 from downrange.broker.config import BrokerConfig
-from downrange.broker.flow_control import FlowControl
+from downrange.broker.admission import FlowControl
 from downrange.broker.groups import CommittedOffsets, Groups
 from downrange.broker.handlers.config import ConfigHandlers
 from downrange.broker.handlers.consumers import ConsumerHandlers

@@ -13,7 +13,7 @@ from downrange.broker.bloom_filter import BloomFilter
 from downrange.broker.clients import Consumers, Producers
 from downrange.broker.config import BrokerConfig
 from downrange.broker.filter_data import ConsumerFilters
-from downrange.broker.flow_control import FlowControl
+from downrange.broker.admission import FlowControl
 from downrange.broker.groups import CommittedOffsets, Groups
 from downrange.broker.handlers.clients import ClientHandlers
 from downrange.broker.handlers.offsets import OffsetHandlers

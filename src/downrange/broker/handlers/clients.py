@@ -9,10 +9,10 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from downrange.broker.admission import FlowControl
 from downrange.broker.clients import Client, ConsumerGroup, Consumers, Producers
 from downrange.broker.compiled_sql import compiled
 from downrange.broker.filter_data import ConsumerFilters
-from downrange.broker.flow_control import FlowControl
 from downrange.broker.groups import Groups
 from downrange.broker.live_config import LiveConfig
 from downrange.broker.queue_locks import QueueLocks

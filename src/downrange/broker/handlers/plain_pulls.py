@@ -9,8 +9,8 @@ from __future__ import annotations
 from time import perf_counter
 from typing import Final
 
+from downrange.broker.admission import FlowControl
 from downrange.broker.filtering import EVERYTHING, MessageFilter
-from downrange.broker.flow_control import FlowControl
 from downrange.broker.handlers.pull import SUSPEND, PullHandlers
 from downrange.broker.held_pulls import HeldPull
 from downrange.broker.statistics import Statistics
@@ -79,7 +79,7 @@ class PlainPulls:
     def take(self, frames: list[Frame], at: int, connection: Connection) -> int:
         """Answer what is plain, from `frames[at]` on; return the place of the first frame that is not."""
         flow = self._flow
-        if not frames[at][1].startswith(PULL_HEADER.starts) or not flow.is_calm:
+        if not frames[at][1].startswith(PULL_HEADER.starts) or flow.calm_until < flow._loop.time():
             return at
         start = perf_counter()
         answered = 0

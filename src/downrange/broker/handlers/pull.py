@@ -8,12 +8,12 @@ from typing import Final
 
 import msgspec
 
+from downrange.broker.admission import FlowControl
 from downrange.broker.clients import Consumers
 from downrange.broker.compiled_sql import compiled
 from downrange.broker.delayed import stored_text
 from downrange.broker.filter_data import ConsumerFilters
 from downrange.broker.filtering import EVERYTHING, MessageFilter, group_filter, retry_filter, sql_filter, tag_filter
-from downrange.broker.flow_control import FlowControl
 from downrange.broker.groups import CommittedOffsets, Groups
 from downrange.broker.held_pulls import HeldPulls
 from downrange.broker.live_config import LiveConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from downrange.broker.flow_control import FlowControl
+from downrange.broker.admission import FlowControl
 from downrange.broker.live_config import LiveConfig
 from downrange.broker.routes import RouteTable
 from downrange.broker.runtime_info import runtime_info

@@ -41,10 +41,10 @@ def index_keys(
     next_entry: int,
     limit: int,
     used_slots: int,
-    seconds: int,
     end_offset: int,
+    store_timestamp: int,
 ) -> tuple[int, int, int] | None:
-    """Put the keys of messages from `number` to `stop` into one index file.
+    """Put the keys of messages from `number` to `stop` into one index file, and move its header on.
 
     Return the next entry, the used slots and the end offset of the file. None: nothing was put, because the keys do not
     fit this file or are unusual. Python leaves that to `KeyIndex.put_keys` always.
@@ -135,10 +135,12 @@ class KeyIndex:
         if index_file is not None and index_file.map is not None:
             put = index_keys(
                 messages, number, stop, index_file.map, self._slots, index_file.next_entry, index_file.limit,
-                index_file.used_slots, index_file.seconds_at(store_timestamp), index_file.end_offset,
+                index_file.used_slots, index_file.end_offset, store_timestamp,
             )  # fmt: skip
             if put is not None:
-                self.move_to(*put, store_timestamp)
+                if put[0] > index_file.next_entry:
+                    index_file.next_entry, index_file.used_slots, index_file.end_offset = put
+                    index_file.end_timestamp = store_timestamp
                 return
         keyed: list[Keyed] = []
         for each in range(number, stop):
