@@ -25,7 +25,7 @@ from downrange.protocol.bodies.send import SendMessageRequest, SendMessageRespon
 from downrange.protocol.codes import RequestCode, ResponseCode
 from downrange.protocol.command import Command, request
 from downrange.transport.connection import Connection
-from downrange.transport.handler import LaterReply
+from downrange.transport.serving import LaterReply
 from tests.support.broker_client import client_of, standalone
 from tests.support.two_brokers import two_brokers
 

@@ -27,7 +27,7 @@ from downrange.protocol.codes import RequestCode, ResponseCode
 from downrange.protocol.command import Command
 from downrange.protocol.errors import BrokerError
 from downrange.transport.connection import Connection
-from downrange.transport.handler import LaterReply
+from downrange.transport.serving import LaterReply
 from tests.support.broker_client import standalone
 
 SECRET = b"goldenSecret1"

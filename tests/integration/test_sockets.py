@@ -19,7 +19,7 @@ from downrange.protocol.command import ONEWAY_FLAG, Command, request
 from downrange.protocol.framing import Frame, decode_frame, encode
 from downrange.transport.busy_poll import BusyPoll
 from downrange.transport.connection import Connection
-from downrange.transport.handler import Replies
+from downrange.transport.serving import Replies
 from downrange.transport.limits import Limits
 from downrange.transport.pool import connect
 from downrange.transport.server import Server

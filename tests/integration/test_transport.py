@@ -19,7 +19,7 @@ from downrange.protocol.errors import NoPermission, RemoteProtocolError
 from downrange.protocol.framing import encode
 from downrange.transport.connection import Connection
 from downrange.transport.errors import ConnectFailed, ConnectionLost, ListenFailed, RequestTimedOut, TransportClosed
-from downrange.transport.handler import LaterReply
+from downrange.transport.serving import LaterReply
 from downrange.transport.limits import Limits
 from downrange.transport.pool import Pool, connect
 from downrange.transport.server import Server

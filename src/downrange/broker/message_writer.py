@@ -24,7 +24,7 @@ from downrange.store.growth import Growth
 from downrange.store.message_store import MessageStore
 from downrange.store.new_message import AppendResult, BatchUnit, NewMessage, PutMessageStatus
 from downrange.store.run import Place, Run
-from downrange.transport.handler import LaterReply
+from downrange.transport.serving import LaterReply
 
 _PUT_OK = PutMessageStatus.PUT_OK
 STATUS_CODES = {

@@ -38,7 +38,7 @@ from downrange.store.message_store import MessageStore
 from downrange.store.new_message import AppendResult, NewMessage, PutMessageStatus
 from downrange.store.retention import Retention
 from downrange.transport.connection import Connection
-from downrange.transport.handler import Handler, refuse
+from downrange.transport.serving import Handler, refuse
 from tests.support.golden import scenarios
 
 NOW = 1_700_000_000_000

@@ -11,7 +11,7 @@ from downrange.broker.handlers.send import SendHandlers
 from downrange.broker.routes import RouteTable, express_of, handler_of
 from downrange.protocol.framing import Frame
 from downrange.transport.connection import Connection
-from downrange.transport.handler import Express
+from downrange.transport.serving import Express
 from tests.unit.broker.fake_transport import FakeTransport
 from tests.unit.broker.wired import BROKER, WiredBroker, wire
 

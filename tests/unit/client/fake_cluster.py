@@ -21,7 +21,7 @@ from downrange.protocol.codes import RequestCode, ResponseCode
 from downrange.protocol.command import Command, request
 from downrange.protocol.framing import FrameDecoder
 from downrange.transport.connection import Connection
-from downrange.transport.handler import refuse
+from downrange.transport.serving import refuse
 from downrange.transport.pool import connect
 from downrange.transport.server import Server
 from tests.support.golden import scenarios

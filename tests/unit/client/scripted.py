@@ -18,7 +18,7 @@ from downrange.protocol.bodies.send import SendMessageRequest, SendMessageRespon
 from downrange.protocol.codes import RequestCode, ResponseCode
 from downrange.protocol.command import Command
 from downrange.transport.connection import Connection
-from downrange.transport.handler import LaterReply
+from downrange.transport.serving import LaterReply
 from downrange.transport.server import Server
 from tests.unit.client.fake_cluster import Answering, FakeBroker, FakeCluster, reply
 

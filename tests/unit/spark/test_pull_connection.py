@@ -16,7 +16,7 @@ from downrange.protocol.framing import encode
 from downrange.spark.pull_connection import PullConnection, PullConnections
 from downrange.transport.connection import Connection
 from downrange.transport.errors import ConnectFailed, ConnectionLost, RequestTimedOut, TransportClosed
-from downrange.transport.handler import Handler
+from downrange.transport.serving import Handler
 from downrange.transport.server import Server
 
 PULL = request(RequestCode.PULL_MESSAGE, ext_fields={"topic": "orders"})

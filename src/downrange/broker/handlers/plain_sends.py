@@ -7,7 +7,6 @@ the same bytes.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -32,7 +31,6 @@ from downrange.store.new_message import PutMessageStatus
 from downrange.store.queue.queues import QueueState
 from downrange.store.run import PlainMessage, Run
 from downrange.transport.connection import Connection
-from downrange.transport.handler import Replies
 
 log = logging.getLogger(__name__)
 
@@ -83,32 +81,10 @@ class PlainSends:
                 reply = partial(connection.end_answering, requests)
                 self._writer.tell_when_safe(run.end, partial(self._reply_safe, run, reply))
             else:
-                connection.reply_encoded(self._accepted.encode(run))
+                connection.reply_parts([self._accepted.encode(run)])
             self._count(run, start)
             at += requests
         return at
-
-    def take_together(
-        self, frames: list[Frame], at: int, hosts: list[bytes], now: float
-    ) -> tuple[int, Replies, list[int]] | None:
-        """`take` for frames that came over several connections: the `Together` of the broker's servers."""
-        if not self._is_open(now):
-            return None
-        start = perf_counter()
-        run = self._plain_compiled(frames, at)
-        if run is None:
-            return None
-        requests = run.requests
-        try:
-            if not self._append(run, hosts[at : at + requests], self._store_host):
-                return None
-            replies = self._when_safe(run) if self._makes_wait else self._accepted.encode(run)
-            self._count(run, start)
-        except Exception as error:
-            if not run.places:
-                raise
-            replies = error  # stored is stored: nobody may be tempted to store it once more
-        return requests, replies, run.silent
 
     def _is_open(self, now: float) -> bool:
         """Are sends taken, and those that came by now without having waited for too long?"""
@@ -145,11 +121,6 @@ class PlainSends:
         self._known = broker
         self._is_ready = not broker.start_accept_send_request_time_stamp and bool(broker.broker_permission & _WRITE)
         self._accepted = SendReply(_OK, self._store_host, broker.region_id, broker.trace_on)
-
-    def _when_safe(self, run: Run) -> Replies:
-        replies: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._writer.tell_when_safe(run.end, partial(self._reply_safe, run, replies.set_result))
-        return replies.result() if replies.done() else replies
 
     def _reply_safe(self, run: Run, reply: Callable[[bytes], None], status: PutMessageStatus) -> None:
         """All of a run get the status of its last message, the one that was safe last."""

@@ -44,7 +44,7 @@ from downrange.protocol.errors import (
 from downrange.store.config import BrokerRole
 from downrange.store.new_message import AppendResult, BatchUnit, NewMessage, PutMessageStatus
 from downrange.transport.connection import Connection
-from downrange.transport.handler import LaterReply
+from downrange.transport.serving import LaterReply
 
 FAQ = "\nSee http://rocketmq.apache.org/docs/faq/ for further details."
 _SEND_V1 = int(RequestCode.SEND_MESSAGE)

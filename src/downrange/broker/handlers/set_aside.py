@@ -235,7 +235,7 @@ class SetAside:
             pieces.append(reply)
         if not waits and answered < len(sends):
             pieces.append(self._accepted.encode(_Answered(sends[answered:], places[answered:])))
-        connection.reply_encoded(b"".join(pieces))
+        connection.reply_parts(pieces)
         if waits:
             connection.begin_answering(len(sends))
             end_answering = partial(connection.end_answering, len(sends))

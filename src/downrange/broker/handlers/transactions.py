@@ -28,7 +28,7 @@ from downrange.store.group_commit import FlushOutcome
 from downrange.store.kept_message import KeptMessage
 from downrange.store.new_message import AppendResult, PutMessageStatus
 from downrange.transport.connection import Connection
-from downrange.transport.handler import LaterReply
+from downrange.transport.serving import LaterReply
 
 log = logging.getLogger(__name__)
 
