@@ -275,11 +275,7 @@ static PyObject *send_each(PyObject *sockets, const byte *at, Py_ssize_t size) {
         PyObject *object = PyList_GET_ITEM(sockets, n);
         const byte *start = at;
         do { /* neighbouring frames of one socket leave in one call */
-            if (end - at < 4 || get32(at) > (size_t)(end - at - 4) || !PyObject_TypeCheck(object, socket_type)) {
-                PyErr_SetString(PyExc_ValueError, "a socket and a frame for each are expected");
-                Py_DECREF(unsent);
-                return NULL;
-            }
+            if (end - at < 4 || get32(at) > (size_t)(end - at - 4) || !PyObject_TypeCheck(object, socket_type)) goto misfit;
             at += 4 + get32(at);
         } while (++n < PyList_GET_SIZE(sockets) && PyList_GET_ITEM(sockets, n) == object);
         Socket *socket = (Socket *)object;
@@ -291,7 +287,11 @@ static PyObject *send_each(PyObject *sockets, const byte *at, Py_ssize_t size) {
         if (pair == NULL || PyList_Append(unsent, pair) < 0) Py_CLEAR(unsent);
         Py_XDECREF(pair);
     }
-    return unsent;
+    if (unsent == NULL || at == end) return unsent;
+misfit:
+    PyErr_SetString(PyExc_ValueError, "a socket and a frame for each are expected");
+    Py_DECREF(unsent);
+    return NULL;
 }
 
 static PyObject *send_frames(PyObject *module, PyObject *const *args, Py_ssize_t count) {

@@ -7,6 +7,8 @@ import asyncio
 from downrange.protocol.command import Command, request
 from downrange.protocol.framing import encode
 from downrange.transport.connection import Connection
+from downrange.transport.endpoint import Endpoint
+from downrange.transport.serving import serve_commands
 
 
 class Nameless(asyncio.Transport):
@@ -34,7 +36,11 @@ async def test_who_has_gone_before_it_was_known_is_not_listened_to() -> None:
     def handle(command: Command, connection: Connection) -> None:
         asked.append(command)
 
-    connection = Connection(handle, on_open=lambda _: events.append("open"), on_close=lambda _: events.append("closed"))
+    connection = Connection(
+        Endpoint(serve_commands(handle)),
+        on_open=lambda _: events.append("open"),
+        on_close=lambda _: events.append("closed"),
+    )
     Nameless(connection, encode(request(1), 1))
     assert asked == []
     assert events == ["open", "closed"]
