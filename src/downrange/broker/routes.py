@@ -67,7 +67,7 @@ def serve_of(express: Express | None, handler: CommandHandler) -> Serve:
                 stop += 1
             mine = frames if stop - start == count else frames[start:stop]
             at, end, start = 0, stop - start, stop
-            while at < end and origin.is_open:  # a frame that cannot be read closes it
+            while at < end:
                 first = at
                 if express is not None and not origin.is_full and not origin.is_overloaded:
                     at = express(mine, at, origin)

@@ -51,6 +51,8 @@ class Connection(Requester, asyncio.Protocol):
         self.peer_host = b""
         """The peer's address and port as a record stores them."""
         self.last_received = 0.0
+        self.is_full = False
+        """Frames must be deferred: the socket takes no more for now, or earlier frames are deferred."""
         self.socket: SocketTransport | None = None
         """The transport, if `Sockets` reads this connection together with others."""
         self._decoder = decoder or FrameDecoder()
@@ -160,14 +162,10 @@ class Connection(Requester, asyncio.Protocol):
 
     # --- a peer that does not read --------------------------------------------------------------------------------
 
-    @property
-    def is_full(self) -> bool:
-        """Whether frames must be deferred: the socket takes no more for now, or earlier frames are deferred."""
-        return self._output.is_full or bool(self._deferred)
-
     def defer(self, frame: Frame) -> None:
         """Keep a frame until the peer has read enough; it is served before all frames that come later."""
         self._deferred.append(frame)
+        self.is_full = True
         if self.socket is not None:
             self.socket.is_gathered = False
 
@@ -176,15 +174,17 @@ class Connection(Requester, asyncio.Protocol):
         assert self._transport is not None
         if not self.requests:  # an end that waits for replies must go on reading them
             self._transport.pause_reading()
+        self.is_full = True
         self._output.pause()
 
     def resume_writing(self) -> None:
         self._output.resume()
-        if self.is_open:
-            assert self._transport is not None
-            self._transport.resume_reading()
         self._wake()
-        if self._deferred and self.is_open:
+        if self._transport is None or self._transport.is_closing():
+            return
+        self._transport.resume_reading()
+        self.is_full = False
+        if self._deferred:
             frames, self._deferred = self._deferred, []
             self._serve(frames)
             self._gather_if_possible()
@@ -255,7 +255,8 @@ class Connection(Requester, asyncio.Protocol):
             self._transport.abort()
 
     def break_off(self, error: RemoteProtocolError) -> None:
-        """Close at once, because the peer broke the protocol."""
+        """Close at once, because the peer broke the protocol. No further frame is served."""
+        self.is_full = True
         log.warning("connection closed peer=%s reason=%s", self.peer, error)
         self._output.why_closed = f": {error}"
         self.abort()

@@ -85,20 +85,17 @@ class Output:
     def send_parts(self, parts: Sequence[Buffer]) -> None:
         """Queue a frame in parts that leaves at the end of the loop's turn; raises TransportClosed."""
         self.raise_if_closed()
-        self._add(parts)
+        self.add_parts(parts)
         if not self.is_scheduled:
             self._schedule()
 
     def add_parts(self, parts: Sequence[Buffer]) -> None:
         """Queue a frame in parts; the caller calls `write` afterwards. When much is queued it leaves at once."""
-        self._add(parts)
-        if self._size > _FLUSH_ABOVE:
-            self.write()
-
-    def _add(self, parts: Sequence[Buffer]) -> None:
         self._parts += parts
         for part in parts:
             self._size += len(part)
+        if self._size > _FLUSH_ABOVE:
+            self.write()
 
     def _schedule(self) -> None:
         self.is_scheduled = True

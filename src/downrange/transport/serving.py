@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, cast
 from downrange.compiled import steps
 from downrange.model.errors import MQError
 from downrange.protocol.codes import ResponseCode
-from downrange.protocol.command import Buffer, Command
+from downrange.protocol.command import RESPONSE_FLAG, Buffer, Command
 from downrange.protocol.errors import BrokerError, RemoteProtocolError
 from downrange.protocol.framing import Frame, decode_frame, encode_parts
 
@@ -59,14 +59,14 @@ def answer_frame(handle: CommandHandler, frame: Frame, origin: Connection) -> No
     """
     if origin.is_full:
         origin.defer(frame)
-    elif origin.is_open:  # an earlier frame of this connection may have closed it
-        try:
-            command = decode_frame(frame)
-        except RemoteProtocolError as error:
-            origin.break_off(error)
-            return
-        if not command.is_response:
-            answer_command(handle, command, origin)
+        return
+    try:
+        command = decode_frame(frame)
+    except RemoteProtocolError as error:
+        origin.break_off(error)
+        return
+    if not command.flag & RESPONSE_FLAG:
+        answer_command(handle, command, origin)
 
 
 def answer_command(handle: CommandHandler, command: Command, origin: Connection) -> None:
