@@ -116,15 +116,17 @@ class Output:
             if self.socket is not None:
                 self.socket.has_queued = False
         parts = self._parts
-        if frames:
-            parts.append(frames)
-            self._size += len(frames)
-        if not parts:
-            return
-        size, self._parts, self._size = self._size, [], 0
+        if parts:
+            if frames:
+                parts.append(frames)
+            size, self._parts, self._size = self._size + len(frames), [], 0
+        else:
+            size = len(frames)
         if not size or self._transport is None or self._transport.is_closing():
             return
-        if len(parts) == 1:
+        if not parts:
+            self._transport.write(frames)
+        elif len(parts) == 1:
             self._transport.write(parts[0])
         elif size <= _JOIN_BELOW:
             self._transport.write(b"".join(parts))
