@@ -29,7 +29,9 @@ from downrange.protocol.bodies.offsets import UpdateConsumerOffsetRequest
 from downrange.protocol.codes import RequestCode
 from downrange.protocol.command import Command, request
 from downrange.transport.connection import Connection
+from downrange.transport.endpoint import Endpoint
 from downrange.transport.pool import connect
+from downrange.transport.serving import serve_commands
 from tests.support.processes import namesrv, running
 
 
@@ -222,7 +224,7 @@ class Consumer:
         self.reset: asyncio.Future[QueueOffsets] = asyncio.get_running_loop().create_future()
 
     async def start(self, broker: str) -> Connection:
-        connection = await connect(broker, self.answer)
+        connection = await connect(broker, Endpoint(serve_commands(self.answer)))
         heartbeat = HeartbeatData(
             client_id=self.ID,
             consumer_data_set=(

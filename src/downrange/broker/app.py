@@ -73,11 +73,11 @@ from downrange.store.retention import Retention
 from downrange.transport.busy_poll import BusyPoll
 from downrange.transport.connection import Connection
 from downrange.transport.errors import ConnectFailed, ListenFailed
-from downrange.transport.handler import refuse
 from downrange.transport.limits import Limits
 from downrange.transport.pool import Pool, split_address
+from downrange.transport.running_services import running_services
 from downrange.transport.server import Server
-from downrange.transport.services import running_services
+from downrange.transport.serving import refuse_all
 
 log = logging.getLogger(__name__)
 
@@ -329,10 +329,11 @@ async def _listening(
     if config.busy_poll_micros:
         busy_poll = BusyPoll(asyncio.get_running_loop(), config.busy_poll_micros / 1_000_000)
     for attempt in range(_PORT_ATTEMPTS):
-        main = Server(refuse, config.bind_address, config.listen_port, limits=limits, tls=tls, busy_poll=busy_poll)
+        main = Server(refuse_all, config.bind_address, config.listen_port, limits=limits, tls=tls)
         await main.bind()
         vip_port = main.port - _VIP_PORT_BELOW
-        vip = Server(refuse, config.bind_address, vip_port, limits=limits, tls=tls, busy_poll=busy_poll)
+        vip = Server(refuse_all, config.bind_address, vip_port, limits=limits, tls=tls)
+        main.busy_poll = vip.busy_poll = busy_poll
         for_slaves = None
         try:
             await vip.bind()

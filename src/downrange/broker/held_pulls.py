@@ -19,7 +19,7 @@ from downrange.model.message import TopicQueue
 from downrange.model.properties import find_property
 from downrange.protocol.command import Command
 from downrange.transport.connection import Connection
-from downrange.transport.handler import LaterReply
+from downrange.transport.serving import LaterReply
 
 K = TypeVar("K")
 

@@ -9,7 +9,7 @@ from downrange.broker.admission import Admission
 from downrange.protocol.errors import RemoteProtocolError
 from downrange.protocol.framing import Frame, code_of, decode_frame, encode, next_run
 from downrange.transport.connection import Connection
-from downrange.transport.handler import error_reply, send_replies
+from downrange.transport.serving import error_reply, send_replies
 
 log = logging.getLogger(__name__)
 

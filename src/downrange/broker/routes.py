@@ -12,8 +12,10 @@ from downrange.protocol.codes import RequestCode
 from downrange.protocol.command import Command
 from downrange.protocol.framing import Frame
 from downrange.transport.connection import Connection
-from downrange.transport.handler import Express, LaterReply, refuse
+from downrange.transport.serving import CommandHandler, LaterReply, Serve, answer_frame, refuse
 
+# TEMPORARY: until the request families serve frames themselves.
+Express = Callable[[list[Frame], int, Connection], int]
 RequestHandler = Callable[[Command, Connection], Command | LaterReply | None]
 RouteTable = Mapping[int, RequestHandler]
 
@@ -52,6 +54,29 @@ def express_of(*lanes: Express) -> Express:
         return at
 
     return take
+
+
+def serve_of(express: Express | None, handler: CommandHandler) -> Serve:
+    """TEMPORARY: a `Serve` of a short cut and a handler."""
+
+    def serve(frames: list[Frame], origins: list[Connection]) -> None:
+        start, count = 0, len(frames)
+        while start < count:
+            origin, stop = origins[start], start + 1
+            while stop < count and origins[stop] is origin:
+                stop += 1
+            mine = frames if stop - start == count else frames[start:stop]
+            at, end, start = 0, stop - start, stop
+            while at < end:
+                first = at
+                if express is not None and not origin.is_full and not origin.is_overloaded:
+                    at = express(mine, at, origin)
+                if at == first:
+                    answer_frame(handler, mine[at], origin)
+                    at += 1
+            origin.flush()
+
+    return serve
 
 
 def _timed(

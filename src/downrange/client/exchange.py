@@ -13,7 +13,7 @@ from downrange.client.messages import Outgoing
 from downrange.client.retry import SendKind
 from downrange.client.send_result import STATUS_OF_CODE, SendResult
 from downrange.client.session import Session, accepted
-from downrange.client.stored_reply import Expected, result_of, take_stored
+from downrange.client.stored_reply import Expected, result_of
 from downrange.compiled import steps
 from downrange.model.errors import MQError
 from downrange.model.message import MessageQueue, SysFlag
@@ -67,8 +67,6 @@ class Exchange:
         opaque = None if connection is None else connection.opaque_if_room()
         if connection is None or opaque is None:
             return False
-        if connection.express is None:
-            connection.express = take_stored
         ids = ready.message_ids
         expected: Expected | None = (ids[0], ready.messages[0].topic, queue) if len(ids) == 1 else None
         try:

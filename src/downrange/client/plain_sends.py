@@ -16,7 +16,6 @@ from downrange.client.publish_info import PublishInfo
 from downrange.client.publish_routes import PublishRoutes
 from downrange.client.retry import SendKind
 from downrange.client.session import Session
-from downrange.client.stored_reply import take_stored
 from downrange.compiled import steps
 from downrange.model.message import Message, MessageQueue
 from downrange.protocol.bodies.send_template import LONGEST_FRAME
@@ -113,8 +112,6 @@ class PlainSends:
             connection.ask_encoded(opaque, frame, waiter, SEND, seconds, expected)
         except TransportClosed:
             return None
-        if connection.express is None:
-            connection.express = take_stored
         self._indexes[topic] = index
         return first
 

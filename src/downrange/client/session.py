@@ -18,6 +18,7 @@ from downrange.client.errors import BrokerNotFound, ClusterNotFound, NoNameServe
 from downrange.client.heartbeats import Heartbeats
 from downrange.client.outcomes import Outcomes, ask_each
 from downrange.client.signing import Signer
+from downrange.client.stored_reply import take_stored
 from downrange.client.unique_id import local_address
 from downrange.clock import Clock, SystemClock
 from downrange.model.errors import MQError
@@ -33,8 +34,8 @@ from downrange.protocol.command import Command, request
 from downrange.protocol.errors import TopicNotExist, broker_error
 from downrange.transport.connection import Connection
 from downrange.transport.errors import ConnectionLost, TransportError
-from downrange.transport.handler import Handler, LaterReply, refuse
 from downrange.transport.pool import Pool
+from downrange.transport.serving import CommandHandler, LaterReply, refuse, serve_commands
 
 if TYPE_CHECKING:
     from downrange.client.consumer.broker_requests import GroupMember
@@ -58,7 +59,7 @@ class Session:
         self,
         config: ClientConfig,
         *,
-        handler: Handler = refuse,
+        handler: CommandHandler = refuse,
         clock: Clock | None = None,
         random_source: random.Random | None = None,
         instance_name: str | None = None,
@@ -67,7 +68,7 @@ class Session:
         self.config = config
         self.clock = clock or SystemClock()
         self.client_id = new_client_id() if instance_name is None else f"{local_address()}@{instance_name}"
-        self.handlers: dict[int, Handler] = {}
+        self.handlers: dict[int, CommandHandler] = {}
         self.members: dict[str, GroupMember] = {}
         """The consumers of this client by group; see consumer/broker_requests.py."""
         self.heartbeats = Heartbeats(
@@ -78,7 +79,9 @@ class Session:
         if config.access_key and config.secret_key:
             self._signer = Signer(config.access_key, config.secret_key, config.security_token)
         self.is_signing = self._signer is not None
-        self._pool = Pool(self._serve, connect_timeout=config.connect_timeout_seconds)
+        self._pool = Pool(
+            serve_commands(self._answer), read_replies=take_stored, connect_timeout=config.connect_timeout_seconds
+        )
         self.connection_known = self._pool.known
         # Clients that start together must not all load the first name server of the list.
         self._namesrvs = list(config.namesrv_addresses)
@@ -116,7 +119,7 @@ class Session:
         await self._work.cancel()
         await self._pool.close()
 
-    def _serve(self, command: Command, connection: Connection) -> Command | LaterReply | None:
+    def _answer(self, command: Command, connection: Connection) -> Command | LaterReply | None:
         return self.handlers.get(command.code, self._other_requests)(command, connection)
 
     # --- asking ---------------------------------------------------------------------------------------------------

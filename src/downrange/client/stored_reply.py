@@ -73,7 +73,7 @@ def read_stored(frame: Frame) -> StoredReply | None:
 
 
 def take_stored(frames: list[Frame], at: int, connection: Asking) -> int:
-    """The `Express` of a connection that sends: who said to `ask_encoded` what to expect gets a SendResult."""
+    """The reply reader of a client's connections: requests that say what they expect get a SendResult."""
     first = at
     if steps is not None:
         at = steps.take_stored(frames, at, connection.requests, _KINDS) or at

@@ -24,8 +24,7 @@ class Member(steps.Socket):
     def __init__(self, connected: socket.socket) -> None:
         self.connected = connected
         self.descriptor = connected.fileno()
-        self.host = b""
-        self.is_between_frames = True
+        self.is_gathered = True
         self.unread = b""
         self.unsent = b""
 
@@ -37,7 +36,7 @@ class Member(steps.Socket):
             at = end
             count += 1
         self.unread = data[at:]
-        self.is_between_frames = not self.unread
+        self.is_gathered = not self.unread
         return data[:at], count
 
 

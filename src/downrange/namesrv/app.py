@@ -17,8 +17,9 @@ from downrange.namesrv.route_table import RouteTable
 from downrange.settings import Property, check_known, configure, read_properties
 from downrange.transport.connection import Connection
 from downrange.transport.limits import Limits
+from downrange.transport.running_services import running_services
 from downrange.transport.server import Server
-from downrange.transport.services import running_services
+from downrange.transport.serving import serve_commands
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +50,8 @@ async def name_server(
             log.info("broker gone address=%s reason=connection closed", address)
 
     limits = replace(Limits(), idle_seconds=float(config.server_channel_max_idle_time_seconds))
-    server = Server(handlers, config.bind_address, config.listen_port, limits=limits, tls=tls, on_close=closed)
+    serve = serve_commands(handlers)
+    server = Server(serve, config.bind_address, config.listen_port, limits=limits, tls=tls, on_close=closed)
     pause = config.scan_not_active_broker_interval / 1000
     async with server, running_services(expiry=expire_brokers(routes, clock, pause)):
         yield server

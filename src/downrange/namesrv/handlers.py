@@ -62,7 +62,7 @@ from downrange.settings import (
     to_properties,
 )
 from downrange.transport.connection import Connection
-from downrange.transport.handler import LaterReply, refuse
+from downrange.transport.serving import LaterReply, refuse
 
 log = logging.getLogger(__name__)
 

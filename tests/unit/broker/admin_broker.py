@@ -38,7 +38,8 @@ from downrange.store.message_store import MessageStore
 from downrange.store.new_message import AppendResult, NewMessage, PutMessageStatus
 from downrange.store.retention import Retention
 from downrange.transport.connection import Connection
-from downrange.transport.handler import Handler, refuse
+from downrange.transport.endpoint import Endpoint
+from downrange.transport.serving import CommandHandler, refuse, serve_commands
 from tests.support.golden import scenarios
 
 NOW = 1_700_000_000_000
@@ -81,9 +82,9 @@ class LinkedTransport(asyncio.Transport):
         return 0
 
 
-def linked(near: Handler, far: Handler, far_address: tuple[str, int]) -> tuple[Connection, Connection]:
+def linked(near: CommandHandler, far: CommandHandler, far_address: tuple[str, int]) -> tuple[Connection, Connection]:
     """Both ends of one connection; the near end sees the far one at `far_address`."""
-    ends = Connection(near), Connection(far)
+    ends = Connection(Endpoint(serve_commands(near))), Connection(Endpoint(serve_commands(far)))
     transports = LinkedTransport(far_address), LinkedTransport(("127.0.0.1", 10911))
     for own, other, transport in zip(ends, reversed(ends), transports, strict=True):
         transport.own, transport.other = own, other
@@ -210,7 +211,7 @@ class AdminBroker:
         client_id: str = "10.0.0.9@1",
         *,
         topics: Mapping[str, str] | None = None,
-        handler: Handler = refuse,
+        handler: CommandHandler = refuse,
         version: int = 409,
         port: int = 52000,
     ) -> Connection:

@@ -23,7 +23,7 @@ from downrange.store.message_store import MessageStore
 from downrange.store.new_message import NewMessage
 from downrange.store.queue.consume_queue import ENTRY
 from downrange.store.queue.consume_queue_ext import ExtUnit
-from downrange.transport.services import running_services
+from downrange.transport.running_services import running_services
 from tests.unit.broker.wired import wire
 from tests.unit.store.small_store import small_config
 

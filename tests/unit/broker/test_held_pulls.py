@@ -16,7 +16,7 @@ from downrange.protocol.command import Command
 from downrange.store.queue.queues import QueueState
 from downrange.store.run import Run
 from downrange.transport.connection import Connection
-from downrange.transport.handler import LaterReply
+from downrange.transport.serving import LaterReply
 from tests.unit.broker.wired import FakeConnection
 
 QUEUE = TopicQueue("orders", 0)

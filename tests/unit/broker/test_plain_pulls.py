@@ -23,7 +23,7 @@ from downrange.protocol.codes import RequestCode, ResponseCode, SerializeType
 from downrange.protocol.command import Command
 from downrange.protocol.framing import FrameDecoder, decode_frame, encode
 from downrange.transport.connection import Connection
-from downrange.transport.limits import Limits, Usage
+from downrange.transport.limits import Limits
 from tests.unit.broker.fake_transport import FakeTransport
 from tests.unit.broker.test_plain_sends import send
 from tests.unit.broker.way import Way
@@ -87,9 +87,8 @@ class PullWay(Way):
         )
         self.lane = PlainPulls(pulls, parts.store, parts.statistics, parts.flow)
         self.transport = SlowTransport(pause_after)
-        self.usage = Usage()
         lanes = (self.plain.take, self.lane.take) if plain else ()
-        self.connect(self.sends.routes, pulls.routes, lanes=lanes, usage=self.usage, limits=limits)
+        self.connect(self.sends.routes, pulls.routes, lanes=lanes, limits=limits)
         self.transport.protocol = self.connection
 
     def feed_quietly(self, frames: Sequence[bytes]) -> None:
@@ -267,7 +266,7 @@ async def test_a_peer_that_does_not_read_is_not_answered_further(tmp_path: Path,
         answered = way.feed(*[pull(n, n, max_msg_nums=20) for n in range(40)])
         assert not way.connection.is_writable
         assert len(answered) < 400_000, "what one chunk asks for must not be held all at once"
-        while way.connection._unanswered:
+        while way.connection._deferred:
             way.connection.resume_writing()
             answered += way.transport.taken()
         replies.append(answered)

@@ -21,7 +21,7 @@ from downrange.protocol.bodies.send import SendMessageRequest, SendMessageRespon
 from downrange.protocol.bodies.transactions import CheckTransactionStateRequest, EndTransactionRequest
 from downrange.protocol.codes import RequestCode
 from downrange.protocol.command import Command, request
-from downrange.transport.handler import LaterReply, error_reply
+from downrange.transport.serving import LaterReply, error_reply
 from tests.unit.broker.wired import BROKER, FakeConnection, WiredBroker, wire
 from tests.unit.store.small_store import read_all
 

@@ -8,10 +8,11 @@ from typing import Any
 
 from downrange.broker.handlers.plain_sends import PlainSends
 from downrange.broker.handlers.send import SendHandlers
-from downrange.broker.routes import RouteTable, express_of, handler_of
+from downrange.broker.routes import Express, RouteTable, express_of, handler_of, serve_of
 from downrange.protocol.framing import Frame
 from downrange.transport.connection import Connection
-from downrange.transport.handler import Express
+from downrange.transport.endpoint import Endpoint
+from downrange.transport.limits import Limits
 from tests.unit.broker.fake_transport import FakeTransport
 from tests.unit.broker.wired import BROKER, WiredBroker, wire
 
@@ -33,11 +34,13 @@ class Way:
         self.plain = PlainSends(parts.config, parts.topics, parts.writer, parts.flow)
         self.transport = FakeTransport()
 
-    def connect(self, *tables: RouteTable, lanes: tuple[Express, ...], **options: Any) -> None:
+    def connect(self, *tables: RouteTable, lanes: tuple[Express, ...], limits: Limits | None = None) -> None:
         """The handlers of `tables` answer, and `lanes` before them, if any; the last of those is counted."""
         express = express_of(*lanes[:-1], self._counted(lanes[-1])) if lanes else None
         handler = handler_of(*tables, statistics=self.broker.statistics)
-        self.connection = Connection(handler, express=express, **options)
+        endpoint = Endpoint(serve_of(express, handler), limits=limits)
+        self.usage = endpoint.usage
+        self.connection = Connection(endpoint)
         self.connection.connection_made(self.transport)  # type: ignore[arg-type]
 
     def _counted(self, lane: Express) -> Express:

@@ -34,7 +34,7 @@ from downrange.protocol.command import Command
 from downrange.store.message_store import MessageStore
 from downrange.transport.connection import Connection
 from downrange.transport.errors import TransportClosed
-from downrange.transport.handler import LaterReply, error_reply
+from downrange.transport.serving import LaterReply, error_reply
 from tests.unit.store.small_store import NOW, small_config
 
 BROKER = BrokerConfig(broker_name="broker-a", broker_ip1="10.0.0.1", listen_port=40911)

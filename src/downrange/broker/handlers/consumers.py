@@ -33,7 +33,7 @@ from downrange.protocol.errors import BrokerError, ConsumeMessageTimeout, Consum
 from downrange.store.message_store import MessageStore
 from downrange.transport.connection import Connection
 from downrange.transport.errors import RequestTimedOut, TransportError
-from downrange.transport.handler import LaterReply
+from downrange.transport.serving import LaterReply
 
 log = logging.getLogger(__name__)
 

@@ -27,7 +27,7 @@ from downrange.store.queue.backlog import Backlog, records_of
 from downrange.store.queue.consume_queue import ENTRY_SIZE
 from downrange.store.queue.queues import QueueState
 from downrange.transport.connection import Connection
-from downrange.transport.handler import encode_reply, error_reply
+from downrange.transport.serving import encode_reply, error_reply
 
 _MOST_BYTES: Final = 1 << 20  # of messages in one reply; more may not fit a frame
 

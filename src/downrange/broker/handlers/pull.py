@@ -52,7 +52,7 @@ from downrange.store.message_store import MessageStore
 from downrange.store.new_message import NewMessage
 from downrange.store.read_result import GetMessageStatus, ReadResult
 from downrange.transport.connection import Connection
-from downrange.transport.handler import LaterReply
+from downrange.transport.serving import LaterReply
 
 FAQ: Final = "\nSee http://rocketmq.apache.org/docs/faq/ for further details."
 

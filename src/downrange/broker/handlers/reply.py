@@ -22,7 +22,7 @@ from downrange.protocol.errors import BrokerError
 from downrange.store.new_message import NewMessage, PutMessageStatus
 from downrange.transport.connection import Connection
 from downrange.transport.errors import TransportError
-from downrange.transport.handler import LaterReply
+from downrange.transport.serving import LaterReply
 
 log = logging.getLogger(__name__)
 

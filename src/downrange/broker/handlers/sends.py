@@ -29,7 +29,7 @@ from downrange.protocol.framing import Frame, code_of, decode_frame, encode
 from downrange.store.new_message import PutMessageStatus, Refusal
 from downrange.store.new_messages import NewMessages, Place
 from downrange.transport.connection import Connection
-from downrange.transport.handler import error_reply, send_replies
+from downrange.transport.serving import error_reply, send_replies
 
 log = logging.getLogger(__name__)
 

@@ -28,7 +28,7 @@ from downrange.store.config import BrokerRole
 from downrange.store.message_store import MessageStore
 from downrange.store.retention import Retention
 from downrange.transport.connection import Connection
-from downrange.transport.handler import LaterReply
+from downrange.transport.serving import LaterReply
 
 log = logging.getLogger(__name__)
 

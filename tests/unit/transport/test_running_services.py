@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from downrange.transport.services import running_services
+from downrange.transport.running_services import running_services
 
 
 async def test_services_run_beside_the_block_and_stop_with_it() -> None:

@@ -1,4 +1,4 @@
-"""Coroutines that run for as long as a block does."""
+"""Coroutines that run beside a block of code and end with it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 @asynccontextmanager
 async def running_services(**services: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Run services beside the block; stop them when it ends. One that fails ends the block with its error.
+    """Run services beside the block; stop them when it ends. A service that fails ends the block with its error.
 
-    Unlike a task group this leaves errors of the block as they are, so that a caller can catch them by name.
+    Unlike a task group this does not wrap the errors of the block, so that a caller can catch them by name.
     """
     owner = asyncio.current_task()
     assert owner is not None
