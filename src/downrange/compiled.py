@@ -5,6 +5,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
 from downrange.settings import wants_pure_python
 
 try:
@@ -14,7 +18,32 @@ try:
 except ImportError:  # no compiler when it was installed, or another Python now
     steps = None  # type: ignore[assignment]
 
-__all__ = ["VARIANT", "steps"]
+__all__ = ["VARIANT", "accelerated", "accelerated_if_usual", "steps"]
 
 VARIANT = "pure" if steps is None else "compiled"
 """What `downrange --version` says."""
+
+T = TypeVar("T")
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def accelerated(python: T) -> T:
+    """The compiled function or class of this name where there is one, else the Python one."""
+    compiled: T = getattr(steps, python.__name__, python)  # type: ignore[attr-defined]
+    return compiled
+
+
+def accelerated_if_usual(python: Callable[P, R]) -> Callable[P, R]:
+    """The compiled function of this name first, where there is one; for unusual input it returns None, and the Python
+    function does the work."""
+    compiled: Callable[P, R | None] | None = getattr(steps, python.__name__, None)
+    if compiled is None:
+        return python
+
+    @wraps(python)
+    def step(*args: P.args, **keywords: P.kwargs) -> R:
+        done = compiled(*args, **keywords)
+        return python(*args, **keywords) if done is None else done
+
+    return step

@@ -1,5 +1,5 @@
 /* What is done for every message of a run, in C: the twins of FrameDecoder.frames, plain_run, append_run, apply_run, put_run,
- * SendReply.encode and PullReplyHead.encode. docs/how-to/compiled.md says how it is built and chosen.
+ * SendReply.encode and encode_pull. docs/how-to/compiled.md says how it is built and chosen.
  *
  * Each function either does exactly what its Python twin does or returns None and has changed nothing; then the twin
  * takes over, with its errors and its unusual cases. So nothing here needs to know what is wrong with an input, only
@@ -35,6 +35,7 @@ PyObject *replay_records(PyObject *module, PyObject *const *args, Py_ssize_t cou
 PyObject *check_records(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *encode_answers(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *encode_pull(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *pick_all(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *pick_by_tags(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *pick_by_properties(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *read_replies(PyObject *module, PyObject *const *args, Py_ssize_t count);
@@ -149,18 +150,21 @@ static inline Py_ssize_t measure(PyObject *pieces, Py_ssize_t expected) {
     return size;
 }
 
-/* Queue entries, and the part of the log they point into: Backlog of store/queue/backlog.py. */
+/* Queue entries, and the file of the log they point into: Backlog of store/queue/backlog.py. */
 typedef struct {
     const byte *entries;
     Py_ssize_t count;
-    int64_t start, readable, most_bytes;
+    int64_t start, readable;
     Py_buffer log;
 } Backlog;
 
 #define ENTRY_SIZE 20
 
-/* 0 and nothing to close when it is none, without an exception. */
+/* 0, an exception and nothing to close when the object is no backlog. */
 int open_backlog(PyObject *object, Backlog *backlog);
+
+/* Whether a record lies in the part of the file that may be read. */
+int lies_within(const Backlog *backlog, int64_t offset, int64_t size);
 
 /* Names of methods that the client's functions need; 0 when memory ran out. */
 int make_reply_names(void);

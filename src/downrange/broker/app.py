@@ -24,10 +24,8 @@ from downrange.broker.handlers.config import ConfigHandlers
 from downrange.broker.handlers.consumers import ConsumerHandlers
 from downrange.broker.handlers.groups import GroupHandlers
 from downrange.broker.handlers.offsets import OffsetHandlers
-from downrange.broker.handlers.plain_pulls import PlainPulls
 from downrange.broker.handlers.plain_sends import PlainSends
 from downrange.broker.handlers.progress import ProgressHandlers
-from downrange.broker.handlers.pull import PullHandlers
 from downrange.broker.handlers.query import QueryHandlers
 from downrange.broker.handlers.reply import ReplyHandlers
 from downrange.broker.handlers.send import SendHandlers
@@ -36,14 +34,15 @@ from downrange.broker.handlers.set_aside import SetAside
 from downrange.broker.handlers.statistics import StatisticsHandlers
 from downrange.broker.handlers.topics import TopicHandlers
 from downrange.broker.handlers.transactions import TransactionHandlers
-from downrange.broker.held_pulls import HeldPulls
 from downrange.broker.json_file import JsonFile
 from downrange.broker.live_config import LiveConfig
 from downrange.broker.message_writer import MessageWriter
 from downrange.broker.metrics import MetricsServer
+from downrange.broker.pull_checks import PullChecks
+from downrange.broker.pulls import Pulls
 from downrange.broker.queue_locks import QueueLocks
 from downrange.broker.replication.master import Slaves
-from downrange.broker.routes import express_of, handler_of
+from downrange.broker.routes import express_of, handler_of, pulls_of_old_transport
 from downrange.broker.services.delay import DelayService
 from downrange.broker.services.flushing import Flusher
 from downrange.broker.services.housekeeping import clean_filters, clean_up, expire_clients, save_every, save_soon
@@ -59,6 +58,7 @@ from downrange.broker.services.transactions import TransactionService
 from downrange.broker.statistics import Statistics, run_statistics
 from downrange.broker.topics import Topics
 from downrange.broker.transactions.half_messages import HalfMessages
+from downrange.broker.waiting_pulls import WaitingPulls
 from downrange.clock import Clock, SystemClock
 from downrange.model.message import TopicQueue
 from downrange.model.message_id import pack_host
@@ -187,10 +187,10 @@ async def _serving(
     offsets = CommittedOffsets(JsonFile(directory / "consumerOffset.json"))
     consumers, producers, locks = Consumers(), Producers(), QueueLocks()
     statistics = Statistics(clock.now(), live.broker.broker_cluster_name)
-    held = HeldPulls()
+    waiting = WaitingPulls()
     flusher = Flusher(store, live, clock)
     slaves = Slaves(store, live, clock)
-    writer = MessageWriter(store, held, flusher, statistics, clock, slaves)
+    writer = MessageWriter(store, waiting, flusher, statistics, clock, slaves)
     delay = DelayService(store, writer, JsonFile(directory / "delayOffset.json"), live, clock)
     half_messages = HalfMessages(store, writer, offsets, pack_host(live.broker.broker_ip1, live.broker.listen_port))
     topics.adopt(chain(map(TopicQueue._make, store.queues.names()), half_messages.destinations()))
@@ -212,13 +212,15 @@ async def _serving(
     ends = TransactionHandlers(live, half_messages, writer, flusher, flow)
     plain_sends = PlainSends(live, topics, writer, flow)
     set_aside = SetAside(live, topics, send, ends, half_messages, writer, flow)
-    pull = PullHandlers(live, topics, groups, offsets, consumers, filters, store, held, writer, flow)
+    checks = PullChecks(live, topics, groups, consumers, filters)
+    pulls = Pulls(live, checks, offsets, store, waiting, writer)
+    take_pulls, pull_routes = pulls_of_old_transport(pulls, flow)  # TEMPORARY
     tables = [
         send.routes,
         ends.routes,
         ReplyHandlers(live, topics, groups, writer, flow, producers).routes,
         SendBackHandlers(live, topics, groups, store, writer).routes,
-        pull.routes,
+        pull_routes,
         ClientHandlers(live, topics, groups, consumers, producers, filters, locks, flow, clock).routes,
         OffsetHandlers(store, offsets).routes,
         TopicHandlers(
@@ -235,9 +237,9 @@ async def _serving(
     def closed(connection: Connection) -> None:
         consumers.drop(connection)
         producers.drop(connection)
-        held.drop(connection)
+        waiting.drop(connection)
 
-    everything = express_of(plain_sends.take, PlainPulls(pull, store, statistics, flow).take, set_aside.take)
+    everything = express_of(plain_sends.take, take_pulls, set_aside.take)
     for server, without, express in (
         (main, frozenset[int](), everything),
         (vip, _MAIN_PORT_ONLY, express_of(plain_sends.take, set_aside.take)),
@@ -292,7 +294,7 @@ async def _serving(
                 )
             finally:
                 await registration.unregister()
-                held.notify_all()
+                waiting.notify_all()
                 await main.stop()
                 await vip.stop()
                 await replication.stop()

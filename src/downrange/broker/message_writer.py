@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from time import perf_counter
 
-from downrange.broker.held_pulls import HeldPulls
 from downrange.broker.replication.master import Slaves
 from downrange.broker.replication.waiting import Tell
 from downrange.broker.services.flushing import Flusher
 from downrange.broker.statistics import LARGE, Statistics
+from downrange.broker.waiting_pulls import WaitingPulls
 from downrange.clock import Clock
 from downrange.model.message import TopicQueue
 from downrange.model.topics import SCHEDULE_TOPIC
@@ -23,6 +23,7 @@ from downrange.store.group_commit import FlushOutcome
 from downrange.store.growth import Growth
 from downrange.store.message_store import MessageStore
 from downrange.store.new_message import AppendResult, BatchUnit, NewMessage, PutMessageStatus
+from downrange.store.queue.queues import QueueState
 from downrange.store.run import Place, Run
 from downrange.transport.handler import LaterReply
 
@@ -47,16 +48,16 @@ class MessageWriter:
     def __init__(
         self,
         store: MessageStore,
-        held: HeldPulls,
+        pulls: WaitingPulls,
         flusher: Flusher,
         statistics: Statistics,
         clock: Clock,
         slaves: Slaves | None = None,
     ) -> None:
         self._store = store
-        self._held = held
-        self._notify = held.notify
-        self._waiting = held.queues  # empty: there is nobody to wake
+        self._pulls = pulls
+        self._notify = pulls.notify
+        self._waiting = pulls.queues  # empty: there is nobody to wake
         self._flusher = flusher
         self._clock = clock
         self.statistics = statistics
@@ -148,7 +149,9 @@ class MessageWriter:
         states = run.states
         for state in dict.fromkeys(states):
             if (state.topic, state.queue_id) in self._waiting:
-                self._held.notify_run(state, states, run)
+                self._pulls.notify_batch(
+                    state.topic, state.queue_id, state.next_offset - 1, partial(_properties_of, run, state)
+                )
 
     def tell_when_safe(self, end_offset: int, tell: Tell) -> None:
         """Tell when the log up to here is as safe as this broker promises, or will not be; that may be at once.
@@ -171,7 +174,7 @@ class MessageWriter:
             self.statistics.put(message.topic, len(units), result.size)
             if self._links:
                 self._wake_slaves()
-            if self._held.is_waited_for(TopicQueue(message.topic, message.queue_id)):
+            if self._pulls.is_waited_for(TopicQueue(message.topic, message.queue_id)):
                 for number, unit in enumerate(units):
                     self._notify(message.topic, message.queue_id, result.queue_offset + number, unit.properties)
         else:
@@ -247,6 +250,11 @@ class MessageWriter:
                 return "[PC_SYNCHRONIZED]broker busy, start flow control for a while"
             case _:
                 return f"{result.status.value} {result.reason}".strip()
+
+
+def _properties_of(run: Run, state: QueueState) -> Iterator[bytes]:
+    """The properties of the messages of a run that went into one queue."""
+    return (run[number][2] for number, one in enumerate(run.states) if one is state)
 
 
 class DiskAndSlave:

@@ -7,10 +7,12 @@ from functools import partial
 from time import perf_counter
 from typing import Final
 
+from downrange.broker.flow_control import FlowControl
+from downrange.broker.pulls import Pulls
 from downrange.broker.statistics import Statistics
 from downrange.protocol.codes import RequestCode
 from downrange.protocol.command import Command
-from downrange.protocol.framing import Frame
+from downrange.protocol.framing import Frame, FrameDecoder, encode
 from downrange.transport.connection import Connection
 from downrange.transport.handler import Express, LaterReply, refuse
 
@@ -20,7 +22,6 @@ RouteTable = Mapping[int, RequestHandler]
 _SENDS: Final = frozenset(
     map(int, (RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE))
 )
-_PULL: Final = int(RequestCode.PULL_MESSAGE)
 
 
 def handler_of(
@@ -62,7 +63,7 @@ def _timed(
     reply = handle(command, connection)
     if isinstance(reply, Command):
         _note(statistics, command.code, reply.code, start)
-    elif reply is not None and command.code != _PULL:  # a held pull waits for messages, not for the broker
+    elif reply is not None:
         reply.add_done_callback(partial(_note_later, statistics, command.code, start))
     return reply
 
@@ -72,10 +73,35 @@ def _note(statistics: Statistics, request_code: int, response_code: int, start: 
     statistics.rpc(request_code, response_code, millis)
     if request_code in _SENDS:
         statistics.put_latency(millis)
-    elif request_code == _PULL:
-        statistics.get_latency(millis)
 
 
 def _note_later(statistics: Statistics, request_code: int, start: float, later: LaterReply) -> None:
     if not later.cancelled() and later.exception() is None and (reply := later.result()) is not None:
         _note(statistics, request_code, reply.code, start)
+
+
+# TEMPORARY from here on: the old transport calls an express and a table of handlers; the new one calls `Pulls.take`.
+
+_JSON_STARTS: Final = b'{"code":11,', b'{"code":361,'
+_BINARY_STARTS: Final = (11).to_bytes(2, "big"), (361).to_bytes(2, "big")
+
+
+def _is_pull(frame: Frame) -> bool:
+    return frame[1].startswith(_BINARY_STARTS if frame[0] else _JSON_STARTS)
+
+
+def pulls_of_old_transport(pulls: Pulls, flow: FlowControl) -> tuple[Express, RouteTable]:  # TEMPORARY
+    def take(frames: list[Frame], at: int, connection: Connection) -> int:
+        if not _is_pull(frames[at]) or connection.last_received - flow.last_tick > flow.pull_patience:
+            return at
+        stop, count = at + 1, len(frames)
+        while stop < count and _is_pull(frames[stop]):
+            stop += 1
+        pulls.take(frames, [connection] * count, at, stop)
+        return stop
+
+    def handle(command: Command, connection: Connection) -> None:
+        flow.check_pull()
+        pulls.take(FrameDecoder().frames(encode(command)), [connection], 0, 1)
+
+    return take, {RequestCode.PULL_MESSAGE: handle, RequestCode.LITE_PULL_MESSAGE: handle}
