@@ -9,15 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from downrange.broker.pull_checks import PullChecks
+from downrange.broker.pulls import Pulls
+from downrange.broker.routes import pulls_of_old_transport
+from downrange.protocol.bodies.pull_frames import parse_pull
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from downrange.broker.handlers.plain_pulls import PlainPulls
-from downrange.broker.handlers.pull import PullHandlers
 from downrange.compiled import steps
 from downrange.model.topics import SubscriptionGroupConfig
 from downrange.protocol.bodies.fields import encode_fields
-from downrange.protocol.bodies.plain_pull import parse_pull
 from downrange.protocol.bodies.pull import PullMessageRequest
 from downrange.protocol.codes import RequestCode, ResponseCode, SerializeType
 from downrange.protocol.command import Command
@@ -63,33 +64,20 @@ class SlowTransport(FakeTransport):
 
 
 class PullWay(Way):
-    """With messages in two queues, and with or without the way for plain pulls."""
+    """A broker with messages in two queues, which is pulled from over one connection."""
 
     transport: SlowTransport
 
-    def __init__(
-        self, root: Path, *, plain: bool, pause_after: int = 1 << 30, limits: Limits | None = None, **options: Any
-    ) -> None:
+    def __init__(self, root: Path, *, pause_after: int = 1 << 30, limits: Limits | None = None, **options: Any) -> None:
         options.setdefault("mapped_file_size_commit_log", 1 << 20)
         super().__init__(root, **options)
         parts = self.broker
-        pulls = PullHandlers(
-            parts.config,
-            parts.topics,
-            parts.groups,
-            parts.offsets,
-            parts.consumers,
-            parts.filters,
-            parts.store,
-            parts.held,
-            parts.writer,
-            parts.flow,
-        )
-        self.lane = PlainPulls(pulls, parts.store, parts.statistics, parts.flow)
+        checks = PullChecks(parts.config, parts.topics, parts.groups, parts.consumers, parts.filters)
+        self.pulls = Pulls(parts.config, checks, parts.offsets, parts.store, parts.waiting, parts.writer)
+        express, routes = pulls_of_old_transport(self.pulls, parts.flow)  # TEMPORARY
         self.transport = SlowTransport(pause_after)
         self.usage = Usage()
-        lanes = (self.plain.take, self.lane.take) if plain else ()
-        self.connect(self.sends.routes, pulls.routes, lanes=lanes, usage=self.usage, limits=limits)
+        self.connect(self.sends.routes, routes, lanes=(self.plain.take, express), usage=self.usage, limits=limits)
         self.transport.protocol = self.connection
 
     def feed_quietly(self, frames: Sequence[bytes]) -> None:

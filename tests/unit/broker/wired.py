@@ -13,12 +13,12 @@ from downrange.broker.bloom_filter import BloomFilter
 from downrange.broker.clients import Consumers, Producers
 from downrange.broker.config import BrokerConfig
 from downrange.broker.filter_data import ConsumerFilters
+from downrange.broker.filtering import MessageFilter
 from downrange.broker.flow_control import FlowControl
 from downrange.broker.groups import CommittedOffsets, Groups
 from downrange.broker.handlers.clients import ClientHandlers
 from downrange.broker.handlers.offsets import OffsetHandlers
 from downrange.broker.handlers.send_back import SendBackHandlers
-from downrange.broker.held_pulls import HeldPulls
 from downrange.broker.json_file import JsonFile
 from downrange.broker.live_config import LiveConfig
 from downrange.broker.message_writer import MessageWriter
@@ -28,7 +28,9 @@ from downrange.broker.services.delay import DelayService
 from downrange.broker.services.flushing import Flusher
 from downrange.broker.statistics import Statistics
 from downrange.broker.topics import Topics
+from downrange.broker.waiting_pulls import WaitingPull, WaitingPulls
 from downrange.clock import ManualClock
+from downrange.model.message import TopicQueue
 from downrange.model.message_id import pack_host
 from downrange.protocol.command import Command
 from downrange.store.message_store import MessageStore
@@ -95,9 +97,9 @@ class WiredBroker:
         self.consumers, self.producers, self.locks = Consumers(), Producers(), QueueLocks()
         self.filters = ConsumerFilters(JsonFile(root / "consumerFilter.json"), BloomFilter.sized_for(32, 20), clock)
         self.statistics = Statistics(clock.now())
-        self.held = HeldPulls()
+        self.waiting = WaitingPulls()
         self.flusher = Flusher(store, self.config, clock)
-        self.writer = MessageWriter(store, self.held, self.flusher, self.statistics, clock)
+        self.writer = MessageWriter(store, self.waiting, self.flusher, self.statistics, clock)
         self.flow = FlowControl(self.config, store)
         self.clients = ClientHandlers(
             self.config,
@@ -126,6 +128,19 @@ class WiredBroker:
             reply = error_reply(command, error)
         assert isinstance(reply, Command)
         return reply
+
+    def wait_for(
+        self, queue: TopicQueue, offset: int, wanted: MessageFilter, connection: Connection
+    ) -> asyncio.Future[None]:
+        """Let a pull wait; the future is done when it has read again."""
+        woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def read() -> tuple[()]:
+            woken.set_result(None)
+            return ()
+
+        self.waiting.add(WaitingPull(queue, offset, wanted, connection, read), 60)
+        return woken
 
     def close(self) -> None:
         self.flusher.close()
