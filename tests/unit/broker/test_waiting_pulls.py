@@ -62,15 +62,19 @@ class Asked:
         connection: Connection | None = None,
         seconds: float = LONG,
     ) -> None:
-        self.times = 0
+        self._read_again = 0
         wanted = tag_filter(subscribe(queue.topic, tags))
         self.peer = connection or Peer()
         self.pull = WaitingPull(queue, offset, wanted, self.peer, self._read)
         waiting.add(self.pull, seconds)
 
     def _read(self) -> list[bytes]:
-        self.times += 1
-        return [b"reply", b"%d" % self.times]
+        self._read_again += 1
+        return [b"reply", b"%d" % self._read_again]
+
+    @property
+    def times(self) -> int:
+        return self._read_again
 
 
 async def turn() -> None:
