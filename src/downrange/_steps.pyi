@@ -18,7 +18,7 @@ from downrange.protocol.framing import Frame
 from downrange.store import new_messages
 from downrange.store.check.check_index import CheckedPlace
 from downrange.store.index.key_index import IndexPlace
-from downrange.store.queue.backlog import Backlog, Picked
+from downrange.store.queue.backlog import Backlog, Picked, Records
 from downrange.store.queue.property_filter import Condition
 from downrange.store.queue.queues import QueueState
 from downrange.transport.outstanding import Asked
@@ -97,11 +97,18 @@ def check_records(
     /,
 ) -> tuple[int, int, int, int, int, int | None, int] | None: ...
 def encode_pull(
-    pieces: tuple[bytes, ...], kind: int, opaque: int, numbers: tuple[int, int, int, int], backlog: Backlog, /
-) -> tuple[bytes, int] | None: ...
-def pick_by_tags(entries: bytes, codes: bytes, most: int, most_bytes: int, /) -> Picked | None: ...
+    pieces: tuple[bytes, ...],
+    kind: int,
+    opaque: int,
+    numbers: tuple[int, int, int, int],
+    records: Records,
+    byte_count: int,
+    /,
+) -> bytes | None: ...
+def pick_all(backlog: Backlog, most: int, most_bytes: int, /) -> Picked | None: ...
+def pick_by_tags(backlog: Backlog, most: int, most_bytes: int, codes: bytes, /) -> Picked | None: ...
 def pick_by_properties(
-    backlog: Backlog, most: int, names: tuple[tuple[str, bytes], ...], condition: Condition, /
+    backlog: Backlog, most: int, most_bytes: int, names: tuple[tuple[str, bytes], ...], condition: Condition, /
 ) -> Picked | None: ...
 def read_replies(
     is_json: bool,

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from downrange.broker.handlers.plain_sends import PlainSends
-from downrange.broker.held_pulls import HeldPulls
 from downrange.broker.message_writer import MessageWriter
 from downrange.broker.statistics import LARGE, Statistics
+from downrange.broker.waiting_pulls import WaitingPulls
 from downrange.compiled import steps
 from downrange.protocol.bodies.plain_send import SendReply
 from downrange.protocol.framing import encode
@@ -30,7 +30,7 @@ BEHIND = [
     (Dispatcher, "apply_run"),
     (Statistics, "put_large"),
     (MessageWriter, "_wake_waiting"),
-    (HeldPulls, "notify_run"),
+    (WaitingPulls, "notify_batch"),
     (SendReply, "encode"),
     (Statistics, "sent_together"),
 ]

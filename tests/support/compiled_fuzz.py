@@ -45,6 +45,7 @@ def run(seconds: float, seed: int) -> int:
             checks.refuses_nonsense(random)
             pull_checks.same_pull_reply(random)
             pull_checks.refuses_nonsense_about_a_pull(random)
+            pick_checks.same_pick_of_all(random)
             pick_checks.same_pick_by_tags(random)
             pick_checks.same_pick_by_properties(random)
             pick_checks.refuses_nonsense_about_a_pick(random)

@@ -17,3 +17,12 @@ def check_no_leaks(once: Callable[[], None], watched: Sequence[object]) -> None:
         once()
     assert [one for one, count in zip(watched, before, strict=True) if abs(sys.getrefcount(one) - count) >= 50] == []
     assert abs(sys.getallocatedblocks() - blocks) < 200
+
+
+def is_type_error(call: Callable[..., object], *arguments: object) -> bool:
+    """Whether the call raises TypeError; unlike `pytest.raises` it leaves nothing behind for the garbage collector."""
+    try:
+        call(*arguments)
+    except TypeError:
+        return True
+    return False

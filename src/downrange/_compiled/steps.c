@@ -13,6 +13,7 @@ static PyMethodDef functions[] = {
     {"replay_records", (PyCFunction)(void (*)(void))replay_records, METH_FASTCALL, NULL},
     {"check_records", (PyCFunction)(void (*)(void))check_records, METH_FASTCALL, NULL},
     {"encode_pull", (PyCFunction)(void (*)(void))encode_pull, METH_FASTCALL, NULL},
+    {"pick_all", (PyCFunction)(void (*)(void))pick_all, METH_FASTCALL, NULL},
     {"pick_by_tags", (PyCFunction)(void (*)(void))pick_by_tags, METH_FASTCALL, NULL},
     {"pick_by_properties", (PyCFunction)(void (*)(void))pick_by_properties, METH_FASTCALL, NULL},
     {"read_replies", (PyCFunction)(void (*)(void))read_replies, METH_FASTCALL, NULL},

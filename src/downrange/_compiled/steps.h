@@ -32,6 +32,7 @@ PyObject *index_keys(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *replay_records(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *check_records(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *encode_pull(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *pick_all(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *pick_by_tags(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *pick_by_properties(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *read_replies(PyObject *module, PyObject *const *args, Py_ssize_t count);

@@ -24,9 +24,7 @@ from downrange.broker.handlers.config import ConfigHandlers
 from downrange.broker.handlers.consumers import ConsumerHandlers
 from downrange.broker.handlers.groups import GroupHandlers
 from downrange.broker.handlers.offsets import OffsetHandlers
-from downrange.broker.handlers.plain_pulls import PlainPulls
 from downrange.broker.handlers.progress import ProgressHandlers
-from downrange.broker.handlers.pull import PullHandlers
 from downrange.broker.handlers.query import QueryHandlers
 from downrange.broker.handlers.reply import ReplyHandlers
 from downrange.broker.handlers.send_back import SendBackReader
@@ -36,15 +34,16 @@ from downrange.broker.handlers.statistics import StatisticsHandlers
 from downrange.broker.handlers.topics import TopicHandlers
 from downrange.broker.handlers.transactions import TransactionHandlers
 from downrange.broker.handlers.usual_sends import usual_sends
-from downrange.broker.held_pulls import HeldPulls
 from downrange.broker.json_file import JsonFile
 from downrange.broker.live_config import LiveConfig
 from downrange.broker.message_writer import MessageWriter
 from downrange.broker.metrics import MetricsServer
+from downrange.broker.pull_checks import PullChecks
+from downrange.broker.pulls import Pulls
 from downrange.broker.queue_locks import QueueLocks
 from downrange.broker.replication.master import Slaves
 from downrange.broker.request_path import RequestPath
-from downrange.broker.routes import express_of, handler_of
+from downrange.broker.routes import Commands
 from downrange.broker.services.delay import DelayService
 from downrange.broker.services.flushing import Flusher
 from downrange.broker.services.housekeeping import clean_filters, clean_up, expire_clients, save_every, save_soon
@@ -60,11 +59,11 @@ from downrange.broker.services.transactions import TransactionService
 from downrange.broker.statistics import Statistics, run_statistics
 from downrange.broker.topics import Topics
 from downrange.broker.transactions.half_messages import HalfMessages
+from downrange.broker.waiting_pulls import WaitingPulls
 from downrange.clock import Clock, SystemClock
 from downrange.model.message import TopicQueue
 from downrange.model.message_id import pack_host
 from downrange.protocol.codes import RequestCode
-from downrange.protocol.framing import Frame, code_of, decode_frame
 from downrange.settings import ConfigError, Property, check_known, configure, namesrv_addresses, read_properties
 from downrange.store.config import BrokerRole, StoreConfig
 from downrange.store.free_memory import give_back_memory
@@ -81,8 +80,6 @@ from downrange.transport.serving import refuse_all
 
 log = logging.getLogger(__name__)
 
-# The VIP port serves everything but pulls.
-_MAIN_PORT_ONLY = frozenset({int(RequestCode.PULL_MESSAGE), int(RequestCode.LITE_PULL_MESSAGE)})
 _VIP_PORT_BELOW = 2
 _PORT_ATTEMPTS = 20
 
@@ -189,10 +186,10 @@ async def _serving(
     offsets = CommittedOffsets(JsonFile(directory / "consumerOffset.json"))
     consumers, producers, locks = Consumers(), Producers(), QueueLocks()
     statistics = Statistics(clock.now(), live.broker.broker_cluster_name)
-    held = HeldPulls()
+    waiting = WaitingPulls()
     flusher = Flusher(store, live, clock)
     slaves = Slaves(store, live, clock)
-    writer = MessageWriter(store, held, flusher, statistics, clock, slaves)
+    writer = MessageWriter(store, waiting, flusher, statistics, clock, slaves)
     delay = DelayService(store, writer, JsonFile(directory / "delayOffset.json"), live, clock)
     half_messages = HalfMessages(store, writer, offsets, pack_host(live.broker.broker_ip1, live.broker.listen_port))
     topics.adopt(chain(map(TopicQueue._make, store.queues.names()), half_messages.destinations()))
@@ -217,12 +214,12 @@ async def _serving(
         int(RequestCode.END_TRANSACTION): transactions_handlers.read_end,
     }
     sends = Sends(writer, reader, usual, others, registration.register_changes)
-    pull = PullHandlers(live, topics, groups, offsets, consumers, filters, store, held, writer, flow)
+    checks = PullChecks(live, topics, groups, consumers, filters)
+    pulls = Pulls(live, checks, offsets, store, waiting, writer)
     tables = [
         transactions_handlers.routes,
         ReplyHandlers(reader, writer, producers).routes,
-        pull.routes,
-        ClientHandlers(live, topics, groups, consumers, producers, filters, locks, flow, clock).routes,
+        ClientHandlers(live, topics, groups, consumers, producers, filters, locks, clock).routes,
         OffsetHandlers(store, offsets).routes,
         TopicHandlers(
             live, topics, offsets, consumers, store, retention, statistics, registration.register_changes
@@ -238,27 +235,12 @@ async def _serving(
     def closed(connection: Connection) -> None:
         consumers.drop(connection)
         producers.drop(connection)
-        held.drop(connection)
+        waiting.drop(connection)
 
-    # TEMPORARY: until the transport serves frames of many connections
     admission = Admission(flow)
-    plain_pulls = PlainPulls(pull, store, statistics, flow)
-
-    def take_sends(frames: list[Frame], at: int, connection: Connection) -> int:
-        if code_of(frames[at]) not in sends.codes or decode_frame(frames[at]).is_response:
-            return at
-        stop = at
-        while stop < len(frames) and code_of(frames[stop]) in sends.codes:
-            stop += 1
-        RequestPath(admission, sends, sends).serve(frames[at:stop], [connection] * (stop - at))
-        return stop
-
-    for server, without, express in (
-        (main, frozenset[int](), express_of(take_sends, plain_pulls.take)),
-        (vip, _MAIN_PORT_ONLY, take_sends),
-    ):
-        server.handler = handler_of(*tables, statistics=statistics, without=without)
-        server.express = express
+    commands = Commands(tables, statistics)
+    for server, families in ((main, (sends, pulls)), (vip, (sends,))):  # the VIP port serves everything but pulls
+        server.serve = RequestPath(admission, commands, *families).serve
         server.on_close = closed
         await server.start()
 
@@ -306,7 +288,7 @@ async def _serving(
                 )
             finally:
                 await registration.unregister()
-                held.notify_all()
+                waiting.notify_all()
                 await main.stop()
                 await vip.stop()
                 await replication.stop()

@@ -7,11 +7,11 @@ from collections.abc import Callable, Collection
 from functools import partial
 from time import perf_counter
 
-from downrange.broker.held_pulls import HeldPulls
 from downrange.broker.replication.master import Slaves
 from downrange.broker.replication.waiting import Tell
 from downrange.broker.services.flushing import Flusher
 from downrange.broker.statistics import LARGE, Statistics
+from downrange.broker.waiting_pulls import WaitingPulls
 from downrange.clock import Clock
 from downrange.model.topics import SCHEDULE_TOPIC
 from downrange.store.config import BrokerRole
@@ -34,7 +34,7 @@ class MessageWriter:
     def __init__(
         self,
         store: MessageStore,
-        held: HeldPulls,
+        pulls: WaitingPulls,
         flusher: Flusher,
         statistics: Statistics,
         clock: Clock,
@@ -44,8 +44,8 @@ class MessageWriter:
         self.statistics = statistics
         self.now = clock.now
         self._applies_at_once = store.applies_at_once
-        self._held = held
-        self._waiting = held.queues  # empty: no pull waits
+        self._pulls = pulls
+        self._waiting = pulls.queues  # empty: no pull waits
         self._flusher = flusher
         self._slaves = slaves
         self._links: Collection[object] = () if slaves is None else slaves.links  # empty: no slave follows
@@ -92,7 +92,7 @@ class MessageWriter:
             for state in dict.fromkeys(messages.states):
                 if (state.topic, state.queue_id) in self._waiting:
                     properties = partial(messages.properties_for, state)
-                    self._held.notify_batch(state.topic, state.queue_id, state.next_offset - 1, properties)
+                    self._pulls.notify_batch(state.topic, state.queue_id, state.next_offset - 1, properties)
         special = messages.special
         if special:
             states = messages.states[: messages.stored]
@@ -106,7 +106,7 @@ class MessageWriter:
         return them."""
         growth = self.store.dispatch_pending(self._waiting)
         for grown in growth.watched_messages:
-            self._held.notify(grown.topic, grown.queue_id, grown.queue_offset, grown.properties)
+            self._pulls.notify(grown.topic, grown.queue_id, grown.queue_offset, grown.properties)
         for (topic, queue_id), sizes in growth.sizes.items():
             self.statistics.new_puts += len(sizes)
             for size in sizes:

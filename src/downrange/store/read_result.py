@@ -6,6 +6,8 @@ from enum import Enum
 
 import msgspec
 
+from downrange.store.queue.backlog import Records, are_better_copied, pieces_of
+
 
 class GetMessageStatus(Enum):
     """How a read ended, in RocketMQ's words."""
@@ -21,21 +23,28 @@ class GetMessageStatus(Enum):
     NO_MESSAGE_IN_QUEUE = "NO_MESSAGE_IN_QUEUE"
 
 
-class ReadResult(msgspec.Struct, frozen=True):
+class ReadResult(msgspec.Struct, frozen=True, gc=False):
     """Records of one queue as they lie on disk, and where to go on.
 
-    `slices` are views of the log, several records in one where they lie next to each other, or of a copy. Holding one
-    keeps its file readable, even after it was deleted.
+    `records` keeps the files that it has views of readable, even after they were deleted.
     """
 
     status: GetMessageStatus
     next_begin_offset: int
     min_offset: int
     max_offset: int
-    slices: list[memoryview] = []
+    records: Records = []
     message_count: int = 0
     byte_count: int = 0
     suggest_pulling_from_slave: bool = False
+
+    @property
+    def slices(self) -> list[memoryview]:
+        """The records, one behind the other: views of the log, or of a copy where they are small and lie apart."""
+        if not self.byte_count:
+            return []
+        pieces = pieces_of(self.records, self.byte_count)
+        return [memoryview(b"".join(pieces))] if are_better_copied(pieces, self.byte_count) else pieces
 
 
 class QueryResult(msgspec.Struct, frozen=True):

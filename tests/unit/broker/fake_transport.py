@@ -25,6 +25,9 @@ class FakeTransport:
     def abort(self) -> None:
         self.is_aborted = True
 
+    def close(self) -> None:
+        self.is_aborted = True
+
     def is_closing(self) -> bool:
         return self.is_aborted
 

@@ -20,7 +20,6 @@ from downrange.model.properties import decode_properties
 from downrange.model.subscription import subscribe
 from downrange.model.topics import HALF_TOPIC, SCHEDULE_TOPIC
 from downrange.protocol.bodies.offsets import DelayOffsets
-from downrange.protocol.command import Command
 from downrange.store.config import BrokerRole
 from tests.support.golden_store import unpack
 from tests.unit.broker.wired import FakeConnection, WiredBroker, wire
@@ -210,9 +209,8 @@ async def test_a_clock_set_back_a_little_makes_nothing_early(broker: WiredBroker
 
 async def test_what_is_delivered_is_what_was_sent(broker: WiredBroker) -> None:
     service = broker.delay_service()
-    held = broker.held.hold(
-        TopicQueue("orders", 3), 0, tag_filter(subscribe("orders", "t")), lambda: Command(code=0), FakeConnection(), 60
-    )
+    wanted = tag_filter(subscribe("orders", "t"))
+    waiting = broker.wait_for(TopicQueue("orders", 3), 0, wanted, FakeConnection())
     send(broker, b"\x00\xff", 1, properties={"KEYS": "k", "TAGS": "t"}, queue_id=3, flag=5, reconsume_times=2)
     broker.clock.tick(1)
     service.deliver()
@@ -236,7 +234,7 @@ async def test_what_is_delivered_is_what_was_sent(broker: WiredBroker) -> None:
     (entry,) = broker.store.entries("orders", 3, 0, 9)
     assert entry.tags_code == tags_code("t")
     await settle()
-    assert held.done()
+    assert waiting.done()
 
 
 async def test_delivery_is_byte_for_byte_that_of_the_genuine_broker(tmp_path: Path) -> None:

@@ -194,17 +194,13 @@ async def test_a_pull_that_waits_is_woken_by_a_plain_send(tmp_path: Path) -> Non
     way = SendWay(tmp_path, plain=True)
     way.feed(send(0, queue_id=1))
     arrived = asyncio.Event()
-    held = way.broker.held
 
     class Everything:
         def matches(self, tags_code: int, properties: str) -> bool:
             arrived.set()
             return "TagA" in properties
 
-    def answer() -> Command:
-        return Command(0)
-
-    later = held.hold(TopicQueue("TopicA", 1), 1, Everything(), answer, way.connection, 10)  # type: ignore[arg-type]
+    later = way.broker.wait_for(TopicQueue("TopicA", 1), 1, Everything(), way.connection)  # type: ignore[arg-type]
     way.feed(send(1, queue_id=1), send(2, queue_id=2))
     assert way.taken == 1
     await asyncio.wait_for(later, 30)

@@ -10,7 +10,6 @@ from typing import cast
 import pytest
 
 from downrange.broker.config import BrokerConfig
-from downrange.broker.held_pulls import HeldPulls
 from downrange.broker.live_config import LiveConfig
 from downrange.broker.message_writer import MessageWriter
 from downrange.broker.replication.errors import ReplicationError
@@ -20,6 +19,7 @@ from downrange.broker.replication.waiting import WaitingSenders
 from downrange.broker.replication.wire import HEADER, REPORT
 from downrange.broker.services.flushing import Flusher
 from downrange.broker.statistics import Statistics
+from downrange.broker.waiting_pulls import WaitingPulls
 from downrange.clock import ManualClock
 from downrange.store.config import BrokerRole
 from downrange.store.errors import StoreError
@@ -325,7 +325,7 @@ async def test_a_message_is_safe_when_disk_and_slave_have_it(
     slaves, flusher = Slaves(store, config, clock), HeldFlusher()
     link, _ = connect(slaves)
     link.data_received(REPORT.pack(0))
-    writer = MessageWriter(store, HeldPulls(), cast(Flusher, flusher), Statistics(NOW, "c"), clock, slaves)
+    writer = MessageWriter(store, WaitingPulls(), cast(Flusher, flusher), Statistics(NOW, "c"), clock, slaves)
     end = put(store).end_offset
     told: list[PutMessageStatus] = []
     writer.tell_when_safe(end, told.append)

@@ -316,7 +316,7 @@ async def test_a_waiting_pull_is_woken_by_a_commit(tmp_path: Path) -> None:
 
     queue = TopicQueue("TopicA", 1)
     offset = way.broker.store.max_offset_of("TopicA", 1)
-    later = way.broker.held.hold(queue, offset, Everything(), lambda: Command(0), way.connection, 10)  # type: ignore[arg-type]
+    later = way.broker.wait_for(queue, offset, Everything(), way.connection)  # type: ignore[arg-type]
     way.feed(*[end(half, COMMIT) for half in halves])
     await asyncio.wait_for(later, 30)
     assert way.taken == 4

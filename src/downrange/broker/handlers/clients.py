@@ -9,7 +9,6 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from downrange.broker.admission import FlowControl
 from downrange.broker.clients import Client, ConsumerGroup, Consumers, Producers
 from downrange.broker.compiled_sql import compiled
 from downrange.broker.filter_data import ConsumerFilters
@@ -59,7 +58,6 @@ class ClientHandlers:
         producers: Producers,
         filters: ConsumerFilters,
         locks: QueueLocks,
-        flow: FlowControl,
         clock: Clock,
     ) -> None:
         self._config = config
@@ -69,7 +67,6 @@ class ClientHandlers:
         self._producers = producers
         self._filters = filters
         self._locks = locks
-        self._flow = flow
         self._clock = clock
         consumers.on_change = self._notify
         consumers.on_gone = filters.retire
@@ -88,7 +85,6 @@ class ClientHandlers:
     # --- coming and going ---------------------------------------------------------------------------------------
 
     def heartbeat(self, command: Command, connection: Connection) -> Command:
-        self._flow.check_heartbeat()
         data = _body(HeartbeatData, command)
         client = Client(connection, data.client_id, command.language, command.version, self._clock.now())
         for consumer in data.consumer_data_set:

@@ -1,7 +1,7 @@
-"""The plain pull, the request that drains a backlog: from header to values and from values to reply, in one step each.
+"""Pulls straight from and to frames: from header to values and from values to reply, in one step each.
 
-`parse_pull` and `PullReplyHead` do what `Command.header(PullMessageRequest)` and `Command.reply(…)` do, for request 11
-and the reply FOUND only, without the objects in between. What `parse_pull` cannot read it leaves to those.
+`parse_pull` reads the header of request 11 as nearly all clients write it, without the `Command` that any other header
+takes. `PullReply` writes the bytes that `encode(command.reply(…))` would.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from downrange.protocol import header_binary
 from downrange.protocol.bodies.fields import FieldError, decode_fields, encode_fields
 from downrange.protocol.bodies.plain_header import BINARY, JSON, PlainHeader
 from downrange.protocol.bodies.pull import PullMessageRequest, PullMessageResponse
-from downrange.protocol.codes import RequestCode, ResponseCode
+from downrange.protocol.codes import RequestCode
 from downrange.protocol.command import RESPONSE_FLAG, Command
 from downrange.protocol.errors import RemoteProtocolError
 from downrange.protocol.framing import PREFIX, Frame, encode, with_prefix
 
-PULL_HEADER: Final = PlainHeader(RequestCode.PULL_MESSAGE, PullMessageRequest)
+_HEADER: Final = PlainHeader(RequestCode.PULL_MESSAGE, PullMessageRequest)
 
 # Opaque, flag of the command, header, queue offset, commit offset. The last two count, not those of the header.
-PlainPull = tuple[int, int, PullMessageRequest, int, int]
+ParsedPull = tuple[int, int, PullMessageRequest, int, int]
 
 
-def parse_pull(frame: Frame) -> PlainPull | None:
-    """The values of a pull; None when the frame is something else, or takes the lenient way or an error."""
+def parse_pull(frame: Frame) -> ParsedPull | None:
+    """The values of request 11; None when the frame is something else, or is written in an unusual way, or wrongly."""
     kind, header, _ = frame
     if kind == JSON:
-        pull = PULL_HEADER.read_json(header)
-    elif kind == BINARY and header.startswith(PULL_HEADER.binary_start):
+        pull = _HEADER.read_json(header)
+    elif kind == BINARY and header.startswith(_HEADER.binary_start):
         usual = _parse_usual(header)
         if usual is not None:
             return usual
-        pull = PULL_HEADER.read_binary(header)
+        pull = _HEADER.read_binary(header)
     else:
         return None
     if pull is None:
@@ -51,7 +51,7 @@ _COMMIT_KEY: Final = b"\0\x0ccommitOffset\0\0\0"
 _MOST_DIGITS: Final = 18  # what surely fits Java's long
 
 
-def _parse_usual(header: bytes) -> PlainPull | None:
+def _parse_usual(header: bytes) -> ParsedPull | None:
     """Several times as fast as what takes any order and form of the fields."""
     try:
         _, _, _, opaque, flag, remark_length, ext_length = _FIXED.unpack_from(header)
@@ -98,53 +98,50 @@ def _rest(block: bytes) -> PullMessageRequest | None:
 _OPAQUE_MARK: Final = 1_928_374_650
 _NUMBER_MARKS: Final = tuple(7_036_874_417_766_350_240 + number for number in range(4))
 _OPAQUE_AT: Final = slice(5, 9)  # of a binary header
+_MARK: Final = b"\0\0\0%c%b"  # a number in a binary header: its length in four bytes, its text
 
 
-class PullReplyHead:
-    """The reply to a pull that found messages, but for its numbers and its body.
+Numbers = tuple[int, int, int, int]
+"""Suggested broker, next offset, smallest and largest offset of the queue."""
 
-    Holds always: it writes the bytes that come before the body in `encode(command.reply(SUCCESS, "FOUND", …))`.
-    """
 
-    __slots__ = ("_before_opaque", "_between", "_block", "_json", "pieces")
+class PullReply:
+    """All replies to pulls with one code and remark, but for their numbers and their body."""
 
-    def __init__(self) -> None:
+    __slots__ = ("pieces",)
+
+    def __init__(self, code: int, remark: str) -> None:
         suggested, next_offset, minimum, maximum = _NUMBER_MARKS
-        response = PullMessageResponse(
-            suggest_which_broker_id=suggested, next_begin_offset=next_offset, min_offset=minimum, max_offset=maximum
+        fields = encode_fields(
+            PullMessageResponse(
+                suggest_which_broker_id=suggested, next_begin_offset=next_offset, min_offset=minimum, max_offset=maximum
+            )
         )
-        fields = encode_fields(response)
-        text = encode(Command(ResponseCode.SUCCESS, _OPAQUE_MARK, RESPONSE_FLAG, fields, remark="FOUND"))[PREFIX.size :]
+        text = encode(Command(code, _OPAQUE_MARK, RESPONSE_FLAG, fields, remark=remark))[PREFIX.size :]
         for mark in (*_NUMBER_MARKS, _OPAQUE_MARK):
             assert text.count(b"%d" % mark) == 1
             text = text.replace(b"%d" % mark, b"%d")
-        self._json = text
-
-        command = Command(ResponseCode.SUCCESS, 0, RESPONSE_FLAG, fields, remark="FOUND", serialize_type=BINARY)
+        command = Command(code, 0, RESPONSE_FLAG, fields, remark=remark, serialize_type=BINARY)
         header = encode(command)[PREFIX.size :]
         block = header_binary.decode(header).ext
-        self._before_opaque = header[: _OPAQUE_AT.start]
-        self._between = header[_OPAQUE_AT.stop : -len(block) - 4]
-        assert b"%" not in block
+        before_opaque = header[: _OPAQUE_AT.start]
+        between = header[_OPAQUE_AT.stop : -len(block) - 4]
         for mark in _NUMBER_MARKS:
-            block = block.replace(b"\0\0\0\x13%d" % mark, b"\0\0\0%c%b")  # 19 digits: length and text
-        assert block.count(b"%c%b") == len(_NUMBER_MARKS)
-        self._block = block
-        self.pieces: Final = (
-            tuple(text.split(b"%d")),
-            (self._before_opaque, self._between, *block.split(b"\0\0\0%c%b")),
-        )
-        """What stands around the numbers, by kind of header: for the compiled twin."""
+            block = block.replace(b"\0\0\0\x13%d" % mark, _MARK)  # 19 digits: length and text
+        assert b"%" not in text.replace(b"%d", b"") + block.replace(_MARK, b"")
+        self.pieces: Final = tuple(text.split(b"%d")), (before_opaque, between, *block.split(_MARK))
+        """The bytes that stand around the numbers, for a JSON header and for a binary one."""
 
-    def encode(self, kind: int, opaque: int, numbers: tuple[int, int, int, int], body_length: int) -> bytes:
-        """A frame up to its body. `numbers`: suggested broker, next offset, smallest, largest."""
-        if kind == JSON:
-            return with_prefix(JSON, self._json % (*numbers, opaque), body_length)
-        suggested, next_offset, minimum, maximum = [b"%d" % number for number in numbers]
-        block = self._block % (
-            len(suggested), suggested, len(next_offset), next_offset, len(minimum), minimum, len(maximum), maximum,
-        )  # fmt: skip
-        opaque_bytes = opaque.to_bytes(4, "big", signed=True)
-        length = len(block).to_bytes(4, "big")
-        header = b"".join((self._before_opaque, opaque_bytes, self._between, length, block))
-        return with_prefix(BINARY, header, body_length)
+
+def encode_head(pieces: tuple[bytes, ...], kind: int, opaque: int, numbers: Numbers, body_length: int) -> bytes:
+    """The frame of a reply up to its body, with the `PullReply.pieces` of this kind of header."""
+    if kind == JSON:
+        return with_prefix(JSON, b"%d".join(pieces) % (*numbers, opaque), body_length)
+    before_opaque, between, *around = pieces
+    suggested, next_offset, minimum, maximum = [b"%d" % number for number in numbers]
+    block = _MARK.join(around) % (
+        len(suggested), suggested, len(next_offset), next_offset, len(minimum), minimum, len(maximum), maximum,
+    )  # fmt: skip
+    opaque_bytes = opaque.to_bytes(4, "big", signed=True)
+    header = b"".join((before_opaque, opaque_bytes, between, len(block).to_bytes(4, "big"), block))
+    return with_prefix(BINARY, header, body_length)
