@@ -18,7 +18,7 @@ from downrange.protocol.command import Command, request
 from downrange.protocol.errors import NoPermission, RemoteProtocolError
 from downrange.protocol.framing import encode
 from downrange.transport.connection import Connection
-from downrange.transport.endpoint import Endpoint
+from downrange.transport.serving import Endpoint
 from downrange.transport.errors import ConnectFailed, ConnectionLost, ListenFailed, RequestTimedOut, TransportClosed
 from downrange.transport.limits import Limits
 from downrange.transport.pool import Pool, connect

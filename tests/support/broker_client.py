@@ -23,7 +23,7 @@ from downrange.protocol.codes import RequestCode
 from downrange.protocol.command import Command, request
 from downrange.store.config import StoreConfig
 from downrange.transport.connection import Connection
-from downrange.transport.endpoint import Endpoint
+from downrange.transport.serving import Endpoint
 from downrange.transport.pool import connect
 from downrange.transport.serving import CommandHandler, refuse, serve_commands
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from itertools import groupby
 from math import inf
 from typing import Final
 
@@ -117,9 +116,10 @@ class Admission:
 
     def admitted(self, frames: list[Frame], origins: list[Connection], at: int, stop: int) -> int:
         """The position of the first request of `frames[at:stop]` that is refused; `stop` when all are admitted."""
-        if self._time() <= self._flow.calm_until and not any(
-            origin.is_overloaded for origin, _ in groupby(origins[at:stop])
-        ):
+        first = origins[at]  # all connections of a server share its usage and its limits
+        # While all connections together wait for fewer replies than one may, none of them waits for too many.
+        is_idle = first.usage.requests < first.limits.max_requests_per_connection
+        if is_idle and self._time() <= self._flow.calm_until:
             return stop
         for position in range(at, stop):
             if self.refusal(frames[position], origins[position]) is not None:

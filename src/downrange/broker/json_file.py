@@ -106,6 +106,8 @@ class SavedTable(ABC):
     def __init__(self, file: JsonFile) -> None:
         self._file = file
         self._is_unsaved = False
+        self.on_unsaved: Callable[[], None] = lambda: None
+        """Called when there is something to save."""
 
     @abstractmethod
     def table(self) -> msgspec.Struct:
@@ -113,6 +115,7 @@ class SavedTable(ABC):
 
     def mark_unsaved(self) -> None:
         self._is_unsaved = True
+        self.on_unsaved()
 
     def prepare_save(self) -> Callable[[], None] | None:
         """What to run, in any thread, to save the table as it is now; None when it is saved already."""

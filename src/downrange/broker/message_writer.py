@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection
 from functools import partial
 from time import perf_counter
@@ -27,8 +26,8 @@ _PUT_OK = PutMessageStatus.PUT_OK
 class MessageWriter:
     """Appends messages, and tells when they are as safe as this broker promises.
 
-    `on_delayed` is called with the queue of the delay topic that got a message, `on_appended` with the seconds that
-    storing a batch took.
+    `on_delayed` is called with the queue of the delay topic that got a message, and when that is due if it is known;
+    `on_appended` is called with the seconds that storing a batch took.
     """
 
     def __init__(
@@ -55,7 +54,7 @@ class MessageWriter:
         """Whether senders wait until their messages are as safe as promised, or are answered at once."""
         self._delays = store.config.delay_level_millis()
         self.max_delay_level = len(self._delays)
-        self.on_delayed: Callable[[int], None] = lambda queue_id: None
+        self.on_delayed: Callable[[int, int | None], None] = lambda queue_id, due_millis: None
         self.on_appended: Callable[[float], None] = lambda seconds: None
         statistics.take_puts = store.queues.take_counts
 
@@ -93,13 +92,20 @@ class MessageWriter:
                 if (state.topic, state.queue_id) in self._waiting:
                     properties = partial(messages.properties_for, state)
                     self._pulls.notify_batch(state.topic, state.queue_id, state.next_offset - 1, properties)
-        special = messages.special
-        if special:
-            states = messages.states[: messages.stored]
-            levels = Counter([state.queue_id for state in states if state.is_schedule])
-            for queue_id, count in levels.items():
-                statistics.delayed(self._delays[queue_id] / 1000, count)
-                self.on_delayed(queue_id)
+        if messages.special:
+            self._delayed(messages)
+
+    def _delayed(self, messages: NewMessages) -> None:
+        """Count the delayed messages among these, and tell when the first one of each level is due."""
+        states, stored = messages.states, messages.stored
+        levels: dict[int, list[int]] = {}
+        for number in messages.special:
+            if states[number].is_schedule and number < stored:
+                levels.setdefault(states[number].queue_id, []).append(number)
+        for queue_id, numbers in levels.items():
+            self.statistics.delayed(self._delays[queue_id] / 1000, len(numbers))
+            first = numbers[0]
+            self.on_delayed(queue_id, None if states[first].ext is not None else messages.code(first))
 
     def dispatched(self) -> Growth:
         """Records came into the log by another way (transient pool, master): count them, wake what waits for them, and
@@ -113,7 +119,7 @@ class MessageWriter:
                 if size > LARGE:
                     self.statistics.put_large(topic, size)
             if topic == SCHEDULE_TOPIC:
-                self.on_delayed(queue_id)
+                self.on_delayed(queue_id, None)
         if self._links:
             self._wake_slaves()
         return growth

@@ -107,8 +107,7 @@ class Pulls:
             try:
                 answer = self._answer(frame, origin)
             except RemoteProtocolError as error:
-                log.warning("connection closed peer=%s reason=%s", origin.peer, error)
-                origin.abort()
+                origin.break_off(error)
                 continue
             except Exception as error:
                 parts = _error_reply(frame, error)

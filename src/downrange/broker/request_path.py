@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Protocol
 
 from downrange.broker.admission import Admission
@@ -10,8 +9,6 @@ from downrange.protocol.errors import RemoteProtocolError
 from downrange.protocol.framing import Frame, code_of, decode_frame, encode, next_run
 from downrange.transport.connection import Connection
 from downrange.transport.serving import error_reply, send_replies
-
-log = logging.getLogger(__name__)
 
 
 class Family(Protocol):
@@ -47,8 +44,7 @@ class RequestPath:
                 if stop == at:
                     family, stop = self._families.get(code_of(frames[at])), at + 1
             except RemoteProtocolError as error:
-                log.warning("connection closed peer=%s reason=%s", origins[at].peer, error)
-                origins[at].abort()
+                origins[at].break_off(error)
                 at += 1
                 continue
             family = family or self._commands

@@ -57,8 +57,9 @@ class MessageAppender:
                 return refusal
         states: list[QueueState] = []
         for message in group:
-            state = self._states.get((message.topic, message.queue_id))
-            if state is None:
+            try:
+                state = self._states[message.topic, message.queue_id]
+            except KeyError:
                 made = self._make_state(message)
                 if isinstance(made, Refusal):
                     return made

@@ -18,9 +18,9 @@ from downrange.model.message_id import pack_host
 from downrange.protocol.command import Buffer
 from downrange.protocol.errors import RemoteProtocolError
 from downrange.protocol.framing import Frame, FrameDecoder, decode_frame
-from downrange.transport.endpoint import Endpoint
 from downrange.transport.output import Output
 from downrange.transport.requester import Requester
+from downrange.transport.serving import Endpoint
 
 if TYPE_CHECKING:
     from downrange.transport.socket_transport import SocketTransport
@@ -45,9 +45,9 @@ class Connection(Requester, asyncio.Protocol):
     ) -> None:
         loop = asyncio.get_running_loop()
         self._endpoint = endpoint = endpoint or Endpoint()
-        self._limits = endpoint.limits
-        self._usage = endpoint.usage
-        super().__init__(loop, Output(loop, self._limits, self._usage), self._limits.max_requests_per_connection)
+        self.limits = endpoint.limits
+        self.usage = endpoint.usage
+        super().__init__(loop, Output(loop, self.limits, self.usage), self.limits.max_requests_per_connection)
         self.peer_host = b""
         """The peer's address and port as a record stores them."""
         self.last_received = 0.0
@@ -144,12 +144,12 @@ class Connection(Requester, asyncio.Protocol):
     def begin_answering(self, requests: int) -> None:
         """So many requests will be answered later; `drain` waits for them before it closes the connection."""
         self._answering += requests
-        self._usage.requests += requests
+        self.usage.requests += requests
 
     def end_answering(self, requests: int, *replies: Buffer) -> None:
         """So many requests of `begin_answering` are answered by these replies; a closed connection sends nothing."""
         self._answering -= requests
-        self._usage.requests -= requests
+        self.usage.requests -= requests
         if self._answering == 0 and self._answered is not None and not self._answered.done():
             self._answered.set_result(None)
         if replies and self.is_open:
@@ -158,7 +158,7 @@ class Connection(Requester, asyncio.Protocol):
     @property
     def is_overloaded(self) -> bool:
         """Whether too many requests, of this peer or of all peers, already wait for their answers."""
-        return self._answering >= self._most or self._usage.requests >= self._limits.max_requests
+        return self._answering >= self._most or self.usage.requests >= self.limits.max_requests
 
     # --- a peer that does not read --------------------------------------------------------------------------------
 
@@ -221,9 +221,9 @@ class Connection(Requester, asyncio.Protocol):
 
     def expire(self, now: float) -> bool:
         """Close when nothing came or went for too long, or a frame takes too long to arrive."""
-        if now - max(self.last_received, self._output.last_sent) >= self._limits.idle_seconds:
+        if now - max(self.last_received, self._output.last_sent) >= self.limits.idle_seconds:
             reason = "idle"
-        elif self._frame_since and now - self._frame_since >= self._limits.frame_seconds:
+        elif self._frame_since and now - self._frame_since >= self.limits.frame_seconds:
             reason = "unfinished frame"
         else:
             return False

@@ -10,10 +10,9 @@ from typing import Final
 from downrange.protocol.command import Command
 from downrange.protocol.framing import MAX_FRAME, FrameDecoder
 from downrange.transport.connection import Connection
-from downrange.transport.endpoint import Endpoint, ReplyReader
 from downrange.transport.errors import ConnectFailed, TransportClosed
 from downrange.transport.limits import Limits
-from downrange.transport.serving import Serve, refuse_all
+from downrange.transport.serving import Endpoint, ReplyReader, Serve, refuse_all
 
 FIRST_PAUSE: Final = 0.05
 LONGEST_PAUSE: Final = 3.0

@@ -13,10 +13,9 @@ from typing import Final
 
 from downrange.compiled import steps
 from downrange.transport.connection import Connection
-from downrange.transport.endpoint import Endpoint
 from downrange.transport.errors import listen_failed
 from downrange.transport.limits import Limits
-from downrange.transport.serving import Serve
+from downrange.transport.serving import Endpoint, Serve
 
 READS_TOGETHER: Final = hasattr(steps, "Sockets")
 """Whether plain TCP connections are read together (sockets.py); it takes the compiled module and Linux."""

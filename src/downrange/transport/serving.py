@@ -20,6 +20,8 @@ from downrange.protocol.codes import ResponseCode
 from downrange.protocol.command import RESPONSE_FLAG, Buffer, Command
 from downrange.protocol.errors import BrokerError, RemoteProtocolError
 from downrange.protocol.framing import Frame, decode_frame, encode_parts
+from downrange.transport.busy_poll import BusyPoll
+from downrange.transport.limits import Limits, Usage
 
 if TYPE_CHECKING:
     from downrange.transport.connection import Connection
@@ -35,6 +37,12 @@ to frames that it answers in another way, so that replies keep the order of thei
 LaterReply = asyncio.Future[Command | None]
 CommandHandler = Callable[[Command, "Connection"], Command | LaterReply | None]
 """Answers one command: now, later, or not at all. What it raises becomes a reply, see `error_reply`."""
+
+
+ReplyReader = Callable[[list[Frame], int, "Connection"], int]
+"""Takes replies to requests of `Connection.ask_encoded`, from a position in the frames on, and returns the position of
+the first frame that it leaves to the connection. It removes the requests from `Connection.requests`, tells their
+waiters, and calls `Connection.room_made`."""
 
 
 def serve_commands(handle: CommandHandler) -> Serve:
@@ -106,12 +114,8 @@ def send_replies(origins: list[Connection], frames: bytes) -> None:
     """
     if not origins:
         return
-    first = origins[0]
-    if first is origins[-1] and origins.count(first) == len(origins):
-        first.write(frames)
-        return
     try:
-        if first.socket is None:
+        if origins[0].socket is None:
             _send_each(origins, frames)
         else:
             sockets = cast("list[SocketTransport]", [origin.socket for origin in origins])
@@ -123,6 +127,10 @@ def send_replies(origins: list[Connection], frames: bytes) -> None:
 
 def _send_each(origins: list[Connection], frames: bytes) -> None:
     """`send_replies` over transports of the event loop."""
+    first = origins[0]
+    if first is origins[-1] and origins.count(first) == len(origins):
+        first.write(frames)
+        return
     writes: list[tuple[Connection, int]] = []
     at = 0
     for origin in origins:
@@ -175,3 +183,35 @@ def encode_reply(reply: Command) -> list[Buffer]:
     except MQError as error:
         log.error("reply cannot be sent code=%d reason=%s", reply.code, error)
         return encode_parts(Command(ResponseCode.SYSTEM_ERROR, reply.opaque, 1, remark=str(error)))
+
+
+class Endpoint:
+    """What its connections share: the callback that answers requests, the reader of replies, the limits.
+
+    `serve` may be replaced at any time; the frames that come next go to the new one.
+    """
+
+    def __init__(
+        self,
+        serve: Serve = refuse_all,
+        *,
+        read_replies: ReplyReader | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        self.serve = serve
+        self.read_replies = read_replies
+        self.limits = limits or Limits()
+        self.usage = Usage()
+        self.busy_poll: BusyPoll | None = None
+
+    def deliver(self, frames: list[Frame], origins: list[Connection]) -> None:
+        """Serve frames. A bug in `serve` is logged and closes the connections of these frames, but no others."""
+        usage, poll = self.usage, self.busy_poll
+        before = usage.requests
+        try:
+            self.serve(frames, origins)
+        except Exception as error:
+            close_for_bug(origins, error)
+            return
+        if poll is not None and usage.requests <= before:  # answered now, not later
+            poll.answered(origins[-1], len(frames))

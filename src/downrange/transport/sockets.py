@@ -19,8 +19,7 @@ from typing import Final
 from downrange.compiled import steps
 from downrange.protocol.framing import MAX_FRAME, MAX_HEADER
 from downrange.transport.connection import Connection
-from downrange.transport.endpoint import Endpoint
-from downrange.transport.serving import close_for_bug
+from downrange.transport.serving import Endpoint, close_for_bug
 from downrange.transport.socket_transport import SocketTransport
 
 log = logging.getLogger(__name__)

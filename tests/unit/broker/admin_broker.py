@@ -38,7 +38,7 @@ from downrange.store.message_store import MessageStore
 from downrange.store.new_message import AppendResult, NewMessage, PutMessageStatus
 from downrange.store.retention import Retention
 from downrange.transport.connection import Connection
-from downrange.transport.endpoint import Endpoint
+from downrange.transport.serving import Endpoint
 from downrange.transport.serving import CommandHandler, refuse, serve_commands
 from tests.support.golden import scenarios
 

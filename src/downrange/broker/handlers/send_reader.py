@@ -71,7 +71,7 @@ class SendReader:
     def read(self, command: Command, origin: Connection) -> Storing | Command:
         """10, 310 and 320. The header may say that a 10 is a batch, too: the C++ client sends those so."""
         header = decode_send_v1(command.ext_fields) if command.code == _SEND_V1 else command.header(SendMessageRequest)
-        is_new = header.topic not in self._topics
+        is_new = header.topic not in self._topics.sendable and header.topic not in self._topics
         try:
             if header.batch or command.code == _SEND_BATCH:
                 storing = self._read_batch(command, header, origin)
@@ -114,7 +114,9 @@ class SendReader:
         if not 0 <= queue_id < config.write_queue_nums:
             queue_id = self.queue_id(config, queue_id, origin)
         text, waits = self._stored_properties(header.properties)
-        message = self.message(header, queue_id, command.body_bytes, text.encode(), origin)
+        body = command.body
+        assert isinstance(body, bytes)  # as every frame has it
+        message = self.message(header, queue_id, body, text.encode(), origin)
         if config.topic_filter_type == "MULTI_TAG":
             message.sys_flag |= SysFlag.MULTI_TAGS
         if header.topic.startswith(RETRY_PREFIX):

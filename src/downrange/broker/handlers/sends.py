@@ -23,7 +23,7 @@ from downrange.broker.message_writer import MessageWriter
 from downrange.model.topics import Perm
 from downrange.protocol.bodies.send_replies import ALL, AT_ONCE, WHEN_SAFE, SendReplies, SendReply
 from downrange.protocol.codes import RequestCode, ResponseCode
-from downrange.protocol.command import Command
+from downrange.protocol.command import ONEWAY_FLAG, RESPONSE_FLAG, Command
 from downrange.protocol.errors import RemoteProtocolError
 from downrange.protocol.framing import Frame, code_of, decode_frame, encode
 from downrange.store.new_message import PutMessageStatus, Refusal
@@ -143,11 +143,11 @@ class Sends:
         try:
             command = decode_frame(frame)
         except RemoteProtocolError as error:
-            log.warning("connection closed peer=%s reason=%s", origin.peer, error)
-            origin.abort()
+            origin.break_off(error)
             batch.replies.add_ready(code_of(frame), b"", 0, 0, False)
             return True
-        if command.is_response:
+        is_oneway = command.flag & ONEWAY_FLAG
+        if command.flag & RESPONSE_FLAG:
             batch.replies.add_ready(command.code, b"", 0, 0, False)
             return True
         try:
@@ -161,14 +161,13 @@ class Sends:
                 self._writer.statistics.failed_puts += 1
                 asked = asked.refused(command, refusal)
         except RemoteProtocolError as error:
-            log.warning("connection closed peer=%s reason=%s", origin.peer, error)
-            origin.abort()
+            origin.break_off(error)
             asked = None
         except Exception as error:
             asked = error_reply(command, error)
         if asked is not None and asked.code != _OK:
             batch.refused.append((command.code, asked.code))
-        reply = b"" if asked is None or command.is_oneway else encode(asked)
+        reply = b"" if asked is None or is_oneway else encode(asked)
         batch.replies.add_ready(command.code, reply, 0, 0, False)
         return True
 

@@ -24,6 +24,7 @@ _TURN_BYTES: Final = 1 << 20
 _BUFFERED_BYTES: Final = 1 << 20
 _MOST_LINKS: Final = 64
 _TICK_SECONDS: Final = 0.1
+_IDLE_SECONDS: Final = 1.0  # without slaves
 # How long an orderly stop waits for slaves to get the end of the log.
 _STOP_SECONDS: Final = 3.0
 
@@ -247,7 +248,7 @@ class Slaves:
     async def run(self) -> None:
         """Keep time for links and senders."""
         while True:
-            await self._clock.sleep(_TICK_SECONDS)
+            await self._clock.sleep(_TICK_SECONDS if self.links else _IDLE_SECONDS)
             self._senders.expire()
             for link in list(self.links):
                 link.tick()

@@ -82,6 +82,8 @@ class DelayService(SavedTable):
         # Levels that are not configured now keep their offsets: they may be configured again.
         self._offsets: dict[int, int] = dict(saved.offset_table) if saved is not None else {}
         self._wanted = asyncio.Event()
+        # The queues that may have a first message which was not looked at.
+        self._grown = set(range(len(self._levels)))
         writer.on_delayed = self.wake
         for level in self._levels:
             self._clip(level)
@@ -108,10 +110,13 @@ class DelayService(SavedTable):
         self._offsets = dict(table.offset_table)
         self.mark_unsaved()
 
-    def wake(self, queue_id: int) -> None:
-        """A message was put into a queue of the delay topic."""
+    def wake(self, queue_id: int, due_millis: int | None) -> None:
+        """A message was put into a queue of the delay topic; None when it is not known when it is due."""
         # Behind another one it cannot be due earlier: then the sleep is right as it is.
         if queue_id < len(self._levels) and self._levels[queue_id].due_millis is None:
+            self._levels[queue_id].due_millis = due_millis
+            if due_millis is None:
+                self._grown.add(queue_id)
             self._wanted.set()
 
     # --- running ------------------------------------------------------------------------------------------------
@@ -120,6 +125,8 @@ class DelayService(SavedTable):
         """Deliver for as long as the broker is a master; saving is somebody else's duty."""
         if self._config.store.broker_role is BrokerRole.SLAVE:
             await asyncio.Event().wait()
+        for level in self._levels:  # so that the first sender of a delayed message does not wait for its queue
+            self._store.queues.get_or_make(SCHEDULE_TOPIC, level.queue_id).queue.get_ready()
         while True:
             self._wanted.clear()
             seconds = self.deliver()
@@ -147,9 +154,8 @@ class DelayService(SavedTable):
     def deliver(self) -> float:
         """Deliver what is due, at most one turn's worth; return in how many seconds there is more to do."""
         now, monotonic = self._clock.now(), self._clock.monotonic()
-        for level in self._levels:
-            if level.due_millis is None:
-                self._look_at_first(level)
+        while self._grown:
+            self._look_at_first(self._levels[self._grown.pop()])
         ready = [level for level in self._levels if self._seconds_until(level, now, monotonic) <= 0]
         for level in ready:
             self._deliver_level(level, now, _TURN_MESSAGES // len(ready), _TURN_BYTES // len(ready))

@@ -81,8 +81,11 @@ class Flusher:
     async def run(self, on_committed: Callable[[], object]) -> None:
         """Everything that has to reach the disk. `on_committed` is called when the transient pool was written."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._flush_for_senders() if self.is_sync else self._flush_by_time())
-            tasks.create_task(self._expire_senders())
+            if self.is_sync:
+                tasks.create_task(self._flush_for_senders())
+                tasks.create_task(self._expire_senders())
+            else:
+                tasks.create_task(self._flush_by_time())
             tasks.create_task(self._flush_queues())
             tasks.create_task(self._prepare_files())
             if self._config.store.uses_transient_pool:
@@ -161,7 +164,7 @@ class Flusher:
             await self._clock.sleep(0.1)
             if len(self._waiting):
                 self._tell(self._waiting.expire(self._clock.now()))
-            elif self.is_sync and self._store.is_writable and self._store.flushed_offset < self._store.max_offset:
+            elif self._store.is_writable and self._store.flushed_offset < self._store.max_offset:
                 self._wanted.set()  # what nobody waits for must reach the disk, too
 
     async def _flush_queues(self) -> None:

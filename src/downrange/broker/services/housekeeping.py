@@ -48,10 +48,14 @@ async def save_every(table: SavedTable, seconds: Callable[[], float], clock: Clo
 
 async def save_soon(table: SavedTable, clock: Clock) -> None:
     """Save a table that rarely changes right after it did; a table that takes long to save rests for a while."""
+    changed = asyncio.Event()
+    table.on_unsaved = changed.set
     while True:
         start = clock.monotonic()
         await _save(table)
         await clock.sleep(max(_SAVE_SOON_SECONDS, 10 * (clock.monotonic() - start)))
+        await changed.wait()
+        changed.clear()
 
 
 async def _save(table: SavedTable) -> None:
