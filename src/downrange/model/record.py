@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Iterator
 from typing import Final
 
-from downrange.model.errors import MQError
+from downrange.model.errors import StoreError
 from downrange.model.message import PhysicalOffset, QueueOffset, StoredMessage, SysFlag
 from downrange.model.message_id import unpack_host
 
@@ -42,7 +42,7 @@ _V6_HOSTS: Final = int(SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6)
 Buffer = bytes | bytearray | memoryview
 
 
-class CorruptRecord(MQError):
+class CorruptRecord(StoreError):
     """These bytes are not a whole, valid record."""
 
 

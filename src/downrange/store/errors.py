@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from downrange.model.errors import MQError
+from downrange.model.errors import StoreError
 
-
-class StoreError(MQError):
-    """The store cannot do what was asked."""
+__all__ = ["DiskFull", "FlushFailed", "StoreClosed", "StoreCorrupt", "StoreError", "StoreLocked"]
 
 
 class StoreLocked(StoreError):
