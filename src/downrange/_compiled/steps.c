@@ -1,4 +1,5 @@
 /* The module downrange._steps. */
+#include "records.h"
 #include "run.h"
 #include "topic_table.h"
 
@@ -12,7 +13,6 @@ static PyMethodDef functions[] = {
     {"put_entries", (PyCFunction)(void (*)(void))put_entries, METH_FASTCALL, NULL},
     {"index_keys", (PyCFunction)(void (*)(void))index_keys, METH_FASTCALL, NULL},
     {"replay_records", (PyCFunction)(void (*)(void))replay_records, METH_FASTCALL, NULL},
-    {"check_records", (PyCFunction)(void (*)(void))check_records, METH_FASTCALL, NULL},
     {"encode_answers", (PyCFunction)(void (*)(void))encode_answers, METH_FASTCALL, NULL},
     {"encode_pull", (PyCFunction)(void (*)(void))encode_pull, METH_FASTCALL, NULL},
     {"pick_by_tags", (PyCFunction)(void (*)(void))pick_by_tags, METH_FASTCALL, NULL},
@@ -33,6 +33,17 @@ static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT, .m_name = "downrange._steps", .m_size = -1, .m_methods = functions,
 };
 
+/* The layout of a record, which tests compare with that of model/record.py; 0 with an exception. */
+static int add_record_layout(PyObject *module) {
+    PyObject *layout = Py_BuildValue(
+        "{sIsIsisisIsisisisi}", "MAGIC_V1", MAGIC_V1, "MAGIC_V2", MAGIC_V2, "FIXED_SIZE", FIXED_SIZE, "IPV6_EXTRA",
+        IPV6_EXTRA, "CRC_MASK", CRC_MASK, "QUEUE_OFFSET_AT", QUEUE_OFFSET_AT, "PHYSICAL_OFFSET_AT", PHYSICAL_OFFSET_AT,
+        "SYS_FLAG_AT", SYS_FLAG_AT, "STORE_TIMESTAMP_AT", STORE_TIMESTAMP_AT);
+    int is_added = layout != NULL && PyModule_AddObjectRef(module, "RECORD_LAYOUT", layout) == 0;
+    Py_XDECREF(layout);
+    return is_added;
+}
+
 PyMODINIT_FUNC PyInit__steps(void) {
     make_crc_table();
     s_is_special = PyUnicode_InternFromString("is_special");
@@ -44,6 +55,8 @@ PyMODINIT_FUNC PyInit__steps(void) {
     if (!make_reply_names()) return NULL;
     if (PyType_Ready(&run_type) < 0) return NULL;
     PyObject *module = PyModule_Create(&definition);
-    if (module != NULL && (PyModule_AddType(module, &topic_table_type) < 0 || add_sockets(module) < 0)) Py_CLEAR(module);
+    if (module != NULL && (PyModule_AddType(module, &topic_table_type) < 0 || add_sockets(module) < 0
+                           || !add_record_layout(module)))
+        Py_CLEAR(module);
     return module;
 }

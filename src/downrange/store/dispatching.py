@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
+from downrange.model.message import PhysicalOffset
 from downrange.store.bulk_replay import BulkReplay
 from downrange.store.dispatcher import Dispatcher
 from downrange.store.errors import StoreError
@@ -51,10 +52,10 @@ class Dispatching:
         commit_log = self._commit_log
         while self.offset < commit_log.max_offset:
             bulk = BulkReplay(self.dispatcher, growth)
-            walk = commit_log.walk(max(self.offset, commit_log.min_offset), bulk=bulk)
+            walk = commit_log.walk(PhysicalOffset(max(self.offset, commit_log.min_offset)), bulk=bulk)
             try:
                 for record in walk:
-                    self.offset = record[0]  # until this one is applied, too
+                    self.offset = record.physical_offset  # until this one is applied, too
                     state = self.dispatcher.replay(record)
                     if state is not None:
                         growth.add(state, record)

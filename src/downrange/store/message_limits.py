@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from downrange.model.properties import MAX_PROPERTIES_BYTES
+from downrange.model.properties import MAX_PROPERTIES_BYTES, find_in_bytes
 from downrange.model.record import FIXED_SIZE, IPV6_EXTRA
 from downrange.model.topics import MAX_TOPIC_LENGTH
 from downrange.store.config import BLANK_SIZE, RECORD_OVERHEAD, StoreConfig
-from downrange.store.dispatcher import find_in
 from downrange.store.new_message import AppendResult, BatchUnit, NewMessage, PutMessageStatus
 
 _HOSTS: Final = 16  # bytes of two IPv4 hosts, part of the fixed size
@@ -58,7 +57,7 @@ class MessageLimits:
             return _illegal("a batch without messages")
         if message.sys_flag & 12:
             return _illegal("a batch cannot be transactional")
-        delay = find_in(message.properties, b"DELAY\x01")
+        delay = find_in_bytes(message.properties, b"DELAY")
         if delay is not None and delay.isdigit() and int(delay) > 0:
             return _illegal("a batch cannot be delayed")
         shared = len(message.properties) + 1  # and the separator before them
