@@ -188,13 +188,14 @@ def read_parts(data: Bytes, at: int = 0) -> RecordParts:
 
 def record_size(head: Bytes) -> int | None:
     """The size of the record that begins with these eight bytes; None when no record begins with them."""
-    size, magic = SIZE_AND_MAGIC.unpack_from(head) if len(head) >= 8 else (0, 0)
+    size, magic = SIZE_AND_MAGIC.unpack_from(head) if len(head) >= SIZE_AND_MAGIC.size else (0, 0)
     return int(size) if magic in (MAGIC_V1, MAGIC_V2) and size >= FIXED_SIZE else None
 
 
 def store_timestamp_of(head: bytes | memoryview) -> int:
     """The store time of the record that begins with these STORE_TIMESTAMP_END bytes."""
-    at = STORE_TIMESTAMP_AT + (IPV6_EXTRA if head[SYS_FLAG_AT + 3] & SysFlag.BORN_HOST_V6 else 0)
+    sys_flag = int.from_bytes(head[SYS_FLAG_AT : SYS_FLAG_AT + 4], "big")
+    at = STORE_TIMESTAMP_AT + (IPV6_EXTRA if sys_flag & SysFlag.BORN_HOST_V6 else 0)
     return int.from_bytes(head[at : at + 8], "big", signed=True)
 
 
