@@ -12,11 +12,10 @@ from downrange.client.messages import Outgoing, OutgoingRules
 from downrange.client.publish_info import PublishInfo
 from downrange.client.retry import SendKind
 from downrange.client.send_result import SendResult, SendStatus
-from downrange.model.message import Message, MessageQueue
+from downrange.model.message import Message, MessageQueue, PhysicalOffset
 from downrange.protocol.bodies import send_replies
 from downrange.protocol.framing import Frame
 from downrange.store import new_messages
-from downrange.store.check.check_index import CheckedPlace
 from downrange.store.index.key_index import IndexPlace
 from downrange.store.queue.backlog import Backlog, Picked, Records
 from downrange.store.queue.property_filter import Condition
@@ -26,6 +25,7 @@ from downrange.transport.outstanding import Asked
 # Each does what its twin in Python does, or returns None and has done nothing.
 
 VERSION: int
+RECORD_LAYOUT: dict[str, int]
 
 class NewMessages(new_messages.NewMessages): ...
 class SendReplies(send_replies.SendReplies): ...
@@ -81,21 +81,10 @@ def replay_records(
     index: IndexPlace | tuple[()] | None,
     indexed_up_to: int,
     /,
-) -> tuple[int, int, int, int, int | None, list[tuple[str, int, int, bytes, int, int]], int, int, int, int] | None: ...
-def check_records(
-    memory: mmap,
-    at: int,
-    limit: int,
-    start: int,
-    queues: Mapping[tuple[bytes, int], int],
-    topics: TopicTable,
-    rows: array[int],
-    blocks: bytearray,
-    block_size: int,
-    index: CheckedPlace | tuple[()] | None,
-    last_timestamp: int,
-    /,
-) -> tuple[int, int, int, int, int, int | None, int] | None: ...
+) -> (
+    tuple[int, int, PhysicalOffset, int, int | None, list[tuple[str, int, int, bytes, int, int]], int, int, int, int]
+    | None
+): ...
 def encode_pull(
     pieces: tuple[bytes, ...],
     kind: int,

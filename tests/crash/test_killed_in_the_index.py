@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ def put(index: KeyIndex, number: int) -> None:
     index.put("T", f"u{number}", f"k{number} more{number}", 100 * number, NOW)
 
 
-def found(index: KeyIndex, key: str) -> list[int]:
+def found(index: KeyIndex, key: str) -> Sequence[int]:
     return index.query("T", key, 64, 0, 1 << 62).physical_offsets
 
 

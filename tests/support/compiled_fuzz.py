@@ -13,7 +13,6 @@ from tempfile import TemporaryDirectory
 
 from downrange.compiled import VARIANT
 from tests.support import compiled_cases as cases
-from tests.support import compiled_check_checks as check_checks
 from tests.support import compiled_checks as checks
 from tests.support import compiled_client_checks as client_checks
 from tests.support import compiled_load_checks as load_checks
@@ -62,7 +61,6 @@ def run(seconds: float, seed: int) -> int:
             property_checks.same_walk(random)
             property_checks.refuses_nonsense_about_properties(random)
             replay_checks.refuses_nonsense_about_a_replay(random)
-            check_checks.refuses_nonsense_about_a_check(random)
         if rounds % 10 == 0:
             with TemporaryDirectory() as root:
                 checks.same_files(random, root)
@@ -70,8 +68,6 @@ def run(seconds: float, seed: int) -> int:
                 replay_checks.same_recovery(random, root)
             with TemporaryDirectory() as root:
                 replay_checks.same_slaves(random, root)
-            with TemporaryDirectory() as root:
-                check_checks.same_report(random, root)
         rounds += 1
     return rounds
 

@@ -3,8 +3,8 @@
 #define DOWNRANGE_NEW_MESSAGES_H
 
 #include "properties.h"
+#include "records.h"
 
-#define NOT_IN_A_QUEUE 4 /* the bit of sysFlag that prepared and rolled-back messages have */
 #define TRANSACTION_MASK 12
 
 typedef struct {

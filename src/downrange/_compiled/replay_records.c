@@ -198,7 +198,8 @@ static int is_dict_or_none(PyObject *object) { return object == Py_None || PyDic
 /* Read records ahead, so that what each of them touches is asked for before the first waits for it; how many. */
 static int read_ahead(const Replay *replay, const byte *at, Py_ssize_t left, int check_crc, Record *records) {
     int count = 0;
-    while (count < AHEAD && read_record(at, left, check_crc, &records[count])) {
+    while (count < AHEAD && read_record(at, left, &records[count]) && !(records[count].sys_flag & NOT_IN_A_QUEUE)
+           && (!check_crc || has_right_checksum(&records[count]))) {
         Record *record = &records[count++];
         at += record->size, left -= record->size;
         if (replay->queues == Py_None) continue;

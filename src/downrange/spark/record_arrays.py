@@ -14,14 +14,23 @@ import numpy.typing as npt
 
 from downrange.compiled import steps
 from downrange.model.message import SysFlag
-from downrange.model.record import FIXED_SIZE, IPV6_EXTRA, MAGIC_V1, MAGIC_V2, CorruptRecord
+from downrange.model.record import (
+    FIXED_SIZE,
+    HEAD_V4,
+    IPV6_EXTRA,
+    MAGIC_V1,
+    MAGIC_V2,
+    PHYSICAL_OFFSET_AT,
+    STORE_TIMESTAMP_AT,
+    SYS_FLAG_AT,
+    V6_FLAGS,
+    CorruptRecord,
+)
 
 Positions = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 
 _SIZE: Final = struct.Struct(">i")
-_V6_HOSTS: Final = int(SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6)
-
 
 HEAD: Final = np.dtype(
     [
@@ -32,8 +41,13 @@ HEAD: Final = np.dtype(
         ("prepared_transaction_offset", ">i8"), ("body_length", ">i4"),
     ]
 )  # fmt: skip
-"""The first bytes of a record, of those with IPv4 hosts all up to the body."""
-assert HEAD.itemsize + 3 == FIXED_SIZE
+"""HEAD_V4 for NumPy: the first bytes of a record, of those with IPv4 hosts all up to the body."""
+assert HEAD.itemsize == HEAD_V4.size
+assert [HEAD.fields[name][1] for name in ("physical_offset", "sys_flag", "store_time")] == [  # type: ignore[index]
+    PHYSICAL_OFFSET_AT,
+    SYS_FLAG_AT,
+    STORE_TIMESTAMP_AT,
+]
 
 
 def _native(stored: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -90,8 +104,8 @@ class RecordArrays:
         has_v2 = bool(is_v2.any())
         self._check((head["magic"] == MAGIC_V1) | is_v2, "has no magic number of a record")
         self.sys_flag = _native(head["sys_flag"])
-        self.has_v6 = bool((self.sys_flag & _V6_HOSTS).any())
-        self.store_time_at = starts + 56
+        self.has_v6 = bool((self.sys_flag & V6_FLAGS).any())
+        self.store_time_at = starts + STORE_TIMESTAMP_AT
         if self.has_v6:
             self.store_time_at = self.store_time_at + self._is(SysFlag.BORN_HOST_V6) * IPV6_EXTRA
         self.store_host_at = self.store_time_at + 8

@@ -15,8 +15,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from downrange.model.message import SysFlag
-from downrange.model.record import IPV6_EXTRA, MAGIC_V1, MAGIC_V2
+from downrange.model.record import SIZE_AND_MAGIC, STORE_TIMESTAMP_END, record_size, store_timestamp_of
 from downrange.spark.planner import Reach
 from downrange.store.queue.consume_queue import ENTRY_SIZE, count_valid
 
@@ -72,17 +71,10 @@ class LogFiles:
 
     def has_record(self, physical_offset: int, size: int) -> bool:
         """Does a record of this size begin there, and is it whole?"""
-        head = self._bytes(physical_offset, 8)
-        return (
-            len(head) == 8
-            and int.from_bytes(head[:4], "big") == size
-            and int.from_bytes(head[4:], "big") in (MAGIC_V1, MAGIC_V2)
-        )
+        return record_size(self._bytes(physical_offset, SIZE_AND_MAGIC.size)) == size
 
     def store_time(self, physical_offset: int) -> int:
-        head = self._bytes(physical_offset, 64 + IPV6_EXTRA)
-        at = 56 + (IPV6_EXTRA if int.from_bytes(head[36:40], "big") & SysFlag.BORN_HOST_V6 else 0)
-        return int.from_bytes(head[at : at + 8], "big")
+        return store_timestamp_of(self._bytes(physical_offset, STORE_TIMESTAMP_END))
 
 
 class QueueFiles:

@@ -6,6 +6,7 @@ import mmap
 from typing import TYPE_CHECKING, Final
 
 from downrange.compiled import steps
+from downrange.model.message import PhysicalOffset
 from downrange.store.growth import GrownQueue, Growth
 from downrange.store.queue.queue_tails import ROW
 
@@ -42,7 +43,8 @@ class BulkReplay:
         self._end = end
         self.records = 0
         """How many were taken so far."""
-        self.last_offset = self.last_timestamp = 0
+        self.last_offset = PhysicalOffset(0)
+        self.last_timestamp = 0
         """Physical offset and store time of the last of them."""
 
     def take(self, mapping: mmap.mmap, at: int, limit: int, start: int, check_crc: bool) -> int:

@@ -13,6 +13,7 @@ from typing import Final
 
 from downrange.compiled import accelerated
 from downrange.model.hashing import tags_code
+from downrange.model.message import PhysicalOffset
 from downrange.model.properties import DELAY, TAGS, find_in_bytes, find_property, find_tags_and_keys
 from downrange.store.bulk_replay import BulkReplay
 from downrange.store.errors import StoreError
@@ -224,7 +225,7 @@ class LogFollower:
         commit_log = self._commit_log
         while self.offset < commit_log.max_offset:
             bulk = BulkReplay(self.dispatcher, growth)
-            walk = commit_log.walk(max(self.offset, commit_log.min_offset), bulk=bulk)
+            walk = commit_log.walk(PhysicalOffset(max(self.offset, commit_log.min_offset)), bulk=bulk)
             try:
                 for record in walk:
                     self.offset = record[0]  # until this one is applied, too
@@ -262,6 +263,3 @@ class LogFollower:
             log.error("cannot follow: %s", text)
         self._refusals.refuse("master's log", text)
 
-
-def find_in(properties: bytes, name: bytes) -> bytes | None:  # TEMPORARY: until store/check uses model/properties
-    return find_in_bytes(properties, name[:-1])

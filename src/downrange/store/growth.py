@@ -1,10 +1,11 @@
-"""What replaying the log brought, for those who count messages and those who wait for them."""
+"""The messages that a replay of the log brought, for the statistics and for waiting pulls."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from downrange.model.message import QueueOffset
 from downrange.store.log.walk import WalkedRecord
 from downrange.store.queue.queues import QueueState
 
@@ -14,7 +15,7 @@ class GrownQueue(NamedTuple):
 
     topic: str
     queue_id: int
-    queue_offset: int
+    queue_offset: QueueOffset
     properties: bytes
     store_timestamp: int
     size: int
@@ -23,7 +24,7 @@ class GrownQueue(NamedTuple):
 class Growth:
     """The messages that came into queues by one replay.
 
-    Those of queues that somebody watches are kept one by one, in the order of the log; of all others only their sizes.
+    Messages of watched queues are kept one by one, in the order of the log; of all others only their sizes are kept.
     """
 
     __slots__ = ("sizes", "watched", "watched_messages")
@@ -36,12 +37,9 @@ class Growth:
         """The sizes of all new records, by topic and queue id."""
 
     def add(self, state: QueueState, record: WalkedRecord) -> None:
-        _, size, _, queue_id, queue_offset, _, timestamp, properties = record
-        queue = state.topic, queue_id
-        sizes = self.sizes.get(queue)
-        if sizes is None:
-            self.sizes[queue] = [size]
-        else:
-            sizes.append(size)
+        queue = state.topic, record.queue_id
+        self.sizes.setdefault(queue, []).append(record.size)
         if self.watched is None or queue in self.watched:
-            self.watched_messages.append(GrownQueue(*queue, queue_offset, properties, timestamp, size))
+            self.watched_messages.append(
+                GrownQueue(*queue, record.queue_offset, record.properties, record.store_timestamp, record.size)
+            )

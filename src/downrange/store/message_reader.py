@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+from downrange.model.message import PhysicalOffset
 from downrange.model.message_id import parse_offset_message_id
 from downrange.store.config import BrokerRole, StoreConfig
 from downrange.store.errors import StoreClosed
@@ -73,11 +74,11 @@ class MessageReader:
             raise StoreClosed(self._closed)
 
     @property
-    def min_offset(self) -> int:
+    def min_offset(self) -> PhysicalOffset:
         return self.commit_log.min_offset
 
     @property
-    def max_offset(self) -> int:
+    def max_offset(self) -> PhysicalOffset:
         return self.commit_log.max_offset
 
     def read(
@@ -280,11 +281,11 @@ class MessageReader:
         state = self._states.get((topic, queue_id))
         return state.queue.max_offset if state is not None else 0
 
-    def physical_offset_of(self, topic: str, queue_id: int, queue_offset: int) -> int:
+    def physical_offset_of(self, topic: str, queue_id: int, queue_offset: int) -> PhysicalOffset:
         """Where the message with this queue offset lies in the log; -1 when the queue has no such entry."""
         state = self._states.get((topic, queue_id))
         raw = state.queue.read(queue_offset, 1) if state is not None else b""
-        return ENTRY.unpack(raw)[0] if raw else -1
+        return ENTRY.unpack(raw)[0] if raw else PhysicalOffset(-1)
 
     def entries(self, topic: str, queue_id: int, offset: int, max_entries: int) -> list[QueueEntry]:
         """Some entries of a queue from `offset` on, without their messages; none when `offset` lies outside of it."""
@@ -326,13 +327,13 @@ class MessageReader:
         return state.queue.search_by_time(
             timestamp,
             self.min_offset,
-            lambda physical_offset, size: self.commit_log.store_timestamp_at(physical_offset),
+            lambda physical_offset, size: self.commit_log.store_timestamp_at(PhysicalOffset(physical_offset)),
         )
 
     def record_at(self, physical_offset: int) -> memoryview | None:
         """The record that begins at this offset of the log, or None."""
         self._check_open()
-        return self.commit_log.record_at(physical_offset)
+        return self.commit_log.record_at(PhysicalOffset(physical_offset))
 
     def record_by_id(self, message_id: str) -> memoryview | None:
         """The record an offset message id points at, or None. The host in the id is not compared."""
@@ -343,7 +344,7 @@ class MessageReader:
         self._check_open()
         if self.index is None:
             return QueryResult([], 0, 0)
-        timestamp = physical_offset = 0
+        timestamp, physical_offset = 0, PhysicalOffset(0)
         wanted = min(max_messages, self.config.max_msgs_num_batch)
         for _ in range(_QUERY_ROUNDS):
             found = self.index.query(topic, key, wanted, begin, end)

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from downrange.model.record import MAGIC_V1, MAGIC_V2
+from downrange.model.message import PhysicalOffset
+from downrange.model.record import MAGIC_V1, MAGIC_V2, PHYSICAL_OFFSET_AT
 from downrange.store.bulk_replay import BulkReplay
 from downrange.store.checkpoint import Checkpoint
 from downrange.store.dispatcher import Dispatcher
@@ -37,8 +38,8 @@ class RecoveryReport:
     """What was found and done when the store was opened; warnings are for the operator."""
 
     clean: bool
-    start_offset: int = 0
-    end_offset: int = 0
+    start_offset: PhysicalOffset = PhysicalOffset(0)
+    end_offset: PhysicalOffset = PhysicalOffset(0)
     records: int = 0
     replayed: int = 0
     cut_bytes: int = 0
@@ -98,7 +99,7 @@ class Recovery:
         from_the_beginning = start <= self._log.min_offset
         incomplete: dict[tuple[bytes, int], QueueState] = {}
         for record in walk:
-            if self._writable and record[0] >= dispatched:
+            if self._writable and record.physical_offset >= dispatched:
                 report.replayed += 1
                 if from_the_beginning or not self._lacks_earlier_entries(record, incomplete):
                     self._dispatcher.replay(record)
@@ -133,7 +134,7 @@ class Recovery:
         if self._index is not None:
             self._index.destroy()
 
-    def _start(self, clean: bool) -> int:
+    def _start(self, clean: bool) -> PhysicalOffset:
         """The offset of a record from which on everything is looked at."""
         segments = list(self._segments)
         if clean or not self._writable:
@@ -150,7 +151,7 @@ class Recovery:
                 return segment.start
         return segments[0].start
 
-    def _end_of_queues(self) -> int | None:
+    def _end_of_queues(self) -> PhysicalOffset | None:
         """Where the last record with a queue entry ends; None when that entry and the log do not agree."""
         newest = self._queues.newest()
         raw = newest.queue.read(newest.queue.max_offset - 1, 1) if newest is not None else b""
@@ -160,7 +161,7 @@ class Recovery:
         record = self._log.record_at(physical_offset)
         if record is None or len(record) != size:
             return None
-        return int(physical_offset + size)
+        return PhysicalOffset(physical_offset + size)
 
     def _destroy_headless_queues(self, report: RecoveryReport) -> bool:
         """A log that never lost a file holds the first message of every queue: one without it lost files of its own."""
@@ -179,15 +180,15 @@ class Recovery:
 
     def _lacks_earlier_entries(self, record: WalkedRecord, incomplete: dict[tuple[bytes, int], QueueState]) -> bool:
         """Does the queue of this record end before it? What is missing may lie before the start of this walk."""
-        topic, queue_id, queue_offset, sys_flag = record[2], record[3], record[4], record[5]
-        if sys_flag & _NOT_IN_A_QUEUE or not queue_offset:
+        if record.sys_flag & _NOT_IN_A_QUEUE or not record.queue_offset:
             return False
-        if (topic, queue_id) in incomplete:
+        key = record.topic, record.queue_id
+        if key in incomplete:
             return True
-        state = self._queues.of_record(topic, queue_id)
-        if state is None or queue_offset <= state.queue.max_offset:
+        state = self._queues.of_record(*key)
+        if state is None or record.queue_offset <= state.queue.max_offset:
             return False
-        incomplete[topic, queue_id] = state
+        incomplete[key] = state
         return True
 
     def _rebuild(self, incomplete: dict[tuple[bytes, int], QueueState], report: RecoveryReport) -> None:
@@ -198,7 +199,7 @@ class Recovery:
             self._queues.destroy(state)
             self._note_rebuilt(state, report)
         for record in self._log.walk(self._log.min_offset):
-            if (record[2], record[3]) in incomplete:
+            if (record.topic, record.queue_id) in incomplete:
                 self._dispatcher.replay(record)
 
     def _index_up_to(self, offset: int) -> None:
@@ -211,9 +212,9 @@ class Recovery:
         found = index_reach(self._index)
         bulk = self._bulk(only_index=True, begin=found.last_update_physical_offset + 1, end=offset)
         for record in self._log.walk(max(found.last_update_physical_offset, self._log.min_offset), bulk=bulk):
-            if record[0] >= offset:
+            if record.physical_offset >= offset:
                 return
-            is_new = record[0] > found.last_update_physical_offset or not found.last_update_timestamp
+            is_new = record.physical_offset > found.last_update_physical_offset or not found.last_update_timestamp
             if is_new or self._index_was_cut:
                 self._dispatcher.index_only(record)
 
@@ -233,7 +234,7 @@ class Recovery:
         raw = newest.queue.read(newest.queue.max_offset - 1, 1) if newest is not None else b""
         return max(0, self._log.store_timestamp_at(ENTRY.unpack(raw)[0])) if raw else 0
 
-    def _cut(self, end: int, damage: str | None, report: RecoveryReport) -> None:
+    def _cut(self, end: PhysicalOffset, damage: str | None, report: RecoveryReport) -> None:
         """Make `end` the end of the log. Bytes behind it are zeroed; whole records among them are put aside first."""
         torn = self._segments.find(end)
         later = [segment for segment in self._segments if segment.start > end]
@@ -259,7 +260,7 @@ class Recovery:
             if first is not None:
                 self._mark_unflushed(report.start_offset)
 
-    def _mark_unflushed(self, offset: int) -> None:
+    def _mark_unflushed(self, offset: PhysicalOffset) -> None:
         for segment in self._segments:
             if segment.start + segment.size > offset:
                 segment.flushed = max(0, min(segment.wrote, offset - segment.start))
@@ -291,7 +292,7 @@ def has_torn_text(record: WalkedRecord) -> bool:
 
     Asked of the last record after the machine stopped, where a page that never reached the disk reads as zeros.
     """
-    text = record[2] + record[7]
+    text = record.topic + record.properties
     try:
         text.decode()
     except UnicodeDecodeError:
@@ -304,11 +305,11 @@ def index_reach(index: KeyIndex) -> IndexQuery:
     return index.query("", "", 0, 0, 0)
 
 
-def index_end(index: KeyIndex) -> int:
+def index_end(index: KeyIndex) -> PhysicalOffset:
     return index_reach(index).last_update_physical_offset
 
 
-def find_record(segment: Segment, position: int, commit_log: CommitLog) -> int | None:
+def find_record(segment: Segment, position: int, commit_log: CommitLog) -> PhysicalOffset | None:
     """The offset of a whole record at or behind `position`, judged by magic number, own offset and checksum."""
     mapping = segment.mapping
     for start, end in segment.chunks_with_data(position):
@@ -316,8 +317,9 @@ def find_record(segment: Segment, position: int, commit_log: CommitLog) -> int |
             at = mapping.find(magic, max(start, position), min(end + 3, segment.size))
             while at >= 0:
                 begin = at - 4
-                offset = segment.start + begin
-                if begin >= position and int.from_bytes(mapping[begin + 28 : begin + 36], "big") == offset:
+                offset = PhysicalOffset(segment.start + begin)
+                stored = mapping[begin + PHYSICAL_OFFSET_AT : begin + PHYSICAL_OFFSET_AT + 8]
+                if begin >= position and int.from_bytes(stored, "big") == offset:
                     walk = commit_log.walk(offset, check_crc=True)
                     if next(iter(walk), None) is not None:
                         return offset

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from downrange.clock import ManualClock
+from downrange.model.message import PhysicalOffset
 from downrange.model.message_id import offset_message_id, pack_host
 from downrange.model.record import MAGIC_BLANK, MAGIC_V2, decode_record
 from downrange.store.config import BrokerRole
@@ -203,18 +204,18 @@ def test_a_walk_reads_records_of_both_versions_and_names_damage(tmp_path: Path) 
         v2[0:8] = struct.pack(">iI", len(v2), MAGIC_V2)
         v2[28:36] = len(record).to_bytes(8, "big")
         store.append_data(store.max_offset, bytes(v2))
-        walk = store.commit_log.walk(0, check_crc=True)
-        assert [(item[0], item[2]) for item in walk] == [(0, b"TopicTest"), (len(record), long_topic)]
+        walk = store.commit_log.walk(PhysicalOffset(0), check_crc=True)
+        assert [(item.physical_offset, item.topic) for item in walk] == [(0, b"TopicTest"), (len(record), long_topic)]
         assert (walk.damage, walk.end) == (None, store.max_offset)
 
         bad_crc = bytearray(record)
         bad_crc[88] ^= 1
         store.append_data(store.max_offset, bytes(bad_crc))
-        walk = store.commit_log.walk(0, check_crc=True)
+        walk = store.commit_log.walk(PhysicalOffset(0), check_crc=True)
         assert len(list(walk)) == 2
         assert walk.damage is not None
         assert "checksum" in walk.damage
-        assert len(list(store.commit_log.walk(0))) == 3
+        assert len(list(store.commit_log.walk(PhysicalOffset(0)))) == 3
 
 
 @pytest.mark.parametrize(
@@ -240,8 +241,8 @@ def test_a_walk_stops_at_a_record_that_contradicts_itself(
     data[at : at + len(value)] = value
     path.write_bytes(data)
     with open_store(tmp_path, read_only=True) as store:
-        store._segments.cut(4096)
-        walk = store.commit_log.walk(0)
+        store._segments.cut(PhysicalOffset(4096))
+        walk = store.commit_log.walk(PhysicalOffset(0))
         assert len(list(walk)) == 1
         assert walk.end == second.physical_offset
         assert walk.damage is not None

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import struct
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -46,7 +47,7 @@ def put_range(index: KeyIndex, start: int, stop: int) -> None:
         index.put("orders", None, f"k{number}", number * 100, T0 + number * 1000)
 
 
-def offsets(index: KeyIndex, key: str, max_num: int = 64, begin: int = 0, end: int = EVER) -> list[int]:
+def offsets(index: KeyIndex, key: str, max_num: int = 64, begin: int = 0, end: int = EVER) -> Sequence[int]:
     return index.query("orders", key, max_num, begin, end).physical_offsets
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from downrange.compiled import accelerated
-from downrange.model.message import TRANSACTION_MASK, SysFlag
+from downrange.model.message import TRANSACTION_MASK, PhysicalOffset, SysFlag
 from downrange.model.properties import find_tags_and_keys
 from downrange.store.errors import StoreClosed
 from downrange.store.files import Files
@@ -55,9 +55,9 @@ def index_keys(
 class IndexQuery(NamedTuple):
     """What a lookup found, newest file first, and how far the index reaches."""
 
-    physical_offsets: list[int]
+    physical_offsets: list[PhysicalOffset]
     last_update_timestamp: int
-    last_update_physical_offset: int
+    last_update_physical_offset: PhysicalOffset
 
 
 class KeyIndex:
@@ -275,9 +275,9 @@ class KeyIndex:
 
     def query(self, topic: str, key: str, max_num: int, begin: int, end: int) -> IndexQuery:
         """Physical offsets of at most `max_num` messages with this key's hash, stored from `begin` to `end`."""
-        found: list[int] = []
+        found: list[PhysicalOffset] = []
         if not self._index_files:
-            return IndexQuery(found, 0, 0)
+            return IndexQuery(found, 0, PhysicalOffset(0))
         key_hash = positive_hash(self._hashes.of_key(topic, key))
         for index_file in reversed(self._index_files):
             if begin <= index_file.end_timestamp and end >= index_file.begin_timestamp:
@@ -285,10 +285,10 @@ class KeyIndex:
             if index_file.begin_timestamp < begin or len(found) >= max_num:
                 break
         newest = self._index_files[-1]
-        return IndexQuery(found, newest.end_timestamp, newest.end_offset)
+        return IndexQuery(found, newest.end_timestamp, PhysicalOffset(newest.end_offset))
 
     def _collect(
-        self, index_file: IndexFile, key_hash: int, max_num: int, begin: int, end: int, found: list[int]
+        self, index_file: IndexFile, key_hash: int, max_num: int, begin: int, end: int, found: list[PhysicalOffset]
     ) -> None:
         """Walk one chain. Entries only point at earlier ones, so that a damaged file cannot make us run in circles."""
         source = self._directory.map(index_file)

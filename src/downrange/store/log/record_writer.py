@@ -10,10 +10,9 @@ from zlib import crc32
 
 from downrange.compiled import accelerated
 from downrange.model.message import PhysicalOffset, QueueOffset
-from downrange.model.record import MAGIC_V1
+from downrange.model.record import CRC_MASK, HEADS, MAGIC_V1
 from downrange.store.config import BLANK_SIZE
 from downrange.store.new_messages import NewMessages, Place
-from downrange.store.record_head import CRC_MASK, HEADS
 
 _NOT_IN_A_QUEUE = 4  # the bit of sysFlag that prepared and rolled-back messages have: they get no queue offset
 
