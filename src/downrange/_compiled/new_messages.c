@@ -191,6 +191,37 @@ static PyObject *batch_properties_for(NewMessages *batch, PyObject *wanted) {
     return found;
 }
 
+static PyObject *batch_topic(NewMessages *batch, PyObject *number) {
+    const Message *message = message_at(batch, number);
+    if (message == NULL) return NULL;
+    return PyUnicode_DecodeUTF8((const char *)topic_of(batch, message) + 1, message->topic_size - 1, "replace");
+}
+
+static PyObject *batch_timestamp(NewMessages *batch, PyObject *number) {
+    const Message *message = message_at(batch, number);
+    return message == NULL ? NULL : PyLong_FromLongLong(message->store_timestamp);
+}
+
+/* places, store timestamp */
+static PyObject *batch_place(NewMessages *batch, PyObject *const *args, Py_ssize_t count) {
+    int64_t store_timestamp;
+    if (count != 2 || !PyList_CheckExact(args[0]) || PyList_GET_SIZE(args[0]) > batch->count - batch->stored
+        || !as_number(args[1], INT64_MIN, INT64_MAX, &store_timestamp))
+        return wrong_arguments("NewMessages.place");
+    for (Py_ssize_t n = 0; n < PyList_GET_SIZE(args[0]); n++) {
+        Message *message = &batch->messages[batch->stored];
+        PyObject *place = PyList_GET_ITEM(args[0], n);
+        if (!PyTuple_CheckExact(place) || PyTuple_GET_SIZE(place) != 3
+            || !as_number(PyTuple_GET_ITEM(place, 0), 0, INT64_MAX - INT32_MAX, &message->physical_offset)
+            || !as_number(PyTuple_GET_ITEM(place, 1), 1, INT32_MAX, &message->size)
+            || !as_number(PyTuple_GET_ITEM(place, 2), 0, INT64_MAX / ENTRY_SIZE, &message->queue_offset))
+            return wrong_arguments("NewMessages.place");
+        message->store_timestamp = store_timestamp;
+        batch->stored++;
+    }
+    Py_RETURN_NONE;
+}
+
 static PyObject *batch_sys_flag(NewMessages *batch, PyObject *number) {
     const Message *message = message_at(batch, number);
     return message == NULL ? NULL : PyLong_FromLongLong(message->sys_flag);
@@ -300,10 +331,13 @@ static PyMethodDef methods[] = {
     {"bounds", (PyCFunction)(void (*)(void))batch_bounds, METH_FASTCALL, NULL},
     {"code", (PyCFunction)batch_code, METH_O, NULL},
     {"group_size", (PyCFunction)batch_group_size, METH_O, NULL},
+    {"place", (PyCFunction)(void (*)(void))batch_place, METH_FASTCALL, NULL},
     {"properties", (PyCFunction)batch_properties, METH_O, NULL},
     {"properties_for", (PyCFunction)batch_properties_for, METH_O, NULL},
     {"set_code", (PyCFunction)(void (*)(void))batch_set_code, METH_FASTCALL, NULL},
     {"sys_flag", (PyCFunction)batch_sys_flag, METH_O, NULL},
+    {"timestamp", (PyCFunction)batch_timestamp, METH_O, NULL},
+    {"topic", (PyCFunction)batch_topic, METH_O, NULL},
     {NULL, NULL, 0, NULL},
 };
 

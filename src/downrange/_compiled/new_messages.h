@@ -14,7 +14,7 @@ typedef struct {
     Py_ssize_t body_size, born_host_size, store_host_size;
     Part tags, unique_key, keys;
     int64_t row, queue_id, flag, sys_flag, born_timestamp, reconsume_times, prepared_offset;
-    int64_t physical_offset, size, queue_offset; /* the place of a message that was stored */
+    int64_t physical_offset, size, queue_offset, store_timestamp; /* the place of a message that was stored */
     int64_t code;                                /* what its queue entry holds, if has_code */
     PyObject *state;                             /* borrowed from `kept`; NULL: the state of `row` in `by_row` */
     char has_code, is_special, begins_group;

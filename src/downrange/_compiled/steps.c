@@ -11,7 +11,7 @@ static PyMethodDef functions[] = {
     {"write_records", (PyCFunction)(void (*)(void))write_records, METH_FASTCALL, NULL},
     {"put_entries", (PyCFunction)(void (*)(void))put_entries, METH_FASTCALL, NULL},
     {"index_keys", (PyCFunction)(void (*)(void))index_keys, METH_FASTCALL, NULL},
-    {"replay_records", (PyCFunction)(void (*)(void))replay_records, METH_FASTCALL, NULL},
+    {"read_records", (PyCFunction)(void (*)(void))read_records, METH_FASTCALL, NULL},
     {"encode_pull", (PyCFunction)(void (*)(void))encode_pull, METH_FASTCALL, NULL},
     {"pick_all", (PyCFunction)(void (*)(void))pick_all, METH_FASTCALL, NULL},
     {"pick_by_tags", (PyCFunction)(void (*)(void))pick_by_tags, METH_FASTCALL, NULL},

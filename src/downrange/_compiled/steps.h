@@ -29,7 +29,7 @@ PyObject *next_run(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *write_records(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *put_entries(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *index_keys(PyObject *module, PyObject *const *args, Py_ssize_t count);
-PyObject *replay_records(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *read_records(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *encode_pull(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *pick_all(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *pick_by_tags(PyObject *module, PyObject *const *args, Py_ssize_t count);

@@ -105,6 +105,7 @@ PyObject *write_records(PyObject *module, PyObject *const *args, Py_ssize_t coun
         atomic_thread_fence(memory_order_release);
         put_head((byte *)memory.buf + at, first);
     }
+    for (Message *message = first; message < stop; message++) message->store_timestamp = store_timestamp;
     batch->stored = stop - batch->messages;
     result = Py_BuildValue("(nL)", batch->stored, (long long)end);
 end:

@@ -86,7 +86,7 @@ class MessageAppender:
             except StoreError as error:
                 return self._failed(error)
             if follower.at_once:
-                follower.apply(messages, number, stop, now)
+                follower.apply(messages, number, stop)
             number = stop
         return None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from downrange.compiled import accelerated
@@ -27,7 +27,7 @@ class NewMessages:
     these members that keeps no Python object for a message.
     """
 
-    __slots__ = ("_codes", "group_ends", "messages", "places", "special", "states")
+    __slots__ = ("_codes", "_timestamps", "group_ends", "messages", "places", "special", "states")
 
     def __init__(self) -> None:
         self.messages: list[NewMessage] = []
@@ -38,6 +38,7 @@ class NewMessages:
         self.group_ends: list[int] = []
         """For each group the number behind its last message."""
         self._codes: dict[int, int] = {}
+        self._timestamps: list[int] = []
 
     def __repr__(self) -> str:
         return f"<NewMessages messages={len(self)} stored={self.stored}>"
@@ -56,6 +57,18 @@ class NewMessages:
             self.group_ends[-1] = number
         if state.is_special:
             self.special.append(number - 1)
+
+    def place(self, places: Sequence[Place], store_timestamp: int) -> None:
+        """The next messages were stored at this time, and lie at these places."""
+        self.places += places
+        self._timestamps += [store_timestamp] * len(places)
+
+    def topic(self, number: int) -> str:
+        return self.messages[number].topic
+
+    def timestamp(self, number: int) -> int:
+        """When a message was stored."""
+        return self._timestamps[number]
 
     def properties(self, number: int) -> bytes:
         """The stored property text of one message."""

@@ -92,7 +92,6 @@ class Recovery:
         report.start_offset = start
         dispatched = 0 if headless or not report.clean else self._queues.max_physical_offset
         self._index_up_to(max(start, dispatched))
-        self._dispatcher.indexed_up_to = index_end(self._index) if self._index is not None else 1 << 62
 
         bulk = self._bulk(begin=dispatched) if self._writable else None
         walk = self._log.walk(start, check_crc=self._check_crc, bulk=bulk)
@@ -121,7 +120,6 @@ class Recovery:
             self._queues.truncate(walk.end)
             self._cut_index(walk.end, last_timestamp)
             self._rebuild(incomplete, report)
-        self._dispatcher.indexed_up_to = 0
         self._queues.correct_min_offsets(self._log.min_offset)
 
     def _forget_everything(self, report: RecoveryReport) -> None:

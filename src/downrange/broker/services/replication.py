@@ -139,7 +139,7 @@ class SlaveReplication:
             self._sync.sync_soon()
 
     def _appended(self) -> None:
-        sizes = self._writer.dispatched().sizes
-        self._sync.received(sizes)
-        if self._flusher.is_sync and sizes:
+        queues = self._writer.dispatched()
+        self._sync.received(queues)
+        if self._flusher.is_sync and queues:
             self._flusher.wait_for(self._store.max_offset)  # nobody waits for the disk, but it is to have them soon

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from downrange.model.hashing import HashCache, java_hash_unsigned
 from downrange.store.index.index_file import MAX_INT
 
-# topic, unique id, KEYS, physical offset
-Keyed = tuple[str, str | None, str | None, int]
+# topic, unique id, KEYS, physical offset, store timestamp
+Keyed = tuple[str, str | None, str | None, int, int]
 
 
 class KeyHashes:
@@ -27,26 +27,26 @@ class KeyHashes:
     def of_key(self, topic: str, key: str) -> int:
         return java_hash_unsigned(key, self._topics[topic])
 
-    def of_messages(self, keyed: Sequence[Keyed]) -> list[tuple[int, int]]:
-        """The hashes that the index keeps for messages, each with the physical offset of its message.
+    def of_messages(self, keyed: Sequence[Keyed]) -> list[tuple[int, int, int]]:
+        """The hashes that the index keeps for messages, each with offset and store time of its message.
 
         A message has one for its unique id and one for each word of its KEYS.
         """
         topics, topics_of_ids = self._topics, self._topics_of_ids
         heads_of_ids, ends_of_ids = self._heads_of_ids, self._ends_of_ids
-        hashed: list[tuple[int, int]] = []
-        for topic, unique_key, keys, physical_offset in keyed:
+        hashed: list[tuple[int, int, int]] = []
+        for topic, unique_key, keys, physical_offset, timestamp in keyed:
             if unique_key is not None:
                 if len(unique_key) == 32 and unique_key.isascii():
                     known = heads_of_ids[unique_key[:30]] + ends_of_ids[unique_key[30:]]
                     key_hash = topics_of_ids[topic] + known & 0xFFFFFFFF
                 else:
                     key_hash = java_hash_unsigned(unique_key, topics[topic])
-                hashed.append((positive_hash(key_hash), physical_offset))
+                hashed.append((positive_hash(key_hash), physical_offset, timestamp))
             if keys:
                 start = topics[topic]
                 hashes = [positive_hash(java_hash_unsigned(key, start)) for key in keys.split(" ") if key]
-                hashed += [(key_hash, physical_offset) for key_hash in hashes]
+                hashed += [(key_hash, physical_offset, timestamp) for key_hash in hashes]
         return hashed
 
 

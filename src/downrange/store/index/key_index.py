@@ -23,9 +23,6 @@ from downrange.store.index.index_file import ENTRY, SLOT, IndexFile
 from downrange.store.index.key_hashes import Keyed, KeyHashes, positive_hash
 from downrange.store.new_messages import NewMessages
 
-# mapping, slots, next entry, limit, used slots, begin timestamp, end offset, end timestamp
-IndexPlace = tuple[mmap.mmap, int, int, int, int, int, int, int]
-
 _MAPPED_FILES: Final = 4  # older files that stay mapped after a query
 _pack_slot, _pack_entry = SLOT.pack_into, ENTRY.pack_into
 _unpack_slot, _unpack_entry = SLOT.unpack_from, ENTRY.unpack_from
@@ -42,12 +39,11 @@ def index_keys(
     limit: int,
     used_slots: int,
     end_offset: int,
-    store_timestamp: int,
-) -> tuple[int, int, int] | None:
+) -> tuple[int, int, int, int] | None:
     """Put the keys of messages from `number` to `stop` into one index file, and move its header on.
 
-    Return the next entry, the used slots and the end offset of the file. None: nothing was put, because the keys do not
-    fit this file or are unusual. Python leaves that to `KeyIndex.put_keys` always.
+    Return the next entry, the used slots, the end offset and the end timestamp of the file. None: nothing was put,
+    because the keys do not fit this file or are unusual. Python leaves that to `KeyIndex.put_keys` always.
     """
     return None
 
@@ -129,40 +125,37 @@ class KeyIndex:
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
-    def put(self, messages: NewMessages, number: int, stop: int, store_timestamp: int) -> None:
-        """Index messages that were just stored, from `number` to `stop`."""
-        index_file = self._current
-        if index_file is not None and index_file.map is not None:
+    def put(self, messages: NewMessages, number: int, stop: int) -> None:
+        """Index messages that lie in the log, from `number` to `stop`."""
+        one = self._current
+        if one is not None and one.map is not None:
             put = index_keys(
-                messages, number, stop, index_file.map, self._slots, index_file.next_entry, index_file.limit,
-                index_file.used_slots, index_file.end_offset, store_timestamp,
-            )  # fmt: skip
+                messages, number, stop, one.map, self._slots, one.next_entry, one.limit, one.used_slots, one.end_offset
+            )
             if put is not None:
-                if put[0] > index_file.next_entry:
-                    index_file.next_entry, index_file.used_slots, index_file.end_offset = put
-                    index_file.end_timestamp = store_timestamp
+                if put[0] > one.next_entry:
+                    one.next_entry, one.used_slots, one.end_offset, one.end_timestamp = put
                 return
         keyed: list[Keyed] = []
         for each in range(number, stop):
             _, unique_key, keys = find_tags_and_keys(messages.properties(each).decode("utf-8", "replace"))
             if (unique_key or keys) and messages.sys_flag(each) & TRANSACTION_MASK != SysFlag.TRANSACTION_ROLLBACK:
-                keyed.append((messages.states[each].topic, unique_key, keys, messages.places[each][0]))
+                place = messages.places[each]
+                keyed.append((messages.topic(each), unique_key, keys, place[0], messages.timestamp(each)))
         if keyed:
-            self.put_keys(keyed, store_timestamp)
+            self.put_keys(keyed)
 
-    def put_keys(self, keyed: Sequence[Keyed], store_timestamp: int) -> None:
+    def put_keys(self, keyed: Sequence[Keyed]) -> None:
         """Index messages by their unique ids and by each word of their KEYS; messages indexed before are passed over.
 
         The header follows once, at the end: entries that it does not count yet are taken back by `load`.
         """
         index_file = self._current or self._writable_file()
-        seconds = index_file.seconds_at(store_timestamp)
-        for key_hash, physical_offset in self._hashes.of_messages(keyed):
+        for key_hash, physical_offset, store_timestamp in self._hashes.of_messages(keyed):
             if index_file.next_entry >= index_file.limit:
                 if index_file.map is not None:
                     index_file.write_header(index_file.map)
                 index_file = self._writable_file()
-                seconds = index_file.seconds_at(store_timestamp)
             if physical_offset < index_file.end_offset:
                 continue
             mapped = index_file.map
@@ -173,37 +166,18 @@ class KeyIndex:
             if before <= 0 or before > number:
                 before = 0
                 index_file.used_slots += 1
+            seconds = index_file.seconds_at(store_timestamp)
             _pack_entry(mapped, self._entries_at + number * 20, key_hash, physical_offset, seconds, before)
             _pack_slot(mapped, slot_at, number)
             if number == 1:
                 # After its seconds were counted from the end of the file before: RocketMQ's order, for equal bytes.
                 index_file.begin_offset = physical_offset
                 index_file.begin_timestamp = store_timestamp
-                seconds = 0
             index_file.next_entry = number + 1
             index_file.end_offset = physical_offset
             index_file.end_timestamp = store_timestamp
         if index_file.map is not None:
             index_file.write_header(index_file.map)
-
-    @property
-    def place(self) -> IndexPlace | tuple[()]:
-        """Where the next key goes, for the compiled twin of a replay; empty when only `put` can find out."""
-        one = self._current
-        if one is None or one.map is None or one.next_entry < 2:
-            return ()
-        return (
-            one.map, self._slots, one.next_entry, one.limit, one.used_slots, one.begin_timestamp, one.end_offset,
-            one.end_timestamp,
-        )  # fmt: skip
-
-    def move_to(self, next_entry: int, used_slots: int, end_offset: int, end_timestamp: int) -> None:
-        """Keys were put into the current file: these are its new numbers."""
-        one = self._current
-        if one is not None and one.map is not None and next_entry > one.next_entry:
-            one.next_entry, one.used_slots = next_entry, used_slots
-            one.end_offset, one.end_timestamp = end_offset, end_timestamp
-            one.write_header(one.map)
 
     def _writable_file(self) -> IndexFile:
         """The last file, mapped and with room for at least one entry; a new one when there is none."""

@@ -79,5 +79,5 @@ def write_records(
         data = b"".join(pieces)
         memory[at + BLANK_SIZE : end] = memoryview(data)[BLANK_SIZE:]
         memory[at : at + BLANK_SIZE] = data[:BLANK_SIZE]
-        messages.places += written
+        messages.place(written, store_timestamp)
     return stop, end

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 from zlib import crc32
 
-from downrange.compiled import steps
 from downrange.model.message import PhysicalOffset, QueueOffset
 from downrange.model.record import (
     CRC_MASK,
@@ -66,7 +65,7 @@ class Walk:
     def __init__(self, segments: Segments, start: PhysicalOffset, *, check_crc: bool, bulk: Bulk | None = None) -> None:
         self._segments = segments
         self._check_crc = check_crc
-        self.bulk = bulk if steps is not None else None
+        self.bulk = bulk
         self.end = start
         self.damage: str | None = None
         self.is_cut_short = False
