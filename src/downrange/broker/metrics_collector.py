@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from downrange.broker.metrics import MetricSources
-from downrange.broker.statistics import NORMAL, RPC_MILLIS_BOUNDS
+from downrange.broker.statistics import RPC_MILLIS_BOUNDS
 from downrange.broker.tallies import SIZE_BOUNDS, PutTally
 from downrange.model.topics import DLQ_PREFIX, RETRY_PREFIX, SYSTEM_GROUP_PREFIX, is_system_topic
 from downrange.protocol.codes import LanguageCode, RequestCode, ResponseCode
@@ -113,8 +113,7 @@ class BrokerCollector:
 
         def by_type() -> Iterator[tuple[Labels, int, int]]:
             for labels, tally in rows():
-                for kind, messages, size in _by_type(tally):
-                    yield labels | {"message_type": kind}, messages, size
+                yield labels | {"message_type": "normal"}, tally.messages, tally.bytes
 
         messages = ((labels, messages) for labels, messages, _ in by_type())
         yield from self._counter("messages_in", "Messages stored.", messages)
@@ -253,15 +252,6 @@ def _texts(family: Metric, samples: Iterator[Sample]) -> Iterator[bytes]:
         text = generate_latest(_Families([family]))
         yield text if is_first else text.split(b"\n", 2)[2]
         is_first = False
-
-
-def _by_type(tally: PutTally) -> Iterator[tuple[str, int, int]]:
-    """Message type, messages, bytes."""
-    special = [(kind, one.messages, one.bytes) for kind, one in tally.special.items()]
-    rest = tally.messages - sum(one[1] for one in special), tally.bytes - sum(one[2] for one in special)
-    if rest[0] or not special:
-        yield NORMAL, *rest
-    yield from special
 
 
 def _by_topic(counts: Mapping[str, int]) -> list[tuple[Labels, int]]:
