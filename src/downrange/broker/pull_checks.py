@@ -37,8 +37,8 @@ _subscription_of = lru_cache(maxsize=4096)(subscribe)
 
 
 @lru_cache(maxsize=4096)
-def _tag_filter_of(topic: str, expression: str | None) -> MessageFilter:
-    return tag_filter(subscribe(topic, expression, TAG))
+def _tag_filter_of(expression: str | None) -> MessageFilter:
+    return tag_filter(subscribe("", expression))
 
 
 class PullChecks:
@@ -59,7 +59,7 @@ class PullChecks:
         kind = request.expression_type or TAG
         is_retry = self._config.broker.filter_support_retry and request.topic.startswith(RETRY_PREFIX)
         if request.sys_flag & _SUBSCRIPTION and kind == TAG and not is_retry:  # nearly every pull
-            return group, _tag_filter_of(request.topic, request.subscription)
+            return group, _tag_filter_of(request.subscription)
         return group, self._filter(request, self._subscription(request, group))
 
     def _check(self, request: PullMessageRequest, peer: str) -> SubscriptionGroupConfig:

@@ -64,7 +64,6 @@ _CODES: Final = {
 _reply_of = cache(PullReply)
 _FOUND: Final = PullReply(_SUCCESS, GetMessageStatus.FOUND.value)
 
-
 # The request code and the code of an answer, and its frame; no frame when the peer wants none.
 _Answer = tuple[int, int, list[Buffer]]
 
@@ -98,16 +97,20 @@ class Pulls:
         found = 0
         others: list[tuple[int, int]] = []
         replied: dict[Connection, None] = {}
+        closed: list[Connection] = []
         for number in range(at, stop):
             frame, origin = frames[number], origins[number]
             if origin.is_full:
                 origin.defer(frame)
+                continue
+            if closed and origin in closed:
                 continue
             try:
                 answer = self._answer(frame, origin)
             except RemoteProtocolError as error:
                 log.warning("connection closed peer=%s reason=%s", origin.peer, error)
                 origin.abort()
+                closed.append(origin)
                 continue
             except Exception as error:
                 parts = _error_reply(frame, error)
