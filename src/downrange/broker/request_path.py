@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Protocol
 
 from downrange.broker.admission import Admission
-from downrange.protocol.errors import RemoteProtocolError
-from downrange.protocol.framing import Frame, code_of, decode_frame, encode, next_run
+from downrange.protocol.command import Command
+from downrange.protocol.errors import BrokerError, RemoteProtocolError
+from downrange.protocol.framing import Frame, code_of, next_run
 from downrange.transport.connection import Connection
-from downrange.transport.serving import error_reply, send_replies
+from downrange.transport.serving import answer_frame, error_reply
 
 
 class Family(Protocol):
@@ -38,6 +40,10 @@ class RequestPath:
         """Answer frames that came over one or many connections: the `Serve` of a broker's servers."""
         at, count = 0, len(frames)
         while at < count:
+            if origins[at].is_full:  # since this call began: its peer broke the protocol, or has enough to read
+                origins[at].defer(frames[at])
+                at += 1
+                continue
             try:
                 family: Family | None
                 family, stop = next_run(frames, at, self._families)
@@ -49,16 +55,15 @@ class RequestPath:
                 continue
             family = family or self._commands
             while at < stop:
-                passed = self._admission.admitted(frames, origins, at, stop)
+                passed, refusal = self._admission.admitted(frames, origins, at, stop)
                 if passed > at:
                     family.take(frames, origins, at, passed)
-                if passed < stop:
-                    self._refuse(frames[passed], origins[passed])
+                if refusal is not None:
+                    answer_frame(partial(_refuse, refusal), frames[passed], origins[passed])
+                    origins[passed].flush()
                     passed += 1
                 at = passed
 
-    def _refuse(self, frame: Frame, origin: Connection) -> None:
-        command = decode_frame(frame)
-        error = self._admission.refusal(frame, origin)
-        if error is not None and not command.flag:
-            send_replies([origin], encode(error_reply(command, error)))
+
+def _refuse(refusal: BrokerError, command: Command, origin: Connection) -> Command:
+    return error_reply(command, refusal)

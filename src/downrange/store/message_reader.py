@@ -13,13 +13,14 @@ from downrange.store.errors import StoreClosed
 from downrange.store.index.key_index import KeyIndex
 from downrange.store.log.commit_log import CommitLog
 from downrange.store.queue.backlog import Backlog, Picked, pick_all
-from downrange.store.queue.consume_queue import ENTRY, ENTRY_SIZE
+from downrange.store.queue.consume_queue import ENTRY, ENTRY_SIZE, ConsumeQueue
 from downrange.store.queue.consume_queue_ext import ConsumeQueueExt, ExtUnit, UnitTest
 from downrange.store.queue.property_filter import PropertyFilter
 from downrange.store.queue.queues import ConsumeQueues, QueueState
 from downrange.store.queue.tag_codes import TagCodes
 from downrange.store.read_result import GetMessageStatus, QueryResult, ReadResult
 
+_FOUND: Final = GetMessageStatus.FOUND
 _SCAN_ENTRIES: Final = 800
 _QUERY_ROUNDS: Final = 3
 _BULK_MESSAGES: Final = 4096
@@ -106,9 +107,10 @@ class MessageReader:
             if bulk_bytes and max_messages > _BULK_MESSAGES:
                 max_messages = _BULK_MESSAGES
             pick = _pick_of(state, matches, matches_record)
-            found = None if pick is None else self._read_at_once(state, offset, max_messages, pick, bulk_bytes)
-            if found is not None:
-                return found
+            if pick is not None:
+                found = self._read_at_once(queue, offset, max_messages, pick, bulk_bytes, min_offset, max_offset)
+                if found is not None:
+                    return found
             raw = queue.read(offset, max(_SCAN_ENTRIES, max_messages))
             if raw:
                 return self._read_one_by_one(state, offset, raw, max_messages, matches, matches_record, bulk_bytes)
@@ -124,7 +126,7 @@ class MessageReader:
             status, position = GetMessageStatus.OFFSET_OVERFLOW_BADLY, self._corrected(max_offset, offset)
         return ReadResult(status, position, min_offset, max_offset)
 
-    def _limits(self, max_messages: int, bulk_bytes: int, *, is_cold: bool) -> tuple[int, int]:
+    def _limits(self, max_messages: int, bulk_bytes: int, is_cold: bool) -> tuple[int, int]:
         """The most messages and bytes of one reply; cold messages are no longer in memory."""
         config = self.config
         if bulk_bytes:
@@ -140,24 +142,30 @@ class MessageReader:
         return (most if most > 0 else 1), most_bytes
 
     def _read_at_once(
-        self, state: QueueState, offset: int, max_messages: int, pick: Pick, bulk_bytes: int
+        self,
+        queue: ConsumeQueue,
+        offset: int,
+        max_messages: int,
+        pick: Pick,
+        bulk_bytes: int,
+        min_offset: int,
+        max_offset: int,
     ) -> ReadResult | None:
         """`read` where all records lie in one file of the log and have the same limits; None when they do not."""
-        segments, queue = self._segments, state.queue
-        most, most_bytes = self._limits(max_messages, bulk_bytes, is_cold=False)
-        wants_all = pick is pick_all
-        raw = queue.read(offset, most if wants_all else max(_SCAN_ENTRIES, max_messages))
+        most, most_bytes = self._limits(max_messages, bulk_bytes, False)
+        raw = queue.read(offset, most if pick is pick_all else max(_SCAN_ENTRIES, max_messages))
         if not raw:
             return None
         first = int.from_bytes(raw[:8], "big")
+        segments = self._segments
         segment = segments.find(first)
         if segment is None:
             return None
         hot_from = segments.max_offset - self._memory_limit
         is_cold = first < hot_from
         if is_cold:
-            most, most_bytes = self._limits(max_messages, bulk_bytes, is_cold=True)
-            if wants_all:
+            most, most_bytes = self._limits(max_messages, bulk_bytes, True)
+            if pick is pick_all:
                 raw = queue.read(offset, most + 1)
         view, start, readable = segment.view, segment.start, segment.readable
         picked = pick((raw, view, start, readable), most, most_bytes)
@@ -170,16 +178,12 @@ class MessageReader:
             for at in (last, last + ENTRY_SIZE):
                 if int.from_bytes(raw[at : at + 8], "big") >= hot_from:
                     return None
-        min_offset, max_offset = queue.min_offset, queue.max_offset
-        if not byte_count:
-            status = GetMessageStatus.NO_MATCHED_MESSAGE
-            return ReadResult(status, offset + scanned, min_offset, max_offset, [], 0, 0, is_cold)
         return ReadResult(
-            GetMessageStatus.FOUND,
+            _FOUND if entries else GetMessageStatus.NO_MATCHED_MESSAGE,
             offset + scanned,
             min_offset,
             max_offset,
-            (entries, view, start, readable),
+            (entries, view, start, readable) if entries else [],
             len(entries) // ENTRY_SIZE,
             byte_count,
             is_cold,
@@ -199,8 +203,8 @@ class MessageReader:
         find = self._segments.find
         log_max = self.commit_log.max_offset
         hot_from = log_max - self._memory_limit
-        hot_count, hot_bytes = self._limits(max_messages, bulk_bytes, is_cold=False)
-        cold_count, cold_bytes = self._limits(max_messages, bulk_bytes, is_cold=True)
+        hot_count, hot_bytes = self._limits(max_messages, bulk_bytes, False)
+        cold_count, cold_bytes = self._limits(max_messages, bulk_bytes, True)
 
         status = GetMessageStatus.NO_MATCHED_MESSAGE
         slices: list[memoryview] = []

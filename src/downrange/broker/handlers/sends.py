@@ -46,7 +46,7 @@ _BATCH_BYTES: Final = 1 << 20
 class _Batch:
     """What the requests of a run come to."""
 
-    __slots__ = ("bytes", "is_new_topic", "keys", "messages", "refused", "replies", "requests", "then")
+    __slots__ = ("bytes", "is_closed", "is_new_topic", "keys", "messages", "refused", "replies", "requests", "then")
 
     def __init__(self) -> None:
         self.messages = NewMessages()
@@ -56,6 +56,8 @@ class _Batch:
         self.keys: set[object] = set()
         self.refused: list[tuple[int, int]] = []  # code of the request, code of the reply
         self.is_new_topic = False
+        self.is_closed = False
+        """It takes no more requests."""
         self.bytes = 0
 
 
@@ -99,6 +101,10 @@ class Sends:
         if self._config.broker is not self._known:
             self._adopt(self._config.broker)
         while at < stop:
+            if origins[at].is_full:  # since the run began: its peer broke the protocol, or has enough to read
+                origins[at].defer(frames[at])
+                at += 1
+                continue
             start = perf_counter()
             batch = _Batch()
             end = self._read(batch, frames, origins, at, stop)
@@ -134,7 +140,7 @@ class Sends:
                 break
             self.not_accelerated += 1
             at += 1
-            if batch.is_new_topic:
+            if batch.is_closed:
                 break
         return at
 
@@ -144,6 +150,7 @@ class Sends:
             command = decode_frame(frame)
         except RemoteProtocolError as error:
             origin.break_off(error)
+            batch.is_closed = True
             batch.replies.add_ready(code_of(frame), b"", 0, 0, False)
             return True
         is_oneway = command.flag & ONEWAY_FLAG
@@ -162,6 +169,7 @@ class Sends:
                 asked = asked.refused(command, refusal)
         except RemoteProtocolError as error:
             origin.break_off(error)
+            batch.is_closed = True
             asked = None
         except Exception as error:
             asked = error_reply(command, error)
@@ -192,7 +200,7 @@ class Sends:
             batch.then.append((first, count, asked.then))
         if asked.key is not None:
             batch.keys.add(asked.key)
-        batch.is_new_topic = asked.makes_topic
+        batch.is_closed = batch.is_new_topic = asked.makes_topic
         return None
 
     # --- afterwards ---------------------------------------------------------------------------------------------

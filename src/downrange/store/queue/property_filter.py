@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from downrange.compiled import accelerated_if_usual
+from downrange.compiled import accelerated
 from downrange.model.properties import find_property
 from downrange.model.record import properties_of
 from downrange.store.queue.backlog import Backlog, Picked
@@ -42,7 +42,7 @@ class PropertyFilter:
         return pick_by_properties(backlog, most, most_bytes, self._names, self._condition) if self._names else None
 
 
-@accelerated_if_usual
+@accelerated
 def pick_by_properties(
     backlog: Backlog, most: int, most_bytes: int, names: tuple[tuple[str, bytes], ...], condition: Condition
 ) -> Picked | None:
