@@ -1,6 +1,6 @@
 /* A piece of the log into queues and key index: store/log/walk.py, and store/dispatcher.py, replay.
  *
- * Goes from record to record and stops in front of the first one that is not usual, which its twin then looks at.
+ * Goes from record to record and stops in front of the first unusual one, which is left to Python.
  */
 #include "dispatching.h"
 #include "properties.h"
@@ -10,7 +10,7 @@
 #define AHEAD 16         /* records that are read before the first of them is entered */
 #define KNOWN_QUEUES 64  /* a power of two */
 
-/* A queue that somebody wants to hear of, met before in this call. */
+/* A queue whose new messages are told to Python, met before in this call. */
 typedef struct {
     const int64_t *row;
     PyObject *topic_name, *sizes;
@@ -28,7 +28,7 @@ typedef struct {
     int has_index, has_place;
 } Replay;
 
-/* Look the queue of a record up as its twin does, and remember its row; NULL when it is not known, or special. */
+/* Look the queue of a record up as Dispatcher.replay does, and remember its row; NULL when it is not known, or special. */
 static int64_t *learn_row(Replay *replay, const Record *record) {
     PyObject *key = Py_BuildValue("(y#i)", record->topic, record->topic_size, (int)record->queue_id);
     PyObject *state = key == NULL ? NULL : PyDict_GetItemWithError(replay->queues, key);
@@ -60,7 +60,7 @@ static void forget_queue(Queue *queue) {
     queue->row = NULL;
 }
 
-/* The queue of a row, for those who want to hear of it; NULL with an exception, or when the row is nobody's. */
+/* The queue of a row; NULL with an exception, or when no queue has this row. */
 static Queue *queue_of(Replay *replay, const int64_t *row, const Record *record) {
     Py_ssize_t number = (row - (int64_t *)replay->rows.buf) / ROW;
     Queue *queue = &replay->known[number % KNOWN_QUEUES];
@@ -90,7 +90,7 @@ static int64_t seconds_at(const Index *index, int64_t store_timestamp) {
     return seconds > INT32_MAX ? INT32_MAX : seconds;
 }
 
-/* Enter one record, into its queue unless only the index is wanted; 0, and nothing was done, when its twin has to. */
+/* Enter one record into the index, and into its queue if `row` is one; 0, and nothing was done, when it is unusual. */
 static int enter(Replay *replay, const Record *record, int64_t *row) {
     int64_t physical_end = record->physical_offset + record->size, at = 0;
     int is_new = row != NULL && physical_end > row[PHYSICAL_END];
@@ -135,7 +135,7 @@ static int enter(Replay *replay, const Record *record, int64_t *row) {
     return 1;
 }
 
-/* Note the size of a record among those of its queue. */
+/* Add the size of a record to the sizes of its queue. */
 static int note_size(const Replay *replay, const Record *record, Queue *queue) {
     if (queue->sizes == NULL) {
         PyObject *key = Py_BuildValue("(Oi)", queue->topic_name, (int)record->queue_id);
@@ -154,7 +154,7 @@ static int note_size(const Replay *replay, const Record *record, Queue *queue) {
     return is_noted;
 }
 
-/* Tell of a record whose queue somebody watches. */
+/* Add a record to the messages of watched queues. */
 static int tell(const Replay *replay, const Record *record, const Queue *queue) {
     PyObject *one = Py_BuildValue(
         "(OiLy#Li)", queue->topic_name, (int)record->queue_id, (long long)record->queue_offset, record->properties,

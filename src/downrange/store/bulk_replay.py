@@ -1,4 +1,4 @@
-"""Replaying the log in bulk: what the compiled twin takes of a walk; only unusual records are left for Python."""
+"""Replaying the log in bulk: the compiled step takes all usual records of a walk and leaves the others to Python."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class MessageLimits:
         return None
 
     def check_batch(self, message: NewMessage, units: Sequence[BatchUnit]) -> AppendResult | None:
-        """The same for a batch, which must also fit one file as a whole."""
+        """Why this batch is refused, which must also fit one file as a whole; None when it is not refused."""
         if not units:
             return _illegal("a batch without messages")
         if message.sys_flag & 12:

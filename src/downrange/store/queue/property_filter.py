@@ -19,9 +19,9 @@ _MOST_NAMES: Final = 16
 
 
 class PropertyFilter:
-    """A test that records pass of whose properties `condition` says True: neither no nor unknown nor ValueError.
+    """A test that a record passes if `condition` says True of its properties: neither False, None nor ValueError.
 
-    `names` are all properties it may ask for; without them each record is looked at by itself. A value.
+    `names` are all properties that `condition` may ask for; without them the compiled step cannot be used. Immutable.
     """
 
     __slots__ = ("_condition", "_names")
@@ -34,7 +34,7 @@ class PropertyFilter:
         return self.matches(properties_of(record))
 
     def matches(self, properties: str) -> bool:
-        """The same for the text of the properties."""
+        """Whether a record with this text of properties passes."""
         try:
             return self._condition(partial(find_property, properties)) is True
         except ValueError:
@@ -43,7 +43,7 @@ class PropertyFilter:
     def pick(self, backlog: Backlog, most: int) -> Picked | None:
         """The entries whose records pass, as many as a reply may have; None when the records have to be read singly.
 
-        Compiled, only what is asked for is taken out of a record, and a record is no object.
+        The compiled step reads only the properties in `names` and makes no object of a record.
         """
         if steps is None or not self._names:
             return None
