@@ -110,7 +110,7 @@ PyObject *pick_by_tags(PyObject *module, PyObject *const *args, Py_ssize_t count
 
 /* --- by properties ------------------------------------------------------------------------------------------------ */
 
-/* The properties a condition asks for, and those of the record at hand. */
+/* The properties that a condition asks for, and their values in one record. */
 typedef struct {
     Py_ssize_t count;
     PyObject *names[MOST_NAMES];
@@ -169,7 +169,7 @@ static int fill_table(Wanted *wanted) {
     return 1;
 }
 
-/* 1 or 0; -1 when it cannot tell: the twin has the same trouble, at a place where it is reported. */
+/* 1 or 0; -1 when the condition raises: then Python asks it again, and reports the error. */
 static int says_yes(PyObject *condition, PyObject *find) {
     PyObject *answer = PyObject_CallOneArg(condition, find);
     if (answer == NULL) {

@@ -8,7 +8,7 @@ static inline PyObject *number32(const byte *at) { return PyLong_FromLong((int32
 
 static inline PyObject *number64(const byte *at) { return PyLong_FromLongLong(get64(at)); }
 
-/* A host as bytes; messages that follow each other often have the same. */
+/* A host as bytes: `last`, the host of the message before, when it is equal, as it mostly is. */
 static PyObject *host_of(const byte *at, Py_ssize_t size, PyObject *last) {
     if (last != NULL && PyBytes_GET_SIZE(last) == size && !memcmp(PyBytes_AS_STRING(last), at, (size_t)size))
         return Py_NewRef(last);
@@ -21,7 +21,7 @@ static void keep_host(PyObject **host, PyObject *other) {
     *host = Py_NewRef(other);
 }
 
-/* One message; `args` as below. `hosts` are those of the message before, and become those of this one. */
+/* One message; `args` as below. `hosts` are the hosts of the message before, and become the hosts of this one. */
 static PyObject *message_of(const Record *record, PyObject *const *args, PyObject **hosts) {
     const byte *at = record->start, *late = at + record->born_extra, *last = late + record->store_extra;
     PyObject *fields[FIELDS] = {

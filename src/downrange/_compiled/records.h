@@ -15,7 +15,7 @@
 #define CRC_MASK 0x7FFFFFFFu
 #define NOT_IN_A_QUEUE 4 /* the bit that prepared and rolled-back messages have in sysFlag */
 
-/* Positions of fields; those behind the born host only where it is IPv4. */
+/* Positions of fields, of a record with IPv4 hosts. */
 enum {
     SIZE_AT = 0, MAGIC_AT = 4, BODY_CRC_AT = 8, QUEUE_ID_AT = 12, FLAG_AT = 16, QUEUE_OFFSET_AT = 20,
     PHYSICAL_OFFSET_AT = 28, SYS_FLAG_AT = 36, BORN_TIMESTAMP_AT = 40, BORN_HOST_AT = 48, STORE_TIMESTAMP_AT = 56,

@@ -55,7 +55,7 @@ def sql_filter(expression: SqlExpression) -> MessageFilter:
 
 
 def group_filter(known: ConsumerFilter, filters: ConsumerFilters) -> MessageFilter:
-    """By the expression of a group: bit map first, then the expression, since a bit map only tells who may want it."""
+    """By the expression of a group: first its bit in the bit map, which may be set by mistake, then the expression."""
     may_want, mask, born_time = filters.bloom.may_want, known.mask, known.born_time
 
     def matches(unit: ExtUnit) -> bool:

@@ -120,7 +120,7 @@ class PropertyArrays:
 
 
 class SplitProperties:
-    """What the compiled twin has made of the properties of records: the same columns as those of PropertyArrays."""
+    """The columns of PropertyArrays, as the compiled step has made them."""
 
     def __init__(self, rows: int, is_ascii: bool, columns: Mapping[str, _Texts], in_map: _Map | None) -> None:
         self._rows = rows

@@ -41,7 +41,7 @@ HEAD: Final = np.dtype(
         ("prepared_transaction_offset", ">i8"), ("body_length", ">i4"),
     ]
 )  # fmt: skip
-"""HEAD_V4 for NumPy: the first bytes of a record, of those with IPv4 hosts all up to the body."""
+"""HEAD_V4 for NumPy: the first bytes of a record; they end where the body begins if both hosts are IPv4."""
 assert HEAD.itemsize == HEAD_V4.size
 assert [HEAD.fields[name][1] for name in ("physical_offset", "sys_flag", "store_time")] == [  # type: ignore[index]
     PHYSICAL_OFFSET_AT,
@@ -93,7 +93,7 @@ class RecordArrays:
         self.starts = starts
         self._check(starts >= 0, "begins before the buffer")
         self._check(starts + FIXED_SIZE <= len(raw), "is cut off")
-        # What all records have at the same place is copied together once: they lie far apart, their heads do not.
+        # The heads are copied together once: fields are picked quicker out of them than out of the whole buffer.
         every_byte = np.ndarray((len(raw) - HEAD.itemsize + 1,), f"V{HEAD.itemsize}", raw.data, strides=(1,))
         self._head = head = every_byte[starts].view(HEAD) if len(starts) else np.empty(0, HEAD)
         size = head["size"].astype(np.int64)

@@ -72,7 +72,7 @@ class ReceivedMessage(msgspec.Struct, frozen=True, eq=False, gc=False):
 
     @property
     def properties(self) -> dict[str, str]:
-        """All properties, with those Java's consumers add: the reach of the queue at the time of the pull."""
+        """All properties, and two that Java's consumers add: MIN_OFFSET and MAX_OFFSET of the queue at the pull."""
         found = names.decode_properties(self.properties_text)
         found[names.MIN_OFFSET] = str(self.min_offset)
         found[names.MAX_OFFSET] = str(self.max_offset)

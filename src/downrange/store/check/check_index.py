@@ -1,4 +1,4 @@
-"""Do the key index and the log say the same? Part of `check`."""
+"""Compares the key index with the log. Part of `check`."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class FoundIndexFile:
 
 
 class IndexCheck:
-    """Compares index and log side by side, for both are in the same order: offer it every record, then `finish`."""
+    """Compares index and log side by side, for both are in one order: `add` every record, then `finish`."""
 
     def __init__(self, directory: StoreDirectory) -> None:
         self._directory = directory
@@ -157,7 +157,7 @@ class IndexCheck:
                 what = f"slot {slot} names entry {is_number}, the newest of its chain is {number}"
                 self._problems.add(file.name, "slot", what, REBUILD_INDEX)
 
-    # The same keys, out of the log.
+    # The keys that the records of the log have.
 
     def add(self, record: WalkedRecord, is_damaged: Callable[[PhysicalOffset], bool]) -> None:
         """Compare the keys of the next record of the log with the next entries of the index."""
@@ -190,7 +190,7 @@ class IndexCheck:
             self._problems.add("index", "missing", what, REBUILD_INDEX)
 
     def finish(self, is_damaged: Callable[[PhysicalOffset], bool]) -> None:
-        """The log is read: what is left of the index points behind its end."""
+        """The log is read: the entries that remain point behind its end."""
         while self._next is not None:
             if not self._directory.is_live:
                 self._points_nowhere(self._next, is_damaged)

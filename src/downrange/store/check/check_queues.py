@@ -1,4 +1,4 @@
-"""Do the consume queues and the log say the same? Part of `check`."""
+"""Compares the consume queues with the log. Part of `check`."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ class QueueCheck:
         code: int,
         ext: ConsumeQueueExt | None,
     ) -> str:
-        """What is wrong with an entry; nothing when it points at its record."""
+        """The fault of an entry, in words; empty when the entry points at its record."""
         record = self._directory.record_at(physical_offset)
         if record is None:
             return f"points at {physical_offset}, where no record begins"

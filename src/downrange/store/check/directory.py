@@ -1,4 +1,4 @@
-"""A store directory as it lies on disk, whoever wrote it and whether or not somebody is writing it now.
+"""A store directory as it lies on disk: written by Downrange or by RocketMQ, in use or not.
 
 The sizes of files are not written down in a store. Here they are read off the files themselves; only the shape of an
 index file (slots and entries) has to be told. Nothing is ever changed, created or locked.

@@ -30,7 +30,7 @@ from downrange.store.log.segment import Segment
 from downrange.store.log.walk import WalkedRecord
 from downrange.store.recovery import has_torn_text
 
-# what is being done, how much of it is done, how much there is
+# name of the pass, how much of it is done, how much there is to do
 Progress = Callable[[str, int, int], None]
 
 _PROGRESS_EVERY: Final = 10_000
@@ -161,7 +161,7 @@ class _LogCheck:
         return None
 
     def _walk(self) -> str | None:
-        """Check records from `end` on, as far as they go; return what is wrong where they stop."""
+        """Check records from `end` on, up to the first that cannot be read; return the damage there, if it is one."""
         walk = self._directory.commit_log.walk(self.end, check_crc=True)
         self._expected = self.end
         for record in walk:

@@ -1,4 +1,4 @@
-"""Reading the log record by record, and what is wrong where that ends."""
+"""Reading the log record by record, up to its end or to the first damage."""
 
 from __future__ import annotations
 

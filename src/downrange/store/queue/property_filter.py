@@ -16,9 +16,9 @@ Condition = Callable[[Properties], bool | None]
 
 
 class PropertyFilter:
-    """A test that records pass of whose properties `condition` says True: neither no nor unknown nor ValueError.
+    """A test that a record passes if `condition` says True of its properties: neither False, None nor ValueError.
 
-    `names` are all properties it may ask for; without them each record is looked at by itself. A value.
+    `names` are all properties that `condition` may ask for; without them the compiled step cannot be used. Immutable.
     """
 
     __slots__ = ("_condition", "_names")
