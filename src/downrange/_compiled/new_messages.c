@@ -191,10 +191,38 @@ static PyObject *batch_properties_for(NewMessages *batch, PyObject *wanted) {
     return found;
 }
 
-static PyObject *batch_topic(NewMessages *batch, PyObject *number) {
+static PyObject *part_text(const NewMessages *batch, const Message *message, Part part) {
+    if (part.size == 0) Py_RETURN_NONE;
+    return PyUnicode_DecodeUTF8((const char *)properties_of(batch, message) + part.at, part.size, "replace");
+}
+
+static PyObject *batch_tags(NewMessages *batch, PyObject *number) {
     const Message *message = message_at(batch, number);
-    if (message == NULL) return NULL;
-    return PyUnicode_DecodeUTF8((const char *)topic_of(batch, message) + 1, message->topic_size - 1, "replace");
+    return message == NULL ? NULL : part_text(batch, message, message->tags);
+}
+
+static PyObject *keyed_of(const NewMessages *batch, const Message *message) {
+    const char *topic = (const char *)topic_of(batch, message) + 1;
+    return Py_BuildValue("(NNNLL)", PyUnicode_DecodeUTF8(topic, message->topic_size - 1, "replace"),
+                         part_text(batch, message, message->unique_key), part_text(batch, message, message->keys),
+                         (long long)message->physical_offset, (long long)message->store_timestamp);
+}
+
+/* number, stop */
+static PyObject *batch_keyed(NewMessages *batch, PyObject *const *args, Py_ssize_t count) {
+    Py_ssize_t from, to;
+    if (count != 2 || !as_stretch(batch, args[0], args[1], batch->stored, &from, &to))
+        return wrong_arguments("NewMessages.keyed");
+    PyObject *list = PyList_New(0);
+    for (const Message *message = batch->messages + from; list != NULL && message < batch->messages + to; message++) {
+        if ((message->unique_key.size == 0 && message->keys.size == 0)
+            || (message->sys_flag & TRANSACTION_MASK) == TRANSACTION_MASK)
+            continue;
+        PyObject *one = keyed_of(batch, message);
+        if (one == NULL || PyList_Append(list, one) < 0) Py_CLEAR(list);
+        Py_XDECREF(one);
+    }
+    return list;
 }
 
 static PyObject *batch_timestamp(NewMessages *batch, PyObject *number) {
@@ -331,13 +359,14 @@ static PyMethodDef methods[] = {
     {"bounds", (PyCFunction)(void (*)(void))batch_bounds, METH_FASTCALL, NULL},
     {"code", (PyCFunction)batch_code, METH_O, NULL},
     {"group_size", (PyCFunction)batch_group_size, METH_O, NULL},
+    {"keyed", (PyCFunction)(void (*)(void))batch_keyed, METH_FASTCALL, NULL},
     {"place", (PyCFunction)(void (*)(void))batch_place, METH_FASTCALL, NULL},
     {"properties", (PyCFunction)batch_properties, METH_O, NULL},
     {"properties_for", (PyCFunction)batch_properties_for, METH_O, NULL},
     {"set_code", (PyCFunction)(void (*)(void))batch_set_code, METH_FASTCALL, NULL},
     {"sys_flag", (PyCFunction)batch_sys_flag, METH_O, NULL},
+    {"tags", (PyCFunction)batch_tags, METH_O, NULL},
     {"timestamp", (PyCFunction)batch_timestamp, METH_O, NULL},
-    {"topic", (PyCFunction)batch_topic, METH_O, NULL},
     {NULL, NULL, 0, NULL},
 };
 

@@ -145,9 +145,13 @@ def next_run(frames: list[Frame], at: int, families: Mapping[int, F]) -> tuple[F
     """
     family = families.get(code_of(frames[at]))
     stop = at + 1
+    kind, header, _ = frames[at]
+    known = 2 if kind == _BINARY else header.find(b",") + 1  # so many bytes say the code, if they come again
+    start = header[:known]
     while family is not None and stop < len(frames):
+        other = frames[stop]
         try:
-            if families.get(code_of(frames[stop])) is not family:
+            if not (other[0] == kind and other[1][:known] == start) and families.get(code_of(other)) is not family:
                 break
         except RemoteProtocolError:
             break

@@ -13,14 +13,14 @@ from typing import Final
 from downrange.compiled import accelerated
 from downrange.model.hashing import tags_code
 from downrange.model.message import PhysicalOffset
-from downrange.model.properties import DELAY, TAGS, find_in_bytes, find_property, find_tags_and_keys
+from downrange.model.properties import DELAY, TAGS, find_property, find_tags_and_keys
 from downrange.store.bulk_replay import BulkReplay
 from downrange.store.errors import StoreError
 from downrange.store.index.key_index import KeyIndex
 from downrange.store.log.commit_log import CommitLog
 from downrange.store.log.walk import Walk, WalkedRecord
 from downrange.store.new_message import NewMessage
-from downrange.store.new_messages import NewMessages
+from downrange.store.new_messages import NewMessages, Place
 from downrange.store.queue.queue_tails import ROW
 from downrange.store.queue.queues import ConsumeQueues, QueueState
 from downrange.store.refusals import Refusals
@@ -45,23 +45,23 @@ def put_entries(
     Return the number of the first message without an entry, and the rows of the queues that are full now and have to be
     written. `rows` and `memory` are those of `QueueTails`, with room for a block for each message.
     """
-    for each in range(number, stop):
-        put_entry(messages, each)
+    places = messages.places[number:stop]
+    for each, place, state in zip(range(number, stop), places, messages.states[number:stop], strict=True):
+        put_entry(messages, each, place, state)
     return stop, []
 
 
-def put_entry(messages: NewMessages, number: int) -> None:
+def put_entry(messages: NewMessages, number: int, place: Place, state: QueueState) -> None:
     """Put the queue entry of one stored message, unless it belongs in no queue."""
-    if not messages.sys_flag(number) & _NOT_IN_A_QUEUE:
-        code = messages.code(number)
-        if code is None:
-            tags = find_in_bytes(messages.properties(number), b"TAGS")
-            code = 0 if tags is None else tags_code(tags.decode("utf-8", "replace"))
-        physical_offset, size, queue_offset = messages.places[number]
-        state = messages.states[number]
-        state.queue.put(queue_offset, physical_offset, size, code)
-        if state.next_offset < state.queue.max_offset:  # a replay came first
-            state.next_offset = state.queue.max_offset
+    if messages.sys_flag(number) & _NOT_IN_A_QUEUE:
+        return
+    code = messages.code(number)
+    if code is None:
+        code = tags_code(messages.tags(number) or "")
+    physical_offset, size, queue_offset = place
+    state.queue.put(queue_offset, physical_offset, size, code)
+    if state.tails.rows[state.row] <= queue_offset:  # it is replayed: nothing has numbered it
+        state.next_offset = state.queue.max_offset
 
 
 class Dispatcher:
@@ -105,12 +105,12 @@ class Dispatcher:
 
     def _put_unusual(self, messages: NewMessages, number: int) -> None:
         """Put the entry of a message that does not simply come next in its queue."""
-        state = messages.states[number]
-        physical_offset, size, queue_offset = messages.places[number]
+        state, place = messages.states[number], messages.places[number]
+        physical_offset, size, queue_offset = place
         if queue_offset == 0 and physical_offset + size > state.queue.max_physical_offset > 0:
             # A queue has one first message. This topic was deleted and made again: forget its former life.
             self.queues.destroy(state)
-        put_entry(messages, number)
+        put_entry(messages, number, place, state)
 
     def _set_codes(self, messages: NewMessages, number: int, stop: int) -> None:
         """Say what the entries of special queues hold."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
 
 from downrange.compiled import accelerated
 from downrange.model.message_id import offset_message_id
@@ -29,16 +29,9 @@ class Placed(Protocol):
     def places(self) -> Sequence[Place]: ...
 
 
-class _Request(NamedTuple):
-    kind: int
-    code: int
-    opaque: int
-    flag: int
-    queue_id: int
-    first: int
-    messages: int
-    waits: bool
-    ready: bytes | None = None
+# Serialize type, code, opaque, flag, queue id, first message, how many, whether it waits, the reply if it is ready. No
+# NamedTuple, because one is made for each request.
+_Request = tuple[int, int, int, int, int, int, int, bool, bytes | None]
 
 
 @accelerated
@@ -63,36 +56,35 @@ class SendReplies:
 
         `waits`: its sender is answered when the messages are as safe as the broker promises.
         """
-        self._requests.append(_Request(kind, code, opaque, flag, queue_id, first, count, waits))
+        self._requests.append((kind, code, opaque, flag, queue_id, first, count, waits, None))
 
     def add_ready(self, code: int, reply: bytes, first: int, count: int, waits: bool) -> None:
         """Add a request that is answered with this frame, or not at all if that is empty."""
-        self._requests.append(_Request(0, code, 0, 0, 0, first, count, waits, reply))
+        self._requests.append((0, code, 0, 0, 0, first, count, waits, reply))
 
     def set_ready(self, number: int, reply: bytes) -> None:
         """Answer a request with this frame after all."""
-        self._requests[number] = self._requests[number]._replace(ready=reply)
+        self._requests[number] = *self._requests[number][:8], reply
 
     def request(self, number: int) -> tuple[int, int, int, int, int, int]:
         """Serialize type, code, opaque and flag of a request, and its messages: the first one and how many."""
-        request = self._requests[number]
-        return request.kind, request.code, request.opaque, request.flag, request.first, request.messages
+        kind, code, opaque, flag, _, first, count, _, _ = self._requests[number]
+        return kind, code, opaque, flag, first, count
 
     def codes(self) -> dict[int, int]:
         """How many requests there are of each code."""
-        return dict(Counter([request.code for request in self._requests]))
+        return dict(Counter([request[1] for request in self._requests]))
 
     def batches(self) -> list[tuple[int, int]]:
         """The sends that have several messages: the number of the first one, and how many."""
-        return [(one.first, one.messages) for one in self._requests if one.ready is None and one.messages > 1]
+        return [(first, count) for *_, first, count, _, ready in self._requests if ready is None and count > 1]
 
     def encode(self, template: SendReply, messages: Placed, which: int) -> tuple[bytes, list[int] | None]:
         """The replies as frames, one behind the other, and the numbers of the requests they answer; None means all."""
         places = messages.places
         pieces: list[bytes] = []
         answered: list[int] = []
-        for number, request in enumerate(self._requests):
-            kind, _, opaque, flag, queue_id, first, count, waits, ready = request
+        for number, (kind, _, opaque, flag, queue_id, first, count, waits, ready) in enumerate(self._requests):
             if which != ALL and waits != (which == WHEN_SAFE):
                 continue
             if ready is not None:

@@ -6,9 +6,7 @@ from collections.abc import Sequence
 
 from downrange.model.hashing import HashCache, java_hash_unsigned
 from downrange.store.index.index_file import MAX_INT
-
-# topic, unique id, KEYS, physical offset, store timestamp
-Keyed = tuple[str, str | None, str | None, int, int]
+from downrange.store.new_messages import Keyed
 
 
 class KeyHashes:

@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from downrange.compiled import accelerated
-from downrange.model.message import TRANSACTION_MASK, PhysicalOffset, SysFlag
-from downrange.model.properties import find_tags_and_keys
+from downrange.model.message import PhysicalOffset
 from downrange.store.errors import StoreClosed
 from downrange.store.files import Files
 from downrange.store.index.index_directory import IndexDirectory
 from downrange.store.index.index_file import ENTRY, SLOT, IndexFile
-from downrange.store.index.key_hashes import Keyed, KeyHashes, positive_hash
-from downrange.store.new_messages import NewMessages
+from downrange.store.index.key_hashes import KeyHashes, positive_hash
+from downrange.store.new_messages import Keyed, NewMessages
 
 _MAPPED_FILES: Final = 4  # older files that stay mapped after a query
 _pack_slot, _pack_entry = SLOT.pack_into, ENTRY.pack_into
@@ -136,12 +135,7 @@ class KeyIndex:
                 if put[0] > one.next_entry:
                     one.next_entry, one.used_slots, one.end_offset, one.end_timestamp = put
                 return
-        keyed: list[Keyed] = []
-        for each in range(number, stop):
-            _, unique_key, keys = find_tags_and_keys(messages.properties(each).decode("utf-8", "replace"))
-            if (unique_key or keys) and messages.sys_flag(each) & TRANSACTION_MASK != SysFlag.TRANSACTION_ROLLBACK:
-                place = messages.places[each]
-                keyed.append((messages.topic(each), unique_key, keys, place[0], messages.timestamp(each)))
+        keyed = messages.keyed(number, stop)
         if keyed:
             self.put_keys(keyed)
 
@@ -151,11 +145,13 @@ class KeyIndex:
         The header follows once, at the end: entries that it does not count yet are taken back by `load`.
         """
         index_file = self._current or self._writable_file()
+        last_timestamp = -1
         for key_hash, physical_offset, store_timestamp in self._hashes.of_messages(keyed):
             if index_file.next_entry >= index_file.limit:
                 if index_file.map is not None:
                     index_file.write_header(index_file.map)
                 index_file = self._writable_file()
+                last_timestamp = -1
             if physical_offset < index_file.end_offset:
                 continue
             mapped = index_file.map
@@ -166,7 +162,8 @@ class KeyIndex:
             if before <= 0 or before > number:
                 before = 0
                 index_file.used_slots += 1
-            seconds = index_file.seconds_at(store_timestamp)
+            if store_timestamp != last_timestamp or number == 2:  # the first entry says when the file begins
+                seconds, last_timestamp = index_file.seconds_at(store_timestamp), store_timestamp
             _pack_entry(mapped, self._entries_at + number * 20, key_hash, physical_offset, seconds, before)
             _pack_slot(mapped, slot_at, number)
             if number == 1:
