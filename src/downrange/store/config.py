@@ -74,13 +74,13 @@ class StoreConfig:
         maximum=(1 << 31) - 1,
         aliases=("mapedFileSizeConsumeQueueExt",),
     )
-    bit_map_length_consume_queue_ext: int = setting(
-        64, "Bits of a filter bit map; the Bloom filter's own length replaces it.", minimum=8, maximum=1 << 17
-    )
     flush_disk_type: FlushDiskType = setting(FlushDiskType.ASYNC_FLUSH, "When a send counts as stored.")
     broker_role: BrokerRole = setting(BrokerRole.ASYNC_MASTER, "Master or slave, and whether sends wait for slaves.")
     flush_interval_commit_log: int = setting(500, "Pause between flushes of the commit log.", unit="ms", minimum=1)
-    flush_commit_log_timed: bool = setting(True, "Flush by the clock only, not after every append.")
+    flush_commit_log_timed: bool = setting(
+        True,
+        "Flush every flushIntervalCommitLog only; false: also once flushCommitLogLeastPages pages are dirty.",
+    )
     flush_commit_log_least_pages: int = setting(4, "Dirty pages that make a flush worth while.", minimum=0)
     flush_commit_log_thorough_interval: int = setting(
         10_000, "After that long whatever is dirty is flushed.", unit="ms", minimum=1
@@ -103,10 +103,7 @@ class StoreConfig:
     slave_timeout: int = setting(3000, "A SYNC_MASTER send that waited longer for a slave fails.", unit="ms", minimum=1)
     clean_resource_interval: int = setting(10_000, "Pause between clean-up rounds.", unit="ms", minimum=1)
     delete_commit_log_files_interval: int = setting(
-        100, "Pause between two deletions of commit-log files.", unit="ms", minimum=0
-    )
-    delete_consume_queue_files_interval: int = setting(
-        100, "Pause between two deletions of consume-queue files.", unit="ms", minimum=0
+        100, "Pause between the deletions of two commit-log files in one clean-up round.", unit="ms", minimum=0
     )
     delete_when: str = setting("04", "Hours of the day, separated by ';', when expired files are deleted.")
     file_reserved_time: int = setting(72, "How long a commit-log file is kept.", unit="hours", minimum=0)
@@ -172,7 +169,6 @@ class StoreConfig:
         10_000, "Pause between writes of delayOffset.json.", unit="ms", minimum=1
     )
     offset_check_in_slave: bool = setting(False, "Does a slave correct the offsets of pulls outside its range.")
-    disk_fall_recorded: bool = setting(True, "Keep statistics of how far consumers are behind.")
     os_page_cache_busy_timeout_millis: int = setting(
         1000,
         "An append that takes longer means that the page cache is busy.",
@@ -193,15 +189,6 @@ class StoreConfig:
         key="warmMapedFileEnable",
         aliases=("warmMappedFileEnable",),
     )
-    enable_schedule_async_deliver: bool = setting(False, "Deliver delayed messages without waiting for each.")
-    schedule_async_deliver_max_pending_limit: int = setting(2000, "Most deliveries under way per level.", minimum=1)
-    schedule_async_deliver_max_resend_num_2_blocked: int = setting(
-        3,
-        "Failed resends after which a level takes no new messages.",
-        minimum=0,
-        key="scheduleAsyncDeliverMaxResendNum2Blocked",
-    )
-    enable_schedule_message_stats: bool = setting(True, "Keep statistics of delayed messages.")
 
     def __post_init__(self) -> None:
         room = self.mapped_file_size_commit_log - BLANK_SIZE

@@ -16,6 +16,8 @@ from downrange.store.config import StoreConfig
 
 Token = TypeVar("Token")
 
+_SOON_MILLIS: Final = 10
+
 
 class FlushRound(NamedTuple):
     """What a flusher should do now: sync if so many pages are dirty; 0 pages means thoroughly."""
@@ -38,7 +40,7 @@ class FlushTimes:
     @classmethod
     def of_commit_log(cls, config: StoreConfig) -> FlushTimes:
         return cls(
-            config.flush_interval_commit_log,
+            config.flush_interval_commit_log if config.flush_commit_log_timed else _SOON_MILLIS,
             config.flush_commit_log_least_pages,
             config.flush_commit_log_thorough_interval,
         )

@@ -11,7 +11,7 @@ from downrange.model.message import PhysicalOffset, QueueOffset, StoredMessage, 
 from downrange.model.message_id import HostPort, pack_host, parse_offset_message_id
 from downrange.model.record import MAGIC_V2, CorruptRecord, decode_record, decode_records, encode_record, properties_of
 
-# remoting.md 9.3
+# A record as RocketMQ 4.9.8 writes it.
 VECTOR = bytes.fromhex(
     "0000006FDAA320A73610A6860000000100000000000000000000000700000000000003E8000000000000018BCFE568000A0000090000CB200000"
     "018BCFE568010A00000100002A9F0000000000000000000000000000000568656C6C6F06546F706963410009544147530154616741"

@@ -33,6 +33,11 @@ def test_a_flush_is_due_by_the_clock_and_thorough_now_and_then() -> None:
     assert not after.is_thorough
 
 
+def test_a_log_that_is_not_flushed_by_the_clock_alone_is_looked_at_all_the_time() -> None:
+    times = FlushTimes.of_commit_log(StoreConfig(flush_commit_log_timed=False))
+    assert (times.interval_millis, times.least_pages, times.thorough_interval_millis) == (10, 4, 10_000)
+
+
 def test_a_clock_set_back_does_not_stop_flushing() -> None:
     policy = FlushPolicy(FlushTimes.of_consume_queues(StoreConfig()), now=1_000_000)
     due = policy.due(5)

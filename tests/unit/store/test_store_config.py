@@ -27,7 +27,7 @@ def test_keys_have_the_names_of_rocketmq() -> None:
     for key in (
         "storePathRootDir", "mappedFileSizeCommitLog", "flushDiskType", "brokerRole", "checkCRCOnRecover",
         "osPageCacheBusyTimeOutMills", "warmMapedFileEnable", "haSlaveFallbehindMax", "maxTransferCountOnMessageInDisk",
-        "scheduleAsyncDeliverMaxResendNum2Blocked", "fastFailIfNoBufferInStorePool", "accessMessageInMemoryMaxRatio",
+        "fastFailIfNoBufferInStorePool", "accessMessageInMemoryMaxRatio",
     ):  # fmt: skip
         assert key in keys
 

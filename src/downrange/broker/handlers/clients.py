@@ -1,6 +1,6 @@
 """Clients and their groups: heartbeats (34), leaving (35), who is in a group (38), checks of subscriptions (46).
 
-Also the queue locks of orderly consumers (41, 42). What happens when: broker.md 5.1 and 5.3.
+Also the queue locks of orderly consumers (41, 42).
 """
 
 from __future__ import annotations

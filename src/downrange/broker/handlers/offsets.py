@@ -1,4 +1,4 @@
-"""Offsets: what groups committed (14, 15, 43), how far queues reach (29, 30, 31, 32). Rules: broker.md 4.8 and 5.2."""
+"""Offsets: what groups committed (14, 15, 43), how far queues reach (29, 30, 31, 32)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pulls: 11, and 361 from 5.x lite consumers. Checks, codes and next offsets: broker.md 4.1-4.4."""
+"""Pulls: 11, and 361 from 5.x lite consumers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sends: 10 and 310 single, 320 batch. What is checked, in which order, and what is answered: broker.md 2.1-2.6."""
+"""Sends: 10 and 310 single, 320 batch."""
 
 from __future__ import annotations
 

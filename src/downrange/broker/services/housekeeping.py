@@ -74,7 +74,9 @@ async def clean_up(retention: Retention, store: MessageStore, config: LiveConfig
     await clock.sleep(_FIRST_CLEAN_UP_SECONDS)
     while True:
         _, taken = retention.judge(clock.now())
-        if taken:
-            await loop.run_in_executor(None, store.remove_files, taken)
+        for number, path in enumerate(taken):
+            if number:  # a burst of deletions would hold up senders on some file systems
+                await clock.sleep(config.store.delete_commit_log_files_interval / 1000)
+            await loop.run_in_executor(None, store.remove_files, [path])
         retention.clean_dependents()
         await clock.sleep(config.store.clean_resource_interval / 1000)
