@@ -87,7 +87,6 @@ class Consumers:
         message_model: str,
         consume_from_where: str,
         subscriptions: Iterable[Subscription],
-        notify: bool = True,
     ) -> bool:
         """Take a member in or refresh it; True when its arrival or its topics changed the group."""
         live = self._groups.get(group)
@@ -107,7 +106,7 @@ class Consumers:
         # Members of one group with different topics overwrite each other, as in RocketMQ.
         for topic in live.subscriptions.keys() - wanted.keys():
             del live.subscriptions[topic]
-        if changed and notify:
+        if changed:
             self.on_change(live)
         return changed
 

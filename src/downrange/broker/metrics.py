@@ -54,8 +54,7 @@ class OffsetFigures(Protocol):
 class MetricSources:
     """What the metrics are read from at the moment of a scrape; nothing of it is changed.
 
-    The optional ones: half messages by topic; how far a group has pulled a queue, if known; requests that wait, by
-    processor; log bytes that slaves have not reported yet, by their addresses.
+    The optional ones: half messages by topic; log bytes that slaves have not reported yet, by address of the slave.
     """
 
     config: LiveConfig
@@ -68,8 +67,6 @@ class MetricSources:
     statistics: Statistics
     clock: Clock
     half_messages: Callable[[], Mapping[str, int]] | None = None
-    pulled_offset: Callable[[str, str, int], int | None] | None = None
-    watermarks: Callable[[], Mapping[str, int]] | None = None
     slave_lags: Callable[[], Mapping[str, int]] | None = None
 
 
@@ -92,10 +89,7 @@ class MetricsServer:
         clock: Clock,
         *,
         half_messages: Callable[[], Mapping[str, int]] | None = None,
-        pulled_offset: Callable[[str, str, int], int | None] | None = None,
-        watermarks: Callable[[], Mapping[str, int]] | None = None,
         slave_lags: Callable[[], Mapping[str, int]] | None = None,
-        host: str = "127.0.0.1",
     ) -> None:
         self._sources = MetricSources(
             config,
@@ -108,11 +102,8 @@ class MetricsServer:
             statistics,
             clock,
             half_messages,
-            pulled_offset,
-            watermarks,
             slave_lags,
         )
-        self._host = host
         self._http: HttpServer | None = None
         self._collector: BrokerCollector | None = None
         self._scraping = asyncio.Lock()
@@ -125,7 +116,7 @@ class MetricsServer:
         port = self._sources.config.broker.metrics_port
         if port < 0 or self._http is not None:
             return
-        http = HttpServer({"/metrics": self._metrics, "/healthz": self._health}, self._host, port)
+        http = HttpServer({"/metrics": self._metrics, "/healthz": self._health}, "127.0.0.1", port)
         await http.start()
         self._http = http
 

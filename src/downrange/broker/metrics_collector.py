@@ -102,9 +102,6 @@ class BrokerCollector:
         yield from self._gauge("consumer_group_number", "Consumer groups of this broker.", [({}, len(sources.groups))])
         permission = sources.config.broker.broker_permission
         yield from self._gauge("broker_permission", "4 read, 2 write, 6 both.", [({}, permission)])
-        waiting = sources.watermarks() if sources.watermarks is not None else {}
-        samples = [({"processor": name}, count) for name, count in waiting.items()]
-        yield from self._gauge("processor_watermark", "Requests that wait to be served.", samples)
 
     def _incoming(self) -> Iterator[bytes]:
         def rows() -> Iterator[tuple[Labels, PutTally]]:
@@ -163,28 +160,24 @@ class BrokerCollector:
         yield from self._gauge("consumer_connections", "Connected consumers.", consumer_samples)
 
     def _lag(self) -> Iterator[bytes]:
-        lags, latencies, ready, inflight = [], [], [], []
+        lags, latencies = [], []
         for number, (name, offsets) in enumerate(self._sources.offsets.table().offset_table.items()):
             if number % _PIECE == 0:
                 yield b""
             topic, _, group = name.partition("@")
             labels = _group_labels(topic, group)
-            behind, pulled, millis = self._behind(topic, group, offsets)
+            behind, millis = self._behind(topic, offsets)
             lags.append((labels, behind))
             latencies.append((labels, millis))
-            ready.append((labels, behind - pulled))
-            inflight.append((labels, pulled))
         yield from self._gauge("consumer_lag_messages", "Messages a group has not consumed.", lags)
         yield from self._gauge("consumer_lag_latency", "Age of the oldest of them in ms.", latencies)
-        yield from self._gauge("consumer_ready_messages", "Messages a group has not pulled.", ready)
-        # Without pull offsets nobody knows; zeros would be a lie.
-        known = inflight if self._sources.pulled_offset is not None else []
-        yield from self._gauge("consumer_inflight_messages", "Messages a group has pulled and not consumed.", known)
+        # A broker does not know which of these messages are pulled already, so all of them count as ready.
+        yield from self._gauge("consumer_ready_messages", "Messages a group can still consume.", lags)
 
-    def _behind(self, topic: str, group: str, offsets: Mapping[int, int]) -> tuple[int, int, int]:
-        """Messages not consumed, how many of them are pulled, and the age in ms of the oldest one."""
-        store, pulled_offset = self._sources.store, self._sources.pulled_offset
-        behind = pulled = millis = 0
+    def _behind(self, topic: str, offsets: Mapping[int, int]) -> tuple[int, int]:
+        """How many messages are not consumed, and the age of the oldest one in milliseconds."""
+        store = self._sources.store
+        behind = millis = 0
         now = self._sources.clock.now()
         for queue_id, committed in offsets.items():
             end = store.max_offset_of(topic, queue_id)
@@ -192,12 +185,10 @@ class BrokerCollector:
             if position >= end:
                 continue
             behind += end - position
-            if pulled_offset is not None:
-                pulled += min(max((pulled_offset(topic, group, queue_id) or 0) - position, 0), end - position)
             stored = store.store_time_of(topic, queue_id, position)
             if stored >= 0:
                 millis = max(millis, now - stored)
-        return behind, pulled, millis
+        return behind, millis
 
     def _transactions(self) -> Iterator[bytes]:
         statistics, half = self._sources.statistics, self._sources.half_messages

@@ -30,8 +30,6 @@ class BrokerError(MQError):
     """A server answered with an error code. `remark` is its own explanation."""
 
     default_code: ClassVar[int] = ResponseCode.SYSTEM_ERROR
-    refresh_route: ClassVar[bool] = False
-    """The route this request followed may be stale: look it up again before the next try."""
 
     def __init__(self, remark: str | None = None, code: int | None = None) -> None:
         self.code = self.default_code if code is None else code
@@ -75,13 +73,11 @@ class ServiceNotAvailable(BrokerError):
 class NoPermission(BrokerError):
     default_code = ResponseCode.NO_PERMISSION
     retriable = True
-    refresh_route = True
 
 
 class TopicNotExist(BrokerError):
     default_code = ResponseCode.TOPIC_NOT_EXIST
     retriable = True
-    refresh_route = True
 
 
 class PullOffsetMoved(BrokerError):

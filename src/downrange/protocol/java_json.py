@@ -55,14 +55,6 @@ def loads(data: bytes | str) -> Any:
     return _resolve_references(value) if has_references else value
 
 
-def to_standard(data: bytes) -> bytes:
-    """The same value as standard JSON."""
-    try:
-        return msgspec.json.encode(loads(data))
-    except (ValueError, RecursionError) as error:
-        raise JavaJsonError(f"not representable as JSON: {error}") from None
-
-
 def canonical(value: Any) -> str:
     """Compact JSON with sorted members: how an object in key position is named."""
     return msgspec.json.encode(value, order="sorted").decode()

@@ -221,11 +221,6 @@ class StoreConfig:
             and self.broker_role is not BrokerRole.SLAVE
         )
 
-    @property
-    def largest_record(self) -> int:
-        """No record above this many bytes is stored: RocketMQ's own limit, or what fits a file."""
-        return min(self.max_message_size + RECORD_OVERHEAD, self.mapped_file_size_commit_log - BLANK_SIZE)
-
     def delay_level_millis(self) -> tuple[int, ...]:
         """The delay of level 1, 2, … in milliseconds."""
         delays = []

@@ -212,7 +212,3 @@ class GroupCommit(Generic[Token]):
         while self._waiting and self._waiting[0].deadline <= now:
             late.append(Settled(self._waiting.popleft().token, FlushOutcome.TIMED_OUT))
         return late
-
-    @property
-    def next_deadline(self) -> int | None:
-        return self._waiting[0].deadline if self._waiting else None

@@ -34,14 +34,6 @@ class Decision(NamedTuple):
     reason: str
 
 
-class RoundResult(NamedTuple):
-    """What a clean-up round did."""
-
-    decision: Decision
-    deleted_files: list[Path]
-    deleted_dependents: int
-
-
 def local_hour(now: int) -> int:
     return time.localtime(now / 1000).tm_hour
 
@@ -120,9 +112,3 @@ class Retention:
             return 0
         self._cleaned_up_to = self._store.min_offset
         return self._store.delete_dependents()
-
-    def run_round(self, now: int) -> RoundResult:
-        """All three steps at once."""
-        decision, taken = self.judge(now)
-        self._store.remove_files(taken)
-        return RoundResult(decision, taken, self.clean_dependents())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from downrange.broker.sql.errors import EvaluationError
 from downrange.broker.sql.evaluation import condition_of
 from downrange.broker.sql.parser import parse
 from downrange.store.queue.property_filter import Condition, Properties
@@ -22,13 +21,6 @@ class SqlExpression:
     ignored: str
     condition: Condition
     names: tuple[str, ...]
-
-    def evaluate(self, properties: Properties) -> bool | None:
-        """True, false or unknown; EvaluationError when a property has a value that cannot be compared as asked."""
-        try:
-            return self.condition(properties)
-        except ValueError as error:
-            raise EvaluationError(f"{self.text}: {error}") from None
 
     def matches(self, properties: Properties) -> bool:
         """Only true is a match: neither unknown nor a value that cannot be compared."""
