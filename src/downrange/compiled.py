@@ -1,7 +1,4 @@
-"""The compiled twins of what is done for every message, where they were built; see docs/how-to/compiled.md.
-
-`steps` is the module `_steps`, or None: then everything is done in Python.
-"""
+"""The compiled module `_steps` as `steps`, or None where it was not built; see docs/how-to/compiled.md."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ try:
     if wants_pure_python():
         raise ImportError("DOWNRANGE_PURE is set")
     from downrange import _steps as steps
-except ImportError:  # no compiler when it was installed, or another Python now
+except ImportError:  # it was installed without a compiler, or for another version of Python
     steps = None  # type: ignore[assignment]
 
 __all__ = ["VARIANT", "steps"]
