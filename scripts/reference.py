@@ -13,14 +13,14 @@ from downrange.store.config import StoreConfig
 
 PAGE = Path(__file__).parent.parent / "docs" / "reference" / "config.md"
 
-# Defaults that differ from host to host, in words.
+# Words for defaults that differ from host to host.
 HOST_DEPENDENT = {"brokerName": "the host's name"}
 
 INTRODUCTION = """# Configuration
 
 Files are Java properties files with RocketMQ's own keys: an operator's `broker.conf` works as it is. A key that
 RocketMQ knows and that has no effect here is named in a warning at start; an unknown key stops the start and names the
-nearest known one. `*` marks what can be changed while running (`downrange config update`).
+nearest known one. `*` marks keys that can be changed while running (`downrange config update`).
 
 This page is made by `scripts/reference.py`.
 """
