@@ -1,8 +1,8 @@
-"""When a broker sheds load: refusing early is kinder than answering too late.
+"""Refuses requests that waited too long: an early refusal is better for a client than a late answer.
 
-Requests wait where nobody sees them, in the socket, while the loop is busy with other things. A tick that should come
-every few milliseconds shows how long: the time since the last one is the longest any request of this turn can have
-waited. (RocketMQ measures the same in its thread pools' queues.)
+While the loop is busy, requests wait unseen in the socket. A tick that should come every few milliseconds shows how
+long: the time since the last tick is the longest that any request of this turn can have waited. (RocketMQ measures the
+wait in the queues of its thread pools.)
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class FlowControl:
         self._busy_tick: float | None = None
         self._has_transient_pool = store.transient_buffers_available is not None
         self.send_patience = self.pull_patience = 0.0
-        """While the last tick is no longer ago than this, in seconds, `check_send` and `check_pull` say yes."""
+        """While the last tick is at most this many seconds ago, `check_send` and `check_pull` refuse nothing."""
         self._set_patience()
 
     async def tick(self) -> None:
@@ -45,15 +45,15 @@ class FlowControl:
             self.send_patience = TICK_SECONDS + broker.wait_time_mills_in_send_queue / 1000
             self.pull_patience = TICK_SECONDS + broker.wait_time_mills_in_pull_queue / 1000
         if self._has_transient_pool:
-            self.send_patience = -inf  # whether it has a free buffer must be asked each time
+            self.send_patience = -inf  # the pool must be asked for a free buffer at every send
 
     @property
     def waited_millis(self) -> float:
-        """The longest a request handled now can have waited."""
+        """The longest time that a request handled now can have waited."""
         return max(0.0, (self._loop.time() - self.last_tick - TICK_SECONDS) * 1000)
 
     def appended(self, seconds: float) -> None:
-        """A message took so long to be copied into the log: the kernel made us wait for the page cache."""
+        """Note how long a message took to be copied into the log: a long time means that the page cache is busy."""
         if seconds * 1000 > self._config.store.os_page_cache_busy_timeout_millis:
             self._busy_tick = self.last_tick
             if self._config.broker.broker_fast_failure_enable:
@@ -61,7 +61,7 @@ class FlowControl:
 
     def check_send(self) -> None:
         if self._busy_tick == self.last_tick and self._config.broker.broker_fast_failure_enable:
-            # This send was waiting while the page cache was busy; the next turn of the loop tries again.
+            # This send waited while the page cache was busy. In the next turn of the loop, sends are taken again.
             raise SystemBusy(
                 "[PCBUSY_CLEAN_QUEUE]broker busy, start flow control for a while, "
                 f"period in queue: {int(self.waited_millis)}ms, size of queue: 0"

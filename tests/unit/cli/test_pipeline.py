@@ -22,7 +22,9 @@ def lake(tmp_path: Path) -> Lake:
 
 
 def test_compact_and_check(command: Command, lake: Lake) -> None:
-    assert command("pipeline", "check", str(lake.root)).out == "3 files, 30 messages: everything is as the manifest says\n"
+    assert (
+        command("pipeline", "check", str(lake.root)).out == "3 files, 30 messages: everything is as the manifest says\n"
+    )
     done = command("pipeline", "compact", str(lake.root), "--json")
     assert [(one["replaced"], one["messages"]) for one in done.document["compacted"]] == [(3, 30)]
     assert command("pipeline", "compact", str(lake.root)).out == "joined 0 files into 0\n"

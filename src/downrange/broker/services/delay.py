@@ -1,8 +1,8 @@
 """Delayed messages: each waits in the queue of its level until it is due, then goes to its real topic.
 
-The messages of one level are due in the order they came, so only the first of each queue is looked at. Its time decides
-how long to sleep; a message that arrives in an empty queue ends the sleep. What was delivered is told by one offset per
-level, saved now and then: a crash delivers the last few seconds again. [ScheduleMessageService]
+The messages of one level are due in the order of their arrival, so only the first of each queue is looked at. Its time
+decides how long to sleep; a message that arrives in an empty queue ends the sleep. One offset per level says what was
+delivered. It is saved now and then: after a crash, the last few seconds are delivered again. [ScheduleMessageService]
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from downrange.store.new_message import NewMessage, PutMessageStatus
 
 log = logging.getLogger(__name__)
 
-# Deliveries of one turn of the loop: senders wait no longer than these take.
+# Most messages and bytes delivered in one turn of the loop, for which senders have to wait.
 _TURN_MESSAGES: Final = 200
 _TURN_BYTES: Final = 1 << 20
-# A queue of messages due one after another is served in steps, not with a wake-up for each.
+# Messages that are due shortly after another are delivered together, not with a wake-up for each.
 _SHORTEST_PAUSE_SECONDS: Final = 0.005
-# The wall clock may be set: look at it again, however long there is nothing to do.
+# The wall clock may be set by an operator, so it is read at least this often.
 _LONGEST_PAUSE_SECONDS: Final = 1.0
 _RETRY_SECONDS: Final = 0.1
-# The store keeps its times from running backwards for clocks set back by up to a minute. A message that lies further
-# ahead than its delay and that minute was stored by a clock that went wrong: it would wait for far too long.
+# The store keeps store times from running backwards for clocks set back by up to a minute. A message that is due later
+# than now plus its delay plus that minute was stored with a wrong clock and would wait far too long.
 _CLOCK_STEP_MILLIS: Final = 60_000
 _FAILURES_PER_LOG_LINE: Final = 600
 
@@ -49,7 +49,7 @@ class DelayLevel:
     number: int
     delay_millis: int
     due_millis: int | None = None
-    """When that message is due; None when there is none."""
+    """When the first message in the queue is due; None when the queue is empty."""
     retry_at: float = 0.0
     failures: int = 0
 
@@ -64,8 +64,8 @@ class DelayLevel:
 class DelayService(SavedTable):
     """Delivers delayed messages: never before they are due, in the order of their level, each at least once.
 
-    Holds always: everything before a level's offset was delivered or cannot be; nothing from it on was.
-    A slave delivers nothing: it keeps the offsets its master tells it.
+    Holds always: every message before a level's offset was delivered or cannot be delivered; none from the offset on
+    was. A slave delivers nothing: it keeps the offsets of its master.
     """
 
     def __init__(
@@ -103,20 +103,20 @@ class DelayService(SavedTable):
         }
 
     def take_over(self, table: DelayOffsets) -> None:
-        """The offsets of a master, for the day this slave takes its place."""
+        """Take the offsets of a master, so that this slave can replace it some day."""
         self._offsets = dict(table.offset_table)
         self.mark_unsaved()
 
     def wake(self, queue_id: int) -> None:
-        """A message was put into a queue of the delay topic."""
-        # Behind another one it cannot be due earlier: then the sleep is right as it is.
+        """End the sleep if a message came into an empty queue of the delay topic."""
+        # In a queue that is not empty, it cannot be due before the first message.
         if queue_id < len(self._levels) and self._levels[queue_id].due_millis is None:
             self._wanted.set()
 
     # --- running ------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Deliver for as long as the broker is a master; saving is somebody else's duty."""
+        """Deliver as long as the broker is a master; another service saves the offsets."""
         if self._config.store.broker_role is BrokerRole.SLAVE:
             await asyncio.Event().wait()
         while True:
@@ -128,7 +128,7 @@ class DelayService(SavedTable):
                 await asyncio.sleep(0)
 
     async def _pause(self, seconds: float) -> None:
-        """Sleep, unless woken."""
+        """Sleep until the time is over or `wake` is called."""
 
         def ring(alarm: asyncio.Task[None]) -> None:
             if not alarm.cancelled():
@@ -144,7 +144,7 @@ class DelayService(SavedTable):
     # --- delivering ---------------------------------------------------------------------------------------------
 
     def deliver(self) -> float:
-        """Deliver what is due, at most one turn's worth; return in how many seconds there is more to do."""
+        """Deliver messages that are due, as many as one turn may; return the seconds until more are due."""
         now, monotonic = self._clock.now(), self._clock.monotonic()
         for level in self._levels:
             if level.due_millis is None:
@@ -178,7 +178,7 @@ class DelayService(SavedTable):
         self._look_at_first(level)
 
     def _message(self, level: DelayLevel, entry: QueueEntry) -> NewMessage | None:
-        """What is to be delivered; None for what never can be: it expired before it was due, or is damaged."""
+        """The message to deliver; None if it expired before it was due, or is damaged."""
         record = self._store.record_at(entry.physical_offset)
         try:
             message = delivered(read_kept(record)) if record is not None else None
@@ -189,14 +189,14 @@ class DelayService(SavedTable):
         return message
 
     def _deliver_together(self, messages: list[NewMessage]) -> bool:
-        """Put messages into their real topics, all or none of them."""
+        """Put messages into their real topics, either all or none; return whether it worked."""
         if not messages:
             return True
         takes = self._store.takes_together
         return all(map(takes, messages)) and self._writer.append_together(messages) is not None
 
     def _deliver_each(self, level: DelayLevel, offset: int, messages: list[NewMessage | None]) -> None:
-        """The same one by one, up to the first that cannot be stored now."""
+        """Put messages into their real topics one by one, up to the first that cannot be stored now."""
         for message in messages:
             if message is not None and not self._deliver_one(level, message):
                 level.retry_at = self._clock.monotonic() + _RETRY_SECONDS
@@ -211,7 +211,7 @@ class DelayService(SavedTable):
             return True
         if level.failures % _FAILURES_PER_LOG_LINE == 0:
             log.error(
-                "delayed message cannot be delivered, trying on level=%d topic=%s status=%s reason=%s",
+                "delayed message cannot be delivered, trying again level=%d topic=%s status=%s reason=%s",
                 level.number, message.topic, result.status.value, result.reason,
             )  # fmt: skip
         level.failures += 1
@@ -223,7 +223,7 @@ class DelayService(SavedTable):
         level.due_millis = first[0].tags_code if first else None
 
     def _clip(self, level: DelayLevel) -> None:
-        """Files at the beginning of a queue may have expired, and a recovery may have cut its end."""
+        """Move the offset into its queue, whose first files may have expired and whose end a recovery may have cut."""
         offset = self._offsets.get(level.number, 0)
         lowest = self._store.min_offset_of(SCHEDULE_TOPIC, level.queue_id)
         highest = self._store.max_offset_of(SCHEDULE_TOPIC, level.queue_id)

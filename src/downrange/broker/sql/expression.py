@@ -1,4 +1,4 @@
-"""An SQL92 expression, ready to be asked about messages."""
+"""A compiled SQL92 expression."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from downrange.store.queue.property_filter import Condition, Properties
 
 @dataclass(frozen=True, slots=True)
 class SqlExpression:
-    """A compiled expression. Has no state: any number may ask it at once.
+    """A compiled expression without state.
 
-    `ignored` is the part of the text behind the end of the expression, where RocketMQ stops reading; `names` are the
-    properties that `condition` may ask for.
+    `ignored` is the text behind the end of the expression, where RocketMQ stops reading; `names` are the properties
+    that `condition` may look up.
     """
 
     text: str
@@ -23,7 +23,7 @@ class SqlExpression:
     names: tuple[str, ...]
 
     def matches(self, properties: Properties) -> bool:
-        """Only true is a match: neither unknown nor a value that cannot be compared."""
+        """Whether the expression is true; not if it is unknown or a value cannot be compared."""
         try:
             return self.condition(properties) is True
         except ValueError:
@@ -31,6 +31,6 @@ class SqlExpression:
 
 
 def compile_sql(text: str) -> SqlExpression:
-    """Read an expression; SqlError says what is wrong with it, and where."""
+    """Compile an expression; a SqlError says what is wrong with it, and where."""
     node, ignored, names = parse(text)
     return SqlExpression(text, ignored, condition_of(node), tuple(sorted(names)))
