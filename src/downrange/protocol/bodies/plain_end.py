@@ -1,4 +1,4 @@
-"""The end of a transaction (37) from header to values in one step: every transaction has one."""
+"""Reads the header of an end of transaction (request 37) into values in one step, since every transaction has one."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The plain pull, the request that drains a backlog: from header to values and from values to reply, in one step each.
+"""The plain pull, the most frequent request of consumers: its header is read, and its reply written, in one step each.
 
 `parse_pull` and `PullReplyHead` do what `Command.header(PullMessageRequest)` and `Command.reply(…)` do, for request 11
-and the reply FOUND only, without the objects in between. What `parse_pull` cannot read it leaves to those.
+and the reply FOUND only, without the objects in between. `parse_pull` gives None for what only `Command.header` reads.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from downrange.protocol.framing import PREFIX, Frame, encode, with_prefix
 
 PULL_HEADER: Final = PlainHeader(RequestCode.PULL_MESSAGE, PullMessageRequest)
 
-# Opaque, flag of the command, header, queue offset, commit offset. The last two count, not those of the header.
+# Opaque, flag of the command, header, queue offset, commit offset. The two offsets replace those of the header.
 PlainPull = tuple[int, int, PullMessageRequest, int, int]
 
 
 def parse_pull(frame: Frame) -> PlainPull | None:
-    """The values of a pull; None when the frame is something else, or takes the lenient way or an error."""
+    """The values of a pull; None when the frame is another request, or has to be read leniently, or is wrong."""
     kind, header, _ = frame
     if kind == JSON:
         pull = PULL_HEADER.read_json(header)
@@ -43,16 +43,16 @@ def parse_pull(frame: Frame) -> PlainPull | None:
     return pull.opaque, pull.flag, request, request.queue_offset, request.commit_offset
 
 
-# From pull to pull of one queue only two numbers change. The fields around them are read once and remembered.
+# Between two pulls of one queue only two numbers change. The fields around them are read once and remembered.
 _FIXED: Final = struct.Struct(">hbhiiii")  # code, language, version, opaque, flag, remark length, ext length
 _FIXED_SIZE: Final = _FIXED.size
 _OFFSET_KEY: Final = b"\0\x0bqueueOffset\0\0\0"
 _COMMIT_KEY: Final = b"\0\x0ccommitOffset\0\0\0"
-_MOST_DIGITS: Final = 18  # what surely fits Java's long
+_MOST_DIGITS: Final = 18  # a number of so many digits fits Java's long
 
 
 def _parse_usual(header: bytes) -> PlainPull | None:
-    """Several times as fast as what takes any order and form of the fields."""
+    """Read a header in the usual order and form of fields; several times as fast as reading any header."""
     try:
         _, _, _, opaque, flag, remark_length, ext_length = _FIXED.unpack_from(header)
         offset_at = header.index(_OFFSET_KEY, _FIXED_SIZE)
@@ -78,13 +78,13 @@ def _parse_usual(header: bytes) -> PlainPull | None:
 
 
 def _is_number(text: bytes) -> bool:
-    """In the one form that everybody writes: a number with leading zeros is an error elsewhere."""
+    """Whether the text is a number as all clients write it, without leading zeros."""
     return text.isdigit() and len(text) <= _MOST_DIGITS and (text[0] != 48 or len(text) == 1)
 
 
 @lru_cache(maxsize=4096)
 def _rest(block: bytes) -> PullMessageRequest | None:
-    """The header without its two offsets; None when it cannot be read, or has one of them a second time."""
+    """The header without its two offsets; None when it cannot be read, or when an offset occurs in it again."""
     try:
         fields = header_binary.decode_ext_fields(block)
         if "queueOffset" in fields or "commitOffset" in fields:
@@ -94,14 +94,14 @@ def _rest(block: bytes) -> PullMessageRequest | None:
         return None
 
 
-# Values that stand for what changes from reply to reply while the text around them is being made.
+# Marks that stand for the changing numbers while the text around them is made.
 _OPAQUE_MARK: Final = 1_928_374_650
 _NUMBER_MARKS: Final = tuple(7_036_874_417_766_350_240 + number for number in range(4))
 _OPAQUE_AT: Final = slice(5, 9)  # of a binary header
 
 
 class PullReplyHead:
-    """The reply to a pull that found messages, but for its numbers and its body.
+    """The reply to a pull that found messages, without its numbers and its body.
 
     Holds always: it writes the bytes that come before the body in `encode(command.reply(SUCCESS, "FOUND", …))`.
     """
@@ -134,10 +134,10 @@ class PullReplyHead:
             tuple(text.split(b"%d")),
             (self._before_opaque, self._between, *block.split(b"\0\0\0%c%b")),
         )
-        """What stands around the numbers, by kind of header: for the compiled twin."""
+        """The texts around the numbers, by kind of header, for the compiled function."""
 
     def encode(self, kind: int, opaque: int, numbers: tuple[int, int, int, int], body_length: int) -> bytes:
-        """A frame up to its body. `numbers`: suggested broker, next offset, smallest, largest."""
+        """A frame up to its body. `numbers` are suggested broker, next offset, smallest and largest offset."""
         if kind == JSON:
             return with_prefix(JSON, self._json % (*numbers, opaque), body_length)
         suggested, next_offset, minimum, maximum = [b"%d" % number for number in numbers]

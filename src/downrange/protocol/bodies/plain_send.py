@@ -1,8 +1,7 @@
-"""The plain send, the request that everything else waits for: from header to values and from values to reply, in one
-step each.
+"""The plain send, the most frequent request of all: its header is read, and its reply written, in one step each.
 
 `parse_send` and `SendReply` do what `Command.header(SendMessageRequest)` and `Command.reply(header=…)` do, for request
-310 (V2 names) only and without the objects in between. What `parse_send` cannot read it leaves to those.
+310 (V2 names) only, without the objects in between. `parse_send` gives None for what only `Command.header` reads.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ SEND_HEADER: Final = PlainHeader(RequestCode.SEND_MESSAGE_V2, SendMessageRequest
 # Opaque, flag of the command, topic, queue id, sysFlag, born timestamp, flag of the message, properties, reconsume
 # times. A plain tuple: an object would cost as much as reading the header.
 PlainSend = tuple[int, int, str, int, int, int, int, str, int]
-# What the reply to a send needs of it: serialize type, opaque, flag of the command, queue id, how many messages it has.
+# The values of a send that its reply needs: serialize type, opaque, flag of the command, queue id, number of messages.
 Sent = tuple[int, int, int, int, int]
-# Where a message went: physical offset, size, queue offset.
+# The place of a stored message: physical offset, size, queue offset.
 Place = tuple[int, int, int]
 
 
 class Stored(Protocol):
-    """The messages of some sends, and where they went."""
+    """The stored messages of a run of sends, with their places."""
 
     @property
     def sends(self) -> Sequence[Sent]: ...
@@ -44,7 +43,7 @@ class Stored(Protocol):
 
 
 def parse_send(frame: Frame) -> PlainSend | None:
-    """The values of a plain send; None when the frame is something else, or takes the lenient way or an error."""
+    """The values of a plain send; None when the frame is another request, or has to be read leniently, or is wrong."""
     kind, header, _ = frame
     if kind == JSON:
         send = SEND_HEADER.read_json(header)
@@ -72,8 +71,8 @@ def parse_send(frame: Frame) -> PlainSend | None:
 
 
 # The binary header of a send as every client writes it: fixed part, then the fields in the order of their letters.
-# Those before `e` and after `i` are the same from message to message, so they are read once and remembered. Between
-# them only a queue id may vary in length, as long as sysFlag and flag have one digit and the time has thirteen.
+# Fields before `e` and after `i` rarely change from message to message, so they are read once and remembered. Between
+# them only the queue id may vary in length, as long as sysFlag and flag have one digit and the time has thirteen.
 _FIXED: Final = struct.Struct(">hbhiiii")  # code, language, version, opaque, flag, remark length, ext length
 _FIXED_SIZE: Final = _FIXED.size
 _QUEUE_ID_KEY: Final = b"\0\1e\0\0\0"
@@ -85,7 +84,7 @@ _PROPERTIES_KEY: Final = b"\0\1i"
 
 
 def _parse_usual(header: bytes) -> PlainSend | None:
-    """Four times as fast as what takes any order and length of the fields."""
+    """Read a header in the usual order and length of fields; four times as fast as reading any header."""
     try:
         _, _, _, opaque, flag, remark_length, ext_length = _FIXED.unpack_from(header)
         queue_id_at = header.find(_QUEUE_ID_KEY, _FIXED_SIZE)
@@ -132,14 +131,14 @@ def _parse_usual(header: bytes) -> PlainSend | None:
 
 @lru_cache(maxsize=4096)
 def _topic_of(fields_before: bytes) -> str | None:
-    """The topic, from the fields that stand before the queue id; None when they are not exactly those."""
+    """The topic, from the fields before the queue id; None when these are not exactly the usual ones."""
     request = _read_some(fields_before, "abcd", {"e": "0", "g": "0"})
     return request.topic if request is not None else None
 
 
 @lru_cache(maxsize=4096)
 def _reconsume_times_of(fields_after: bytes) -> int | None:
-    """The same for the fields that stand after the properties; None for a batch, too."""
+    """The reconsume times, from the fields after the properties; None when these are unusual, or for a batch."""
     request = _read_some(fields_after, "jklmn", {"a": "-", "b": "-", "e": "0", "g": "0"})
     return request.reconsume_times if request is not None and not request.batch else None
 
@@ -154,7 +153,7 @@ def _read_some(block: bytes, letters: str, rest: dict[str, str]) -> SendMessageR
         return None
 
 
-# Values that stand for what changes from reply to reply while the text around them is being made.
+# Marks that stand for the changing values while the text around them is made.
 _PLACE_MARK: Final = "0123456789ABCDEF"
 _QUEUE_ID_MARK: Final = 1_357_924_680
 _QUEUE_OFFSET_MARK: Final = 7_036_874_417_766_350_246
@@ -165,7 +164,7 @@ _EXT_AT: Final = 29
 
 
 class SendReply:
-    """The replies to plain sends that ended with one code, but for what changes from message to message.
+    """The replies to plain sends with one response code, without the values that change from message to message.
 
     Holds always: it writes the bytes that `encode(command.reply(code, header=SendMessageResponse(…)))` gives.
     """
@@ -208,14 +207,14 @@ class SendReply:
         self._binary_ext = _form(block, lengthy)
         self._ext_size = len(block) - len(texts[1][0]) - len(texts[2][0])
         self._fixed = frame[_CODE_TO_VERSION], frame[_FLAG_AND_REMARK]
-        # What the compiled twin puts between the numbers.
+        # The texts that the compiled function puts between the numbers.
         self._json_pieces = _split(text, texts)
         self._binary_pieces = *self._fixed, *_split(block, lengthy)
         self._around_opaque: dict[int, tuple[bytes, bytes]] = {}
         self._id_size = 2 * len(store_host)
 
     def encode(self, run: Stored) -> bytes:
-        """The replies as whole frames, one behind the other."""
+        """The replies to a run of sends as whole frames, one after the other."""
         if steps is not None:
             encoded = steps.encode_answers(self._json_pieces, self._binary_pieces, self._id_size, run)
             if encoded is not None:
@@ -223,7 +222,7 @@ class SendReply:
         return self.encode_in_python(run)
 
     def encode_in_python(self, run: Stored) -> bytes:
-        """The same without the compiled twin."""
+        """As `encode`, without the compiled function."""
         places = run.places
         form, heads = self._json, self._json_heads
         pieces: list[bytes] = []
@@ -272,7 +271,7 @@ class SendReply:
         )
 
     def _around(self, digits: int) -> tuple[bytes, bytes]:
-        """What stands before and after the opaque when both numbers have so many digits together."""
+        """The texts before and after the opaque, when both numbers together have `digits` digits."""
         ext_size = self._ext_size + digits
         size = _FIXED_SIZE + ext_size
         before = PREFIX.pack(4 + size, BINARY << 24 | size) + self._fixed[0]
@@ -281,7 +280,7 @@ class SendReply:
 
 
 def _form(text: bytes, marks: tuple[tuple[bytes, bytes], ...]) -> bytes:
-    """`text` as a form for the % operator that has places for what the marks stand for."""
+    """`text` as a format for the % operator, in which the marks are replaced by placeholders."""
     text = text.replace(b"%", b"%%")
     for mark, place in marks:
         assert mark in text
@@ -290,7 +289,7 @@ def _form(text: bytes, marks: tuple[tuple[bytes, bytes], ...]) -> bytes:
 
 
 def _split(text: bytes, marks: tuple[tuple[bytes, bytes], ...]) -> tuple[bytes, ...]:
-    """What stands around the marks; they follow each other in the text."""
+    """The texts around the marks, which occur in this order."""
     pieces = []
     for mark, _ in marks:
         piece, found, text = text.partition(mark)
