@@ -44,7 +44,7 @@ def test_compact_and_check(command: Command, lake: Lake) -> None:
         (["archive", "{lake}", "or/ders"], "illegal characters"),
         (["archive", "{lake}", "orders", "--store", "nowhere"], "nowhere is not a store directory"),
         (["archive", "{lake}", "orders", "--name", "a/b"], "'a/b' cannot name a pipeline"),
-        (["archive", "{lake}", "orders", "--every", "0"], "expected more than none"),
+        (["archive", "{lake}", "orders", "--every", "0"], "expected more than 0"),
         (["archive", "{lake}", "orders", "--every", "nan"], "nan seconds between batches"),
         (["replay", "{lake}"], "say where to send: --to TOPIC, or --to-own"),
         (["replay", "{lake}", "--to", "a", "--to-own"], "say where to"),
