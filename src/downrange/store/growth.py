@@ -1,4 +1,4 @@
-"""What replaying the log brought, for those who count messages and those who wait for them."""
+"""The result of replaying the log, for statistics and for waiting pulls."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from downrange.store.queue.queues import QueueState
 
 
 class GrownQueue(NamedTuple):
-    """A queue that got a message by replay: everything a waiting pull wants to know."""
+    """A queue that got a message by replay, with all that a waiting pull needs to know."""
 
     topic: str
     queue_id: int
@@ -21,16 +21,16 @@ class GrownQueue(NamedTuple):
 
 
 class Growth:
-    """The messages that came into queues by one replay.
+    """The messages that one replay put into queues.
 
-    Those of queues that somebody watches are kept one by one, in the order of the log; of all others only their sizes.
+    Messages of watched queues are kept one by one, in the order of the log; of all others only the sizes.
     """
 
     __slots__ = ("sizes", "watched", "watched_messages")
 
     def __init__(self, watched: Mapping[tuple[str, int], object] | None = None) -> None:
         self.watched = watched
-        """Topics and ids of the queues that are watched; None when all are."""
+        """Topics and ids of the watched queues; None when all queues are watched."""
         self.watched_messages: list[GrownQueue] = []
         self.sizes: dict[tuple[str, int], list[int]] = {}
         """The sizes of all new records, by topic and queue id."""

@@ -1,4 +1,4 @@
-"""What a read of a queue or a query by key returns."""
+"""The results of a read of a queue and of a query by key."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class GetMessageStatus(Enum):
 
 
 class ReadResult(msgspec.Struct, frozen=True):
-    """Records of one queue as they lie on disk, and where to go on.
+    """Records of one queue as they are on disk, and the offset of the next read.
 
-    `slices` are views of the log, several records in one where they lie next to each other, or of a copy. Holding one
-    keeps its file readable, even after it was deleted.
+    `slices` are views of the log or of a copy, with several records in one where these follow each other. A slice keeps
+    its file readable, even after the file was deleted.
     """
 
     status: GetMessageStatus
@@ -39,7 +39,7 @@ class ReadResult(msgspec.Struct, frozen=True):
 
 
 class QueryResult(msgspec.Struct, frozen=True):
-    """Records found by key, oldest first, and how far the index reaches."""
+    """Records found by key, oldest first, and the last offset and time in the index."""
 
     slices: list[memoryview]
     index_last_update_timestamp: int
