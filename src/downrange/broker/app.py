@@ -40,7 +40,7 @@ from downrange.broker.held_pulls import HeldPulls
 from downrange.broker.json_file import JsonFile
 from downrange.broker.live_config import LiveConfig
 from downrange.broker.message_writer import MessageWriter
-from downrange.broker.metrics import MetricsServer
+from downrange.broker.metrics import MetricSources, MetricsServer
 from downrange.broker.queue_locks import QueueLocks
 from downrange.broker.replication.master import Slaves
 from downrange.broker.routes import express_of, handler_of
@@ -248,7 +248,7 @@ async def _serving(
         server.on_close = closed
         await server.start()
 
-    metrics = MetricsServer(
+    sources = MetricSources(
         live,
         store,
         topics,
@@ -261,6 +261,7 @@ async def _serving(
         half_messages=lambda: half_messages.waiting,
         slave_lags=replication.lags,
     )
+    metrics = MetricsServer(sources)
     await metrics.start()
     gc.collect()
     gc.freeze()  # what recovery built stays; a full collection over ten thousand topics would stall every sender

@@ -76,34 +76,8 @@ class MetricsServer:
     `port` is the real port while serving, and None otherwise.
     """
 
-    def __init__(
-        self,
-        config: LiveConfig,
-        store: StoreFigures,
-        topics: Sized,
-        groups: Sized,
-        offsets: OffsetFigures,
-        consumers: Iterable[ConsumerGroup],
-        producers: Iterable[tuple[str, list[Client]]],
-        statistics: Statistics,
-        clock: Clock,
-        *,
-        half_messages: Callable[[], Mapping[str, int]] | None = None,
-        slave_lags: Callable[[], Mapping[str, int]] | None = None,
-    ) -> None:
-        self._sources = MetricSources(
-            config,
-            store,
-            topics,
-            groups,
-            offsets,
-            consumers,
-            producers,
-            statistics,
-            clock,
-            half_messages,
-            slave_lags,
-        )
+    def __init__(self, sources: MetricSources) -> None:
+        self._sources = sources
         self._http: HttpServer | None = None
         self._collector: BrokerCollector | None = None
         self._scraping = asyncio.Lock()

@@ -20,7 +20,7 @@ from prometheus_client.samples import Sample
 from downrange.broker.clients import Client, ConsumerGroup
 from downrange.broker.config import BrokerConfig
 from downrange.broker.live_config import LiveConfig
-from downrange.broker.metrics import MetricsServer
+from downrange.broker.metrics import MetricSources, MetricsServer
 from downrange.broker.metrics_collector import BrokerCollector
 from downrange.broker.metrics_http import MAX_CONNECTIONS, HttpReply, HttpServer
 from downrange.broker.statistics import Statistics
@@ -81,7 +81,7 @@ class Broker:
 
     def server(self) -> MetricsServer:
         config = BrokerConfig(broker_name="broker-a", broker_permission=6, metrics_port=self.metrics_port)
-        return MetricsServer(
+        sources = MetricSources(
             LiveConfig(config, StoreConfig()),
             self.store,
             ["A", "B", "C"],
@@ -94,6 +94,7 @@ class Broker:
             half_messages=self.half_messages,
             slave_lags=self.slave_lags,
         )
+        return MetricsServer(sources)
 
     async def scrape(self) -> str:
         async with serving(self.server()) as port:

@@ -1,4 +1,4 @@
-"""Hashes of message keys, as the index keeps them."""
+"""Hashes of message keys for the index."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ Keyed = tuple[str, str | None, str | None, int]
 
 
 class KeyHashes:
-    """Hashes of topic, "#" and key, unsigned, with those parts remembered that come again soon."""
+    """Unsigned hashes of topic, "#" and key, which remember hashes of parts that are needed again soon."""
 
     __slots__ = ("_ends_of_ids", "_heads_of_ids", "_topics", "_topics_of_ids")
 
     def __init__(self) -> None:
         self._topics = HashCache(20_000, suffix="#")
         # A unique id has 32 characters and ends in a counter: within a millisecond the ids of one producer share the
-        # first 30. So its hash is the sum of three that are known.
+        # first 30. So its hash is the sum of three remembered hashes.
         self._topics_of_ids = HashCache(20_000, suffix="#", room=32)
         self._heads_of_ids = HashCache(4_096, room=2)
         self._ends_of_ids = HashCache(4_096)
@@ -28,7 +28,7 @@ class KeyHashes:
         return java_hash_unsigned(key, self._topics[topic])
 
     def of_message(self, topic: str, unique_key: str | None, keys: str | None) -> list[int]:
-        """The hash of the unique id, then those of the words of KEYS."""
+        """The hash of the unique id, then the hashes of the words of KEYS."""
         hashes: list[int] = []
         if unique_key is not None:
             if len(unique_key) == 32 and unique_key.isascii():
@@ -45,7 +45,7 @@ class KeyHashes:
         return hashes
 
     def of_run(self, keyed: Sequence[Keyed]) -> list[tuple[int, int]]:
-        """The same for many messages: each hash with the physical offset of its message."""
+        """The hashes of many messages, each with the physical offset of its message."""
         topics_of_ids, heads_of_ids, ends_of_ids = self._topics_of_ids, self._heads_of_ids, self._ends_of_ids
         hashed: list[tuple[int, int]] = []
         for topic, unique_key, keys, physical_offset in keyed:
@@ -58,7 +58,7 @@ class KeyHashes:
 
 
 def positive_hash(unsigned_hash: int) -> int:
-    """The absolute value of the hash read as a signed number; the one that has none becomes 0."""
+    """The absolute value of the hash as a signed number; 0 for -2³¹, whose absolute value does not fit."""
     if unsigned_hash <= MAX_INT:
         return unsigned_hash
     return (0x1_0000_0000 - unsigned_hash) & MAX_INT
