@@ -1,4 +1,4 @@
-"""What every server process does: log to standard error, run until it is told to stop, stop cleanly."""
+"""The frame of every server process: logs to standard error, runs until it is stopped, stops cleanly."""
 
 from __future__ import annotations
 

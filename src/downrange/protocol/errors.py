@@ -45,7 +45,7 @@ def code_name(code: int) -> str:
 
 
 class InternalError(BrokerError):
-    """Something failed inside the server."""
+    """An operation failed inside the server."""
 
     default_code = ResponseCode.SYSTEM_ERROR
     retriable = True

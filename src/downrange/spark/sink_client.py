@@ -71,7 +71,7 @@ class SinkClient:
         if token is None:
             raise MessageError(
                 f"the half message {message.message_id} was not sent by the Spark sink: "
-                f"its group {self.options.producer_group} must not be used by anybody else"
+                f"its group {self.options.producer_group} must be used by this sink only"
             )
         row = RowKey.parse(properties.get(ROW_PROPERTY, ""))
         of_batch, newest = await self._asked.get(row.query, row.batch)

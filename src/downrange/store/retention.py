@@ -26,7 +26,7 @@ _HOUR_MILLIS: Final = 3_600_000
 
 
 class Decision(NamedTuple):
-    """What a clean-up round may do."""
+    """The decision about one clean-up round: whether it deletes files, also unexpired ones, and why."""
 
     delete: bool
     forced: bool

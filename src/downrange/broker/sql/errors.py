@@ -1,4 +1,4 @@
-"""What can be wrong with an SQL92 expression."""
+"""The error of an SQL92 expression that cannot be compiled."""
 
 from __future__ import annotations
 
