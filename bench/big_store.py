@@ -21,12 +21,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from downrange.store.run import PlainMessage, run_of
+
 from bench.report import QUICK, Figure, NotMeasured, Row, table
 from downrange.model.message_id import pack_host
 from downrange.store.config import StoreConfig
 from downrange.store.message_store import MessageStore
 from downrange.store.new_message import NewMessage, PutMessageStatus
-from downrange.store.run import PlainMessage, run_of
 
 TOPIC = "BenchmarkTest"
 QUEUES = 4

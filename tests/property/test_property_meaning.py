@@ -18,11 +18,11 @@ from unittest.mock import Mock
 import numpy as np
 import pyarrow as pa
 import pytest
+from downrange.broker.held_pulls import HeldPulls
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from downrange.broker.filtering import MessageFilter, sql_filter, tag_filter
-from downrange.broker.held_pulls import HeldPulls
 from downrange.broker.sql.expression import compile_sql
 from downrange.client.consumer.messages import read_in_python, read_pulled
 from downrange.compiled import VARIANT

@@ -10,6 +10,8 @@ from random import Random
 from typing import Any
 from unittest.mock import patch
 
+from downrange.store.run import run_of
+
 from downrange import compiled
 from downrange.store import dispatcher, run
 from downrange.store.index import key_index
@@ -18,7 +20,6 @@ from downrange.store.log import commit_log
 from downrange.store.message_store import MessageStore
 from downrange.store.new_message import PutMessageStatus
 from downrange.store.queue.queue_tails import QueueTails
-from downrange.store.run import run_of
 from tests.support import compiled_cases as cases
 from tests.support.store_files import files_of
 from tests.unit.store.small_store import NOW, new_message, open_store

@@ -9,6 +9,8 @@ from random import Random
 from typing import Any
 from unittest.mock import patch
 
+from downrange.store.growth import Growth
+
 from downrange import compiled
 from downrange.clock import ManualClock
 from downrange.model.message import PhysicalOffset, QueueOffset, StoredMessage
@@ -18,7 +20,6 @@ from downrange.model.topics import SCHEDULE_TOPIC
 from downrange.store import bulk_replay, dispatcher
 from downrange.store.config import BrokerRole
 from downrange.store.errors import StoreCorrupt
-from downrange.store.growth import Growth
 from downrange.store.index import key_index
 from downrange.store.log import commit_log
 from downrange.store.message_store import MessageStore

@@ -37,7 +37,7 @@ from downrange.broker.handlers.usual_sends import usual_sends
 from downrange.broker.json_file import JsonFile
 from downrange.broker.live_config import LiveConfig
 from downrange.broker.message_writer import MessageWriter
-from downrange.broker.metrics import MetricsServer
+from downrange.broker.metrics import MetricSources, MetricsServer
 from downrange.broker.pull_checks import PullChecks
 from downrange.broker.pulls import Pulls
 from downrange.broker.queue_locks import QueueLocks
@@ -244,7 +244,7 @@ async def _serving(
         server.on_close = closed
         await server.start()
 
-    metrics = MetricsServer(
+    sources = MetricSources(
         live,
         store,
         topics,
@@ -257,6 +257,7 @@ async def _serving(
         half_messages=lambda: half_messages.waiting,
         slave_lags=replication.lags,
     )
+    metrics = MetricsServer(sources)
     await metrics.start()
     gc.collect()
     gc.freeze()  # what recovery built stays; a full collection over ten thousand topics would stall every sender

@@ -1,7 +1,7 @@
-"""Many records of one buffer at once: where their parts lie, and their fixed fields as NumPy arrays.
+"""Reads many records of one buffer at once: the positions of their parts, and their fixed fields, as NumPy arrays.
 
-The layout is that of model/record.py. A view that advances by one byte lets NumPy pick a field of every record with a
-single indexing; nothing is done per record in Python. Buffers are smaller than 2 GiB, as commit-log files are.
+The layout is that of model/record.py. A view with a stride of one byte lets NumPy take a field of every record with a
+single indexing; nothing is done per record in Python. Buffers, like commit-log files, are smaller than 2 GiB.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ HEAD: Final = np.dtype(
     [
         ("size", ">i4"), ("magic", ">u4"), ("body_crc", ">u4"), ("queue_id", ">i4"), ("flag", ">i4"),
         ("queue_offset", ">i8"), ("physical_offset", ">i8"), ("sys_flag", ">i4"), ("born_time", ">i8"),
-        # From here on only where hosts are IPv4.
+        # The fields from here on have these positions only if both hosts are IPv4.
         ("born_host", "=u8"), ("store_time", ">i8"), ("store_host", "=u8"), ("reconsume_times", ">i4"),
         ("prepared_transaction_offset", ">i8"), ("body_length", ">i4"),
     ]
@@ -51,7 +51,7 @@ assert [HEAD.fields[name][1] for name in ("physical_offset", "sys_flag", "store_
 
 
 def _native(stored: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """A column of heads as an array of its own, in the machine's byte order."""
+    """A field of the heads as an array of its own, in the machine's byte order."""
     return stored.astype(stored.dtype.newbyteorder("="))
 
 
@@ -63,7 +63,7 @@ def field(raw: Bytes, kind: str, at: Positions) -> npt.NDArray[Any]:
 
 
 def walk(buffer: bytes | bytearray | memoryview) -> Positions:
-    """Where the records of a pull reply begin: one behind the other, to the end of the buffer."""
+    """The positions of the records of a pull reply, which follow each other to the end of the buffer."""
     if steps is not None and (found := steps.walk_records(buffer)) is not None:
         return np.frombuffer(found, np.int64)
     return walk_in_python(buffer)
@@ -83,9 +83,9 @@ def walk_in_python(buffer: bytes | bytearray | memoryview) -> Positions:
 
 
 class RecordArrays:
-    """Records that begin at `starts` of `raw`, checked: the parts of each add up to its size.
+    """Records that begin at the ascending positions `starts` of `raw`.
 
-    Raises CorruptRecord for the first that does not. `starts` ascend.
+    Raises CorruptRecord for the first record whose parts do not add up to its size.
     """
 
     def __init__(self, raw: Bytes, starts: Positions) -> None:
@@ -183,13 +183,13 @@ class RecordArrays:
         return _native(self._head["reconsume_times"])
 
     def packed_v4_hosts(self, which: str) -> npt.NDArray[np.uint64]:
-        """`born_host` or `store_host` as eight bytes, in the order of the log. Only where no host is IPv6."""
+        """`born_host` or `store_host` as eight bytes, in the byte order of the log. Only if no host is IPv6."""
         found: npt.NDArray[np.uint64] = np.ascontiguousarray(self._head[which])
         return found
 
     @property
     def packed_physical_offset(self) -> npt.NDArray[np.uint64]:
-        """Eight bytes in the order of the log."""
+        """The physical offsets as eight bytes, in the byte order of the log."""
         return self._head["physical_offset"].view(np.uint64)
 
     def host_sizes(self, flag: SysFlag) -> npt.NDArray[np.int64]:

@@ -20,7 +20,7 @@ from prometheus_client.samples import Sample
 from downrange.broker.clients import Client, ConsumerGroup
 from downrange.broker.config import BrokerConfig
 from downrange.broker.live_config import LiveConfig
-from downrange.broker.metrics import MetricsServer
+from downrange.broker.metrics import MetricSources, MetricsServer
 from downrange.broker.metrics_collector import BrokerCollector
 from downrange.broker.metrics_http import MAX_CONNECTIONS, HttpReply, HttpServer
 from downrange.broker.statistics import Statistics
@@ -77,13 +77,11 @@ class Broker:
         self.offsets: dict[str, dict[int, int]] = {}
         self.metrics_port = 0
         self.half_messages: Callable[[], Mapping[str, int]] | None = None
-        self.pulled_offset: Callable[[str, str, int], int | None] | None = None
-        self.watermarks: Callable[[], Mapping[str, int]] | None = None
         self.slave_lags: Callable[[], Mapping[str, int]] | None = None
 
     def server(self) -> MetricsServer:
         config = BrokerConfig(broker_name="broker-a", broker_permission=6, metrics_port=self.metrics_port)
-        return MetricsServer(
+        sources = MetricSources(
             LiveConfig(config, StoreConfig()),
             self.store,
             ["A", "B", "C"],
@@ -94,10 +92,9 @@ class Broker:
             self.statistics,
             self.clock,
             half_messages=self.half_messages,
-            pulled_offset=self.pulled_offset,
-            watermarks=self.watermarks,
             slave_lags=self.slave_lags,
         )
+        return MetricsServer(sources)
 
     async def scrape(self) -> str:
         async with serving(self.server()) as port:
@@ -184,8 +181,6 @@ async def test_documented_labels_are_the_labels(broker: Broker) -> None:
     broker.consumers = [ConsumerGroup("g", "CONSUME_PASSIVELY", "CLUSTERING", "", {}, _members(client("c1")))]
     broker.offsets = {"A@g": {0: 50}}
     broker.half_messages = lambda: {"A": 1}
-    broker.pulled_offset = lambda topic, group, queue_id: 60
-    broker.watermarks = lambda: {"pull": 3}
     broker.slave_lags = lambda: {"10.0.0.2:42911": 8}
     text = await broker.scrape()
     wanted = {
@@ -253,18 +248,6 @@ async def test_lag_is_what_a_group_has_not_consumed(broker: Broker) -> None:
         }
     ready = await broker.samples("rocketmq_consumer_ready_messages")
     assert ready[labels(topic="A", consumer_group="behind", **group)] == 10
-    assert await broker.samples("rocketmq_consumer_inflight_messages") == {}
-
-
-@pytest.mark.parametrize(("pulled", "inflight"), [(97, 7), (None, 0), (80, 0), (500, 10)])
-async def test_messages_pulled_and_not_consumed_are_in_flight(
-    broker: Broker, pulled: int | None, inflight: int
-) -> None:
-    broker.offsets = {"A@g": {0: 90}}
-    broker.pulled_offset = lambda topic, group, queue_id: pulled
-    assert list((await broker.samples("rocketmq_consumer_inflight_messages")).values()) == [inflight]
-    assert list((await broker.samples("rocketmq_consumer_ready_messages")).values()) == [10 - inflight]
-    assert list((await broker.samples("rocketmq_consumer_lag_messages")).values()) == [10]
 
 
 async def test_connections_by_language_and_version(broker: Broker) -> None:

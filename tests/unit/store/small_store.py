@@ -14,6 +14,7 @@ from downrange.store.config import StoreConfig
 from downrange.store.files import OsFiles
 from downrange.store.message_store import MessageStore
 from downrange.store.new_message import AppendResult, NewMessage, PutMessageStatus
+from downrange.store.retention import Retention
 
 BORN_HOST = pack_host("10.1.2.3", 50000)
 STORE_HOST = pack_host("10.9.8.7", 10911)
@@ -119,3 +120,10 @@ def pull_the_plug(store: MessageStore) -> None:
     """As `kill`, but the next start cannot know that the machine did not stop."""
     kill(store)
     (store.config.store_path_root_dir / "abort").write_bytes(b"")
+
+
+def clean_up_round(retention: Retention, store: MessageStore, now: int) -> tuple[list[Path], int]:
+    """One whole round of the retention: the log files that went, and how many files pointed at them."""
+    _, taken = retention.judge(now)
+    store.remove_files(taken)
+    return taken, retention.clean_dependents()

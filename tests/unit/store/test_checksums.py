@@ -7,8 +7,8 @@ from random import Random
 from zlib import crc32
 
 import pytest
-
 from downrange.store.run import PlainMessage, run_of
+
 from tests.unit.store.small_store import BORN_HOST, NOW, STORE_HOST, open_store, put
 
 LENGTHS = (*range(700), 1023, 1024, 1025, 4095, 4096, 4097, 65_535, 65_536, 65_601)

@@ -33,6 +33,11 @@ def test_a_flush_is_due_by_the_clock_and_thorough_now_and_then() -> None:
     assert not after.is_thorough
 
 
+def test_a_log_that_is_not_flushed_by_the_clock_alone_is_looked_at_all_the_time() -> None:
+    times = FlushTimes.of_commit_log(StoreConfig(flush_commit_log_timed=False))
+    assert (times.interval_millis, times.least_pages, times.thorough_interval_millis) == (10, 4, 10_000)
+
+
 def test_a_clock_set_back_does_not_stop_flushing() -> None:
     policy = FlushPolicy(FlushTimes.of_consume_queues(StoreConfig()), now=1_000_000)
     due = policy.due(5)
@@ -54,9 +59,9 @@ def test_who_waits_too_long_is_told_so() -> None:
     waiting: GroupCommit[str] = GroupCommit(5000)
     waiting.wait_for(100, "a", now=0)
     waiting.wait_for(200, "b", now=1000)
-    assert waiting.next_deadline == 5000
+    assert waiting.expire(4999) == []
     assert [(item.token, item.outcome) for item in waiting.expire(5999)] == [("a", FlushOutcome.TIMED_OUT)]
-    assert waiting.next_deadline == 6000
+    assert [item.token for item in waiting.expire(6000)] == ["b"]
 
 
 def test_a_failed_flush_fails_all_who_wait() -> None:
@@ -67,7 +72,7 @@ def test_a_failed_flush_fails_all_who_wait() -> None:
         ("a", FlushOutcome.FAILED),
         ("b", FlushOutcome.FAILED),
     ]
-    assert waiting.next_deadline is None
+    assert len(waiting) == 0
 
 
 def sent_away(quick: QuickSyncs) -> int:

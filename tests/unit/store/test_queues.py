@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from downrange.store.run import Run, run_of
 
 from downrange.store.errors import FlushFailed, StoreError
 from downrange.store.files import OsFiles
 from downrange.store.message_store import MessageStore
 from downrange.store.new_message import BatchUnit
 from downrange.store.queue import queues as queues_module
-from downrange.store.run import Run, run_of
 from tests.unit.store.small_store import (
     BORN_HOST,
     NOW,

@@ -1,4 +1,4 @@
-"""Hashes of message keys, as the index keeps them."""
+"""Hashes of message keys for the index."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from downrange.store.new_messages import Keyed
 
 
 class KeyHashes:
-    """Hashes of topic, "#" and key, unsigned, with those parts remembered that come again soon."""
+    """Unsigned hashes of topic, "#" and key, which remember hashes of parts that are needed again soon."""
 
     __slots__ = ("_ends_of_ids", "_heads_of_ids", "_topics", "_topics_of_ids")
 
     def __init__(self) -> None:
         self._topics = HashCache(20_000, suffix="#")
         # A unique id has 32 characters and ends in a counter: within a millisecond the ids of one producer share the
-        # first 30. So its hash is the sum of three that are known.
+        # first 30. So its hash is the sum of three remembered hashes.
         self._topics_of_ids = HashCache(20_000, suffix="#", room=32)
         self._heads_of_ids = HashCache(4_096, room=2)
         self._ends_of_ids = HashCache(4_096)
@@ -49,7 +49,7 @@ class KeyHashes:
 
 
 def positive_hash(unsigned_hash: int) -> int:
-    """The absolute value of the hash read as a signed number; the one that has none becomes 0."""
+    """The absolute value of the hash as a signed number; 0 for -2³¹, whose absolute value does not fit."""
     if unsigned_hash <= MAX_INT:
         return unsigned_hash
     return (0x1_0000_0000 - unsigned_hash) & MAX_INT

@@ -1,7 +1,7 @@
 """The key index: finds messages by topic, key and time; see docs/formats/key-index.md.
 
-A file is a hash table on disk: slots that point at the newest entry of their chain, entries that point at the one
-before. It keeps 32-bit hashes, not keys: who asks compares the key text of what is found.
+A file is a hash table on disk: a slot points at the newest entry of its chain, an entry at the entry before it. The
+index has 32-bit hashes, not keys: the client compares the keys of the messages that are found.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def index_keys(
 
 
 class IndexQuery(NamedTuple):
-    """What a lookup found, newest file first, and how far the index reaches."""
+    """The offsets that a lookup found, newest file first, and the last offset and time in the index."""
 
     physical_offsets: list[PhysicalOffset]
     last_update_timestamp: int
@@ -58,7 +58,7 @@ class IndexQuery(NamedTuple):
 class KeyIndex:
     """All index files of a store, oldest first; the last one takes new keys and is always mapped.
 
-    Always: only the last file is not full. One thread puts and queries; `flush` may run beside it in another.
+    Holds always: all files but the last are full. One thread puts and queries; `flush` may run in another.
     """
 
     def __init__(
@@ -78,11 +78,11 @@ class KeyIndex:
         self._writable = writable
         self._index_files: list[IndexFile] = []
         self._current: IndexFile | None = None  # the last file, while it is mapped for writing
-        self._queried: deque[IndexFile] = deque()  # older files that are mapped, the one used longest ago first
+        self._queried: deque[IndexFile] = deque()  # older files that are mapped, the least recently used first
         self._filled: deque[IndexFile] = deque()  # full files that are not synced yet
         self._hashes = KeyHashes()
         self.safe_timestamp = 0
-        """Store time up to which the index survives a crash: that of the last full file that is synced."""
+        """The store time up to which the index survives a crash: the end of the last full, synced file."""
 
     def __repr__(self) -> str:
         used = self._index_files[-1].next_entry - 1 if self._index_files else 0
@@ -91,7 +91,7 @@ class KeyIndex:
     # -- opening -------------------------------------------------------------------------------------------------------
 
     def load(self, drop_newer_than: int | None = None) -> None:
-        """Read the headers of all files; after a crash remove those that were not safe by `drop_newer_than`."""
+        """Read the headers of all files; after a crash remove files that were not synced by `drop_newer_than`."""
         self._unmap_all()
         self._filled.clear()
         self._index_files = []
@@ -106,8 +106,8 @@ class KeyIndex:
             elif self._writable:
                 self._directory.remove(path)
         if self._index_files and self._index_files[-1].next_entry <= 1:
-            # A process died between making this file and its first message; its header may not even say where the file
-            # before ended, and everything would be indexed again.
+            # A process died between creating this file and indexing its first message. Its header may not say where the
+            # file before ended, and then all messages would be indexed again.
             empty = self._index_files.pop()
             if self._writable:
                 self._directory.remove(empty.path)
@@ -117,8 +117,8 @@ class KeyIndex:
         self.safe_timestamp = max(full, default=0)
 
     def _was_synced(self, index_file: IndexFile, safe_timestamp: int) -> bool:
-        """Is this the next file that was synced when it was full? Of those that end in the same millisecond as the
-        checkpoint says only the first is known to be; and a header that never reached the disk has no entries."""
+        """Whether this file was synced when it was full. Of files that end in the millisecond of the checkpoint only
+        the first certainly was; and a header that never reached the disk has no entries."""
         previous = self._index_files[-1].end_timestamp if self._index_files else -1
         return index_file.next_entry >= self._entries and previous < safe_timestamp >= index_file.end_timestamp
 
@@ -167,7 +167,7 @@ class KeyIndex:
             _pack_entry(mapped, self._entries_at + number * 20, key_hash, physical_offset, seconds, before)
             _pack_slot(mapped, slot_at, number)
             if number == 1:
-                # After its seconds were counted from the end of the file before: RocketMQ's order, for equal bytes.
+                # Only now, after the seconds were counted from the end of the file before: this is RocketMQ's order.
                 index_file.begin_offset = physical_offset
                 index_file.begin_timestamp = store_timestamp
             index_file.next_entry = number + 1
@@ -177,7 +177,7 @@ class KeyIndex:
             index_file.write_header(index_file.map)
 
     def _writable_file(self) -> IndexFile:
-        """The last file, mapped and with room for at least one entry; a new one when there is none."""
+        """The last file, mapped and with room for an entry; a new file if there is none."""
         if not self._writable:
             raise StoreClosed(f"{self._directory.path} is open for reading only")
         last = self._index_files[-1] if self._index_files else None
@@ -189,7 +189,7 @@ class KeyIndex:
                     self._remember(last)
                 self._filled.append(last)
             last = index_file
-        with contextlib.suppress(ValueError):  # it may have been mapped by a query
+        with contextlib.suppress(ValueError):  # perhaps a query has mapped it
             self._queried.remove(last)
         self._directory.map(last)
         if last.next_entry >= last.limit:
@@ -198,9 +198,9 @@ class KeyIndex:
         return last
 
     def flush(self) -> bool:
-        """Sync the files that became full, and move `safe_timestamp`; whether there was any. For a worker thread.
+        """Sync files that became full, and move `safe_timestamp`; return whether there was one. For a worker thread.
 
-        The last file is synced by `close` only: after a crash it is dropped and filled again from the commit log.
+        Only `close` syncs the last file: after a crash it is dropped and filled again from the commit log.
         """
         synced = False
         while self._filled:
@@ -212,7 +212,7 @@ class KeyIndex:
         return synced
 
     def delete_expired(self, min_offset: int) -> int:
-        """Remove leading files that only point before `min_offset`, never the last one; how many were removed."""
+        """Remove leading files that only point before `min_offset`, but never the last; return how many."""
         removed = 0
         while self._writable and len(self._index_files) > 1 and self._index_files[0].end_offset < min_offset:
             oldest = self._index_files[0]
@@ -225,7 +225,7 @@ class KeyIndex:
         return removed
 
     def close(self) -> None:
-        """Sync everything and give back all mappings; the index may be used again afterwards."""
+        """Sync and unmap all files; the index may be used again afterwards."""
         if self._writable:
             self.flush()
             if self._current is not None:
@@ -261,7 +261,7 @@ class KeyIndex:
     def _collect(
         self, index_file: IndexFile, key_hash: int, max_num: int, begin: int, end: int, found: list[PhysicalOffset]
     ) -> None:
-        """Walk one chain. Entries only point at earlier ones, so that a damaged file cannot make us run in circles."""
+        """Walk one chain, only to entries with smaller numbers: so a damaged file cannot make us run in circles."""
         source = self._directory.map(index_file)
         if index_file is not self._current:
             self._remember(index_file)
@@ -281,7 +281,7 @@ class KeyIndex:
     # -- mappings ------------------------------------------------------------------------------------------------------
 
     def _remember(self, index_file: IndexFile) -> None:
-        """This older file was used just now; unmap the one that was not used for the longest time."""
+        """Note that an older file was used just now, and unmap the least recently used one if there are too many."""
         with contextlib.suppress(ValueError):
             self._queried.remove(index_file)
         self._queried.append(index_file)
