@@ -5,11 +5,11 @@ from __future__ import annotations
 from random import Random
 
 import pytest
+from downrange.protocol.bodies.plain_send import parse_send
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from downrange.compiled import steps
-from downrange.protocol.bodies.plain_send import parse_send
 from downrange.protocol.framing import Frame
 from tests.support import compiled_cases as cases
 from tests.support import compiled_send_checks as checks

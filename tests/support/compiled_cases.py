@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from random import Random
 from typing import Any
 
+from downrange.store.run import PlainMessage
+
 from downrange.model.message_id import pack_host
 from downrange.protocol.bodies.fields import encode_fields
 from downrange.protocol.bodies.send import _V1_NAMES as V1_NAMES
@@ -16,7 +18,6 @@ from downrange.protocol.command import Command
 from downrange.protocol.framing import Frame, FrameDecoder, encode
 from downrange.store.log.commit_log import topic_field
 from downrange.store.queue.queues import QueueState
-from downrange.store.run import PlainMessage
 from tests.support.golden import scenarios
 
 HOSTS = (pack_host("10.1.2.3", 50000), pack_host("10.9.8.7", 10911), pack_host("fe80::1", 10911))

@@ -10,6 +10,8 @@ from random import Random
 from typing import Any
 from unittest.mock import patch
 
+from downrange.store.run import run_of
+
 from downrange import compiled
 from downrange.store import dispatcher, run
 from downrange.store.index import key_index
@@ -18,9 +20,9 @@ from downrange.store.log import commit_log
 from downrange.store.message_store import MessageStore
 from downrange.store.new_message import PutMessageStatus
 from downrange.store.queue.queue_tails import QueueTails
-from downrange.store.run import run_of
 from tests.support import compiled_cases as cases
 from tests.support.store_files import files_of
+from tests.support.stores import append
 from tests.unit.store.small_store import NOW, new_message, open_store
 
 _QUEUES = [("TopicA", 0), ("TopicA", 1), ("T\u00f6pic\U0001f600", 0)]
@@ -45,7 +47,7 @@ def _filled(random: Random, root: Path) -> list[Any]:
     seen: list[Any] = []
     store = open_store(root, mapped_file_size_commit_log=16384, max_hash_slot_num=7, max_index_num=50)
     for topic, queue_id in _QUEUES:
-        assert store.append(new_message(topic=topic, queue_id=queue_id)).status is PutMessageStatus.PUT_OK
+        assert append(store, new_message(topic=topic, queue_id=queue_id)).status is PutMessageStatus.PUT_OK
     states = list(store.queues.states.values())
     for number in range(random.randrange(1, 12)):
         _spoil_slots(random, store)
@@ -54,7 +56,7 @@ def _filled(random: Random, root: Path) -> list[Any]:
         if store.append_run(messages, born_host, store_host, NOW + 700 * number):
             seen.append((messages.places, messages.largest, messages.end))
         else:  # the file is full: what `append` is there for
-            assert store.append(new_message(b"x" * 300)).status is PutMessageStatus.PUT_OK
+            assert append(store, new_message(b"x" * 300)).status is PutMessageStatus.PUT_OK
         seen.append([(state.next_offset, repr(state.queue), state.queue.max_physical_offset) for state in states])
     store.close()
     return seen

@@ -25,6 +25,7 @@ from downrange.store.new_message import NewMessage
 from downrange.store.queue.queue_tails import QueueTails
 from tests.support import compiled_cases as cases
 from tests.support.store_files import files_of
+from tests.support.stores import append
 from tests.unit.store.small_store import NOW, kill, open_store, pull_the_plug
 
 _TOPICS = ("TopicA", "TopicA", "T\u00f6pic\U0001f600", "x", "y" * 127)
@@ -165,11 +166,11 @@ def fill(random: Random, store: MessageStore, count: int) -> None:
     for _ in range(count):
         clock.set(clock.now() + random.choice((0, 1, 2000)))
         if random.random() < 0.05:
-            store.append(_message(random, SCHEDULE_TOPIC, 3))
+            append(store, _message(random, SCHEDULE_TOPIC, 3))
         elif random.random() < 0.01:
             store.remove_topic(random.choice(_TOPICS))
         else:
-            store.append(_message(random, random.choice(_TOPICS), random.randrange(3)))
+            append(store, _message(random, random.choice(_TOPICS), random.randrange(3)))
 
 
 def _message(random: Random, topic: str, queue_id: int) -> NewMessage:

@@ -7,15 +7,16 @@ from contextlib import suppress
 from random import Random
 from typing import Any
 
-from downrange import compiled
 from downrange.broker.handlers.plain_sends import plain_run
 from downrange.protocol.bodies.plain_send import SendReply, Sent
+from downrange.store.run import PlainMessage, Run
+
+from downrange import compiled
 from downrange.protocol.bodies.send import SendMessageRequest, decode_batch, decode_send_v1
 from downrange.protocol.codes import RequestCode
 from downrange.protocol.framing import Frame, FrameDecoder, decode_frame
 from downrange.store.new_message import join_properties
 from downrange.store.queue.queue_tails import ROW
-from downrange.store.run import PlainMessage, Run
 from tests.support import compiled_cases as cases
 
 CLUSTER = "CLUSTER\x01DefaultCl\u00fcster"

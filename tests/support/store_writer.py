@@ -16,6 +16,7 @@ from downrange.model.message_id import pack_host
 from downrange.store.config import FlushDiskType, StoreConfig
 from downrange.store.message_store import MessageStore
 from downrange.store.new_message import BatchUnit, NewMessage, PutMessageStatus
+from tests.support.stores import append
 
 HOST = pack_host("10.0.0.1", 10911)
 TOPICS = ("orders", "payments", "%RETRY%billing", "SCHEDULE_TOPIC_XXXX")
@@ -76,7 +77,7 @@ def main() -> None:
         topic, queue_id, body, properties = written[0]
         if count == 1 or topic == TOPICS[3]:
             count = 1
-            result = store.append(NewMessage(topic, queue_id, body, properties, 1, HOST, HOST))
+            result = append(store, NewMessage(topic, queue_id, body, properties, 1, HOST, HOST))
         else:
             units = [BatchUnit(0, one.body, one.properties) for one in written]
             result = store.append_batch(NewMessage(topic, queue_id, b"", b"", 1, HOST, HOST), units)
