@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from downrange.broker.handlers.plain_sends import PlainSends
-from downrange.protocol.bodies.plain_send import SendReply
 
+from downrange.broker.handlers.plain_sends import PlainSends
 from downrange.broker.message_writer import MessageWriter
 from downrange.broker.statistics import LARGE, Statistics
 from downrange.broker.waiting_pulls import WaitingPulls
 from downrange.compiled import steps
+from downrange.protocol.bodies.plain_send import SendReply
 from downrange.protocol.framing import encode
 from downrange.store.config import FlushDiskType
 from downrange.store.dispatcher import Dispatcher

@@ -21,7 +21,7 @@ from tests.unit.store.small_store import NOW, kill, open_store, pull_the_plug
 
 
 def same_report(random: Random, root: str) -> None:
-    """Check what a run left, or worse, with the twin and without it."""
+    """Check what a run left, or worse, compiled and in Python."""
     entries = random.choice((5, 50, 1000))
     settings: dict[str, Any] = SETTINGS | {"max_index_num": entries}
     store = open_store(Path(root), **settings)

@@ -14,14 +14,14 @@ from sysconfig import get_config_var
 from typing import Any
 
 import pytest
-from downrange.protocol.bodies.plain_send import SendReply
-from downrange.store.run import Place, PlainMessage, Run, run_of
 
 from downrange import compiled
 from downrange.model.hashing import tags_code
+from downrange.protocol.bodies.plain_send import SendReply
 from downrange.store.queue.queue_entry import ENTRY
 from downrange.store.queue.queue_tails import SPILL_AT
 from downrange.store.queue.queues import QueueState
+from downrange.store.run import Place, PlainMessage, Run, run_of
 from tests.support import compiled_cases as cases
 from tests.support.leaks import check_no_leaks
 from tests.support.store_files import files_of

@@ -83,7 +83,9 @@ int as_stretch(const NewMessages *batch, PyObject *first, PyObject *stop, Py_ssi
 static int take_number(PyObject *object, PyObject *name, int64_t least, int64_t most, int64_t *number) {
     PyObject *value = PyObject_GetAttr(object, name);
     if (value == NULL) return 0;
-    int is_good = as_number(value, least, most, number);
+    int overflow = 1;
+    if (PyLong_Check(value)) *number = PyLong_AsLongLongAndOverflow(value, &overflow); /* flags are of an int's subclass */
+    int is_good = !overflow && least <= *number && *number <= most;
     if (!is_good) PyErr_Format(PyExc_TypeError, "%U is %R", name, value);
     Py_DECREF(value);
     return is_good;

@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from downrange.broker.admission import FlowControl
 from downrange.broker.clients import Client, Consumers, Producers
 from downrange.broker.config import BrokerConfig
+from downrange.broker.admission import FlowControl
 from downrange.broker.groups import CommittedOffsets, Groups
 from downrange.broker.handlers.config import ConfigHandlers
 from downrange.broker.handlers.consumers import ConsumerHandlers
@@ -38,7 +38,8 @@ from downrange.store.message_store import MessageStore
 from downrange.store.new_message import AppendResult, NewMessage, PutMessageStatus
 from downrange.store.retention import Retention
 from downrange.transport.connection import Connection
-from downrange.transport.serving import CommandHandler, Endpoint, refuse, serve_commands
+from downrange.transport.serving import Endpoint
+from downrange.transport.serving import CommandHandler, refuse, serve_commands
 from tests.support.golden import scenarios
 
 NOW = 1_700_000_000_000

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from downrange.broker.destinations import Destinations
 
+from downrange.broker.destinations import Destinations
 from downrange.compiled import steps
 from downrange.model.topics import SCHEDULE_TOPIC, TopicConfig
 from downrange.protocol.bodies.topics import TopicConfigTable

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from downrange.broker.admission import FlowControl
 from downrange.broker.config import BrokerConfig
+from downrange.broker.admission import FlowControl
 from downrange.broker.live_config import LiveConfig
 from downrange.protocol.errors import SystemBusy
 from downrange.store.message_store import MessageStore

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from downrange.protocol.bodies.plain_send import SendReply, Stored
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from downrange.model.message import TopicQueue
 from downrange.model.topics import TopicConfig
 from downrange.protocol.bodies.fields import encode_fields
+from downrange.protocol.bodies.plain_send import SendReply, Stored
 from downrange.protocol.bodies.send import SendMessageRequest
 from downrange.protocol.codes import RequestCode, ResponseCode, SerializeType
 from downrange.protocol.command import Command

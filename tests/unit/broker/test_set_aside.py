@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from downrange.broker.handlers.set_aside import SetAside
 
+from downrange.broker.handlers.set_aside import SetAside
 from downrange.broker.handlers.transactions import TransactionHandlers
 from downrange.broker.transactions.half_messages import HalfMessages
 from downrange.model.message import TopicQueue

@@ -7,10 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from downrange.broker.handlers.send import SendHandlers
-
 from downrange.broker.clients import Client
 from downrange.broker.config import BrokerConfig
+from downrange.broker.handlers.send import SendHandlers
 from downrange.broker.handlers.transactions import TransactionHandlers
 from downrange.broker.routes import handler_of
 from downrange.broker.services.transactions import TransactionService

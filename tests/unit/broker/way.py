@@ -8,12 +8,11 @@ from typing import Any
 
 from downrange.broker.handlers.plain_sends import PlainSends
 from downrange.broker.handlers.send import SendHandlers
-
 from downrange.broker.routes import Express, RouteTable, express_of, handler_of, serve_of
 from downrange.protocol.framing import Frame
 from downrange.transport.connection import Connection
-from downrange.transport.limits import Limits
 from downrange.transport.serving import Endpoint
+from downrange.transport.limits import Limits
 from tests.unit.broker.fake_transport import FakeTransport
 from tests.unit.broker.wired import BROKER, WiredBroker, wire
 

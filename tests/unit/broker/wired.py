@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from downrange.broker.held_pulls import HeldPulls
 
-from downrange.broker.admission import FlowControl
 from downrange.broker.bloom_filter import BloomFilter
 from downrange.broker.clients import Consumers, Producers
 from downrange.broker.config import BrokerConfig
 from downrange.broker.filter_data import ConsumerFilters
+from downrange.broker.admission import FlowControl
 from downrange.broker.groups import CommittedOffsets, Groups
 from downrange.broker.handlers.clients import ClientHandlers
 from downrange.broker.handlers.offsets import OffsetHandlers
 from downrange.broker.handlers.send_back import SendBackHandlers
+from downrange.broker.held_pulls import HeldPulls
 from downrange.broker.json_file import JsonFile
 from downrange.broker.live_config import LiveConfig
 from downrange.broker.message_writer import MessageWriter
