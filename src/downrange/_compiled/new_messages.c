@@ -2,7 +2,6 @@
 #include <stddef.h>
 #include "new_messages.h"
 #include "queue_tails.h"
-#include "records.h"
 
 static PyObject *n_body, *n_properties, *n_born_timestamp, *n_born_host, *n_store_host, *n_flag, *n_sys_flag;
 static PyObject *n_reconsume_times, *n_prepared;
@@ -212,11 +211,6 @@ static PyObject *batch_set_code(NewMessages *batch, PyObject *const *args, Py_ss
     if (message == NULL) return NULL;
     message->code = code, message->has_code = 1;
     Py_RETURN_NONE;
-}
-
-static Py_ssize_t record_size(const Message *message) {
-    return FIXED_WITHOUT_HOSTS + message->born_host_size + message->store_host_size + message->topic_size - 1
-        + message->body_size + message->properties_size;
 }
 
 static PyObject *batch_group_size(NewMessages *batch, PyObject *number) {

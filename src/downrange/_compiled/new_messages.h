@@ -3,6 +3,7 @@
 #define DOWNRANGE_NEW_MESSAGES_H
 
 #include "properties.h"
+#include "records.h"
 
 #define NOT_IN_A_QUEUE 4 /* the bit of sysFlag that prepared and rolled-back messages have */
 #define TRANSACTION_MASK 12
@@ -42,6 +43,11 @@ static inline const byte *properties_of(const NewMessages *batch, const Message 
 
 static inline const byte *topic_of(const NewMessages *batch, const Message *message) {
     return batch->text + message->topic_at;
+}
+
+static inline Py_ssize_t record_size(const Message *message) {
+    return FIXED_WITHOUT_HOSTS + message->born_host_size + message->store_host_size + message->topic_size - 1
+        + message->body_size + message->properties_size;
 }
 
 /* Keep an object for as long as the batch lives; 0 with an exception. */
