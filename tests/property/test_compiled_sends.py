@@ -32,7 +32,7 @@ def is_usual(frame: Frame) -> bool:
         and fields["e"] in map(str, range(16))
         and int(fields["f"]) & 12 == 0
         and not is_set_aside
-        and len(frame[2]) < 10_000
+        and len(frame[1]) + len(frame[2]) < 10_000
     )
 
 
