@@ -21,8 +21,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from downrange.store.run import PlainMessage, run_of
-
 from bench.report import QUICK, Figure, NotMeasured, Row, table
 from downrange.model.message_id import pack_host
 from downrange.store.config import StoreConfig

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from downrange.broker.handlers.plain_sends import PlainSends
-from downrange.protocol.bodies.plain_send import SendReply
 
 from downrange.broker.message_writer import MessageWriter
 from downrange.broker.statistics import LARGE, Statistics

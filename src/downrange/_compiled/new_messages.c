@@ -2,7 +2,6 @@
 #include <stddef.h>
 #include "new_messages.h"
 #include "queue_tails.h"
-#include "records.h"
 
 static PyObject *n_body, *n_properties, *n_born_timestamp, *n_born_host, *n_store_host, *n_flag, *n_sys_flag;
 static PyObject *n_reconsume_times, *n_prepared;
@@ -83,7 +82,9 @@ int as_stretch(const NewMessages *batch, PyObject *first, PyObject *stop, Py_ssi
 static int take_number(PyObject *object, PyObject *name, int64_t least, int64_t most, int64_t *number) {
     PyObject *value = PyObject_GetAttr(object, name);
     if (value == NULL) return 0;
-    int is_good = as_number(value, least, most, number);
+    int overflow = 1;
+    if (PyLong_Check(value)) *number = PyLong_AsLongLongAndOverflow(value, &overflow); /* flags are of an int's subclass */
+    int is_good = !overflow && least <= *number && *number <= most;
     if (!is_good) PyErr_Format(PyExc_TypeError, "%U is %R", name, value);
     Py_DECREF(value);
     return is_good;
@@ -269,11 +270,6 @@ static PyObject *batch_set_code(NewMessages *batch, PyObject *const *args, Py_ss
     if (message == NULL) return NULL;
     message->code = code, message->has_code = 1;
     Py_RETURN_NONE;
-}
-
-static Py_ssize_t record_size(const Message *message) {
-    return FIXED_WITHOUT_HOSTS + message->born_host_size + message->store_host_size + message->topic_size - 1
-        + message->body_size + message->properties_size;
 }
 
 static PyObject *batch_group_size(NewMessages *batch, PyObject *number) {

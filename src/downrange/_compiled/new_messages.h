@@ -44,6 +44,11 @@ static inline const byte *topic_of(const NewMessages *batch, const Message *mess
     return batch->text + message->topic_at;
 }
 
+static inline Py_ssize_t record_size(const Message *message) {
+    return FIXED_WITHOUT_HOSTS + message->born_host_size + message->store_host_size + message->topic_size - 1
+        + message->body_size + message->properties_size;
+}
+
 /* Keep an object for as long as the batch lives; 0 with an exception. */
 int keep_object(NewMessages *batch, PyObject *object);
 /* Room for so many bytes of text more: where they go; NULL with an exception. */

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from downrange.protocol.bodies.plain_send import SendReply, Stored
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -15,6 +15,7 @@ from downrange.store.files import OsFiles
 from downrange.store.message_store import MessageStore
 from downrange.store.new_message import AppendResult, NewMessage, PutMessageStatus
 from downrange.store.retention import Retention
+from tests.support.stores import append
 
 BORN_HOST = pack_host("10.1.2.3", 50000)
 STORE_HOST = pack_host("10.9.8.7", 10911)
@@ -88,7 +89,7 @@ def new_message(
 
 
 def put(store: MessageStore, *args: Any, **changes: Any) -> AppendResult:
-    result = store.append(new_message(*args, **changes))
+    result = append(store, new_message(*args, **changes))
     assert result.status is PutMessageStatus.PUT_OK, result
     return result
 

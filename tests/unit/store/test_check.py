@@ -15,10 +15,10 @@ import pytest
 from downrange.store.check.directory import NotAStore, StoreDirectory, StoreState
 from downrange.store.check.store_check import StoreReport, check, lenient_json
 from downrange.store.message_store import MessageStore
-from downrange.store.new_message import BatchUnit
 from downrange.store.queue.consume_queue import ENTRY
 from tests.support.checked_store import assert_clean, checked
 from tests.support.golden_store import unpack
+from tests.support.stores import append_group
 from tests.unit.store.small_store import NOW, kill, new_message, open_store, put
 
 FILE_SIZE = 4096
@@ -95,7 +95,7 @@ def fill(store: MessageStore) -> None:
     put(store, b"rollback", sys_flag=12, properties={"UNIQ_KEY": "back"})
     put(store, b"commit", sys_flag=8, properties={"UNIQ_KEY": "half"})
     put(store, b"later", topic="SCHEDULE_TOPIC_XXXX", queue_id=2, properties={"DELAY": "3", "TAGS": "TagA"})
-    store.append_batch(new_message(), [BatchUnit(0, b"unit", b"KEYS\x01b1") for _ in range(3)])
+    append_group(store, *[new_message(b"unit", properties={"KEYS": "b1"})] * 3)
 
 
 def change(path: Path, at: int, data: bytes) -> None:

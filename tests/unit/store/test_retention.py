@@ -10,6 +10,7 @@ from downrange.store.config import StoreConfig
 from downrange.store.message_store import MessageStore
 from downrange.store.new_message import PutMessageStatus
 from downrange.store.retention import MANUAL_ROUNDS, Retention, count_expired, decide
+from tests.support.stores import append
 from tests.unit.store.small_store import NOW, bodies, clean_up_round, new_message, open_store, put, read_all
 
 HOUR = 3_600_000
@@ -107,7 +108,7 @@ def test_a_full_disk_frees_the_oldest_files_and_refuses_messages(tmp_path: Path)
         retention = Retention(store, hour_of=lambda now: 5)
         fill = 0.91
         assert len(clean_up_round(retention, store, NOW)[0]) == 10
-        assert store.append(new_message()).status is PutMessageStatus.SERVICE_NOT_AVAILABLE
+        assert append(store, new_message()).status is PutMessageStatus.SERVICE_NOT_AVAILABLE
         assert len(bodies(store)) > 0
         fill = 0.86
         clean_up_round(retention, store, NOW)

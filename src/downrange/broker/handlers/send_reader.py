@@ -86,7 +86,7 @@ class SendReader:
     def _read_batch(self, command: Command, header: SendMessageRequest, origin: Connection) -> Storing | Command:
         if len(header.topic) > MAX_TOPIC_LENGTH:
             raise MessageIllegal(f"message topic length too long {len(header.topic)}")
-        config = self.topic(header)
+        config = self._topics.sendable.get(header.topic) or self.topic(header)
         queue_id = self.queue_id(config, header.queue_id, origin)
         _, waits = self._stored_properties(header.properties)
         # Every message gets all properties of the batch, WAIT too: RocketMQ takes it out of single messages only.

@@ -133,7 +133,7 @@ class Sends:
                 begin = at
                 at = self._usual.read(
                     frames, origins, at, stop, batch.replies, batch.messages,
-                    limits.surely_fits, limits.max_message_size,
+                    limits.surely_fits, limits.group_surely_fits,
                 )  # fmt: skip
                 self.accelerated += at - begin
                 if at == stop:
