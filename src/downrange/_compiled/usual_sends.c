@@ -9,6 +9,7 @@
 #define ENTRY_HEAD 20        /* size, magic, CRC, flag, body length */
 #define LONGEST_TOPIC 127
 #define LONGEST_PROPERTIES 32767
+#define RECORD_REST 128 /* no record has more beside topic, body and properties */
 #define SCRATCH 4096
 #define TOGETHER 32
 
@@ -171,7 +172,7 @@ static int add_single(Reading *reading, int64_t row, PyObject *body, const byte 
 static Py_ssize_t add_batch(Reading *reading, int64_t row, PyObject *body, const byte *text, Py_ssize_t text_size,
                             const Send *send, const Found *found) {
     const byte *at = (const byte *)PyBytes_AS_STRING(body), *end = at + PyBytes_GET_SIZE(body);
-    if (end - at > reading->batch_fits) return 0;
+    int64_t room = reading->batch_fits;
     if (found->waits > 1 || (found->waits && end_of_wait(reading, found->wait, text + text_size) == NULL)) return 0;
     Py_ssize_t shared = PyBytes_GET_SIZE(reading->usual->cluster) + (text_size > 0) + text_size, count = 0;
     while (at < end) {
@@ -193,7 +194,8 @@ static Py_ssize_t add_batch(Reading *reading, int64_t row, PyObject *body, const
                          (int32_t)get32(at + 12)))
             return 0;
         at += size;
-        if (++count > MOST_OF_A_BATCH) return 0;
+        room -= RECORD_REST + reading->to.topic_size + body_size + own_size + is_open + shared;
+        if (room < 0 || ++count > MOST_OF_A_BATCH) return 0;
     }
     return count;
 }

@@ -17,8 +17,11 @@ class Family(Protocol):
     @property
     def codes(self) -> frozenset[int]: ...
 
-    def take(self, frames: list[Frame], origins: list[Connection], at: int, stop: int) -> None:
-        """Answer the requests `frames[at:stop]`, now or later; `frames[n]` came over `origins[n]`."""
+    def take(self, frames: list[Frame], origins: list[Connection], at: int, stop: int) -> int:
+        """Answer the requests `frames[at:stop]`, now or later; `frames[n]` came over `origins[n]`.
+
+        Return the position of the first request that was not taken: `stop`, unless a connection was broken off.
+        """
 
 
 class RequestPath:
@@ -47,18 +50,38 @@ class RequestPath:
                 origins[at].break_off(error)
                 at += 1
                 continue
-            family = family or self._commands
-            while at < stop:
-                passed = self._admission.admitted(frames, origins, at, stop)
-                if passed > at:
-                    family.take(frames, origins, at, passed)
-                if passed < stop:
-                    self._refuse(frames[passed], origins[passed])
-                    passed += 1
-                at = passed
+            if at:  # an earlier run may have filled or broken off a connection
+                full = next((n for n in range(at, stop) if origins[n].is_full), stop)
+                if full == at:
+                    origins[at].defer(frames[at])
+                    at += 1
+                    continue
+                stop = full
+            at = self._pass(family or self._commands, frames, origins, at, stop)
 
-    def _refuse(self, frame: Frame, origin: Connection) -> None:
-        command = decode_frame(frame)
-        error = self._admission.refusal(frame, origin)
-        if error is not None and not command.flag:
+    def _pass(self, family: Family, frames: list[Frame], origins: list[Connection], at: int, stop: int) -> int:
+        """Let the family take what admission lets pass; return the position of the first request not looked at."""
+        while at < stop:
+            passed = self._admission.admitted(frames, origins, at, stop)
+            if passed > at:
+                at = family.take(frames, origins, at, passed)
+                if at < passed:
+                    break
+            if passed < stop:
+                self._refuse(family, frames, origins, passed)
+                at = passed + 1
+        return at
+
+    def _refuse(self, family: Family, frames: list[Frame], origins: list[Connection], at: int) -> None:
+        origin = origins[at]
+        error = self._admission.refusal(frames[at], origin)
+        if error is None:  # there is room again, made by another thread
+            family.take(frames, origins, at, at + 1)
+            return
+        try:
+            command = decode_frame(frames[at])
+        except RemoteProtocolError as broken:
+            origin.break_off(broken)
+            return
+        if not command.flag:
             send_replies([origin], encode(error_reply(command, error)))

@@ -22,6 +22,8 @@ class MessageLimits:
         self.max_message_size = 0
         self.surely_fits = 0
         """A body and properties that together have no more bytes than this break no limit."""
+        self.group_surely_fits = 0
+        """Records of one group that together have no more bytes than this break no limit of groups."""
         self.set_max_message_size(config.max_message_size)
 
     def set_max_message_size(self, size: int) -> None:
@@ -30,6 +32,7 @@ class MessageLimits:
             return
         self.max_message_size = size
         self._largest_record = min(size + RECORD_OVERHEAD, self._file_room)
+        self.group_surely_fits = min(size, self._file_room)
         largest_rest = FIXED_SIZE + 2 * IPV6_EXTRA + MAX_TOPIC_LENGTH
         self.surely_fits = min(size, MAX_PROPERTIES_BYTES, self._largest_record - largest_rest)
 

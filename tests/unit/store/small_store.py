@@ -14,6 +14,7 @@ from downrange.store.config import StoreConfig
 from downrange.store.files import OsFiles
 from downrange.store.message_store import MessageStore
 from downrange.store.new_message import AppendResult, NewMessage, PutMessageStatus
+from downrange.store.new_messages import NewMessages
 
 BORN_HOST = pack_host("10.1.2.3", 50000)
 STORE_HOST = pack_host("10.9.8.7", 10911)
@@ -86,8 +87,17 @@ def new_message(
     return NewMessage(topic, queue_id, body, properties, **(values | changes))
 
 
+def append_one(store: MessageStore, message: NewMessage) -> AppendResult:
+    """Store one message: a batch of one."""
+    messages = NewMessages()
+    refusal = store.add(messages, message) or store.append(messages)
+    if refusal is not None:
+        return AppendResult(refusal.status, reason=refusal.reason)
+    return AppendResult(PutMessageStatus.PUT_OK, *messages.places[0])
+
+
 def put(store: MessageStore, *args: Any, **changes: Any) -> AppendResult:
-    result = store.append(new_message(*args, **changes))
+    result = append_one(store, new_message(*args, **changes))
     assert result.status is PutMessageStatus.PUT_OK, result
     return result
 

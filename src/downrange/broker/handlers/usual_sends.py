@@ -52,7 +52,7 @@ class UsualSends:
         """Add what the usual sends from `frames[at]` on ask for, up to `stop` or the first that is not usual.
 
         Return the position of the first frame that was not read. `fits` bounds body and properties of a message,
-        `batch_fits` the bodies of a batch.
+        `batch_fits` the records of a batch.
         """
         return at
 
