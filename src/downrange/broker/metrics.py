@@ -50,11 +50,18 @@ class OffsetFigures(Protocol):
     def table(self) -> ConsumerOffsets: ...
 
 
+class FamilyFigures(Protocol):
+    """The part of a family of requests that metrics read: how many requests a compiled step has served or not."""
+
+    accelerated: int
+    not_accelerated: int
+
+
 @dataclass(frozen=True, slots=True)
 class MetricSources:
     """What the metrics are read from at the moment of a scrape; nothing of it is changed.
 
-    The optional ones: half messages by topic; how far a group has pulled a queue, if known; requests that wait, by
+    `families` have the names of the families of requests. The optional ones: half messages by topic; how far a group has pulled a queue, if known; requests that wait, by
     processor; log bytes that slaves have not reported yet, by their addresses.
     """
 
@@ -67,6 +74,7 @@ class MetricSources:
     producers: Iterable[tuple[str, list[Client]]]
     statistics: Statistics
     clock: Clock
+    families: Mapping[str, FamilyFigures]
     half_messages: Callable[[], Mapping[str, int]] | None = None
     pulled_offset: Callable[[str, str, int], int | None] | None = None
     watermarks: Callable[[], Mapping[str, int]] | None = None
@@ -79,39 +87,8 @@ class MetricsServer:
     `port` is the real port while serving, and None otherwise.
     """
 
-    def __init__(
-        self,
-        config: LiveConfig,
-        store: StoreFigures,
-        topics: Sized,
-        groups: Sized,
-        offsets: OffsetFigures,
-        consumers: Iterable[ConsumerGroup],
-        producers: Iterable[tuple[str, list[Client]]],
-        statistics: Statistics,
-        clock: Clock,
-        *,
-        half_messages: Callable[[], Mapping[str, int]] | None = None,
-        pulled_offset: Callable[[str, str, int], int | None] | None = None,
-        watermarks: Callable[[], Mapping[str, int]] | None = None,
-        slave_lags: Callable[[], Mapping[str, int]] | None = None,
-        host: str = "127.0.0.1",
-    ) -> None:
-        self._sources = MetricSources(
-            config,
-            store,
-            topics,
-            groups,
-            offsets,
-            consumers,
-            producers,
-            statistics,
-            clock,
-            half_messages,
-            pulled_offset,
-            watermarks,
-            slave_lags,
-        )
+    def __init__(self, sources: MetricSources, host: str = "127.0.0.1") -> None:
+        self._sources = sources
         self._host = host
         self._http: HttpServer | None = None
         self._collector: BrokerCollector | None = None

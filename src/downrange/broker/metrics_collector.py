@@ -16,14 +16,16 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from downrange.broker.metrics import MetricSources
-from downrange.broker.statistics import NORMAL, RPC_MILLIS_BOUNDS
+from downrange.broker.statistics import RPC_MILLIS_BOUNDS
 from downrange.broker.tallies import SIZE_BOUNDS, PutTally
 from downrange.model.topics import DLQ_PREFIX, RETRY_PREFIX, SYSTEM_GROUP_PREFIX, is_system_topic
 from downrange.protocol.codes import LanguageCode, RequestCode, ResponseCode
 
 PREFIX: Final = "rocketmq_"
+OWN_PREFIX: Final = "downrange_"  # of what RocketMQ does not have
 Labels = dict[str, str]
 _PIECE: Final = 64  # samples whose text is made at once
+_NORMAL: Final = {"message_type": "normal"}  # the type of all messages: they are counted by topic alone
 _STORAGE: Final = {"storage_type": "local", "storage_medium": "disk"}
 _CONSUME_MODES: Final = {"CONSUME_ACTIVELY": "pull", "CONSUME_PASSIVELY": "push"}
 _REQUEST_NAMES: Final = {int(code): code.name.lower() for code in RequestCode}
@@ -65,6 +67,7 @@ class BrokerCollector:
         yield from self._transactions()
         yield from self._storage()
         yield from self._latencies()
+        yield from self._acceleration()
         yield generate_latest(_Families(self._process.collect()))
 
     # One family each, with the labels every sample has.
@@ -73,9 +76,11 @@ class BrokerCollector:
         samples = (Sample(PREFIX + name, self._base | labels, value) for labels, value in rows)
         return _texts(GaugeMetricFamily(PREFIX + name, text), samples)
 
-    def _counter(self, name: str, text: str, rows: Iterable[tuple[Labels, float]]) -> Iterator[bytes]:
-        samples = (Sample(f"{PREFIX}{name}_total", self._base | labels, value) for labels, value in rows)
-        return _texts(CounterMetricFamily(PREFIX + name, text), samples)
+    def _counter(
+        self, name: str, text: str, rows: Iterable[tuple[Labels, float]], prefix: str = PREFIX
+    ) -> Iterator[bytes]:
+        samples = (Sample(f"{prefix}{name}_total", self._base | labels, value) for labels, value in rows)
+        return _texts(CounterMetricFamily(prefix + name, text), samples)
 
     def _histogram(
         self, name: str, text: str, bounds: Sequence[int], rows: Iterable[tuple[Labels, Sequence[int], float]]
@@ -111,14 +116,9 @@ class BrokerCollector:
             for topic, tally in self._sources.statistics.puts():
                 yield {"topic": topic, "is_system": _flag(is_system_topic(topic))}, tally
 
-        def by_type() -> Iterator[tuple[Labels, int, int]]:
-            for labels, tally in rows():
-                for kind, messages, size in _by_type(tally):
-                    yield labels | {"message_type": kind}, messages, size
-
-        messages = ((labels, messages) for labels, messages, _ in by_type())
+        messages = ((labels | _NORMAL, tally.messages) for labels, tally in rows())
         yield from self._counter("messages_in", "Messages stored.", messages)
-        sizes = ((labels, size) for labels, _, size in by_type())
+        sizes = ((labels | _NORMAL, tally.bytes) for labels, tally in rows())
         yield from self._counter("throughput_in", "Bytes of messages stored.", sizes)
         counts = ((labels, tally.by_size, tally.bytes) for labels, tally in rows())
         yield from self._histogram("message_size", "Sizes of the messages stored, in bytes.", SIZE_BOUNDS, counts)
@@ -244,6 +244,13 @@ class BrokerCollector:
             "delay_message_latency", text, delays.bounds, [(_STORAGE, delays.counts, delays.sum)]
         )
 
+    def _acceleration(self) -> Iterator[bytes]:
+        families = self._sources.families.items()
+        taken = [({"family": name}, family.accelerated) for name, family in families]
+        yield from self._counter("requests_accelerated", "Requests that a compiled step has served.", taken, OWN_PREFIX)
+        left = [({"family": name}, family.not_accelerated) for name, family in families]
+        yield from self._counter("requests_not_accelerated", "Requests that it has not.", left, OWN_PREFIX)
+
 
 def _texts(family: Metric, samples: Iterator[Sample]) -> Iterator[bytes]:
     """One family in pieces; the first begins with its help and type, and is there in any case."""
@@ -253,15 +260,6 @@ def _texts(family: Metric, samples: Iterator[Sample]) -> Iterator[bytes]:
         text = generate_latest(_Families([family]))
         yield text if is_first else text.split(b"\n", 2)[2]
         is_first = False
-
-
-def _by_type(tally: PutTally) -> Iterator[tuple[str, int, int]]:
-    """Message type, messages, bytes."""
-    special = [(kind, one.messages, one.bytes) for kind, one in tally.special.items()]
-    rest = tally.messages - sum(one[1] for one in special), tally.bytes - sum(one[2] for one in special)
-    if rest[0] or not special:
-        yield NORMAL, *rest
-    yield from special
 
 
 def _by_topic(counts: Mapping[str, int]) -> list[tuple[Labels, int]]:

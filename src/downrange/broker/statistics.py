@@ -27,8 +27,6 @@ from downrange.clock import Clock
 from downrange.protocol.bodies.statistics import BrokerStatsData, StatsItem
 from downrange.protocol.codes import RequestCode, ResponseCode
 
-NORMAL: Final = "normal"  # message types as RocketMQ 5 labels them; the others are fifo, delay and transaction
-
 # (size - 1).bit_length() -> the first bound that is not below the size. A table look-up costs half of a bisection.
 _SIZE_BUCKET: Final = tuple(bisect_left(SIZE_BOUNDS, 1 << bits) for bits in range(65))
 LARGE: Final = SIZE_BOUNDS[0]  # from here on a message is not in the first bucket
@@ -303,6 +301,7 @@ class Statistics:
         )
 
     def _find(self, name: str, key: str) -> tuple[Tally, int] | None:
+        self._count_puts()
         topic, _, group = key.partition("@")
         tally: Tally | None
         match name:

@@ -19,7 +19,7 @@ import pytest
 from downrange.broker.transactions.half_messages import HalfMessages
 from downrange.model.message import TopicQueue
 from downrange.model.message_id import pack_host, parse_offset_message_id
-from downrange.model.topics import HALF_TOPIC, OP_HALF_TOPIC, TopicConfig
+from downrange.model.topics import HALF_TOPIC, OP_HALF_TOPIC
 from downrange.protocol.bodies.fields import encode_fields
 from downrange.protocol.bodies.send import SendMessageRequest, SendMessageResponse
 from downrange.protocol.bodies.transactions import EndTransactionRequest
@@ -247,7 +247,9 @@ async def test_the_notes_that_transactions_ended_that_one_failed_append_leaves_o
     while len(halves) < 12:
         halves += shop.halves(shop.feed(send(len(halves) + 1, body=b"x" * 200)))
     disk.fail["create"] = errno.EIO
-    codes = [reply.code for reply in FrameDecoder().feed(shop.feed(*[end(half, COMMIT, oneway=False) for half in halves]))]
+    codes = [
+        reply.code for reply in FrameDecoder().feed(shop.feed(*[end(half, COMMIT, oneway=False) for half in halves]))
+    ]
     assert codes == sorted(codes), "those that fit before the next file, which could not be made"
     assert 0 in codes
     assert ResponseCode.SYSTEM_ERROR in codes

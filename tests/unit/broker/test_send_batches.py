@@ -68,7 +68,9 @@ async def test_a_single_message_with_v1_names_is_usual(tmp_path: Path, kind: Ser
     assert compare(tmp_path, [chunk]).sends.accelerated == usual(4)
 
 
-@pytest.mark.parametrize("text", ["", "WAIT\x01true\x02", "WAIT\x01false", "KEYS\x01\u4e2d\u6587\x02TAGS\x01of all", "no separator"])
+@pytest.mark.parametrize(
+    "text", ["", "WAIT\x01true\x02", "WAIT\x01false", "KEYS\x01\u4e2d\u6587\x02TAGS\x01of all", "no separator"]
+)
 async def test_what_a_batch_shares_is_stored_alike(tmp_path: Path, text: str, kind: SerializeType) -> None:
     chunk = [send(0, queue_id=1, kind=kind), *[batch(n, kind, properties=text) for n in range(3)]]
     assert compare(tmp_path, [chunk]).sends.accelerated == usual(3)

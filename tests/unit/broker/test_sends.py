@@ -440,9 +440,7 @@ async def test_a_bug_in_the_answer_to_one_batch_keeps_no_other_waiting(
 async def test_a_busy_broker_refuses_sends(tmp_path: Path) -> None:
     served = ServedBroker(tmp_path)
     served.feed(send(0, queue_id=1))
-    flow = served.broker.flow
-    flow.last_tick = asyncio.get_running_loop().time() - 60
-    flow._set_patience()
+    served.broker.keep_waiting(60)
     (reply,) = FrameDecoder().feed(served.feed(send(1, queue_id=1), send(2, queue_id=1, oneway=True)))
     assert (reply.opaque, reply.code) == (1, ResponseCode.SYSTEM_BUSY)
     assert (reply.remark or "").startswith("[TIMEOUT_CLEAN_QUEUE]broker busy, start flow control for a while, period")
@@ -454,9 +452,7 @@ async def test_a_header_that_cannot_be_read_closes_its_own_connection_of_a_busy_
     served = ServedBroker(tmp_path)
     transport = FakeTransport()
     other = served.connect(transport)
-    flow = served.broker.flow
-    flow.last_tick = asyncio.get_running_loop().time() - 60
-    flow._set_patience()
+    served.broker.keep_waiting(60)
     (good,) = FrameDecoder().frames(send(1))
     (broken,) = FrameDecoder().frames(send(2, kind=BINARY))
     served.endpoint.deliver([good, (broken[0], broken[1][:-3], b""), good], [other, served.connection, other])

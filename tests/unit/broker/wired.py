@@ -162,6 +162,11 @@ class WiredBroker:
         (reply,) = connection.replies() or [None]
         return reply
 
+    def keep_waiting(self, seconds: float) -> None:
+        """All requests that come now have waited so long."""
+        self.flow.last_tick = asyncio.get_running_loop().time() - seconds
+        self.flow._set_patience()
+
     def wait_for(
         self, queue: TopicQueue, offset: int, wanted: MessageFilter, connection: Connection
     ) -> asyncio.Future[None]:

@@ -164,7 +164,6 @@ class Sends:
                 refusal = self._add(batch, command, asked)
                 if refusal is None:
                     return True
-                self._writer.statistics.failed_puts += 1
                 asked = asked.refused(command, refusal)
         except RemoteProtocolError as error:
             if len(batch.replies):  # the requests before this one are answered first
@@ -183,7 +182,7 @@ class Sends:
 
     def _add(self, batch: _Batch, command: Command, asked: Storing) -> Refusal | None:
         first = len(batch.messages)
-        refusal = self._store.add(batch.messages, *asked.group)
+        refusal = self._writer.add(batch.messages, *asked.group)
         if refusal is not None:
             return refusal
         count = len(asked.group)
