@@ -223,7 +223,7 @@ async def test_a_body_above_the_limit_is_refused(tmp_path: Path) -> None:
 async def test_a_new_topic_is_known_to_the_name_server_when_its_first_message_is_answered(
     tmp_path: Path, code: RequestCode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("downrange.broker.handlers.send._WAIT_FOR_NAMESRV_SECONDS", 30)  # a busy machine is slow, too
+    monkeypatch.setattr("downrange.broker.handlers.sends._WAIT_FOR_NAMESRV_SECONDS", 30)  # a busy machine is slow, too
     async with name_server_far_away(tmp_path) as (running, way, namesrv), client_of(running) as client:
         way.delay_seconds = 0.1
         is_batch = code == RequestCode.SEND_BATCH_MESSAGE
@@ -249,7 +249,7 @@ async def test_a_name_server_that_does_not_answer_holds_up_the_first_message_alo
         start = time.perf_counter()
         await client.send("fresh", b"x")
         assert time.perf_counter() - start > 0.4
-        monkeypatch.setattr("downrange.broker.handlers.send._WAIT_FOR_NAMESRV_SECONDS", 60)  # who waits now, gives up
+        monkeypatch.setattr("downrange.broker.handlers.sends._WAIT_FOR_NAMESRV_SECONDS", 60)  # who waits now, gives up
         await client.send("fresh", b"x")
         await client.send("known", b"x")
         way.thaw()

@@ -61,7 +61,7 @@ class FamilyFigures(Protocol):
 class MetricSources:
     """What the metrics are read from at the moment of a scrape; nothing of it is changed.
 
-    `families` have the names of the families of requests. The optional ones: half messages by topic; how far a group has pulled a queue, if known; requests that wait, by
+    The optional ones: half messages by topic; how far a group has pulled a queue, if known; requests that wait, by
     processor; log bytes that slaves have not reported yet, by their addresses.
     """
 
