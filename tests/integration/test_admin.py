@@ -29,9 +29,8 @@ from downrange.protocol.bodies.offsets import UpdateConsumerOffsetRequest
 from downrange.protocol.codes import RequestCode
 from downrange.protocol.command import Command, request
 from downrange.transport.connection import Connection
-from downrange.transport.serving import Endpoint
 from downrange.transport.pool import connect
-from downrange.transport.serving import serve_commands
+from downrange.transport.serving import Endpoint, serve_commands
 from tests.support.processes import namesrv, running
 
 

@@ -17,6 +17,7 @@ from downrange.broker.handlers.sends import Sends
 from downrange.broker.pulls import Pulls
 from downrange.broker.request_path import RequestPath
 from downrange.broker.routes import Commands
+from downrange.compiled import steps
 from downrange.protocol.bodies.fields import encode_fields
 from downrange.protocol.bodies.pull import PullMessageRequest
 from downrange.protocol.bodies.send import BatchEntry, SendMessageRequest, encode_batch, encode_send_v1
@@ -170,6 +171,7 @@ class Recorder:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.came: list[list[Frame]] = []  # kept, so that no other list gets its id
+        self.connections = 0  # the largest number whose frames came together
         self.admitted: dict[int, list[int]] = {}
         self.taken: dict[int, list[int]] = {}
         deliver, admitted = Endpoint.deliver, Admission.admitted
@@ -177,6 +179,7 @@ class Recorder:
         def record_deliver(endpoint: Endpoint, frames: list[Frame], origins: list[Connection]) -> None:
             if isinstance(getattr(endpoint.serve, "__self__", None), RequestPath):
                 self.came.append(frames)
+                self.connections = max(self.connections, len(set(origins)))
             deliver(endpoint, frames, origins)
 
         def record_admitted(
@@ -217,6 +220,7 @@ async def test_every_request_passes_admission_once(tmp_path: Path, monkeypatch: 
         replies = await peers.ask(frames, len(frames))
         assert [reply.opaque for reply in replies] == list(range(len(frames)))
         assert sum(map(len, recorder.came)) == len(frames)
+        assert recorder.connections > 1 or steps is None, "the compiled step reads many sockets together"
         for frames_that_came in recorder.came:
             everyone = list(range(len(frames_that_came)))
             assert recorder.admitted[id(frames_that_came)] == everyone, "each once, in order"

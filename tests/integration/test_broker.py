@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import time
 from collections.abc import AsyncIterator
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from downrange.broker.app import RunningBroker
+from downrange.compiled import VARIANT
 from downrange.model import properties as names
 from downrange.model.subscription import subscribe
 from downrange.namesrv.app import name_server
@@ -364,3 +366,21 @@ def test_a_data_directory_that_cannot_be_used_is_one_line(tmp_path: Path, data: 
         assert process.wait() in (1, 2)
         (line,) = process.errors.splitlines()
         assert line.startswith("downrange: cannot ")
+
+
+async def test_the_first_line_of_a_log_says_whether_the_server_is_compiled(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        async with standalone(tmp_path):
+            pass
+    servers = (
+        ("downrange.namesrv", f"name server starting port=0 variant={VARIANT}"),
+        (
+            "downrange.broker",
+            f"broker starting name=broker-a variant={VARIANT}",
+        ),
+    )
+    messages = [(record.name, record.getMessage()) for record in caplog.records if record.name.startswith("downrange")]
+    for number, (package, line) in enumerate(servers):
+        assert messages[number] == (f"{package}.app", line)

@@ -18,12 +18,11 @@ from downrange.protocol.command import Command, request
 from downrange.protocol.errors import NoPermission, RemoteProtocolError
 from downrange.protocol.framing import encode
 from downrange.transport.connection import Connection
-from downrange.transport.serving import Endpoint
 from downrange.transport.errors import ConnectFailed, ConnectionLost, ListenFailed, RequestTimedOut, TransportClosed
 from downrange.transport.limits import Limits
 from downrange.transport.pool import Pool, connect
 from downrange.transport.server import Server
-from downrange.transport.serving import LaterReply, serve_commands
+from downrange.transport.serving import Endpoint, LaterReply, serve_commands
 from tests.support.lasting_port import lasting_port
 
 ECHO, LATER, NEVER, FAIL, REFUSE, BAD_BYTES, ASK_BACK, BIG, CRASH = range(1, 10)

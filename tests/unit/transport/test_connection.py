@@ -7,8 +7,7 @@ import asyncio
 from downrange.protocol.command import Command, request
 from downrange.protocol.framing import Frame, FrameDecoder, decode_frame, encode
 from downrange.transport.connection import Connection
-from downrange.transport.serving import Endpoint
-from downrange.transport.serving import serve_commands
+from downrange.transport.serving import Endpoint, serve_commands
 
 
 class Nameless(asyncio.Transport):
