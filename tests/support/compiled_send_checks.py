@@ -205,7 +205,7 @@ def same_frames(random: Random) -> None:
 
 
 def same_cuts_into_runs(random: Random) -> None:
-    """Frames are cut into runs of one family alike; where a header is unusual, the compiled function stops before it."""
+    """Frames are cut into runs of one family alike; at an unusual header the compiled function stops."""
     frames = [cases.send(random, 0.1) for _ in range(random.randrange(1, 10))]
     frames = [cases.broken(random, frame) if random.random() < 0.1 else frame for frame in frames]
     families = {10: "sends", 310: "sends", 320: "batches", 11: "pulls"}

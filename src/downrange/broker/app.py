@@ -61,6 +61,7 @@ from downrange.broker.topics import Topics
 from downrange.broker.transactions.half_messages import HalfMessages
 from downrange.broker.waiting_pulls import WaitingPulls
 from downrange.clock import Clock, SystemClock
+from downrange.compiled import VARIANT
 from downrange.model.message import TopicQueue
 from downrange.model.message_id import pack_host
 from downrange.protocol.codes import RequestCode
@@ -143,6 +144,7 @@ async def broker(
     config: BrokerConfig, store_config: StoreConfig, clock: Clock | None = None, *, tls: ssl.SSLContext | None = None
 ) -> AsyncIterator[RunningBroker]:
     """A running broker; it stops when the block ends: unregistered, drained, saved, flushed and marked as clean."""
+    log.info("broker starting name=%s variant=%s", config.broker_name, VARIANT)
     clock = clock or SystemClock()
     filters = _filters(config, store_config, clock)
     bitmap_of = filters.bitmap_of if config.enable_calc_filter_bit_map else None
@@ -245,18 +247,11 @@ async def _serving(
         await server.start()
 
     sources = MetricSources(
-        live,
-        store,
-        topics,
-        groups,
-        offsets,
-        consumers,
-        producers,
-        statistics,
-        clock,
+        live, store, topics, groups, offsets, consumers, producers, statistics, clock,
+        families={"sends": sends, "pulls": pulls},
         half_messages=lambda: half_messages.waiting,
         slave_lags=replication.lags,
-    )
+    )  # fmt: skip
     metrics = MetricsServer(sources)
     await metrics.start()
     gc.collect()

@@ -57,6 +57,13 @@ class MessageWriter:
         self.on_appended: Callable[[float], None] = lambda seconds: None
         statistics.take_puts = store.queues.take_counts
 
+    def add(self, messages: NewMessages, *group: NewMessage) -> Refusal | None:
+        """Add messages to a batch, to be stored together or not at all; or say why they cannot be stored."""
+        refusal = self.store.add(messages, *group)
+        if refusal is not None:
+            self.statistics.failed_puts += 1
+        return refusal
+
     def append(self, messages: NewMessages) -> Refusal | None:
         """Store a batch. On failure say why; then only the first `messages.stored` messages are stored."""
         start = perf_counter()
@@ -73,7 +80,7 @@ class MessageWriter:
     def append_one(self, message: NewMessage) -> AppendResult:
         """Store one message."""
         messages = NewMessages()
-        refusal = self.store.add(messages, message) or self.append(messages)
+        refusal = self.add(messages, message) or self.append(messages)
         if refusal is not None:
             return AppendResult(refusal.status, reason=refusal.reason)
         return AppendResult(_PUT_OK, *messages.places[0])

@@ -50,6 +50,13 @@ class OffsetFigures(Protocol):
     def table(self) -> ConsumerOffsets: ...
 
 
+class FamilyFigures(Protocol):
+    """The part of a family of requests that metrics read: how many requests a compiled step has served or not."""
+
+    accelerated: int
+    not_accelerated: int
+
+
 @dataclass(frozen=True, slots=True)
 class MetricSources:
     """The parts of a broker that a scrape reads; it changes nothing.
@@ -66,6 +73,7 @@ class MetricSources:
     producers: Iterable[tuple[str, list[Client]]]
     statistics: Statistics
     clock: Clock
+    families: Mapping[str, FamilyFigures]
     half_messages: Callable[[], Mapping[str, int]] | None = None
     slave_lags: Callable[[], Mapping[str, int]] | None = None
 

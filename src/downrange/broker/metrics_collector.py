@@ -22,8 +22,10 @@ from downrange.model.topics import DLQ_PREFIX, RETRY_PREFIX, SYSTEM_GROUP_PREFIX
 from downrange.protocol.codes import LanguageCode, RequestCode, ResponseCode
 
 PREFIX: Final = "rocketmq_"
+OWN_PREFIX: Final = "downrange_"  # of what RocketMQ does not have
 Labels = dict[str, str]
 _PIECE: Final = 64  # samples per piece of text
+_NORMAL: Final = {"message_type": "normal"}  # the type of all messages: they are counted by topic alone
 _STORAGE: Final = {"storage_type": "local", "storage_medium": "disk"}
 _CONSUME_MODES: Final = {"CONSUME_ACTIVELY": "pull", "CONSUME_PASSIVELY": "push"}
 _REQUEST_NAMES: Final = {int(code): code.name.lower() for code in RequestCode}
@@ -65,6 +67,7 @@ class BrokerCollector:
         yield from self._transactions()
         yield from self._storage()
         yield from self._latencies()
+        yield from self._acceleration()
         yield generate_latest(_Families(self._process.collect()))
 
     # Each of these makes one family and adds the labels that all samples have.
@@ -73,9 +76,11 @@ class BrokerCollector:
         samples = (Sample(PREFIX + name, self._base | labels, value) for labels, value in rows)
         return _texts(GaugeMetricFamily(PREFIX + name, text), samples)
 
-    def _counter(self, name: str, text: str, rows: Iterable[tuple[Labels, float]]) -> Iterator[bytes]:
-        samples = (Sample(f"{PREFIX}{name}_total", self._base | labels, value) for labels, value in rows)
-        return _texts(CounterMetricFamily(PREFIX + name, text), samples)
+    def _counter(
+        self, name: str, text: str, rows: Iterable[tuple[Labels, float]], prefix: str = PREFIX
+    ) -> Iterator[bytes]:
+        samples = (Sample(f"{prefix}{name}_total", self._base | labels, value) for labels, value in rows)
+        return _texts(CounterMetricFamily(prefix + name, text), samples)
 
     def _histogram(
         self, name: str, text: str, bounds: Sequence[int], rows: Iterable[tuple[Labels, Sequence[int], float]]
@@ -108,13 +113,9 @@ class BrokerCollector:
             for topic, tally in self._sources.statistics.puts():
                 yield {"topic": topic, "is_system": _flag(is_system_topic(topic))}, tally
 
-        def by_type() -> Iterator[tuple[Labels, int, int]]:
-            for labels, tally in rows():
-                yield labels | {"message_type": "normal"}, tally.messages, tally.bytes
-
-        messages = ((labels, messages) for labels, messages, _ in by_type())
+        messages = ((labels | _NORMAL, tally.messages) for labels, tally in rows())
         yield from self._counter("messages_in", "Messages stored.", messages)
-        sizes = ((labels, size) for labels, _, size in by_type())
+        sizes = ((labels | _NORMAL, tally.bytes) for labels, tally in rows())
         yield from self._counter("throughput_in", "Bytes of messages stored.", sizes)
         counts = ((labels, tally.by_size, tally.bytes) for labels, tally in rows())
         yield from self._histogram("message_size", "Sizes of the messages stored, in bytes.", SIZE_BOUNDS, counts)
@@ -233,6 +234,13 @@ class BrokerCollector:
         yield from self._histogram(
             "delay_message_latency", text, delays.bounds, [(_STORAGE, delays.counts, delays.sum)]
         )
+
+    def _acceleration(self) -> Iterator[bytes]:
+        families = self._sources.families.items()
+        taken = [({"family": name}, family.accelerated) for name, family in families]
+        yield from self._counter("requests_accelerated", "Requests that a compiled step has served.", taken, OWN_PREFIX)
+        left = [({"family": name}, family.not_accelerated) for name, family in families]
+        yield from self._counter("requests_not_accelerated", "Requests that it has not.", left, OWN_PREFIX)
 
 
 def _texts(family: Metric, samples: Iterator[Sample]) -> Iterator[bytes]:

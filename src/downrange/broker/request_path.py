@@ -20,7 +20,10 @@ class Family(Protocol):
     def codes(self) -> frozenset[int]: ...
 
     def take(self, frames: list[Frame], origins: list[Connection], at: int, stop: int) -> None:
-        """Answer the requests `frames[at:stop]`, now or later; `frames[n]` came over `origins[n]`."""
+        """Answer the requests `frames[at:stop]`, now or later; `frames[n]` came over `origins[n]`.
+
+        Return the position of the first request that was not taken: `stop`, unless a connection was broken off.
+        """
 
 
 class RequestPath:

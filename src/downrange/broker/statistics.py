@@ -301,6 +301,7 @@ class Statistics:
         )
 
     def _find(self, name: str, key: str) -> tuple[Tally, int] | None:
+        self._count_puts()
         topic, _, group = key.partition("@")
         tally: Tally | None
         match name:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from downrange.clock import Clock, SystemClock
+from downrange.compiled import VARIANT
 from downrange.namesrv.config import REMOTELY_CHANGEABLE, WITHOUT_EFFECT, NamesrvConfig
 from downrange.namesrv.handlers import NamesrvHandlers
 from downrange.namesrv.kv_config import KVConfig
@@ -41,6 +42,7 @@ async def name_server(
     config: NamesrvConfig, clock: Clock | None = None, *, tls: ssl.SSLContext | None = None
 ) -> AsyncIterator[Server]:
     """A running name server; it stops when the block ends."""
+    log.info("name server starting port=%d variant=%s", config.listen_port, VARIANT)
     clock = clock or SystemClock()
     routes = RouteTable(drop_topics_left_out=config.delete_topic_with_broker_registration)
     handlers = NamesrvHandlers(routes, KVConfig(config.kv_config_path), config, clock)

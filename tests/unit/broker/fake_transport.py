@@ -8,7 +8,8 @@ from collections.abc import Iterable
 class FakeTransport:
     """Keeps what was written until it is taken; never slow unless a test says so to the protocol itself."""
 
-    def __init__(self) -> None:
+    def __init__(self, peer: tuple[str, int] = ("10.0.0.2", 42911)) -> None:
+        self._peer = peer
         self.written = b""
         self.is_aborted = False
 
@@ -35,4 +36,4 @@ class FakeTransport:
         pass
 
     def get_extra_info(self, name: str) -> object:
-        return ("10.0.0.2", 42911) if name == "peername" else None
+        return self._peer if name == "peername" else None

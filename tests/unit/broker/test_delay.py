@@ -40,7 +40,7 @@ def send(broker: WiredBroker, body: bytes = b"hello", level: int = 1, topic: str
     """Store a delayed message as the send handler does."""
     message = new_message(body, topic, **changes)
     properties = decode_properties(message.properties.decode())
-    result = broker.writer.append(delayed(message, properties, level, broker.writer.max_delay_level))
+    result = broker.writer.append_one(delayed(message, properties, level, broker.writer.max_delay_level))
     assert result.status.value == "PUT_OK", result
 
 
@@ -158,8 +158,8 @@ async def test_a_message_behind_another_disturbs_nobody(broker: WiredBroker, mon
             send(broker)
             await settle()
         assert looked == 0
-    service.wake(17)
-    service.wake(99)
+    service.wake(17, None)
+    service.wake(99, None)
 
 
 async def test_messages_of_a_level_keep_their_order(broker: WiredBroker) -> None:
@@ -271,7 +271,7 @@ async def test_delivery_is_byte_for_byte_that_of_the_genuine_broker(tmp_path: Pa
 async def test_what_belongs_nowhere_is_dropped(broker: WiredBroker, caplog: pytest.LogCaptureFixture) -> None:
     service = broker.delay_service()
     send(broker, b"half", topic=HALF_TOPIC)
-    broker.writer.append(new_message(b"homeless", SCHEDULE_TOPIC, 0, {"DELAY": "1"}))
+    broker.writer.append_one(new_message(b"homeless", SCHEDULE_TOPIC, 0, {"DELAY": "1"}))
     send(broker, b"good")
     broker.clock.tick(1)
     service.deliver()

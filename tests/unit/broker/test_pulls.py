@@ -11,9 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from downrange.broker.pull_checks import PullChecks
-from downrange.broker.pulls import Pulls
-from downrange.broker.routes import pulls_of_old_transport
 from downrange.compiled import steps
 from downrange.model.topics import OFFSET_MOVED_TOPIC, SubscriptionGroupConfig
 from downrange.protocol.bodies.fields import encode_fields
@@ -25,10 +22,10 @@ from downrange.protocol.framing import FrameDecoder, decode_frame, encode
 from downrange.store.config import BrokerRole
 from downrange.store.read_result import ReadResult
 from downrange.transport.connection import Connection
-from downrange.transport.limits import Limits, Usage
+from downrange.transport.limits import Limits
 from tests.unit.broker.fake_transport import FakeTransport
-from tests.unit.broker.test_plain_sends import send
-from tests.unit.broker.way import Way
+from tests.unit.broker.served import ServedBroker
+from tests.unit.broker.test_sends import send
 
 BINARY, JSON = SerializeType.ROCKETMQ, SerializeType.JSON
 COMMIT, SUSPEND, SUBSCRIPTION = 1, 2, 4
@@ -64,22 +61,15 @@ class SlowTransport(FakeTransport):
         pass
 
 
-class PullWay(Way):
+class PullWay(ServedBroker):
     """A broker with messages in two queues, which is pulled from over one connection."""
 
     transport: SlowTransport
 
-    def __init__(self, root: Path, *, pause_after: int = 1 << 30, limits: Limits | None = None, **options: Any) -> None:
+    def __init__(self, root: Path, **options: Any) -> None:
         options.setdefault("mapped_file_size_commit_log", 1 << 20)
         options.setdefault("mapped_file_size_consume_queue", 20_000)
-        super().__init__(root, **options)
-        parts = self.broker
-        checks = PullChecks(parts.config, parts.topics, parts.groups, parts.consumers, parts.filters)
-        self.pulls = Pulls(parts.config, checks, parts.offsets, parts.store, parts.waiting, parts.writer)
-        express, routes = pulls_of_old_transport(self.pulls, parts.flow)  # TEMPORARY
-        self.transport = SlowTransport(pause_after)
-        self.usage = Usage()
-        self.connect(self.sends.routes, routes, lanes=(self.plain.take, express), usage=self.usage, limits=limits)
+        super().__init__(root, transport=SlowTransport(1 << 30), **options)
         self.transport.protocol = self.connection
 
     def feed_quietly(self, frames: Sequence[bytes]) -> None:

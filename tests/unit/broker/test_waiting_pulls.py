@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
@@ -23,14 +24,14 @@ class Peer(FakeConnection):
     def __init__(self, peer: str = "10.0.0.9:50000") -> None:
         super().__init__(peer)
         self.owed = 0
-        self.replies: list[Buffer] = []
+        self.frames: list[Buffer] = []
 
     def begin_answering(self, requests: int) -> None:
         self.owed += requests
 
     def end_answering(self, requests: int, *replies: Buffer) -> None:
         self.owed -= requests
-        self.replies += replies
+        self.frames += replies
 
 
 class Checked(WaitingPulls):
@@ -38,7 +39,7 @@ class Checked(WaitingPulls):
 
     def __getattribute__(self, name: str) -> object:
         found = object.__getattribute__(self, name)
-        if name not in ("add", "notify", "notify_batch", "notify_all", "drop", "_wake", "_answer"):
+        if name not in ("add", "notify", "notify_all", "drop", "_wake", "_answer"):
             return found
 
         def step(*arguments: object) -> object:
@@ -85,11 +86,11 @@ async def test_a_message_wakes_the_pulls_of_its_queue_once_per_turn() -> None:
     assert waiting.is_waited_for(QUEUE)
     assert peer.owed == 1
     for offset in range(3):
-        waiting.notify("orders", 0, offset, b"")
+        waiting.notify("orders", 0, offset, lambda: [b""])
     assert asked.times == 0
     await turn()
     assert asked.times == 1
-    assert (peer.owed, peer.replies) == (0, [b"reply", b"1"])
+    assert (peer.owed, peer.frames) == (0, [b"reply", b"1"])
     assert asked.pull.timer is not None
     assert asked.pull.timer.cancelled()
     assert elsewhere.times == 0
@@ -101,8 +102,8 @@ async def test_a_message_wakes_the_pulls_of_its_queue_once_per_turn() -> None:
 
 async def test_a_message_nobody_waits_for_is_forgotten() -> None:
     waiting = Checked()
-    waiting.notify("orders", 0, 0, b"")
-    waiting.notify_batch("orders", 0, 7, lambda: [b""])
+    waiting.notify("orders", 0, 0, lambda: [b""])
+    waiting.notify("orders", 0, 7, lambda: [b""])
     asked = Asked(waiting)
     await turn()
     assert asked.times == 0
@@ -112,11 +113,11 @@ async def test_a_message_nobody_waits_for_is_forgotten() -> None:
 async def test_only_messages_a_pull_wants_wake_it() -> None:
     waiting = Checked()
     asked = Asked(waiting, tags="a || b")
-    waiting.notify("orders", 0, 0, b"TAGS\x01c")
+    waiting.notify("orders", 0, 0, lambda: [b"TAGS\x01c"])
     await turn()
     assert asked.times == 0
-    waiting.notify("orders", 0, 1, b"TAGS\x01c")
-    waiting.notify("orders", 0, 2, b"TAGS\x01b")
+    waiting.notify("orders", 0, 1, lambda: [b"TAGS\x01c"])
+    waiting.notify("orders", 0, 2, lambda: [b"TAGS\x01b"])
     await turn()
     assert asked.times == 1
 
@@ -125,7 +126,7 @@ async def test_only_messages_a_pull_wants_wake_it() -> None:
 async def test_the_last_tag_that_is_not_empty_counts(stored: bytes) -> None:
     waiting = Checked()
     wants_a, wants_c = Asked(waiting, tags="a"), Asked(waiting, tags="c")
-    waiting.notify_batch("orders", 0, 0, lambda: [stored])
+    waiting.notify("orders", 0, 0, lambda: [stored])
     await turn()
     assert (wants_a.times, wants_c.times) == (1, 0)
     waiting.notify_all()
@@ -135,7 +136,7 @@ async def test_each_pull_is_woken_by_what_it_wants_whichever_came_first() -> Non
     waiting, peer = Checked(), Peer()
     asked = {tags: Asked(waiting, tags=tags, connection=peer) for tags in ("c", "nothing", "*", "a || c", "b")}
     for offset, tag in enumerate((b"a", b"b", b"c", b"d")):
-        waiting.notify("orders", 0, offset, b"TAGS\x01" + tag)
+        waiting.notify("orders", 0, offset, partial(list, [b"TAGS\x01" + tag]))
     await turn()
     assert [tags for tags, one in asked.items() if one.times] == ["c", "*", "a || c", "b"]
     assert peer.owed == 1
@@ -150,8 +151,8 @@ async def test_of_a_batch_each_pull_sees_the_messages_of_its_queue() -> None:
         for tags in ("a", "b", "*")
         for offset in (0, 1, 2)
     }
-    waiting.notify_batch("orders", 0, 1, lambda: [b"TAGS\x01a", b"TAGS\x01c"])
-    waiting.notify_batch("bills", 0, 0, lambda: [b"TAGS\x01b"])
+    waiting.notify("orders", 0, 1, lambda: [b"TAGS\x01a", b"TAGS\x01c"])
+    waiting.notify("bills", 0, 0, lambda: [b"TAGS\x01b"])
     await turn()
     woken = {which for which, one in asked.items() if one.times}
     everything = {("orders", "*", 0), ("orders", "*", 1), ("bills", "*", 0)}
@@ -167,11 +168,11 @@ async def test_a_batch_is_looked_at_once_and_only_for_a_filter() -> None:
         yield b"TAGS\x01b"
 
     Asked(waiting)
-    waiting.notify_batch("orders", 0, 0, properties)
+    waiting.notify("orders", 0, 0, properties)
     await turn()
     assert not looks
     by_tag = [Asked(waiting, tags=tags, offset=1) for tags in ("a", "b", "b || c")]
-    waiting.notify_batch("orders", 0, 1, properties)
+    waiting.notify("orders", 0, 1, properties)
     await turn()
     assert (looks, [one.times for one in by_tag]) == (["look"], [0, 1, 1])
     waiting.notify_all()
@@ -180,10 +181,10 @@ async def test_a_batch_is_looked_at_once_and_only_for_a_filter() -> None:
 async def test_a_pull_beyond_the_end_waits_for_its_offset() -> None:
     waiting = Checked()
     asked = Asked(waiting, offset=2)
-    waiting.notify("orders", 0, 1, b"")
+    waiting.notify("orders", 0, 1, lambda: [b""])
     await turn()
     assert asked.times == 0
-    waiting.notify("orders", 0, 2, b"")
+    waiting.notify("orders", 0, 2, lambda: [b""])
     await turn()
     assert asked.times == 1
 
@@ -201,16 +202,16 @@ async def test_all_pulls_can_be_answered_at_once() -> None:
     for number in range(3):
         Asked(waiting, queue=TopicQueue("orders", number), connection=peer)
     waiting.notify_all()
-    assert (peer.owed, len(peer.replies), len(waiting)) == (0, 6, 0)
+    assert (peer.owed, len(peer.frames), len(waiting)) == (0, 6, 0)
 
 
 async def test_a_closed_connection_waits_for_nothing() -> None:
     waiting, gone = Checked(), Peer("10.0.0.9:1")
     dropped = [Asked(waiting, queue=TopicQueue("orders", number), connection=gone) for number in range(2)]
     kept = Asked(waiting, connection=Peer("10.0.0.9:2"))
-    waiting.notify("orders", 0, 0, b"")
+    waiting.notify("orders", 0, 0, lambda: [b""])
     waiting.drop(gone)
-    assert (gone.owed, gone.replies) == (0, [])
+    assert (gone.owed, gone.frames) == (0, [])
     await turn()
     assert (kept.times, [one.times for one in dropped]) == (1, [0, 0])
     assert len(waiting) == 0

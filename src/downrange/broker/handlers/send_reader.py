@@ -51,6 +51,7 @@ STATUS_CODES: Final = {
     PutMessageStatus.PROPERTIES_SIZE_EXCEEDED: ResponseCode.MESSAGE_ILLEGAL,
     PutMessageStatus.SERVICE_NOT_AVAILABLE: ResponseCode.SERVICE_NOT_AVAILABLE,
 }
+_MULTI_TAGS: Final = int(SysFlag.MULTI_TAGS)
 _SEND_V1: Final = int(RequestCode.SEND_MESSAGE)
 _SEND_BATCH: Final = int(RequestCode.SEND_BATCH_MESSAGE)
 _SEPARATOR: Final = names.PROPERTY_SEPARATOR.encode()
@@ -119,7 +120,7 @@ class SendReader:
         assert isinstance(body, bytes)  # as every frame has it
         message = self.message(header, queue_id, body, text.encode(), origin)
         if config.topic_filter_type == "MULTI_TAG":
-            message.sys_flag |= SysFlag.MULTI_TAGS
+            message.sys_flag |= _MULTI_TAGS
         if header.topic.startswith(RETRY_PREFIX):
             message = self._retried(message, header, text)
         elif "DELAY\x01" in text or "TRAN_MSG\x01" in text:

@@ -47,15 +47,19 @@ _BATCH_BYTES: Final = 1 << 20
 class _Batch:
     """What the requests of a run come to."""
 
-    __slots__ = ("bytes", "is_closed", "is_new_topic", "keys", "messages", "refused", "replies", "requests", "then")
+    __slots__ = (
+        "bytes", "is_closed", "is_new_topic", "keys", "messages", "new_topic", "refused", "replies", "requests", "then",
+    )  # fmt: skip
 
-    def __init__(self) -> None:
+    def __init__(self, new_topic: Storing | None) -> None:
+        """`new_topic`: the first request has been read already, and makes a topic."""
         self.messages = NewMessages()
         self.replies = SendReplies()
         self.requests: dict[int, tuple[Command, Storing]] = {}  # those that were not usual, by their number
         self.then: list[tuple[int, int, Callable[[Sequence[Place]], None]]] = []  # with the messages it is for
         self.keys: set[object] = set()
         self.refused: list[tuple[int, int]] = []  # code of the request, code of the reply
+        self.new_topic = new_topic
         self.is_new_topic = False
         self.is_closed = False
         """It takes no more requests."""
@@ -102,13 +106,14 @@ class Sends:
         """Store and answer what `frames[at:stop]` ask for."""
         if self._config.broker is not self._known:
             self._adopt(self._config.broker)
+        new_topic: Storing | None = None
         while at < stop:
             if origins[at].is_full:  # since the run began: its peer broke the protocol, or has enough to read
                 origins[at].defer(frames[at])
                 at += 1
                 continue
             start = perf_counter()
-            batch = _Batch()
+            batch = _Batch(new_topic)
             end = self._read(batch, frames, origins, at, stop)
             if len(batch.messages):
                 refusal = self._writer.append(batch.messages)
@@ -121,7 +126,7 @@ class Sends:
                             then(places[first : first + count])
             self._answer(batch, origins[at:end])
             self._count(batch, (perf_counter() - start) * 1000)
-            at = end
+            at, new_topic = end, batch.new_topic
 
     # --- reading ------------------------------------------------------------------------------------------------
 
@@ -129,7 +134,7 @@ class Sends:
         """Take requests from `frames[at]` on into the batch; return the position of the first that was not taken."""
         limits = self._store.limits
         while at < stop:
-            if self._takes_usual:
+            if self._takes_usual and batch.new_topic is None:
                 begin = at
                 at = self._usual.read(
                     frames, origins, at, stop, batch.replies, batch.messages,
@@ -148,42 +153,40 @@ class Sends:
 
     def _read_one(self, batch: _Batch, frame: Frame, origin: Connection) -> bool:
         """Take one request into the batch; False when it has to wait until the batch is stored."""
+        asked: Storing | Command | None = None
         try:
             command = decode_frame(frame)
-        except RemoteProtocolError as error:
-            origin.break_off(error)
-            batch.is_closed = True
-            batch.replies.add_ready(code_of(frame), b"", 0, 0, False)
-            return True
-        is_oneway = command.flag & ONEWAY_FLAG
-        if command.flag & RESPONSE_FLAG:
-            batch.replies.add_ready(command.code, b"", 0, 0, False)
-            return True
-        try:
-            asked = self._readers[command.code](command, origin)
+            if not command.flag & RESPONSE_FLAG:
+                asked = batch.new_topic or self._readers[command.code](command, origin)
+                batch.new_topic = None
             if isinstance(asked, Storing):
-                if asked.key in batch.keys or (asked.makes_topic and len(batch.replies)):
+                if asked.makes_topic and len(batch.replies):
+                    batch.new_topic = asked
+                    return False
+                if asked.key in batch.keys:
                     return False
                 refusal = self._add(batch, command, asked)
                 if refusal is None:
                     return True
-                self._writer.statistics.failed_puts += 1
                 asked = asked.refused(command, refusal)
         except RemoteProtocolError as error:
+            if len(batch.replies):  # the requests before this one are answered first
+                return False
             origin.break_off(error)
             batch.is_closed = True
-            asked = None
+            batch.replies.add_ready(code_of(frame), b"", 0, 0, False)
+            return True
         except Exception as error:
             asked = error_reply(command, error)
         if asked is not None and asked.code != _OK:
             batch.refused.append((command.code, asked.code))
-        reply = b"" if asked is None or is_oneway else encode(asked)
+        reply = b"" if asked is None or command.flag & ONEWAY_FLAG else encode(asked)
         batch.replies.add_ready(command.code, reply, 0, 0, False)
         return True
 
     def _add(self, batch: _Batch, command: Command, asked: Storing) -> Refusal | None:
         first = len(batch.messages)
-        refusal = self._store.add(batch.messages, *asked.group)
+        refusal = self._writer.add(batch.messages, *asked.group)
         if refusal is not None:
             return refusal
         count = len(asked.group)

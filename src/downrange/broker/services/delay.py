@@ -178,7 +178,8 @@ class DelayService(SavedTable):
             messages.append(self._message(level, entry))
             max_bytes -= entry.size
         delivered = self._deliver(level, messages)
-        self._move(level, offset + delivered)
+        if delivered:
+            self._move(level, offset + delivered)
         if delivered < len(messages):
             level.retry_at = self._clock.monotonic() + _RETRY_SECONDS
         self._look_at_first(level)
@@ -201,7 +202,7 @@ class DelayService(SavedTable):
         numbers: list[int] = []  # of those in the batch
         for number, message in enumerate(messages):
             if message is not None:
-                refusal = self._store.add(batch, message)
+                refusal = self._writer.add(batch, message)
                 if refusal is not None:
                     break
                 numbers.append(number)

@@ -1,21 +1,23 @@
-"""Where plain sends may go is learnt when somebody sends there, and forgotten when it changes."""
+"""Where usual sends may go is learnt when somebody sends there, and forgotten when it changes."""
 
 from __future__ import annotations
 
+import struct
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from downrange.broker.destinations import Destinations
 
+from downrange.broker.handlers.usual_sends import Destinations, UsualSends
 from downrange.compiled import steps
 from downrange.model.topics import SCHEDULE_TOPIC, TopicConfig
+from downrange.protocol.bodies.send_replies import SendReplies
 from downrange.protocol.bodies.topics import TopicConfigTable
 from downrange.protocol.framing import FrameDecoder
-from tests.support.compiled_cases import packed
-from tests.unit.broker.test_plain_sends import send
-from tests.unit.broker.wired import WiredBroker, wire
-from tests.unit.store.small_store import new_message
+from downrange.store.new_messages import NewMessages
+from tests.unit.broker.test_sends import send
+from tests.unit.broker.wired import FakeConnection, WiredBroker, wire
+from tests.unit.store.small_store import put
 
 pytestmark = pytest.mark.skipif(steps is None, reason="built without a compiler, or DOWNRANGE_PURE is set")
 
@@ -29,18 +31,21 @@ async def broker(tmp_path: Path) -> AsyncIterator[WiredBroker]:
 
 
 class Asked:
-    """Plain sends of one message each, which ask for their topics as a broker's do."""
+    """Sends of one message each, which ask for their topics as a broker's do."""
 
     def __init__(self, broker: WiredBroker) -> None:
         self.destinations = Destinations(broker.topics, broker.store.queues)
-        self._states = broker.store.queues.by_row
         self.learnt: list[str] = []
+        self._usual = UsualSends(
+            self.destinations.table, self._learn, broker.store.queues.by_row, b"CLUSTER\x01c", bytes(8)
+        )
 
     def __call__(self, queue_id: int, topic: str = "orders") -> int | None:
-        """The row that a message is sent to; None when it may not be."""
-        table, frames = self.destinations.table, FrameDecoder().frames(send(1, topic=topic, queue_id=queue_id))
-        run = steps.plain_run(frames, 0, table, self._learn, self._states, 1000, 1000, b"CLUSTER\x01c")
-        return None if run is None else run.states[0].row
+        """The row that a message is sent to; None when the send is not usual."""
+        frames, messages = FrameDecoder().frames(send(1, topic=topic, queue_id=queue_id)), NewMessages()
+        read = self._usual.read(frames, [FakeConnection()], 0, 1, SendReplies(), messages, 1000, 1000)
+        assert read == len(messages)
+        return messages.states[0].row if read else None
 
     def _learn(self, topic: str) -> bytes | None:
         self.learnt.append(topic)
@@ -54,7 +59,7 @@ def asked(broker: WiredBroker) -> Asked:
 
 def store(broker: WiredBroker, queue_id: int, topic: str = "orders") -> int:
     """A message to a queue; the queue's row."""
-    broker.store.append(new_message(topic=topic, queue_id=queue_id))
+    put(broker.store, topic=topic, queue_id=queue_id)
     state = broker.store.queues.get(topic, queue_id)
     assert state is not None
     return state.row
@@ -69,7 +74,7 @@ async def test_queues_are_known_as_soon_as_they_are_there(broker: WiredBroker, a
     assert (asked(1), asked(0)) == (second, first)
     store(broker, 5)
     assert asked(5) is None  # not one of those that may be written to
-    assert asked.destinations.learn("orders") == packed("orders", (first, second))
+    assert asked.destinations.learn("orders") == struct.pack("=3i", 2, first, second) + b"\x06orders"
     assert asked.learnt == ["orders"] * 4
     assert (asked(1), asked(0), len(asked.learnt)) == (second, first, 4)
 
@@ -102,7 +107,7 @@ async def test_queues_that_were_removed_are_gone(broker: WiredBroker, asked: Ask
 
 async def test_special_queues_are_left_out(broker: WiredBroker, asked: Asked) -> None:
     store(broker, 0, SCHEDULE_TOPIC)
-    broker.topics.plain[SCHEDULE_TOPIC] = 4
+    broker.topics.usual[SCHEDULE_TOPIC] = 4
     assert asked(0, SCHEDULE_TOPIC) is None
 
 
