@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from random import Random
 from typing import cast
 
@@ -76,8 +75,8 @@ def frame_of(code: int, opaque: int, flag: int = 0) -> Frame:
 
 
 @pytest.fixture
-async def parts() -> AsyncIterator[Parts]:
-    yield Parts()
+async def parts() -> Parts:
+    return Parts()
 
 
 async def test_requests_that_follow_each_other_are_taken_together_by_their_family(parts: Parts) -> None:

@@ -417,7 +417,7 @@ async def test_a_bug_in_the_answer_to_one_batch_keeps_no_other_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     send_batch = Sends._send
-    failed = []
+    failed: list[Any] = []
 
     def fail_once(batch: Any, origins: Any, template: Any, which: int) -> None:
         if which == WHEN_SAFE and not failed:

@@ -23,14 +23,14 @@ class Peer(FakeConnection):
     def __init__(self, peer: str = "10.0.0.9:50000") -> None:
         super().__init__(peer)
         self.owed = 0
-        self.replies: list[Buffer] = []
+        self.sent: list[Buffer] = []
 
     def begin_answering(self, requests: int) -> None:
         self.owed += requests
 
     def end_answering(self, requests: int, *replies: Buffer) -> None:
         self.owed -= requests
-        self.replies += replies
+        self.sent += replies
 
 
 class Checked(WaitingPulls):
@@ -90,13 +90,13 @@ async def test_a_message_wakes_the_pulls_of_its_queue_once_per_turn() -> None:
     assert peer.owed == 1
     for offset in range(3):
         waiting.notify("orders", 0, offset, b"")
-    assert not asked.times
+    assert asked.times == 0
     await turn()
     assert asked.times == 1
-    assert (peer.owed, peer.replies) == (0, [b"reply", b"1"])
+    assert (peer.owed, peer.sent) == (0, [b"reply", b"1"])
     assert asked.pull.timer is not None
     assert asked.pull.timer.cancelled()
-    assert not elsewhere.times
+    assert elsewhere.times == 0
     assert not waiting.is_waited_for(QUEUE)
     assert len(waiting) == 1
     assert repr(waiting) == "<WaitingPulls pulls=1 queues=1>"
@@ -109,7 +109,7 @@ async def test_a_message_nobody_waits_for_is_forgotten() -> None:
     waiting.notify_batch("orders", 0, 7, lambda: [b""])
     asked = Asked(waiting)
     await turn()
-    assert not asked.times
+    assert asked.times == 0
     waiting.notify_all()
 
 
@@ -118,7 +118,7 @@ async def test_only_messages_a_pull_wants_wake_it() -> None:
     asked = Asked(waiting, tags="a || b")
     waiting.notify("orders", 0, 0, b"TAGS\x01c")
     await turn()
-    assert not asked.times
+    assert asked.times == 0
     waiting.notify("orders", 0, 1, b"TAGS\x01c")
     waiting.notify("orders", 0, 2, b"TAGS\x01b")
     await turn()
@@ -186,7 +186,7 @@ async def test_a_pull_beyond_the_end_waits_for_its_offset() -> None:
     asked = Asked(waiting, offset=2)
     waiting.notify("orders", 0, 1, b"")
     await turn()
-    assert not asked.times
+    assert asked.times == 0
     waiting.notify("orders", 0, 2, b"")
     await turn()
     assert asked.times == 1
@@ -205,7 +205,7 @@ async def test_all_pulls_can_be_answered_at_once() -> None:
     for number in range(3):
         Asked(waiting, queue=TopicQueue("orders", number), connection=peer)
     waiting.notify_all()
-    assert (peer.owed, len(peer.replies), len(waiting)) == (0, 6, 0)
+    assert (peer.owed, len(peer.sent), len(waiting)) == (0, 6, 0)
 
 
 async def test_a_closed_connection_waits_for_nothing() -> None:
@@ -214,7 +214,7 @@ async def test_a_closed_connection_waits_for_nothing() -> None:
     kept = Asked(waiting, connection=Peer("10.0.0.9:2"))
     waiting.notify("orders", 0, 0, b"")
     waiting.drop(gone)
-    assert (gone.owed, gone.replies) == (0, [])
+    assert (gone.owed, gone.sent) == (0, [])
     await turn()
     assert (kept.times, [one.times for one in dropped]) == (1, [0, 0])
     assert len(waiting) == 0

@@ -159,8 +159,9 @@ class WiredBroker:
         connection = connection or FakeConnection()
         (frame,) = FrameDecoder().frames(encode(command))
         self.path.serve([frame], [connection])
-        (reply,) = connection.replies() or [None]
-        return reply
+        replies = connection.replies()
+        assert len(replies) <= 1
+        return replies[0] if replies else None
 
     def keep_waiting(self, seconds: float) -> None:
         """All requests that come now have waited so long."""
