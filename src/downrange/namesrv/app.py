@@ -42,7 +42,6 @@ async def name_server(
     config: NamesrvConfig, clock: Clock | None = None, *, tls: ssl.SSLContext | None = None
 ) -> AsyncIterator[Server]:
     """A running name server; it stops when the block ends."""
-    log.info("name server starting port=%d variant=%s", config.listen_port, VARIANT)
     clock = clock or SystemClock()
     routes = RouteTable(drop_topics_left_out=config.delete_topic_with_broker_registration)
     handlers = NamesrvHandlers(routes, KVConfig(config.kv_config_path), config, clock)
@@ -56,6 +55,7 @@ async def name_server(
     server = Server(serve, config.bind_address, config.listen_port, limits=limits, tls=tls, on_close=closed)
     pause = config.scan_not_active_broker_interval / 1000
     async with server, running_services(expiry=expire_brokers(routes, clock, pause)):
+        log.info("name server started port=%d variant=%s", server.port, VARIANT)
         yield server
 
 
