@@ -6,11 +6,11 @@ from typing import Generic, TypeVar
 from typing_extensions import Buffer
 
 from downrange.client.consumer.messages import ReceivedMessage
-from downrange.client.first_attempt import FirstAttempt
-from downrange.client.messages import Outgoing, OutgoingRules
-from downrange.client.publish_info import PublishInfo
-from downrange.client.retry import SendKind
-from downrange.client.send_result import SendResult, SendStatus
+from downrange.client.producer.first_attempt import FirstAttempt
+from downrange.client.producer.messages import Outgoing, OutgoingRules
+from downrange.client.producer.publish_info import PublishInfo
+from downrange.client.producer.retry import SendKind
+from downrange.client.producer.send_result import SendResult, SendStatus
 from downrange.model.message import Message, MessageQueue
 from downrange.protocol.bodies.plain_send import Stored
 from downrange.protocol.framing import Frame

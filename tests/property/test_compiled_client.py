@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from downrange.client.config import ProducerConfig
 from downrange.client.consumer.messages import ReceivedMessage
-from downrange.client.first_attempt import FirstAttempt
-from downrange.client.messages import outgoing_rules
-from downrange.client.retry import SendKind
+from downrange.client.producer.first_attempt import FirstAttempt
+from downrange.client.producer.messages import outgoing_rules
+from downrange.client.producer.retry import SendKind
 from downrange.compiled import steps
 from downrange.model.message import Message, MessageQueue
 from tests.support import compiled_client_checks as checks

@@ -13,13 +13,13 @@ from msgspec import structs
 from downrange import compiled
 from downrange.client.config import ProducerConfig
 from downrange.client.consumer.messages import ReceivedMessage, read_in_python
-from downrange.client.first_attempt import FirstAttempt
-from downrange.client.messages import Outgoing, batches, check_batch, outgoing, outgoing_rules
-from downrange.client.publish_info import PublishInfo
-from downrange.client.request_reply import ReplyMessage
-from downrange.client.retry import SendKind
-from downrange.client.send_result import SendResult, SendStatus
-from downrange.client.stored_reply import Expected, take_in_python
+from downrange.client.producer.first_attempt import FirstAttempt
+from downrange.client.producer.messages import Outgoing, batches, check_batch, outgoing, outgoing_rules
+from downrange.client.producer.publish_info import PublishInfo
+from downrange.client.producer.request_reply import ReplyMessage
+from downrange.client.producer.retry import SendKind
+from downrange.client.producer.send_result import SendResult, SendStatus
+from downrange.client.producer.stored_reply import Expected, take_in_python
 from downrange.model.errors import MQError
 from downrange.model.message import Message, MessageQueue, PhysicalOffset, QueueOffset, StoredMessage
 from downrange.model.message_id import HostPort, pack_host

@@ -20,7 +20,7 @@ from pyspark.sql.datasource import DataSourceStreamWriter
 from pyspark.sql.types import StructType
 
 import downrange.spark
-from downrange.client.transaction_producer import LocalTransactionState
+from downrange.client.producer.transaction_producer import LocalTransactionState
 from downrange.spark.data_source import RocketMQDataSource
 from downrange.spark.delivery import Marker, Step
 from downrange.spark.half_sending import end_halves

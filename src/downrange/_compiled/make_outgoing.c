@@ -1,4 +1,4 @@
-/* Messages on their way out: client/messages.py, outgoing, check_batch and batches; client/plain_sends.py, ask. */
+/* Messages on their way out: client/producer/messages.py, outgoing, check_batch and batches; client/producer/plain_sends.py, ask. */
 #include "steps.h"
 
 #include <structmember.h>

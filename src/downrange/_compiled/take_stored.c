@@ -1,4 +1,4 @@
-/* Replies that say stored, to who waits for them: client/stored_reply.py, take_stored. */
+/* Replies that say stored, to who waits for them: client/producer/stored_reply.py, take_stored. */
 #include "json_text.h"
 
 #define RESPONSE_FLAG 1

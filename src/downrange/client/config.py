@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from downrange.client.compression import Compression, check_compression
-from downrange.client.fault import STRATEGIES, StrategyName
+from downrange.client.producer.fault import STRATEGIES, StrategyName
 from downrange.model.topics import AUTO_CREATE_TOPIC, TRACE_TOPIC, check_topic_name
 from downrange.settings import ConfigError, credentials, namesrv_addresses
 from downrange.transport.errors import ConnectFailed

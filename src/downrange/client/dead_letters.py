@@ -17,8 +17,8 @@ from downrange.client.consumer.messages import ReceivedMessage
 from downrange.client.consumer.pull import PullConsumer, PullStatus
 from downrange.client.errors import NoRoute
 from downrange.client.message_document import message_document
-from downrange.client.producer import AsyncProducer
-from downrange.client.send_result import STATUS_OF_CODE
+from downrange.client.producer.producer import AsyncProducer
+from downrange.client.producer.send_result import STATUS_OF_CODE
 from downrange.client.session import Session
 from downrange.model import properties as names
 from downrange.model.errors import MQError

@@ -28,7 +28,7 @@ from downrange.protocol.errors import BrokerError
 from downrange.transport.errors import RequestTimedOut, TransportError
 
 if TYPE_CHECKING:
-    from downrange.client.send_result import SendResult
+    from downrange.client.producer.send_result import SendResult
 
 
 class ClientCode(IntEnum):

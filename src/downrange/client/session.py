@@ -17,8 +17,8 @@ from downrange.client.config import ClientConfig
 from downrange.client.errors import BrokerNotFound, ClusterNotFound, NoNameServer, NoRoute
 from downrange.client.heartbeats import Heartbeats
 from downrange.client.outcomes import Outcomes, ask_each
+from downrange.client.producer.unique_id import local_address
 from downrange.client.signing import Signer
-from downrange.client.unique_id import local_address
 from downrange.clock import Clock, SystemClock
 from downrange.model.errors import MQError
 from downrange.protocol.bodies.body import decode_body

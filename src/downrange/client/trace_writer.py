@@ -9,9 +9,9 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Final, NamedTuple
 
-from downrange.client.hooks import SendContext
 from downrange.client.namespace import unwrap
-from downrange.client.retry import SendKind
+from downrange.client.producer.hooks import SendContext
+from downrange.client.producer.retry import SendKind
 from downrange.client.trace import DEFAULT_REGION, encode_end_transaction, encode_pub
 from downrange.clock import Clock
 from downrange.model.errors import MQError

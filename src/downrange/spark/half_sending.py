@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final, TypeVar
 
 from downrange.client.errors import ClientCode, code_of
-from downrange.client.transaction_producer import AsyncTransactionProducer, HalfSent, LocalTransactionState
+from downrange.client.producer.transaction_producer import AsyncTransactionProducer, HalfSent, LocalTransactionState
 from downrange.model.errors import MQError
 from downrange.model.message import Message, MessageQueue
 from downrange.spark.halves import Half, HalfList

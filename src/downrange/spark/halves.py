@@ -12,8 +12,8 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from downrange.client.send_result import SendResult, SendStatus
-from downrange.client.transaction_producer import HalfSent
+from downrange.client.producer.send_result import SendResult, SendStatus
+from downrange.client.producer.transaction_producer import HalfSent
 from downrange.model.errors import MQError
 from downrange.model.message import MessageQueue
 

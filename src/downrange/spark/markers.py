@@ -16,7 +16,7 @@ import msgspec
 from downrange.client.admin.messages import MessageAdmin
 from downrange.client.compression import plain_body as _plain
 from downrange.client.errors import NoRoute
-from downrange.client.producer import AsyncProducer
+from downrange.client.producer.producer import AsyncProducer
 from downrange.clock import Clock
 from downrange.model.errors import MQError
 from downrange.model.message import Message, StoredMessage

@@ -16,7 +16,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from downrange.client.transaction_producer import LocalTransactionState
+from downrange.client.producer.transaction_producer import LocalTransactionState
 from downrange.model.errors import MQError
 from downrange.spark.delivery import Level, Marker, Step, commit_steps, is_delivered, may_roll_back
 from downrange.spark.errors import OptionError, one_line_errors

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from downrange.client.direct_connection import DirectConnection
+from downrange.client.producer.blocking.direct_connection import DirectConnection
 from downrange.protocol.command import Command
 from downrange.protocol.errors import RemoteProtocolError
 from downrange.protocol.framing import FrameDecoder, decode_frame, encode

@@ -12,15 +12,15 @@ from msgspec import structs
 
 from downrange.client.background_loop import Call
 from downrange.client.config import ProducerConfig
-from downrange.client.direct_sends import DirectSends
 from downrange.client.errors import ClientClosed, SendFailed
-from downrange.client.fault import StrategyName
-from downrange.client.first_attempt import FirstAttempt
-from downrange.client.messages import BodyMissing
-from downrange.client.producer import AsyncProducer
-from downrange.client.retry import SendKind
-from downrange.client.send_result import SendResult
-from downrange.client.waiting_send import WaitingSend
+from downrange.client.producer.blocking.direct_sends import DirectSends
+from downrange.client.producer.fault import StrategyName
+from downrange.client.producer.first_attempt import FirstAttempt
+from downrange.client.producer.messages import BodyMissing
+from downrange.client.producer.producer import AsyncProducer
+from downrange.client.producer.retry import SendKind
+from downrange.client.producer.send_result import SendResult
+from downrange.client.producer.waiting_send import WaitingSend
 from downrange.model.errors import MQError
 from downrange.model.message import Message, MessageQueue
 from downrange.protocol.codes import RequestCode, ResponseCode

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from downrange.client import many_sends
+from downrange.client.producer import many_sends
 from downrange.client.config import ProducerConfig
 from downrange.client.errors import ClientClosed, SendFailed
-from downrange.client.messages import BodyMissing
-from downrange.client.producer import AsyncProducer
-from downrange.client.send_result import SendResult
+from downrange.client.producer.messages import BodyMissing
+from downrange.client.producer.producer import AsyncProducer
+from downrange.client.producer.send_result import SendResult
 from downrange.compiled import steps
 from downrange.model.message import Message
 from downrange.protocol.codes import RequestCode, ResponseCode

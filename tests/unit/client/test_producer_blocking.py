@@ -14,14 +14,15 @@ from pathlib import Path
 import pytest
 
 import downrange
-from downrange.client import background_loop, direct_sends
-from downrange.client.blocking import Producer
+from downrange.client import background_loop
 from downrange.client.config import ProducerConfig
-from downrange.client.direct_sends import DirectSends
 from downrange.client.errors import ClientClosed, SendFailed, TooManySends
-from downrange.client.hooks import SendContext
-from downrange.client.messages import BodyMissing, InvalidGroup
-from downrange.client.send_result import SendResult, SendStatus
+from downrange.client.producer.blocking import direct_sends
+from downrange.client.producer.blocking.direct_sends import DirectSends
+from downrange.client.producer.blocking.producer import Producer
+from downrange.client.producer.hooks import SendContext
+from downrange.client.producer.messages import BodyMissing, InvalidGroup
+from downrange.client.producer.send_result import SendResult, SendStatus
 from downrange.model.errors import MQError
 from downrange.model.message import Message, MessageQueue
 from downrange.protocol.bodies.body import decode_body

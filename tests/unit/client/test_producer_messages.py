@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from downrange.client import messages as rules
 from downrange.client.compression import Compression, CompressionMissing, compress, plain_body
 from downrange.client.config import ProducerConfig
 from downrange.client.errors import SendFailed
-from downrange.client.messages import batches, check_batch, outgoing, properties_text
-from downrange.client.producer import AsyncProducer
+from downrange.client.producer import messages as rules
+from downrange.client.producer.messages import batches, check_batch, outgoing, properties_text
+from downrange.client.producer.producer import AsyncProducer
 from downrange.model.errors import MessageError
 from downrange.model.hashing import java_hash
 from downrange.model.message import Message, MessageQueue, SysFlag

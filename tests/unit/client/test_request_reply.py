@@ -8,8 +8,8 @@ from typing import NamedTuple, cast
 import pytest
 
 from downrange.client.config import ProducerConfig
-from downrange.client.messages import outgoing
-from downrange.client.request_reply import AwaitedReplies, NotARequest, as_reply, reply_to
+from downrange.client.producer.messages import outgoing
+from downrange.client.producer.request_reply import AwaitedReplies, NotARequest, as_reply, reply_to
 from downrange.clock import ManualClock
 from downrange.model.errors import MessageError
 from downrange.model.properties import decode_properties

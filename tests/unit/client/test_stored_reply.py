@@ -10,11 +10,11 @@ from typing import cast
 import pytest
 
 from downrange import compiled
-from downrange.client import stored_reply
-from downrange.client.exchange import results_of
-from downrange.client.messages import Outgoing
-from downrange.client.send_result import SendResult, SendStatus
-from downrange.client.stored_reply import Expected, read_stored, take_stored
+from downrange.client.producer import stored_reply
+from downrange.client.producer.exchange import results_of
+from downrange.client.producer.messages import Outgoing
+from downrange.client.producer.send_result import SendResult, SendStatus
+from downrange.client.producer.stored_reply import Expected, read_stored, take_stored
 from downrange.model.message import Message, MessageQueue
 from downrange.protocol.bodies.send import SendMessageResponse
 from downrange.protocol.codes import ResponseCode, SerializeType

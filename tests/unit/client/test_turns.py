@@ -14,10 +14,10 @@ from typing import cast
 
 import pytest
 
-from downrange.client import turns
-from downrange.client.direct_connection import DirectConnection
-from downrange.client.send_result import SendResult
-from downrange.client.turns import Turn, Turns
+from downrange.client.producer.blocking import turns
+from downrange.client.producer.blocking.direct_connection import DirectConnection
+from downrange.client.producer.blocking.turns import Turn, Turns
+from downrange.client.producer.send_result import SendResult
 from downrange.model.message import MessageQueue
 from downrange.protocol.bodies.send import SendMessageResponse
 from downrange.protocol.codes import ResponseCode
@@ -314,7 +314,7 @@ def test_a_thread_that_is_interrupted_when_woken_lets_the_others_go_on(
     asking: Asking, monkeypatch: pytest.MonkeyPatch, replies: tuple[int, ...]
 ) -> None:
     first = asking.lead()
-    monkeypatch.setattr("downrange.client.turns.Turn", Interrupted)
+    monkeypatch.setattr("downrange.client.producer.blocking.turns.Turn", Interrupted)
     second = asking.follow()
     monkeypatch.undo()
     third = asking.follow()

@@ -8,8 +8,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from downrange.client.send_result import SendResult, SendStatus
-from downrange.client.transaction_producer import HalfSent
+from downrange.client.producer.send_result import SendResult, SendStatus
+from downrange.client.producer.transaction_producer import HalfSent
 from downrange.model.errors import MessageError
 from downrange.model.message import Message, MessageQueue
 from downrange.spark import halves as pages

@@ -32,9 +32,9 @@ from downrange.client.consumer.statistics import ConsumeStatistics
 from downrange.client.consumer.subscriptions import Subscriptions
 from downrange.client.consumer.traced_listener import TracedListener
 from downrange.client.errors import ClientClosed, NoRoute
-from downrange.client.messages import InvalidTopic, check_consumer_group
 from downrange.client.namespace import wrap
-from downrange.client.request_reply import ReplyMessage
+from downrange.client.producer.messages import InvalidTopic, check_consumer_group
+from downrange.client.producer.request_reply import ReplyMessage
 from downrange.client.session import Session
 from downrange.model.errors import MessageError
 from downrange.model.message import MessageQueue
