@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
-from downrange.client.outcomes import Outcomes, ask_each
+from downrange.client.per_server import PerServer, ask_each
 from downrange.clock import Clock
 from downrange.protocol.bodies.body import encode_body
 from downrange.protocol.bodies.groups import ConsumerData, HeartbeatData, ProducerData, UnregisterClientRequest
@@ -71,11 +71,11 @@ class Heartbeats:
         """Somebody joined or a broker appeared: do not wait for the next period."""
         self._due.set()
 
-    async def beat(self) -> Outcomes[str, Command]:
+    async def beat(self) -> PerServer[str, Command]:
         """Tell every broker now."""
         self._due.clear()
         if not self._producers and not self._consumers:
-            return Outcomes()
+            return PerServer()
         body = encode_body(
             HeartbeatData(
                 client_id=self.client_id,
@@ -105,7 +105,7 @@ class Heartbeats:
         for address, error in outcomes.failed.items():
             log.info("unregister failed broker=%s reason=%s", address, error)
 
-    async def _tell(self, command: Command, masters_only: bool) -> Outcomes[str, Command]:
+    async def _tell(self, command: Command, masters_only: bool) -> PerServer[str, Command]:
         return await ask_each(
             self._addresses(masters_only),
             lambda address: self._ask(address, command, HEARTBEAT_TIMEOUT_SECONDS),

@@ -16,7 +16,7 @@ from downrange.client.brokers import Broker, master_of, masters_of, reachable, s
 from downrange.client.config import ClientConfig
 from downrange.client.errors import BrokerNotFound, ClusterNotFound, NoNameServer, NoRoute
 from downrange.client.heartbeats import Heartbeats
-from downrange.client.outcomes import Outcomes, ask_each
+from downrange.client.per_server import PerServer, ask_each
 from downrange.client.producer.unique_id import local_address
 from downrange.client.signing import Signer
 from downrange.clock import Clock, SystemClock
@@ -178,7 +178,7 @@ class Session:
         except ConnectionLost:
             return await self.invoke(address, command)
 
-    async def ask_every_namesrv(self, ask: Callable[[str], Awaitable[T]]) -> Outcomes[str, T]:
+    async def ask_every_namesrv(self, ask: Callable[[str], Awaitable[T]]) -> PerServer[str, T]:
         """Name servers know nothing of each other: what is written must be written to each."""
         return await ask_each(self.config.namesrv_addresses, ask)
 

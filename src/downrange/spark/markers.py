@@ -21,7 +21,7 @@ from downrange.clock import Clock
 from downrange.model.errors import MQError
 from downrange.model.message import Message, StoredMessage
 from downrange.spark.delivery import Marker, valid_marker
-from downrange.spark.halves import Half, halves_of
+from downrange.spark.half_message_lists import Half, halves_of
 from downrange.spark.sink_sending import check_safe, unless_busy
 
 _MARKER_TAG: Final = "marker"

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from downrange.client.producer import many_sends
 from downrange.client.config import ProducerConfig
 from downrange.client.errors import ClientClosed, SendFailed
+from downrange.client.producer import many_sends
 from downrange.client.producer.messages import BodyMissing
 from downrange.client.producer.producer import AsyncProducer
 from downrange.client.producer.send_result import SendResult

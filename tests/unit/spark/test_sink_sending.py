@@ -17,8 +17,8 @@ from downrange.model.errors import MQError
 from downrange.model.message import Message, MessageQueue
 from downrange.protocol.errors import InternalError, NoPermission, SystemBusy
 from downrange.spark import sink_sending
+from downrange.spark.half_message_lists import Half
 from downrange.spark.half_sending import end_halves
-from downrange.spark.halves import Half
 from downrange.spark.sink_sending import NotSafelyStored, Sending
 from downrange.transport.errors import ConnectionLost
 

@@ -4,7 +4,7 @@
         await admin.topics.create(TopicConfig("orders", 8, 8), cluster="DefaultCluster")
         progress = await admin.groups.progress("billing")
 
-An action that touches several servers returns `Outcomes`: what worked, and the error of each server where it did not.
+An action that touches several servers returns `PerServer`: what worked, and the error of each server where it did not.
 """
 
 from __future__ import annotations

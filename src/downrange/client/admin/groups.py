@@ -6,10 +6,10 @@ import asyncio
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from downrange.client.admin.choice import chosen_brokers, tell_brokers
+from downrange.client.admin.chosen_brokers import chosen_brokers, tell_brokers
 from downrange.client.brokers import Broker
 from downrange.client.errors import ClientNotFound, GroupNotFound, NoRoute
-from downrange.client.outcomes import Outcomes, ask_each
+from downrange.client.per_server import PerServer, ask_each
 from downrange.client.session import Session
 from downrange.model.errors import MQError
 from downrange.model.topics import (
@@ -95,7 +95,7 @@ class GroupAdmin:
 
     async def configs(
         self, cluster: str | None = None, broker: str | None = None
-    ) -> Outcomes[Broker, dict[str, SubscriptionGroupConfig]]:
+    ) -> PerServer[Broker, dict[str, SubscriptionGroupConfig]]:
         """The configuration of every group, by broker."""
         return await ask_each(await chosen_brokers(self._session, cluster, broker), self.configs_of)
 
@@ -105,7 +105,7 @@ class GroupAdmin:
 
     async def create(
         self, config: SubscriptionGroupConfig, cluster: str | None = None, broker: str | None = None
-    ) -> Outcomes[Broker, None]:
+    ) -> PerServer[Broker, None]:
         """Create a group, or replace its configuration."""
         check_group_name(config.group_name)
         command = request(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=encode_body(config))
@@ -113,7 +113,7 @@ class GroupAdmin:
 
     async def delete(
         self, group: str, cluster: str | None = None, broker: str | None = None, *, remove_offsets: bool = False
-    ) -> Outcomes[Broker, None]:
+    ) -> PerServer[Broker, None]:
         header = DeleteSubscriptionGroupRequest(group_name=group, remove_offset=remove_offsets)
         return await tell_brokers(self._session, request(RequestCode.DELETE_SUBSCRIPTIONGROUP, header), cluster, broker)
 
@@ -131,7 +131,7 @@ class GroupAdmin:
                 ) from None
             return found
 
-    async def progress(self, group: str, topic: str | None = None) -> Outcomes[Broker, ConsumeStats]:
+    async def progress(self, group: str, topic: str | None = None) -> PerServer[Broker, ConsumeStats]:
         """How far a group is in each of its queues, or in those of one topic."""
 
         async def ask(broker: Broker) -> ConsumeStats:
@@ -140,7 +140,7 @@ class GroupAdmin:
 
         return await ask_each(await self.brokers_of(group), ask)
 
-    async def connections(self, group: str) -> Outcomes[Broker, ConsumerConnection | None]:
+    async def connections(self, group: str) -> PerServer[Broker, ConsumerConnection | None]:
         """The members of a group as each broker sees them; None where no member is connected."""
         return await ask_each(await self.brokers_of(group), lambda broker: self.connections_on(broker, group))
 
@@ -181,7 +181,7 @@ class GroupAdmin:
             failed={**stats.failed, **connections.failed},
         )
 
-    async def producers(self, group: str, topic: str) -> Outcomes[Broker, ProducerConnection]:
+    async def producers(self, group: str, topic: str) -> PerServer[Broker, ProducerConnection]:
         """The producers of a group connected to the brokers of a topic."""
 
         async def ask(broker: Broker) -> ProducerConnection:
@@ -200,7 +200,7 @@ class GroupAdmin:
 
     async def offsets_in_members(
         self, group: str, topic: str, client_id: str | None = None
-    ) -> Outcomes[Broker, ConsumerStatus]:
+    ) -> PerServer[Broker, ConsumerStatus]:
         """The offsets members hold in memory, ahead of what they have committed."""
         header = GetConsumerStatusRequest(topic=topic, group=group, client_addr=client_id)
         command = request(RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, header)

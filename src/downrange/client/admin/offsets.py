@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from downrange.client.admin.groups import GroupAdmin
 from downrange.client.brokers import Broker, master_of, reachable, sorted_brokers
 from downrange.client.errors import GroupNotFound, GroupOnline
-from downrange.client.outcomes import Outcomes, ask_each
+from downrange.client.per_server import PerServer, ask_each
 from downrange.client.session import Session
 from downrange.model.message import MessageQueue
 from downrange.model.topics import Perm
@@ -60,7 +60,7 @@ class OffsetAdmin:
 
     async def reset(
         self, group: str, topic: str, timestamp: int, *, force: bool = True, dry_run: bool = False
-    ) -> Outcomes[Broker, BrokerMoves]:
+    ) -> PerServer[Broker, BrokerMoves]:
         """Let a group continue at the messages stored at `timestamp`, or at the END.
 
         Running members are told by their broker. Where none is connected the offsets are written as if the group had
@@ -77,11 +77,13 @@ class OffsetAdmin:
 
         return await ask_each([master_of(data) for data in sorted_brokers(route)], ask)
 
-    async def skip_accumulated(self, group: str, topic: str, *, dry_run: bool = False) -> Outcomes[Broker, BrokerMoves]:
+    async def skip_accumulated(
+        self, group: str, topic: str, *, dry_run: bool = False
+    ) -> PerServer[Broker, BrokerMoves]:
         """Let a group continue with the next message sent; what waits is not consumed."""
         return await self.reset(group, topic, END, force=True, dry_run=dry_run)
 
-    async def clone(self, source: str, target: str, topic: str) -> Outcomes[Broker, BrokerMoves]:
+    async def clone(self, source: str, target: str, topic: str) -> PerServer[Broker, BrokerMoves]:
         """Let `target` continue where `source` is. Refused while members of `target` are running."""
         stats = await self._groups.progress(source, topic)
         if not stats.failed and not any(one.offset_table for one in stats.done.values()):
@@ -100,7 +102,7 @@ class OffsetAdmin:
             return BrokerMoves(moves, online=False, applied=True)
 
         cloned = await ask_each(stats.done, ask)
-        return Outcomes(cloned.done, {**stats.failed, **cloned.failed})
+        return PerServer(cloned.done, {**stats.failed, **cloned.failed})
 
     async def _reset_on(
         self, broker: Broker, group: str, topic: str, queues: list[MessageQueue], timestamp: int, force: bool

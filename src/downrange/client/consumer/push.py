@@ -16,13 +16,13 @@ from downrange.client.consumer.config import ConsumerConfig
 from downrange.client.consumer.delivery_trace import DeliveryTrace, start_delivery_trace
 from downrange.client.consumer.direct_consumption import consume_directly
 from downrange.client.consumer.handover import Handover
-from downrange.client.consumer.held_queues import Consumption, HeldQueues
 from downrange.client.consumer.listener import Listener, OnBatch, OnMessage
 from downrange.client.consumer.messages import ReceivedMessage
 from downrange.client.consumer.offsets import offset_store, persist_regularly
 from downrange.client.consumer.orderly import OrderlyConsumption
 from downrange.client.consumer.process_queue import ProcessQueue
 from downrange.client.consumer.pulling import Pulling
+from downrange.client.consumer.queue_ownership import Consumption, QueueOwnership
 from downrange.client.consumer.rebalance import RebalanceTimer
 from downrange.client.consumer.redelivery import Redelivery
 from downrange.client.consumer.replier import Replier
@@ -98,7 +98,7 @@ class AsyncPushConsumer:
             self._statistics,
             self._moved,
         )
-        self._held = HeldQueues(session, self.group, self.config, self._offsets, self._consumption, self._pulling)
+        self._held = QueueOwnership(session, self.group, self.config, self._offsets, self._consumption, self._pulling)
         self._rebalance_timer = RebalanceTimer(self._rebalance, self._clock, self.config.rebalance_seconds)
         self._first_rebalance = asyncio.Event()
         self._work = BackgroundWork()

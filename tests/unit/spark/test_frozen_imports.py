@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from downrange.spark.garbage import freeze_imports
+from downrange.spark.frozen_imports import freeze_imports
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from downrange.client.brokers import Broker
 from downrange.client.errors import ClientError
-from downrange.client.outcomes import Outcomes, ask_each
+from downrange.client.per_server import PerServer, ask_each
 from downrange.client.session import Session
 from downrange.protocol.command import Command
 
@@ -28,7 +28,7 @@ async def chosen_brokers(session: Session, cluster: str | None, broker: str | No
 
 async def tell_brokers(
     session: Session, command: Command, cluster: str | None, broker: str | None
-) -> Outcomes[Broker, None]:
+) -> PerServer[Broker, None]:
     """Send an order to every chosen broker; there is nothing to read in their replies."""
 
     async def tell(one: Broker) -> None:

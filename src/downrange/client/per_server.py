@@ -15,7 +15,7 @@ U = TypeVar("U")
 
 
 @dataclass(frozen=True, slots=True)
-class Outcomes(Generic[K, T]):
+class PerServer(Generic[K, T]):
     """Server -> its answer in `done`, or its error in `failed`.
 
     Holds always: every server that was asked stands in exactly one of the two, in the order of asking.
@@ -30,7 +30,7 @@ class Outcomes(Generic[K, T]):
             raise next(iter(self.failed.values()))
 
 
-async def ask_each(servers: Iterable[K], ask: Callable[[K], Awaitable[T]]) -> Outcomes[K, T]:
+async def ask_each(servers: Iterable[K], ask: Callable[[K], Awaitable[T]]) -> PerServer[K, T]:
     """Ask all servers at once; an error of one does not disturb the others."""
 
     async def one(server: K) -> T | MQError:
@@ -40,7 +40,7 @@ async def ask_each(servers: Iterable[K], ask: Callable[[K], Awaitable[T]]) -> Ou
             return error
 
     asked = list(dict.fromkeys(servers))
-    outcomes: Outcomes[K, T] = Outcomes()
+    outcomes: PerServer[K, T] = PerServer()
     for server, answer in zip(asked, await asyncio.gather(*map(one, asked)), strict=True):
         if isinstance(answer, MQError):
             outcomes.failed[server] = answer

@@ -44,7 +44,7 @@ class Consumption(Receiver, Protocol):
     async def close(self) -> None: ...
 
 
-class HeldQueues:
+class QueueOwnership:
     """Queue -> what is held of it. Changes one at a time: a round of sharing out, a release, or a restart elsewhere.
 
     Holds always: a queue that is held is pulled and consumed; one that needs a lock is held only after its broker
@@ -75,7 +75,7 @@ class HeldQueues:
         self._is_closing = False
 
     def __repr__(self) -> str:
-        return f"<HeldQueues {self._group} queues={len(self._queues)} leaving={len(self._leaving)}>"
+        return f"<QueueOwnership {self._group} queues={len(self._queues)} leaving={len(self._leaving)}>"
 
     def __iter__(self) -> Iterator[ProcessQueue]:
         return iter(list(self._queues.values()))
