@@ -27,7 +27,7 @@ from downrange.client.admin import Admin
 from downrange.client.config import ClientConfig
 from downrange.client.consumer.messages import ReceivedMessage
 from downrange.client.errors import ClientClosed, ClientError
-from downrange.client.producer.messages import InvalidProperty
+from downrange.client.producer.outgoing import InvalidProperty
 from downrange.client.session import Session
 from downrange.model.topics import CHECK_MAX_TIME_TOPIC, HALF_TOPIC, OP_HALF_TOPIC
 from downrange.protocol.codes import RequestCode, ResponseCode

@@ -17,8 +17,8 @@ from downrange.client.config import ClientConfig
 from downrange.client.errors import BrokerNotFound, ClusterNotFound, NoNameServer, NoRoute
 from downrange.client.heartbeats import Heartbeats
 from downrange.client.per_server import PerServer, ask_each
-from downrange.client.producer.unique_id import local_address
 from downrange.client.signing import Signer
+from downrange.client.unique_id import local_address
 from downrange.clock import Clock, SystemClock
 from downrange.model.errors import MQError
 from downrange.protocol.bodies.body import decode_body
@@ -85,8 +85,8 @@ class Session:
         (random_source or random.Random()).shuffle(self._namesrvs)  # noqa: S311  spreads load, guards nothing
         self._chosen = 0
         self._routes: dict[str, tuple[float, TopicRouteData]] = {}
-        self.route_seen = self._routes.get
-        """`known_route` with the time it was seen at; asked for every send, so without a function of ours."""
+        self.route_changes = 0
+        """Counts up with every route that becomes another: what was made of routes before may be out of date."""
         self._followed: dict[str, None] = {}  # a set that keeps its order
         self._looking_up: dict[str, asyncio.Lock] = {}
         self._refreshed: dict[str, float] = {}
@@ -200,8 +200,8 @@ class Session:
             reply = await self.ask_namesrv(command)
         except TopicNotExist:
             # A name server that has just started knows no topics yet: those we work with keep their last route.
-            if topic not in self._followed:
-                self._routes.pop(topic, None)
+            if topic not in self._followed and self._routes.pop(topic, None) is not None:
+                self.route_changes += 1
             raise NoRoute(topic, f"no broker serves the topic {topic}, says name server {self.namesrv}") from None
         route = decode_body(TopicRouteData, reply.body_bytes)
         self._store_route(topic, route)
@@ -277,9 +277,12 @@ class Session:
 
     def _store_route(self, topic: str, route: TopicRouteData) -> None:
         known = self._routes.get(topic)
-        if known is not None and known[1] == route:
+        is_same = known is not None and known[1] == route
+        if known is not None and is_same:
             route = known[1]  # the same object: what was derived from it stays valid
         self._routes[topic] = (self.clock.monotonic(), route)
+        if not is_same:
+            self.route_changes += 1
         addresses = {address for data in route.broker_datas for address in data.broker_addrs.values()}
         if topic in self._followed and not addresses <= self._addresses:
             self._addresses |= addresses

@@ -5,22 +5,20 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
-from typing import cast
 
 import pytest
 from msgspec import structs
 
-from downrange.client.background_loop import Call
 from downrange.client.config import ProducerConfig
 from downrange.client.errors import ClientClosed, SendFailed
 from downrange.client.producer.blocking.direct_sends import DirectSends
+from downrange.client.producer.delivery import StartedSend
 from downrange.client.producer.fault import StrategyName
-from downrange.client.producer.first_attempt import FirstAttempt
-from downrange.client.producer.messages import BodyMissing
+from downrange.client.producer.outgoing import BodyMissing
+from downrange.client.producer.pending_send import PendingSend
 from downrange.client.producer.producer import AsyncProducer
 from downrange.client.producer.retry import SendKind
 from downrange.client.producer.send_result import SendResult
-from downrange.client.producer.waiting_send import WaitingSend
 from downrange.model.errors import MQError
 from downrange.model.message import Message, MessageQueue
 from downrange.protocol.codes import RequestCode, ResponseCode
@@ -47,41 +45,48 @@ async def ordinarily(producer: AsyncProducer, message: Message, queue: MessageQu
 
 
 async def without_shortcut(producer: AsyncProducer, message: Message, queue: MessageQueue | None) -> SendResult:
-    return (await producer.delivery.all(producer.ready(message), SendKind.SYNC, queue, None, None))[0]
+    return (await producer.delivery.deliver(producer.ready(message), SendKind.SYNC, queue, None, None))[0]
 
 
 async def for_a_thread(producer: AsyncProducer, message: Message, queue: MessageQueue | None) -> SendResult:
     """On the loop, without a task."""
-    ready = producer.ready(message)
-    first = producer.delivery.first(ready, queue, None, None)
-    if first is None:
+    started = producer.delivery.aim(message, queue, None, None)
+    if started is None:
         return await producer.send(message, queue=queue)
-    return await waiting_send(producer, first)[1]
+    return await pending_send(producer, started)[1]
 
 
 async def on_its_own_socket(producer: AsyncProducer, message: Message, queue: MessageQueue | None) -> SendResult:
     """On another thread, with a connection made for this send."""
-    ready = producer.ready(message)
-    first = producer.delivery.first(ready, queue, None, None)
-    if first is None:
+    started = producer.delivery.aim(message, queue, None, None)
+    if started is None:
         return await producer.send(message, queue=queue)
     loop = asyncio.get_running_loop()
     direct = DirectSends(producer.session, producer.delivery)
 
     async def go_on() -> SendResult:
-        return await waiting_send(producer, first)[1]
+        return await pending_send(producer, started)[1]
 
     try:
         return await asyncio.to_thread(
-            direct.send, first, lambda: asyncio.run_coroutine_threadsafe(go_on(), loop).result()
+            direct.send, started, lambda: asyncio.run_coroutine_threadsafe(go_on(), loop).result()
         )
     finally:
         direct.close()
 
 
-def waiting_send(producer: AsyncProducer, first: FirstAttempt) -> tuple[WaitingSend, asyncio.Future[SendResult]]:
+def pending_send(producer: AsyncProducer, started: StartedSend) -> tuple[PendingSend, asyncio.Future[SendResult]]:
     told: asyncio.Future[SendResult] = asyncio.get_running_loop().create_future()
-    return WaitingSend(producer, first, cast(Call[SendResult], told)), told
+
+    def ended(_: PendingSend, result: SendResult | BaseException) -> None:
+        if isinstance(result, SendResult):
+            told.set_result(result)
+        else:
+            told.set_exception(result)
+
+    send = PendingSend(producer, ended)
+    send.go_on(started)
+    return send, told
 
 
 async def among_many(producer: AsyncProducer, message: Message, queue: MessageQueue | None) -> SendResult:
@@ -153,7 +158,7 @@ async def in_the_background(producer: AsyncProducer, message: Message, queue: Me
 async def in_the_background_without_shortcut(
     producer: AsyncProducer, message: Message, queue: MessageQueue | None
 ) -> SendResult:
-    return (await producer.delivery.all(producer.ready(message), SendKind.ASYNC, queue, None, None))[0]
+    return (await producer.delivery.deliver(producer.ready(message), SendKind.ASYNC, queue, None, None))[0]
 
 
 @pytest.mark.parametrize("given", [False, True])
@@ -202,16 +207,14 @@ async def test_a_send_for_a_thread_that_is_given_up_frees_its_place(cluster: Fak
     async with AsyncProducer("producers", cluster.namesrv) as producer:
         await connect_to_all(producer)
         answer_sends(cluster, silence)
-        ready = producer.ready(MESSAGE)
-        first = producer.delivery.first(ready, None, None, None)
-        assert first is not None
-        waiting, told = waiting_send(producer, first)
+        started = producer.delivery.aim(MESSAGE, None, None, None)
+        assert started is not None
+        waiting, told = pending_send(producer, started)
         await until(lambda: silence.waiting)
         assert len(asked_of(producer)) == 1
         waiting.cancel()
         assert asked_of(producer) == []
-        assert not told.done()
-        assert await producer.drain(0), "it is not on its way any more"
+        assert isinstance(told.exception(), asyncio.CancelledError)
         silence.end()
 
 
@@ -219,14 +222,13 @@ async def test_who_waits_is_told_though_the_work_was_cancelled_before_it_began(c
     answer_sends(cluster, stored)
     async with AsyncProducer("producers", cluster.namesrv) as producer:
         await connect_to_all(producer)
-        first = producer.delivery.first(producer.ready(MESSAGE), None, None, None)
-        assert first is not None
-        first.ended = SystemBusy("busy")
-        waiting, told = waiting_send(producer, first)
+        started = producer.delivery.aim(MESSAGE, None, None, None)
+        assert started is not None
+        started.ended = SystemBusy("busy")
+        waiting, told = pending_send(producer, started)
         waiting.cancel()
         await asyncio.wait([told], timeout=10)
         assert isinstance(told.exception(), asyncio.CancelledError)
-        assert await producer.drain(0), "it is not on its way any more"
 
 
 async def test_a_send_in_the_background_that_is_cancelled_frees_its_place(cluster: FakeCluster) -> None:
@@ -257,7 +259,7 @@ async def test_a_send_in_the_background_does_not_overtake_one_that_finds_the_rou
         while not producer.routes.known(TOPIC):
             await asyncio.sleep(0)  # not a turn more: the first two must still be on their way
         sent += [producer.send_async(message) for message in keyed[2:]]
-        assert producer.tasks.issuperset(sent)  # none goes out at once while others still find their way
+        assert len(producer.tasks) == 5  # none goes out at once while others still find their way
         results = await asyncio.gather(*sent)
     assert {result.queue for result in results} == {results[0].queue}
     broker = cluster.brokers[results[0].queue.broker_name]
@@ -274,7 +276,7 @@ async def test_a_oneway_send_is_the_same_with_and_without_shortcut(cluster: Fake
         broker = cluster.brokers[queue.broker_name]
         broker.asked.clear()
         await producer.send_oneway(message, queue=queue)
-        await producer.delivery.all(producer.ready(message), SendKind.ONEWAY, queue, None, None)
+        await producer.delivery.deliver(producer.ready(message), SendKind.ONEWAY, queue, None, None)
         await until(lambda: len(sends(broker)) == 2)
         assert await producer.drain(0)
     same = [

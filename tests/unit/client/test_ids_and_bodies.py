@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from downrange.client.compression import Compression, compress, plain_body
-from downrange.client.producer.unique_id import UniqueIds, month_around
+from downrange.client.unique_id import UniqueIds, month_around
 from downrange.clock import ManualClock
 from downrange.model.errors import MessageError
 from downrange.model.message import PhysicalOffset, QueueOffset, StoredMessage, SysFlag

@@ -11,9 +11,9 @@ from downrange.client.compression import plain_body
 from downrange.client.errors import MessageNotFound, NoRoute
 from downrange.client.per_server import PerServer, ask_each
 from downrange.client.producer.send_result import STATUS_OF_CODE, SendResult
-from downrange.client.producer.unique_id import UniqueIds
 from downrange.client.session import Session
 from downrange.client.trace_reader import MessageTrace, trace_of
+from downrange.client.unique_id import UniqueIds
 from downrange.model.errors import MessageError
 from downrange.model.message import Message, MessageQueue, StoredMessage
 from downrange.model.message_id import parse_offset_message_id

@@ -11,10 +11,10 @@ from downrange.client.consumer.messages import ReceivedMessage
 from downrange.client.consumer.retry import BadAnswer, verdict
 from downrange.client.namespace import unwrap
 from downrange.client.producer.producer import start_trace
-from downrange.client.producer.unique_id import UniqueIds
 from downrange.client.session import Session
 from downrange.client.trace import ConsumeCode, encode_sub_after, encode_sub_before
 from downrange.client.trace_writer import TraceWriter
+from downrange.client.unique_id import UniqueIds
 from downrange.clock import Clock
 from downrange.model import properties as names
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
 from downrange.client.consumer.addresses import address_of
-from downrange.client.producer.unique_id import local_address
 from downrange.client.session import Session
+from downrange.client.unique_id import local_address
 from downrange.clock import Clock
 from downrange.model.errors import MQError
 from downrange.model.message import MessageQueue

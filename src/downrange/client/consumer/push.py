@@ -33,7 +33,7 @@ from downrange.client.consumer.subscriptions import Subscriptions
 from downrange.client.consumer.traced_listener import TracedListener
 from downrange.client.errors import ClientClosed, NoRoute
 from downrange.client.namespace import wrap
-from downrange.client.producer.messages import InvalidTopic, check_consumer_group
+from downrange.client.producer.outgoing import InvalidTopic, check_consumer_group
 from downrange.client.producer.request_reply import ReplyMessage
 from downrange.client.session import Session
 from downrange.model.errors import MessageError

@@ -1,17 +1,17 @@
-"""Sends whose callers go on at once, and are told later."""
+"""Sends whose callers go on at once: a future or a callback gets the result."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 from downrange.client.errors import ClientClosed, TooManySends
 from downrange.client.producer.delivery import Selector
-from downrange.client.producer.messages import Outgoing
+from downrange.client.producer.pending_send import PendingSend
 from downrange.client.producer.retry import SendKind
 from downrange.client.producer.send_result import SendResult
-from downrange.client.producer.waiting_send import FutureSend, WaitingSend
 from downrange.model.errors import MQError
 from downrange.model.message import Message, MessageQueue
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from downrange.client.producer.producer import AsyncProducer
 
 SendCallback = Callable[[SendResult | None, MQError | None], None]
-"""Called once: with a result, or with the error."""
+"""Called once: with the result and None, or with None and the error."""
 
 
 class AsyncSends:
     """The asynchronous sends of one producer that are on their way. Used on its event loop.
 
-    Holds always: there are never more than `max_async_sends`; the producer counts each until its future is done.
+    Holds always: there are never more than `max_async_sends`; the producer counts each send until its future is done.
     """
 
     def __init__(self, producer: AsyncProducer) -> None:
@@ -56,17 +56,12 @@ class AsyncSends:
         producer = self._producer
         producer.count_in()
         try:
-            ready = producer.ready(message)
-            sent: asyncio.Future[SendResult]
-            waiting: WaitingSend | None = None
-            # While others go on in the background this one must not overtake them.
-            first = None if producer.tasks else producer.delivery.first(ready, queue, selector, timeout)
-            if first is None:
-                sent = producer.background(self._deliver(ready, queue, selector, timeout))
+            sent: asyncio.Future[SendResult] = producer.delivery.requests.new_future()
+            pending = PendingSend(producer, partial(_tell, sent))
+            if producer.tasks:  # it must not overtake sends that go on in the background
+                pending.deliver(message, SendKind.ASYNC, queue, selector, timeout)
             else:
-                first.kind = SendKind.ASYNC
-                sent = producer.delivery.exchange.new_future()
-                waiting = WaitingSend(producer, first, FutureSend(sent))
+                pending.begin(message, queue, selector, timeout, SendKind.ASYNC)
         except BaseException:
             producer.count_out()
             raise
@@ -74,8 +69,8 @@ class AsyncSends:
 
         def ended(sent: asyncio.Future[SendResult]) -> None:
             self._futures.discard(sent)
-            if waiting is not None and sent.cancelled():
-                waiting.cancel()
+            if sent.cancelled():
+                pending.cancel()
             producer.count_out()
             if callback is not None:
                 _call_back(callback, sent)
@@ -83,10 +78,16 @@ class AsyncSends:
         sent.add_done_callback(ended)
         return sent
 
-    async def _deliver(
-        self, ready: Outgoing, queue: MessageQueue | None, selector: Selector | None, timeout: float | None
-    ) -> SendResult:
-        return (await self._producer.delivery.all(ready, SendKind.ASYNC, queue, selector, timeout))[0]
+
+def _tell(sent: asyncio.Future[SendResult], _: PendingSend, result: SendResult | BaseException) -> None:
+    if sent.done():
+        return
+    if isinstance(result, SendResult):
+        sent.set_result(result)
+    elif isinstance(result, asyncio.CancelledError):
+        sent.cancel()
+    else:
+        sent.set_exception(result)
 
 
 def _call_back(callback: SendCallback, sent: asyncio.Future[SendResult]) -> None:

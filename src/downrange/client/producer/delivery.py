@@ -1,18 +1,24 @@
-"""All attempts of one send: the first without detours, the others as `client/producer/retry.py` decides."""
+"""The way of a send: where it goes, its first attempt, and further attempts as `retry.py` decides.
+
+    aim ─▶ StartedSend ─▶ encode ─▶ asked over the event loop's connection (begin), or over a thread's (blocking/)
+                                        ├─▶ stored: the SendResult
+                                        └─▶ anything else: go_on, with attempts until one is stored or time is up
+
+Nearly every send is stored by its first attempt, so that one is made without a task, a timer or a list of its own.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
+
+import msgspec
 
 from downrange.client.config import ProducerConfig
 from downrange.client.errors import BrokerNotFound, FailedAttempt, SendFailed
-from downrange.client.producer.exchange import Exchange, results_of
 from downrange.client.producer.fault import Outcome, QueueChooser
-from downrange.client.producer.first_attempt import FirstAttempt
-from downrange.client.producer.messages import Outgoing
-from downrange.client.producer.plain_sends import PlainSends
+from downrange.client.producer.outgoing import SEND, Outgoing, Target, make_send
 from downrange.client.producer.preparation import Preparation
 from downrange.client.producer.publish_info import PublishInfo
 from downrange.client.producer.publish_routes import PublishRoutes
@@ -25,30 +31,58 @@ from downrange.client.producer.retry import (
     attempts_allowed,
     outcome_of_error,
 )
-from downrange.client.producer.send_result import SendResult, SendStatus
+from downrange.client.producer.send_requests import SendRequests, results_of
+from downrange.client.producer.send_result import Expected, SendResult, SendStatus
+from downrange.client.producer.stored_reply import take_stored
 from downrange.client.session import Session
-from downrange.clock import SystemClock
-from downrange.compiled import steps
 from downrange.model.errors import MQError
 from downrange.model.hashing import java_hash
 from downrange.model.message import Message, MessageQueue
 from downrange.protocol.command import Command
-from downrange.protocol.errors import BrokerError
+from downrange.protocol.errors import BrokerError, LocalProtocolError
+from downrange.transport.errors import TransportClosed
 from downrange.transport.outstanding import Waiter
 
 Selector = Callable[[Sequence[MessageQueue], Message], MessageQueue]
 """Picks the queue of an ordered message out of all that may be written, whose order is the same for every producer."""
 
-_OK: Final = Outcome.OK
 _SYNC: Final = SendKind.SYNC
 _GIVEN: Final = SendKind.SYNC_GIVEN_QUEUE
+_ONEWAY: Final = SendKind.ONEWAY
+_REMEMBERED: Final = 10_000  # topics
+
+
+class StartedSend(msgspec.Struct):
+    """A send up to its first attempt: what goes where, how long it may take, how the attempt ended."""
+
+    message: Message
+    kind: SendKind
+    info: PublishInfo
+    target: Target
+    begun: float
+    deadline: float
+    seconds: float
+    """How long the first attempt may take."""
+    ready: Outgoing | None = None
+    ended: Command | MQError | None = None
+    """The reply or error of the first attempt, unless the message was stored."""
+
+
+class Destination(NamedTuple):
+    """What is known of a topic that messages can be sent to at once: its name on the wire, and a target per queue."""
+
+    topic: str
+    info: PublishInfo
+    targets: tuple[Target, ...]
+    by_queue: dict[MessageQueue, Target]
+    route_changes: int
+    """`Session.route_changes` when this was made."""
 
 
 class Delivery:
     """Brings what one producer sends to its brokers.
 
-    Nearly every send is stored by its first attempt, so that one is made without a task, a timer or a list of its own.
-    Any thread may call `first` and `ended`; the rest belongs to the session's loop.
+    Any thread may call `aim`, `encode` and `learn`; all else belongs to the session's event loop.
     """
 
     def __init__(
@@ -57,127 +91,197 @@ class Delivery:
         config: ProducerConfig,
         chooser: QueueChooser,
         routes: PublishRoutes,
-        exchange: Exchange,
+        requests: SendRequests,
         preparation: Preparation,
     ) -> None:
-        self.exchange = exchange
-        self._ready = preparation.ready
-        self._plain: PlainSends | None = None
-        if (
-            steps is not None
-            and exchange.is_plain
-            and not chooser.learns
-            and config.attempt_timeout_seconds is None
-            and isinstance(session.clock, SystemClock)
-        ):
-            self._plain = PlainSends(session, config, preparation, chooser, routes, exchange)
+        self.requests = requests
+        self.new_future: Callable[[], asyncio.Future[Command | SendResult]] = requests.new_future
+        """Makes the waiter of a coroutine for `ask`."""
         self._session = session
         self._config = config
         self._chooser = chooser
         self._routes = routes
+        self._preparation = preparation
+        self._destinations: dict[str, Destination] = {}
+        self._oneway_targets: dict[Target, Target] = {}
+        # Looked up for every send.
+        self._connection = session.connection_known
         self._monotonic = session.clock.monotonic
+        self._nanoseconds = preparation.nanoseconds
+        self._ids = preparation.ids
+        self._rules = preparation.rules
+        self.learns = chooser.learns
+        """Whether `learn` must be called for every first attempt."""
+        self._next_index = chooser.next_index
+        self._seconds = float(config.send_timeout_seconds)
+        self._attempt_seconds = config.attempt_timeout_seconds
+        self._first_seconds = attempt_timeout(0.0, self._seconds, self._attempt_seconds)
 
     # --- the first attempt ----------------------------------------------------------------------------------------
 
-    def begin(
+    def aim(
         self,
         message: Message,
         queue: MessageQueue | None,
         selector: Selector | None,
         timeout: float | None,
-        waiter: Waiter,
-    ) -> FirstAttempt | None:
-        """The first attempt of a message; `waiter` gets the reply if the broker could be asked without waiting.
-
-        None when the route is not known, and with hooks or signatures. Raises MessageError.
-        """
-        if self._plain is not None and queue is None and selector is None:
-            first = self._plain.ask(message, timeout, waiter)
-            if first is not None:  # nearly always
-                return first
-        exchange = self.exchange
-        if not exchange.is_plain:
+        kind: SendKind = _SYNC,
+    ) -> StartedSend | None:
+        """Choose the queue of the first attempt. None when the route is not known, with hooks, and with signatures."""
+        if type(message) is not Message:  # a reply has a request of its own kind
             return None
-        ready = self._ready(message)
-        first = self.first(ready, queue, selector, timeout)
-        if first is not None:
-            try:  # `ask`, without a call more
-                if not exchange.ask_now(ready, first.queue, first.address, waiter, first.seconds):
-                    first.is_unasked = True
-            except MQError as error:
-                first.ended = error
-                first.is_unasked = True
-        return first
-
-    def ask(self, first: FirstAttempt, waiter: Waiter) -> None:
-        """Make the first attempt, if it takes no waiting."""
-        try:
-            asked = self.exchange.ask_now(first.ready, first.queue, first.address, waiter, first.seconds)
-            first.is_unasked = not asked
-        except MQError as error:  # a frame too large
-            first.ended = error
-            first.is_unasked = True
-
-    def first(
-        self, ready: Outgoing, queue: MessageQueue | None, selector: Selector | None, timeout: float | None
-    ) -> FirstAttempt | None:
-        """Where a message goes first, and until when; None without a known route, and with hooks or signatures."""
-        info = self._routes.known(ready.topic)
-        if info is None or not self.exchange.is_plain:
-            return None
-        config = self._config
-        given = queue
-        if queue is not None or selector is not None or ready.messages[0].sharding_key:
-            given = _given_queue(ready, info, queue, selector)
+        there = self._destinations.get(message.topic)
+        if there is None or there.route_changes != self._session.route_changes:
+            there = self._destination(message.topic)
+            if there is None:
+                return None
+        info = there.info
         begun = self._monotonic()
-        seconds = config.send_timeout_seconds if timeout is None else timeout
-        deadline = begun + seconds
-        if config.attempt_timeout_seconds is not None or seconds < 0:
-            seconds = attempt_timeout(begun, deadline, config.attempt_timeout_seconds)
-        chosen = given or self._chooser.choose(info.queues, begun * 1000)
-        address = info.addresses.get(chosen.broker_name)
-        kind = _SYNC if given is None else _GIVEN
-        return FirstAttempt(ready, kind, info, chosen, begun, deadline, seconds, address)
+        if queue is None and selector is None and not message.sharding_key:
+            if self.learns:
+                target = there.by_queue[self._chooser.choose(info.queues, begun * 1000)]
+            else:
+                targets = there.targets
+                target = targets[self._next_index(there.topic) % len(targets)]
+        elif message.sharding_key and type(message.sharding_key) is not str:
+            return None  # whoever makes the request raises the error
+        else:
+            given = _given_queue(message, info, queue, selector)
+            assert given is not None
+            target = there.by_queue.get(given) or self._target(info, given)
+            if kind is _SYNC:
+                kind = _GIVEN
+        deadline = begun + (self._seconds if timeout is None else timeout)
+        seconds = self._first_seconds if timeout is None else attempt_timeout(begun, deadline, self._attempt_seconds)
+        return StartedSend(message, kind, info, target, begun, deadline, seconds)
 
-    def ended(self, first: FirstAttempt, outcome: Outcome = _OK) -> None:
-        """Learn from the first attempt; not for one that `all` goes on with."""
-        chooser = self._chooser
-        if chooser.learns:
+    def encode(self, started: StartedSend, opaque: int) -> tuple[bytes, Expected]:
+        """The frame of the first attempt, and what is known of its result.
+
+        Raises MessageError, and LocalProtocolError when the frame is too large.
+        """
+        started.ready, frame, expected = make_send(
+            started.message,
+            started.info.topic,
+            self._ids.month,
+            self._nanoseconds(),
+            self._rules,
+            started.target,
+            opaque,
+        )
+        return frame, expected
+
+    def ask(self, started: StartedSend, waiter: Waiter) -> bool:
+        """Make the first attempt if the broker can be asked without waiting, and whether it was asked.
+
+        Then `waiter` gets the reply: a SendResult when the message was stored, else a Command. Raises MessageError.
+        """
+        target = started.target
+        connection = self._connection(target[1])  # type: ignore[arg-type]  # None is no key
+        opaque = None if connection is None else connection.opaque_if_room()
+        if connection is None or opaque is None:
+            started.ready = self._preparation.ready(started.message)
+            return False
+        try:
+            started.ready, frame, expected = make_send(
+                started.message, started.info.topic, self._ids.month, self._nanoseconds(), self._rules, target, opaque
+            )
+            connection.ask_encoded(opaque, frame, waiter, SEND, started.seconds, expected)
+        except LocalProtocolError as error:
+            started.ended = error
+            return False
+        except TransportClosed:
+            return False
+        if connection.express is None:
+            connection.express = take_stored
+        return True
+
+    def tell(
+        self, message: Message, queue: MessageQueue | None, selector: Selector | None
+    ) -> tuple[StartedSend | None, bool]:
+        """Send one-way if that takes no waiting, and whether it did. None as for `aim`; raises MessageError."""
+        started = self.aim(message, queue, selector, None, _ONEWAY)
+        if started is None:
+            return None, False
+        connection = self._connection(started.target.address)  # type: ignore[arg-type]  # None is no key
+        if connection is None or not connection.is_writable:
+            return started, False
+        started.target = self._oneway_target(started.target)
+        try:
+            connection.oneway_encoded(self.encode(started, connection.next_opaque())[0])
+        except LocalProtocolError as error:
+            started.ended = error
+            return started, False
+        return started, True
+
+    def learn(self, started: StartedSend, outcome: Outcome = Outcome.OK) -> None:
+        """Tell the fault strategy how the first attempt ended; `go_on` does so for the sends it is called for."""
+        if self.learns:
             now = self._monotonic()
-            chooser.attempt_ended(now * 1000, first.queue.broker_name, (now - first.begun) * 1000, outcome)
+            self._chooser.attempt_ended(
+                now * 1000, started.target.queue.broker_name, (now - started.begun) * 1000, outcome
+            )
+
+    def _destination(self, topic: str) -> Destination | None:
+        changes = self._session.route_changes  # before the route is looked at, which may change meanwhile
+        on_wire = self._preparation.known_wire_topic(topic)
+        info = None if on_wire is None else self._routes.known(on_wire)
+        if on_wire is None or info is None or not self.requests.is_plain:
+            return None
+        targets = tuple(self._target(info, queue) for queue in info.queues)
+        if len(self._destinations) >= _REMEMBERED:
+            self._destinations.clear()
+        by_queue = dict(zip(info.queues, targets, strict=True))
+        there = self._destinations[topic] = Destination(on_wire, info, targets, by_queue, changes)
+        return there
+
+    def _target(self, info: PublishInfo, queue: MessageQueue) -> Target:
+        pieces = self.requests.template(info.topic, queue.broker_name, SEND).pieces
+        return Target(queue, info.addresses.get(queue.broker_name), pieces)
+
+    def _oneway_target(self, target: Target) -> Target:
+        found = self._oneway_targets.get(target)
+        if found is None:
+            if len(self._oneway_targets) >= _REMEMBERED:
+                self._oneway_targets.clear()
+            template = self.requests.template(target.queue.topic, target.queue.broker_name, SEND)
+            found = self._oneway_targets[target] = target._replace(pieces=template.oneway_pieces)
+        return found
 
     # --- all attempts ---------------------------------------------------------------------------------------------
 
-    async def all(
+    async def deliver(
         self,
         ready: Outgoing,
         kind: SendKind,
         queue: MessageQueue | None,
         selector: Selector | None,
         timeout: float | None,
-        first: FirstAttempt | None = None,
     ) -> Sequence[SendResult]:
-        """One result for each message. `first` may have been made before: then queue, selector and time-out are its."""
-        config = self._config
+        """Make all attempts, the first included: one result for each message of the request."""
+        begun = self._monotonic()
+        deadline = begun + (self._config.send_timeout_seconds if timeout is None else timeout)
+        info = self._routes.known(ready.topic)
+        if info is None:
+            info = await self._routes.find(ready.topic, deadline)
+        message = ready.messages[0]
+        chosen = _given_queue(message, info, queue, selector)
+        if chosen is None:
+            chosen = self._chooser.choose(info.queues, self._monotonic() * 1000)
+        elif kind is _SYNC:
+            kind = _GIVEN
+        return await self.go_on(StartedSend(message, kind, info, Target(chosen, None, ()), begun, deadline, 0.0, ready))
+
+    async def go_on(self, started: StartedSend) -> Sequence[SendResult]:
+        """Make the attempts after the first, which may have ended or not been made: one result for each message."""
+        kind, info, deadline, ended = started.kind, started.info, started.deadline, started.ended
+        ready = started.ready or self._preparation.ready(started.message)
+        chosen: MessageQueue | None = started.target.queue
         monotonic = self._monotonic
-        ended: Command | MQError | None = None
-        if first is not None:
-            kind, info, deadline, begun, ended = first.kind, first.info, first.deadline, first.begun, first.ended
-            started = begun
-            chosen: MessageQueue | None = first.queue
-        else:
-            begun = started = monotonic()
-            deadline = started + (config.send_timeout_seconds if timeout is None else timeout)
-            known = self._routes.known(ready.topic)
-            if known is None:
-                known = await self._routes.find(ready.topic, deadline)
-                begun = monotonic()
-            info = known
-            chosen = _given_queue(ready, info, queue, selector)
-            if chosen is not None and kind is SendKind.SYNC:
-                kind = SendKind.SYNC_GIVEN_QUEUE
-        if chosen is not None and kind is not SendKind.SYNC and chosen.broker_name not in info.addresses:
-            info = await self._routes.refreshed(info, deadline)
+        begun = started.begun
+        if ended is None:
+            if kind is not _SYNC and started.target.queue.broker_name not in info.addresses:
+                info = await self._routes.refreshed(info, deadline)
             begun = monotonic()
         failures: list[FailedAttempt] = []
         unsafe: Sequence[SendResult] = ()
@@ -190,16 +294,7 @@ class Delivery:
             results: Sequence[SendResult] = ()
             error: MQError | None = None
             try:
-                reply: Command | SendResult | MQError | None = ended
-                if reply is None:
-                    address = info.addresses.get(chosen.broker_name)
-                    if address is None:
-                        raise BrokerNotFound(
-                            f"the route of {ready.topic} names no master of broker {chosen.broker_name}"
-                        )
-                    seconds = attempt_timeout(begun, deadline, config.attempt_timeout_seconds)
-                    reply = await self.exchange.reply(ready, kind, chosen, address, seconds)
-                ended = None
+                reply = await self._ask(ready, kind, info, chosen, begun, deadline) if ended is None else ended
                 if isinstance(reply, MQError):
                     raise reply
                 if reply is not None:
@@ -211,11 +306,12 @@ class Delivery:
             except asyncio.CancelledError:
                 now = monotonic()
                 self._chooser.attempt_ended(now * 1000, chosen.broker_name, (now - begun) * 1000, Outcome.INTERRUPTED)
-                self.exchange.forget_given_up(info.addresses.get(chosen.broker_name))
+                self.requests.forget_given_up(info.addresses.get(chosen.broker_name))
                 raise
+            ended = None
             now = monotonic()
             cost_millis = (now - begun) * 1000
-            if kind is not SendKind.ONEWAY or error is not None:
+            if kind is not _ONEWAY or error is not None:
                 self._chooser.attempt_ended(now * 1000, chosen.broker_name, cost_millis, outcome)
             if outcome is Outcome.OK:
                 return results
@@ -223,19 +319,29 @@ class Delivery:
             if error is not None:
                 failures.append(FailedAttempt(chosen, cost_millis, error))
             unsafe = results or unsafe
-            decision = self._what_next(kind, number, outcome, error, now, deadline, has_result=bool(unsafe))
+            decision = self._decide(kind, number, outcome, error, now, deadline, has_result=bool(unsafe))
             if error is not None:
                 self._session.refresh_soon(ready.topic)
             if decision is Decision.RETURN:
                 return unsafe
             if decision is Decision.RAISE:
-                raise SendFailed(ready.topic, tuple(failures), (now - started) * 1000) from error
+                raise SendFailed(ready.topic, tuple(failures), (now - started.begun) * 1000) from error
             last_broker = chosen.broker_name
             info = self._routes.known(ready.topic) or info
             if decision is Decision.RETRY:
                 chosen = None
 
-    def _what_next(
+    async def _ask(
+        self, ready: Outgoing, kind: SendKind, info: PublishInfo, queue: MessageQueue, begun: float, deadline: float
+    ) -> Command | SendResult | None:
+        """The broker's reply to one attempt; None for a one-way send."""
+        address = info.addresses.get(queue.broker_name)
+        if address is None:
+            raise BrokerNotFound(f"the route of {ready.topic} names no master of broker {queue.broker_name}")
+        seconds = attempt_timeout(begun, deadline, self._attempt_seconds)
+        return await self.requests.ask(ready, kind, queue, address, seconds)
+
+    def _decide(
         self,
         kind: SendKind,
         number: int,
@@ -263,15 +369,14 @@ class Delivery:
 
 
 def _given_queue(
-    ready: Outgoing, info: PublishInfo, queue: MessageQueue | None, selector: Selector | None
+    message: Message, info: PublishInfo, queue: MessageQueue | None, selector: Selector | None
 ) -> MessageQueue | None:
-    """The one queue this message must go to, if the caller or its sharding key says so."""
-    message = ready.messages[0]
+    """The one queue a message must go to, if the caller or its sharding key says so."""
     if queue is not None:
-        return MessageQueue(ready.topic, queue.broker_name, queue.queue_id)
+        return MessageQueue(info.topic, queue.broker_name, queue.queue_id)
     if selector is not None:
         chosen = selector([each._replace(topic=message.topic) for each in info.queues], message)
-        return MessageQueue(ready.topic, chosen.broker_name, chosen.queue_id)
+        return MessageQueue(info.topic, chosen.broker_name, chosen.queue_id)
     if message.sharding_key:
         return info.queues[abs(java_hash(message.sharding_key)) % len(info.queues)]
     return None

@@ -18,25 +18,25 @@ from downrange.client.errors import ClientClosed, SendFailed
 from downrange.client.namespace import wrap
 from downrange.client.producer.async_sends import AsyncSends, SendCallback
 from downrange.client.producer.delivery import Delivery, Selector
-from downrange.client.producer.exchange import Exchange
 from downrange.client.producer.fault import Outcome, QueueChooser, strategy
 from downrange.client.producer.hooks import SendHook
 from downrange.client.producer.many_sends import ManySends
-from downrange.client.producer.messages import check_producer_group
+from downrange.client.producer.outgoing import check_producer_group
 from downrange.client.producer.preparation import Preparation
 from downrange.client.producer.probing import run_probes
 from downrange.client.producer.publish_routes import PublishRoutes
 from downrange.client.producer.request_reply import REQUEST_SECONDS, Reply, Requests
 from downrange.client.producer.retry import SendKind
+from downrange.client.producer.send_requests import SendRequests
 from downrange.client.producer.send_result import SendResult
 from downrange.client.session import Session
 from downrange.client.trace_writer import MAX_TRACE_BYTES, TraceWriter
 from downrange.model.errors import MQError
 from downrange.model.message import Message, MessageQueue
-from downrange.protocol.command import Command
 
 T = TypeVar("T")
 _YIELD_BYTES: Final = 64 * 1024
+_ONEWAY_EXTRA_BYTES: Final = 128  # for properties
 
 
 class AsyncProducer:
@@ -104,8 +104,8 @@ class AsyncProducer:
         if self.config.trace:
             self._trace = await start_trace(self.session, self.group, "PRODUCE", self.config.trace_topic)
             self._hooks.append(self._trace)
-        exchange = Exchange(self.group, self.session, self.config, self._hooks, self._loop)
-        self.delivery = Delivery(self.session, self.config, self.chooser, self.routes, exchange, self._preparation)
+        requests = SendRequests(self.group, self.session, self.config, self._hooks, self._loop)
+        self.delivery = Delivery(self.session, self.config, self.chooser, self.routes, requests, self._preparation)
         self._is_open = True
         if self.chooser.strategy.name == "adaptive":
             self._prober = asyncio.create_task(
@@ -166,24 +166,25 @@ class AsyncProducer:
         self.count_in()
         try:
             delivery = self.delivery
-            asked: asyncio.Future[Command | SendResult] = delivery.exchange.new_future()
-            first = delivery.begin(message, queue, selector, timeout, asked)
-            if first is not None and not first.is_unasked:
+            started = delivery.aim(message, queue, selector, timeout)
+            if started is None:
+                return (await delivery.deliver(self.ready(message), SendKind.SYNC, queue, selector, timeout))[0]
+            asked = delivery.new_future()
+            if delivery.ask(started, asked):
                 try:
                     reply = await asked
                     if isinstance(reply, SendResult):  # nearly every send ends here
-                        if self.chooser.learns:
-                            delivery.ended(first)
+                        if delivery.learns:
+                            delivery.learn(started)
                         return reply
-                    first.ended = reply
+                    started.ended = reply
                 except MQError as error:
-                    first.ended = error
+                    started.ended = error
                 except asyncio.CancelledError:
-                    delivery.ended(first, Outcome.INTERRUPTED)
-                    delivery.exchange.forget_given_up(first.address)
+                    delivery.learn(started, Outcome.INTERRUPTED)
+                    delivery.requests.forget_given_up(started.target.address)
                     raise
-            ready = self.ready(message) if first is None else first.ready
-            return (await delivery.all(ready, SendKind.SYNC, queue, selector, timeout, first))[0]
+            return (await delivery.go_on(started))[0]
         finally:
             self._on_their_way -= 1  # `count_out`, for every send
             if self._all_done is not None:
@@ -210,20 +211,13 @@ class AsyncProducer:
         """Send once and do not wait for an answer: fast, and nobody will know if it is lost."""
         self.count_in()
         try:
-            ready = self.ready(message)
-            delivery = self.delivery
-            first = delivery.first(ready, queue, selector, None)
-            if first is not None:
-                first.kind = SendKind.ONEWAY
-                try:
-                    is_sent = delivery.exchange.tell_now(ready, first.queue, first.address)
-                except MQError as error:  # a frame too large
-                    first.ended = error
-                    is_sent = False
-            if first is None or not is_sent:
-                await delivery.all(ready, SendKind.ONEWAY, queue, selector, None, first)
+            started, is_sent = self.delivery.tell(message, queue, selector)
+            if started is None:
+                await self.delivery.deliver(self.ready(message), SendKind.ONEWAY, queue, selector, None)
+            elif not is_sent:
+                await self.delivery.go_on(started)
             # Without an answer to wait for, a loop of sends would never let the event loop write them.
-            self._oneway_bytes += len(ready.body) + len(ready.properties)
+            self._oneway_bytes += len(message.body) + _ONEWAY_EXTRA_BYTES
             if self._oneway_bytes > _YIELD_BYTES:
                 self._oneway_bytes = 0
                 await asyncio.sleep(0)
@@ -263,7 +257,7 @@ class AsyncProducer:
             results: list[SendResult] = []
             for ready in requests:
                 try:
-                    results += await self.delivery.all(ready, SendKind.SYNC, queue, None, timeout)
+                    results += await self.delivery.deliver(ready, SendKind.SYNC, queue, None, timeout)
                 except SendFailed as error:
                     error.stored = tuple(results)
                     raise
@@ -292,7 +286,7 @@ class AsyncProducer:
 
             async def send(properties: str, seconds: float) -> object:
                 full = structs.replace(ready, properties=ready.properties + properties)
-                return await self.delivery.all(full, SendKind.SYNC, queue, selector, seconds)
+                return await self.delivery.deliver(full, SendKind.SYNC, queue, selector, seconds)
 
             return await self._requests.ask(message.topic, info.route, send, timeout)
         finally:

@@ -25,15 +25,13 @@ class PublishRoutes:
 
     def __init__(self, session: Session, config: ProducerConfig) -> None:
         self._session = session
-        self._seen = session.route_seen
         self._config = config
         self._infos: dict[str, PublishInfo] = {}
 
     def known(self, topic: str) -> PublishInfo | None:
         """The queues of `topic` if no name server need be asked for them."""
         info = self._infos.get(topic)
-        seen = self._seen(topic)
-        return info if info is not None and seen is not None and seen[1] is info.route else None
+        return info if info is not None and self._session.known_route(topic) is info.route else None
 
     def last(self, topic: str) -> PublishInfo | None:
         """What was known when it was last looked at, however old."""

@@ -22,7 +22,7 @@ from msgspec import structs
 
 from downrange.client.compression import decompress
 from downrange.client.errors import ClientClosed, ClientError, SendFailed
-from downrange.client.producer.messages import Outgoing
+from downrange.client.producer.outgoing import Outgoing
 from downrange.client.producer.send_result import SendResult
 from downrange.client.session import Session
 from downrange.clock import Clock

@@ -1,4 +1,4 @@
-"""What a send came to."""
+"""The result of a send."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from downrange.protocol.codes import ResponseCode
 
 
 class SendStatus(StrEnum):
-    """All four mean stored; the last three that the promise of the broker's settings was not kept in time."""
+    """How safely the broker has stored the message. Every status but SEND_OK falls short of the broker's settings."""
 
     SEND_OK = "SEND_OK"
     FLUSH_DISK_TIMEOUT = "FLUSH_DISK_TIMEOUT"
@@ -26,13 +26,16 @@ STATUS_OF_CODE: Final = {
     int(ResponseCode.FLUSH_SLAVE_TIMEOUT): SendStatus.FLUSH_SLAVE_TIMEOUT,
     int(ResponseCode.SLAVE_NOT_AVAILABLE): SendStatus.SLAVE_NOT_AVAILABLE,
 }
-"""Reply codes of a send that say the message is stored."""
+"""The reply codes of a send that say that the message is stored."""
+
+Expected = tuple[str, str, MessageQueue]
+"""What is known of a result before the reply: the message's unique id, its topic, the queue it was sent to."""
 
 
 class SendResult(msgspec.Struct, frozen=True, gc=False):
-    """Where a message lies. `message_id` is its unique id, `offset_message_id` its place in the commit log.
+    """Where a message is stored. `message_id` is its unique id, `offset_message_id` its place in the commit log.
 
-    `region_id` and `trace_on` are what the broker says for those who trace.
+    `region_id` and `trace_on` are what the broker wants to stand in traces of the message.
     """
 
     status: SendStatus

@@ -1,4 +1,4 @@
-"""The reply to a send that was stored, read in one step instead of two and without a command in between."""
+"""The reply to a send that was stored, read straight into a SendResult, without a Command in between."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Final, Protocol
 
 import msgspec
 
-from downrange.client.producer.send_result import SendResult, SendStatus
-from downrange.compiled import steps
+from downrange.client.producer.send_result import Expected, SendResult, SendStatus
+from downrange.compiled import accelerated
 from downrange.model.message import MessageQueue
 from downrange.protocol.bodies.fields import Int32
 from downrange.protocol.bodies.send import SendMessageResponse
@@ -19,15 +19,13 @@ from downrange.transport.outstanding import Asked
 _JSON: Final = int(SerializeType.JSON)
 _SUCCESS: Final = int(ResponseCode.SUCCESS)
 _UNREADABLE: Final = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
-_OK: Final = SendStatus.SEND_OK
-_KINDS: Final = (SendResult, _OK, MessageQueue)
 
-Expected = tuple[str, str, MessageQueue]
-"""What is known of a result before the reply: the message's unique id, its topic, the queue it was sent to."""
+ResultTypes = tuple[type[SendResult], SendStatus, type[MessageQueue]]
+_TYPES: Final[ResultTypes] = (SendResult, SendStatus.SEND_OK, MessageQueue)
 
 
 class Asking(Protocol):
-    """A connection, as far as replies are concerned."""
+    """The part of a connection that reading replies needs."""
 
     @property
     def requests(self) -> dict[int, Asked]: ...
@@ -43,12 +41,9 @@ class StoredReply(msgspec.Struct, frozen=True, gc=False, rename={"stored": "extF
     opaque: Int32 = 0
     flag: Int32 = 0
 
-    def result(self, expected: Expected) -> SendResult:
-        return result_of(self.stored, _OK, expected)
-
 
 def result_of(stored: SendMessageResponse, status: SendStatus, expected: Expected) -> SendResult:
-    """What became of one message."""
+    """The result of one message."""
     message_id, topic, queue = expected
     if stored.queue_id != queue.queue_id or topic != queue.topic:
         queue = MessageQueue(topic, queue.broker_name, stored.queue_id)
@@ -61,7 +56,7 @@ _decode = msgspec.json.Decoder(StoredReply, strict=False).decode
 
 
 def read_stored(frame: Frame) -> StoredReply | None:
-    """The reply in a frame; None when it says anything but stored, or takes a closer look."""
+    """The reply in a frame; None unless it says, in JSON, that the message was stored."""
     kind, header, _ = frame
     if kind != _JSON:
         return None
@@ -72,29 +67,26 @@ def read_stored(frame: Frame) -> StoredReply | None:
     return reply if reply.code == _SUCCESS and reply.flag & RESPONSE_FLAG else None
 
 
-def take_stored(frames: list[Frame], at: int, connection: Asking) -> int:
-    """The `Express` of a connection that sends: who said to `ask_encoded` what to expect gets a SendResult."""
-    first = at
-    if steps is not None:
-        at = steps.take_stored(frames, at, connection.requests, _KINDS) or at
-    if at < len(frames):
-        at = take_in_python(frames, at, connection)
-    connection.room_made(at - first)
-    return at
+@accelerated
+def take_stored_replies(frames: list[Frame], at: int, requests: dict[int, Asked], types: ResultTypes) -> int:
+    """Give the waiters of stored messages their results, from frame `at` on.
 
-
-def take_in_python(frames: list[Frame], at: int, connection: Asking) -> int:
-    """The same without the compiled twin, which leaves to us what is unusual."""
-    requests = connection.requests
+    Returns the position of the first frame that is not such a reply: its reply is read as a Command.
+    """
     while at < len(frames):
         reply = read_stored(frames[at])
-        if reply is None:
-            break
-        asked = requests.get(reply.opaque)
-        if asked is None or asked[4] is None:
+        asked = None if reply is None else requests.get(reply.opaque)
+        if reply is None or asked is None or asked[4] is None:
             break
         del requests[reply.opaque]
         if not asked[0].done():
-            asked[0].set_result(reply.result(asked[4]))
+            asked[0].set_result(result_of(reply.stored, SendStatus.SEND_OK, asked[4]))
         at += 1
     return at
+
+
+def take_stored(frames: list[Frame], at: int, connection: Asking) -> int:
+    """Read the replies of a connection: requests that say what they expect get a SendResult."""
+    end = take_stored_replies(frames, at, connection.requests, _TYPES)
+    connection.room_made(end - at)
+    return end

@@ -22,7 +22,7 @@ from downrange.client.consumer.messages import ReceivedMessage, received
 from downrange.client.errors import BrokerNotFound, ClientError
 from downrange.client.namespace import unwrap
 from downrange.client.producer.hooks import SendHook
-from downrange.client.producer.messages import InvalidProperty, Outgoing
+from downrange.client.producer.outgoing import InvalidProperty, Outgoing
 from downrange.client.producer.producer import AsyncProducer
 from downrange.client.producer.retry import SendKind
 from downrange.client.producer.transactions import (
@@ -186,7 +186,7 @@ class AsyncTransactionProducer(AsyncProducer):
         self, message: Message, queue: MessageQueue | None, immunity_seconds: int | None, timeout: float | None
     ) -> HalfSent:
         ready = self._half(message, immunity_seconds)
-        (result,) = await self.delivery.all(ready, SendKind.SYNC, queue, None, timeout)
+        (result,) = await self.delivery.deliver(ready, SendKind.SYNC, queue, None, timeout)
         return HalfSent(
             result=result,
             producer_group=self.group,

@@ -1,4 +1,4 @@
-"""A connection for threads that wait: the thread that asks writes to the socket and reads from it itself.
+"""A connection without an event loop: the thread that asks writes to the socket and reads from it itself.
 
 Going through the event loop costs a waiting thread two more switches between threads, each as long as the broker
 takes for the whole request.
@@ -21,16 +21,16 @@ from downrange.transport.errors import ConnectFailed
 from downrange.transport.pool import split_address
 
 MOST_BYTES: Final = 32 * 1024
-"""Larger frames might not fit the socket's buffer, and sending them would take longer than was allowed."""
+"""The largest frame to send this way: a larger one might not fit the socket's buffer, and block for too long."""
 _TIMEVAL: Final = struct.Struct("ll")
 _LONGEST_SECONDS: Final = 1_000_000.0
 _RECEIVE_BYTES: Final = 64 * 1024  # a reply has some 300, and there may be as many as threads
 
 
 class DirectConnection:
-    """One socket to one broker; used by one thread after the other (`client/producer/blocking/turns.py`).
+    """One socket to one broker; used by one thread after the other (`shared_connection.py`).
 
-    Whoever gets an exception from `exchange` closes the connection. Any thread may call `cut` and `next_opaque`.
+    After an exception of `write_and_read` the connection must be closed. Any thread may call `cut` and `next_opaque`.
     """
 
     __slots__ = ("_decoder", "_numbers", "_poll", "_seconds", "_socket", "address", "round_trip")
@@ -58,17 +58,17 @@ class DirectConnection:
         return f"<DirectConnection {self.address}>"
 
     def is_quiet(self) -> bool:
-        """Whether it can be used: a broker that closed it, or says something unasked, is heard."""
+        """Whether there is nothing to read, neither the end of the connection nor something unasked."""
         return not self._poll.poll(0)
 
     def next_opaque(self) -> int:
-        """What the next request is known by."""
+        """The number of the next request."""
         return self._numbers() & 0x7FFFFFFF
 
-    def exchange(self, frames: bytes, seconds: float) -> list[Frame]:
-        """Write, and wait for something to read: nothing when that takes about `seconds`, or a frame is not whole.
+    def write_and_read(self, frames: bytes, seconds: float) -> list[Frame]:
+        """Write, and wait for replies. Returns no frame after about `seconds`, or when a frame is not whole yet.
 
-        Raises OSError, and RemoteProtocolError for what is no frame.
+        Raises OSError, and RemoteProtocolError for bytes that are no frame.
         """
         self._limit(seconds)
         if frames:
@@ -89,7 +89,7 @@ class DirectConnection:
         return received
 
     def cut(self) -> None:
-        """Let the thread that waits for a reply wait no longer. It closes the connection."""
+        """End the wait of the thread in `write_and_read`, which then closes the connection."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -97,7 +97,7 @@ class DirectConnection:
         self._socket.close()
 
     def _limit(self, seconds: float) -> None:
-        """How long a read or write may take from now on, more or less: setting it takes two system calls."""
+        """Set how long a read or write may take, unless the present limit is close: that saves two system calls."""
         if seconds * 0.5 <= self._seconds <= seconds * 1.02:
             return
         self._seconds = seconds
@@ -108,7 +108,7 @@ class DirectConnection:
 
 
 def _round_trip(connected: socket.socket) -> float:
-    """As the kernel saw it when the connection was made; 0 where it does not tell."""
+    """Seconds, as the kernel measured them when the connection was made; 0 where it does not tell."""
     if sys.platform != "linux":
         return 0.0
     (micros,) = struct.unpack_from("I", connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 72), 68)

@@ -1,4 +1,4 @@
-"""Sends of threads that wait: straight to the broker's socket, without the event loop, while all goes well."""
+"""Blocking sends: the calling thread writes to the broker's socket itself, unless the event loop is needed."""
 
 from __future__ import annotations
 
@@ -7,37 +7,36 @@ from collections.abc import Callable
 from typing import Final
 
 from downrange.client.producer.blocking.direct_connection import MOST_BYTES, DirectConnection
-from downrange.client.producer.blocking.turns import Turns
-from downrange.client.producer.delivery import Delivery
+from downrange.client.producer.blocking.shared_connection import SharedConnection
+from downrange.client.producer.delivery import Delivery, StartedSend
 from downrange.client.producer.fault import Outcome
-from downrange.client.producer.first_attempt import FirstAttempt
+from downrange.client.producer.outgoing import SEND
 from downrange.client.producer.send_result import SendResult
 from downrange.client.session import Session
-from downrange.model.errors import MQError
+from downrange.model.errors import MessageError, MQError
 from downrange.transport.errors import ConnectFailed
 
 _FEW: Final = 2
 
 
 class DirectSends:
-    """The sends of all threads of one blocking producer, and connections of their own to each broker.
+    """The sends of all threads of one blocking producer, and the connections that the threads share.
 
-    They take turns at one connection. Two threads are faster with one each, as neither has to wake the other; from
-    three on, what is saved by writing and reading for all is more.
-    A connection is made while the event loop has one to the same broker, and is unknown to it otherwise: heartbeats,
-    and so whatever a broker asks its clients, stay with the loop's. So do signed sends, those with hooks, and large
-    ones.
-    Holds always: what a thread sends is on its way until it has a result, here or after going on with the event loop.
-    Any thread may call; `forget` is for the child of a fork.
+    There is one shared connection for each broker, and a second one while two threads send: then neither has to wake
+    the other. From three threads on, writing and reading for all of them in one go saves more than that.
+    A connection is made only while the event loop has one to the same broker. Heartbeats, and so the requests of
+    brokers to clients, stay with the loop's; so do signed sends, sends with hooks, and large messages.
+    Holds always: a send counts as on its way until it has ended, here or on the event loop.
+    Any thread may call; `forget` is also for the child of a fork.
     """
 
     def __init__(self, session: Session, delivery: Delivery) -> None:
         self._session = session
         self._delivery = delivery
-        self._turns: dict[tuple[str, int], Turns] = {}
+        self._connections: dict[tuple[str, int], SharedConnection] = {}
         self._connecting: set[tuple[str, int]] = set()
         self._shared: set[str] = set()
-        """Brokers that did not take a second connection: they are not asked again."""
+        """Brokers that refused a second connection: they are not asked again."""
         self._lock = threading.Lock()
         self._on_their_way = 0
         self._is_open = True
@@ -45,19 +44,16 @@ class DirectSends:
         self._all_done = threading.Event()
 
     def __repr__(self) -> str:
-        return f"<DirectSends {sorted(self._turns)} on_their_way={self._on_their_way}>"
+        return f"<DirectSends {sorted(self._connections)} on_their_way={self._on_their_way}>"
 
-    def send(self, first: FirstAttempt, go_on: Callable[[], SendResult]) -> SendResult:
-        """Make the first attempt; `go_on` does the rest on the event loop, as `first` tells."""
+    def send(self, started: StartedSend, go_on: Callable[[], SendResult]) -> SendResult:
+        """Make the first attempt; after any end but a result, `go_on` does the rest on the event loop."""
         with self._lock:
             is_open = self._is_open
             self._on_their_way += 1
         try:
-            if is_open:
-                result = self._attempt(first)
-                if result is not None:
-                    return result
-            return go_on()
+            result = self._attempt(started) if is_open else None
+            return go_on() if result is None else result
         finally:
             with self._lock:
                 self._on_their_way -= 1
@@ -66,60 +62,60 @@ class DirectSends:
                     if self._is_closed:
                         self.forget()
 
-    def _attempt(self, first: FirstAttempt) -> SendResult | None:
-        """None when it takes the event loop to go on, whether or not there was an attempt."""
-        ready, queue = first.ready, first.queue
+    def _attempt(self, started: StartedSend) -> SendResult | None:
+        """The result, if the message was stored. How another attempt ended is noted in `started`."""
         try:
-            for _ in range(2):  # the broker may have closed a connection that was not used for some time
-                turns = self._turns_with(first.address)
-                if turns is None:
+            for _ in range(2):  # the broker may have closed a connection that was not used for a long time
+                connection = self._connection_to(started.target.address)
+                if connection is None:
                     return None
-                opaque = turns.next_opaque()
-                frame = self._delivery.exchange.frame(ready, queue, opaque)
+                opaque = connection.next_opaque()
+                frame, expected = self._delivery.encode(started, opaque)
                 if len(frame) > MOST_BYTES:
                     return None
-                expected = ready.message_ids[0], ready.messages[0].topic, queue
-                reply = turns.ask(opaque, frame, ready.code, first.seconds, expected)
+                reply = connection.ask(opaque, frame, SEND, started.seconds, expected)
                 if isinstance(reply, SendResult):  # nearly always
-                    self._delivery.ended(first)
+                    self._delivery.learn(started)
                     return reply
                 if reply is not None:
-                    first.ended = reply
+                    started.ended = reply
                     return None
+        except MessageError:
+            raise
         except MQError as error:
-            first.ended = error
+            started.ended = error
         except BaseException:  # Ctrl-C
-            self._delivery.ended(first, Outcome.INTERRUPTED)
+            self._delivery.learn(started, Outcome.INTERRUPTED)
             raise
         return None
 
     # --- connections ----------------------------------------------------------------------------------------------
 
-    def _turns_with(self, address: str | None) -> Turns | None:
-        """The connection to use for a broker, made if need be; None when the event loop should see what is wrong."""
+    def _connection_to(self, address: str | None) -> SharedConnection | None:
+        """The connection to use for a broker, made if need be; None when the send must go over the event loop."""
         if address is None:
             return None
-        turns = self._turns.get((address, 0))
-        if turns is None or turns.is_broken:
+        connection = self._connections.get((address, 0))
+        if connection is None or connection.is_broken:
             return self._connected(address, 0)
-        if turns.is_led and self._on_their_way <= _FEW and address not in self._shared:
-            other = self._turns.get((address, 1))
+        if connection.is_led and self._on_their_way <= _FEW and address not in self._shared:
+            other = self._connections.get((address, 1))
             if other is None or other.is_broken:
                 other = self._connected(address, 1)
             if other is not None and not other.is_led:
                 return other
-        return turns
+        return connection
 
-    def _connected(self, address: str, number: int) -> Turns | None:
+    def _connected(self, address: str, number: int) -> SharedConnection | None:
         if self._session.connection(address) is None:
             return None
         key = address, number
         with self._lock:
-            if key in self._connecting:  # the others need not wait for it
+            if key in self._connecting:  # other threads need not wait for it
                 return None
             self._connecting.add(key)
         try:
-            turns = Turns(DirectConnection(address, self._session.config.connect_timeout_seconds))
+            connection = SharedConnection(DirectConnection(address, self._session.config.connect_timeout_seconds))
         except ConnectFailed:
             if number:
                 self._shared.add(address)
@@ -127,9 +123,9 @@ class DirectSends:
         else:
             with self._lock:
                 if self._is_closed:
-                    turns.close()
-                self._turns[key] = turns
-            return turns
+                    connection.close()
+                self._connections[key] = connection
+            return connection
         finally:
             with self._lock:
                 self._connecting.discard(key)
@@ -137,7 +133,7 @@ class DirectSends:
     # --- life -----------------------------------------------------------------------------------------------------
 
     def drain(self, seconds: float) -> bool:
-        """Begin no further attempts here and wait for the sends on their way; whether all ended in time."""
+        """Make no further attempts here and wait for the sends on their way; whether all ended in time."""
         with self._lock:
             self._is_open = False
             if not self._on_their_way:
@@ -152,10 +148,10 @@ class DirectSends:
             if not self._on_their_way:
                 self.forget()
                 return
-            for turns in tuple(self._turns.values()):
-                turns.cut()  # the last send closes them
+            for connection in tuple(self._connections.values()):
+                connection.cut()  # the last send closes the connections
 
     def forget(self) -> None:
-        """Close all connections that nobody uses: in the child of a fork, our copies of its parent's."""
-        while self._turns:
-            self._turns.popitem()[1].close()
+        """Close all connections, which no thread of this process uses."""
+        while self._connections:
+            self._connections.popitem()[1].close()

@@ -16,25 +16,26 @@ from downrange.client.config import ClientConfig, ProducerConfig
 from downrange.client.errors import ClientClosed, TooManySends
 from downrange.client.producer.async_sends import SendCallback
 from downrange.client.producer.blocking.direct_sends import DirectSends
-from downrange.client.producer.delivery import Selector
+from downrange.client.producer.delivery import Selector, StartedSend
 from downrange.client.producer.hooks import SendHook
+from downrange.client.producer.pending_send import PendingSend
 from downrange.client.producer.producer import AsyncProducer
 from downrange.client.producer.request_reply import REQUEST_SECONDS, Reply
 from downrange.client.producer.send_result import SendResult
-from downrange.client.producer.waiting_send import WaitingSend
 from downrange.model.errors import MQError
 from downrange.model.message import Message, MessageQueue
 
 T = TypeVar("T")
 
-_inherited: Final[list[AsyncProducer]] = []  # of a parent process: never closed here, see background_loop.py
+_inherited: Final[list[AsyncProducer]] = []  # producers of a parent process: never closed here, see background_loop.py
 
 
 class Producer:
     """`AsyncProducer` with calls that wait: `with Producer("group", "host:9876") as producer: producer.send(…)`.
 
-    All of a process run on one thread in the background, which ends with the last of them. Any number of threads may
-    use one producer. After a fork the child's copy connects anew, with a client id of its own, when it is first used.
+    All blocking clients of a process share one background thread, which ends with the last of them. Any number of
+    threads may use one producer. After a fork the child's copy connects anew, with a client id of its own, when it is
+    first used.
     """
 
     def __init__(
@@ -50,8 +51,7 @@ class Producer:
         self._client_config = ClientConfig.of(namesrv)
         self._hooks = tuple(hooks)
         self._reset()
-        # Wrong arguments are told by the line that gave them.
-        self._new()
+        self._new()  # raises here for wrong arguments, not only in `start`
 
     def __repr__(self) -> str:
         return f"<Producer {self._producer!r}>" if self._producer else f"<Producer {self._group} not started>"
@@ -92,7 +92,7 @@ class Producer:
     def _drain(
         self, background: background_loop.BackgroundLoop, producer: AsyncProducer, timeout: float | None
     ) -> bool:
-        """Those that go straight to a broker first: they may need the event loop in the end."""
+        """Wait for the direct sends first: they may need the event loop in the end."""
         seconds = self.config.close_timeout_seconds if timeout is None else timeout
         until = monotonic() + seconds
         assert self._direct is not None
@@ -110,7 +110,7 @@ class Producer:
             assert self._direct is not None
             try:
                 self._drain(background, producer, timeout)
-            finally:  # also when nobody wants to wait any longer
+            finally:  # also when the wait was interrupted
                 self._direct.close()
                 background_loop.close_client(background, producer.close(0))
 
@@ -135,18 +135,19 @@ class Producer:
         """See `AsyncProducer.send`."""
         background, producer = self._running()
         background.refuse_its_own_thread()
-        ready = producer.ready(message)
+        assert self._direct is not None
         delivery = producer.delivery
-        first = delivery.first(ready, queue, selector, timeout)
-        if first is None and delivery.exchange.is_plain:
-            # Only the route is for the loop's thread to find: whose turn it is among the queues, this one knows.
+        started = delivery.aim(message, queue, selector, timeout)
+        if started is None and delivery.requests.is_plain:
+            # Only the route is for the loop's thread to find. The round robin over the queues is this thread's own.
+            ready = producer.ready(message)
             clock = producer.session.clock
             until = clock.monotonic() + (self.config.send_timeout_seconds if timeout is None else timeout)
             background.run(producer.routes.find(ready.topic, until))
-            first = delivery.first(ready, queue, selector, max(0.0, until - clock.monotonic()))
-        if first is None or self._direct is None:  # hooks to be run, a signature to be made
+            started = delivery.aim(message, queue, selector, max(0.0, until - clock.monotonic()))
+        if started is None:  # hooks to be run, a signature to be made
             return background.run(producer.send(message, queue=queue, selector=selector, timeout=timeout))
-        return self._direct.send(first, lambda: background.call(partial(WaitingSend, producer, first)))
+        return self._direct.send(started, partial(_go_on, background, producer, started))
 
     def send_async(
         self,
@@ -174,7 +175,7 @@ class Producer:
                     outside.set_exception(error)
                 else:
                     outside.set_result(inside.result())
-            self._room.release()  # last: who gets the room finds this send done
+            self._room.release()  # last: the thread that gets the room finds this send done
 
         def start() -> None:
             try:
@@ -200,7 +201,7 @@ class Producer:
 
     def send_all(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[SendResult | MQError]:
         """See `AsyncProducer.send_all`."""
-        given = tuple(messages)  # here: whatever makes them must not hold up the event loop
+        given = tuple(messages)  # here: iterating over them must not hold up the event loop
         return self._run(lambda producer: producer.send_all(given, timeout=timeout))
 
     def send_batch(
@@ -232,7 +233,7 @@ class Producer:
         return held
 
     def _held(self) -> tuple[background_loop.BackgroundLoop, AsyncProducer]:
-        """The same of a producer that may have been drained."""
+        """The loop and the producer on it, which may have been drained; raises ClientClosed."""
         if self._forks != forks.count:
             self._reopen()
         background, producer = self._background, self._producer
@@ -246,7 +247,7 @@ class Producer:
         return background.run(call(producer))
 
     def _reopen(self) -> None:
-        """This is the child of a fork: its connections, tasks and thread are the parent's."""
+        """Begin anew in the child of a fork: the connections, tasks and thread of the old producer are its parent's."""
         was_open = self._is_open
         if self._producer is not None:
             _inherited.append(self._producer)
@@ -255,3 +256,22 @@ class Producer:
         self._reset()
         if was_open:
             self.start()
+
+
+def _go_on(background: background_loop.BackgroundLoop, producer: AsyncProducer, started: StartedSend) -> SendResult:
+    """Go on with a send on the event loop, and wait for its end."""
+
+    def begin(waiting: background_loop.WaitingThread[SendResult]) -> PendingSend:
+        def ended(_: PendingSend, result: SendResult | BaseException) -> None:
+            producer.count_out()
+            if isinstance(result, SendResult):
+                waiting.set_result(result)
+            else:
+                waiting.set_exception(result)
+
+        producer.count_in()
+        send = PendingSend(producer, ended)
+        send.go_on(started)
+        return send
+
+    return background.call(begin)

@@ -48,28 +48,27 @@ class QueueChooser:
         """What has been learned: a value of the strategy's own kind."""
         return self._state
 
-    def indexes(self) -> dict[str, int]:
-        """Where the calling thread stands, by topic; kept up to date by `choose`."""
+    def next_index(self, topic: str) -> int:
+        """Where the calling thread goes on in its round robin over the queues of `topic`."""
         indexes: dict[str, int] = self._local.__dict__
-        return indexes
+        index = indexes.get(topic)
+        if index is None:
+            index = self._random.getrandbits(31)
+        index = indexes[topic] = (index + 1) & INDEX_MASK
+        return index
 
     def choose(self, queues: Sequence[MessageQueue], now_millis: float, last_broker: str | None = None) -> MessageQueue:
         """The queue for the next attempt; `last_broker` is where the attempt before it, of the same message, failed."""
         if not queues:
             raise NoQueue("no writable queue to choose from")
-        indexes: dict[str, int] = self._local.__dict__
         topic = queues[0].topic
-        index = indexes.get(topic)
-        if index is None:
-            index = self._random.getrandbits(31)
-        index = (index + 1) & INDEX_MASK
+        index = self.next_index(topic)
         if not self.learns and last_broker is None:  # nothing to ask the strategy for, nor to guard
-            indexes[topic] = index
             return queues[index % len(queues)]
         with self._lock:
             choice = self.strategy.choose(self._state, queues, now_millis, last_broker, index)
             self._state = choice.state
-        indexes[topic] = choice.stands_at & INDEX_MASK
+        self._local.__dict__[topic] = choice.stands_at & INDEX_MASK
         return choice.queue
 
     def attempt_ended(self, now_millis: float, broker: str, latency_millis: float, outcome: Outcome) -> None:

@@ -1,4 +1,4 @@
-"""Threads that take turns at one connection, which a script plays."""
+"""Threads that share one connection, which a script plays."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from typing import cast
 
 import pytest
 
-from downrange.client.producer.blocking import turns
+from downrange.client.producer.blocking import shared_connection
 from downrange.client.producer.blocking.direct_connection import DirectConnection
-from downrange.client.producer.blocking.turns import Turn, Turns
+from downrange.client.producer.blocking.shared_connection import SharedConnection, SharedRequest
 from downrange.client.producer.send_result import SendResult
 from downrange.model.message import MessageQueue
 from downrange.protocol.bodies.send import SendMessageResponse
@@ -43,7 +43,7 @@ def busy(opaque: int) -> Command:
 
 
 class Played:
-    """A connection whose `exchange` returns or raises what the test says next; `written` is what came in each."""
+    """A connection whose `write_and_read` returns or raises what the test says next; `written` is what came in each."""
 
     address = "broker:1"
     round_trip = 0.0
@@ -58,7 +58,7 @@ class Played:
     def is_quiet(self) -> bool:
         return self.quiet
 
-    def exchange(self, frames: bytes, seconds: float) -> list[Frame]:
+    def write_and_read(self, frames: bytes, seconds: float) -> list[Frame]:
         self.written.put([command.opaque for command in FrameDecoder().feed(frames)])
         try:
             step = self.says.get(timeout=seconds)
@@ -78,11 +78,11 @@ class Asking:
     def __init__(self, pool: ThreadPoolExecutor) -> None:
         self._pool = pool
         self.connection = Played()
-        self.turns = Turns(cast(DirectConnection, self.connection))
+        self.shared = SharedConnection(cast(DirectConnection, self.connection))
 
     def ask(self, seconds: float = 10) -> Command | SendResult | None:
-        opaque = self.turns.next_opaque()
-        return self.turns.ask(opaque, encode(Command(310, opaque)), 310, seconds, EXPECTED)
+        opaque = self.shared.next_opaque()
+        return self.shared.ask(opaque, encode(Command(310, opaque)), 310, seconds, EXPECTED)
 
     def lead(self) -> Future[Command | SendResult | None]:
         """A thread that asks first: when this returns its request is written."""
@@ -92,9 +92,9 @@ class Asking:
 
     def follow(self, seconds: float = 10) -> Future[Command | SendResult | None]:
         """A thread that asks while another one leads: when this returns it waits."""
-        before = len(self.turns._unsent)
+        before = len(self.shared._unsent)
         asked = self._pool.submit(self.ask, seconds)
-        wait_until(lambda: len(self.turns._unsent) == before + 1)
+        wait_until(lambda: len(self.shared._unsent) == before + 1)
         return asked
 
     def say(self, *commands: Command) -> None:
@@ -123,7 +123,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 
 @pytest.fixture
 def asking(pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> Asking:
-    monkeypatch.setattr(turns, "_PATIENCE_SECONDS", 60)
+    monkeypatch.setattr(shared_connection, "_PATIENCE_SECONDS", 60)
     return Asking(pool)
 
 
@@ -139,7 +139,7 @@ def test_a_thread_alone_reads_its_own_reply(asking: Asking) -> None:
         result = asking.ask()
         assert isinstance(result, SendResult)
         assert result.queue_offset == opaque
-    assert repr(asking.turns) == "<Turns broker:1 idle asked=0 unsent=0>"
+    assert repr(asking.shared) == "<SharedConnection broker:1 idle asked=0 unsent=0>"
 
 
 def test_what_is_asked_meanwhile_is_written_together_by_the_next_leader(asking: Asking) -> None:
@@ -190,8 +190,8 @@ def test_who_waits_too_long_gives_up_alone(asking: Asking) -> None:
     assert asking.written() == [2, 3], "it was not too late to send it when it asked"
     asking.say(stored(3), stored(2), stored(1))
     assert (offset_of(first), offset_of(other)) == (1, 3)
-    assert not asking.turns.is_broken
-    assert asking.turns.requests == {}
+    assert not asking.shared.is_broken
+    assert asking.shared.requests == {}
 
 
 def test_a_leader_that_waits_too_long_lets_another_one_lead(asking: Asking, pool: ThreadPoolExecutor) -> None:
@@ -202,7 +202,7 @@ def test_a_leader_that_waits_too_long_lets_another_one_lead(asking: Asking, pool
         first.result(10)
     asking.say(stored(1), stored(2))
     assert offset_of(second) == 2
-    assert not asking.turns.is_broken, "a late reply hurts nobody"
+    assert not asking.shared.is_broken, "a late reply hurts nobody"
 
 
 def test_when_nobody_waits_any_more_for_what_was_asked_the_connection_is_given_up(asking: Asking) -> None:
@@ -246,7 +246,7 @@ def test_a_connection_that_breaks_fails_what_was_sent_and_no_more(
 def test_who_is_not_written_soon_goes_another_way(asking: Asking, monkeypatch: pytest.MonkeyPatch) -> None:
     first = asking.lead()
     patient = asking.follow()
-    monkeypatch.setattr(turns, "_PATIENCE_SECONDS", 0.001)
+    monkeypatch.setattr(shared_connection, "_PATIENCE_SECONDS", 0.001)
     assert asking.ask() is None
     asking.say()
     assert asking.written() == [2], "not the third"
@@ -256,7 +256,7 @@ def test_who_is_not_written_soon_goes_another_way(asking: Asking, monkeypatch: p
 
 def test_who_was_written_waits_for_the_reply(asking: Asking, monkeypatch: pytest.MonkeyPatch) -> None:
     first = asking.lead()
-    monkeypatch.setattr(turns, "_PATIENCE_SECONDS", 0.5)
+    monkeypatch.setattr(shared_connection, "_PATIENCE_SECONDS", 0.5)
     second = asking.follow()
     asking.say()
     assert asking.written() == [2]
@@ -267,7 +267,7 @@ def test_who_was_written_waits_for_the_reply(asking: Asking, monkeypatch: pytest
 
 
 def test_far_away_only_the_leader_is_served(asking: Asking) -> None:
-    asking.turns._is_far = True
+    asking.shared._is_far = True
     first = asking.lead()
     assert asking.ask() is None
     asking.say(stored(1))
@@ -278,7 +278,7 @@ def test_an_idle_connection_that_was_closed_costs_no_attempt(asking: Asking) -> 
     asking.connection.quiet = False
     assert asking.ask() is None
     assert asking.connection.written.empty()
-    assert asking.turns.is_broken
+    assert asking.shared.is_broken
 
 
 def test_a_broker_that_asks_is_not_listened_to(asking: Asking) -> None:
@@ -299,12 +299,12 @@ def test_a_leader_that_is_interrupted_breaks_the_connection(asking: Asking) -> N
         second.result(10)
 
 
-class Interrupted(Turn):
+class Interrupted(SharedRequest):
     """Its thread is interrupted as soon as it was woken: after the last moment to give up."""
 
     __slots__ = ()
 
-    def wait(self, seconds: float) -> None:
+    def wait(self, seconds: float = 1) -> None:
         super().wait(seconds)
         raise KeyboardInterrupt
 
@@ -314,7 +314,7 @@ def test_a_thread_that_is_interrupted_when_woken_lets_the_others_go_on(
     asking: Asking, monkeypatch: pytest.MonkeyPatch, replies: tuple[int, ...]
 ) -> None:
     first = asking.lead()
-    monkeypatch.setattr("downrange.client.producer.blocking.turns.Turn", Interrupted)
+    monkeypatch.setattr("downrange.client.producer.blocking.shared_connection.SharedRequest", Interrupted)
     second = asking.follow()
     monkeypatch.undo()
     third = asking.follow()
@@ -333,34 +333,34 @@ def test_a_thread_that_is_interrupted_when_woken_lets_the_others_go_on(
 def test_who_waits_for_a_leader_that_has_gone_breaks_the_connection(
     asking: Asking, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    monkeypatch.setattr(Turns, step, _interrupted)
+    monkeypatch.setattr(SharedConnection, step, _interrupted)
     asking.say(stored(1))
     with pytest.raises(KeyboardInterrupt):
         asking.ask()
     monkeypatch.undo()
     assert asking.ask() is None
-    assert asking.turns.is_broken
+    assert asking.shared.is_broken
     assert asking.connection.is_closed
-    assert not asking.turns._unsent
+    assert not asking.shared._unsent
 
 
 def test_who_was_written_by_a_leader_that_has_gone_hears_of_it(asking: Asking, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "_PATIENCE_SECONDS", 60.0)  # it is written before that
+    monkeypatch.setattr(shared_connection, "_PATIENCE_SECONDS", 60.0)  # it is written before that
     first = asking.lead()
     second = asking.follow()
-    monkeypatch.setattr(Turns, "_hand_over", _interrupted)
+    monkeypatch.setattr(SharedConnection, "_hand_over", _interrupted)
     asking.say()
     assert asking.written() == [2]
     asking.say(stored(1))
     with pytest.raises(KeyboardInterrupt):
         first.result(10)
-    monkeypatch.setattr(turns, "_PATIENCE_SECONDS", 0.003)
+    monkeypatch.setattr(shared_connection, "_PATIENCE_SECONDS", 0.003)
     assert asking.ask() is None
     with pytest.raises(ConnectionLost, match="interrupted"):
         second.result(10)
 
 
-class Slipped(Turn):
+class Slipped(SharedRequest):
     """Whoever reads its reply is interrupted before it can tell."""
 
     __slots__ = ()
@@ -372,11 +372,11 @@ class Slipped(Turn):
 def test_whose_reply_was_in_the_hands_of_a_leader_that_is_interrupted_hears_of_it(
     asking: Asking, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(turns, "_PATIENCE_SECONDS", 1.0)  # it is written before that
+    monkeypatch.setattr(shared_connection, "_PATIENCE_SECONDS", 1.0)  # it is written before that
     first = asking.lead()
-    monkeypatch.setattr(turns, "Turn", Slipped)
+    monkeypatch.setattr(shared_connection, "SharedRequest", Slipped)
     second = asking.follow(seconds=60)
-    monkeypatch.setattr(turns, "Turn", Turn)
+    monkeypatch.setattr(shared_connection, "SharedRequest", SharedRequest)
     asking.say()
     assert asking.written() == [2]
     asking.say(stored(2))
@@ -399,7 +399,7 @@ class Echo(Played):
         self._unanswered: list[int] = []
         self._users = threading.Semaphore(1)
 
-    def exchange(self, frames: bytes, seconds: float) -> list[Frame]:
+    def write_and_read(self, frames: bytes, seconds: float) -> list[Frame]:
         assert self._users.acquire(blocking=False), "one thread at a time"
         self._unanswered += [command.opaque for command in FrameDecoder().feed(frames)]
         self._random.shuffle(self._unanswered)
@@ -411,7 +411,7 @@ class Echo(Played):
 
 
 def test_many_threads_each_get_their_own(pool: ThreadPoolExecutor) -> None:
-    shared = Turns(cast(DirectConnection, Echo()))
+    shared = SharedConnection(cast(DirectConnection, Echo()))
 
     def ask_often(_: int) -> None:
         for _ in range(300):
@@ -422,4 +422,4 @@ def test_many_threads_each_get_their_own(pool: ThreadPoolExecutor) -> None:
                 assert result.queue_offset == opaque
 
     list(pool.map(ask_often, range(8)))
-    assert repr(shared) == "<Turns broker:1 idle asked=0 unsent=0>"
+    assert repr(shared) == "<SharedConnection broker:1 idle asked=0 unsent=0>"

@@ -1,4 +1,4 @@
-/* Replies that say stored, to who waits for them: client/producer/stored_reply.py, take_stored. */
+/* Replies to sends that were stored: take_stored_replies of client/producer/stored_reply.py. */
 #include "json_text.h"
 
 #define RESPONSE_FLAG 1
@@ -24,7 +24,7 @@ int make_reply_names(void) {
     return s_done != NULL && s_set_result != NULL;
 }
 
-/* Is it the first of its name? */
+/* Marks a field as seen; 0 when it was seen before. */
 static int see(Stored *stored, uint32_t bit) {
     uint32_t before = stored->seen & bit;
     stored->seen |= bit;
@@ -66,7 +66,7 @@ static int parse_fields(const byte **at, const byte *end, Stored *stored) {
     }
 }
 
-/* Reads what brokers usually write; 0 for everything else. */
+/* Reads a reply as brokers usually write it; 0 for any other. */
 static int parse_stored(const byte *at, Py_ssize_t size, Stored *stored) {
     const byte *end = at + size;
     memset(stored, 0, sizeof *stored);
@@ -97,7 +97,7 @@ static PyObject *text_of(const Text *text) {
     return object;
 }
 
-/* The queue the message went to, as its sender names it. */
+/* The queue the message was stored in: with the sender's name of the topic, and the queue id of the reply. */
 static PyObject *queue_of(const Stored *stored, PyObject *topic, PyObject *queue) {
     int64_t asked_for;
     if (is_same_text(PyTuple_GET_ITEM(queue, 0), topic) && as_int32(PyTuple_GET_ITEM(queue, 2), &asked_for)
@@ -121,16 +121,16 @@ static PyObject *result_of(const Stored *stored, PyObject *expected, PyObject *t
     return result;
 }
 
-/* What a request of a send left to be known by: who waits, …, what its result is made of. */
+/* Is it the request of a send, an Asked whose last item is an Expected: id, topic, queue? */
 static int is_send(PyObject *asked, PyTypeObject *queue_type) {
-    if (!PyTuple_CheckExact(asked) || PyTuple_GET_SIZE(asked) != 5) return 0;
+    if (!PyTuple_Check(asked) || PyTuple_GET_SIZE(asked) != 5) return 0;
     PyObject *expected = PyTuple_GET_ITEM(asked, 4);
     return PyTuple_CheckExact(expected) && PyTuple_GET_SIZE(expected) == 3
         && Py_IS_TYPE(PyTuple_GET_ITEM(expected, 2), queue_type) && PyTuple_Check(PyTuple_GET_ITEM(expected, 2))
         && PyTuple_GET_SIZE(PyTuple_GET_ITEM(expected, 2)) == 3;
 }
 
-/* 1: done, 0: nobody waits for it, or it is another kind of request; -1: an exception */
+/* Gives the waiter its SendResult. 1 when done, 0 when no send waits for this reply, -1 with an exception. */
 static int tell(const Stored *stored, PyObject *requests, PyObject *const *kinds) {
     PyObject *opaque = PyLong_FromLongLong(stored->opaque), *result = NULL;
     if (opaque == NULL) return -1;
@@ -152,13 +152,12 @@ static int tell(const Stored *stored, PyObject *requests, PyObject *const *kinds
     return told;
 }
 
-/* frames, position of the first, requests by opaque, kinds: SendResult, its status, MessageQueue -> position of the first
-   frame that was not taken */
-PyObject *take_stored(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+/* take_stored_replies(frames, at, requests, (SendResult, SEND_OK, MessageQueue)) -> position of the first frame left */
+PyObject *take_stored_replies(PyObject *module, PyObject *const *args, Py_ssize_t count) {
     int64_t at;
     if (count != 4 || !PyList_CheckExact(args[0]) || !as_number(args[1], 0, INT32_MAX, &at) || !PyDict_CheckExact(args[2])
         || !PyTuple_CheckExact(args[3]) || PyTuple_GET_SIZE(args[3]) != 3 || !PyType_Check(PyTuple_GET_ITEM(args[3], 2)))
-        return refuse();
+        return PyErr_Format(PyExc_TypeError, "take_stored_replies: wrong arguments");
     for (; at < PyList_GET_SIZE(args[0]); at++) {
         Stored stored;
         int64_t kind;
@@ -166,7 +165,7 @@ PyObject *take_stored(PyObject *module, PyObject *const *args, Py_ssize_t count)
         if (!PyTuple_CheckExact(frame) || PyTuple_GET_SIZE(frame) != 3 || !PyBytes_CheckExact(PyTuple_GET_ITEM(frame, 1))
             || !as_number(PyTuple_GET_ITEM(frame, 0), 0, 255, &kind) || kind != 0)
             break;
-        PyObject *header = Py_NewRef(PyTuple_GET_ITEM(frame, 1)); /* whoever is told may do anything */
+        PyObject *header = Py_NewRef(PyTuple_GET_ITEM(frame, 1)); /* a waiter may do anything, even change `frames` */
         int told = 0;
         if (parse_stored((const byte *)PyBytes_AS_STRING(header), PyBytes_GET_SIZE(header), &stored))
             told = tell(&stored, args[2], &PyTuple_GET_ITEM(args[3], 0));

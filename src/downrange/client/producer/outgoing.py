@@ -1,4 +1,4 @@
-"""Messages before they go out: which rules they must keep, and what they become on the wire.
+"""Messages before they go out: the rules they must keep, and the requests they become.
 
 MessageError
 ├── InvalidGroup        blank, too long, bad characters, or a name RocketMQ reserves
@@ -14,23 +14,26 @@ MessageError
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, NamedTuple
 
 import msgspec
 
-from downrange.client.compression import compress
+from downrange.client.compression import Compression, compress
 from downrange.client.config import ProducerConfig
+from downrange.client.producer.send_result import Expected
+from downrange.client.unique_id import IdMonth
+from downrange.compiled import accelerated_if_usual
 from downrange.model import properties as names
 from downrange.model.errors import MessageError
-from downrange.model.message import Message
+from downrange.model.message import Message, MessageQueue
 from downrange.model.topics import RETRY_PREFIX, SEND_FORBIDDEN_TOPICS, check_group_name, check_topic_name
 from downrange.protocol.bodies.send import encode_entry
+from downrange.protocol.bodies.send_template import LONGEST_FRAME, encode_send
 from downrange.protocol.codes import RequestCode
 
 DEFAULT_PRODUCER_GROUP: Final = "DEFAULT_PRODUCER"
 DEFAULT_CONSUMER_GROUP: Final = "DEFAULT_CONSUMER"
-_SEPARATORS: Final = (names.NAME_VALUE_SEPARATOR, names.PROPERTY_SEPARATOR)
 SEND: Final = int(RequestCode.SEND_MESSAGE_V2)
 _SEND_BATCH: Final = int(RequestCode.SEND_BATCH_MESSAGE)
 
@@ -72,7 +75,7 @@ class InvalidBatch(MessageError):
 
 
 class Outgoing(msgspec.Struct, frozen=True, gc=False):
-    """One request's worth of messages, the same for every attempt to send it; `topic` as it is on the wire."""
+    """The messages of one request, the same for every attempt to send it. `topic` has its namespace, as on the wire."""
 
     code: int
     topic: str
@@ -83,6 +86,47 @@ class Outgoing(msgspec.Struct, frozen=True, gc=False):
     message_ids: tuple[str, ...]
     messages: Sequence[Message]
     born_timestamp: int
+
+
+class Target(NamedTuple):
+    """A queue that a request may go to: the address of its broker, and the fixed parts of the request's frame."""
+
+    queue: MessageQueue
+    address: str | None
+    pieces: tuple[bytes, ...]
+
+
+class OutgoingRules(NamedTuple):
+    """How one producer makes requests of messages. The compiled steps read the fields by position, up to `last`."""
+
+    message_type: type[Message]
+    outgoing_type: type[Outgoing]
+    code: int
+    batch_code: int
+    max_message_size: int
+    compress_over_bytes: int
+    reserved: frozenset[str]
+    last: str
+    """The properties behind all others, as text: the namespace."""
+    longest_frame: int
+    compression: Compression
+    compression_level: int
+
+    @classmethod
+    def of(cls, config: ProducerConfig) -> OutgoingRules:
+        return cls(
+            Message,
+            Outgoing,
+            SEND,
+            _SEND_BATCH,
+            config.max_message_size,
+            config.compress_over_bytes,
+            names.RESERVED,
+            f"{names.INSTANCE_ID}\x01{config.namespace}\x02" if config.namespace else "",
+            LONGEST_FRAME,
+            config.compression,
+            config.compression_level,
+        )
 
 
 def check_producer_group(group: str) -> None:
@@ -125,70 +169,97 @@ def check_body(body: object, max_bytes: int) -> None:
         raise BodyTooLarge(f"the body has {len(body)} bytes; max_message_size is {max_bytes}")
 
 
-def outgoing(message: Message, message_id: str, config: ProducerConfig, topic: str, now: int) -> Outgoing:
-    """One message ready to go, born now. The topic was checked when its route was asked for."""
+@accelerated_if_usual
+def make_outgoing(message: Message, topic: str, stem: str, number: int, now: int, rules: OutgoingRules) -> Outgoing:
+    """The request of one message that is born now; raises MessageError. `topic` was checked, and has its namespace.
+
+    The message's unique id is `stem` and the last four hex digits of `number`.
+    """
+    message_id = f"{stem}{number & 0xFFFF:04X}"
     body = message.body
-    if type(body) is not bytes or not 0 < len(body) <= config.max_message_size:
-        check_body(body, config.max_message_size)
-    properties = properties_text(message, message_id)
-    if config.namespace:
-        properties += f"{names.INSTANCE_ID}\x01{config.namespace}\x02"
+    if type(body) is not bytes or not 0 < len(body) <= rules.max_message_size:
+        check_body(body, rules.max_message_size)
+    properties = properties_text(message, message_id) + rules.last
     sys_flag = 0
-    if len(body) >= config.compress_over_bytes:
-        body, sys_flag = compress(body, config.compression, config.compression_level)
+    if len(body) >= rules.compress_over_bytes:
+        body, sys_flag = compress(body, rules.compression, rules.compression_level)
     return Outgoing(SEND, topic, body, sys_flag, message.flag, properties, (message_id,), (message,), now)
 
 
-OutgoingRules = tuple[type[Message], type[Outgoing], int, int, int, int, frozenset[str], str]
-"""What the compiled twins of `outgoing` and `batches` need to know: kinds, request codes, most bytes of a body, fewest
-to be compressed, names no property may have, and what comes after the properties."""
+@accelerated_if_usual
+def make_send(
+    message: Message, topic: str, month: IdMonth, nanoseconds: int, rules: OutgoingRules, target: Target, opaque: int
+) -> tuple[Outgoing, bytes, Expected]:
+    """The request of one message that is born now, its frame, and what is known of its result; raises MessageError.
+
+    Raises LocalProtocolError when the frame would be too large.
+    """
+    now = nanoseconds // 1_000_000
+    ready = make_outgoing(message, topic, month.stem(now), month.next_number(), now, rules)
+    queue = target.queue
+    frame = encode_send(
+        target.pieces,
+        opaque,
+        queue.queue_id,
+        ready.sys_flag,
+        now,
+        ready.flag,
+        ready.properties,
+        ready.body,
+        rules.longest_frame,
+    )
+    return ready, frame, (ready.message_ids[0], message.topic, queue)
 
 
-def outgoing_rules(config: ProducerConfig) -> OutgoingRules:
-    last = f"{names.INSTANCE_ID}\x01{config.namespace}\x02" if config.namespace else ""
-    largest, compressed = config.max_message_size, config.compress_over_bytes
-    return Message, Outgoing, SEND, _SEND_BATCH, largest, compressed, names.RESERVED, last
+@accelerated_if_usual
+def make_batch(
+    messages: tuple[Message, ...],
+    topic: str,
+    wire_topic: str,
+    stem: str,
+    next_number: Callable[[], int],
+    now: int,
+    rules: OutgoingRules,
+) -> Sequence[Outgoing]:
+    """As few requests as the size of the messages allows, in their order; raises MessageError."""
+    check_batch(messages)
+    return list(_batches(messages, wire_topic, lambda: f"{stem}{next_number() & 0xFFFF:04X}", now, rules))
 
 
-def batches(
-    messages: Iterable[Message], next_id: Callable[[], str], config: ProducerConfig, topic: str, now: int
+def _batches(
+    messages: tuple[Message, ...], topic: str, next_id: Callable[[], str], now: int, rules: OutgoingRules
 ) -> Iterator[Outgoing]:
-    """Messages of one topic as few requests as their size allows, in their order. Call `check_batch` first."""
-    properties = f"{names.WAIT}\x01true\x02"
-    if config.namespace:
-        properties += f"{names.INSTANCE_ID}\x01{config.namespace}\x02"
+    properties = f"{names.WAIT}\x01{'true' if messages[0].wait_store_msg_ok else 'false'}\x02{rules.last}"
     entries: list[bytes] = []
     ids: list[str] = []
     members: list[Message] = []
     size = 0
+    most = rules.max_message_size
 
     def request() -> Outgoing:
-        wait = properties if members[0].wait_store_msg_ok else properties.replace("true", "false", 1)
-        return Outgoing(_SEND_BATCH, topic, b"".join(entries), 0, 0, wait, tuple(ids), tuple(members), now)
+        return Outgoing(_SEND_BATCH, topic, b"".join(entries), 0, 0, properties, tuple(ids), tuple(members), now)
 
     for message in messages:
-        check_body(message.body, config.max_message_size)
+        check_body(message.body, most)
         message_id = next_id()
         entry = encode_entry(message.flag, message.body, properties_text(message, message_id).encode())
         length = len(entry)
-        if entries and size + length > config.max_message_size:
+        if entries and size + length > most:
             yield request()
             entries, ids, members, size = [], [], [], 0
-        if length > config.max_message_size:
+        if length > most:
             raise BodyTooLarge(
-                f"a message of {length} bytes with its properties does not fit a batch of {config.max_message_size}: "
-                "send it alone"
+                f"a message of {length} bytes with its properties does not fit a batch of {most}: send it alone"
             )
         entries.append(entry)
         ids.append(message_id)
         members.append(message)
         size += length
-    if entries:
-        yield request()
+    yield request()
 
 
-def check_batch(messages: Sequence[Message]) -> str:
-    """The topic all messages of a batch share; raises InvalidBatch."""
+def check_batch(messages: Sequence[Message]) -> None:
+    """Raise InvalidBatch for messages that cannot be sent in one request."""
     if not messages:
         raise InvalidBatch("a batch without messages")
     topic = messages[0].topic
@@ -201,7 +272,6 @@ def check_batch(messages: Sequence[Message]) -> str:
             raise InvalidBatch("the messages of a batch must agree on wait_store_msg_ok")
     if topic.startswith(RETRY_PREFIX):
         raise InvalidBatch(f"batches cannot be sent to a retry topic: {topic}")
-    return topic
 
 
 def properties_text(message: Message, message_id: str) -> str:
