@@ -93,7 +93,7 @@ class BackgroundLoop:
         try:
             return self.call(lambda waiting: self._loop.create_task(_tell(waiting, coroutine)))
         except ClientClosed:
-            coroutine.close()  # it never began, or has ended
+            coroutine.close()  # the coroutine never began, or has ended
             raise
 
     def call(self, begin: Callable[[WaitingThread[T]], Cancellable]) -> T:

@@ -1,4 +1,4 @@
-"""What tells brokers that a client lives, and which groups it belongs to."""
+"""Heartbeats: they tell brokers that a client lives, and which groups it belongs to."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ Ask = Callable[[str, Command, float], Awaitable[Command]]
 class Heartbeats:
     """The groups of one client and the beats that announce them: to masters, with consumers to slaves too.
 
-    One beat carries all groups of the client. `addresses(masters_only)` says whom the routes in use name; a broker that
-    appears there is told at once (`beat_soon`), the others every `period_seconds`. Used on the session's event loop.
+    One beat carries all groups of the client. `addresses(masters_only)` gives the brokers that the routes in use name:
+    a new one gets a beat at once (`beat_soon`), all of them every `period_seconds`. Used on the session's event loop.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Heartbeats:
             await self._leave(header, masters_only=False)
 
     def beat_soon(self) -> None:
-        """Somebody joined or a broker appeared: do not wait for the next period."""
+        """Beat at once, because a group was joined or a broker appeared."""
         self._due.set()
 
     async def beat(self) -> PerServer[str, Command]:

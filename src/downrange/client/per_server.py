@@ -1,4 +1,4 @@
-"""What several servers answered when all were asked the same."""
+"""One question to several servers, and the answer or error of each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ U = TypeVar("U")
 
 @dataclass(frozen=True, slots=True)
 class PerServer(Generic[K, T]):
-    """Server -> its answer in `done`, or its error in `failed`.
+    """The answers of servers in `done`, the errors of others in `failed`.
 
     Holds always: every server that was asked stands in exactly one of the two, in the order of asking.
     """
@@ -25,7 +25,7 @@ class PerServer(Generic[K, T]):
     failed: dict[K, MQError] = field(default_factory=dict)
 
     def raise_if_none(self) -> None:
-        """Raise the first error when not one server did it."""
+        """Raise the first error when no server succeeded."""
         if not self.done and self.failed:
             raise next(iter(self.failed.values()))
 

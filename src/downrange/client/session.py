@@ -47,11 +47,11 @@ ONLY_SUCCESS: Collection[int] = (ResponseCode.SUCCESS,)
 
 
 class Session:
-    """What a process knows about a cluster: one name server that answers, the routes it gave, the connections made.
+    """A client's view of a cluster: the name server in use, the routes it gave, and the open connections.
 
-    An error reply becomes the exception of its code here and nowhere else (`accepted`). What brokers ask a client is
-    answered from `handlers`, to which producers and consumers add their codes. `start` begins what goes on for as long
-    as the session does: refreshing the routes that are followed, and heartbeats. Used on one event loop.
+    An error reply becomes the exception of its code here and nowhere else (`accepted`). Requests of
+    brokers are answered from `handlers`, to which producers and consumers add their codes. `start` begins the work in
+    the background: refreshing the routes that are followed, and heartbeats. Used on one event loop.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Session:
         self._chosen = 0
         self._routes: dict[str, tuple[float, TopicRouteData]] = {}
         self.route_changes = 0
-        """Counts up with every route that becomes another: what was made of routes before may be out of date."""
+        """Counts the changes of routes: anything derived from a route at another count may be out of date."""
         self._followed: dict[str, None] = {}  # a set that keeps its order
         self._looking_up: dict[str, asyncio.Lock] = {}
         self._refreshed: dict[str, float] = {}
@@ -169,9 +169,9 @@ class Session:
         )
 
     async def _ask_over_live_connection(self, address: str, command: Command) -> Command:
-        """A connection kept since the last question may have died unnoticed: losing it says nothing of the server.
+        """Ask again over a new connection if a kept one was lost: it may have died unnoticed, with the server well.
 
-        Only for questions that may be asked twice, as all of `ask_namesrv` are.
+        Only for requests that may be sent twice, as all of `ask_namesrv` are.
         """
         try:
             return await self.invoke(address, command)
@@ -179,27 +179,27 @@ class Session:
             return await self.invoke(address, command)
 
     async def ask_every_namesrv(self, ask: Callable[[str], Awaitable[T]]) -> PerServer[str, T]:
-        """Name servers know nothing of each other: what is written must be written to each."""
+        """Ask each name server: they know nothing of each other, so every change must be sent to all."""
         return await ask_each(self.config.namesrv_addresses, ask)
 
     # --- routes ---------------------------------------------------------------------------------------------------
 
     async def route(self, topic: str) -> TopicRouteData:
-        """Who serves `topic`, as known or, when that is too old, as looked up."""
+        """The route of `topic`: the known one, or a fresh one when that is older than `route_seconds`."""
         known = self._routes.get(topic)
         if known is not None and self.clock.monotonic() - known[0] < self.config.route_seconds:
             return known[1]
         return await self.look_up_route(topic)
 
     async def look_up_route(self, topic: str) -> TopicRouteData:
-        """Who serves `topic` now; raises NoRoute."""
+        """The route of `topic`, asked from a name server; raises NoRoute."""
         command = request(
             RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRouteInfoRequest(topic, accept_standard_json_only=True)
         )
         try:
             reply = await self.ask_namesrv(command)
         except TopicNotExist:
-            # A name server that has just started knows no topics yet: those we work with keep their last route.
+            # A name server that has just started knows no topics yet: followed topics keep their last route.
             if topic not in self._followed and self._routes.pop(topic, None) is not None:
                 self.route_changes += 1
             raise NoRoute(topic, f"no broker serves the topic {topic}, says name server {self.namesrv}") from None
@@ -219,8 +219,8 @@ class Session:
     ) -> TopicRouteData:
         """The route of a topic this client works with; from now on it is looked up again every `route_seconds`.
 
-        `otherwise` gives the route to go on with when nobody serves the topic yet. Of those who ask at the same time,
-        one looks it up and the others wait for its answer, no longer than `route_lock_seconds`.
+        `otherwise` gives the route to use when no broker serves the topic yet. Of several calls at the same time one
+        looks the route up, and the others wait for its answer, no longer than `route_lock_seconds`.
         """
         self._followed.setdefault(topic, None)
         lock = self._looking_up.setdefault(topic, asyncio.Lock())
@@ -252,14 +252,14 @@ class Session:
             lock.release()
 
     def refresh_soon(self, topic: str) -> None:
-        """A broker did not answer as its route promised: look the route up in the background, once a second at most."""
+        """Look a route up in the background, because a broker failed; once a second at most."""
         now = self.clock.monotonic()
         if self._is_started and now - self._refreshed.get(topic, float("-inf")) >= 1:
             self._refreshed[topic] = now
             self._work.start(self._refresh(topic), f"route of {topic}")
 
     async def refresh_followed(self) -> None:
-        """Look up all topics this client works with, and let go of brokers that no route names any more."""
+        """Look up all followed topics, and disconnect from brokers that no route names any more."""
         for topic in list(self._followed):
             await self._refresh(topic)
         self._drop_offline_brokers()
@@ -326,7 +326,7 @@ class Session:
         ]
 
     async def masters(self, cluster: str | None = None) -> list[Broker]:
-        """The master of every broker name. One that is down stands there without an address: asking it fails."""
+        """The master of every broker name. A master that is down has no address, and asking it fails."""
         return masters_of(await self.brokers(cluster))
 
     async def masters_of_topic(self, topic: str) -> list[Broker]:
@@ -345,7 +345,7 @@ class Session:
 
 
 def accepted(reply: Command, accept: Collection[int]) -> Command:
-    """The reply, or the BrokerError of its code: the one door where reply codes become errors."""
+    """The reply; raises the BrokerError of its code. Reply codes become errors here and nowhere else."""
     if reply.code not in accept:
         raise broker_error(reply.code, reply.remark)
     return reply

@@ -1,4 +1,4 @@
-"""Which brokers an action is for."""
+"""The brokers that an operator chose for an action, by cluster, name or address."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from downrange.protocol.command import Command
 
 
 class ClusterNotChosen(ClientError):
-    """There are several clusters and nobody said which one is meant."""
+    """There are several clusters, and none was chosen."""
 
 
 async def chosen_brokers(session: Session, cluster: str | None, broker: str | None) -> list[Broker]:
-    """One broker by name or address, else the masters of a cluster, else those of the only cluster there is."""
+    """One broker by name or address, else the masters of a cluster, else the masters of the only cluster there is."""
     if broker is not None:
         return [await session.broker(broker)]
     masters = await session.masters(cluster)
@@ -29,7 +29,7 @@ async def chosen_brokers(session: Session, cluster: str | None, broker: str | No
 async def tell_brokers(
     session: Session, command: Command, cluster: str | None, broker: str | None
 ) -> PerServer[Broker, None]:
-    """Send an order to every chosen broker; there is nothing to read in their replies."""
+    """Send a command to every chosen broker, whose replies say nothing but success."""
 
     async def tell(one: Broker) -> None:
         await session.ask(one, command)

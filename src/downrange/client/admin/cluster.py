@@ -1,4 +1,4 @@
-"""Brokers: which there are, how they do, their configuration and their housekeeping."""
+"""Brokers: their list, their state, their configuration and their housekeeping."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Consumer groups and producers: who is connected, how far groups are, and their configuration."""
+"""Consumer groups and producers: their connections, their progress and their configuration."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class GroupAdmin:
         self._session = session
 
     async def names(self) -> GroupNames:
-        """Every consumer group of users: those that ever connected have a retry topic, others a configuration."""
+        """Every consumer group of users: a group that ever connected has a retry topic, any other a configuration."""
         reply = await self._session.ask_namesrv(request(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER))
         topics = decode_body(TopicList, reply.body_bytes).topic_list
         connected = {topic.removeprefix(RETRY_PREFIX) for topic in topics if topic.startswith(RETRY_PREFIX)}
@@ -118,7 +118,7 @@ class GroupAdmin:
         return await tell_brokers(self._session, request(RequestCode.DELETE_SUBSCRIPTIONGROUP, header), cluster, broker)
 
     async def brokers_of(self, group: str) -> list[Broker]:
-        """The masters that know a group: those with its retry topic, or with its configuration before it connects."""
+        """The masters that have the group's retry topic, or its configuration if it has never connected."""
         try:
             return await self._session.masters_of_topic(retry_topic(group))
         except NoRoute:
@@ -132,7 +132,7 @@ class GroupAdmin:
             return found
 
     async def progress(self, group: str, topic: str | None = None) -> PerServer[Broker, ConsumeStats]:
-        """How far a group is in each of its queues, or in those of one topic."""
+        """The progress of a group in each of its queues, or in the queues of one topic."""
 
         async def ask(broker: Broker) -> ConsumeStats:
             command = request(RequestCode.GET_CONSUME_STATS, GetConsumeStatsRequest(group, topic))
@@ -152,7 +152,7 @@ class GroupAdmin:
             return None
 
     async def overview(self) -> GroupOverview:
-        """Every group of users with its members and how far it is behind."""
+        """Every group of users, with its members and how many messages it is behind."""
         gate = asyncio.Semaphore(AT_ONCE)
 
         async def one(group: str) -> GroupSummary:
@@ -191,7 +191,7 @@ class GroupAdmin:
         return await ask_each(await self._session.masters_of_topic(topic), ask)
 
     async def running_info(self, group: str, client_id: str, *, with_stack: bool = False) -> ConsumerRunningInfo:
-        """What one member says about itself, asked through a broker it is connected to."""
+        """The running info of one member, asked through a broker it is connected to."""
         broker = await self._broker_with_member(group, client_id)
         header = GetConsumerRunningInfoRequest(consumer_group=group, client_id=client_id, jstack_enable=with_stack)
         command = request(RequestCode.GET_CONSUMER_RUNNING_INFO, header)
@@ -201,7 +201,7 @@ class GroupAdmin:
     async def offsets_in_members(
         self, group: str, topic: str, client_id: str | None = None
     ) -> PerServer[Broker, ConsumerStatus]:
-        """The offsets members hold in memory, ahead of what they have committed."""
+        """The offsets that members hold in memory, ahead of the committed ones."""
         header = GetConsumerStatusRequest(topic=topic, group=group, client_addr=client_id)
         command = request(RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, header)
 

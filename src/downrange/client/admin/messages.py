@@ -117,7 +117,7 @@ class MessageAdmin:
         raise MessageNotFound(f"no message {unique_key} in the topic {topic}{missing}")
 
     async def view(self, message_id: str, topic: str | None = None) -> StoredMessage:
-        """A message by either id. They look alike, so a unique id needs its topic; with a topic it is tried first."""
+        """A message by its unique id or its offset id, which look alike: with a topic, the unique id is tried first."""
         if topic is not None:
             try:
                 return await self.by_unique_key(topic, message_id)
@@ -211,7 +211,7 @@ class MessageAdmin:
         return decode_body(ConsumeMessageDirectlyResult, reply.body_bytes)
 
     async def resume_check(self, message_id: str) -> StoredMessage:
-        """Let the check of a half message begin anew that was given up; the message as it was kept."""
+        """Let the broker check a half message again that it had given up; returns the message."""
         try:
             message = await self.view(message_id, CHECK_MAX_TIME_TOPIC)
         except NoRoute:
@@ -221,7 +221,7 @@ class MessageAdmin:
         return message
 
     async def trace(self, message_id: str, trace_topic: str = TRACE_TOPIC) -> MessageTrace:
-        """Who sent and who consumed a message, as far as its clients wrote traces."""
+        """The sending and the deliveries of a message, as far as its clients wrote traces."""
         found = await self.by_key(trace_topic, message_id)
         found.raise_if_none()
         reports = [

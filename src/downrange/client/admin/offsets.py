@@ -31,7 +31,7 @@ END = -1
 
 @dataclass(frozen=True, slots=True)
 class QueueMove:
-    """One queue of a reset: where it ends, where the group was, where it goes.
+    """One queue of a reset: its end, the group's offset before, and the new one.
 
     Unknown are the first two when the broker did the move, and the committed offset when there is none.
     """
@@ -44,7 +44,7 @@ class QueueMove:
 
 @dataclass(frozen=True, slots=True)
 class BrokerMoves:
-    """What a reset did on one broker. `online`: the broker told the running members; else offsets were written."""
+    """The effect of a reset on one broker. `online`: the broker told the running members; else offsets were written."""
 
     moves: tuple[QueueMove, ...]
     online: bool
@@ -80,7 +80,7 @@ class OffsetAdmin:
     async def skip_accumulated(
         self, group: str, topic: str, *, dry_run: bool = False
     ) -> PerServer[Broker, BrokerMoves]:
-        """Let a group continue with the next message sent; what waits is not consumed."""
+        """Let a group continue with the next message sent, without the messages that wait."""
         return await self.reset(group, topic, END, force=True, dry_run=dry_run)
 
     async def clone(self, source: str, target: str, topic: str) -> PerServer[Broker, BrokerMoves]:
@@ -176,7 +176,7 @@ class OffsetAdmin:
 
 
 def target_offset(wanted: int, committed: int | None, force: bool) -> int:
-    """Where a queue goes; without `force` only backwards, as brokers do it themselves."""
+    """The new offset of a queue; without `force` it only goes backwards, as when brokers reset offsets."""
     target = max(wanted, 0)
     return target if force or committed is None else min(target, committed)
 

@@ -1,4 +1,4 @@
-"""Topics: where they are, how far they reach, how fast they move, and changing them."""
+"""Topics: their routes, offsets and rates, and how they are created, changed and deleted."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from downrange.protocol.errors import InternalError
 
 @dataclass(frozen=True, slots=True)
 class TopicChange:
-    """How a topic stood on one broker before a change and how it stands after it."""
+    """The configuration of a topic on one broker, before a change and after it."""
 
     before: TopicConfig
     after: TopicConfig
@@ -53,7 +53,7 @@ class TopicDeletion:
 
 @dataclass(frozen=True, slots=True)
 class TopicTraffic:
-    """A topic and one group that reads it, over all brokers; without a group when nobody does."""
+    """A topic and one group that reads it, over all brokers; without a group when there is none."""
 
     topic: str
     group: str | None
@@ -106,7 +106,7 @@ class TopicAdmin:
         return await ask_each(await self._session.masters_of_topic(topic), ask)
 
     async def groups(self, topic: str) -> PerServer[Broker, tuple[str, ...]]:
-        """The groups that consume a topic, by broker: those online, and those with committed offsets."""
+        """The groups that consume a topic, by broker: groups that are online or have committed offsets."""
 
         async def ask(broker: Broker) -> tuple[str, ...]:
             reply = await self._session.ask(
@@ -144,7 +144,7 @@ class TopicAdmin:
         cluster: str | None = None,
         broker: str | None = None,
     ) -> PerServer[Broker, TopicChange]:
-        """Change what is given of an existing topic and keep the rest, on each broker that serves it."""
+        """Change the given settings of an existing topic and keep the others, on each broker that serves it."""
         serving = await self._session.masters_of_topic(topic)
         if broker is not None:
             serving = [one for one in serving if broker in (one.name, one.address)]
@@ -189,7 +189,7 @@ class TopicAdmin:
         )
 
     async def traffic(self, topic: str) -> TopicTrafficReport:
-        """What goes into a topic and what each group takes out of it."""
+        """The rates of a topic: of sending to it, and of each group's reading."""
         consumers = await self.groups(topic)
         masters = list(consumers.done)
         put = await ask_each(masters, partial(self._counter, "TOPIC_PUT_NUMS", topic))

@@ -165,7 +165,7 @@ class AsyncPushConsumer:
     async def drain(self, timeout: float | None = None) -> bool:
         """Pull and begin nothing more, wait for the callbacks that run, commit; whether all ended in time.
 
-        What was pulled and not begun is left to the next consumer of the queue.
+        Messages that were pulled and not begun are left to the next consumer of the queue.
         """
         self._is_draining = True
         if not self._is_started:
@@ -180,7 +180,7 @@ class AsyncPushConsumer:
         return await self._offsets.persist(confirmed=True) and in_time
 
     async def close(self, timeout: float | None = None) -> None:
-        """Drain, give the queues to the others of the group, leave it, close what was opened."""
+        """Drain, give the queues to other members, leave the group, and close the session unless it was given."""
         if not self._is_started or self._is_closed:
             return
         self._is_closed = True
@@ -219,10 +219,10 @@ class AsyncPushConsumer:
         return tuple(self._subscriptions)
 
     async def subscribe(self, topic: str, expression: str = SUB_ALL, *, sql: str | None = None) -> None:
-        """Consume a topic: messages with tags of `A || B`, or those an SQL92 expression matches.
+        """Consume a topic: messages with tags of `A || B`, or messages that an SQL92 expression matches.
 
-        Replaces an earlier subscription to the topic. All members of a group must subscribe to the same. May be called
-        before `start` and on a running consumer, where the change takes effect within a moment.
+        Replaces an earlier subscription to the topic. All members of a group must have equal subscriptions. May be
+        called before `start` and on a running consumer, where the change takes effect within a moment.
         """
         try:
             check_topic_name(topic)
@@ -248,7 +248,7 @@ class AsyncPushConsumer:
             await self._held.release_topic(name)
 
     async def commit(self) -> bool:
-        """Commit what is done now rather than with the next period; whether every broker took it."""
+        """Commit all offsets now rather than with the next period; whether every broker took them."""
         return await self._offsets.persist(confirmed=True)
 
     def pause(self) -> None:

@@ -1,4 +1,4 @@
-"""The queues a consumer holds: taken on when they become its share, given up when they become another's."""
+"""Which queues a consumer owns: taken when they become its share, given up when they become another's."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Consumption(Receiver, Protocol):
 
     @property
     def busy_queues(self) -> Collection[MessageQueue]:
-        """Queues nobody else may have yet, because a callback in order runs."""
+        """Queues that no other consumer may have yet, because an ordered callback runs."""
         ...
 
     def begin(self, process_queue: ProcessQueue) -> None: ...
@@ -45,7 +45,7 @@ class Consumption(Receiver, Protocol):
 
 
 class QueueOwnership:
-    """Queue -> what is held of it. Changes one at a time: a round of sharing out, a release, or a restart elsewhere.
+    """The queues of one consumer. There is one change at a time: a rebalance, a release, or a reset.
 
     Holds always: a queue that is held is pulled and consumed; one that needs a lock is held only after its broker
     granted it, and unlocked only after its last callback ended. Used on the consumer's event loop.
@@ -97,7 +97,7 @@ class QueueOwnership:
         }
 
     def info(self) -> Mapping[MessageQueue, ProcessQueueInfo]:
-        """What operators are told about them."""
+        """The state of each queue for operators."""
         table = self._offsets.table
         return {
             queue.queue: process_queue_info(
@@ -137,7 +137,7 @@ class QueueOwnership:
         return taken == len(change.added)
 
     async def _take_on(self, added: Sequence[MessageQueue]) -> int:
-        """Begin with those queues that are free; how many that were."""
+        """Begin with the queues that are free, and return how many there were."""
         # One that is still being given up, with a callback running, must not begin a second time.
         leaving = {queue.queue for queue in self._leaving}
         free = [queue for queue in added if queue not in leaving]
@@ -178,7 +178,7 @@ class QueueOwnership:
             await self._release([queue for queue in self._queues if queue.topic == topic])
 
     async def _release(self, removed: Collection[MessageQueue]) -> None:
-        """Commit what is done, so that the next owner begins there."""
+        """Commit the offset of a queue, so that its next owner begins there."""
         dropped = [self._queues.pop(name) for name in removed]
         for queue in dropped:
             queue.drop()
@@ -187,11 +187,11 @@ class QueueOwnership:
             await self._forget([queue.queue for queue in dropped])
             return
         for queue in dropped:
-            # Others may go on with theirs while a callback of this one takes its time.
+            # Other queues may go on while a callback of this one takes its time.
             self._leaving[queue] = asyncio.create_task(self._leave(queue), name=f"downrange leave {queue.queue}")
 
     async def _leave(self, queue: ProcessQueue) -> None:
-        """The lock is ours until the callback that runs is through: nobody else begins before."""
+        """Keep the lock of a queue until its running callback has ended, so that no other consumer begins before."""
         try:
             await self._consumption.end_of(queue)
             await self._forget([queue.queue])
@@ -205,7 +205,7 @@ class QueueOwnership:
             self._offsets.forget(queue)
 
     async def stop(self, timeout: float) -> None:
-        """Change nothing more, once the change at hand is through: locks it was granted must be given back later."""
+        """Make no further change after the present one: the locks it was granted must be given back later."""
         self._is_closing = True
         try:
             async with asyncio.timeout(timeout), self._changing:
@@ -235,7 +235,7 @@ class QueueOwnership:
                 await self.restart(queue, offset)
 
     async def restart(self, queue: ProcessQueue, offset: int) -> None:
-        """Drop what is held of a queue, commit another offset, and go on from there."""
+        """Drop the messages held of a queue, commit another offset, and go on from there."""
         async with self._changing:
             name = queue.queue
             if self._queues.get(name) is not queue or self._is_closing:
@@ -256,7 +256,7 @@ class QueueOwnership:
             async with asyncio.timeout(RESET_WAIT_SECONDS):
                 await self._consumption.end_of(queue)
         except TimeoutError:
-            # Its successor waits for the callback all the same, see OrderlyConsumption.
+            # The new process queue waits for the callback nevertheless, see OrderlyConsumption.
             log.warning("callback still running queue=%s", queue.queue)
 
     # --- locks ----------------------------------------------------------------------------------------------------
@@ -267,7 +267,7 @@ class QueueOwnership:
             await self.renew_locks()
 
     async def renew_locks(self) -> None:
-        """Tell the brokers that we still consume our queues; one they refuse is not consumed until they grant it."""
+        """Renew the locks of the queues; a queue whose lock is refused is not consumed until it is granted again."""
         if not self._consumption.needs_lock:
             return
         asked_at = self._clock.monotonic()

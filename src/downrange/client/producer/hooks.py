@@ -1,4 +1,4 @@
-"""What users may add around a send."""
+"""Hooks: functions of the user that are called around every attempt to send."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from downrange.model.message import Message, MessageQueue
 class SendContext:
     """One attempt to send, as hooks see it: without results before it, with results or an error after it.
 
-    `notes` is for the hooks themselves: what one leaves there before the attempt, it finds there afterwards.
+    `notes` is for the hooks themselves, to keep values from before the attempt until after it.
     """
 
     producer_group: str
@@ -39,8 +39,7 @@ class SendContext:
 
 
 class SendHook(Protocol):
-    """Called around every attempt, on the event loop: it must not block. An error it raises is logged, and the send
-    goes on as if the hook had not been there."""
+    """Called around every attempt, on the event loop: it must not block. Its errors are logged and change nothing."""
 
     def before_send(self, context: SendContext) -> None: ...
 

@@ -1,4 +1,4 @@
-"""Asking brokers that are avoided whether they are well again, so that no message has to find out."""
+"""Probes: small requests that find out whether an avoided broker is well again, so that no message has to."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROUTES_AT_ONCE: Final = 8
 
 
 async def run_probes(chooser: QueueChooser, session: Session, topics: Callable[[], Iterable[PublishInfo]]) -> None:
-    """Probe for ever whom `chooser` wants probed. Ends when cancelled, and its probes with it."""
+    """Probe the brokers that `chooser` names, until cancelled."""
     clock = session.clock
     async with asyncio.TaskGroup() as tasks:
         while True:
@@ -38,17 +38,17 @@ async def _probe(chooser: QueueChooser, session: Session, broker: str, topics: I
     known = next((info for info in infos if broker in info.addresses), None)
     try:
         if known is not None:
-            # Cheap for the broker, and it goes through the same door as a send.
+            # Cheap for the broker, and it takes the same way in as a send.
             command = request(RequestCode.GET_MAX_OFFSET, GetMaxOffsetRequest(topic=known.topic, queue_id=0))
             await session.invoke(known.addresses[broker], command, PROBE_TIMEOUT_MILLIS / 1000)
             is_well = True
     except MQError:
-        pass  # whatever it is, the broker is not well
+        pass  # any error means that the broker is not well
     finally:
         now = session.clock.monotonic()
         chooser.probed(now * 1000, broker, is_well, (now - begun) * 1000)
     if is_well or known is None:
-        # A crash takes a broker out of the routes. It cannot be probed, or not be sent to, before they are looked up.
+        # A crash takes a broker out of the routes: before they are looked up again it can be neither probed nor used.
         lacking = [info.topic for info in infos if broker not in info.addresses]
         for topic in random.sample(lacking, min(len(lacking), ROUTES_AT_ONCE)):
             session.refresh_soon(topic)

@@ -1,4 +1,4 @@
-"""Sending messages: pick a queue, send, and when that fails, find another way within the time given."""
+"""The producer for code with an event loop. The way of a send is in delivery.py."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class AsyncProducer:
         self._all_done: asyncio.Future[None] | None = None
         self._async_sends = AsyncSends(self)
         self.tasks: set[asyncio.Task[Any]] = set()
-        """Sends that go on in the background."""
+        """Sends that make further attempts in the background."""
         self._prober: asyncio.Task[None] | None = None
         self._trace: TraceWriter | None = None
         self._requests = Requests(self.session)
@@ -124,13 +124,13 @@ class AsyncProducer:
         return not self._on_their_way
 
     async def close(self, timeout: float | None = None) -> None:
-        """Drain, leave the group, close what was opened. Sends that did not end in time fail."""
+        """Drain, leave the group, and close the session unless it was given. Sends that did not end in time fail."""
         if self._loop is None or self._is_closed:
             return
         self._is_closed = True
         try:
             await self.drain(timeout)
-        finally:  # also when nobody wants to wait any longer
+        finally:  # also when the wait was cancelled
             await self._requests.close()
             for ended in [*self._async_sends, *self.tasks, *([self._prober] if self._prober else [])]:
                 ended.cancel()
@@ -159,7 +159,7 @@ class AsyncProducer:
         selector: Selector | None = None,
         timeout: float | None = None,
     ) -> SendResult:
-        """Send and wait until a broker has it; on failure another broker is tried, all within `timeout` seconds.
+        """Send and wait until a broker has the message. Others are tried after a failure, all within `timeout` seconds.
 
         A message with a sharding key, or sent with a `queue` or a `selector`, goes to that queue or nowhere.
         """
@@ -208,7 +208,7 @@ class AsyncProducer:
     async def send_oneway(
         self, message: Message, *, queue: MessageQueue | None = None, selector: Selector | None = None
     ) -> None:
-        """Send once and do not wait for an answer: fast, and nobody will know if it is lost."""
+        """Send once and do not wait for an answer: fast, but the loss of a message goes unnoticed."""
         self.count_in()
         try:
             started, is_sent = self.delivery.tell(message, queue, selector)
@@ -227,11 +227,10 @@ class AsyncProducer:
     async def send_all(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> list[SendResult | MQError]:
-        """Send messages side by side, each as `send` would: what became of each, in their order.
+        """Send messages side by side, each as `send` would: the result or error of each, in their order.
 
-        A message that could not be sent has its error in its place; the others are sent all the same. Takes half the
-        time of as many coroutines. No more than a thousand are on their way at once, `timeout` for each; those of one
-        sharding key are sent in their order.
+        An error of one message does not keep back the others. Takes half the time of as many coroutines. No more than a
+        thousand are on their way at once, `timeout` for each. Messages of one sharding key are sent in their order.
         """
         self.count_in()
         try:
@@ -248,8 +247,8 @@ class AsyncProducer:
     ) -> list[SendResult]:
         """Send messages of one topic, few requests for many messages; one result for each, in order.
 
-        What exceeds `max_message_size` goes in several requests, one after the other, `timeout` for each. When one
-        fails, the SendFailed carries the results of those before it as `stored`.
+        More than `max_message_size` goes in several requests, one after the other, `timeout` for each.
+        When one fails, the SendFailed carries the results of the requests before it as `stored`.
         """
         self.count_in()
         try:
@@ -273,9 +272,9 @@ class AsyncProducer:
         selector: Selector | None = None,
         timeout: float = REQUEST_SECONDS,
     ) -> Reply:
-        """Send a request and wait until whoever consumes it has replied, all within `timeout` seconds.
+        """Send a request and wait for the reply of its consumer, all within `timeout` seconds.
 
-        Raises ReplyTimedOut; the request may have been carried out all the same, or be carried out later.
+        Raises ReplyTimedOut; the request may still have been carried out, or be carried out later.
         """
         self.count_in()
         try:
@@ -305,7 +304,7 @@ class AsyncProducer:
     # --- one send -------------------------------------------------------------------------------------------------
 
     def count_in(self) -> None:
-        """A send is on its way, until `count_out`; raises ClientClosed. On the loop's thread."""
+        """Count a send as on its way until `count_out`; raises ClientClosed. On the loop's thread."""
         if not self._is_open:
             state = "not started" if self._loop is None else "closed"
             raise ClientClosed(f"the producer {self.group} is {state}")
@@ -336,7 +335,7 @@ _trace_numbers = itertools.count(1)
 
 
 async def start_trace(session: Session, group: str, what: Literal["PRODUCE", "CONSUME"], topic: str) -> TraceWriter:
-    """A producer of its own for traces: what goes wrong there must not touch the messages."""
+    """Start a trace writer with a producer of its own, so that its errors do not touch the user's messages."""
     name = f"_INNER_TRACE_PRODUCER-{group[:200]}-{what}-{next(_trace_numbers)}"
     config = ProducerConfig(send_timeout_seconds=5.0, max_message_size=MAX_TRACE_BYTES)
     inner = AsyncProducer(name, config=config, session=session)

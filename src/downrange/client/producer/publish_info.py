@@ -1,4 +1,4 @@
-"""Route -> the queues a producer may write to, and where their brokers are."""
+"""From a route to the queues a producer may write to, and the addresses of their brokers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the messages of a producer may go: what is known of the topics it sends to, and how more is found out."""
+"""The queues that one producer may send to: known ones, and how others are found."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class PublishRoutes:
         return info if info is not None and self._session.known_route(topic) is info.route else None
 
     def last(self, topic: str) -> PublishInfo | None:
-        """What was known when it was last looked at, however old."""
+        """The queues that were known last, however old."""
         return self._infos.get(topic)
 
     def all(self) -> Iterable[PublishInfo]:
@@ -58,7 +58,7 @@ class PublishRoutes:
             ) from None
 
     async def refreshed(self, info: PublishInfo, deadline: float) -> PublishInfo:
-        """The wanted broker has no address as far as we know: look again before giving up."""
+        """Look up the route again, because the wanted broker has no address in `info`."""
         try:
             async with asyncio.timeout(deadline - self._session.clock.monotonic()):
                 return self._remember(info.topic, await self._session.follow(info.topic, self._model_route))
@@ -71,6 +71,6 @@ class PublishRoutes:
         return info
 
     async def _model_route(self) -> TopicRouteData:
-        """What to go on with when a topic does not exist: brokers make it with the first message."""
+        """The route of a topic that does not exist yet: brokers create it with the first message."""
         model = await self._session.look_up_route(self._config.create_topic_key)
         return route_from_model(model, self._config.default_topic_queue_nums)

@@ -1,4 +1,4 @@
-"""Request and reply: a producer sends a request, whoever consumes it answers, the broker brings the answer back.
+"""Request and reply: a producer sends a request, its consumer answers, a broker brings the answer back.
 
     the producer's request ──▶ topic ──▶ a consumer ──reply──▶ a broker ──pushed (326)──▶ the producer that asked
 
@@ -6,7 +6,7 @@ A request is an ordinary message with the properties CORRELATION_ID, REPLY_TO_CL
 client to push to among the producers that send it heartbeats. [RequestFutureHolder, MessageUtil]
 
 ReplyTimedOut       (ClientError)     no reply within the time given; the request may have been carried out
-NotARequest         (MessageError)    a reply to a message that nobody waits for
+NotARequest         (MessageError)    a reply to a message that was not sent as a request
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class NotARequest(MessageError):
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What came back for a request. Hosts are `ip:port`: of the client that answered, of the broker it went through."""
+    """The reply to a request. Hosts are `ip:port`: of the client that answered, of the broker it went through."""
 
     topic: str
     body: bytes
@@ -102,7 +102,7 @@ class Request(Protocol):
 
 
 def reply_to(request: Request, body: bytes) -> ReplyMessage:
-    """The message that answers `request`; raises NotARequest when nobody asked. [MessageUtil.createReplyMessage]"""
+    """The message that answers `request`; raises NotARequest for any other message. [MessageUtil.createReplyMessage]"""
     properties = decode_properties(request.properties_text)
     for name in (names.CLUSTER, names.CORRELATION_ID, names.REPLY_TO_CLIENT):
         if name not in properties:
@@ -117,7 +117,7 @@ def reply_to(request: Request, body: bytes) -> ReplyMessage:
 
 
 def as_reply(ready: Outgoing, message: ReplyMessage) -> Outgoing:
-    """The same request to a broker as a reply: another code, and who it is for. Its topic is in no namespace."""
+    """The outgoing message as a reply: with another code, the client it is for, and a topic without a namespace."""
     properties = {
         names.MSG_TYPE: _REPLY,
         names.CORRELATION_ID: message.correlation_id,
@@ -130,15 +130,15 @@ def as_reply(ready: Outgoing, message: ReplyMessage) -> Outgoing:
 
 
 class ReplySender(Protocol):
-    """A producer, as far as replies need it."""
+    """The part of a producer that sending replies needs."""
 
     async def send(self, message: Message, *, queue: MessageQueue | None = None) -> SendResult: ...
 
 
 async def send_reply(producer: ReplySender, reply: ReplyMessage, broker_name: str) -> bool:
-    """Send the reply to a request that lay on `broker_name`; False when the client that asked is gone.
+    """Send the reply to a request that was stored on `broker_name`; False when the client that asked is gone.
 
-    The client that asked is known there for sure. Other brokers are tried when this one cannot be reached.
+    That broker knows the client for sure. Other brokers are tried when it cannot be reached.
     """
     try:
         await producer.send(reply, queue=MessageQueue(reply.topic, broker_name, 0))
@@ -155,7 +155,7 @@ async def send_reply(producer: ReplySender, reply: ReplyMessage, broker_name: st
 
 
 class AwaitedReplies:
-    """Replies the requests of one session wait for, by correlation id; answers 326. Used on the session's loop."""
+    """The replies that a session waits for, by correlation id; handles request 326. Used on the session's loop."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -166,7 +166,7 @@ class AwaitedReplies:
 
     @classmethod
     def of(cls, session: Session) -> AwaitedReplies:
-        """Those of `session`, which answers brokers from now on."""
+        """The awaited replies of `session`, which handles request 326 from now on."""
         handler = session.handlers.get(_PUSH)
         if not isinstance(handler, AwaitedReplies):
             handler = session.handlers[_PUSH] = cls(session.clock)
@@ -209,14 +209,14 @@ class AwaitedReplies:
 
 
 SendRequest = Callable[[str, float], Awaitable[object]]
-"""Sends the request with further properties, in their text form, within so many seconds."""
+"""Sends the request, given further properties in their text form and a time-out."""
 
 
 class Requests:
     """The requests of one producer that wait for replies.
 
-    Holds always: before a request is sent, the brokers a reply may come through were told of this client, as far as
-    they answer. After `close` nobody waits any more, and no task is left.
+    Holds always: before a request is sent, all brokers that the reply may come through have had a heartbeat of this
+    client, as far as they answer. After `close` no call waits and no task is left.
     """
 
     def __init__(self, session: Session) -> None:
@@ -264,9 +264,9 @@ class Requests:
             await asyncio.wait([self._telling])
 
     async def _make_known(self, route: TopicRouteData) -> None:
-        """Let every broker a reply may be sent to know this client by a heartbeat on its present connection.
+        """Send a heartbeat over the present connection to every broker that the reply may come through.
 
-        Who replies chooses among all brokers of the cluster, also those that do not serve the topic of the request.
+        The consumer that replies chooses among all brokers of the cluster, whatever topics they serve.
         """
         session = self._session
         for cluster in {data.cluster for data in route.broker_datas}:
@@ -278,11 +278,11 @@ class Requests:
                     log.info("no route of the reply topic topic=%s reason=%s", reply_topic, error)
                 self._reply_topics.add(reply_topic)
         now = {address: session.connection(address) for address in session.addresses_in_use(masters_only=True)}
-        if now == self._told:  # also a broker that was away then and is away now: it is not tried again
+        if now == self._told:  # equal also for a broker that was away then and is away now, which is not tried again
             return
         if self._telling is None or self._telling.done():
             self._telling = asyncio.create_task(self._tell(now), name="downrange heartbeat of requests")
-        # One that hangs must not hold up what the others can answer.
+        # A broker that hangs must not hold up the request.
         await asyncio.wait([self._telling], timeout=TELLING_SECONDS)
 
     async def _tell(self, addresses: Iterable[str]) -> None:

@@ -32,7 +32,7 @@ RETRIABLE_CODES: Final = frozenset(
     }
 )
 LEAST_ATTEMPT_SECONDS: Final = 0.01
-"""With less time left no attempt is begun: it would time out whatever the broker does, and put the blame on it."""
+"""With less time left no attempt is begun: it would time out, and the broker would be blamed."""
 FLOW_CONTROL_CODES: Final = frozenset({int(ResponseCode.SYSTEM_BUSY), int(ResponseCode.FLOW_CONTROL)})
 NOT_STORE_OK_CODES: Final = frozenset(
     {
@@ -51,7 +51,7 @@ class SendKind(StrEnum):
 
 
 class Decision(Enum):
-    """What to do now. RAISE ends with the error of the attempts; RETURN with a result that exists."""
+    """The next step. RAISE ends the send with the errors of the attempts, RETURN with a result."""
 
     RETURN = "return"
     RETRY = "retry"  # choose a queue again, on another broker
@@ -79,7 +79,7 @@ def attempt_timeout(now: float, deadline: float, per_attempt: float | None = Non
 
 
 def outcome_of_code(code: int) -> Outcome:
-    """What a reply code of a send means."""
+    """The outcome that a reply code of a send means."""
     if code == ResponseCode.SUCCESS:
         return Outcome.OK
     if code in NOT_STORE_OK_CODES:
@@ -90,7 +90,7 @@ def outcome_of_code(code: int) -> Outcome:
 
 
 def outcome_of_error(error: BaseException) -> Outcome:
-    """What an error of an attempt means. A cancelled task, like an interrupted thread, is INTERRUPTED."""
+    """The outcome that an error of an attempt means. A cancelled task, like an interrupted thread, is INTERRUPTED."""
     if isinstance(error, BrokerError):
         return outcome_of_code(error.code)
     if isinstance(error, RequestTimedOut | TimeoutError):
@@ -101,7 +101,7 @@ def outcome_of_error(error: BaseException) -> Outcome:
         return Outcome.CONNECT_FAILED
     if not isinstance(error, Exception):
         return Outcome.INTERRUPTED
-    # What is left never reached a broker, such as a broker name without an address.
+    # All other errors come before a broker is reached, such as a broker name without an address.
     return Outcome.CONNECT_FAILED
 
 
@@ -116,7 +116,7 @@ def after_attempt(
     *,
     has_result: bool = False,
 ) -> Decision:
-    """What the sync loop does after attempt `attempt_number`, counted from 1.
+    """The step of a synchronous send after attempt `attempt_number`, counted from 1.
 
     `has_result` says that an earlier attempt stored the message though not safely: that result beats a later error.
     """
@@ -141,7 +141,7 @@ def after_attempt(
 def after_async_attempt(
     attempt_number: int, attempts_allowed: int, outcome: Outcome, now: float, deadline: float
 ) -> Decision:
-    """What an asynchronous send does after attempt `attempt_number`, counted from 1."""
+    """The step of an asynchronous send after attempt `attempt_number`, counted from 1."""
     match outcome:
         case Outcome.OK | Outcome.NOT_STORE_OK:
             return Decision.RETURN

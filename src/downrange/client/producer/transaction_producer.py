@@ -61,8 +61,8 @@ class AsyncTransactionProducer(AsyncProducer):
 
     Holds always: the local work runs only after a broker has the half message as safe as it promises, and COMMIT is
     told only when the local work returned it. If the end is not told (a crash, a lost connection), the broker asks
-    `check`. Plain functions run in threads. `topics` are those whose brokers may ask from the start; without, a
-    producer is known to the brokers of the auto-create topic and of what it sends.
+    `check`. Plain functions run in threads. The brokers of `topics` may ask from the start; without topics, the
+    brokers of the auto-create topic and of the topics that are sent to.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class AsyncTransactionProducer(AsyncProducer):
         return self
 
     async def close(self, timeout: float | None = None) -> None:
-        """As a producer's, and checks that run get the same time to end; the broker asks others what is left."""
+        """Close the producer. Running checks have `timeout` to end; the broker asks other producers about the rest."""
         if self._loop is None or self._is_closed:
             return
         try:
@@ -110,7 +110,7 @@ class AsyncTransactionProducer(AsyncProducer):
                 await asyncio.wait([task])
 
     async def _follow_topics(self) -> None:
-        """Brokers ask only who sends them heartbeats, and heartbeats go to the brokers of followed topics."""
+        """Follow the topics, so that their brokers get heartbeats: a broker asks only clients that send them."""
         for topic in self._topics or (self.config.create_topic_key,):
             try:
                 await self.session.follow(topic)
@@ -150,7 +150,7 @@ class AsyncTransactionProducer(AsyncProducer):
         check_immunity_seconds: int | None = None,
         timeout: float | None = None,
     ) -> HalfSent:
-        """Send a half message. Who calls this ends it with `end`, here or in another process; else it is checked.
+        """Send a half message, to be ended with `end`, here or in another process; else the broker asks for its end.
 
         `check_immunity_seconds` is how long the broker waits before it asks; its own setting if not given.
         """
@@ -217,7 +217,7 @@ class AsyncTransactionProducer(AsyncProducer):
             return failed(half, error)
 
     async def try_to_end(self, half: HalfSent, state: LocalTransactionState, error: Exception | None = None) -> None:
-        """Tell the end after the local work; if that fails it is only logged, because the broker will ask."""
+        """Tell the end after the local work. A failure is only logged, because the broker will ask."""
         remark = None if error is None else f"executeLocalTransactionBranch exception: {error!r}"
         try:
             await self._tell_end(half, state, remark=remark)
@@ -307,7 +307,7 @@ class AsyncTransactionProducer(AsyncProducer):
         async with self._check_room:
             try:
                 state = state_of(await self._checked(message))
-            except Exception as error:  # the user's code; whoever is asked next may know
+            except Exception as error:  # of the user's code; the producer that is asked next may know
                 log.warning("check failed id=%s", message.message_id, exc_info=error)
                 state, remark = LocalTransactionState.UNKNOWN, f"checkLocalTransactionState Exception: {error!r}"
         answer = EndTransactionRequest(
@@ -331,7 +331,7 @@ class AsyncTransactionProducer(AsyncProducer):
 
 
 class _Questions:
-    """CHECK_TRANSACTION_STATE of one session, handed to its producer of the group."""
+    """Handles CHECK_TRANSACTION_STATE for one session: asks the producer of the group."""
 
     def __init__(self) -> None:
         self._producers: dict[str, AsyncTransactionProducer] = {}

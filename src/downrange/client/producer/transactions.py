@@ -1,4 +1,4 @@
-"""What a transaction of a producer is made of: its half message, its local work, its end."""
+"""The parts of a transaction: its half message, its local work, its end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 class LocalTransactionState(IntEnum):
-    """How a transaction ended, as END_TRANSACTION says it."""
+    """How a transaction ended, with the values of END_TRANSACTION."""
 
     UNKNOWN = 0
     """Not known yet: the broker asks again later."""
@@ -33,13 +33,13 @@ TRACED_STATES: Final = {
 
 
 class HalfSent(msgspec.Struct, frozen=True, kw_only=True):
-    """A half message a broker has, and everything needed to end its transaction from any process. Can be pickled."""
+    """A half message that was sent, with all that any process needs to end its transaction. Can be pickled."""
 
     result: SendResult
     """`queue` is the one the message will be visible in; the offset is that of the half message."""
     producer_group: str
     topic: str
-    """As it is on the wire, with its namespace."""
+    """The name on the wire, with its namespace."""
     broker_address: str
     commit_log_offset: int
 
@@ -50,7 +50,7 @@ class HalfSent(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def transaction_id(self) -> str:
-        """The same for the half message, its checks and the message consumers get."""
+        """The id that the half message, its checks and the message of the consumers share."""
         return self.result.message_id
 
     @property
@@ -59,7 +59,7 @@ class HalfSent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TransactionResult(msgspec.Struct, frozen=True):
-    """What a transaction came to: where its half message lies, how it ended, and the error of the local work if any."""
+    """The end of a transaction: its half message, its state, and the error of the local work if any."""
 
     half: HalfSent
     state: LocalTransactionState
@@ -77,7 +77,7 @@ Check = Callable[[ReceivedMessage], LocalTransactionState | Awaitable[LocalTrans
 
 
 def executed(execute: Execute, half: HalfSent) -> tuple[LocalTransactionState, Exception | None]:
-    """Run plain local work here and now: how the transaction is to end, and what went wrong."""
+    """Call plain local work: the state to end the transaction with, and the error of the work."""
     if not half.is_safe:
         return LocalTransactionState.ROLLBACK, None
     try:
@@ -87,13 +87,13 @@ def executed(execute: Execute, half: HalfSent) -> tuple[LocalTransactionState, E
 
 
 def failed(half: HalfSent, error: Exception) -> tuple[LocalTransactionState, Exception]:
-    # The user's code failed, and nobody knows after which of its steps: what it left behind must answer the check.
+    # The user's code failed after an unknown step: only the check can tell how far it came.
     log.warning("local transaction failed id=%s", half.transaction_id, exc_info=error)
     return LocalTransactionState.UNKNOWN, error
 
 
 def state_of(answer: object) -> LocalTransactionState:
-    """What a user's function said. Anything but a state is a mistake, and must not commit by accident."""
+    """The state that a user's function returned. Any other value is a mistake, and must not commit by accident."""
     if answer is None:
         return LocalTransactionState.UNKNOWN
     if not isinstance(answer, LocalTransactionState):

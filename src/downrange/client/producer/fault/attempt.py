@@ -1,4 +1,4 @@
-"""What one try to send came to, as far as the choice of the next broker is concerned."""
+"""The end of one attempt to send, as fault strategies see it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Outcome(StrEnum):
 
 
 class Attempt(NamedTuple):
-    """One finished attempt. `latency_millis` is the time from its start to its outcome, whatever that was."""
+    """One finished attempt. `latency_millis` is the time from its start to its end."""
 
     broker: str
     latency_millis: float

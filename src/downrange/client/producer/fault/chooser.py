@@ -1,4 +1,4 @@
-"""The mutable face of a fault strategy: what a producer holds."""
+"""The queue choice of one producer: a fault strategy with its state."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class NoQueue(MQError):
 class QueueChooser:
     """One producer's fault strategy, what it has learned, and where its round robin stands.
 
-    What was learned is shared by all threads; each thread has its own index for each topic, started at random, so that
-    producers that start together spread out and two topics sent in turns still reach all their queues. Tasks of one
-    event loop share an index: together they go round more evenly than each for itself. Any thread may call.
+    All threads share what was learned. Each thread has its own index for each topic, started at random, so that
+    producers that start together spread out, and two topics that are sent in turns still reach all their queues. The
+    tasks of one event loop share an index, which spreads their sends more evenly. Any thread may call.
     """
 
     def __init__(self, strategy: FaultStrategy[Any], random_source: random.Random | None = None) -> None:
@@ -45,11 +45,11 @@ class QueueChooser:
 
     @property
     def state(self) -> Any:
-        """What has been learned: a value of the strategy's own kind."""
+        """What has been learned: the strategy's own type."""
         return self._state
 
     def next_index(self, topic: str) -> int:
-        """Where the calling thread goes on in its round robin over the queues of `topic`."""
+        """The calling thread's next index in its round robin over the queues of `topic`."""
         indexes: dict[str, int] = self._local.__dict__
         index = indexes.get(topic)
         if index is None:
@@ -72,7 +72,7 @@ class QueueChooser:
         return choice.queue
 
     def attempt_ended(self, now_millis: float, broker: str, latency_millis: float, outcome: Outcome) -> None:
-        """`learn` for the way of every send: free of charge when there is nothing to learn."""
+        """`learn`, unless the strategy never learns."""
         if self.learns:
             self.learn(now_millis, Attempt(broker, latency_millis, outcome))
 
