@@ -1,4 +1,4 @@
-"""What the garbage collector need not look at in a worker of Spark."""
+"""Keep imported modules out of the garbage collection of Spark's workers."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ _known_modules = 0
 
 
 def freeze_imports() -> None:
-    """Called at the begin of all work: workers collect garbage after each, and what was imported is never garbage.
+    """Freeze all objects that imports have made. Called at the begin of every task: workers collect garbage after each.
 
-    Spark and Arrow import more when they first need it, pandas above all; so this freezes again when there is more.
+    Spark and Arrow import more when they first need it, pandas above all: then all objects are frozen again.
     """
     global _known_modules
     if len(sys.modules) != _known_modules:

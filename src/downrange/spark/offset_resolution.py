@@ -1,4 +1,4 @@
-"""What a planner asks of wherever messages are: which queues there are, how far they reach, what was stored when."""
+"""From the options of a reader to offsets: a word, a time or numbers become one offset for each queue."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol
 from downrange.model.message import MessageQueue
 from downrange.spark.errors import NothingToRead
 from downrange.spark.offsets import FROM_EARLIEST, FROM_LATEST, Offsets, describe
-from downrange.spark.options import EARLIEST, GROUP, Place
+from downrange.spark.options import EARLIEST, GROUP, ReadPosition
 from downrange.spark.planner import Reach
 
 
@@ -34,7 +34,9 @@ class Origins(Protocol):
     def commit(self, offsets: Offsets) -> None: ...
 
 
-def resolve(which: str, place: Place, otherwise: str, reach: Mapping[MessageQueue, Reach], origins: Origins) -> Offsets:
+def resolve(
+    which: str, place: ReadPosition, otherwise: str, reach: Mapping[MessageQueue, Reach], origins: Origins
+) -> Offsets:
     """The offset of every queue of `reach` that `place` means; `otherwise` is the word for queues it does not name.
 
     `which` is `starting` or `ending`: a group that has never committed a queue has all of it still to read.

@@ -12,13 +12,13 @@ from msgspec import structs
 from downrange.client.config import ClientConfig, ProducerConfig
 from downrange.client.errors import ClientClosed, SendFailed
 from downrange.client.producer.blocking.direct_sends import DirectSends
-from downrange.client.producer.delivery import StartedSend
 from downrange.client.producer.fault import StrategyName
 from downrange.client.producer.outgoing import BodyMissing
 from downrange.client.producer.pending_send import PendingSend
 from downrange.client.producer.producer import AsyncProducer
 from downrange.client.producer.retry import SendKind
 from downrange.client.producer.send_result import SendResult
+from downrange.client.producer.started_send import StartedSend
 from downrange.client.session import Session
 from downrange.clock import ManualClock
 from downrange.model.errors import MQError

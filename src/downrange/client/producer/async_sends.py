@@ -8,10 +8,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from downrange.client.errors import ClientClosed, TooManySends
-from downrange.client.producer.delivery import Selector
 from downrange.client.producer.pending_send import PendingSend
 from downrange.client.producer.retry import SendKind
 from downrange.client.producer.send_result import SendResult
+from downrange.client.producer.started_send import Selector
 from downrange.model.errors import MQError
 from downrange.model.message import Message, MessageQueue
 

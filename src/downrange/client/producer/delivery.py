@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
-
-import msgspec
+from typing import Final
 
 from downrange.client.config import ProducerConfig
 from downrange.client.errors import BrokerNotFound, FailedAttempt, SendFailed
@@ -33,6 +31,7 @@ from downrange.client.producer.retry import (
 )
 from downrange.client.producer.send_requests import SendRequests, results_of
 from downrange.client.producer.send_result import Expected, SendResult, SendStatus
+from downrange.client.producer.started_send import Destination, Selector, StartedSend
 from downrange.client.producer.stored_reply import take_stored
 from downrange.client.session import Session
 from downrange.model.errors import MQError
@@ -43,40 +42,10 @@ from downrange.protocol.errors import BrokerError, LocalProtocolError
 from downrange.transport.errors import TransportClosed
 from downrange.transport.outstanding import Waiter
 
-Selector = Callable[[Sequence[MessageQueue], Message], MessageQueue]
-"""Picks the queue of an ordered message out of all that may be written, whose order is the same for every producer."""
-
 _SYNC: Final = SendKind.SYNC
 _GIVEN: Final = SendKind.SYNC_GIVEN_QUEUE
 _ONEWAY: Final = SendKind.ONEWAY
 _REMEMBERED: Final = 10_000  # topics
-
-
-class StartedSend(msgspec.Struct):
-    """A send up to its first attempt: what goes where, how long it may take, how the attempt ended."""
-
-    message: Message
-    kind: SendKind
-    info: PublishInfo
-    target: Target
-    begun: float
-    deadline: float
-    seconds: float
-    """How long the first attempt may take."""
-    ready: Outgoing | None = None
-    ended: Command | MQError | None = None
-    """The reply or error of the first attempt, unless the message was stored."""
-
-
-class Destination(NamedTuple):
-    """What is known of a topic that messages can be sent to at once: its name on the wire, and a target per queue."""
-
-    topic: str
-    info: PublishInfo
-    targets: tuple[Target, ...]
-    by_queue: dict[MessageQueue, Target]
-    route_changes: int
-    """`Session.route_changes` when this was made."""
 
 
 class Delivery:

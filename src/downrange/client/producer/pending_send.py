@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from downrange.client.producer.delivery import Selector, StartedSend
 from downrange.client.producer.fault import Outcome
 from downrange.client.producer.retry import SendKind
 from downrange.client.producer.send_result import SendResult
+from downrange.client.producer.started_send import Selector, StartedSend
 from downrange.model.errors import MQError
 from downrange.model.message import Message, MessageQueue
 from downrange.protocol.command import Command

@@ -17,7 +17,7 @@ from downrange.client.config import ClientConfig, ProducerConfig
 from downrange.client.errors import ClientClosed, SendFailed
 from downrange.client.namespace import wrap
 from downrange.client.producer.async_sends import AsyncSends, SendCallback
-from downrange.client.producer.delivery import Delivery, Selector
+from downrange.client.producer.delivery import Delivery
 from downrange.client.producer.fault import Outcome, QueueChooser, strategy
 from downrange.client.producer.hooks import SendHook
 from downrange.client.producer.many_sends import ManySends
@@ -29,6 +29,7 @@ from downrange.client.producer.request_reply import REQUEST_SECONDS, Reply, Requ
 from downrange.client.producer.retry import SendKind
 from downrange.client.producer.send_requests import SendRequests
 from downrange.client.producer.send_result import SendResult
+from downrange.client.producer.started_send import Selector
 from downrange.client.session import Session
 from downrange.client.trace_writer import MAX_TRACE_BYTES, TraceWriter
 from downrange.model.errors import MQError

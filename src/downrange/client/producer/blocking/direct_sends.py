@@ -8,10 +8,11 @@ from typing import Final
 
 from downrange.client.producer.blocking.direct_connection import MOST_BYTES, DirectConnection
 from downrange.client.producer.blocking.shared_connection import SharedConnection
-from downrange.client.producer.delivery import Delivery, StartedSend
+from downrange.client.producer.delivery import Delivery
 from downrange.client.producer.fault import Outcome
 from downrange.client.producer.outgoing import SEND
 from downrange.client.producer.send_result import SendResult
+from downrange.client.producer.started_send import StartedSend
 from downrange.client.session import Session
 from downrange.model.errors import MessageError, MQError
 from downrange.transport.errors import ConnectFailed

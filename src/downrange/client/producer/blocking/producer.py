@@ -16,12 +16,12 @@ from downrange.client.config import ClientConfig, ProducerConfig
 from downrange.client.errors import ClientClosed, TooManySends
 from downrange.client.producer.async_sends import SendCallback
 from downrange.client.producer.blocking.direct_sends import DirectSends
-from downrange.client.producer.delivery import Selector, StartedSend
 from downrange.client.producer.hooks import SendHook
 from downrange.client.producer.pending_send import PendingSend
 from downrange.client.producer.producer import AsyncProducer
 from downrange.client.producer.request_reply import REQUEST_SECONDS, Reply
 from downrange.client.producer.send_result import SendResult
+from downrange.client.producer.started_send import Selector, StartedSend
 from downrange.model.errors import MQError
 from downrange.model.message import Message, MessageQueue
 
