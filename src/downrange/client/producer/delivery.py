@@ -100,28 +100,30 @@ class Delivery:
         if type(message) is not Message:  # a reply has a request of its own kind
             return None
         there = self._destinations.get(message.topic)
-        if there is None or there.route_changes != self._session.route_changes:
+        if there is None or there[0] != self._session.route_changes:
             there = self._destination(message.topic)
             if there is None:
                 return None
-        info = there.info
+        _, topic, info, targets, by_queue = there
         begun = self._monotonic()
         if queue is None and selector is None and not message.sharding_key:
             if self.learns:
-                target = there.by_queue[self._chooser.choose(info.queues, begun * 1000)]
+                target = by_queue[self._chooser.choose(info.queues, begun * 1000)]
             else:
-                targets = there.targets
-                target = targets[self._next_index(there.topic) % len(targets)]
+                target = targets[self._next_index(topic) % len(targets)]
         elif message.sharding_key and type(message.sharding_key) is not str:
-            return None  # whoever makes the request raises the error
+            return None  # making the request raises the error
         else:
             given = _given_queue(message, info, queue, selector)
             assert given is not None
-            target = there.by_queue.get(given) or self._target(info, given)
+            target = by_queue.get(given) or self._target(info, given)
             if kind is _SYNC:
                 kind = _GIVEN
-        deadline = begun + (self._seconds if timeout is None else timeout)
-        seconds = self._first_seconds if timeout is None else attempt_timeout(begun, deadline, self._attempt_seconds)
+        if timeout is None:
+            deadline, seconds = begun + self._seconds, self._first_seconds
+        else:
+            deadline = begun + timeout
+            seconds = attempt_timeout(begun, deadline, self._attempt_seconds)
         return StartedSend(message, kind, info, target, begun, deadline, seconds)
 
     def encode(self, started: StartedSend, opaque: int) -> tuple[bytes, Expected]:
@@ -201,7 +203,7 @@ class Delivery:
         if len(self._destinations) >= _REMEMBERED:
             self._destinations.clear()
         by_queue = dict(zip(info.queues, targets, strict=True))
-        there = self._destinations[topic] = Destination(on_wire, info, targets, by_queue, changes)
+        there = self._destinations[topic] = Destination(changes, on_wire, info, targets, by_queue)
         return there
 
     def _target(self, info: PublishInfo, queue: MessageQueue) -> Target:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-import threading
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
+from threading import get_ident
 from types import TracebackType
 from typing import Any, Final, Literal, Self, TypeVar
 
@@ -73,6 +73,7 @@ class AsyncProducer:
         self.routes = PublishRoutes(self.session, self.config)
         self.delivery: Delivery  # made by start
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_running: Callable[[], bool]  # of the loop
         self._thread = 0
         self._forks = 0
         self._is_open = False
@@ -98,7 +99,8 @@ class AsyncProducer:
         if self._loop is not None:
             raise ClientClosed(f"the producer {self.group} was started before; make a new one")
         self._loop = asyncio.get_running_loop()
-        self._thread = threading.get_ident()
+        self._is_running = self._loop.is_running
+        self._thread = get_ident()
         self._forks = forks.count
         self.session.start()
         self.session.heartbeats.add_producer(self.group)
@@ -309,8 +311,7 @@ class AsyncProducer:
         if not self._is_open:
             state = "not started" if self._loop is None else "closed"
             raise ClientClosed(f"the producer {self.group} is {state}")
-        assert self._loop is not None
-        if self._thread != threading.get_ident() or not self._loop.is_running() or self._forks != forks.count:
+        if self._thread != get_ident() or not self._is_running() or self._forks != forks.count:
             raise ClientClosed(f"the producer {self.group} was started on another event loop, or before a fork")
         self._on_their_way += 1
 

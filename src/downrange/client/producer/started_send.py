@@ -37,9 +37,9 @@ class StartedSend(msgspec.Struct):
 class Destination(NamedTuple):
     """What is known of a topic that messages can be sent to at once: its name on the wire, and a target per queue."""
 
+    route_changes: int
+    """`Session.route_changes` when this was made."""
     topic: str
     info: PublishInfo
     targets: tuple[Target, ...]
     by_queue: dict[MessageQueue, Target]
-    route_changes: int
-    """`Session.route_changes` when this was made."""
