@@ -52,17 +52,19 @@ async def without_shortcut(producer: AsyncProducer, message: Message, queue: Mes
 
 async def for_a_thread(producer: AsyncProducer, message: Message, queue: MessageQueue | None) -> SendResult:
     """On the loop, without a task."""
-    started = producer.delivery.aim(message, queue, None, None)
-    if started is None:
+    aim = producer.delivery.aim(message, queue, None, None)
+    if aim is None:
         return await producer.send(message, queue=queue)
+    started = StartedSend(*aim)
     return await pending_send(producer, started)[1]
 
 
 async def on_its_own_socket(producer: AsyncProducer, message: Message, queue: MessageQueue | None) -> SendResult:
     """On another thread, with a connection made for this send."""
-    started = producer.delivery.aim(message, queue, None, None)
-    if started is None:
+    aim = producer.delivery.aim(message, queue, None, None)
+    if aim is None:
         return await producer.send(message, queue=queue)
+    started = StartedSend(*aim)
     loop = asyncio.get_running_loop()
     direct = DirectSends(producer.session, producer.delivery)
 
@@ -213,8 +215,9 @@ async def test_a_send_for_a_thread_that_is_given_up_frees_its_place(cluster: Fak
     async with AsyncProducer("producers", cluster.namesrv) as producer:
         await connect_to_all(producer)
         answer_sends(cluster, silence)
-        started = producer.delivery.aim(MESSAGE, None, None, None)
-        assert started is not None
+        aim = producer.delivery.aim(MESSAGE, None, None, None)
+        assert aim is not None
+        started = StartedSend(*aim)
         waiting, told = pending_send(producer, started)
         await until(lambda: silence.waiting)
         assert len(asked_of(producer)) == 1
@@ -228,8 +231,9 @@ async def test_who_waits_is_told_though_the_work_was_cancelled_before_it_began(c
     answer_sends(cluster, stored)
     async with AsyncProducer("producers", cluster.namesrv) as producer:
         await connect_to_all(producer)
-        started = producer.delivery.aim(MESSAGE, None, None, None)
-        assert started is not None
+        aim = producer.delivery.aim(MESSAGE, None, None, None)
+        assert aim is not None
+        started = StartedSend(*aim)
         started.ended = SystemBusy("busy")
         waiting, told = pending_send(producer, started)
         waiting.cancel()

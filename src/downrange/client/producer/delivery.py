@@ -1,8 +1,8 @@
 """The way of a send: where it goes, its first attempt, and further attempts as `retry.py` decides.
 
-    aim ─▶ StartedSend ─▶ encode ─▶ asked over the event loop's connection (begin), or over a thread's (blocking/)
-                                        ├─▶ stored: the SendResult
-                                        └─▶ anything else: go_on, with attempts until one is stored or time is up
+    aim ─▶ ask, over the event loop's connection; or encode, and blocking/ asks over the thread's own
+               ├─▶ stored: the SendResult
+               └─▶ anything else: go_on, with attempts until the message is stored or the time is up
 
 Nearly every send is stored by its first attempt, so that one is made without a task, a timer or a list of its own.
 """
@@ -31,7 +31,7 @@ from downrange.client.producer.retry import (
 )
 from downrange.client.producer.send_requests import SendRequests, results_of
 from downrange.client.producer.send_result import Expected, SendResult, SendStatus
-from downrange.client.producer.started_send import Destination, Selector, StartedSend
+from downrange.client.producer.started_send import Aim, Destination, Selector, StartedSend
 from downrange.client.producer.stored_reply import take_stored
 from downrange.client.session import Session
 from downrange.model.errors import MQError
@@ -95,7 +95,7 @@ class Delivery:
         selector: Selector | None,
         timeout: float | None,
         kind: SendKind = _SYNC,
-    ) -> StartedSend | None:
+    ) -> Aim | None:
         """Choose the queue of the first attempt. None when the route is not known, with hooks, and with signatures."""
         if type(message) is not Message:  # a reply has a request of its own kind
             return None
@@ -124,74 +124,60 @@ class Delivery:
         else:
             deadline = begun + timeout
             seconds = attempt_timeout(begun, deadline, self._attempt_seconds)
-        return StartedSend(message, kind, info, target, begun, deadline, seconds)
+        return message, kind, info, target, begun, deadline, seconds
 
     def encode(self, started: StartedSend, opaque: int) -> tuple[bytes, Expected]:
         """The frame of the first attempt, and what is known of its result.
 
         Raises MessageError, and LocalProtocolError when the frame is too large.
         """
+        topic, month, target = started.info.topic, self._ids.month, started.target
         started.ready, frame, expected = make_send(
-            started.message,
-            started.info.topic,
-            self._ids.month,
-            self._nanoseconds(),
-            self._rules,
-            started.target,
-            opaque,
+            started.message, topic, month, self._nanoseconds(), self._rules, target, opaque
         )
         return frame, expected
 
-    def ask(self, started: StartedSend, waiter: Waiter) -> bool:
-        """Make the first attempt if the broker can be asked without waiting, and whether it was asked.
+    def ask(self, aim: Aim, waiter: Waiter) -> Outgoing | None:
+        """Make the first attempt if the broker can be asked without waiting: returns the request, else None.
 
         Then `waiter` gets the reply: a SendResult when the message was stored, else a Command. Raises MessageError.
         """
-        target = started.target
+        message, _, info, target, _, _, seconds = aim
         connection = self._connection(target[1])  # type: ignore[arg-type]  # None is no key
         opaque = None if connection is None else connection.opaque_if_room()
         if connection is None or opaque is None:
-            started.ready = self._preparation.ready(started.message)
-            return False
+            return None
         try:
-            started.ready, frame, expected = make_send(
-                started.message, started.info.topic, self._ids.month, self._nanoseconds(), self._rules, target, opaque
+            ready, frame, expected = make_send(
+                message, info.topic, self._ids.month, self._nanoseconds(), self._rules, target, opaque
             )
-            connection.ask_encoded(opaque, frame, waiter, SEND, started.seconds, expected)
-        except LocalProtocolError as error:
-            started.ended = error
-            return False
-        except TransportClosed:
-            return False
+            connection.ask_encoded(opaque, frame, waiter, SEND, seconds, expected)
+        except (LocalProtocolError, TransportClosed):  # `go_on` makes the attempt again, and a list of its errors
+            return None
         if connection.express is None:
             connection.express = take_stored
+        return ready
+
+    def tell(self, aim: Aim) -> bool:
+        """Send one-way if that takes no waiting, and whether it did; raises MessageError."""
+        message, _, info, target, _, _, _ = aim
+        connection = self._connection(target[1])  # type: ignore[arg-type]  # None is no key
+        if connection is None or not connection.is_writable:
+            return False
+        opaque, month = connection.next_opaque(), self._ids.month
+        target = self._oneway_target(target)
+        try:
+            _, frame, _ = make_send(message, info.topic, month, self._nanoseconds(), self._rules, target, opaque)
+            connection.oneway_encoded(frame)
+        except LocalProtocolError:
+            return False
         return True
 
-    def tell(
-        self, message: Message, queue: MessageQueue | None, selector: Selector | None
-    ) -> tuple[StartedSend | None, bool]:
-        """Send one-way if that takes no waiting, and whether it did. None as for `aim`; raises MessageError."""
-        started = self.aim(message, queue, selector, None, _ONEWAY)
-        if started is None:
-            return None, False
-        connection = self._connection(started.target.address)  # type: ignore[arg-type]  # None is no key
-        if connection is None or not connection.is_writable:
-            return started, False
-        started.target = self._oneway_target(started.target)
-        try:
-            connection.oneway_encoded(self.encode(started, connection.next_opaque())[0])
-        except LocalProtocolError as error:
-            started.ended = error
-            return started, False
-        return started, True
-
-    def learn(self, started: StartedSend, outcome: Outcome = Outcome.OK) -> None:
-        """Tell the fault strategy how the first attempt ended; `go_on` does so for the sends it is called for."""
+    def learn(self, target: Target, begun: float, outcome: Outcome = Outcome.OK) -> None:
+        """Tell the fault strategy how a first attempt ended; `go_on` does so for the sends it is called for."""
         if self.learns:
             now = self._monotonic()
-            self._chooser.attempt_ended(
-                now * 1000, started.target.queue.broker_name, (now - started.begun) * 1000, outcome
-            )
+            self._chooser.attempt_ended(now * 1000, target.queue.broker_name, (now - begun) * 1000, outcome)
 
     def _destination(self, topic: str) -> Destination | None:
         changes = self._session.route_changes  # before the route is looked at, which may change meanwhile

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from downrange.client.errors import ClientClosed
 from downrange.client.producer.pending_send import PendingSend
+from downrange.client.producer.retry import SendKind
 from downrange.client.producer.send_result import SendResult
 from downrange.model.errors import MQError
 from downrange.model.message import Message
@@ -40,19 +41,23 @@ class ManySends:
         """The result or error of each message; raises what iterating over `messages` raises."""
         results = self._results
         producer, timeout, ended, append = self._producer, self._timeout, self._ended, results.append
+        delivery = producer.delivery
         number = 0
         try:
             for message in messages:
                 if self._left >= MOST:
                     await self._until(MOST // 2)
-                one = PendingSend(producer, ended, number)
+                aim = delivery.aim(message, None, None, timeout)
+                one = PendingSend(producer, ended, number, aim)
                 number += 1
                 append(one)
                 self._left += 1
                 try:
-                    one.begin(message, None, None, timeout)
-                    if one.task is not None and message.sharding_key:  # the next of its key must not overtake it
-                        await asyncio.wait([one.task])
+                    one.ready = None if aim is None else delivery.ask(aim, one)
+                    if one.ready is None:
+                        one.deliver(message, SendKind.SYNC, None, None, timeout)
+                        if one.task is not None and message.sharding_key:  # the next of its key must not overtake it
+                            await asyncio.wait([one.task])
                 except MQError as error:  # of the message
                     self._ended(one, error)
             if self._left:

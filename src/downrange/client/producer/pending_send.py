@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
+from msgspec import structs
 
 from downrange.client.producer.fault import Outcome
+from downrange.client.producer.outgoing import Outgoing
 from downrange.client.producer.retry import SendKind
 from downrange.client.producer.send_result import SendResult
-from downrange.client.producer.started_send import Selector, StartedSend
+from downrange.client.producer.started_send import Aim, Selector, StartedSend
 from downrange.model.errors import MQError
 from downrange.model.message import Message, MessageQueue
 from downrange.protocol.command import Command
@@ -33,7 +35,8 @@ class PendingSend(msgspec.Struct, eq=False):
     ended: Callable[[PendingSend, SendResult | BaseException], None]
     number: int = 0
     """For `ended`, to tell one send from another."""
-    started: StartedSend | None = None
+    aim: Aim | None = None
+    ready: Outgoing | None = None
     task: asyncio.Task[Sequence[SendResult]] | None = None
     is_done: bool = False
 
@@ -47,11 +50,10 @@ class PendingSend(msgspec.Struct, eq=False):
     ) -> None:
         """Make the first attempt now if that takes no waiting, else in a task; raises MessageError."""
         delivery = self.producer.delivery
-        started = self.started = delivery.aim(message, queue, selector, timeout, kind)
-        if started is None:
+        aim = self.aim = delivery.aim(message, queue, selector, timeout, kind)
+        self.ready = None if aim is None else delivery.ask(aim, self)
+        if self.ready is None:
             self.deliver(message, kind, queue, selector, timeout)
-        elif not delivery.ask(started, self):
-            self._run(delivery.go_on(started))
 
     def deliver(
         self,
@@ -61,14 +63,18 @@ class PendingSend(msgspec.Struct, eq=False):
         selector: Selector | None,
         timeout: float | None,
     ) -> None:
-        """Make all attempts in a task; raises MessageError."""
-        producer = self.producer
-        self._run(producer.delivery.deliver(producer.ready(message), kind, queue, selector, timeout))
+        """Make all attempts in a task, from `aim` on if there is one; raises MessageError."""
+        delivery = self.producer.delivery
+        if self.aim is None:
+            self._run(delivery.deliver(self.producer.ready(message), kind, queue, selector, timeout))
+        else:
+            self._run(delivery.go_on(StartedSend(*self.aim, self.producer.ready(message))))
 
     def go_on(self, started: StartedSend) -> None:
         """Go on with a send that a thread has started: its first attempt has ended, or was not made."""
-        self.started = started
-        if started.ended is not None or not self.producer.delivery.ask(started, self):
+        self.aim = structs.astuple(started)[: len(get_args(Aim))]
+        self.ready = None if started.ended is not None else self.producer.delivery.ask(self.aim, self)
+        if self.ready is None:
             self._run(self.producer.delivery.go_on(started))
 
     def cancel(self) -> None:
@@ -81,12 +87,12 @@ class PendingSend(msgspec.Struct, eq=False):
 
     def give_up(self) -> str | None:
         """Wait for no reply any longer, without a word to `ended`; returns the address of the broker that was asked."""
-        started = self.started
-        if self.is_done or started is None:
+        if self.is_done or self.aim is None:
             return None
         self.is_done = True
-        self.producer.delivery.learn(started, Outcome.INTERRUPTED)
-        return started.target.address
+        target, begun = self.aim[3], self.aim[4]
+        self.producer.delivery.learn(target, begun, Outcome.INTERRUPTED)
+        return target.address
 
     # --- the Waiter of transport/outstanding.py -------------------------------------------------------------------
 
@@ -94,23 +100,24 @@ class PendingSend(msgspec.Struct, eq=False):
         return self.is_done
 
     def set_result(self, reply: Command | SendResult, /) -> None:
-        assert self.started is not None
-        if isinstance(reply, SendResult):
-            self.is_done = True
-            if self.producer.delivery.learns:
-                self.producer.delivery.learn(self.started)
-            self.ended(self, reply)
-        else:
-            self.started.ended = reply
-            self._run(self.producer.delivery.go_on(self.started))
+        if not isinstance(reply, SendResult):
+            self._retry(reply)
+            return
+        self.is_done = True
+        delivery = self.producer.delivery
+        if delivery.learns and self.aim is not None:
+            delivery.learn(self.aim[3], self.aim[4])
+        self.ended(self, reply)
 
     def set_exception(self, error: BaseException, /) -> None:
-        assert self.started is not None
         assert isinstance(error, MQError), error
-        self.started.ended = error
-        self._run(self.producer.delivery.go_on(self.started))
+        self._retry(error)
 
     # --- further attempts -----------------------------------------------------------------------------------------
+
+    def _retry(self, ended: Command | MQError) -> None:
+        assert self.aim is not None
+        self._run(self.producer.delivery.go_on(StartedSend(*self.aim, self.ready, ended)))
 
     def _run(self, attempts: Coroutine[Any, Any, Sequence[SendResult]]) -> None:
         self.is_done = True

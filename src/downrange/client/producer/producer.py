@@ -29,11 +29,12 @@ from downrange.client.producer.request_reply import REQUEST_SECONDS, Reply, Requ
 from downrange.client.producer.retry import SendKind
 from downrange.client.producer.send_requests import SendRequests
 from downrange.client.producer.send_result import SendResult
-from downrange.client.producer.started_send import Selector
+from downrange.client.producer.started_send import Selector, StartedSend
 from downrange.client.session import Session
 from downrange.client.trace_writer import MAX_TRACE_BYTES, TraceWriter
 from downrange.model.errors import MQError
 from downrange.model.message import Message, MessageQueue
+from downrange.protocol.command import Command
 
 T = TypeVar("T")
 _YIELD_BYTES: Final = 64 * 1024
@@ -169,25 +170,27 @@ class AsyncProducer:
         self.count_in()
         try:
             delivery = self.delivery
-            started = delivery.aim(message, queue, selector, timeout)
-            if started is None:
+            aim = delivery.aim(message, queue, selector, timeout)
+            if aim is None:
                 return (await delivery.deliver(self.ready(message), SendKind.SYNC, queue, selector, timeout))[0]
             asked = delivery.new_future()
-            if delivery.ask(started, asked):
+            ready = delivery.ask(aim, asked)
+            ended: Command | MQError | None = None
+            if ready is not None:
                 try:
                     reply = await asked
                     if isinstance(reply, SendResult):  # nearly every send ends here
                         if delivery.learns:
-                            delivery.learn(started)
+                            delivery.learn(aim[3], aim[4])
                         return reply
-                    started.ended = reply
+                    ended = reply
                 except MQError as error:
-                    started.ended = error
+                    ended = error
                 except asyncio.CancelledError:
-                    delivery.learn(started, Outcome.INTERRUPTED)
-                    delivery.requests.forget_given_up(started.target.address)
+                    delivery.learn(aim[3], aim[4], Outcome.INTERRUPTED)
+                    delivery.requests.forget_given_up(aim[3].address)
                     raise
-            return (await delivery.go_on(started))[0]
+            return (await delivery.go_on(StartedSend(*aim, ready, ended)))[0]
         finally:
             self._on_their_way -= 1  # `count_out`, for every send
             if self._all_done is not None:
@@ -214,11 +217,11 @@ class AsyncProducer:
         """Send once and do not wait for an answer: fast, but the loss of a message goes unnoticed."""
         self.count_in()
         try:
-            started, is_sent = self.delivery.tell(message, queue, selector)
-            if started is None:
+            aim = self.delivery.aim(message, queue, selector, None, SendKind.ONEWAY)
+            if aim is None:
                 await self.delivery.deliver(self.ready(message), SendKind.ONEWAY, queue, selector, None)
-            elif not is_sent:
-                await self.delivery.go_on(started)
+            elif not self.delivery.tell(aim):
+                await self.delivery.go_on(StartedSend(*aim))
             # Without an answer to wait for, a loop of sends would never let the event loop write them.
             self._oneway_bytes += len(message.body) + _ONEWAY_EXTRA_BYTES
             if self._oneway_bytes > _YIELD_BYTES:

@@ -18,6 +18,10 @@ Selector = Callable[[Sequence[MessageQueue], Message], MessageQueue]
 """Picks the queue of an ordered message out of all that may be written, whose order is the same for every producer."""
 
 
+Aim = tuple[Message, SendKind, PublishInfo, Target, float, float, float]
+"""The first fields of a StartedSend. A plain tuple, because there is one for every send."""
+
+
 class StartedSend(msgspec.Struct):
     """A send up to its first attempt: what goes where, how long it may take, how the attempt ended."""
 
@@ -30,8 +34,9 @@ class StartedSend(msgspec.Struct):
     seconds: float
     """How long the first attempt may take."""
     ready: Outgoing | None = None
+    """The request, once it was made."""
     ended: Command | MQError | None = None
-    """The reply or error of the first attempt, unless the message was stored."""
+    """The reply or error of the first attempt, unless the message was stored or no attempt was made."""
 
 
 class Destination(NamedTuple):

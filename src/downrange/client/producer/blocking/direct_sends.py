@@ -76,7 +76,7 @@ class DirectSends:
                     return None
                 reply = connection.ask(opaque, frame, SEND, started.seconds, expected)
                 if isinstance(reply, SendResult):  # nearly always
-                    self._delivery.learn(started)
+                    self._delivery.learn(started.target, started.begun)
                     return reply
                 if reply is not None:
                     started.ended = reply
@@ -86,7 +86,7 @@ class DirectSends:
         except MQError as error:
             started.ended = error
         except BaseException:  # Ctrl-C
-            self._delivery.learn(started, Outcome.INTERRUPTED)
+            self._delivery.learn(started.target, started.begun, Outcome.INTERRUPTED)
             raise
         return None
 

@@ -137,16 +137,17 @@ class Producer:
         background.refuse_its_own_thread()
         assert self._direct is not None
         delivery = producer.delivery
-        started = delivery.aim(message, queue, selector, timeout)
-        if started is None and delivery.requests.is_plain:
+        aim = delivery.aim(message, queue, selector, timeout)
+        if aim is None and delivery.requests.is_plain:
             # Only the route is for the loop's thread to find. The round robin over the queues is this thread's own.
             ready = producer.ready(message)
             clock = producer.session.clock
             until = clock.monotonic() + (self.config.send_timeout_seconds if timeout is None else timeout)
             background.run(producer.routes.find(ready.topic, until))
-            started = delivery.aim(message, queue, selector, max(0.0, until - clock.monotonic()))
-        if started is None:  # hooks to be run, a signature to be made
+            aim = delivery.aim(message, queue, selector, max(0.0, until - clock.monotonic()))
+        if aim is None:  # hooks to be run, a signature to be made
             return background.run(producer.send(message, queue=queue, selector=selector, timeout=timeout))
+        started = StartedSend(*aim)
         return self._direct.send(started, partial(_go_on, background, producer, started))
 
     def send_async(
