@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from downrange.cli.asking import answer, broker_row
+from downrange.cli.cluster_actions import answer, broker_row
 from downrange.cli.options import Broker, Cluster, Json, Namesrv, command_family
 from downrange.cli.output import Answer, Column, Table
 from downrange.cli.times import time_text
@@ -15,7 +15,7 @@ from downrange.cli.times import time_text
 if TYPE_CHECKING:
     from downrange.client.admin import Admin
     from downrange.client.brokers import Broker as BrokerProcess
-    from downrange.client.outcomes import Outcomes
+    from downrange.client.per_server import PerServer
 
 app = command_family("Brokers of a cluster: list, look at, clean up.")
 
@@ -219,7 +219,7 @@ def show_producers(broker: Broker = None, cluster: Cluster = None, namesrv: Name
     answer(namesrv, json, action)
 
 
-def told(what: str, outcomes: Outcomes[BrokerProcess, None]) -> Answer:
+def told(what: str, outcomes: PerServer[BrokerProcess, None]) -> Answer:
     """The answer to an order that brokers just carry out."""
     document: dict[str, Any] = {"done": [broker_row(one) for one in outcomes.done]}
     return Answer(document, [f"{what} on {one}" for one in outcomes.done], outcomes.failed)

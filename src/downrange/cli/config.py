@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from downrange.cli.asking import answer, broker_row
 from downrange.cli.cluster import told
+from downrange.cli.cluster_actions import answer, broker_row
 from downrange.cli.options import Broker, Cluster, Json, Namesrv, UsageError, command_family, key_values
 from downrange.cli.output import Answer, cell
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from downrange.cli.asking import answer, ask
+from downrange.cli.cluster_actions import answer, ask
 from downrange.cli.options import DryRun, Group, Json, Namesrv, UsageError, command_family
 from downrange.cli.output import Answer, Column, Table, one_line, print_answer
 from downrange.cli.times import parse_time, time_text

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from downrange.cli.asking import answer, broker_row
 from downrange.cli.cluster import told
+from downrange.cli.cluster_actions import answer, broker_row
 from downrange.cli.config import settings_text
 from downrange.cli.options import Broker, Cluster, DryRun, Group, Json, Namesrv, Topic, UsageError, command_family
 from downrange.cli.output import Answer, Column, Table
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from downrange.client.admin import Admin
     from downrange.client.admin.offsets import BrokerMoves
     from downrange.client.brokers import Broker as BrokerProcess
-    from downrange.client.outcomes import Outcomes
+    from downrange.client.per_server import PerServer
     from downrange.model.errors import MQError
 
 app = command_family("Consumer groups: list, look at, create, delete, move their offsets.")
@@ -272,7 +272,7 @@ def show_status(
     """Show the state that running members report: queues, offsets, rates, settings."""
 
     async def action(admin: Admin) -> Answer:
-        from downrange.client.outcomes import ask_each
+        from downrange.client.per_server import ask_each
 
         if client is not None:
             members = {client}
@@ -412,7 +412,7 @@ def clone(
     answer(namesrv, json, action)
 
 
-def _moves(group: str, topic: str, outcomes: Outcomes[BrokerProcess, BrokerMoves]) -> Answer:
+def _moves(group: str, topic: str, outcomes: PerServer[BrokerProcess, BrokerMoves]) -> Answer:
     rows = [
         {
             "broker": move.queue.broker_name,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from downrange.cli.asking import answer
+from downrange.cli.cluster_actions import answer
 from downrange.cli.options import Json, Namesrv, Topic, UsageError, command_family, key_values
 from downrange.cli.output import Answer, Column, Table
 from downrange.cli.times import parse_time, time_text

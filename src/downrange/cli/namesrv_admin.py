@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from downrange.cli.asking import answer
+from downrange.cli.cluster_actions import answer
 from downrange.cli.config import settings_text
 from downrange.cli.options import Json, Namesrv, command_family, key_values
 from downrange.cli.output import Answer, Column, Table
 
 if TYPE_CHECKING:
     from downrange.client.admin import Admin
-    from downrange.client.outcomes import Outcomes
+    from downrange.client.per_server import PerServer
 
 app = command_family("Running name servers: settings, key-value store, write permission of brokers.")
 
@@ -22,7 +22,7 @@ Key = Annotated[str, typer.Argument(help="Key.")]
 BrokerName = Annotated[str, typer.Argument(help="Broker name.")]
 
 
-def told(what: str, outcomes: Outcomes[str, None]) -> Answer:
+def told(what: str, outcomes: PerServer[str, None]) -> Answer:
     return Answer({"done": list(outcomes.done)}, [f"{what} on {one}" for one in outcomes.done], outcomes.failed)
 
 
@@ -74,7 +74,7 @@ def add_write_perm(broker: BrokerName, namesrv: Namesrv = None, json: Json = Fal
     answer(namesrv, json, action)
 
 
-def _counted(broker: str, verb: str, outcomes: Outcomes[str, int]) -> Answer:
+def _counted(broker: str, verb: str, outcomes: PerServer[str, int]) -> Answer:
     rows = [{"address": one, "topics": count} for one, count in outcomes.done.items()]
     lines = [f"{count} topics of {broker} {verb} write permission on {one}" for one, count in outcomes.done.items()]
     return Answer({"broker": broker, "namesrvs": rows}, lines, outcomes.failed)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from downrange.cli.asking import answer, broker_row
+from downrange.cli.cluster_actions import answer, broker_row
 from downrange.cli.options import (
     Broker,
     Cluster,

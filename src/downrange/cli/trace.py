@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from downrange.cli.asking import answer
+from downrange.cli.cluster_actions import answer
 from downrange.cli.options import Json, Namesrv
 from downrange.cli.output import Answer
 from downrange.cli.times import time_text

@@ -11,7 +11,6 @@ from array import array
 from functools import partial
 from typing import Final, NamedTuple
 
-from downrange.compiled import steps as compiled
 from downrange.load.outstanding import FIRST_OPAQUE, Outstanding
 from downrange.protocol.codes import ResponseCode, SerializeType
 from downrange.protocol.command import Command
@@ -59,9 +58,7 @@ class ReplyReader:
 
     def __init__(self, layout: ReplyLayout, outstanding: Outstanding) -> None:
         self._outstanding = outstanding
-        self._read = partial(
-            read_replies if compiled is None else compiled.read_replies, *layout, FIRST_OPAQUE, outstanding.moments
-        )
+        self._read = partial(_read_replies, *layout, FIRST_OPAQUE, outstanding.moments)
         self._rest = b""
 
     def feed(self, data: bytes) -> tuple[int, list[int], list[Command]]:
@@ -104,7 +101,7 @@ def _whole_frame(data: bytes, at: int) -> bytes:
     return data[at:stop] if stop <= len(data) else b""
 
 
-def read_replies(
+def _read_replies(
     is_json: bool, start: bytes, after: int, first_opaque: int, moments: array[int], data: bytes, at: int
 ) -> tuple[int, int, list[int]]:
     """Read replies from `at` on, as long as they have the expected form and answer outstanding requests.

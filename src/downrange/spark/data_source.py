@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 
 from downrange.model.errors import MQError
 from downrange.spark.errors import SchemaMismatch, one_line_errors
-from downrange.spark.garbage import freeze_imports
+from downrange.spark.frozen_imports import freeze_imports
 from downrange.spark.options import SourceOptions, parse_options
 from downrange.spark.schema import COLUMNS, PROPERTIES, message_schema
 

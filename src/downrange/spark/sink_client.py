@@ -10,9 +10,9 @@ from downrange.client import background_loop
 from downrange.client.admin.messages import MessageAdmin
 from downrange.client.consumer.messages import ReceivedMessage
 from downrange.client.errors import NoRoute
-from downrange.client.producer import AsyncProducer
+from downrange.client.producer.producer import AsyncProducer
+from downrange.client.producer.transaction_producer import AsyncTransactionProducer, HalfSent, LocalTransactionState
 from downrange.client.session import Session
-from downrange.client.transaction_producer import AsyncTransactionProducer, HalfSent, LocalTransactionState
 from downrange.model.errors import MessageError
 from downrange.spark.delivery import Level, Verdict, verdict
 from downrange.spark.markers import AskedMarkers, Markers

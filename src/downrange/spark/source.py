@@ -33,10 +33,10 @@ from downrange.spark.cluster import Cluster
 from downrange.spark.decoder import Decoder
 from downrange.spark.errors import DataLost, NothingToRead, OptionError, one_line_errors
 from downrange.spark.filters import Narrowed
-from downrange.spark.garbage import freeze_imports
+from downrange.spark.frozen_imports import freeze_imports
+from downrange.spark.offset_resolution import Origins, resolve
 from downrange.spark.offsets import Offsets, from_json, to_json
 from downrange.spark.options import EARLIEST, LATEST, SourceOptions
-from downrange.spark.places import Origins, resolve
 from downrange.spark.planner import Loss, QueueRange, Reach
 from downrange.spark.store_reader import StoreReader, Stores
 from downrange.spark.wire_reader import WireReader
