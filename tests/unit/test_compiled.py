@@ -191,8 +191,8 @@ def test_no_reference_is_kept_or_lost() -> None:
         assert steps.put_entries(messages, 0, stop, rows, tail)[0] == 0
         assert steps.index_keys(messages, 0, stop, keys, 10, 2, 1000, 0, 0, NOW)
         assert steps.index_keys(messages, 0, stop, keys, 10, 2, 4, 0, 0, NOW) is None
-        for which in range(3):
-            assert replies.encode(template, messages, which)[0]
+        for answered in range(3):
+            assert replies.encode(template, messages, answered)[0]
         assert replies.request(0)
         assert replies.batches()
         assert replies.codes()

@@ -49,8 +49,8 @@ class CommitLog:
         assert self._current in (None, last), "appends go to the last file"
         if last is not None:
             walk = self.walk(last.start)
-            for record in walk:
-                assert last.start <= record[0] and record[0] + record[1] <= last.start + last.size, "in one file"
+            for _ in walk:
+                pass
             assert walk.damage is None or walk.is_cut_short, walk.damage
 
     @property

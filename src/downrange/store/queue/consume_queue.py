@@ -21,7 +21,7 @@ from downrange.store.queue.queue_entries import NO_COPY, QueueEntries
 from downrange.store.queue.queue_entry import BLANK, ENTRY, ENTRY_SIZE, count_valid
 from downrange.store.queue.queue_files import REBUILD, file_starts, first_data
 from downrange.store.queue.queue_states import Resting
-from downrange.store.queue.queue_tails import AT, BLOCK, END, PHYSICAL_END, PUT_DONE, PUT_STATE, ROW, SPILL_AT, QueueTails
+from downrange.store.queue.queue_tails import AT, BLOCK, END, PHYSICAL_END, PUT_DONE, PUT_STATE, SPILL_AT, QueueTails
 
 __all__ = ["BLANK", "ENTRY", "ENTRY_SIZE", "PAGE_SIZE", "ConsumeQueue", "count_valid", "file_starts"]
 
@@ -90,13 +90,13 @@ class ConsumeQueue(QueueEntries):
 
     def check(self) -> None:
         """Raise AssertionError unless everything holds that holds always; entries that are in memory are compared."""
-        _, end, physical_end, at, *_, start = self._tails.rows[self.row : self.row + ROW]
-        assert self._min <= end, "the first entry is not behind the end"
+        start, end = self._tail, self._end
+        assert self._min <= end, f"the first entry is not behind the end: {self}"
         order = [self._first, self._flushed, self._written, self._created]
         assert order == sorted(order), f"what was written lies in files: {self} {order}"
-        assert start <= self._written <= end and end % ENTRY_SIZE == 0, f"entries are in a file or in memory: {self}"
-        assert (at > 0) == (start < end), f"memory is taken for entries, and only for them: {self}"
-        assert physical_end == self._physical_end_before(end), f"the last entry says where its record ends: {self}"
+        assert start <= self._written <= end, f"each entry is in a file or in memory: {self}"
+        assert (self._tails.rows[self.row + AT] > 0) == (start < end), f"memory is taken for entries only: {self}"
+        assert self.max_physical_offset == self._physical_end_before(end), f"the last entry says where it ends: {self}"
         for position in range(start, self._written, ENTRY_SIZE):
             with self._opened(position - position % self._file_size) as descriptor:
                 written = os.pread(descriptor, ENTRY_SIZE, position % self._file_size)
