@@ -31,8 +31,8 @@ def topic_field(topic: str) -> bytes:
 class CommitLog:
     """The one log that everything else is derived from.
 
-    Holds always: `min_offset <= flushed_offset <= max_offset`, and no record spans two files. The store's thread
-    appends and reads; what its `segments` say of threads holds.
+    Holds always, and `check` tests it: `min_offset <= flushed_offset <= max_offset`, and no record spans two files. The
+    store's thread appends and reads; what its `segments` say of threads holds.
     """
 
     def __init__(self, segments: Segments) -> None:
@@ -42,6 +42,17 @@ class CommitLog:
         self.last_store_timestamp = 0
         # Called when appends used up some of what was ready for them: time to prepare more.
         self.on_room_used: Callable[[], None] = lambda: None
+
+    def check(self) -> None:
+        """Raise AssertionError unless everything holds that holds always; the records of the last file are read."""
+        self.segments.check()
+        last = self.segments.last
+        assert self._current in (None, last), "appends go to the last file"
+        if last is not None:
+            walk = self.walk(last.start)
+            for _ in walk:
+                pass
+            assert walk.damage is None or walk.is_cut_short, walk.damage
 
     @property
     def min_offset(self) -> PhysicalOffset:
