@@ -87,7 +87,7 @@ def test_a_batch_becomes_records_entries_and_keys() -> None:
     assert [*tails.rows[:6]] == [3, 60, places[2][0] + size, 256 + 16 + 40, 2, 2 * size]
     assert tails.read(0, 20, 60) == b"".join(ENTRY.pack(*places[n][:2], tags_code("TagA")) for n in (0, 2))
     index = bytearray(40 + 4 * 10 + 20 * 50)
-    assert steps.index_keys(messages, 0, 3, index, 10, 2, 50, 1, 0, NOW) == (5, 2, places[2][0])
+    assert steps.index_keys(messages, 0, 3, index, 10, 2, 50, 1, 0) == (5, 2, places[2][0], NOW)
 
 
 @needs_twins
@@ -189,8 +189,8 @@ def test_no_reference_is_kept_or_lost() -> None:
         assert len(list(messages.properties_for(state))) == stop
         assert steps.put_entries(messages, 0, stop, rows, tail)[0] == stop
         assert steps.put_entries(messages, 0, stop, rows, tail)[0] == 0
-        assert steps.index_keys(messages, 0, stop, keys, 10, 2, 1000, 0, 0, NOW)
-        assert steps.index_keys(messages, 0, stop, keys, 10, 2, 4, 0, 0, NOW) is None
+        assert steps.index_keys(messages, 0, stop, keys, 10, 2, 1000, 0, 0)
+        assert steps.index_keys(messages, 0, stop, keys, 10, 2, 4, 0, 0) is None
         for answered in range(3):
             assert replies.encode(template, messages, answered)[0]
         assert replies.request(0)

@@ -98,8 +98,8 @@ class Segments:
         assert order == sorted(order), f"the least, flushed, largest and written offsets are in order: {order}"
         assert sorted(self._by_number.items()) == [(one.start // self.file_size, one) for one in self._segments]
         for one in self._segments:
-            order = [0, one.flushed, one.readable, one.wrote, one.size]
-            assert order == sorted(order), f"the offsets within a file are in order: {one}"
+            within = [0, one.flushed, one.readable, one.wrote, one.size]
+            assert within == sorted(within), f"the offsets within a file are in order: {one}"
             assert one.is_full or one is self.last, f"appends go to the last file only: {one}"
             assert one.memory is None or one.wrote <= one.limit <= one.size, f"a file ends behind its records: {one}"
 
