@@ -51,6 +51,7 @@ class _Origin:
     """A connection without a socket: keeps what it is sent."""
 
     socket = None
+    is_full = False
 
     def __init__(self, peer: str) -> None:
         host, _, port = peer.rpartition(":")

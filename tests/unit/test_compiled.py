@@ -120,7 +120,7 @@ def test_the_step_says_which_queues_are_to_be_written() -> None:
 @needs_twins
 def test_an_entry_that_does_not_come_next_is_left_to_python() -> None:
     steps = compiled.steps
-    for change in ((END, 60), (END, 0), (PHYSICAL_END, 1 << 40), (SPILL_AT, 0)):
+    for change in ((END, 60), (END, 0), (SPILL_AT, 0)):
         messages, _ = batch(2, 4)
         tails = tails_for(2)
         steps.write_records(messages, 0, bytearray(4096), 0, 4096, 1000, NOW, tails.rows)
@@ -129,6 +129,18 @@ def test_an_entry_that_does_not_come_next_is_left_to_python() -> None:
         assert steps.put_entries(messages, 0, 4, tails.rows, tails.memory) == (1, [])
         assert tails.rows[END] == 40
         assert list(tails.rows[8:]) == before
+
+
+@needs_twins
+def test_an_entry_that_is_there_already_is_passed_over() -> None:
+    messages, _ = batch(2, 4)
+    tails = tails_for(2)
+    compiled.steps.write_records(messages, 0, bytearray(4096), 0, 4096, 1000, NOW, tails.rows)
+    tails.rows[8 + PHYSICAL_END] = 1 << 40
+    before = list(tails.rows[8:])
+    assert compiled.steps.put_entries(messages, 0, 4, tails.rows, tails.memory) == (4, [])
+    assert tails.rows[END] == 60
+    assert list(tails.rows[8:]) == before
 
 
 @needs_twins
@@ -188,7 +200,7 @@ def test_no_reference_is_kept_or_lost() -> None:
             messages.properties(10**6)
         assert len(list(messages.properties_for(state))) == stop
         assert steps.put_entries(messages, 0, stop, rows, tail)[0] == stop
-        assert steps.put_entries(messages, 0, stop, rows, tail)[0] == 0
+        assert steps.put_entries(messages, 0, stop, rows, tail)[0] == stop
         assert steps.index_keys(messages, 0, stop, keys, 10, 2, 1000, 0, 0)
         assert steps.index_keys(messages, 0, stop, keys, 10, 2, 4, 0, 0) is None
         for answered in range(3):

@@ -47,14 +47,16 @@ def put_entries(
     """
     places = messages.places[number:stop]
     for each, place, state in zip(range(number, stop), places, messages.states[number:stop], strict=True):
+        if messages.sys_flag(each) & _NOT_IN_A_QUEUE:
+            continue
+        if place[2] == 0 and state.queue.max_physical_offset > 0:
+            return each, []  # the first message of a queue that has messages is unusual
         put_entry(messages, each, place, state)
     return stop, []
 
 
 def put_entry(messages: NewMessages, number: int, place: Place, state: QueueState) -> None:
-    """Put the queue entry of one stored message, unless it belongs in no queue."""
-    if messages.sys_flag(number) & _NOT_IN_A_QUEUE:
-        return
+    """Put the queue entry of one stored message."""
     code = messages.code(number)
     if code is None:
         code = tags_code(messages.tags(number) or "")
