@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from downrange.cli.asking import answer
-from downrange.cli.options import Json, Namesrv
+from downrange.cli.asking import asks
 from downrange.cli.output import Answer
 from downrange.cli.times import time_text
 
@@ -19,20 +18,16 @@ if TYPE_CHECKING:
     from downrange.model.message import StoredMessage
 
 
-def run(
+@asks
+async def run(
+    admin: Admin,
     message_id: Annotated[str, typer.Argument(help="Message id: the unique id, or the offset id.")],
     topic: Annotated[str, typer.Option("--topic", "-t", help="Trace topic.")] = "RMQ_SYS_TRACE_TOPIC",
-    namesrv: Namesrv = None,
-    json: Json = False,
-) -> None:
+) -> Answer:
     """Draw the life of a message: sent, stored, consumed by which groups. Needs clients that write traces."""
-
-    async def action(admin: Admin) -> Answer:
-        trace = await _trace(admin, message_id, topic)
-        stored = await _stored(admin, trace)
-        return Answer(_document(trace, stored), ["\n".join(_lines(trace, stored))])
-
-    answer(namesrv, json, action)
+    trace = await _trace(admin, message_id, topic)
+    stored = await _stored(admin, trace)
+    return Answer(_document(trace, stored), ["\n".join(_lines(trace, stored))])
 
 
 async def _trace(admin: Admin, message_id: str, topic: str) -> MessageTrace:
