@@ -88,16 +88,6 @@ def pick_by_tags(backlog: Backlog, most: int, most_bytes: int, codes: bytes, /) 
 def pick_by_properties(
     backlog: Backlog, most: int, most_bytes: int, names: tuple[tuple[str, bytes], ...], condition: Condition, /
 ) -> Picked | None: ...
-def read_replies(
-    is_json: bool,
-    start: bytes,
-    after_opaque: int,
-    first_opaque: int,
-    moments: array[int],
-    data: bytes,
-    at: int,
-    /,
-) -> tuple[int, int, list[int]]: ...
 def make_outgoing(
     message: Message, topic: str, stem: str, number: int, now: int, rules: OutgoingRules, /
 ) -> Outgoing | None: ...

@@ -16,7 +16,6 @@ static PyMethodDef functions[] = {
     {"pick_all", (PyCFunction)(void (*)(void))pick_all, METH_FASTCALL, NULL},
     {"pick_by_tags", (PyCFunction)(void (*)(void))pick_by_tags, METH_FASTCALL, NULL},
     {"pick_by_properties", (PyCFunction)(void (*)(void))pick_by_properties, METH_FASTCALL, NULL},
-    {"read_replies", (PyCFunction)(void (*)(void))read_replies, METH_FASTCALL, NULL},
     {"make_outgoing", (PyCFunction)(void (*)(void))make_outgoing, METH_FASTCALL, NULL},
     {"make_send", (PyCFunction)(void (*)(void))make_send, METH_FASTCALL, NULL},
     {"make_batch", (PyCFunction)(void (*)(void))make_batch, METH_FASTCALL, NULL},

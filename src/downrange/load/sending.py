@@ -92,22 +92,17 @@ class Sender:
         """Read the replies that have arrived; return the number of requests they answer."""
         received = link.read()
         now = time.monotonic_ns()
-        count, moments, refused = self._readers[link].feed(received)
-        if len(moments) == 2:  # the usual case
-            self.latency.record(now - moments[0], moments[1])
-        elif 2 * count == len(moments):  # no two requests were sent at one moment
-            self.latency.record_since(moments[::2], now)
-        else:
-            for moment, times in zip(moments[::2], moments[1::2], strict=True):
-                self.latency.record(now - moment, times)
-        self.messages += count * self.plan.batch
+        moments, refused = self._readers[link].feed(received)
+        for moment, times in Counter(moments).items():
+            self.latency.record(now - moment, times)
+        self.messages += len(moments) * self.plan.batch
         for reply in refused:
             if reply.code not in NOT_NOW:
                 raise broker_error(reply.code, reply.remark)
             self.refused[code_name(reply.code)] += 1
             slot = reply.opaque - FIRST_OPAQUE
             self.on_refused(*self.frames.body_numbers(slot, slot + 1))
-        return count + len(refused)
+        return len(moments) + len(refused)
 
 
 def first_reply(address: str, frames: SendFrames) -> ReplyLayout:
