@@ -9,22 +9,43 @@ import typer
 
 from downrange.cli.asking import asks, broker_row
 from downrange.cli.options import Broker, Cluster, command_family
-from downrange.cli.output import Answer, Column, Table
+from downrange.cli.output import Answer, Column, Table, cell
 from downrange.cli.times import time_text
 
 if TYPE_CHECKING:
     from downrange.client.admin import Admin
     from downrange.client.brokers import Broker as BrokerProcess
     from downrange.client.outcomes import Outcomes
+    from downrange.model.message import MessageQueue
+    from downrange.protocol.bodies.statistics import OffsetWrapper
 
 app = command_family("Brokers of a cluster: list, look at, clean up.")
+
+OneCluster = Annotated[str | None, typer.Option("--cluster", "-c", help="Only this cluster.")]
+PROGRESS_COLUMNS = [
+    Column("Broker Name", "broker"),
+    Column("QID", "queueId"),
+    Column("Broker Offset", "brokerOffset"),
+    Column("Consumer Offset", "consumerOffset"),
+    Column("Diff", "diff"),
+]
+
+
+def progress_row(queue: MessageQueue, offsets: OffsetWrapper) -> dict[str, Any]:
+    """How far a group is in a queue."""
+    return {
+        "broker": queue.broker_name,
+        "queueId": queue.queue_id,
+        "brokerOffset": offsets.broker_offset,
+        "consumerOffset": offsets.consumer_offset,
+        "diff": offsets.behind,
+        "lastTimestamp": offsets.last_timestamp,
+    }
 
 
 @app.command("list")
 @asks
-async def list_brokers(
-    admin: Admin, cluster: Annotated[str | None, typer.Option("--cluster", "-c", help="Only this cluster.")] = None
-) -> Answer:
+async def list_brokers(admin: Admin, cluster: OneCluster = None) -> Answer:
     """List every broker with its load."""
     status = await admin.cluster.status(cluster)
     now = time.time() * 1000
@@ -51,8 +72,8 @@ async def list_brokers(
     shown = [
         {
             **row,
-            "in": f"{_rate(row['inTps'])}({row['sendQueueSize']},{row['sendQueueWaitMillis']}ms)",
-            "out": f"{_rate(row['outTps'])}({row['pullQueueSize']},{row['pullQueueWaitMillis']}ms)",
+            "in": f"{cell(row['inTps'])}({row['sendQueueSize']},{row['sendQueueWaitMillis']}ms)",
+            "out": f"{cell(row['outTps'])}({row['pullQueueSize']},{row['pullQueueWaitMillis']}ms)",
         }
         for row in rows
     ]
@@ -71,15 +92,9 @@ async def list_brokers(
     return Answer({"brokers": rows}, [Table(columns, shown)], status.failed)
 
 
-def _rate(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
-
-
 @app.command("stats")
 @asks
-async def show_stats(
-    admin: Admin, cluster: Annotated[str | None, typer.Option("--cluster", "-c", help="Only this cluster.")] = None
-) -> Answer:
+async def show_stats(admin: Admin, cluster: OneCluster = None) -> Answer:
     """Show messages in and out of every broker, yesterday and today."""
     status = await admin.cluster.status(cluster)
     rows = [
@@ -139,12 +154,7 @@ async def show_consume_stats(
         {
             "topic": queue.topic,
             "group": group,
-            "broker": queue.broker_name,
-            "queueId": queue.queue_id,
-            "brokerOffset": offsets.broker_offset,
-            "consumerOffset": offsets.consumer_offset,
-            "diff": offsets.behind,
-            "lastTimestamp": offsets.last_timestamp,
+            **progress_row(queue, offsets),
         }
         for by_group in listed.consume_stats_list
         for group, stats in sorted(by_group.items())
@@ -154,11 +164,7 @@ async def show_consume_stats(
     columns = [
         Column("Topic", "topic"),
         Column("Group", "group"),
-        Column("Broker Name", "broker"),
-        Column("QID", "queueId"),
-        Column("Broker Offset", "brokerOffset"),
-        Column("Consumer Offset", "consumerOffset"),
-        Column("Diff", "diff"),
+        *PROGRESS_COLUMNS,
         Column("LastTime", "lastTimestamp", time_text),
     ]
     document = {"broker": broker, "queues": rows, "diffTotal": listed.total_diff}

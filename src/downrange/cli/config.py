@@ -10,7 +10,7 @@ import typer
 
 from downrange.cli.asking import asks, broker_row
 from downrange.cli.cluster import told
-from downrange.cli.options import Broker, Cluster, UsageError, command_family, key_values
+from downrange.cli.options import Broker, Changes, Cluster, UsageError, command_family, key_values
 from downrange.cli.output import Answer, cell
 
 if TYPE_CHECKING:
@@ -46,15 +46,9 @@ async def get(
 
 @app.command("update")
 @asks
-async def update(
-    admin: Admin,
-    changes: Annotated[list[str], typer.Argument(help="key=value, any number of them.")],
-    broker: Broker = None,
-    cluster: Cluster = None,
-) -> Answer:
+async def update(admin: Admin, changes: Changes, broker: Broker = None, cluster: Cluster = None) -> Answer:
     """Change settings while brokers run."""
-    table = key_values(changes)
-    return told("settings updated", await admin.cluster.update_config(table, cluster, broker))
+    return told("settings updated", await admin.cluster.update_config(key_values(changes), cluster, broker))
 
 
 def settings_text(server: str, table: Mapping[str, Any]) -> str:

@@ -54,20 +54,14 @@ async def list_letters(
     admin: Admin, group: Group, begin: Begin = None, end: End = None, ids: Ids = None, limit: Limit = 100
 ) -> Answer:
     """Show the dead letters of a group."""
-    chosen = _span(begin, end, ids, limit)
     from downrange.client.dead_letters import DeadLetters
 
     letters = DeadLetters(admin.session, group)
-    rows = [letter.document() async for letter in letters.read(**chosen)]
+    rows = [letter.document() async for letter in letters.read(**_span(begin, end, ids, limit))]
     total = await letters.count()
-    return Answer(
-        {"group": group, "total": total, "letters": rows},
-        [Table(COLUMNS, rows), f"{len(rows)} of {total} dead letters of {group}"] if total else [_none(group)],
-    )
-
-
-def _none(group: str) -> str:
-    return f"{group} has no dead letters"
+    parts: list[Table | str] = [Table(COLUMNS, rows)] if total else []
+    parts.append(f"{len(rows)} of {total} dead letters of {group}" if total else f"{group} has no dead letters")
+    return Answer({"group": group, "total": total, "letters": rows}, parts)
 
 
 @app.command("export")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from downrange.cli.asking import asks, broker_row
-from downrange.cli.cluster import told
+from downrange.cli.cluster import PROGRESS_COLUMNS, progress_row, told
 from downrange.cli.config import settings_text
 from downrange.cli.options import Broker, Cluster, DryRun, Group, Topic, UsageError, command_family
 from downrange.cli.output import Answer, Column, Table
@@ -60,24 +60,12 @@ async def show_progress(admin: Admin, group: Group, topic: OneTopic = None) -> A
     """Show the offset of a group in every queue and how far it is behind."""
     stats = await admin.groups.progress(group, topic)
     rows: list[dict[str, Any]] = [
-        {
-            "topic": queue.topic,
-            "broker": queue.broker_name,
-            "queueId": queue.queue_id,
-            "brokerOffset": offsets.broker_offset,
-            "consumerOffset": offsets.consumer_offset,
-            "diff": offsets.behind,
-            "lastTimestamp": offsets.last_timestamp,
-        }
+        {"topic": queue.topic, **progress_row(queue, offsets)}
         for queue, offsets in sorted(item for answered in stats.done.values() for item in answered.offset_table.items())
     ]
     columns = [
         Column("Topic", "topic"),
-        Column("Broker Name", "broker"),
-        Column("QID", "queueId"),
-        Column("Broker Offset", "brokerOffset"),
-        Column("Consumer Offset", "consumerOffset"),
-        Column("Diff", "diff"),
+        *PROGRESS_COLUMNS,
         Column("LastTime", "lastTimestamp", lambda millis: time_text(millis) or "N/A"),
     ]
     tps = sum(answered.consume_tps for answered in stats.done.values())

@@ -12,6 +12,7 @@ from downrange.cli.asking import asks
 from downrange.cli.options import Topic, UsageError, command_family, key_values
 from downrange.cli.output import Answer, Column, Table
 from downrange.cli.times import parse_time, time_text
+from downrange.settings import camel_case
 
 if TYPE_CHECKING:
     from downrange.client.admin import Admin
@@ -21,16 +22,12 @@ app = command_family("Single messages: find, send, hand to a consumer.")
 
 MessageId = Annotated[str, typer.Argument(help="Offset message id, or unique id together with --topic.")]
 OfTopic = Annotated[str | None, typer.Option("--topic", "-t", help="Topic of the message; needed for a unique id.")]
+Save = Annotated[Path | None, typer.Option("--save", help="Write the body to this file.")]
 
 
 @app.command("view")
 @asks
-async def view(
-    admin: Admin,
-    message_id: MessageId,
-    topic: OfTopic = None,
-    save: Annotated[Path | None, typer.Option("--save", help="Write the body to this file.")] = None,
-) -> Answer:
+async def view(admin: Admin, message_id: MessageId, topic: OfTopic = None, save: Save = None) -> Answer:
     """Show one message."""
     return _found(await admin.messages.view(message_id, topic), save)
 
@@ -43,7 +40,7 @@ async def at(
     broker: Annotated[str, typer.Argument(help="Broker name.")],
     queue: Annotated[int, typer.Argument(min=0, help="Queue id.")],
     offset: Annotated[int, typer.Argument(min=0, help="Number of the message in the queue.")],
-    save: Annotated[Path | None, typer.Option("--save", help="Write the body to this file.")] = None,
+    save: Save = None,
 ) -> Answer:
     """Show the message at one offset of a queue."""
     return _found(await admin.messages.by_queue_offset(topic, broker, queue, offset), save)
@@ -141,14 +138,10 @@ async def consume_directly(
     topic: OfTopic = None,
 ) -> Answer:
     """Hand a message to a running consumer and show its result."""
+    from msgspec.structs import asdict
+
     result = await admin.messages.consume_directly(group, client, message_id, topic)
-    row = {
-        "consumeResult": result.consume_result,
-        "remark": result.remark,
-        "spentTimeMills": result.spent_time_mills,
-        "order": result.order,
-        "autoCommit": result.auto_commit,
-    }
+    row = {camel_case(name): value for name, value in asdict(result).items()}
     columns = [
         Column("Result", "consumeResult"),
         Column("Spent(ms)", "spentTimeMills"),

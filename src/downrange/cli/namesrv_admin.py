@@ -8,7 +8,7 @@ import typer
 
 from downrange.cli.asking import asks
 from downrange.cli.config import settings_text
-from downrange.cli.options import command_family, key_values
+from downrange.cli.options import Changes, command_family, key_values
 from downrange.cli.output import Answer, Column, Table
 
 if TYPE_CHECKING:
@@ -38,12 +38,9 @@ async def show_config(admin: Admin) -> Answer:
 
 @app.command("update-config")
 @asks
-async def update_config(
-    admin: Admin, changes: Annotated[list[str], typer.Argument(help="key=value, any number of them.")]
-) -> Answer:
+async def update_config(admin: Admin, changes: Changes) -> Answer:
     """Change settings on every name server."""
-    table = key_values(changes)
-    return told("settings updated", await admin.namesrv.update_config(table))
+    return told("settings updated", await admin.namesrv.update_config(key_values(changes)))
 
 
 @app.command("wipe-write-perm")

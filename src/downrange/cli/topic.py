@@ -13,6 +13,8 @@ from downrange.cli.times import time_text
 
 if TYPE_CHECKING:
     from downrange.client.admin import Admin
+    from downrange.client.brokers import Broker as BrokerProcess
+    from downrange.model.topics import TopicConfig
 
 app = command_family("Topics: list, look at, create, change, delete.")
 
@@ -135,18 +137,18 @@ async def create(
     reads, writes = (queues if given is None else given for given in (read_queues, write_queues))
     config = TopicConfig(topic, reads, writes, bits, order=order)
     outcomes = await admin.topics.create(config, cluster, broker)
-    rows = [
-        {
-            **broker_row(one),
-            "topic": topic,
-            "readQueueNums": config.read_queue_nums,
-            "writeQueueNums": config.write_queue_nums,
-            "perm": config.perm,
-            "order": config.order,
-        }
-        for one in outcomes.done
-    ]
+    rows = [{**_config_row(one, config), "order": config.order} for one in outcomes.done]
     return Answer({"created": rows}, [Table(_CONFIG_COLUMNS, rows)] if rows else [], outcomes.failed)
+
+
+def _config_row(broker: BrokerProcess, config: TopicConfig) -> dict[str, Any]:
+    return {
+        **broker_row(broker),
+        "topic": config.topic_name,
+        "readQueueNums": config.read_queue_nums,
+        "writeQueueNums": config.write_queue_nums,
+        "perm": config.perm,
+    }
 
 
 _CONFIG_COLUMNS = [
@@ -176,15 +178,7 @@ async def update(
         topic, read_queues=read_queues, write_queues=write_queues, perm=bits, cluster=cluster, broker=broker
     )
     rows = [
-        {
-            **broker_row(one),
-            "topic": topic,
-            "readQueueNums": change.after.read_queue_nums,
-            "writeQueueNums": change.after.write_queue_nums,
-            "perm": change.after.perm,
-            "permBefore": change.before.perm,
-        }
-        for one, change in outcomes.done.items()
+        {**_config_row(one, change.after), "permBefore": change.before.perm} for one, change in outcomes.done.items()
     ]
     columns = [*_CONFIG_COLUMNS, Column("Perm Before", "permBefore", perm_text)]
     return Answer({"updated": rows}, [Table(columns, rows)] if rows else [], outcomes.failed)

@@ -11,6 +11,7 @@ import typer
 from downrange.cli.asking import asks
 from downrange.cli.output import Answer
 from downrange.cli.times import time_text
+from downrange.settings import camel_case
 
 if TYPE_CHECKING:
     from downrange.client.admin import Admin
@@ -88,11 +89,7 @@ def _document(trace: MessageTrace, stored: StoredMessage | None) -> dict[str, An
 
 
 def _row(part: Any) -> dict[str, Any]:
-    row: dict[str, Any] = {}
-    for name, value in asdict(part).items():
-        first, *rest = name.split("_")
-        row[first + "".join(map(str.capitalize, rest))] = getattr(value, "name", value)
-    return row
+    return {camel_case(name): getattr(value, "name", value) for name, value in asdict(part).items()}
 
 
 # --- for people
