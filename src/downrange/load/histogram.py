@@ -15,8 +15,6 @@ class Histogram:
     For one thread.
     """
 
-    __slots__ = ("_counts", "count", "largest", "total")
-
     def __init__(self) -> None:
         self._counts = [0] * (_bucket(_LONGEST) + 1)
         self.count = 0

@@ -178,7 +178,7 @@ def _closed_loop(sender: Sender, links: Links | Crowd, target: Target) -> LoadRe
             answered = sender.receive(link)
             if answered and measured.ended is None:
                 sender.send(link, answered)
-        last_answer = _check_alive(target.address, now if readable else last_answer, now)
+        last_answer = check_alive(target.address, now if readable else last_answer, now)
     return measured.report("send")
 
 
@@ -202,11 +202,11 @@ def _open_loop(sender: Sender, links: Links, target: Target) -> LoadReport:
         readable = links.wait(min(wait, 0.1))
         for link in readable:
             sender.receive(link)
-        last_answer = _check_alive(target.address, now if readable or not sender.outstanding else last_answer, now)
+        last_answer = check_alive(target.address, now if readable or not sender.outstanding else last_answer, now)
     return measured.report("send at a rate")
 
 
-def _check_alive(address: str, last_answer: float, now: float) -> float:
+def check_alive(address: str, last_answer: float, now: float) -> float:
     if now - last_answer > PATIENCE_SECONDS:
         raise RequestTimedOut(f"{address} has answered nothing for {PATIENCE_SECONDS:g} s")
     return last_answer
