@@ -93,7 +93,7 @@ class Recovery:
         dispatched = 0 if headless or not report.clean else self._queues.max_physical_offset
         self._index_up_to(max(start, dispatched))
 
-        bulk = self._bulk(begin=dispatched) if self._writable else None
+        bulk = BulkReplay(self._dispatcher, begin=dispatched) if self._writable else None
         walk = self._log.walk(start, check_crc=self._check_crc, bulk=bulk)
         from_the_beginning = start <= self._log.min_offset
         incomplete: dict[tuple[bytes, int], QueueState] = {}
@@ -208,16 +208,14 @@ class Recovery:
         if self._index is None or not self._writable:
             return
         found = index_reach(self._index)
-        bulk = self._bulk(only_index=True, begin=found.last_update_physical_offset + 1, end=offset)
-        for record in self._log.walk(max(found.last_update_physical_offset, self._log.min_offset), bulk=bulk):
+        last = found.last_update_physical_offset
+        bulk = BulkReplay(self._dispatcher, only_index=True, begin=last + 1, end=offset)
+        for record in self._log.walk(max(last, self._log.min_offset), bulk=bulk):
             if record.physical_offset >= offset:
                 return
-            is_new = record.physical_offset > found.last_update_physical_offset or not found.last_update_timestamp
+            is_new = record.physical_offset > last or not found.last_update_timestamp
             if is_new or self._index_was_cut:
                 self._dispatcher.index_only(record)
-
-    def _bulk(self, *, begin: int, end: int = 1 << 62, only_index: bool = False) -> BulkReplay:
-        return BulkReplay(self._dispatcher, only_index=only_index, begin=begin, end=end)
 
     def _cut_index(self, end: int, last_timestamp: int) -> None:
         """Remove index files with records behind the end: they would keep later records there from being indexed."""

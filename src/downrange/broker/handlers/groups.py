@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 
 from downrange.broker.clients import Client, Consumers, Producers
 from downrange.broker.groups import CommittedOffsets, Groups
@@ -32,24 +33,16 @@ from downrange.transport.connection import Connection
 log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class GroupHandlers:
     """Requests of operators about consumer and producer groups. A slave refuses changes."""
 
-    def __init__(
-        self,
-        config: LiveConfig,
-        groups: Groups,
-        offsets: CommittedOffsets,
-        consumers: Consumers,
-        producers: Producers,
-        statistics: Statistics,
-    ) -> None:
-        self._config = config
-        self._groups = groups
-        self._offsets = offsets
-        self._consumers = consumers
-        self._producers = producers
-        self._statistics = statistics
+    _config: LiveConfig
+    _groups: Groups
+    _offsets: CommittedOffsets
+    _consumers: Consumers
+    _producers: Producers
+    _statistics: Statistics
 
     @property
     def routes(self) -> RouteTable:

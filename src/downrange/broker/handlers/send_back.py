@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 from typing import Final
 
 from downrange.broker.delayed import delayed, stored_text
@@ -37,17 +38,15 @@ _WRITE: Final = int(Perm.WRITE)
 _PREPARED: Final = int(SysFlag.TRANSACTION_PREPARED)
 
 
+@dataclass(eq=False)
 class SendBackReader:
     """Makes messages for a group's retry or dead-letter topic of those that its consumers could not consume."""
 
-    def __init__(
-        self, config: LiveConfig, topics: Topics, groups: Groups, store: MessageStore, writer: MessageWriter
-    ) -> None:
-        self._config = config
-        self._topics = topics
-        self._groups = groups
-        self._store = store
-        self._writer = writer
+    _config: LiveConfig
+    _topics: Topics
+    _groups: Groups
+    _store: MessageStore
+    _writer: MessageWriter
 
     def read(self, command: Command, origin: Connection) -> Storing | Command:
         """36."""

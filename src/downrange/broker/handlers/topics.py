@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from downrange.broker.clients import Consumers
@@ -38,28 +38,18 @@ _MAX_PERM: Final = 15
 _FILTER_TYPES: Final = ("SINGLE_TAG", "MULTI_TAG")
 
 
+@dataclass(eq=False)
 class TopicHandlers:
     """Requests of operators about topics. A slave copies the tables of its master and refuses changes."""
 
-    def __init__(
-        self,
-        config: LiveConfig,
-        topics: Topics,
-        offsets: CommittedOffsets,
-        consumers: Consumers,
-        store: MessageStore,
-        retention: Retention,
-        statistics: Statistics,
-        register: Callable[[], Awaitable[object]],
-    ) -> None:
-        self._config = config
-        self._topics = topics
-        self._offsets = offsets
-        self._consumers = consumers
-        self._store = store
-        self._retention = retention
-        self._statistics = statistics
-        self._register = register
+    _config: LiveConfig
+    _topics: Topics
+    _offsets: CommittedOffsets
+    _consumers: Consumers
+    _store: MessageStore
+    _retention: Retention
+    _statistics: Statistics
+    _register: Callable[[], Awaitable[object]]
 
     @property
     def routes(self) -> RouteTable:
