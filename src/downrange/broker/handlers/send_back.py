@@ -9,7 +9,7 @@ from typing import Final
 from downrange.broker.delayed import delayed, stored_text
 from downrange.broker.groups import Groups
 from downrange.broker.handlers.clients import UNIT_SUBSCRIPTION
-from downrange.broker.handlers.send_reader import refuse_messages_on_slave
+from downrange.broker.handlers.send_reader import FAQ, refuse_messages_on_slave
 from downrange.broker.handlers.storing import Storing
 from downrange.broker.live_config import LiveConfig
 from downrange.broker.message_writer import MessageWriter
@@ -28,7 +28,6 @@ from downrange.store.message_store import MessageStore
 from downrange.store.new_message import NewMessage
 from downrange.transport.connection import Connection
 
-FAQ: Final = "\nSee http://rocketmq.apache.org/docs/faq/ for further details."
 # Level of the first retry when the broker decides; each further one waits a level longer.
 FIRST_RETRY_LEVEL: Final = 3
 # Older clients do not mean what stands in maxReconsumeTimes.

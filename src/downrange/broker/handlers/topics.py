@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -72,23 +72,19 @@ class TopicHandlers:
     def create(self, command: Command, connection: Connection) -> LaterReply:
         """Request 17: create a topic or replace its configuration."""
         refuse_on_slave(self._config)
-        config = command.header(CreateTopicRequest).config
-        self._check(config)
-        self._put(config, connection)
-        return self._when_registered(command)
+        return self._create([command.header(CreateTopicRequest).config], command, connection)
 
     def create_several(self, command: Command, connection: Connection) -> LaterReply:
         """Request 18 (of 5.x): create or change several topics; if one is wrong, none."""
         refuse_on_slave(self._config)
-        configs = decode_body(TopicConfigs, command.body_bytes).topic_config_list
+        return self._create(decode_body(TopicConfigs, command.body_bytes).topic_config_list, command, connection)
+
+    def _create(self, configs: Sequence[TopicConfig], command: Command, connection: Connection) -> LaterReply:
+        """Create the topics, and answer once the name servers know them: clients can then send to them at once."""
         for config in configs:
             self._check(config)
         for config in configs:
             self._put(config, connection)
-        return self._when_registered(command)
-
-    def _when_registered(self, command: Command) -> LaterReply:
-        """Answer once the name servers know the topic: clients can then send to it at once."""
 
         async def reply() -> Command | None:
             await self._register()

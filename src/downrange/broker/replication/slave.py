@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Final, Protocol, cast
 
 from downrange.broker.live_config import LiveConfig
@@ -119,6 +120,7 @@ class MasterLink(asyncio.BufferedProtocol):
         self._transport.write(b"".join(map(REPORT.pack, reports)))
 
 
+@dataclass(eq=False)
 class Follower:
     """Keeps this slave's log a copy of its master's, for as long as `run` runs.
 
@@ -126,25 +128,16 @@ class Follower:
     appended, and has to make them readable.
     """
 
-    def __init__(
-        self,
-        store: MessageStore,
-        config: LiveConfig,
-        addresses: MasterAddresses,
-        check: Callable[[], Awaitable[None]],
-        on_appended: Callable[[], object],
-        clock: Clock,
-    ) -> None:
-        self._store = store
-        self._config = config
-        self._addresses = addresses
-        self._check = check
-        self._on_appended = on_appended
-        self._clock = clock
-        self.master: str | None = None
-        """The address of the master that is followed now."""
-        self.trouble: str | None = None
-        """The reason why no master is followed."""
+    _store: MessageStore
+    _config: LiveConfig
+    _addresses: MasterAddresses
+    _check: Callable[[], Awaitable[None]]
+    _on_appended: Callable[[], object]
+    _clock: Clock
+    master: str | None = None
+    """The address of the master that is followed now."""
+    trouble: str | None = None
+    """The reason why no master is followed."""
 
     def __repr__(self) -> str:
         state = f"follows {self.master}" if self.master else f"follows no master: {self.trouble}"
