@@ -16,7 +16,7 @@ from downrange.model.errors import MQError
 from downrange.store.errors import StoreError
 from downrange.store.message_store import MessageStore
 from downrange.transport.errors import ConnectFailed
-from downrange.transport.pool import split_address
+from downrange.transport.pool import open_link
 
 log = logging.getLogger(__name__)
 
@@ -190,19 +190,10 @@ class Follower:
         return self._config.store.ha_master_address or self._addresses.master_ha_address
 
     async def _connect(self, address: str) -> MasterLink:
-        host, port = split_address(address)
-
         def make() -> MasterLink:
             return MasterLink(self._store, self._on_appended, self._config, self._clock)
 
-        try:
-            async with asyncio.timeout(_CONNECT_SECONDS):
-                _, link = await asyncio.get_running_loop().create_connection(make, host, port)
-        except TimeoutError:
-            raise ConnectFailed(f"cannot connect to {address}: no answer within {_CONNECT_SECONDS:g} s") from None
-        except OSError as error:
-            raise ConnectFailed(f"cannot connect to {address}: {error.strerror or error}") from None
-        return link
+        return await open_link(make, address, _CONNECT_SECONDS)
 
     def _note_master(self, address: str) -> None:
         self.master, self.trouble = address, None

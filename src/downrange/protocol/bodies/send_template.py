@@ -93,21 +93,9 @@ class SendTemplate:
         is_oneway: bool = False,
     ) -> bytes:
         """The whole frame of a request, which wants a reply unless it is one-way."""
-        if steps is not None:
-            frame = steps.encode_send(
-                self._pieces[is_oneway],
-                opaque,
-                queue_id,
-                sys_flag,
-                born_timestamp,
-                flag,
-                properties,
-                body,
-                LONGEST_FRAME,
-            )
-            if frame is not None:
-                return frame
-        return self.frame_in_python(opaque, queue_id, sys_flag, born_timestamp, flag, properties, body, is_oneway)
+        values = opaque, queue_id, sys_flag, born_timestamp, flag, properties, body
+        frame = steps.encode_send(self._pieces[is_oneway], *values, LONGEST_FRAME) if steps is not None else None
+        return self.frame_in_python(*values, is_oneway) if frame is None else frame
 
     def frame_in_python(
         self,
