@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from enum import Enum, StrEnum
 from typing import Final
 
-from downrange.client.transaction_producer import LocalTransactionState
+from downrange.client.producer.transaction_producer import LocalTransactionState
 
 HANDOVER_MILLIS: Final = 10 * 60 * 1000
 """After this time an open marker counts as abandoned: its driver has died and no other ran the batch again."""

@@ -83,7 +83,7 @@ async def test_a_message_wakes_the_pulls_of_its_queue_once_per_turn() -> None:
     waiting, peer = Checked(), Peer()
     asked = Asked(waiting, connection=peer)
     elsewhere = Asked(waiting, queue=TopicQueue("orders", 1))
-    assert waiting.is_waited_for(QUEUE)
+    assert QUEUE in waiting.queues
     assert peer.owed == 1
     for offset in range(3):
         waiting.notify("orders", 0, offset, lambda: [b""])
@@ -94,7 +94,7 @@ async def test_a_message_wakes_the_pulls_of_its_queue_once_per_turn() -> None:
     assert asked.pull.timer is not None
     assert asked.pull.timer.cancelled()
     assert elsewhere.times == 0
-    assert not waiting.is_waited_for(QUEUE)
+    assert QUEUE not in waiting.queues
     assert len(waiting) == 1
     assert repr(waiting) == "<WaitingPulls pulls=1 queues=1>"
     waiting.notify_all()

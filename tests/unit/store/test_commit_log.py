@@ -10,7 +10,7 @@ import pytest
 
 from downrange.clock import ManualClock
 from downrange.model.message import PhysicalOffset
-from downrange.model.message_id import offset_message_id, pack_host
+from downrange.model.message_id import offset_message_id, pack_host, parse_offset_message_id
 from downrange.model.record import MAGIC_BLANK, MAGIC_V2, decode_record
 from downrange.store.config import BrokerRole
 from downrange.store.errors import StoreCorrupt, StoreError
@@ -46,7 +46,7 @@ def test_a_record_has_exactly_these_bytes(tmp_path: Path) -> None:
         assert (result.physical_offset, result.size, result.queue_offset) == (0, 138, 0)
         assert store.commit_log.store_timestamp_at(PhysicalOffset(0)) == NOW
         assert offset_message_id(STORE_HOST, 0) == "0A09080700002A9F0000000000000000"
-        found = store.record_by_id("0A09080700002A9F0000000000000000")
+        found = store.record_at(parse_offset_message_id("0A09080700002A9F0000000000000000").physical_offset)
         assert found == record
         state = store.queues.get("TopicTest", 0)
         assert state is not None

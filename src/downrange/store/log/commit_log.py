@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from downrange.model.message import PhysicalOffset
 from downrange.model.record import (
@@ -18,8 +19,11 @@ from downrange.store.errors import StoreError
 from downrange.store.log.record_writer import write_records
 from downrange.store.log.segment import Segment
 from downrange.store.log.segments import Segments, storage_error
-from downrange.store.log.walk import Bulk, Walk
+from downrange.store.log.walk import Walk
 from downrange.store.new_messages import NewMessages
+
+if TYPE_CHECKING:
+    from downrange.store.bulk_replay import BulkReplay
 
 
 def topic_field(topic: str) -> bytes:
@@ -153,7 +157,7 @@ class CommitLog:
             view = view[len(part) :]
             self._current = None
 
-    def walk(self, start: PhysicalOffset, *, check_crc: bool = False, bulk: Bulk | None = None) -> Walk:
+    def walk(self, start: PhysicalOffset, *, check_crc: bool = False, bulk: BulkReplay | None = None) -> Walk:
         return Walk(self.segments, start, check_crc=check_crc, bulk=bulk)
 
     def slice(self, physical_offset: int, size: int) -> memoryview | None:
