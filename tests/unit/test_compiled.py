@@ -144,6 +144,18 @@ def test_an_entry_that_is_there_already_is_passed_over() -> None:
 
 
 @needs_twins
+def test_every_code_has_its_own_family_or_none() -> None:
+    frames = [(1, code.to_bytes(2, "big", signed=True), b"") for code in (-1, 0, 310, 310, 10, 11, -1, 310)]
+    families: dict[int, str | None] = {310: "sends", 10: "sends", 11: "pulls"}
+    runs = []
+    at = 0
+    while at < len(frames):
+        family, at = compiled.steps.next_run(frames, at, families)
+        runs.append((family, at))
+    assert runs == [(None, 1), (None, 2), ("sends", 5), ("pulls", 6), (None, 7), ("sends", 8)]
+
+
+@needs_twins
 def test_no_reference_is_kept_or_lost() -> None:
     steps: Any = compiled.steps
     frames = [cases.send(Random(seed)) for seed in range(200)]

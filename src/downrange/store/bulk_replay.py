@@ -64,17 +64,23 @@ class BulkReplay:
         dispatcher = self.dispatcher
         while self.begin <= start + at < start + limit:
             messages = NewMessages()
-            stop = read_records(messages, mapping, at, limit, start, check_crc, dispatcher.queues, not self.only_index)
-            if stop == at:
+            read_records(messages, mapping, at, limit, start, check_crc, dispatcher.queues, not self.only_index)
+            read = len(messages)
+            if not read:
                 break
-            count = len(messages)
             if not self.only_index:
-                dispatcher.apply(messages, 0, count)
-                self.applied(messages)
+                dispatcher.apply_usual(messages)
             elif dispatcher.index is not None:
-                dispatcher.index.put(messages, 0, count)
+                dispatcher.index.put(messages, 0, read)
+            count = len(messages)
+            if not count:
+                break
+            if not self.only_index:
+                self.applied(messages)
             self.records += count
             self.last_offset = PhysicalOffset(messages.bounds(count - 1, count)[0])
             self.last_timestamp = messages.timestamp(count - 1)
-            at = stop
+            at = messages.end_offset - start
+            if count < read:
+                break
         return at

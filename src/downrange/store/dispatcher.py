@@ -94,16 +94,30 @@ class Dispatcher:
         tails = queues.tails
         while at < stop:
             at, full = put_entries(messages, at, stop, tails.rows, tails.memory)
-            for row in full:
-                state = queues.by_row[row // ROW]
-                assert state is not None
-                state.queue.spill()
+            self._spill(full)
             if at < stop:
                 self._put_unusual(messages, at)
                 at += 1
         self.last_store_timestamp = messages.timestamp(stop - 1)
         if self.index is not None:
             self.index.put(messages, number, stop)
+
+    def apply_usual(self, messages: NewMessages) -> None:
+        """Apply replayed messages up to the first that does not simply come next in its queue; cut off the rest."""
+        queues = self.queues
+        reached, full = put_entries(messages, 0, len(messages), queues.tails.rows, queues.tails.memory)
+        self._spill(full)
+        messages.cut(reached)
+        if reached:
+            self.last_store_timestamp = messages.timestamp(reached - 1)
+            if self.index is not None:
+                self.index.put(messages, 0, reached)
+
+    def _spill(self, full: list[int]) -> None:
+        for row in full:
+            state = self.queues.by_row[row // ROW]
+            assert state is not None
+            state.queue.spill()
 
     def _put_unusual(self, messages: NewMessages, number: int) -> None:
         """Put the entry of a message that does not simply come next in its queue."""

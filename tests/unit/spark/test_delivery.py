@@ -8,8 +8,8 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 
 import pytest
-from downrange.client.transaction_producer import LocalTransactionState
 
+from downrange.client.producer.transaction_producer import LocalTransactionState
 from downrange.spark.delivery import (
     HANDOVER_MILLIS,
     Level,
