@@ -68,7 +68,7 @@ class NewMessages:
     def cut(self, count: int) -> None:
         """Keep only so many messages: the first ones."""
         for each in (self.messages, self.states, self.tags_and_keys, self.places, self._timestamps):
-            del each[count:]  # type: ignore[attr-defined]
+            del each[count:]
 
     def place(self, places: Sequence[Place], store_timestamp: int) -> None:
         """The next messages were stored at this time, and lie at these places."""
