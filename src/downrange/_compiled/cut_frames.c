@@ -37,7 +37,7 @@ Py_ssize_t add_frames(PyObject *frames, const byte *at, Py_ssize_t size) {
 
 /* data, most that the length may say, most that the header's length may say -> frames, where the first incomplete one
    begins; None when a length breaks a rule */
-PyObject *cut_frames(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+PyObject *cut_frames(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
     int64_t max_length, max_header;
     if (count != 3 || !PyBytes_CheckExact(args[0]) || !as_number(args[1], 0, INT32_MAX, &max_length)
         || !as_number(args[2], 0, INT32_MAX, &max_header))
@@ -77,7 +77,7 @@ static int read_code(PyObject *frame, int64_t *code) {
 
 /* frames, at, families by code -> the family of the frame at `at`, and the first frame behind it that has another one.
    The family is None when the code has none; both are (None, at) when the header is unusual. */
-PyObject *next_run(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+PyObject *next_run(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
     int64_t at, code, known = 0;
     PyObject *family = NULL;
     if (count != 3 || !PyList_CheckExact(args[0]) || !as_number(args[1], 0, PyList_GET_SIZE(args[0]) - 1, &at)

@@ -83,7 +83,7 @@ static byte *put_head(byte *frame, int is_binary, int64_t opaque, const int64_t 
 
 /* pieces, kind, opaque, numbers, records, bytes of records -> frame; None for records in several files, or too many bytes
    to be copied */
-PyObject *encode_pull(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+PyObject *encode_pull(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
     int64_t kind, opaque, numbers[4], size;
     Backlog backlog;
     byte head[1024];

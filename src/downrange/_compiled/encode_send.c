@@ -48,7 +48,7 @@ PyObject *frame_of_send(PyObject *pieces, const int64_t *numbers, const char *te
 }
 
 /* encode_send(pieces, opaque, queue_id, sys_flag, born_timestamp, flag, properties, body, longest) -> frame */
-PyObject *encode_send(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+PyObject *encode_send(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
     int64_t opaque, numbers[4], most;
     if (count != 9 || measure(args[0], 7) < 0 || !PyLong_Check(args[1]) || !PyUnicode_Check(args[6])
         || !PyBytes_CheckExact(args[7]) || !as_number(args[8], 0, INT32_MAX, &most))

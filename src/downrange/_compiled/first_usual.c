@@ -39,7 +39,7 @@ static PyTypeObject first_usual_type = {
 };
 
 /* first_usual(step, python) -> a function */
-PyObject *first_usual(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+PyObject *first_usual(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
     if (count != 2 || !PyCallable_Check(args[0]) || !PyCallable_Check(args[1]))
         return PyErr_Format(PyExc_TypeError, "first_usual: wrong arguments");
     if (PyType_Ready(&first_usual_type) < 0) return NULL;

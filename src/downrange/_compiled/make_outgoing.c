@@ -156,7 +156,7 @@ static PyObject *outgoing_of(PyObject *type, PyObject *code, PyObject *topic, Py
 }
 
 /* make_outgoing(message, topic, stem, number, now, rules) -> Outgoing */
-PyObject *make_outgoing(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+PyObject *make_outgoing(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
     int64_t number;
     Rules rules;
     PyObject *values[ATTRIBUTES], *id, *result = NULL;
@@ -206,7 +206,7 @@ static int is_target(PyObject *target) {
 }
 
 /* make_send(message, topic, month, nanoseconds, rules, target, opaque) -> Outgoing, frame, (id, topic, queue) */
-PyObject *make_send(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+PyObject *make_send(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
     int64_t nanoseconds, opaque, numbers[4] = {0};
     Rules rules;
     Month month;
@@ -280,7 +280,7 @@ static PyObject *put_member(Entries *entries, PyObject *message, PyObject *topic
 }
 
 /* make_batch(messages, topic, wire_topic, stem, next_number, now, rules) -> (Outgoing,) */
-PyObject *make_batch(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+PyObject *make_batch(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
     Rules rules;
     PyObject *waits = NULL, *result = NULL;
     Properties text = {.size = 0};

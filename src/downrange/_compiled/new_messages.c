@@ -306,11 +306,11 @@ static PyObject *list_of(const NewMessages *batch, Py_ssize_t count, PyObject *(
     return list;
 }
 
-static PyObject *get_places(NewMessages *batch, void *closure) { return list_of(batch, batch->stored, place_of); }
+static PyObject *get_places(NewMessages *batch, void *Py_UNUSED(closure)) { return list_of(batch, batch->stored, place_of); }
 
-static PyObject *get_states(NewMessages *batch, void *closure) { return list_of(batch, batch->count, state_at); }
+static PyObject *get_states(NewMessages *batch, void *Py_UNUSED(closure)) { return list_of(batch, batch->count, state_at); }
 
-static PyObject *get_special(NewMessages *batch, void *closure) {
+static PyObject *get_special(NewMessages *batch, void *Py_UNUSED(closure)) {
     PyObject *list = PyList_New(0);
     for (Py_ssize_t n = 0; list != NULL && n < batch->count; n++) {
         if (!batch->messages[n].is_special) continue;
@@ -321,16 +321,16 @@ static PyObject *get_special(NewMessages *batch, void *closure) {
     return list;
 }
 
-static PyObject *get_stored(NewMessages *batch, void *closure) { return PyLong_FromSsize_t(batch->stored); }
+static PyObject *get_stored(NewMessages *batch, void *Py_UNUSED(closure)) { return PyLong_FromSsize_t(batch->stored); }
 
-static PyObject *get_largest(NewMessages *batch, void *closure) {
+static PyObject *get_largest(NewMessages *batch, void *Py_UNUSED(closure)) {
     int64_t largest = 0;
     for (Py_ssize_t n = 0; n < batch->stored; n++)
         if (batch->messages[n].size > largest) largest = batch->messages[n].size;
     return PyLong_FromLongLong(largest);
 }
 
-static PyObject *get_end_offset(NewMessages *batch, void *closure) {
+static PyObject *get_end_offset(NewMessages *batch, void *Py_UNUSED(closure)) {
     if (batch->stored == 0) {
         PyErr_SetString(PyExc_IndexError, "no message was stored");
         return NULL;

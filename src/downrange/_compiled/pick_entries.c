@@ -87,7 +87,7 @@ static PyObject *pick_by_codes(Pick *pick, const int32_t *codes, Py_ssize_t code
 }
 
 /* backlog, most entries, most bytes -> picked entries, how many were looked at, bytes of their records */
-PyObject *pick_all(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+PyObject *pick_all(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
     Pick pick;
     if (count != 3) {
         PyErr_SetString(PyExc_TypeError, "pick_all(backlog, most entries, most bytes)");
@@ -97,7 +97,7 @@ PyObject *pick_all(PyObject *module, PyObject *const *args, Py_ssize_t count) {
 }
 
 /* backlog, most entries, most bytes, sorted codes as 32-bit numbers -> as pick_all */
-PyObject *pick_by_tags(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+PyObject *pick_by_tags(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
     Pick pick;
     if (count != 4 || !PyBytes_CheckExact(args[3]) || PyBytes_GET_SIZE(args[3]) % (Py_ssize_t)sizeof(int32_t)) {
         PyErr_SetString(PyExc_TypeError, "pick_by_tags(backlog, most entries, most bytes, sorted 32-bit codes)");
@@ -183,7 +183,7 @@ static int says_yes(PyObject *condition, PyObject *find) {
 }
 
 /* backlog, most entries, most bytes, ((name, name as bytes), ...), condition -> as pick_all */
-PyObject *pick_by_properties(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+PyObject *pick_by_properties(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
     Wanted wanted;
     Pick pick;
     if (count != 5 || !PyTuple_CheckExact(args[3]) || !PyCallable_Check(args[4])) {

@@ -71,7 +71,7 @@ static int has_blocks(PyObject *memory, Py_ssize_t blocks) {
 }
 
 /* messages, number, stop, rows, memory -> the first without an entry, the rows of the queues that have to be written */
-PyObject *put_entries(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+PyObject *put_entries(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
     NewMessages *batch = count == 5 ? as_messages(args[0]) : NULL;
     Py_ssize_t from, to, reached;
     Py_buffer rows = {0}, memory = {0};
@@ -108,7 +108,7 @@ end:
 
 /* messages, number, stop, memory, slots, next entry, limit, used slots, end offset
    -> next entry, used slots, end offset, end timestamp; None, and nothing was put, when the keys do not fit this file or are unusual */
-PyObject *index_keys(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+PyObject *index_keys(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
     Index index = {0};
     Py_ssize_t from, to;
     NewMessages *batch = count == 9 ? as_messages(args[0]) : NULL;

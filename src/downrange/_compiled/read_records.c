@@ -86,7 +86,7 @@ static Py_ssize_t add_records(const Reading *reading, const byte *start, Py_ssiz
 }
 
 /* messages, memory, at, limit, start, check the CRC, queues, finds queues -> the first record that was not read */
-PyObject *read_records(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+PyObject *read_records(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
     int64_t at, limit, start;
     Reading reading = {.batch = count == 8 ? as_messages(args[0]) : NULL};
     if (reading.batch == NULL || reading.batch->count > 0 || !as_number(args[2], 0, INT64_MAX, &at)

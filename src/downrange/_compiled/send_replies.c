@@ -121,7 +121,7 @@ static PyObject *replies_request(SendReplies *replies, PyObject *number) {
                          (long long)sent->flag, sent->first, sent->count);
 }
 
-static PyObject *replies_codes(SendReplies *replies, PyObject *unused) {
+static PyObject *replies_codes(SendReplies *replies, PyObject *Py_UNUSED(unused)) {
     PyObject *codes = PyDict_New();
     for (Py_ssize_t n = 0, next; codes != NULL && n < replies->count; n = next) {
         for (next = n + 1; next < replies->count && replies->requests[next].code == replies->requests[n].code;) next++;
@@ -135,7 +135,7 @@ static PyObject *replies_codes(SendReplies *replies, PyObject *unused) {
     return codes;
 }
 
-static PyObject *replies_batches(SendReplies *replies, PyObject *unused) {
+static PyObject *replies_batches(SendReplies *replies, PyObject *Py_UNUSED(unused)) {
     PyObject *batches = PyList_New(0);
     for (Py_ssize_t n = 0; batches != NULL && n < replies->count; n++) {
         const Sent *sent = &replies->requests[n];

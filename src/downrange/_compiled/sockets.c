@@ -58,7 +58,7 @@ static PyObject *socket_send(Socket *self, PyObject *object) {
     return sent < 0 ? PyErr_SetFromErrno(PyExc_OSError) : PyLong_FromSsize_t(sent);
 }
 
-static PyObject *socket_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
+static PyObject *socket_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(keywords)) {
     Socket *self = (Socket *)type->tp_alloc(type, 0);
     if (self != NULL) self->descriptor = -1;
     return (PyObject *)self;
@@ -95,7 +95,7 @@ static PyType_Spec socket_spec = {
 };
 
 /* the largest length that a frame may have, and the largest length of its header */
-static PyObject *sockets_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
+static PyObject *sockets_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(keywords)) {
     long long max_length, max_header;
     if (!PyArg_ParseTuple(args, "LL", &max_length, &max_header)) return NULL;
     Sockets *self = (Sockets *)type->tp_alloc(type, 0);
@@ -121,7 +121,7 @@ static int sockets_clear(Sockets *self) {
     return 0;
 }
 
-static PyObject *sockets_close(Sockets *self, PyObject *unused) {
+static PyObject *sockets_close(Sockets *self, PyObject *Py_UNUSED(unused)) {
     if (self->epoll >= 0) close(self->epoll);
     self->epoll = -1;
     sockets_clear(self);
@@ -139,7 +139,7 @@ static void sockets_dealloc(Sockets *self) {
     Py_DECREF(type);
 }
 
-static PyObject *sockets_fileno(Sockets *self, PyObject *unused) { return PyLong_FromLong(self->epoll); }
+static PyObject *sockets_fileno(Sockets *self, PyObject *Py_UNUSED(unused)) { return PyLong_FromLong(self->epoll); }
 
 static int has_room(Sockets *self, int descriptor) {
     if (descriptor < self->size) return 1;
@@ -245,7 +245,7 @@ static int has_events(Sockets *self) {
 /* -> frames, the socket of each frame, and a list of all other events: (socket, bytes) for bytes that are not gathered,
    (socket, b"") at the end of a connection, (socket, error number), (socket, None) when the kernel takes more output.
    None when there is no event. */
-static PyObject *sockets_receive(Sockets *self, PyObject *unused) {
+static PyObject *sockets_receive(Sockets *self, PyObject *Py_UNUSED(unused)) {
     if (!has_events(self)) Py_RETURN_NONE;
     Received received = {PyList_New(0), PyList_New(0), PyList_New(0), 0, 0};
     if (received.frames && received.sockets && received.others && read_sockets(self, &received))
@@ -257,7 +257,7 @@ static PyObject *sockets_receive(Sockets *self, PyObject *unused) {
 }
 
 /* `receive` for a caller that parses frames itself: all frames come as one bytes object, one behind the other. */
-static PyObject *sockets_receive_joined(Sockets *self, PyObject *unused) {
+static PyObject *sockets_receive_joined(Sockets *self, PyObject *Py_UNUSED(unused)) {
     if (!has_events(self)) Py_RETURN_NONE;
     Received received = {NULL, PyList_New(0), PyList_New(0), 0, 0};
     if (received.sockets && received.others && read_sockets(self, &received))
@@ -294,7 +294,7 @@ misfit:
     return NULL;
 }
 
-static PyObject *send_frames(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+static PyObject *send_frames(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
     if (count != 2 || !PyList_CheckExact(args[0])) {
         PyErr_SetString(PyExc_TypeError, "send_frames expects a list of sockets and frames");
         return NULL;

@@ -10,7 +10,7 @@
 #define MOST_COLUMNS 8
 
 /* Where the records of `buffer` begin, one behind the other; None when they do not end with it. */
-PyObject *walk_records(PyObject *module, PyObject *buffer) {
+PyObject *walk_records(PyObject *Py_UNUSED(module), PyObject *buffer) {
     Py_buffer view;
     PyObject *starts = NULL;
     if (PyObject_GetBuffer(buffer, &view, PyBUF_SIMPLE) < 0) {
@@ -204,7 +204,7 @@ static int is_aligned(const void *at) { return (uintptr_t)at % sizeof(int64_t) =
  *
  * Returns (are all bytes ASCII, a column for each name, map). A column is (validity or None, edges, data), the map
  * (edges of rows, edges of names, names, edges of values, values) or None. */
-PyObject *split_properties(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+PyObject *split_properties(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
     Py_buffer views[3];
     Split split = {0};
     PyObject *result = NULL;

@@ -153,7 +153,7 @@ static int tell(const Stored *stored, PyObject *requests, PyObject *const *kinds
 }
 
 /* take_stored_replies(frames, at, requests, (SendResult, SEND_OK, MessageQueue)) -> position of the first frame left */
-PyObject *take_stored_replies(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+PyObject *take_stored_replies(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
     int64_t at;
     if (count != 4 || !PyList_CheckExact(args[0]) || !as_number(args[1], 0, INT32_MAX, &at) || !PyDict_CheckExact(args[2])
         || !PyTuple_CheckExact(args[3]) || PyTuple_GET_SIZE(args[3]) != 3 || !PyType_Check(PyTuple_GET_ITEM(args[3], 2)))

@@ -310,7 +310,7 @@ static PyObject *read_usual(UsualSends *usual, PyObject *const *args, Py_ssize_t
 }
 
 /* topic table, a function that knows topics, states by row, cluster property, store host */
-static PyObject *new_usual(PyTypeObject *type, PyObject *args, PyObject *keywords) {
+static PyObject *new_usual(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(keywords)) {
     PyObject *table, *learn, *by_row, *cluster, *host;
     if (!PyArg_ParseTuple(args, "O!OO!SS:UsualSends", &topic_table_type, &table, &learn, &PyList_Type, &by_row, &cluster, &host))
         return NULL;

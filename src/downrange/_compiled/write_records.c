@@ -71,7 +71,7 @@ static Message *place_groups(NewMessages *batch, Message *first, const Py_buffer
 }
 
 /* messages, number, memory, at, limit, start, store timestamp, rows -> the first that was not written, end */
-PyObject *write_records(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+PyObject *write_records(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
     int64_t store_timestamp, number, at, limit, start;
     NewMessages *batch = count == 8 ? as_messages(args[0]) : NULL;
     if (batch == NULL || !as_number(args[1], 0, batch->count - 1, &number) || number != batch->stored
