@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from downrange.client.brokers import Broker as BrokerProcess
     from downrange.client.per_server import PerServer
     from downrange.model.message import MessageQueue
-    from downrange.protocol.bodies.statistics import OffsetWrapper
 
 app = command_family("Brokers of a cluster: list, look at, clean up.")
 
@@ -31,7 +30,7 @@ PROGRESS_COLUMNS = [
 ]
 
 
-def progress_row(queue: MessageQueue, offsets: OffsetWrapper) -> dict[str, Any]:
+def progress_row(queue: MessageQueue, offsets: Any) -> dict[str, Any]:
     """How far a group is in a queue."""
     return {
         "broker": queue.broker_name,

@@ -45,7 +45,7 @@ MQError                                                                        m
 ├── BadAnswer                                                                  client/consumer/retry.py
 ├── SparkSourceError                                                           spark/errors.py
 │   └── OptionError, SchemaMismatch, NothingToRead, DataLost                   spark/errors.py
-├── BadPage                                                                    spark/halves.py
+├── BadPage                                                                    spark/half_message_lists.py
 ├── MarkersUnreadable                                                          spark/markers.py
 ├── NotSafelyStored, GivenUp                                                   spark/sink_sending.py
 ├── LakeError                                                                  spark/lake/layout.py
