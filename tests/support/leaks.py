@@ -28,3 +28,12 @@ def _growth(once: Callable[[], object], watched: Sequence[object]) -> tuple[list
     once()
     held = [one for one, count in zip(watched, before, strict=True) if abs(sys.getrefcount(one) - count) >= 50]
     return held, abs(sys.getallocatedblocks() - blocks)
+
+
+def is_type_error(call: Callable[..., object], *arguments: object) -> bool:
+    """Whether the call raises TypeError; unlike `pytest.raises` it leaves nothing behind for the garbage collector."""
+    try:
+        call(*arguments)
+    except TypeError:
+        return True
+    return False

@@ -4,11 +4,11 @@ MQError                                                                        m
 ├── ConfigError                                                                settings.py
 │   └── CompressionMissing                                                     client/compression.py
 ├── MessageError                                                               model/errors.py
-│   ├── InvalidGroup, InvalidTopic, ForbiddenTopic, InvalidProperty            client/messages.py
-│   ├── InvalidDelayLevel, InvalidBatch                                        client/messages.py
-│   ├── InvalidBody                                                            client/messages.py
-│   │   └── BodyMissing, BodyTooLarge                                          client/messages.py
-│   └── NotARequest                                                            client/request_reply.py
+│   ├── InvalidGroup, InvalidTopic, ForbiddenTopic, InvalidProperty            client/producer/outgoing.py
+│   ├── InvalidDelayLevel, InvalidBatch                                        client/producer/outgoing.py
+│   ├── InvalidBody                                                            client/producer/outgoing.py
+│   │   └── BodyMissing, BodyTooLarge                                          client/producer/outgoing.py
+│   └── NotARequest                                                            client/producer/request_reply.py
 ├── StoreError                                                                 model/errors.py
 │   ├── CorruptRecord                                                          model/record.py
 │   ├── StoreLocked, StoreCorrupt, StoreClosed, DiskFull, FlushFailed          store/errors.py
@@ -38,10 +38,10 @@ MQError                                                                        m
 │   ├── ClientNotFound, GroupOnline, MessageNotFound, ClientClosed             client/errors.py
 │   ├── TooManySends, SubscriptionConflict, NotAssigned, CommitFailed          client/errors.py
 │   ├── SendFailed                                                             client/errors.py
-│   ├── ClusterNotChosen                                                       client/admin/choice.py
-│   ├── ReplyTimedOut                                                          client/request_reply.py
+│   ├── ClusterNotChosen                                                       client/admin/chosen_brokers.py
+│   ├── ReplyTimedOut                                                          client/producer/request_reply.py
 │   └── BrokerAway                                                             spark/brokers.py
-├── NoQueue                                                                    client/fault/chooser.py
+├── NoQueue                                                                    client/producer/fault/chooser.py
 ├── BadAnswer                                                                  client/consumer/retry.py
 ├── SparkSourceError                                                           spark/errors.py
 │   └── OptionError, SchemaMismatch, NothingToRead, DataLost                   spark/errors.py
