@@ -26,7 +26,6 @@ from downrange.model.message_id import pack_host
 from downrange.store.config import StoreConfig
 from downrange.store.message_store import MessageStore
 from downrange.store.new_message import NewMessage, PutMessageStatus
-from downrange.store.run import PlainMessage, run_of
 
 TOPIC = "BenchmarkTest"
 QUEUES = 4

@@ -65,7 +65,7 @@ __all__ = [
     "reply_to",
 ]
 
-# Where each name lives. Imported when first asked for: the servers and the command line must start fast.
+# The module of each name, imported when the name is first used: servers and the command line must start fast.
 _HOMES = {
     "Acknowledged": "downrange.client.consumer.retry",
     "AsyncLitePullConsumer": "downrange.client.consumer.lite_pull",

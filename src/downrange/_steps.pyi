@@ -1,5 +1,5 @@
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from mmap import mmap
 from typing import Generic, TypeVar
 
@@ -16,16 +16,15 @@ from downrange.model.message import Message, MessageQueue
 from downrange.protocol.bodies import send_replies
 from downrange.protocol.framing import Frame
 from downrange.store import new_messages
-from downrange.store.check.check_index import CheckedPlace
-from downrange.store.index.key_index import IndexPlace
 from downrange.store.queue.backlog import Backlog, Picked, Records
 from downrange.store.queue.property_filter import Condition
-from downrange.store.queue.queues import QueueState
+from downrange.store.queue.queues import ConsumeQueues
 from downrange.transport.outstanding import Asked
 
 # Each does what its twin in Python does, or returns None and has done nothing.
 
 VERSION: int
+RECORD_LAYOUT: dict[str, int]
 
 class NewMessages(new_messages.NewMessages): ...
 class SendReplies(send_replies.SendReplies): ...
@@ -62,40 +61,19 @@ def index_keys(
     limit: int,
     used_slots: int,
     end_offset: int,
-    store_timestamp: int,
     /,
-) -> tuple[int, int, int] | None: ...
-def replay_records(
+) -> tuple[int, int, int, int] | None: ...
+def read_records(
+    messages: new_messages.NewMessages,
     memory: mmap,
     at: int,
     limit: int,
     start: int,
     check_crc: bool,
-    queues: Mapping[tuple[bytes, int], QueueState | None] | None,
-    topics: TopicTable,
-    states_by_row: list[QueueState | None],
-    sizes: dict[tuple[str, int], list[int]] | None,
-    watched: Mapping[tuple[str, int], object] | None,
-    rows: array[int],
-    entries: bytearray,
-    index: IndexPlace | tuple[()] | None,
-    indexed_up_to: int,
+    queues: ConsumeQueues,
+    finds_queues: bool,
     /,
-) -> tuple[int, int, int, int, int | None, list[tuple[str, int, int, bytes, int, int]], int, int, int, int] | None: ...
-def check_records(
-    memory: mmap,
-    at: int,
-    limit: int,
-    start: int,
-    queues: Mapping[tuple[bytes, int], int],
-    topics: TopicTable,
-    rows: array[int],
-    blocks: bytearray,
-    block_size: int,
-    index: CheckedPlace | tuple[()] | None,
-    last_timestamp: int,
-    /,
-) -> tuple[int, int, int, int, int, int | None, int] | None: ...
+) -> int: ...
 def encode_pull(
     pieces: tuple[bytes, ...],
     kind: int,

@@ -112,8 +112,8 @@ def ports(running: RunningBroker) -> tuple[int, int]:
 def refuse_everything(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Let admission refuse all requests; returns the names of what runs nevertheless, to be filled."""
     ran: list[str] = []
-    monkeypatch.setattr(Admission, "admitted", lambda self, frames, origins, at, stop: at)
-    monkeypatch.setattr(Admission, "refusal", lambda self, frame, origin: BrokerError("nobody may", 16))
+    refusal = BrokerError("nobody may", ResponseCode.NO_PERMISSION)
+    monkeypatch.setattr(Admission, "admitted", lambda self, frames, origins, at, stop: (at, refusal))
     for owner, name in ((Commands, "answer"), (Commands, "take"), (Sends, "take"), (Pulls, "take")):
         monkeypatch.setattr(owner, name, lambda self, *_, what=f"{owner.__name__}.{name}": ran.append(what))
     return ran
@@ -184,10 +184,10 @@ class Recorder:
 
         def record_admitted(
             admission: Admission, frames: list[Frame], origins: list[Connection], at: int, stop: int
-        ) -> int:
-            passed = admitted(admission, frames, origins, at, stop)
+        ) -> tuple[int, BrokerError | None]:
+            passed, refusal = admitted(admission, frames, origins, at, stop)
             self.admitted.setdefault(id(frames), []).extend(range(at, passed))
-            return passed
+            return passed, refusal
 
         monkeypatch.setattr(Endpoint, "deliver", record_deliver)
         monkeypatch.setattr(Admission, "admitted", record_admitted)

@@ -20,7 +20,7 @@ from downrange.store.config import StoreConfig
 from downrange.store.message_store import MessageStore
 from downrange.store.new_message import NewMessage, PutMessageStatus
 from tests.support.golden_store import GoldenStore, files_under, unpack
-from tests.unit.store.small_store import append_one
+from tests.support.stores import append
 
 STORES = ("clean", "killed", "torn", "ext")
 PATH_KEYS = ("storePathRootDir", "storePathCommitLog")
@@ -174,7 +174,7 @@ def test_a_store_goes_on_where_java_left_it(name: str, tmp_path: Path) -> None:
         queues = {key: state.queue.max_offset for key, state in store.queues.states.items()}
         for (topic, queue_id), next_offset in queues.items():
             message = NewMessage(topic, queue_id, b"x" * 3000, b"KEYS\x01more\x02TAGS\x01T", 1, host, host)
-            result = append_one(store, message)
+            result = append(store, message)
             assert result.status is PutMessageStatus.PUT_OK
             assert result.queue_offset == next_offset
     with open_golden(golden) as store:

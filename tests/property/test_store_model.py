@@ -21,6 +21,7 @@ from downrange.store.new_message import BatchUnit, NewMessage, PutMessageStatus
 from downrange.store.queue import queues
 from downrange.store.read_result import GetMessageStatus
 from downrange.store.retention import Retention
+from tests.unit.store.small_store import clean_up_round
 
 HOSTS = (pack_host("10.0.0.1", 10911), pack_host("2001:db8::1", 10911))
 QUEUES = st.sampled_from([("A", 0), ("A", 1), ("Bee", 0), ("ünï", 5)])
@@ -147,7 +148,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule()
     def fill_the_disk_for_a_moment(self) -> None:
         self.disk_fill = 0.86
-        self.retention.run_round(self.clock.now())
+        clean_up_round(self.retention, self.store, self.clock.now())
         self.disk_fill = 0.1
 
     @rule()

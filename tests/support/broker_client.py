@@ -23,9 +23,8 @@ from downrange.protocol.codes import RequestCode
 from downrange.protocol.command import Command, request
 from downrange.store.config import StoreConfig
 from downrange.transport.connection import Connection
-from downrange.transport.serving import Endpoint
 from downrange.transport.pool import connect
-from downrange.transport.serving import CommandHandler, refuse, serve_commands
+from downrange.transport.serving import CommandHandler, Endpoint, refuse, serve_commands
 
 SMALL_FILES = {"mapped_file_size_commit_log": 1 << 22, "max_hash_slot_num": 1000, "max_index_num": 4000}
 

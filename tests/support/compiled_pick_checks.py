@@ -10,11 +10,16 @@ from downrange import compiled
 from downrange.broker.sql.expression import SqlExpression, compile_sql
 from downrange.model.properties import find_property
 from downrange.model.record import MAGIC_V1, MAGIC_V2, properties_of
-from downrange.store.queue.backlog import Backlog, Picked, pick_all
+from downrange.store.queue import backlog as backlog_module
+from downrange.store.queue import tag_codes
+from downrange.store.queue.backlog import Backlog, Picked
 from downrange.store.queue.consume_queue import BLANK, ENTRY
 from downrange.store.queue.property_filter import PropertyFilter
-from downrange.store.queue.tag_codes import TagCodes, pick_by_tags
+from downrange.store.queue.tag_codes import TagCodes
 from tests.support.compiled_pull_checks import backlog
+from tests.support.in_python import in_python
+
+_BACKLOG, _TAG_CODES = in_python(backlog_module), in_python(tag_codes)
 
 _CODES = (0, 1, -1, 7, 2112, 2**31 - 1, -(2**31), 65, 66, 67)
 _LONG_CODES = (*_CODES, 2**32 + 7, 2**63 - 1, -(2**63), 1_794_727_122_803)
@@ -54,8 +59,7 @@ def same_pick_by_tags(random: Random) -> None:
     most, most_bytes = _limits(random)
     tags = TagCodes(codes)
     picked = compiled.steps.pick_by_tags(found, most, most_bytes, tags._sorted)
-    in_python: Any = getattr(pick_by_tags, "__wrapped__")  # noqa: B009
-    assert picked == in_python(found, most, most_bytes, tags._sorted)
+    assert picked == _TAG_CODES.pick_by_tags(found, most, most_bytes, tags._sorted)
     assert picked == _one_by_one(found, most, most_bytes, lambda record, code: tags(code, None))
 
 
@@ -67,8 +71,7 @@ def same_pick_of_all(random: Random) -> None:
     expected = _one_by_one(found, most, most_bytes, lambda record, code: True)
     assert picked == expected
     assert spoilt or picked is not None, "what is usual is for the compiled step"
-    in_python: Any = getattr(pick_all, "__wrapped__")  # noqa: B009
-    again = in_python(found, most, most_bytes)
+    again = _BACKLOG.pick_all(found, most, most_bytes)
     # Python does not look whether entries in the middle are in order: those of a queue are.
     assert again is None or spoilt or again == expected
 

@@ -6,7 +6,7 @@ from random import Random
 from typing import Any
 
 from downrange import compiled
-from downrange.broker.pull_reply import encode_pull
+from downrange.broker.pull_reply import encode_parts
 from downrange.protocol.bodies.pull_frames import PullReply
 from downrange.store.queue.backlog import Backlog
 from downrange.store.queue.consume_queue import ENTRY
@@ -63,8 +63,7 @@ def same_pull_reply(random: Random) -> None:
     if framed is None:
         assert spoilt or byte_count > 64 * 1024, "what is usual is for the compiled step"
         return
-    in_python: Any = getattr(encode_pull, "__wrapped__")  # noqa: B009
-    assert framed == b"".join(in_python(*arguments))
+    assert framed == b"".join(encode_parts(*arguments))
 
 
 def refuses_nonsense_about_a_pull(random: Random) -> None:

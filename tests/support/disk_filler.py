@@ -15,21 +15,22 @@ from downrange.store.config import StoreConfig
 from downrange.store.errors import StoreError
 from downrange.store.message_store import MessageStore
 from downrange.store.new_message import AppendResult, NewMessage, PutMessageStatus
+from tests.support.stores import append
 
 HOST = pack_host("10.0.0.1", 10911)
 QUEUES = 50
 MOST = 200_000
 
 
-def append(store: MessageStore, number: int) -> AppendResult:
+def append_number(store: MessageStore, number: int) -> AppendResult:
     properties = f"UNIQ_KEY\x01U{number}\x02KEYS\x01k{number}".encode()
-    return store.append(NewMessage("T", number % QUEUES, b"%d" % number + bytes(500), properties, 1, HOST, HOST))
+    return append(store, NewMessage("T", number % QUEUES, b"%d" % number + bytes(500), properties, 1, HOST, HOST))
 
 
 def fill(store: MessageStore, first: int) -> tuple[int, str]:
     """Append until the store says no; the number of messages it has then, and its reason."""
     for number in range(first, MOST):
-        result = append(store, number)
+        result = append_number(store, number)
         if result.status is not PutMessageStatus.PUT_OK:
             assert result.status is PutMessageStatus.SERVICE_NOT_AVAILABLE, result
             return number, result.reason
@@ -79,7 +80,7 @@ def main(directory: Path) -> None:
         if "queues" in store.refusals:
             store.write_pending()
         assert store.is_writable, store.refusals
-    assert append(store, count).status is PutMessageStatus.PUT_OK
+    assert append_number(store, count).status is PutMessageStatus.PUT_OK
     rounds.append({"count": count + 1, "reason": "", "readable": readable(store)})
     store.close()
     print(json.dumps(rounds))

@@ -2,7 +2,6 @@
 #include <stddef.h>
 #include "new_messages.h"
 #include "queue_tails.h"
-#include "records.h"
 
 static PyObject *n_body, *n_properties, *n_born_timestamp, *n_born_host, *n_store_host, *n_flag, *n_sys_flag;
 static PyObject *n_reconsume_times, *n_prepared;
@@ -83,7 +82,9 @@ int as_stretch(const NewMessages *batch, PyObject *first, PyObject *stop, Py_ssi
 static int take_number(PyObject *object, PyObject *name, int64_t least, int64_t most, int64_t *number) {
     PyObject *value = PyObject_GetAttr(object, name);
     if (value == NULL) return 0;
-    int is_good = as_number(value, least, most, number);
+    int overflow = 1;
+    if (PyLong_Check(value)) *number = PyLong_AsLongLongAndOverflow(value, &overflow); /* flags are of an int's subclass */
+    int is_good = !overflow && least <= *number && *number <= most;
     if (!is_good) PyErr_Format(PyExc_TypeError, "%U is %R", name, value);
     Py_DECREF(value);
     return is_good;
@@ -191,6 +192,65 @@ static PyObject *batch_properties_for(NewMessages *batch, PyObject *wanted) {
     return found;
 }
 
+static PyObject *part_text(const NewMessages *batch, const Message *message, Part part) {
+    if (part.size == 0) Py_RETURN_NONE;
+    return PyUnicode_DecodeUTF8((const char *)properties_of(batch, message) + part.at, part.size, "replace");
+}
+
+static PyObject *batch_tags(NewMessages *batch, PyObject *number) {
+    const Message *message = message_at(batch, number);
+    return message == NULL ? NULL : part_text(batch, message, message->tags);
+}
+
+static PyObject *keyed_of(const NewMessages *batch, const Message *message) {
+    const char *topic = (const char *)topic_of(batch, message) + 1;
+    return Py_BuildValue("(NNNLL)", PyUnicode_DecodeUTF8(topic, message->topic_size - 1, "replace"),
+                         part_text(batch, message, message->unique_key), part_text(batch, message, message->keys),
+                         (long long)message->physical_offset, (long long)message->store_timestamp);
+}
+
+/* number, stop */
+static PyObject *batch_keyed(NewMessages *batch, PyObject *const *args, Py_ssize_t count) {
+    Py_ssize_t from, to;
+    if (count != 2 || !as_stretch(batch, args[0], args[1], batch->stored, &from, &to))
+        return wrong_arguments("NewMessages.keyed");
+    PyObject *list = PyList_New(0);
+    for (const Message *message = batch->messages + from; list != NULL && message < batch->messages + to; message++) {
+        if ((message->unique_key.size == 0 && message->keys.size == 0)
+            || (message->sys_flag & TRANSACTION_MASK) == TRANSACTION_MASK)
+            continue;
+        PyObject *one = keyed_of(batch, message);
+        if (one == NULL || PyList_Append(list, one) < 0) Py_CLEAR(list);
+        Py_XDECREF(one);
+    }
+    return list;
+}
+
+static PyObject *batch_timestamp(NewMessages *batch, PyObject *number) {
+    const Message *message = message_at(batch, number);
+    return message == NULL ? NULL : PyLong_FromLongLong(message->store_timestamp);
+}
+
+/* places, store timestamp */
+static PyObject *batch_place(NewMessages *batch, PyObject *const *args, Py_ssize_t count) {
+    int64_t store_timestamp;
+    if (count != 2 || !PyList_CheckExact(args[0]) || PyList_GET_SIZE(args[0]) > batch->count - batch->stored
+        || !as_number(args[1], INT64_MIN, INT64_MAX, &store_timestamp))
+        return wrong_arguments("NewMessages.place");
+    for (Py_ssize_t n = 0; n < PyList_GET_SIZE(args[0]); n++) {
+        Message *message = &batch->messages[batch->stored];
+        PyObject *place = PyList_GET_ITEM(args[0], n);
+        if (!PyTuple_CheckExact(place) || PyTuple_GET_SIZE(place) != 3
+            || !as_number(PyTuple_GET_ITEM(place, 0), 0, INT64_MAX - INT32_MAX, &message->physical_offset)
+            || !as_number(PyTuple_GET_ITEM(place, 1), 1, INT32_MAX, &message->size)
+            || !as_number(PyTuple_GET_ITEM(place, 2), 0, INT64_MAX / ENTRY_SIZE, &message->queue_offset))
+            return wrong_arguments("NewMessages.place");
+        message->store_timestamp = store_timestamp;
+        batch->stored++;
+    }
+    Py_RETURN_NONE;
+}
+
 static PyObject *batch_sys_flag(NewMessages *batch, PyObject *number) {
     const Message *message = message_at(batch, number);
     return message == NULL ? NULL : PyLong_FromLongLong(message->sys_flag);
@@ -210,11 +270,6 @@ static PyObject *batch_set_code(NewMessages *batch, PyObject *const *args, Py_ss
     if (message == NULL) return NULL;
     message->code = code, message->has_code = 1;
     Py_RETURN_NONE;
-}
-
-static Py_ssize_t record_size(const Message *message) {
-    return FIXED_WITHOUT_HOSTS + message->born_host_size + message->store_host_size + message->topic_size - 1
-        + message->body_size + message->properties_size;
 }
 
 static PyObject *batch_group_size(NewMessages *batch, PyObject *number) {
@@ -300,10 +355,14 @@ static PyMethodDef methods[] = {
     {"bounds", (PyCFunction)(void (*)(void))batch_bounds, METH_FASTCALL, NULL},
     {"code", (PyCFunction)batch_code, METH_O, NULL},
     {"group_size", (PyCFunction)batch_group_size, METH_O, NULL},
+    {"keyed", (PyCFunction)(void (*)(void))batch_keyed, METH_FASTCALL, NULL},
+    {"place", (PyCFunction)(void (*)(void))batch_place, METH_FASTCALL, NULL},
     {"properties", (PyCFunction)batch_properties, METH_O, NULL},
     {"properties_for", (PyCFunction)batch_properties_for, METH_O, NULL},
     {"set_code", (PyCFunction)(void (*)(void))batch_set_code, METH_FASTCALL, NULL},
     {"sys_flag", (PyCFunction)batch_sys_flag, METH_O, NULL},
+    {"tags", (PyCFunction)batch_tags, METH_O, NULL},
+    {"timestamp", (PyCFunction)batch_timestamp, METH_O, NULL},
     {NULL, NULL, 0, NULL},
 };
 

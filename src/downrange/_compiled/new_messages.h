@@ -3,8 +3,8 @@
 #define DOWNRANGE_NEW_MESSAGES_H
 
 #include "properties.h"
+#include "records.h"
 
-#define NOT_IN_A_QUEUE 4 /* the bit of sysFlag that prepared and rolled-back messages have */
 #define TRANSACTION_MASK 12
 
 typedef struct {
@@ -14,7 +14,7 @@ typedef struct {
     Py_ssize_t body_size, born_host_size, store_host_size;
     Part tags, unique_key, keys;
     int64_t row, queue_id, flag, sys_flag, born_timestamp, reconsume_times, prepared_offset;
-    int64_t physical_offset, size, queue_offset; /* the place of a message that was stored */
+    int64_t physical_offset, size, queue_offset, store_timestamp; /* the place of a message that was stored */
     int64_t code;                                /* what its queue entry holds, if has_code */
     PyObject *state;                             /* borrowed from `kept`; NULL: the state of `row` in `by_row` */
     char has_code, is_special, begins_group;
@@ -42,6 +42,11 @@ static inline const byte *properties_of(const NewMessages *batch, const Message 
 
 static inline const byte *topic_of(const NewMessages *batch, const Message *message) {
     return batch->text + message->topic_at;
+}
+
+static inline Py_ssize_t record_size(const Message *message) {
+    return FIXED_WITHOUT_HOSTS + message->born_host_size + message->store_host_size + message->topic_size - 1
+        + message->body_size + message->properties_size;
 }
 
 /* Keep an object for as long as the batch lives; 0 with an exception. */

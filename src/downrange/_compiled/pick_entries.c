@@ -1,11 +1,10 @@
 /* Which entries of a queue a reader wants: pick_all of store/queue/backlog.py, pick_by_tags of store/queue/tag_codes.py,
  * pick_by_properties of store/queue/property_filter.py. Each looks at one entry after the other until a reply has as much
  * as it may have. */
-#include "steps.h"
+#include "properties.h"
+#include "records.h"
 
 #define MOST_NAMES 16
-#define BODY_LENGTH_AT 84 /* of a record with IPv4 hosts; see model/record.py */
-#define MAGIC_V2_END 0xAB
 
 /* Entries that were picked, and how far a look at all of them has come. */
 typedef struct {
@@ -111,7 +110,7 @@ PyObject *pick_by_tags(PyObject *module, PyObject *const *args, Py_ssize_t count
 
 /* --- by properties ------------------------------------------------------------------------------------------------ */
 
-/* The properties a condition asks for, and those of the record at hand. */
+/* The properties that a condition asks for, and their values in one record. */
 typedef struct {
     Py_ssize_t count;
     PyObject *names[MOST_NAMES];
@@ -144,38 +143,14 @@ static void close_wanted(Wanted *wanted) {
     Py_XDECREF(wanted->table);
 }
 
-/* The text of a record's properties; 0 when its lengths lead out of it. */
-static int find_text(const byte *record, int64_t size, Text *text) {
-    if (size < BODY_LENGTH_AT + 4) return 0;
-    int64_t at = BODY_LENGTH_AT + (record[39] & 0x10 ? 12 : 0) + (record[39] & 0x20 ? 12 : 0);
-    if (at + 4 > size) return 0;
-    at += 4 + (int64_t)get32(record + at);
-    int is_v2 = record[7] == MAGIC_V2_END;
-    if (at + 1 + is_v2 > size) return 0;
-    at += is_v2 ? 2 + (record[at] << 8 | record[at + 1]) : 1 + record[at];
-    if (at + 2 > size) return 0;
-    int64_t length = record[at] << 8 | record[at + 1];
-    if (at + 2 + length > size) return 0;
-    *text = (Text){.at = record + at + 2, .size = (Py_ssize_t)length};
-    return 1;
-}
-
-/* Of several values of a name the last that is not empty counts: model/properties.py, find_property. */
-static void find_values(Wanted *wanted, const Text *text) {
+/* The values that the record has. */
+static void find_values(Wanted *wanted, const Record *record) {
     for (Py_ssize_t n = 0; n < wanted->count; n++) wanted->values[n].size = 0;
-    const byte *at = text->at, *stop = text->at + text->size;
-    while (at < stop) {
-        const byte *end = memchr(at, 2, (size_t)(stop - at));
-        if (end == NULL) end = stop;
-        const byte *middle = memchr(at, 1, (size_t)(end - at));
-        if (middle != NULL && middle + 1 < end)
-            for (Py_ssize_t n = 0; n < wanted->count; n++) {
-                const Text *key = &wanted->keys[n];
-                if (key->size == middle - at && memcmp(key->at, at, (size_t)key->size) == 0)
-                    wanted->values[n] = (Text){.at = middle + 1, .size = end - middle - 1};
-            }
-        at = end + 1;
-    }
+    const byte *at = record->properties;
+    for (Property property; next_property(&at, record->properties + record->properties_size, &property);)
+        for (Py_ssize_t n = 0; n < wanted->count; n++)
+            if (has_name(&property, wanted->keys[n].at, wanted->keys[n].size))
+                wanted->values[n] = (Text){.at = property.value, .size = property.value_size};
 }
 
 static int fill_table(Wanted *wanted) {
@@ -194,7 +169,7 @@ static int fill_table(Wanted *wanted) {
     return 1;
 }
 
-/* 1 or 0; -1 when it cannot tell: the twin has the same trouble, at a place where it is reported. */
+/* 1 or 0; -1 when the condition raises: then Python asks it again, and reports the error. */
 static int says_yes(PyObject *condition, PyObject *find) {
     PyObject *answer = PyObject_CallOneArg(condition, find);
     if (answer == NULL) {
@@ -228,10 +203,11 @@ PyObject *pick_by_properties(PyObject *module, PyObject *const *args, Py_ssize_t
         int64_t offset = get64(entry), size = (int32_t)get32(entry + 8);
         is_further = goes_on(&pick, offset, size);
         if (is_further <= 0) break;
-        Text text;
+        Record record;
         int answer = -1;
-        if (lies_within(backlog, offset, size) && find_text(log + (offset - backlog->start), size, &text)) {
-            find_values(&wanted, &text);
+        if (lies_within(backlog, offset, size)
+            && read_record(log + (offset - backlog->start), (Py_ssize_t)size, &record)) {
+            find_values(&wanted, &record);
             if (fill_table(&wanted)) answer = says_yes(args[4], wanted.find);
         }
         if (answer < 0) {

@@ -5,7 +5,13 @@
 
 #define LEAST_GROWTH (256 * BLOCK)
 
+/* Was the entry put before, by a replay that came this far? */
+static int is_there(const Message *message, const int64_t *row) {
+    return message->physical_offset + message->size <= row[PHYSICAL_END];
+}
+
 static void put_entry(const Message *message, int64_t *row, const Py_buffer *memory) {
+    if (is_there(message, row)) return;
     int64_t at = row[AT];
     if (at % BLOCK == 0) at = take_block(memory, at);
     byte *to = put64((byte *)memory->buf + at, (uint64_t)message->physical_offset);
@@ -16,13 +22,16 @@ static void put_entry(const Message *message, int64_t *row, const Py_buffer *mem
     row[BYTES] = (int64_t)((uint64_t)row[BYTES] + (uint64_t)message->size);
 }
 
-/* Does the entry come next in its queue? Then its END is moved on, so that the one after it can be asked about. */
+/* Does the entry come next in its queue, or is it there already? Then END and the next queue offset are moved on, so that
+   the one after it can be asked about. */
 static int comes_next(const Message *message, int64_t *row, Py_ssize_t memory) {
+    if (is_there(message, row)) return 1;
     if (row[SPILL_AT] <= 0 || row[END] < 0 || row[END] % ENTRY_SIZE || row[END] / ENTRY_SIZE != message->queue_offset
-        || row[END] > INT64_MAX - ENTRY_SIZE || message->physical_offset + message->size <= row[PHYSICAL_END]
+        || row[END] > INT64_MAX - ENTRY_SIZE || (message->queue_offset == 0 && row[PHYSICAL_END] > 0)
         || !is_place(row[AT], memory))
         return 0;
     row[END] += ENTRY_SIZE;
+    if (row[NEXT] < row[END] / ENTRY_SIZE) row[NEXT] = row[END] / ENTRY_SIZE;
     return 1;
 }
 
@@ -97,18 +106,16 @@ end:
     return full == NULL ? NULL : Py_BuildValue("(nN)", reached, full);
 }
 
-/* messages, number, stop, memory, slots, next entry, limit, used slots, end offset, store timestamp
-   -> next entry, used slots, end offset; None, and nothing was put, when the keys do not fit this file or are unusual */
+/* messages, number, stop, memory, slots, next entry, limit, used slots, end offset
+   -> next entry, used slots, end offset, end timestamp; None, and nothing was put, when the keys do not fit this file or are unusual */
 PyObject *index_keys(PyObject *module, PyObject *const *args, Py_ssize_t count) {
-    int64_t store_timestamp;
     Index index = {0};
     Py_ssize_t from, to;
-    NewMessages *batch = count == 10 ? as_messages(args[0]) : NULL;
+    NewMessages *batch = count == 9 ? as_messages(args[0]) : NULL;
     if (batch == NULL || !as_stretch(batch, args[1], args[2], batch->stored, &from, &to)
         || !as_number(args[4], 1, INT32_MAX, &index.slots) || !as_number(args[5], 1, INT32_MAX, &index.next_entry)
         || !as_number(args[6], 0, INT32_MAX, &index.limit) || !as_number(args[7], 0, INT32_MAX, &index.used_slots)
-        || !as_number(args[8], INT64_MIN, INT64_MAX, &index.end_offset)
-        || !as_number(args[9], INT64_MIN, INT64_MAX, &store_timestamp))
+        || !as_number(args[8], INT64_MIN, INT64_MAX, &index.end_offset))
         return wrong_arguments("index_keys");
     PyObject *result = NULL;
     Keys keys = {NULL, 0, 0};
@@ -119,11 +126,12 @@ PyObject *index_keys(PyObject *module, PyObject *const *args, Py_ssize_t count) 
         uint32_t start = 0;
         if (message->unique_key.size == 0 && message->keys.size == 0) continue;
         if ((message->sys_flag & TRANSACTION_MASK) == TRANSACTION_MASK) continue; /* rolled back */
-        if (message->physical_offset < index.end_offset) goto end;                /* indexed before, maybe */
+        if (message->physical_offset < index.end_offset) continue;                /* indexed before */
         if (!hash_bytes(topic_of(batch, message) + 1, message->topic_size - 1, &start)) goto end;
         start = 31 * start + '#';
         if (!add_keys(&keys, properties + message->unique_key.at, message->unique_key.size,
-                      properties + message->keys.at, message->keys.size, start, message->physical_offset)
+                      properties + message->keys.at, message->keys.size, start, message->physical_offset,
+                      message->store_timestamp)
             || keys.count > index.limit - index.next_entry)
             goto end;
     }
@@ -134,12 +142,13 @@ PyObject *index_keys(PyObject *module, PyObject *const *args, Py_ssize_t count) 
     if (keys.count > 0) {
         byte *header = index.memory.buf;
         index.begin_timestamp = get64(header);
-        put_keys(&index, &keys, seconds_at(&index, store_timestamp));
-        put64(header + 8, (uint64_t)store_timestamp);
+        put_keys(&index, &keys);
+        put64(header + 8, (uint64_t)index.end_timestamp);
         put64(header + 24, (uint64_t)index.end_offset);
         put32(put32(header + 32, (uint32_t)index.used_slots), (uint32_t)index.next_entry);
     }
-    result = three_numbers(index.next_entry, index.used_slots, index.end_offset);
+    result = Py_BuildValue("(LLLL)", (long long)index.next_entry, (long long)index.used_slots,
+                           (long long)index.end_offset, (long long)index.end_timestamp);
 end:
     if (index.memory.obj != NULL) PyBuffer_Release(&index.memory);
     PyMem_Free(keys.keys);

@@ -1,5 +1,6 @@
 /* The module downrange._steps. */
 #include "new_messages.h"
+#include "records.h"
 #include "topic_table.h"
 
 PyObject *s_is_special, *s_queue_id, *s_row, *s_topic, *s_topic_field;
@@ -10,8 +11,7 @@ static PyMethodDef functions[] = {
     {"write_records", (PyCFunction)(void (*)(void))write_records, METH_FASTCALL, NULL},
     {"put_entries", (PyCFunction)(void (*)(void))put_entries, METH_FASTCALL, NULL},
     {"index_keys", (PyCFunction)(void (*)(void))index_keys, METH_FASTCALL, NULL},
-    {"replay_records", (PyCFunction)(void (*)(void))replay_records, METH_FASTCALL, NULL},
-    {"check_records", (PyCFunction)(void (*)(void))check_records, METH_FASTCALL, NULL},
+    {"read_records", (PyCFunction)(void (*)(void))read_records, METH_FASTCALL, NULL},
     {"encode_pull", (PyCFunction)(void (*)(void))encode_pull, METH_FASTCALL, NULL},
     {"pick_all", (PyCFunction)(void (*)(void))pick_all, METH_FASTCALL, NULL},
     {"pick_by_tags", (PyCFunction)(void (*)(void))pick_by_tags, METH_FASTCALL, NULL},
@@ -32,6 +32,17 @@ static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT, .m_name = "downrange._steps", .m_size = -1, .m_methods = functions,
 };
 
+/* The layout of a record, which tests compare with that of model/record.py; 0 with an exception. */
+static int add_record_layout(PyObject *module) {
+    PyObject *layout = Py_BuildValue(
+        "{sIsIsisisIsisisisi}", "MAGIC_V1", MAGIC_V1, "MAGIC_V2", MAGIC_V2, "FIXED_SIZE", FIXED_SIZE, "IPV6_EXTRA",
+        IPV6_EXTRA, "CRC_MASK", CRC_MASK, "QUEUE_OFFSET_AT", QUEUE_OFFSET_AT, "PHYSICAL_OFFSET_AT", PHYSICAL_OFFSET_AT,
+        "SYS_FLAG_AT", SYS_FLAG_AT, "STORE_TIMESTAMP_AT", STORE_TIMESTAMP_AT);
+    int is_added = layout != NULL && PyModule_AddObjectRef(module, "RECORD_LAYOUT", layout) == 0;
+    Py_XDECREF(layout);
+    return is_added;
+}
+
 PyMODINIT_FUNC PyInit__steps(void) {
     make_crc_table();
     s_is_special = PyUnicode_InternFromString("is_special");
@@ -44,7 +55,7 @@ PyMODINIT_FUNC PyInit__steps(void) {
     PyObject *module = PyModule_Create(&definition);
     if (module != NULL
         && (PyModule_AddIntConstant(module, "VERSION", 1) < 0 || PyModule_AddType(module, &topic_table_type) < 0
-            || add_sockets(module) < 0 || !add_new_messages(module) || !add_sends(module)))
+            || add_sockets(module) < 0 || !add_new_messages(module) || !add_sends(module) || !add_record_layout(module)))
         Py_CLEAR(module);
     return module;
 }

@@ -29,8 +29,7 @@ PyObject *next_run(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *write_records(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *put_entries(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *index_keys(PyObject *module, PyObject *const *args, Py_ssize_t count);
-PyObject *replay_records(PyObject *module, PyObject *const *args, Py_ssize_t count);
-PyObject *check_records(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *read_records(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *encode_pull(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *pick_all(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *pick_by_tags(PyObject *module, PyObject *const *args, Py_ssize_t count);
@@ -155,18 +154,21 @@ static inline Py_ssize_t measure(PyObject *pieces, Py_ssize_t expected) {
     return size;
 }
 
-/* Queue entries, and the part of the log they point into: Backlog of store/queue/backlog.py. */
+/* Queue entries, and the file of the log they point into: Backlog of store/queue/backlog.py. */
 typedef struct {
     const byte *entries;
     Py_ssize_t count;
-    int64_t start, readable, most_bytes;
+    int64_t start, readable;
     Py_buffer log;
 } Backlog;
 
 #define ENTRY_SIZE 20
 
-/* 0 and nothing to close when it is none, without an exception. */
+/* 0, an exception and nothing to close when the object is no backlog. */
 int open_backlog(PyObject *object, Backlog *backlog);
+
+/* Whether a record lies in the part of the file that may be read. */
+int lies_within(const Backlog *backlog, int64_t offset, int64_t size);
 
 /* Names of methods that the client's functions need; 0 when memory ran out. */
 int make_reply_names(void);

@@ -1,5 +1,5 @@
 /* The rows of a topic's queues, by the topic's bytes: what broker/destinations.py knows, for plain_sends.c, and which
-   queues were met in the log, for replay_records.c and check_records.c. */
+   queues were met in the log, for replay_records.c. */
 #ifndef DOWNRANGE_TOPIC_TABLE_H
 #define DOWNRANGE_TOPIC_TABLE_H
 

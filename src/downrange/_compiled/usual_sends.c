@@ -9,7 +9,6 @@
 #define ENTRY_HEAD 20        /* size, magic, CRC, flag, body length */
 #define LONGEST_TOPIC 127
 #define LONGEST_PROPERTIES 32767
-#define RECORD_REST 128 /* no record has more beside topic, body and properties */
 #define SCRATCH 4096
 #define TOGETHER 32
 
@@ -130,8 +129,10 @@ static int put_message(Reading *reading, int64_t row, const byte *body, Py_ssize
     return 1;
 }
 
-/* Where the one pair WAIT=true or WAIT=false ends that begins at `at`; NULL for anything else. */
-static const byte *end_of_wait(Reading *reading, const byte *at, const byte *end) {
+/* Where the one pair WAIT=true or WAIT=false ends that was found in the properties; NULL for anything else. */
+static const byte *end_of_wait(Reading *reading, const byte *properties, const byte *end, const Found *found) {
+    const byte *at = found->wait;
+    if (found->waits > 1 || (at > properties && at[-1] != 2)) return NULL;
     reading->waits = starts_with(at, end, "WAIT\x01true", 9);
     if (!reading->waits && !starts_with(at, end, "WAIT\x01" "false", 10)) return NULL;
     at += reading->waits ? 9 : 10;
@@ -143,8 +144,7 @@ static Py_ssize_t put_properties(Reading *reading, const byte *at, Py_ssize_t si
     const byte *end = at + size, *before_end = end, *after = end;
     if (found->waits > 0) {
         before_end = found->wait;
-        if (found->waits > 1 || (before_end > at && before_end[-1] != 2)) return -1;
-        after = end_of_wait(reading, before_end, end);
+        after = end_of_wait(reading, at, end, found);
         if (after == NULL) return -1;
         if (after < end) after++;
     }
@@ -172,9 +172,8 @@ static int add_single(Reading *reading, int64_t row, PyObject *body, const byte 
 static Py_ssize_t add_batch(Reading *reading, int64_t row, PyObject *body, const byte *text, Py_ssize_t text_size,
                             const Send *send, const Found *found) {
     const byte *at = (const byte *)PyBytes_AS_STRING(body), *end = at + PyBytes_GET_SIZE(body);
-    int64_t room = reading->batch_fits;
-    if (found->waits > 1 || (found->waits && end_of_wait(reading, found->wait, text + text_size) == NULL)) return 0;
-    Py_ssize_t shared = PyBytes_GET_SIZE(reading->usual->cluster) + (text_size > 0) + text_size, count = 0;
+    if (found->waits > 0 && end_of_wait(reading, text, text + text_size, found) == NULL) return 0;
+    Py_ssize_t shared = PyBytes_GET_SIZE(reading->usual->cluster) + (text_size > 0) + text_size, count = 0, total = 0;
     while (at < end) {
         if (end - at < ENTRY_HEAD + 2) return 0;
         uint32_t size = get32(at), body_size = get32(at + 16);
@@ -194,8 +193,8 @@ static Py_ssize_t add_batch(Reading *reading, int64_t row, PyObject *body, const
                          (int32_t)get32(at + 12)))
             return 0;
         at += size;
-        room -= RECORD_REST + reading->to.topic_size + body_size + own_size + is_open + shared;
-        if (room < 0 || ++count > MOST_OF_A_BATCH) return 0;
+        total += record_size(&reading->batch->messages[reading->batch->count - 1]);
+        if (++count > MOST_OF_A_BATCH || total > reading->batch_fits) return 0;
     }
     return count;
 }

@@ -2,7 +2,6 @@
 #include <stdatomic.h>
 #include "new_messages.h"
 #include "queue_tails.h"
-#include "records.h"
 
 /* Give a message its place; 0 with an exception when a number of its row cannot be right. */
 static int place_message(Message *message, int64_t *row, int64_t physical_offset) {
@@ -10,8 +9,7 @@ static int place_message(Message *message, int64_t *row, int64_t physical_offset
         PyErr_SetString(PyExc_ValueError, "write_records: the queue of a message has no row, or a row without sense");
         return 0;
     }
-    message->size = FIXED_WITHOUT_HOSTS + message->born_host_size + message->store_host_size + message->topic_size - 1
-        + message->body_size + message->properties_size;
+    message->size = record_size(message);
     message->physical_offset = physical_offset;
     message->queue_offset = message->sys_flag & NOT_IN_A_QUEUE ? 0 : row[NEXT]++;
     return 1;
@@ -105,6 +103,7 @@ PyObject *write_records(PyObject *module, PyObject *const *args, Py_ssize_t coun
         atomic_thread_fence(memory_order_release);
         put_head((byte *)memory.buf + at, first);
     }
+    for (Message *message = first; message < stop; message++) message->store_timestamp = store_timestamp;
     batch->stored = stop - batch->messages;
     result = Py_BuildValue("(nL)", batch->stored, (long long)end);
 end:

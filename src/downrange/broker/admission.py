@@ -114,17 +114,20 @@ class Admission:
             int(RequestCode.HEART_BEAT): flow.check_heartbeat,
         }
 
-    def admitted(self, frames: list[Frame], origins: list[Connection], at: int, stop: int) -> int:
-        """The position of the first request of `frames[at:stop]` that is refused; `stop` when all are admitted."""
+    def admitted(
+        self, frames: list[Frame], origins: list[Connection], at: int, stop: int
+    ) -> tuple[int, BrokerError | None]:
+        """The position of the first request of `frames[at:stop]` that is refused, and why; `stop` and None for none."""
         first = origins[at]  # all connections of a server share its usage and its limits
         # While all connections together wait for fewer replies than one may, none of them waits for too many.
         is_idle = first.usage.requests < first.limits.max_requests_per_connection
         if is_idle and self._time() <= self._flow.calm_until:
-            return stop
+            return stop, None
         for position in range(at, stop):
-            if self.refusal(frames[position], origins[position]) is not None:
-                return position
-        return stop
+            refusal = self.refusal(frames[position], origins[position])
+            if refusal is not None:
+                return position, refusal
+        return stop, None
 
     def refusal(self, frame: Frame, origin: Connection) -> BrokerError | None:
         """Why a request is not carried out; None when it is."""

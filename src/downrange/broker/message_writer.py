@@ -12,10 +12,9 @@ from downrange.broker.services.flushing import Flusher
 from downrange.broker.statistics import LARGE, Statistics
 from downrange.broker.waiting_pulls import WaitingPulls
 from downrange.clock import Clock
-from downrange.model.topics import SCHEDULE_TOPIC
+from downrange.model.message import TopicQueue
 from downrange.store.config import BrokerRole
 from downrange.store.group_commit import FlushOutcome
-from downrange.store.growth import Growth
 from downrange.store.message_store import MessageStore
 from downrange.store.new_message import AppendResult, NewMessage, PutMessageStatus, Refusal
 from downrange.store.new_messages import NewMessages
@@ -98,7 +97,7 @@ class MessageWriter:
             for state in dict.fromkeys(messages.states):
                 if (state.topic, state.queue_id) in self._waiting:
                     properties = partial(messages.properties_for, state)
-                    self._pulls.notify_batch(state.topic, state.queue_id, state.next_offset - 1, properties)
+                    self._pulls.notify(state.topic, state.queue_id, state.queue.max_offset - 1, properties)
         if messages.special:
             self._delayed(messages)
 
@@ -114,22 +113,20 @@ class MessageWriter:
             first = numbers[0]
             self.on_delayed(queue_id, None if states[first].ext is not None else messages.code(first))
 
-    def dispatched(self) -> Growth:
+    def dispatched(self) -> Collection[TopicQueue]:
         """Records came into the log by another way (transient pool, master): count them, wake what waits for them, and
-        return them."""
-        growth = self.store.dispatch_pending(self._waiting)
-        for grown in growth.watched_messages:
-            self._pulls.notify(grown.topic, grown.queue_id, grown.queue_offset, grown.properties)
-        for (topic, queue_id), sizes in growth.sizes.items():
-            self.statistics.new_puts += len(sizes)
-            for size in sizes:
-                if size > LARGE:
-                    self.statistics.put_large(topic, size)
-            if topic == SCHEDULE_TOPIC:
-                self.on_delayed(queue_id, None)
+        return their queues."""
+        queues: dict[TopicQueue, None] = {}
+
+        def applied(messages: NewMessages) -> None:
+            self._applied(messages)
+            for state in dict.fromkeys(messages.states):
+                queues[TopicQueue(state.topic, state.queue_id)] = None
+
+        self.store.dispatch_pending(applied)
         if self._links:
             self._wake_slaves()
-        return growth
+        return queues
 
     def _wake_slaves(self) -> None:
         if self._slaves is not None:

@@ -36,6 +36,11 @@ _SUBSCRIPTION = int(PullSysFlag.SUBSCRIPTION)
 _subscription_of = lru_cache(maxsize=4096)(subscribe)
 
 
+@lru_cache(maxsize=4096)
+def _tag_filter_of(expression: str | None) -> MessageFilter:
+    return tag_filter(subscribe("", expression))
+
+
 class PullChecks:
     """Everything that is known about the one who pulls before a queue is read."""
 
@@ -51,6 +56,10 @@ class PullChecks:
     def agreed(self, request: PullMessageRequest, peer: str) -> tuple[SubscriptionGroupConfig, MessageFilter]:
         """The group that pulls, and the messages it wants; raises BrokerError when it may not pull."""
         group = self._check(request, peer)
+        kind = request.expression_type or TAG
+        is_retry = self._config.broker.filter_support_retry and request.topic.startswith(RETRY_PREFIX)
+        if request.sys_flag & _SUBSCRIPTION and kind == TAG and not is_retry:  # nearly every pull
+            return group, _tag_filter_of(request.subscription)
         return group, self._filter(request, self._subscription(request, group))
 
     def _check(self, request: PullMessageRequest, peer: str) -> SubscriptionGroupConfig:

@@ -16,7 +16,7 @@ from downrange.broker.groups import CommittedOffsets
 from downrange.broker.live_config import LiveConfig
 from downrange.broker.message_writer import MessageWriter
 from downrange.broker.pull_checks import PullChecks
-from downrange.broker.pull_reply import encode_pull
+from downrange.broker.pull_reply import encode_parts, encode_pull
 from downrange.broker.waiting_pulls import WaitingPull, WaitingPulls
 from downrange.model import properties as names
 from downrange.model.message import MessageQueue, TopicQueue
@@ -46,6 +46,7 @@ _RETRY: Final = int(ResponseCode.PULL_RETRY_IMMEDIATELY)
 _MOVED: Final = int(ResponseCode.PULL_OFFSET_MOVED)
 _COMMIT: Final = int(PullSysFlag.COMMIT_OFFSET)
 _SUSPEND: Final = int(PullSysFlag.SUSPEND)
+_SLAVE: Final = BrokerRole.SLAVE
 
 # With these a pull got past something; with any other its offset lies outside the queue.
 _SCANNED: Final = (GetMessageStatus.MESSAGE_WAS_REMOVING, GetMessageStatus.NO_MATCHED_MESSAGE)
@@ -62,7 +63,6 @@ _CODES: Final = {
 }
 _reply_of = cache(PullReply)
 _FOUND: Final = PullReply(_SUCCESS, GetMessageStatus.FOUND.value)
-
 
 # The request code and the code of an answer, and its frame; no frame when the peer wants none.
 _Answer = tuple[int, int, list[Buffer]]
@@ -152,30 +152,23 @@ class Pulls:
                 return None
             request = command.header(PullMessageRequest)
             offset, commit_offset = request.queue_offset, request.commit_offset
-        if origin.is_overloaded:
-            raise SystemBusy("[OVERLOAD]system busy, start flow control for a while")
         try:
             group, wanted = self._checks.agreed(request, origin.peer)
         except BrokerError as error:
             refusal = Command(error.code, opaque, RESPONSE_FLAG, {}, remark=error.remark, serialize_type=frame[0])
             return request_code, error.code, [] if flag & ONEWAY_FLAG else encode_reply(refusal)
-        read = self._read(request, offset, wanted)
-        code, numbers = self._outcome(request, offset, group, read)
+        read, code, numbers = self._read(request, offset, group, wanted)
         sys_flag = request.sys_flag
-        if sys_flag & _COMMIT and self._config.store.broker_role is not BrokerRole.SLAVE:
+        waits = code != _SUCCESS and sys_flag & _SUSPEND and _may_wait(code, read.status)
+        if waits and origin.is_overloaded:
+            raise SystemBusy("[OVERLOAD]system busy, start flow control for a while")
+        if sys_flag & _COMMIT and self._config.store.broker_role is not _SLAVE:
             self._offsets.commit(request.topic, request.consumer_group, request.queue_id, commit_offset)
-        if code != _SUCCESS and sys_flag & _SUSPEND:
-            # There is nothing new, or a slave cannot say more.
-            is_out_of_reach = code == _RETRY and read.status not in _SCANNED
-            if is_out_of_reach or code == _NOT_FOUND:
-                queue = TopicQueue(request.topic, request.queue_id)
-                again = partial(self._read_again, frame, opaque, flag, request, offset, group, wanted)
-                seconds = self._wait_seconds(request)
-                self._waiting.add(
-                    WaitingPull(queue, offset, wanted, origin, again),
-                    min(seconds, _OUT_OF_REACH_SECONDS) if is_out_of_reach else seconds,
-                )
-                return None
+        if waits:
+            again = partial(self._read_again, frame, opaque, flag, request, offset, group, wanted)
+            pull = WaitingPull(TopicQueue(request.topic, request.queue_id), offset, wanted, origin, again)
+            self._waiting.add(pull, self._wait_seconds(request, code))
+            return None
         return request_code, code, [] if flag & ONEWAY_FLAG else self._encode(frame[0], opaque, code, numbers, read)
 
     def _read_again(
@@ -190,63 +183,62 @@ class Pulls:
     ) -> list[Buffer]:
         """The reply to a pull that has waited, as things are now."""
         try:
-            read = self._read(request, offset, wanted)
-            code, numbers = self._outcome(request, offset, group, read)
+            read, code, numbers = self._read(request, offset, group, wanted)
             return [] if flag & ONEWAY_FLAG else self._encode(frame[0], opaque, code, numbers, read)
         except Exception as error:
             return _error_reply(frame, error)
 
-    def _read(self, request: PullMessageRequest, offset: int, wanted: MessageFilter) -> ReadResult:
-        return self._store.read(
+    def _read(
+        self, request: PullMessageRequest, offset: int, group: SubscriptionGroupConfig, wanted: MessageFilter
+    ) -> tuple[ReadResult, int, Numbers]:
+        """The messages that a pull gets, the code of its reply and its numbers. Counts the pull."""
+        broker = self._config.broker
+        read = self._store.read(
             request.topic,
             request.queue_id,
             offset,
             request.max_msg_nums,
             matches=wanted.matches_entry,
             matches_record=wanted.matches_record,
-            bulk_bytes=self._config.broker.max_transfer_bytes_on_bulk_pull if request.bulk else 0,
+            bulk_bytes=broker.max_transfer_bytes_on_bulk_pull if request.bulk else 0,
         )
-
-    def _outcome(
-        self, request: PullMessageRequest, offset: int, group: SubscriptionGroupConfig, read: ReadResult
-    ) -> tuple[int, Numbers]:
-        """The code of a reply and its numbers; counts the pull."""
         suggested = 0
-        if self._config.broker.slave_read_enable:
+        if broker.slave_read_enable:
             # A group that is slow reads messages that are no longer in our memory.
             is_slow = read.suggest_pulling_from_slave
             suggested = group.which_broker_when_consume_slowly if is_slow else group.broker_id
         next_offset = read.next_begin_offset
-        if read.status is GetMessageStatus.FOUND:
+        if read.byte_count:
             code = _SUCCESS
             self._statistics.got(request.topic, request.consumer_group, read.message_count, read.byte_count)
         else:
-            code = _CODES.get(
-                read.status, _MOVED if offset else _NOT_FOUND
-            )  # without a code: an empty or unknown queue
+            # A status without a code is that of an empty or unknown queue.
+            code = _CODES.get(read.status, _MOVED if offset else _NOT_FOUND)
             self._statistics.get_missed()
             if code == _MOVED:
                 store = self._config.store
-                if store.broker_role is BrokerRole.SLAVE and not store.offset_check_in_slave:
+                if store.broker_role is _SLAVE and not store.offset_check_in_slave:
                     code, suggested, next_offset = _RETRY, group.broker_id, offset  # its master knows better
                 else:
                     self._note_moved(request, offset, next_offset)
-        return code, (suggested, next_offset, read.min_offset, read.max_offset)
+        return read, code, (suggested, next_offset, read.min_offset, read.max_offset)
 
     def _encode(self, kind: int, opaque: int, code: int, numbers: Numbers, read: ReadResult) -> list[Buffer]:
         reply = _FOUND if code == _SUCCESS else _reply_of(code, read.status.value)
-        frame = encode_pull(reply.pieces[kind], kind, opaque, numbers, read.records, read.byte_count)
-        if isinstance(frame, bytes):
+        pieces, records, byte_count = reply.pieces[kind], read.records, read.byte_count
+        frame = encode_pull(pieces, kind, opaque, numbers, records, byte_count)
+        if frame is not None:
             self.accelerated += 1
             return [frame]
         self.not_accelerated += 1
-        return frame
+        return encode_parts(pieces, kind, opaque, numbers, records, byte_count)
 
-    def _wait_seconds(self, request: PullMessageRequest) -> float:
-        """How long a pull that found nothing, and may wait, does so."""
+    def _wait_seconds(self, request: PullMessageRequest, code: int) -> float:
+        """How long a pull waits that may."""
         broker = self._config.broker
         millis = request.suspend_timeout_millis if broker.long_polling_enable else broker.short_polling_time_mills
-        return max(0, millis) / 1000
+        seconds = max(0, millis) / 1000
+        return seconds if code == _NOT_FOUND else min(seconds, _OUT_OF_REACH_SECONDS)
 
     def _note_moved(self, request: PullMessageRequest, offset: int, next_offset: int) -> None:
         """Keep a note that an offset lay outside of its queue, as a message that operators can read."""
@@ -270,6 +262,11 @@ class Pulls:
                 store_host=host,
             )
         )
+
+
+def _may_wait(code: int, status: GetMessageStatus) -> bool:
+    """Whether there is nothing new, or a slave cannot say more."""
+    return code == _NOT_FOUND or (code == _RETRY and status not in _SCANNED)
 
 
 def _error_reply(frame: Frame, error: Exception) -> list[Buffer]:

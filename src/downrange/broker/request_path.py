@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Protocol
 
 from downrange.broker.admission import Admission
-from downrange.protocol.errors import RemoteProtocolError
-from downrange.protocol.framing import Frame, code_of, decode_frame, encode, next_run
+from downrange.protocol.command import Command
+from downrange.protocol.errors import BrokerError, RemoteProtocolError
+from downrange.protocol.framing import Frame, code_of, next_run
 from downrange.transport.connection import Connection
-from downrange.transport.serving import error_reply, send_replies
+from downrange.transport.serving import answer_frame, error_reply
 
 
 class Family(Protocol):
@@ -41,6 +43,10 @@ class RequestPath:
         """Answer frames that came over one or many connections: the `Serve` of a broker's servers."""
         at, count = 0, len(frames)
         while at < count:
+            if origins[at].is_full:
+                origins[at].defer(frames[at])
+                at += 1
+                continue
             try:
                 family: Family | None
                 family, stop = next_run(frames, at, self._families)
@@ -50,38 +56,24 @@ class RequestPath:
                 origins[at].break_off(error)
                 at += 1
                 continue
-            if at:  # an earlier run may have filled or broken off a connection
-                full = next((n for n in range(at, stop) if origins[n].is_full), stop)
-                if full == at:
-                    origins[at].defer(frames[at])
-                    at += 1
-                    continue
-                stop = full
+            if at:  # since this call began, peers may have broken the protocol, or have enough to read
+                stop = next((n for n in range(at, stop) if origins[n].is_full), stop)
             at = self._pass(family or self._commands, frames, origins, at, stop)
 
     def _pass(self, family: Family, frames: list[Frame], origins: list[Connection], at: int, stop: int) -> int:
         """Let the family take what admission lets pass; return the position of the first request not looked at."""
         while at < stop:
-            passed = self._admission.admitted(frames, origins, at, stop)
+            passed, refusal = self._admission.admitted(frames, origins, at, stop)
             if passed > at:
                 at = family.take(frames, origins, at, passed)
                 if at < passed:
                     break
-            if passed < stop:
-                self._refuse(family, frames, origins, passed)
+            if refusal is not None:
+                answer_frame(partial(_refuse, refusal), frames[passed], origins[passed])
+                origins[passed].flush()
                 at = passed + 1
         return at
 
-    def _refuse(self, family: Family, frames: list[Frame], origins: list[Connection], at: int) -> None:
-        origin = origins[at]
-        error = self._admission.refusal(frames[at], origin)
-        if error is None:  # there is room again, made by another thread
-            family.take(frames, origins, at, at + 1)
-            return
-        try:
-            command = decode_frame(frames[at])
-        except RemoteProtocolError as broken:
-            origin.break_off(broken)
-            return
-        if not command.flag:
-            send_replies([origin], encode(error_reply(command, error)))
+
+def _refuse(refusal: BrokerError, command: Command, origin: Connection) -> Command:
+    return error_reply(command, refusal)

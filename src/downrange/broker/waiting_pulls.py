@@ -84,19 +84,11 @@ class WaitingPulls:
     def is_waited_for(self, queue: TopicQueue) -> bool:
         return queue in self._by_queue
 
-    def notify(self, topic: str, queue_id: int, queue_offset: int, properties: bytes) -> None:
-        """A message was stored. Cheap when no pull waits for its queue."""
-        queue = topic, queue_id
-        if queue in self._by_queue:
-            self._arrived_in(queue).add(queue_offset, properties)
-
-    def notify_batch(
-        self, topic: str, queue_id: int, last_offset: int, properties: Callable[[], Iterable[bytes]]
-    ) -> None:
+    def notify(self, topic: str, queue_id: int, last_offset: int, properties: Callable[[], Iterable[bytes]]) -> None:
         """Messages up to `last_offset` were stored; `properties` is called if a filter has to look at theirs."""
         queue = topic, queue_id
         if queue in self._by_queue:
-            self._arrived_in(queue).add_batch(last_offset, properties)
+            self._arrived_in(queue).add(last_offset, properties)
 
     def _arrived_in(self, queue: _Queue) -> _Arrived:
         if not self._grown:
@@ -168,11 +160,7 @@ class _Arrived:
         self._batches: list[Callable[[], Iterable[bytes]]] = []
         self._seen: list[tuple[int, str]] = []  # tags code and properties of the first of them
 
-    def add(self, queue_offset: int, properties: bytes) -> None:
-        self.last_offset = queue_offset
-        self._messages.append(properties)
-
-    def add_batch(self, last_offset: int, properties: Callable[[], Iterable[bytes]]) -> None:
+    def add(self, last_offset: int, properties: Callable[[], Iterable[bytes]]) -> None:
         self.last_offset = last_offset
         self._batches.append(properties)
 

@@ -1,4 +1,4 @@
-"""Run one operator action against a cluster and print what it came to."""
+"""Run one operator action against a cluster and print its result."""
 
 from __future__ import annotations
 
@@ -31,5 +31,5 @@ def answer(namesrv: str | None, as_json: bool, action: Callable[[Admin], Awaitab
 
 
 def broker_row(broker: Broker) -> dict[str, object]:
-    """The members every row about a broker begins with."""
+    """The fields with which every row about a broker begins."""
     return {"broker": broker.name or None, "address": broker.address or None}

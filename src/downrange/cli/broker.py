@@ -29,7 +29,7 @@ def run_broker(
     bind: str | None = typer.Option(None, "--bind", "-b", help="Address to listen on. [127.0.0.1]"),
     data: Path | None = typer.Option(None, "--data", "-d", help="Directory for messages. [~/store]"),
     metrics_port: int | None = typer.Option(None, "--metrics-port", help="Port of /metrics; -1 for none. [5557]"),
-    insecure: bool = typer.Option(False, "--insecure", help="Allow an address other machines can reach."),
+    insecure: bool = typer.Option(False, "--insecure", help="Allow an address that other machines can reach."),
     log_level: str = typer.Option("INFO", "--log-level", help="DEBUG, INFO, WARNING or ERROR."),
 ) -> None:
     """Run a broker until it is stopped with SIGTERM or Ctrl-C."""
@@ -49,8 +49,8 @@ def run_broker(
             metricsPort=metrics_port,
         ),
     )
-    if broker_id and not config.broker_id:  # a master's is 0 whatever is said; it would take the real master's place
-        raise ConfigError(f"--id {broker_id} is that of a slave: add --role SLAVE; a master's is 0")
+    if broker_id and not config.broker_id:  # it would start with id 0, in the place of the real master
+        raise ConfigError(f"--id {broker_id} is the id of a slave: add --role SLAVE; a master has id 0")
     if not config.namesrv_addresses:
         raise ConfigError("no name server: give one with -n ADDR, namesrvAddr in the file, or NAMESRV_ADDR")
     check_bind(config.bind_address, insecure=insecure)
@@ -70,16 +70,16 @@ def run_broker(
 
 
 def run_standalone(
-    data: Path = typer.Option(Path("downrange-data"), "--data", "-d", help="Directory for everything it keeps."),
+    data: Path = typer.Option(Path("downrange-data"), "--data", "-d", help="Directory for messages and settings."),
     bind: str = typer.Option("127.0.0.1", "--bind", "-b", help="Address to listen on."),
     namesrv_port: int = typer.Option(9876, "--namesrv-port", help="Port of the name server; 0 takes a free one."),
     broker_port: int = typer.Option(10911, "--broker-port", help="Port of the broker; 0 takes a free one."),
     metrics_port: int = typer.Option(5557, "--metrics-port", help="Port of /metrics and /healthz; -1 for none."),
     config_file: Path | None = typer.Option(None, "--config", "-c", help="RocketMQ broker.conf for the broker."),
-    insecure: bool = typer.Option(False, "--insecure", help="Allow an address other machines can reach."),
+    insecure: bool = typer.Option(False, "--insecure", help="Allow an address that other machines can reach."),
     log_level: str = typer.Option("WARNING", "--log-level", help="DEBUG, INFO, WARNING or ERROR."),
 ) -> None:
-    """Run a name server and a broker in one process: everything needed to send and receive."""
+    """Run a name server and a broker in one process: all that sending and receiving needs."""
     from downrange.broker.app import RunningBroker, broker, load_config
     from downrange.cli.process import check_bind, serve, start_logging
     from downrange.namesrv.app import load_config as load_namesrv_config
@@ -142,15 +142,15 @@ def run_standalone(
 
 
 def run_shutdown(
-    role: str = typer.Argument(..., metavar="broker|namesrv", help="What to stop."),
-    seconds: float = typer.Option(30.0, "--wait", help="How long to wait for each.", min=0),
+    role: str = typer.Argument(..., metavar="broker|namesrv", help="Kind of server to stop."),
+    seconds: float = typer.Option(30.0, "--wait", help="Seconds to wait for each server.", min=0),
 ) -> None:
-    """Stop the brokers or name servers this user started on this machine, as mqshutdown does."""
+    """Stop the brokers or name servers that you started on this machine, as mqshutdown does."""
     if role not in ("broker", "namesrv"):
         raise ConfigError(f"there is no role {role}: expected broker or namesrv")
     servers = run_files.running(role)
     if not servers:
-        typer.echo(f"downrange: no {role} of yours is running here", err=True)
+        typer.echo(f"downrange: no {role} started by you is running here", err=True)
         raise typer.Exit(1)
     for server in servers:
         if run_files.stop(server, seconds):

@@ -1,4 +1,4 @@
-"""`downrange cluster …`: the brokers of a cluster, how they do, and their housekeeping."""
+"""`downrange cluster …`: the brokers of a cluster, their statistics and their housekeeping."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def show_broker_status(
     namesrv: Namesrv = None,
     json: Json = False,
 ) -> None:
-    """Show everything a broker says about itself."""
+    """Show every figure that a broker reports about itself."""
 
     async def action(admin: Admin) -> Answer:
         status = await admin.cluster.broker_status(cluster, broker)
@@ -149,7 +149,7 @@ def show_consume_stats(
     namesrv: Namesrv = None,
     json: Json = False,
 ) -> None:
-    """Show how far every group is on one broker."""
+    """Show how far every consumer group is on one broker."""
 
     async def action(admin: Admin) -> Answer:
         listed = await admin.cluster.consume_stats(broker, is_order=order)

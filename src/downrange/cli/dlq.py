@@ -24,7 +24,7 @@ app = command_family("Dead letters: messages a consumer group gave up on.")
 Begin = Annotated[str | None, typer.Option("--begin", help="Given up at this time or later.")]
 End = Annotated[str | None, typer.Option("--end", help="Given up at this time or earlier.")]
 Ids = Annotated[list[str] | None, typer.Option("--id", help="Only the message with this id; any number of them.")]
-Limit = Annotated[int | None, typer.Option("--limit", min=1, help="At most so many.")]
+Limit = Annotated[int | None, typer.Option("--limit", min=1, help="At most this many.")]
 
 COLUMNS = (
     Column("MsgId", "msgId"),
@@ -89,7 +89,7 @@ def export(
     limit: Limit = None,
     namesrv: Namesrv = None,
 ) -> None:
-    """Write dead letters as JSON lines: whole messages, with everything known about them."""
+    """Write dead letters as JSON lines, each a whole message with all its fields."""
     chosen = _span(begin, end, ids, limit)
 
     async def action(admin: Admin) -> int:
@@ -122,9 +122,9 @@ def resend(
     group: Group,
     topic: Annotated[
         str | None,
-        typer.Option("--topic", "-t", help="Send them to this topic, for all its groups, not to this group alone."),
+        typer.Option("--topic", "-t", help="Send to this topic, for all its groups, instead of to this group alone."),
     ] = None,
-    again: Annotated[bool, typer.Option("--again", help="Also those that were sent again before.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Also dead letters that were sent again before.")] = False,
     begin: Begin = None,
     end: End = None,
     ids: Ids = None,
@@ -133,7 +133,7 @@ def resend(
     namesrv: Namesrv = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object for each message.")] = False,
 ) -> None:
-    """Send dead letters again: to this group alone, with all its retries before it."""
+    """Send dead letters again, to this group alone; each gets all its retries anew."""
     chosen = _span(begin, end, ids, limit)
 
     async def action(admin: Admin) -> list[dict[str, Any]]:

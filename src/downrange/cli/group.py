@@ -59,7 +59,7 @@ def list_groups(namesrv: Namesrv = None, json: Json = False) -> None:
 
 @app.command("progress")
 def show_progress(group: Group, topic: OneTopic = None, namesrv: Namesrv = None, json: Json = False) -> None:
-    """Show how far a group is in every queue."""
+    """Show the offset of a group in every queue and how far it is behind."""
 
     async def action(admin: Admin) -> Answer:
         stats = await admin.groups.progress(group, topic)
@@ -120,16 +120,16 @@ def create(
     group: Group,
     cluster: Cluster = None,
     broker: Broker = None,
-    consume: Annotated[bool, typer.Option("--consume/--no-consume", help="May it consume?")] = True,
-    from_min: Annotated[bool, typer.Option("--from-min/--no-from-min", help="May it begin at the oldest?")] = True,
+    consume: Annotated[bool, typer.Option("--consume/--no-consume", help="May the group consume?")] = True,
+    from_min: Annotated[bool, typer.Option("--from-min/--no-from-min", help="May it start at the oldest?")] = True,
     broadcast: Annotated[bool, typer.Option("--broadcast/--no-broadcast", help="May it broadcast?")] = True,
     retry_queues: Annotated[int, typer.Option("--retry-queues", min=0, help="Queues of its retry topic.")] = 1,
     retry_max_times: Annotated[
-        int, typer.Option("--retry-max-times", min=-1, max=2**31 - 1, help="Retries before dead letter.")
+        int, typer.Option("--retry-max-times", min=-1, max=2**31 - 1, help="Retries before a message is a dead letter.")
     ] = 16,
     broker_id: Annotated[int, typer.Option("--broker-id", min=0, help="Broker id it reads from.")] = 0,
     slow_broker_id: Annotated[
-        int, typer.Option("--slow-broker-id", min=0, help="Broker id when it is far behind.")
+        int, typer.Option("--slow-broker-id", min=0, help="Broker id to read from when far behind.")
     ] = 1,
     notify: Annotated[bool, typer.Option("--notify/--no-notify", help="Tell members when others come and go.")] = True,
     namesrv: Namesrv = None,
@@ -172,7 +172,7 @@ def delete(
         from downrange.client.errors import NoRoute
         from downrange.model.topics import dlq_topic, retry_topic
 
-        if not offsets:  # they may be left of a group that is gone
+        if not offsets:  # offsets may be left of a group that was deleted before
             await admin.groups.brokers_of(group)
         outcomes = await admin.groups.delete(group, cluster, broker, remove_offsets=offsets)
         failed: dict[Any, MQError] = {**outcomes.failed}
@@ -181,7 +181,7 @@ def delete(
             try:
                 deletion = await admin.topics.delete(topic)
             except NoRoute:
-                continue  # it never had to be made
+                continue  # the group never needed this topic
             deleted.append(topic)
             failed.update(deletion.brokers.failed)
             failed.update(deletion.namesrvs.failed)
@@ -194,7 +194,7 @@ def delete(
 
 @app.command("connections")
 def show_connections(group: Group, namesrv: Namesrv = None, json: Json = False) -> None:
-    """Show the running members of a group and what they subscribe."""
+    """Show the running members of a group and their subscriptions."""
 
     async def action(admin: Admin) -> Answer:
         from downrange.client.admin.groups import member_row
@@ -264,14 +264,12 @@ def show_producers(
 @app.command("status")
 def show_status(
     group: Group,
-    client: Annotated[
-        str | None, typer.Option("--client", "-i", help="One member by client id; all without it.")
-    ] = None,
+    client: Annotated[str | None, typer.Option("--client", "-i", help="Only the member with this client id.")] = None,
     stack: Annotated[bool, typer.Option("--stack", "-s", help="With the stacks of its threads.")] = False,
     namesrv: Namesrv = None,
     json: Json = False,
 ) -> None:
-    """Show what running members say about themselves."""
+    """Show the state that running members report: queues, offsets, rates, settings."""
 
     async def action(admin: Admin) -> Answer:
         from downrange.client.outcomes import ask_each
@@ -377,7 +375,7 @@ def reset_offset(
     namesrv: Namesrv = None,
     json: Json = False,
 ) -> None:
-    """Let a group continue at the messages stored at a time, whether its members are running or not."""
+    """Let a group continue at the messages stored at a given time, whether its members are running or not."""
     timestamp = -1 if to in ("now", "-1") else parse_time(to)
 
     async def action(admin: Admin) -> Answer:
@@ -388,7 +386,7 @@ def reset_offset(
 
 @app.command("skip")
 def skip(group: Group, topic: Topic, dry_run: DryRun = False, namesrv: Namesrv = None, json: Json = False) -> None:
-    """Let a group continue with the next message sent; what waits is not consumed."""
+    """Let a group continue with the next message sent; messages that wait now are not consumed."""
 
     async def action(admin: Admin) -> Answer:
         return _moves(group, topic, await admin.offsets.skip_accumulated(group, topic, dry_run=dry_run))
@@ -404,7 +402,7 @@ def clone(
     namesrv: Namesrv = None,
     json: Json = False,
 ) -> None:
-    """Let one group continue where another one is."""
+    """Copy the offsets of one group to another."""
     if source == target:
         raise UsageError("source and target are the same group")
 
@@ -439,7 +437,7 @@ def _moves(group: str, topic: str, outcomes: Outcomes[BrokerProcess, BrokerMoves
 
 
 def how(moved: BrokerMoves) -> str:
-    """`members told`: running members get there within some seconds; `written`: the group starts there."""
+    """`members told`: running members move within a few seconds; `written`: the group starts there next time."""
     if not moved.applied:
         return "dry run, online" if moved.online else "dry run, offline"
     return "members told" if moved.online else "written"

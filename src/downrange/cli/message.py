@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 app = command_family("Single messages: find, send, hand to a consumer.")
 
 MessageId = Annotated[str, typer.Argument(help="Offset message id, or unique id together with --topic.")]
-OfTopic = Annotated[str | None, typer.Option("--topic", "-t", help="Its topic; needed for a unique id.")]
+OfTopic = Annotated[str | None, typer.Option("--topic", "-t", help="Topic of the message; needed for a unique id.")]
 
 
 @app.command("view")
@@ -49,7 +49,7 @@ def at(
     namesrv: Namesrv = None,
     json: Json = False,
 ) -> None:
-    """Show the message at one place of a queue."""
+    """Show the message at one offset of a queue."""
 
     async def action(admin: Admin) -> Answer:
         return _found(await admin.messages.by_queue_offset(topic, broker, queue, offset), save)
@@ -104,8 +104,8 @@ def send(
     tags: Annotated[str | None, typer.Option("--tag", "--tags", help="Tag.")] = None,
     keys: Annotated[str | None, typer.Option("--key", "--keys", help="Keys, separated by spaces.")] = None,
     properties: Annotated[list[str] | None, typer.Option("--property", help="name=value, any number of them.")] = None,
-    broker: Annotated[str | None, typer.Option("--broker", "-b", help="Broker name; any without it.")] = None,
-    queue: Annotated[int | None, typer.Option("--queue", "-i", min=0, help="Queue id; any without it.")] = None,
+    broker: Annotated[str | None, typer.Option("--broker", "-b", help="Broker name. [any]")] = None,
+    queue: Annotated[int | None, typer.Option("--queue", "-i", min=0, help="Queue id. [any]")] = None,
     namesrv: Namesrv = None,
     json: Json = False,
 ) -> None:
@@ -140,7 +140,7 @@ def send(
 
 def _body(text: str | None, file: Path | None) -> bytes:
     if file is None:
-        return os.fsencode(text or "")  # as it was typed, also where that is not UTF-8
+        return os.fsencode(text or "")  # the bytes as they were typed, even if they are not UTF-8
     try:
         return file.read_bytes()
     except OSError as error:
@@ -156,7 +156,7 @@ def consume_directly(
     namesrv: Namesrv = None,
     json: Json = False,
 ) -> None:
-    """Hand a message to a running consumer and show what it made of it."""
+    """Hand a message to a running consumer and show its result."""
 
     async def action(admin: Admin) -> Answer:
         result = await admin.messages.consume_directly(group, client, message_id, topic)

@@ -15,8 +15,8 @@ def run(
     port: int | None = typer.Option(None, "--port", "-p", help="Port to listen on; 0 takes a free one. [9876]"),
     bind: str | None = typer.Option(None, "--bind", "-b", help="Address to listen on. [127.0.0.1]"),
     config_file: Path | None = typer.Option(None, "--config", "-c", help="RocketMQ name server properties file."),
-    data: Path | None = typer.Option(None, "--data", "-d", help="Directory for what it keeps. [~/namesrv]"),
-    insecure: bool = typer.Option(False, "--insecure", help="Allow an address other machines can reach."),
+    data: Path | None = typer.Option(None, "--data", "-d", help="Directory for settings. [~/namesrv]"),
+    insecure: bool = typer.Option(False, "--insecure", help="Allow an address that other machines can reach."),
     log_level: str = typer.Option("INFO", "--log-level", help="DEBUG, INFO, WARNING or ERROR."),
 ) -> None:
     """Run a name server until it is stopped with SIGTERM or Ctrl-C."""

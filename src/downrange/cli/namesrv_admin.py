@@ -56,7 +56,7 @@ def update_config(
 
 @app.command("wipe-write-perm")
 def wipe_write_perm(broker: BrokerName, namesrv: Namesrv = None, json: Json = False) -> None:
-    """Let producers leave a broker: take the write permission from all its topics."""
+    """Keep producers away from a broker: take the write permission from all its topics."""
 
     async def action(admin: Admin) -> Answer:
         return _counted(broker, "lost", await admin.namesrv.wipe_write_perm(broker))
@@ -66,7 +66,7 @@ def wipe_write_perm(broker: BrokerName, namesrv: Namesrv = None, json: Json = Fa
 
 @app.command("add-write-perm")
 def add_write_perm(broker: BrokerName, namesrv: Namesrv = None, json: Json = False) -> None:
-    """Let producers come back to a broker."""
+    """Let producers come back to a broker: give the write permission back to all its topics."""
 
     async def action(admin: Admin) -> Answer:
         return _counted(broker, "got", await admin.namesrv.add_write_perm(broker))

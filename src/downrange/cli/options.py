@@ -21,7 +21,7 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be done
 
 
 class UsageError(MQError):
-    """The command line cannot be carried out as it stands; the text says what would be right."""
+    """The command line cannot be carried out; the text says what would be right."""
 
 
 def command_family(help: str) -> typer.Typer:
@@ -29,7 +29,7 @@ def command_family(help: str) -> typer.Typer:
 
 
 def key_values(texts: list[str]) -> dict[str, str]:
-    """`key=value` arguments."""
+    """Split `key=value` arguments."""
     table = {}
     for text in texts:
         key, equals, value = text.partition("=")
@@ -50,5 +50,5 @@ def parse_perm(text: str) -> int:
 
 
 def perm_text(perm: int) -> str:
-    """As RocketMQ prints it: `RW-`."""
+    """The permission as RocketMQ prints it: `RW-`."""
     return ("R" if perm & 4 else "-") + ("W" if perm & 2 else "-") + ("X" if perm & 1 else "-")

@@ -1,4 +1,4 @@
-"""What every server process does: log to standard error, run until it is told to stop, stop cleanly."""
+"""The frame of every server process: logs to standard error, runs until it is stopped, stops cleanly."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def start_logging(level: str) -> None:
 
 
 def check_bind(host: str, *, insecure: bool) -> None:
-    """A server anybody can reach and nobody has to log in to must be asked for by name."""
+    """Refuse an address that other machines can reach without a login, unless `insecure` asks for it."""
     try:
         is_loopback = ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -60,7 +60,7 @@ def serve(server: AbstractAsyncContextManager[S], ready: Callable[[S], None]) ->
 
 
 def _take_all_descriptors() -> None:
-    """Systems begin with 1,024, for the sake of old programs, and allow as many as a thousand connections need."""
+    """Raise the limit of open files as far as allowed: it starts at 1,024, too few for a thousand connections."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(OSError, ValueError):  # where the kernel allows less, it stays as it is
+    with contextlib.suppress(OSError, ValueError):  # if the kernel allows less, the limit stays as it is
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

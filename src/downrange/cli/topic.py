@@ -27,10 +27,8 @@ if TYPE_CHECKING:
 app = command_family("Topics: list, look at, create, change, delete.")
 
 Perm = Annotated[str | None, typer.Option("--perm", "-p", help="2 write, 4 read, 6 both.")]
-ReadQueues = Annotated[int | None, typer.Option("--read-queues", "-r", min=0, max=65535, help="Queues consumers read.")]
-WriteQueues = Annotated[
-    int | None, typer.Option("--write-queues", "-w", min=0, max=65535, help="Queues for producers.")
-]
+ReadQueues = Annotated[int | None, typer.Option("--read-queues", "-r", min=0, max=65535, help="Queues to read from.")]
+WriteQueues = Annotated[int | None, typer.Option("--write-queues", "-w", min=0, max=65535, help="Queues to write to.")]
 
 
 @app.command("list")
@@ -145,7 +143,7 @@ def create(
     topic: Topic,
     cluster: Cluster = None,
     broker: Broker = None,
-    queues: Annotated[int, typer.Option("--queues", "-q", min=0, max=65535, help="Queues for both.")] = 8,
+    queues: Annotated[int, typer.Option("--queues", "-q", min=0, max=65535, help="Queues to read and write.")] = 8,
     read_queues: ReadQueues = None,
     write_queues: WriteQueues = None,
     perm: Perm = "6",
@@ -153,7 +151,7 @@ def create(
     namesrv: Namesrv = None,
     json: Json = False,
 ) -> None:
-    """Create a topic, or replace its configuration. Without cluster and broker: in the only cluster there is."""
+    """Create a topic, or replace its configuration. --cluster or --broker is needed if there are several clusters."""
     from downrange.model.topics import TopicConfig
 
     bits = parse_perm(perm or "6")
@@ -199,7 +197,7 @@ def update(
     namesrv: Namesrv = None,
     json: Json = False,
 ) -> None:
-    """Change what is given of an existing topic and keep the rest."""
+    """Change some settings of an existing topic and keep the others."""
     if read_queues is None and write_queues is None and perm is None:
         raise UsageError("nothing to change: give --read-queues, --write-queues or --perm")
     bits = None if perm is None else parse_perm(perm)
@@ -263,14 +261,14 @@ def delete(
 
 @app.command("stats")
 def show_stats(
-    topic: Annotated[str | None, typer.Argument(help="One topic; all topics of users without it.")] = None,
+    topic: Annotated[str | None, typer.Argument(help="One topic. [all topics of users]")] = None,
     active: Annotated[
         bool, typer.Option("--active", "-a", help="Only topics with traffic in the last 24 hours.")
     ] = False,
     namesrv: Namesrv = None,
     json: Json = False,
 ) -> None:
-    """Show what goes into topics and what each group takes out."""
+    """Show how many messages go into topics and how many each group takes out."""
 
     async def action(admin: Admin) -> Answer:
         from downrange.client.admin.topics import is_user_topic

@@ -25,7 +25,7 @@ def run(
     namesrv: Namesrv = None,
     json: Json = False,
 ) -> None:
-    """Draw the life of a message: sent, stored, consumed by which groups. Its clients must have written traces."""
+    """Draw the life of a message: sent, stored, consumed by which groups. Needs clients that write traces."""
 
     async def action(admin: Admin) -> Answer:
         trace = await _trace(admin, message_id, topic)
@@ -36,7 +36,7 @@ def run(
 
 
 async def _trace(admin: Admin, message_id: str, topic: str) -> MessageTrace:
-    """By the id traces carry, which is the unique one; an offset id leads to it."""
+    """Find the trace of a message: traces carry its unique id, to which an offset id leads."""
     from downrange.client.errors import MessageNotFound, NoRoute
     from downrange.model.errors import MQError
 
@@ -44,7 +44,7 @@ async def _trace(admin: Admin, message_id: str, topic: str) -> MessageTrace:
         return await admin.messages.trace(message_id, topic)
     except NoRoute:
         raise MessageNotFound(
-            f"nobody has written a trace yet: there is no topic {topic}; clients write it only if told to"
+            f"no trace was written yet: there is no topic {topic}; clients write traces only if configured to"
         ) from None
     except MessageNotFound as missing:
         try:
@@ -57,7 +57,7 @@ async def _trace(admin: Admin, message_id: str, topic: str) -> MessageTrace:
 
 
 async def _stored(admin: Admin, trace: MessageTrace) -> StoredMessage | None:
-    """The message itself; None when nobody reported its topic, or it is too old to be there any more."""
+    """The message itself; None when no trace names its topic, or when it has expired."""
     from downrange.model.errors import MQError
 
     if not trace.sends:

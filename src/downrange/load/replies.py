@@ -1,7 +1,7 @@
-"""Replies to sends, walked by their length and checked where it matters.
+"""Reads replies to sends: frames are found by their length, code and opaque of every reply are checked.
 
-Of every reply the code and the opaque are checked. They are looked for at the place where the first reply, which was
-decoded whole, had them; a reply that does not look like that is decoded whole, too.
+They are expected where the first reply, which is decoded completely, has them. A reply that looks different is decoded
+completely, too.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ OPAQUE_DIGITS: Final = 9
 
 
 class ReplyLayout(NamedTuple):
-    """Where a broker's replies have their opaque: so far from the end of the frame in JSON, else at a fixed place."""
+    """The position of the opaque in the replies of a broker: in JSON counted from the end of the frame, else fixed."""
 
     is_json: bool
     start: bytes
-    """What the header of a reply with code 0 starts with; empty when replies follow no order we know."""
+    """The beginning of the header of a reply with code 0; empty when the order of its fields is unknown."""
     after_opaque: int
 
     def key(self, opaque: int) -> bytes:
-        """The opaque as it stands in a reply."""
+        """The bytes of the opaque in a reply."""
         return b"%d" % opaque if self.is_json else (opaque & 0xFFFFFFFF).to_bytes(4, "big")
 
 
 def learn_layout(frame: bytes, reply: Command) -> ReplyLayout:
-    """From one reply, as it came and decoded."""
+    """The layout of replies, from the bytes of one reply and the decoded reply."""
     if reply.serialize_type != SerializeType.JSON:
         return ReplyLayout(False, b"\0\0", 0)
     header_end = 8 + int.from_bytes(frame[5:8], "big")
@@ -50,9 +50,9 @@ def learn_layout(frame: bytes, reply: Command) -> ReplyLayout:
 
 
 class ReplyReader:
-    """Bytes of one connection in; out come the moments of the requests that succeeded, and the replies that did not.
+    """Reads the bytes of one connection; gives the send times of requests that succeeded, and replies with an error.
 
-    Every reply answers a request that is outstanding, which then no longer is; any other is an error.
+    Every reply must answer an outstanding request, which is then no longer outstanding.
     """
 
     __slots__ = ("_outstanding", "_read", "_rest")
@@ -65,12 +65,12 @@ class ReplyReader:
         self._rest = b""
 
     def feed(self, data: bytes) -> tuple[int, list[int], list[Command]]:
-        """How many succeeded; their moments, each followed by how many in a row were sent then; what was refused."""
+        """The number of successes; their send times, each followed by its number of requests in a row; the refusals."""
         if self._rest:
             data = self._rest + data
         at, count, succeeded = self._read(data, 0)
         self._outstanding.count -= count
-        if at == len(data):  # nearly always
+        if at == len(data):  # the usual case
             self._rest = b""
             return count, succeeded, []
         refused: list[Command] = []
@@ -94,7 +94,7 @@ class ReplyReader:
 
 
 def _whole_frame(data: bytes, at: int) -> bytes:
-    """The frame that begins here; nothing when it has not come whole."""
+    """The frame that begins at `at`; empty when it is incomplete."""
     if len(data) - at < _LENGTH.size:
         return b""
     (length,) = _LENGTH.unpack_from(data, at)
@@ -107,12 +107,12 @@ def _whole_frame(data: bytes, at: int) -> bytes:
 def read_replies(
     is_json: bool, start: bytes, after: int, first_opaque: int, moments: array[int], data: bytes, at: int
 ) -> tuple[int, int, list[int]]:
-    """Replies from `at` on that look as expected and answer a request on its way, which is not on its way any more.
+    """Read replies from `at` on, as long as they have the expected form and answer outstanding requests.
 
-    Where they end, how many there are, and their moments as `ReplyReader.feed` returns them.
+    Returns the end of the last one, their number, and their send times as `ReplyReader.feed` returns them.
     """
     before = after + OPAQUE_DIGITS
-    shortest = 4 + max(len(start), before if is_json else 9)  # as the length counts
+    shortest = 4 + max(len(start), before if is_json else 9)  # in the way the length field counts
     slots, end = len(moments), len(data)
     answered: list[int] = []
     count = last = times = 0

@@ -27,7 +27,7 @@ CHECK_MAX_TIME_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"
 SELF_TEST_TOPIC: Final = "SELF_TEST_TOPIC"
 OFFSET_MOVED_TOPIC: Final = "OFFSET_MOVED_EVENT"
 
-# Not to be created or deleted by anyone but the broker itself.
+# Topics that only the broker itself creates or deletes.
 SYSTEM_TOPICS: Final = frozenset(
     {
         AUTO_CREATE_TOPIC,
@@ -41,7 +41,7 @@ SYSTEM_TOPICS: Final = frozenset(
         OFFSET_MOVED_TOPIC,
     }
 )
-# Not to be sent to by clients.
+# Topics to which clients may not send.
 SEND_FORBIDDEN_TOPICS: Final = frozenset(
     {SCHEDULE_TOPIC, HALF_TOPIC, OP_HALF_TOPIC, CHECK_MAX_TIME_TOPIC, SELF_TEST_TOPIC, OFFSET_MOVED_TOPIC}
 )
@@ -62,7 +62,7 @@ _NAME_CHARACTERS: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQ
 
 
 class Perm(IntFlag):
-    """What may be done with a topic's queues."""
+    """The permission bits of a topic."""
 
     INHERIT = 1
     WRITE = 2

@@ -1,4 +1,4 @@
-"""Wiring of a name server, and its life from start to stop."""
+"""Builds a name server from its parts and runs it from start to stop."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 def load_config(path: Path | None, overrides: dict[str, Property]) -> tuple[NamesrvConfig, list[str]]:
-    """The configuration of a file and a command line, with what was changed while running, and warnings."""
+    """The configuration from a file, a command line and changes made while running; and warnings about its keys."""
     properties = {**(read_properties(path) if path else {}), **overrides}
     warnings = check_known(properties, [NamesrvConfig], WITHOUT_EFFECT)
     config = configure(NamesrvConfig, properties)
@@ -60,7 +60,7 @@ async def name_server(
 
 
 async def expire_brokers(routes: RouteTable, clock: Clock, pause_seconds: float) -> None:
-    """Forget brokers that fell silent; their connections are closed."""
+    """Forget brokers that fell silent and close their connections."""
     await clock.sleep(min(5.0, pause_seconds))
     while True:
         for connection in routes.expire(clock.now()):

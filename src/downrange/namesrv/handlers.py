@@ -1,4 +1,4 @@
-"""Request code -> route_table call. Each function reads its header, acts, and makes the reply."""
+"""The handlers of a name server. Each reads the header of its request, calls the route table, and makes the reply."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class NamesrvHandlers:
         self._kv = kv
         self._clock = clock
         self.config = config
-        # Routes as bytes, kept until some route changes: clients ask for the same ones every 30 s.
+        # Encoded routes, kept until a route changes: clients ask for the same routes every 30 s.
         self._encoded_routes: dict[tuple[str, bool | None, str | None], bytes] = {}
         self._encoded_revision = routes.revision
         self._handlers: Mapping[int, Callable[[Command, Connection], Command]] = {
@@ -117,7 +117,7 @@ class NamesrvHandlers:
         data = command.body_bytes
         if header.body_crc32 and zlib.crc32(data) & 0x7FFFFFFF != header.body_crc32:
             raise BrokerError("crc32 not match")
-        # A broker repeats itself every 30 s, with thousands of topics: what was said last time need not be read again.
+        # A broker registers every 30 s with thousands of topics: an unchanged registration is not parsed again.
         fingerprint = blake2b(data, digest_size=16).digest()
         version = self._routes.version_by(header.broker_addr, fingerprint)
         topics: Iterable[TopicConfig] = ()
@@ -238,7 +238,7 @@ class NamesrvHandlers:
         return command.reply(body=format_properties(to_properties(self.config)).encode())
 
     def update_config(self, command: Command, connection: Connection) -> Command:
-        """Change what may be changed while running: all of the request or, when a key or value is wrong, nothing."""
+        """Change settings that may be changed while running; one wrong key or value, and nothing is changed."""
         try:
             given = parse_properties(command.body_bytes.decode())
         except UnicodeDecodeError:
@@ -251,7 +251,7 @@ class NamesrvHandlers:
                 changes[known.field] = parse_value(known, known.key, given.pop(known.key))
         if given:
             allowed = ", ".join(sorted(REMOTELY_CHANGEABLE))
-            raise NoPermission(f"{min(given)} can not be updated while running; what can: {allowed}")
+            raise NoPermission(f"{min(given)} can not be updated while running; these keys can: {allowed}")
         self._apply(changes)
         return command.reply()
 

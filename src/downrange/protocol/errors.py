@@ -1,9 +1,9 @@
-"""What can be wrong with bytes, and the table reply code <-> error.
+"""Errors of the protocol, and errors for the response codes of a server.
 
 ProtocolError
-├── LocalProtocolError    we tried to write something the protocol cannot carry
-└── RemoteProtocolError   the peer's bytes break the rules: its connection cannot be read any further
-BrokerError(code, remark) the peer understood and refused; one class per code that callers tell apart
+├── LocalProtocolError    we tried to write something that the protocol cannot express
+└── RemoteProtocolError   the peer's bytes break the rules: the rest of its connection cannot be read
+BrokerError(code, remark) the peer understood and refused; one class for each code that callers distinguish
 """
 
 from __future__ import annotations
@@ -19,19 +19,17 @@ class ProtocolError(MQError):
 
 
 class LocalProtocolError(ProtocolError):
-    """We broke the rules."""
+    """Our own command breaks the rules of the protocol."""
 
 
 class RemoteProtocolError(ProtocolError):
-    """The peer broke the rules."""
+    """The bytes of the peer break the rules of the protocol."""
 
 
 class BrokerError(MQError):
-    """A server answered with an error code. `remark` is its own explanation."""
+    """A server answered with an error code. `remark` is the explanation of the server."""
 
     default_code: ClassVar[int] = ResponseCode.SYSTEM_ERROR
-    refresh_route: ClassVar[bool] = False
-    """The route this request followed may be stale: look it up again before the next try."""
 
     def __init__(self, remark: str | None = None, code: int | None = None) -> None:
         self.code = self.default_code if code is None else code
@@ -47,7 +45,7 @@ def code_name(code: int) -> str:
 
 
 class InternalError(BrokerError):
-    """Something failed inside the server."""
+    """An operation failed inside the server."""
 
     default_code = ResponseCode.SYSTEM_ERROR
     retriable = True
@@ -75,13 +73,11 @@ class ServiceNotAvailable(BrokerError):
 class NoPermission(BrokerError):
     default_code = ResponseCode.NO_PERMISSION
     retriable = True
-    refresh_route = True
 
 
 class TopicNotExist(BrokerError):
     default_code = ResponseCode.TOPIC_NOT_EXIST
     retriable = True
-    refresh_route = True
 
 
 class PullOffsetMoved(BrokerError):
@@ -143,5 +139,5 @@ ERRORS: dict[int, type[BrokerError]] = {error.default_code: error for error in B
 
 
 def broker_error(code: int, remark: str | None) -> BrokerError:
-    """The error for a reply code; codes nobody tells apart share the base class."""
+    """The error for a response code; codes without a class of their own give a BrokerError."""
     return ERRORS.get(code, BrokerError)(remark, code)

@@ -1,8 +1,8 @@
 """Frames: length 4 | serialize type 1 | header length 3 | header | body. `length` counts what follows it.
 
-`FrameDecoder` takes bytes cut anywhere and returns what is complete: frames, or the commands in them. It never raises:
-when the bytes break a rule, what stands before that point is returned and `error` says what is wrong; the rest cannot
-be trusted.
+`FrameDecoder` takes bytes cut anywhere and returns complete frames, or the commands in them. It never raises: when the
+bytes break a rule, it returns the frames before that point, and `error` says what is wrong; the bytes after it are
+ignored.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from downrange.protocol.command import Buffer, Command
 from downrange.protocol.errors import LocalProtocolError, RemoteProtocolError
 
 MAX_FRAME: Final = 16 * 1024 * 1024  # including the length field
-MAX_HEADER: Final = 64 * 1024  # what a server takes; replies to large batches have longer headers
+MAX_HEADER: Final = 64 * 1024  # the limit of a server; replies to large batches have longer headers
 _SMALLEST_FRAME: Final = 4  # serialize type and header length
 PREFIX: Final = struct.Struct(">iI")  # length, then serialize type and header length in one number
 _unpack_prefix = PREFIX.unpack_from
 _pack_prefix = PREFIX.pack
 _BUFFERS: Final = (bytes, bytearray, memoryview)
-# Plain numbers: a look at an enum member costs as much as reading a small frame's prefix.
+# Numbers, not enum members: reading an enum member costs as much as reading the prefix of a frame.
 _JSON: Final = int(SerializeType.JSON)
 _BINARY: Final = int(SerializeType.ROCKETMQ)
 
@@ -36,7 +36,7 @@ Frame = tuple[int, bytes, bytes]
 
 
 class FrameDecoder:
-    """Bytes in, commands out, for one direction of one connection.
+    """Turns the bytes of one direction of a connection into frames or commands.
 
     Holds always: no more than one incomplete frame is kept, and its declared length passed the limits.
     """
@@ -48,12 +48,12 @@ class FrameDecoder:
         self.max_header = max_header
         self.error: RemoteProtocolError | None = None
         self.buffered = 0
-        """Bytes of the incomplete frame held."""
+        """The number of bytes held of an incomplete frame."""
         self._buffer = bytearray()
-        self._needed = 8  # bytes the buffer must hold before another look at it is worth while
+        self._needed = 8  # bytes that must be in the buffer before it can contain a frame
 
     def feed(self, data: bytes) -> list[Command]:
-        """Every command that `data` completes, in order."""
+        """The commands that `data` completes, in order."""
         commands: list[Command] = []
         for frame in self.frames(data):
             try:
@@ -64,7 +64,7 @@ class FrameDecoder:
         return commands
 
     def frames(self, data: bytes) -> list[Frame]:
-        """Every frame that `data` completes, in order, its header unread."""
+        """The frames that `data` completes, in order, without reading their headers."""
         if self.error is not None:
             return []
         if self.buffered:
@@ -84,7 +84,7 @@ class FrameDecoder:
         return self._frames_in_python(data)
 
     def _frames_in_python(self, data: bytes) -> list[Frame]:
-        """The same without the compiled twin, which leaves to us what breaks a rule."""
+        """As `frames`, without the compiled function, which does not take bytes that break a rule."""
         frames: list[Frame] = []
         at = 0
         end = len(data)
@@ -106,7 +106,7 @@ class FrameDecoder:
         return frames
 
     def _keep(self, data: bytes, at: int) -> None:
-        """Hold the beginning of a frame until there is more of it."""
+        """Hold the beginning of a frame until more of it arrives."""
         self._buffer += data[at:] if at else data
         self.buffered = len(self._buffer)
         self._needed = 4 + _unpack_prefix(data, at)[0] if self.buffered >= 8 else 8
@@ -145,9 +145,13 @@ def next_run(frames: list[Frame], at: int, families: Mapping[int, F]) -> tuple[F
     """
     family = families.get(code_of(frames[at]))
     stop = at + 1
+    kind, header, _ = frames[at]
+    known = 2 if kind == _BINARY else header.find(b",") + 1  # so many bytes say the code, if they come again
+    start = header[:known]
     while family is not None and stop < len(frames):
+        other = frames[stop]
         try:
-            if families.get(code_of(frames[stop])) is not family:
+            if not (other[0] == kind and other[1][:known] == start) and families.get(code_of(other)) is not family:
                 break
         except RemoteProtocolError:
             break
@@ -190,7 +194,7 @@ def encode_parts(command: Command, opaque: int | None = None) -> list[Buffer]:
         command.opaque if opaque is None else opaque,
         command.flag,
         command.remark,
-        # Ext fields that are JSON text already go out as they are: senders of many alike requests write it themselves.
+        # Ext fields that are JSON text already are not encoded again: senders of many requests make it themselves.
         command.raw_ext if codec is header_json and isinstance(command.raw_ext, msgspec.Raw) else _fields(command),
     )
     body_length = 0

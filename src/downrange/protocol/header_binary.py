@@ -31,7 +31,7 @@ class BinaryHeader(NamedTuple):
 
 
 def decode(header: bytes) -> BinaryHeader:
-    """The fixed part, the remark, and the ext-field block as it is."""
+    """The fixed part, the remark, and the ext-field block as raw bytes."""
     try:
         code, language, version, opaque, flag, remark_length = FIXED.unpack_from(header)
         ext_start = FIXED.size + remark_length
@@ -49,8 +49,8 @@ def decode(header: bytes) -> BinaryHeader:
 
 def decode_ext_fields(block: bytes) -> dict[str, str]:
     """The pairs of an ext-field block."""
-    # Latin-1 maps bytes to characters one to one, so texts are cut from one string; only texts that turn out not to be
-    # ASCII are decoded again. That halves the cost of decoding each piece.
+    # Latin-1 maps bytes to characters one to one, so texts can be cut from one string; only texts that are not ASCII
+    # are decoded again. This takes half the time of decoding each text.
     fields = {}
     text = block.decode("latin-1")
     is_ascii = block.isascii()

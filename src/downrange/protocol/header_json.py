@@ -45,7 +45,7 @@ class JsonHeader(msgspec.Struct, gc=False, rename={"ext": "extFields"}):
 
 
 def language_code(language: str | int | None) -> int:
-    """The number of a language given by name or number; what we do not know is OTHER."""
+    """The number of a language given by name or number; OTHER for an unknown language."""
     return _LANGUAGE_CODES.get(language, _OTHER)
 
 
@@ -84,7 +84,7 @@ def _typed_decoder(header_type: type[H]) -> msgspec.json.Decoder[H]:
 
 
 def decode_typed(raw: msgspec.Raw, header_type: type[H]) -> H | None:
-    """Straight from text to the typed header, or None when it takes the lenient way or an error message."""
+    """The typed header, directly from the text; None when it has to be read leniently, or is wrong."""
     decoder: msgspec.json.Decoder[H] = _typed_decoder(header_type)
     try:
         return decoder.decode(raw)
@@ -101,7 +101,7 @@ def encode(
     remark: str | None,
     ext_fields: Mapping[str, str] | msgspec.Raw | None,
 ) -> bytes:
-    if remark is None and isinstance(ext_fields, msgspec.Raw):  # nearly every send and its reply
+    if remark is None and isinstance(ext_fields, msgspec.Raw):  # nearly all sends and their replies
         return _READY_FIELDS % (code, ext_fields, flag, _LANGUAGE_BYTES.get(language, b"OTHER"), opaque, version)
     header: dict[str, Any] = {"code": code}
     if ext_fields is not None:

@@ -1,6 +1,6 @@
-"""What befalls a cluster: each scenario is a list of faults within one window of the run.
+"""The scenarios: each is a list of faults within one window of the run.
 
-The window is from a sixth to a half of the run, so that there is a time before, during and after.
+The window is from a sixth to a half of the run, so that there is a time before, during and after the faults.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _flapping(plan: Plan) -> list[Fault]:
 
 
 def _rolling(plan: Plan) -> list[Fault]:
-    """Every broker restarts once, as many at a time as the plan has faulty ones."""
+    """Every broker restarts once; `plan.faulty` brokers restart at a time."""
     window = window_of(plan)
     groups = len(plan.faulty_brokers)
     turns = -(-plan.brokers // groups)
@@ -96,7 +96,7 @@ class Scenario(NamedTuple):
 
 SCENARIOS: Final = {
     "crash": Scenario("faulty brokers are down: connections refused", _crash),
-    "stopped": Scenario("faulty brokers are stopped for 10 s, then carry out what has piled up", _stopped),
+    "stopped": Scenario("faulty brokers are stopped for 10 s, then serve the requests that have piled up", _stopped),
     "silent": Scenario("faulty brokers cannot be reached: everything times out", _silent),
     "brownout": Scenario("faulty brokers take 800 ms more for everything", _brownout),
     "slow-disk": Scenario("faulty brokers take 800 ms more for messages, probes stay fast", _slow_disk),

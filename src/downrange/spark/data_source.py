@@ -1,4 +1,4 @@
-"""The data source `rocketmq`: the one class Spark knows. Readers are in source.py, writers in sink.py."""
+"""The data source `rocketmq`, the only class that Spark knows by name. Readers are in source.py, writers in sink.py."""
 
 from __future__ import annotations
 
@@ -71,14 +71,14 @@ class RocketMQDataSource(DataSource):
             return sink.stream_writer(self.options, schema, overwrite)
 
     def _parsed(self) -> SourceOptions:
-        # Writers have other options: what is given is read when Spark asks for a reader.
+        # Parsed only when Spark asks for a reader: writers have other options.
         if self._source_options is None:
             self._source_options = parse_options(self.options)
         return self._source_options
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """What the batches must look like; raises SchemaMismatch for a schema that is not made of our columns."""
+    """The Arrow schema of the batches; raises SchemaMismatch for a schema that is not made of our columns."""
     known = {**COLUMNS, "properties": PROPERTIES}
     if not schema.fields:
         raise SchemaMismatch(f"the schema has no column; there are {', '.join(known)}")

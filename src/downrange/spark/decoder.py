@@ -1,4 +1,4 @@
-"""Records as they lie in a buffer -> Arrow batches with the columns asked for. See design notes in record_arrays.py."""
+"""Decodes records in a buffer into Arrow batches with the wanted columns. See the notes in record_arrays.py."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from downrange.spark.property_arrays import PropertyArrays, SplitProperties, rea
 from downrange.spark.record_arrays import Positions, RecordArrays, field
 
 MAX_ROWS: Final = 10_000
-"""Larger batches are not faster, and Spark holds a batch in memory as a whole."""
+"""Larger batches are not faster, and Spark holds each batch in memory as a whole."""
 MAX_BYTES: Final = 32 << 20
 
 _HEX: Final = np.frombuffer(b"".join(b"%02X" % value for value in range(256)), np.uint16)
@@ -34,7 +34,7 @@ _BY_PROPERTY: Final = {"unique_key": names.UNIQ_KEY, "keys": names.KEYS, "tags":
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where records come from: a queue, which of its messages (for errors), what is added to their queue offsets."""
+    """The origin of records: a queue, which of its messages (for errors), and what to add to their queue offsets."""
 
     queue: MessageQueue
     start: int
@@ -43,7 +43,7 @@ class Origin:
 
 
 class Fetched(NamedTuple):
-    """Records that were read but not decoded: where they begin in a buffer, and where they come from."""
+    """Records that were read but not decoded: a buffer, the positions of records in it, and their origin."""
 
     buffer: bytes | bytearray | mmap.mmap
     starts: Positions
@@ -51,9 +51,9 @@ class Fetched(NamedTuple):
 
 
 class Decoder:
-    """Turns records into batches of one schema. Holds no data between calls; one per task.
+    """Turns records into batches of one schema. Has no state between calls; one per task.
 
-    `tags`: only records with one of them; empty for all. `store_time`: only those stored in these milliseconds.
+    `tags` keeps records with one of these tags, all if it is empty; `store_time` keeps records stored in this range.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Decoder:
         self._check_crc = check_crc
 
     def batches(self, fetched: Fetched) -> Iterator[pa.RecordBatch]:
-        """The records, as far as they are wanted, in batches of bounded size."""
+        """The wanted records in batches of bounded size."""
         data = pa.py_buffer(fetched.buffer)
         origin = fetched.origin
         raw = np.frombuffer(data, np.uint8)
@@ -93,7 +93,7 @@ class Decoder:
             stored = records.store_time
             records = records.select((stored >= self._store_time.start) & (stored < self._store_time.stop))
         if self._tags:
-            # The broker compares hashes of tags only.
+            # The broker compares only hashes of tags.
             tags = read_properties(records, data, [names.TAGS], wants_map=False).column(names.TAGS)
             has_tag = as_numpy(pc.is_in(tags, value_set=strings(sorted(self._tags))).cast(pa.uint8())) != 0
             if not has_tag.all():
@@ -124,7 +124,7 @@ def _check_crc(records: RecordArrays, data: pa.Buffer) -> None:
 
 
 class _Columns:
-    """The columns of one batch, each made when it is asked for."""
+    """The columns of one batch, each made when it is needed."""
 
     def __init__(
         self, records: RecordArrays, data: pa.Buffer, origin: Origin, max_body_bytes: int, schema: pa.Schema
@@ -195,7 +195,7 @@ class _Columns:
         return pc.replace_with_mask(found, pa.array(compressed), pa.array(plain, pa.binary()))
 
     def _name(self, row: int) -> str:
-        """A message in the words of an error."""
+        """The description of a message in an error text."""
         queue = self._origin.queue
         offset = int(self._records.queue_offset[row]) + self._origin.offset_delta
         return f"message {offset} of {queue.topic} on {queue.broker_name} queue {queue.queue_id}"
@@ -221,7 +221,7 @@ class _Columns:
     def _hosts(self, which: str, at: Positions, flag: SysFlag) -> pa.Array:
         if self._records.has_v6:
             return strings([str(unpack_host(packed)) for packed in self._packed_hosts(at, flag)])
-        # The same few peers come again and again: each is written out once.
+        # Most records name one of a few hosts: the text of each host is made once.
         encoded = numbers(self._records.packed_v4_hosts(which), pa.uint64()).dictionary_encode()
         texts = [str(unpack_host(value.to_bytes(8, sys.byteorder))) for value in encoded.dictionary.to_pylist()]
         return strings(texts).take(encoded.indices)
@@ -233,7 +233,7 @@ class _Columns:
 
 
 def _timestamps(millis: npt.NDArray[np.int64]) -> pa.Array:
-    # The born time is the sender's word: an absurd one must not become another time by overflow.
+    # The born time comes from the sender: an absurd value must not overflow into another time.
     micros = np.clip(millis, -_MAX_MILLIS, _MAX_MILLIS) * 1000
     return numbers(micros, pa.timestamp("us", "UTC"))
 

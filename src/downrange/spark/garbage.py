@@ -1,4 +1,4 @@
-"""What the garbage collector need not look at in a worker of Spark."""
+"""Keeps the garbage collector of a Spark worker from looking at imported modules."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ _known_modules = 0
 
 
 def freeze_imports() -> None:
-    """Called at the begin of all work: workers collect garbage after each, and what was imported is never garbage.
+    """Exclude all objects that exist now from garbage collection, which a Spark worker runs after every task.
 
-    Spark and Arrow import more when they first need it, pandas above all; so this freezes again when there is more.
+    Called before every piece of work: Spark and Arrow import more when they first need it, pandas above all.
     """
     global _known_modules
     if len(sys.modules) != _known_modules:

@@ -1,4 +1,4 @@
-"""Lists of half messages as bytes: from task to driver, and in the marker topic for a driver that comes later.
+"""Lists of half messages as bytes, which tasks send to the driver, and which the marker topic keeps for later drivers.
 
 A page is zlib over JSON: `{"v":1,"group":…,"queues":[[topic, wire topic, broker, address, queue id],…],"halves":[[queue
 number, offset in the half topic, offset in the commit log, message id, 0 or 1 for ordered],…]}`.
@@ -18,12 +18,12 @@ from downrange.model.errors import MQError
 from downrange.model.message import MessageQueue
 
 PAGE_HALVES: Final = 20_000
-"""Some 500 KiB: well below what a broker takes as one message."""
+"""About 500 KiB: well below the largest message of a broker."""
 _MAX_PAGE_BYTES: Final = 64 << 20
 
 
 class Half(NamedTuple):
-    """A half message that was sent. Ordered ones are ended in the order they were sent, queue by queue."""
+    """A half message that was sent. Ordered half messages of a queue are ended in the order of sending."""
 
     sent: HalfSent
     is_ordered: bool
@@ -41,7 +41,7 @@ class _Page(msgspec.Struct):
 
 
 class HalfList:
-    """The half messages of a task. Holds plain tuples: so many objects would keep the garbage collector busy."""
+    """The half messages of a task, as tuples: this many objects would keep the garbage collector busy."""
 
     def __init__(self) -> None:
         self._group = ""
@@ -68,7 +68,7 @@ class HalfList:
 
 
 def unpack_halves(page: bytes) -> list[Half]:
-    """The halves of a page; raises BadPage for anything else."""
+    """The half messages of a page; raises BadPage if it is not a page."""
     try:
         inflate = zlib.decompressobj()
         found = msgspec.json.decode(inflate.decompress(page, _MAX_PAGE_BYTES), type=_Page)
@@ -97,7 +97,7 @@ def _sent(
     physical_offset: int,
     message_id: str,
 ) -> HalfSent:
-    # The offset message id is the one thing nobody needs to end a transaction.
+    # The offset message id is left empty: ending a transaction does not need it.
     result = SendResult(SendStatus.SEND_OK, message_id, "", MessageQueue(topic, broker_name, queue_id), offset)
     return HalfSent(
         result=result,

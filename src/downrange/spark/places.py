@@ -1,4 +1,4 @@
-"""What a planner asks of wherever messages are: which queues there are, how far they reach, what was stored when."""
+"""What a planner needs to know about a cluster or a store: its queues, their offset ranges, offsets by time."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ from downrange.spark.planner import Reach
 
 
 class Origins(Protocol):
-    """A cluster or a store directory, seen by the driver."""
+    """A cluster or a store directory, for the driver."""
 
     def queues(self) -> list[MessageQueue]:
-        """The queues that the options choose, as they are now; none for topics that are not there."""
+        """The queues that the options choose and that exist now."""
         ...
 
     def reach(self, queues: Collection[MessageQueue], *, must_answer: bool) -> dict[MessageQueue, Reach]:
-        """How far they reach. Without `must_answer`, queues whose broker is away are left out."""
+        """The offset ranges of queues. Without `must_answer`, queues whose broker is away are left out."""
         ...
 
     def at_time(self, times: Mapping[MessageQueue, int], reach: Mapping[MessageQueue, Reach]) -> Offsets:
-        """The first message of each queue stored at its time or later; its end when there is none."""
+        """The offset of the first message of each queue stored at its time or later; the end if there is none."""
         ...
 
     def committed(self, queues: Collection[MessageQueue]) -> Offsets:
-        """Where the group goes on; queues it has not committed are left out."""
+        """The committed offsets of the group; queues without one are left out."""
         ...
 
     def commit(self, offsets: Offsets) -> None: ...
 
 
 def resolve(which: str, place: Place, otherwise: str, reach: Mapping[MessageQueue, Reach], origins: Origins) -> Offsets:
-    """The offset of every queue of `reach` that `place` means; `otherwise` is the word for queues it does not name.
+    """The offset that `place` means in every queue of `reach`; `otherwise` is the word for queues it does not name.
 
-    `which` is `starting` or `ending`: a group that has never committed a queue has all of it still to read.
+    `which` is `starting` or `ending`: of a queue that a group has never committed, all messages are still to be read.
     """
     if place.millis is not None:
         return origins.at_time(dict.fromkeys(reach, place.millis), reach)
     named = place.offsets or place.times or {}
     if missing := [queue for queue in named if queue not in reach]:
-        raise NothingToRead(f"{which}Offsets names what is not read: {describe(missing)}")
+        raise NothingToRead(f"{which}Offsets names queues that are not read: {describe(missing)}")
     word = place.word or otherwise
     begins = word == EARLIEST or (word == GROUP and which == "starting")
     found = {queue: there.minimum if begins else there.maximum for queue, there in reach.items()}

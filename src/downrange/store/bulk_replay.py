@@ -1,48 +1,65 @@
-"""Replaying the log in bulk: what the compiled twin takes of a walk; only unusual records are left for Python."""
+"""Replaying the log in bulk: usual records of a walk become one batch of messages, which is applied as a whole."""
 
 from __future__ import annotations
 
 import mmap
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from downrange.compiled import steps
-from downrange.store.growth import GrownQueue, Growth
-from downrange.store.queue.queue_tails import ROW
+from downrange.compiled import accelerated
+from downrange.model.message import PhysicalOffset
+from downrange.store.new_messages import NewMessages
+from downrange.store.queue.queues import ConsumeQueues
 
 if TYPE_CHECKING:
     from downrange.store.dispatcher import Dispatcher
 
-_NOBODY: Final[dict[tuple[str, int], object]] = {}
-# Blocks for entries that are ready before each call: enough for a queue to become full, or for many to get a new one.
-_BLOCKS: Final = 1024
+
+@accelerated
+def read_records(
+    messages: NewMessages,
+    memory: mmap.mmap,
+    at: int,
+    limit: int,
+    start: int,
+    check_crc: bool,
+    queues: ConsumeQueues,
+    finds_queues: bool,
+) -> int:
+    """Add the messages of usual records to an empty batch, from position `at` of a file on, none beyond `limit`.
+
+    Return the position of the first record that was not read. Usual is a whole and sound record of a queue that is
+    known and not special; without `finds_queues` any queue will do. `start` is the offset of the file in the log. This
+    function, in Python, reads none: `Walk` reads them one by one.
+    """
+    return at
 
 
 class BulkReplay:
-    """Does for runs of usual records what `Walk` and `Dispatcher.replay` do for one; a walk asks it at every record.
-
-    Usual is a whole and sound record of a queue that is known and not special, which comes next in it or is in it
-    already, and whose keys have room in the index. With `only_index` queues are left alone, as by
-    `Dispatcher.index_only`. For the store's own thread.
-    """
+    """Replays usual records many at a time; a walk asks it at every record. For the store's own thread."""
 
     def __init__(
         self,
         dispatcher: Dispatcher,
-        growth: Growth | None = None,
+        applied: Callable[[NewMessages], None] = lambda messages: None,
         *,
         only_index: bool = False,
         begin: int = 0,
         end: int = 1 << 62,
     ) -> None:
+        """`applied` is called with each batch. `begin` and `end` are the offsets between which it may take records.
+
+        With `only_index` queues are left alone, as by `Dispatcher.index_only`.
+        """
         self._dispatcher = dispatcher
-        self._growth = growth
+        self._applied = applied
         self._only_index = only_index
-        # The offsets between which it may take records.
         self._begin = begin
         self._end = end
         self.records = 0
-        """How many were taken so far."""
-        self.last_offset = self.last_timestamp = 0
+        """How many records were taken so far."""
+        self.last_offset = PhysicalOffset(0)
+        self.last_timestamp = 0
         """Physical offset and store time of the last of them."""
 
     def take(self, mapping: mmap.mmap, at: int, limit: int, start: int, check_crc: bool) -> int:
@@ -51,33 +68,20 @@ class BulkReplay:
         Raises OSError and StoreError when a queue cannot be written.
         """
         limit = min(limit, self._end - start)
-        dispatcher, growth = self._dispatcher, self._growth
-        queues, index = dispatcher.queues, dispatcher.index
-        rows_by_topic = queues.rows_by_topic
-        if steps is None or rows_by_topic is None or start + at < self._begin:
-            return at
-        by_raw_topic = None if self._only_index else queues.by_raw_topic
-        sizes = None if growth is None else growth.sizes
-        watched = _NOBODY if growth is None else growth.watched
-        tails = queues.tails
-        while at < limit:
-            tails.make_room(_BLOCKS)
-            replayed = steps.replay_records(
-                mapping, at, limit, start, check_crc, by_raw_topic, rows_by_topic, queues.by_row, sizes, watched,
-                tails.rows, tails.memory, None if index is None else index.place, dispatcher.indexed_up_to,
-            )  # fmt: skip
-            if replayed is None:
+        dispatcher = self._dispatcher
+        while self._begin <= start + at < start + limit:
+            messages = NewMessages()
+            stop = read_records(messages, mapping, at, limit, start, check_crc, dispatcher.queues, not self._only_index)
+            if stop == at:
                 break
-            at, records, self.last_offset, self.last_timestamp, full, grown, *place = replayed
-            self.records += records
-            if index is not None:
-                index.move_to(*place)
-            if growth is not None and grown:
-                growth.watched_messages += map(GrownQueue._make, grown)
+            count = len(messages)
             if not self._only_index:
-                dispatcher.last_store_timestamp = self.last_timestamp
-            if full is not None:
-                state = queues.by_row[full // ROW]
-                assert state is not None
-                state.queue.spill()
+                dispatcher.apply(messages, 0, count)
+                self._applied(messages)
+            elif dispatcher.index is not None:
+                dispatcher.index.put(messages, 0, count)
+            self.records += count
+            self.last_offset = PhysicalOffset(messages.bounds(count - 1, count)[0])
+            self.last_timestamp = messages.timestamp(count - 1)
+            at = stop
         return at

@@ -1,26 +1,26 @@
 """From the records of the log to their consume queues and the key index.
 
-A batch that was just appended is applied as a whole; a record that is replayed after a crash is applied alone. Both
-leave the same bytes behind.
+Messages that were just appended and records that are replayed, after a crash or on a slave, take this one way.
 """
 
 from __future__ import annotations
 
 import logging
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Final
 
 from downrange.compiled import accelerated
 from downrange.model.hashing import tags_code
-from downrange.model.properties import DELAY, TAGS, find_in_bytes, find_property, find_tags_and_keys
+from downrange.model.message import PhysicalOffset
+from downrange.model.properties import DELAY, TAGS, find_property, find_tags_and_keys
 from downrange.store.bulk_replay import BulkReplay
 from downrange.store.errors import StoreError
-from downrange.store.growth import Growth
 from downrange.store.index.key_index import KeyIndex
 from downrange.store.log.commit_log import CommitLog
 from downrange.store.log.walk import Walk, WalkedRecord
-from downrange.store.new_messages import NewMessages
+from downrange.store.new_message import NewMessage
+from downrange.store.new_messages import NewMessages, Place
 from downrange.store.queue.queue_tails import ROW
 from downrange.store.queue.queues import ConsumeQueues, QueueState
 from downrange.store.refusals import Refusals
@@ -29,8 +29,8 @@ log = logging.getLogger(__name__)
 
 _NOT_IN_A_QUEUE: Final = 4  # the bit of sysFlag that prepared and rolled-back messages have
 _TRANSACTION_MASK: Final = 12
-_COMMIT: Final = 8
 _ROLLBACK: Final = 12
+_NO_HOST: Final = bytes(8)
 
 # topic, properties, store timestamp -> the bit map of the filters that match
 BitmapOf = Callable[[str, bytes, int], bytes]
@@ -45,20 +45,23 @@ def put_entries(
     Return the number of the first message without an entry, and the rows of the queues that are full now and have to be
     written. `rows` and `memory` are those of `QueueTails`, with room for a block for each message.
     """
-    for each in range(number, stop):
-        put_entry(messages, each)
+    places = messages.places[number:stop]
+    for each, place, state in zip(range(number, stop), places, messages.states[number:stop], strict=True):
+        put_entry(messages, each, place, state)
     return stop, []
 
 
-def put_entry(messages: NewMessages, number: int) -> None:
+def put_entry(messages: NewMessages, number: int, place: Place, state: QueueState) -> None:
     """Put the queue entry of one stored message, unless it belongs in no queue."""
-    if not messages.sys_flag(number) & _NOT_IN_A_QUEUE:
-        code = messages.code(number)
-        if code is None:
-            tags = find_in_bytes(messages.properties(number), b"TAGS")
-            code = 0 if tags is None else tags_code(tags.decode("utf-8", "replace"))
-        physical_offset, size, queue_offset = messages.places[number]
-        messages.states[number].queue.put(queue_offset, physical_offset, size, code)
+    if messages.sys_flag(number) & _NOT_IN_A_QUEUE:
+        return
+    code = messages.code(number)
+    if code is None:
+        code = tags_code(messages.tags(number) or "")
+    physical_offset, size, queue_offset = place
+    state.queue.put(queue_offset, physical_offset, size, code)
+    if state.tails.rows[state.row] <= queue_offset:  # it is replayed: nothing has numbered it
+        state.next_offset = state.queue.max_offset
 
 
 class Dispatcher:
@@ -77,13 +80,14 @@ class Dispatcher:
         self._bitmap_of = bitmap_of
         # Store time of the newest record that has its queue entry: what the checkpoint may claim after a flush.
         self.last_store_timestamp = 0
-        # Records before this offset need not be offered to the index again.
-        self.indexed_up_to = 0
 
-    def apply(self, messages: NewMessages, number: int, stop: int, store_timestamp: int) -> None:
-        """Enter messages that were just stored, from `number` to `stop`, into their queues and the index."""
+    def apply(self, messages: NewMessages, number: int, stop: int) -> None:
+        """Enter messages that lie in the log, from `number` to `stop`, into their queues and the index.
+
+        What is there already stays as it is.
+        """
         if messages.special:
-            self._set_codes(messages, number, stop, store_timestamp)
+            self._set_codes(messages, number, stop)
         at, queues = number, self.queues
         tails = queues.tails
         while at < stop:
@@ -93,41 +97,32 @@ class Dispatcher:
                 assert state is not None
                 state.queue.spill()
             if at < stop:
-                put_entry(messages, at)
+                self._put_unusual(messages, at)
                 at += 1
-        self.last_store_timestamp = store_timestamp
+        self.last_store_timestamp = messages.timestamp(stop - 1)
         if self.index is not None:
-            self.index.put(messages, number, stop, store_timestamp)
+            self.index.put(messages, number, stop)
 
-    def _set_codes(self, messages: NewMessages, number: int, stop: int, store_timestamp: int) -> None:
+    def _put_unusual(self, messages: NewMessages, number: int) -> None:
+        """Put the entry of a message that does not simply come next in its queue."""
+        state, place = messages.states[number], messages.places[number]
+        physical_offset, size, queue_offset = place
+        if queue_offset == 0 and physical_offset + size > state.queue.max_physical_offset > 0:
+            # A queue has one first message. This topic was deleted and made again: forget its former life.
+            self.queues.destroy(state)
+        put_entry(messages, number, place, state)
+
+    def _set_codes(self, messages: NewMessages, number: int, stop: int) -> None:
         """Say what the entries of special queues hold."""
         states, places = messages.states, messages.places
         for special in messages.special:
             if number <= special < stop:
                 text = messages.properties(special).decode("utf-8", "replace")
                 physical_offset, size, _ = places[special]
-                tags = find_property(text, TAGS)
-                code = self._special_code(
-                    states[special], tags_code(tags or ""), physical_offset + size, store_timestamp, text
-                )
+                tags = tags_code(find_property(text, TAGS) or "")
+                timestamp = messages.timestamp(special)
+                code = self._special_code(states[special], tags, physical_offset + size, timestamp, text)
                 messages.set_code(special, code)
-
-    def apply_record(self, state: QueueState, record: WalkedRecord) -> None:
-        """Enter one record of the log into its queue and the index; entries that are there already stay as they are."""
-        physical_offset, size, _, _, queue_offset, sys_flag, store_timestamp, properties = record
-        kind = sys_flag & _TRANSACTION_MASK
-        if kind == _ROLLBACK:
-            return
-        text = properties.decode("utf-8", "replace")
-        tags, unique, keys = find_tags_and_keys(text)
-        if kind == 0 or kind == _COMMIT:
-            code = tags_code(tags or "")
-            if state.is_special:
-                code = self._special_code(state, code, physical_offset + size, store_timestamp, text)
-            state.queue.put(queue_offset, physical_offset, size, code)
-            self.last_store_timestamp = store_timestamp
-        if self.index is not None and (unique or keys):
-            self.index.put_keys([(state.topic, unique, keys, physical_offset)], store_timestamp)
 
     def index_only(self, record: WalkedRecord) -> None:
         """Enter a replayed record into the index and leave its queue alone."""
@@ -136,7 +131,7 @@ class Dispatcher:
             _, unique, keys = find_tags_and_keys(properties.decode("utf-8", "replace"))
             if unique or keys:
                 name = topic.decode("utf-8", "replace")
-                self.index.put_keys([(name, unique, keys, physical_offset)], store_timestamp)
+                self.index.put_keys([(name, unique, keys, physical_offset, store_timestamp)])
 
     def _special_code(self, state: QueueState, code: int, physical_end: int, store_timestamp: int, text: str) -> int:
         """What stands in the entry of a delayed message, or of one with an ext unit, instead of a tag hash."""
@@ -154,28 +149,18 @@ class Dispatcher:
         level = min(int(delay), len(self._delay_millis))
         return store_timestamp + self._delay_millis[level - 1] if level > 0 else otherwise
 
-    def replay(self, record: WalkedRecord) -> QueueState | None:
-        """Apply one record of a walk; return its queue when the record takes part in one."""
-        physical_offset, size, topic, queue_id, queue_offset, sys_flag, store_timestamp, _ = record
+    def replay(self, record: WalkedRecord) -> NewMessages | None:
+        """Apply one record of a walk; return it when it takes part in a queue."""
+        physical_offset, size, topic, queue_id, queue_offset, sys_flag, store_timestamp, properties = record
         state = self.queues.of_record(topic, queue_id)
         if state is None:
             return None
-        if sys_flag & _NOT_IN_A_QUEUE:
-            self.apply_record(state, record)
-            return None
-        queue = state.queue
-        if physical_offset + size <= queue.max_physical_offset:
-            if physical_offset < self.indexed_up_to:
-                self.last_store_timestamp = store_timestamp
-                return state
-        elif queue_offset == 0 and queue.max_physical_offset > 0:
-            # A queue has one first message. This topic was deleted and made again: forget its former life.
-            self.queues.destroy(state)
-        self.apply_record(state, record)
-        # With the transient pool messages may have been numbered that are not in the queue yet.
-        if state.next_offset < queue.max_offset:
-            state.next_offset = queue.max_offset
-        return state
+        messages = NewMessages()
+        message = NewMessage(state.topic, queue_id, b"", properties, 0, _NO_HOST, _NO_HOST, 0, sys_flag)
+        messages.add(state, message, True)
+        messages.place([(physical_offset, size, queue_offset)], store_timestamp)
+        self.apply(messages, 0, 1)
+        return None if sys_flag & _NOT_IN_A_QUEUE else messages
 
 
 class LogFollower:
@@ -203,51 +188,46 @@ class LogFollower:
         # A slave may know that the rest of a file is blank before it has got it.
         return max(0, self._commit_log.max_offset - self.offset)
 
-    def apply(self, messages: NewMessages, number: int, stop: int, store_timestamp: int) -> None:
+    def apply(self, messages: NewMessages, number: int, stop: int) -> None:
         """Apply messages that were just stored, from `number` to `stop`, and whatever was left before them."""
         begin, end = messages.bounds(number, stop)
         if self.offset != begin:
             self.dispatch_pending()
             return
         try:
-            self.dispatcher.apply(messages, number, stop, store_timestamp)
+            self.dispatcher.apply(messages, number, stop)
             self.offset = end
         except (OSError, StoreError) as error:
             self.failed(error)
 
-    def dispatch_pending(self, watched: Mapping[tuple[str, int], object] | None = None) -> Growth:
-        """Apply what lies in the log beyond the last applied record; return what was new, for those who wait for it.
-
-        `watched` has the topics and ids of their queues; None is all queues.
-        """
-        growth = Growth(watched)
+    def dispatch_pending(self, applied: Callable[[NewMessages], None] = lambda messages: None) -> None:
+        """Apply what lies in the log beyond the last applied record; `applied` is called with the messages."""
         commit_log = self._commit_log
         while self.offset < commit_log.max_offset:
-            bulk = BulkReplay(self.dispatcher, growth)
-            walk = commit_log.walk(max(self.offset, commit_log.min_offset), bulk=bulk)
+            bulk = BulkReplay(self.dispatcher, applied)
+            walk = commit_log.walk(PhysicalOffset(max(self.offset, commit_log.min_offset)), bulk=bulk)
             try:
                 for record in walk:
-                    self.offset = record[0]  # until this one is applied, too
-                    state = self.dispatcher.replay(record)
-                    if state is not None:
-                        growth.add(state, record)
+                    self.offset = record.physical_offset  # until this one is applied, too
+                    messages = self.dispatcher.replay(record)
+                    if messages is not None:
+                        applied(messages)
             except (OSError, StoreError) as error:
                 self.failed(error)
-                return growth
+                return
             self.offset = walk.end
             if walk.records:
                 commit_log.last_store_timestamp = walk.last_timestamp
             if self._is_slave:
                 if walk.end < commit_log.max_offset and not walk.is_cut_short:
                     self._refuse_to_follow(walk)
-                    return growth
+                    return
                 break  # the rest of this record is still under way
             if walk.damage is None:
                 break
             log.error("cannot dispatch: %s; the rest of this file is skipped", walk.damage)
             self.offset = min(commit_log.next_file_offset(self.offset), commit_log.max_offset)
         self._refusals.allow("dispatch")
-        return growth
 
     def failed(self, error: Exception) -> None:
         """The log has the record, its queue does not: refuse more until `dispatch_pending` got through."""
@@ -261,7 +241,3 @@ class LogFollower:
         if self._refusals.get("master's log") != text:
             log.error("cannot follow: %s", text)
         self._refusals.refuse("master's log", text)
-
-
-def find_in(properties: bytes, name: bytes) -> bytes | None:  # TEMPORARY: until store/check uses model/properties
-    return find_in_bytes(properties, name[:-1])

@@ -1,4 +1,4 @@
-"""What can go wrong with files."""
+"""Errors of the store."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ class StoreLocked(StoreError):
 
 
 class StoreCorrupt(StoreError):
-    """Files of this store contradict each other in a way that must not be repaired silently."""
+    """Files of this store contradict each other, and it would be wrong to repair them silently."""
 
 
 class DiskFull(StoreError):
-    """The disk took no more bytes."""
+    """The disk is full."""
 
 
 class FlushFailed(StoreError):
-    """The disk refused a sync. What was written may be lost even if a later sync succeeds: the log takes no more."""
+    """A sync failed. Bytes may be lost even if a later sync succeeds, so the log takes no more messages."""
 
 
 class StoreClosed(StoreError):

@@ -50,25 +50,21 @@ class MessageAppender:
         """Add messages to a batch, to be stored together or not at all; or say why they cannot be stored."""
         if self._refusals.any:
             return self._refusal()
-        message = group[0]
-        if len(group) > 1 or len(message.body) + len(message.properties) > self._limits.surely_fits:
+        if len(group) > 1 or len(group[0].body) + len(group[0].properties) > self._limits.surely_fits:
             refusal = self._limits.check(group)
             if refusal is not None:
                 return refusal
         states: list[QueueState] = []
         for message in group:
             try:
-                state = self._states[message.topic, message.queue_id]
+                states.append(self._states[message.topic, message.queue_id])
             except KeyError:
                 made = self._make_state(message)
                 if isinstance(made, Refusal):
                     return made
-                state = made
-            states.append(state)
-        begins_group = True
-        for message, state in zip(group, states, strict=True):
-            messages.add(state, message, begins_group)
-            begins_group = False
+                states.append(made)
+        for number, message in enumerate(group):
+            messages.add(states[number], message, number == 0)
         return None
 
     def append(self, messages: NewMessages) -> Refusal | None:
@@ -86,7 +82,7 @@ class MessageAppender:
             except StoreError as error:
                 return self._failed(error)
             if follower.at_once:
-                follower.apply(messages, number, stop, now)
+                follower.apply(messages, number, stop)
             number = stop
         return None
 

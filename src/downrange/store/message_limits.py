@@ -23,7 +23,7 @@ class MessageLimits:
         self.surely_fits = 0
         """A body and properties that together have no more bytes than this break no limit."""
         self.group_surely_fits = 0
-        """Records of one group that together have no more bytes than this break no limit of groups."""
+        """A group whose records together have no more bytes than this breaks no limit."""
         self.set_max_message_size(config.max_message_size)
 
     def set_max_message_size(self, size: int) -> None:
@@ -32,8 +32,8 @@ class MessageLimits:
             return
         self.max_message_size = size
         self._largest_record = min(size + RECORD_OVERHEAD, self._file_room)
-        self.group_surely_fits = min(size, self._file_room)
         largest_rest = FIXED_SIZE + 2 * IPV6_EXTRA + MAX_TOPIC_LENGTH
+        self.group_surely_fits = min(size, self._file_room)
         self.surely_fits = min(size, MAX_PROPERTIES_BYTES, self._largest_record - largest_rest)
 
     def check(self, group: Sequence[NewMessage]) -> Refusal | None:

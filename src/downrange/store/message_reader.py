@@ -6,19 +6,21 @@ import os
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+from downrange.model.message import PhysicalOffset
 from downrange.model.message_id import parse_offset_message_id
 from downrange.store.config import BrokerRole, StoreConfig
 from downrange.store.errors import StoreClosed
 from downrange.store.index.key_index import KeyIndex
 from downrange.store.log.commit_log import CommitLog
 from downrange.store.queue.backlog import Backlog, Picked, pick_all
-from downrange.store.queue.consume_queue import ENTRY, ENTRY_SIZE
+from downrange.store.queue.consume_queue import ENTRY, ENTRY_SIZE, ConsumeQueue
 from downrange.store.queue.consume_queue_ext import ConsumeQueueExt, ExtUnit, UnitTest
 from downrange.store.queue.property_filter import PropertyFilter
 from downrange.store.queue.queues import ConsumeQueues, QueueState
 from downrange.store.queue.tag_codes import TagCodes
 from downrange.store.read_result import GetMessageStatus, QueryResult, ReadResult
 
+_FOUND: Final = GetMessageStatus.FOUND
 _SCAN_ENTRIES: Final = 800
 _QUERY_ROUNDS: Final = 3
 _BULK_MESSAGES: Final = 4096
@@ -73,11 +75,11 @@ class MessageReader:
             raise StoreClosed(self._closed)
 
     @property
-    def min_offset(self) -> int:
+    def min_offset(self) -> PhysicalOffset:
         return self.commit_log.min_offset
 
     @property
-    def max_offset(self) -> int:
+    def max_offset(self) -> PhysicalOffset:
         return self.commit_log.max_offset
 
     def read(
@@ -105,9 +107,10 @@ class MessageReader:
             if bulk_bytes and max_messages > _BULK_MESSAGES:
                 max_messages = _BULK_MESSAGES
             pick = _pick_of(state, matches, matches_record)
-            found = None if pick is None else self._read_at_once(state, offset, max_messages, pick, bulk_bytes)
-            if found is not None:
-                return found
+            if pick is not None:
+                found = self._read_at_once(queue, offset, max_messages, pick, bulk_bytes, min_offset, max_offset)
+                if found is not None:
+                    return found
             raw = queue.read(offset, max(_SCAN_ENTRIES, max_messages))
             if raw:
                 return self._read_one_by_one(state, offset, raw, max_messages, matches, matches_record, bulk_bytes)
@@ -123,7 +126,7 @@ class MessageReader:
             status, position = GetMessageStatus.OFFSET_OVERFLOW_BADLY, self._corrected(max_offset, offset)
         return ReadResult(status, position, min_offset, max_offset)
 
-    def _limits(self, max_messages: int, bulk_bytes: int, *, is_cold: bool) -> tuple[int, int]:
+    def _limits(self, max_messages: int, bulk_bytes: int, is_cold: bool) -> tuple[int, int]:
         """The most messages and bytes of one reply; cold messages are no longer in memory."""
         config = self.config
         if bulk_bytes:
@@ -139,24 +142,30 @@ class MessageReader:
         return (most if most > 0 else 1), most_bytes
 
     def _read_at_once(
-        self, state: QueueState, offset: int, max_messages: int, pick: Pick, bulk_bytes: int
+        self,
+        queue: ConsumeQueue,
+        offset: int,
+        max_messages: int,
+        pick: Pick,
+        bulk_bytes: int,
+        min_offset: int,
+        max_offset: int,
     ) -> ReadResult | None:
         """`read` where all records lie in one file of the log and have the same limits; None when they do not."""
-        segments, queue = self._segments, state.queue
-        most, most_bytes = self._limits(max_messages, bulk_bytes, is_cold=False)
-        wants_all = pick is pick_all
-        raw = queue.read(offset, most if wants_all else max(_SCAN_ENTRIES, max_messages))
+        most, most_bytes = self._limits(max_messages, bulk_bytes, False)
+        raw = queue.read(offset, most if pick is pick_all else max(_SCAN_ENTRIES, max_messages))
         if not raw:
             return None
         first = int.from_bytes(raw[:8], "big")
+        segments = self._segments
         segment = segments.find(first)
         if segment is None:
             return None
         hot_from = segments.max_offset - self._memory_limit
         is_cold = first < hot_from
         if is_cold:
-            most, most_bytes = self._limits(max_messages, bulk_bytes, is_cold=True)
-            if wants_all:
+            most, most_bytes = self._limits(max_messages, bulk_bytes, True)
+            if pick is pick_all:
                 raw = queue.read(offset, most + 1)
         view, start, readable = segment.view, segment.start, segment.readable
         picked = pick((raw, view, start, readable), most, most_bytes)
@@ -169,16 +178,12 @@ class MessageReader:
             for at in (last, last + ENTRY_SIZE):
                 if int.from_bytes(raw[at : at + 8], "big") >= hot_from:
                     return None
-        min_offset, max_offset = queue.min_offset, queue.max_offset
-        if not byte_count:
-            status = GetMessageStatus.NO_MATCHED_MESSAGE
-            return ReadResult(status, offset + scanned, min_offset, max_offset, [], 0, 0, is_cold)
         return ReadResult(
-            GetMessageStatus.FOUND,
+            _FOUND if entries else GetMessageStatus.NO_MATCHED_MESSAGE,
             offset + scanned,
             min_offset,
             max_offset,
-            (entries, view, start, readable),
+            (entries, view, start, readable) if entries else [],
             len(entries) // ENTRY_SIZE,
             byte_count,
             is_cold,
@@ -198,8 +203,8 @@ class MessageReader:
         find = self._segments.find
         log_max = self.commit_log.max_offset
         hot_from = log_max - self._memory_limit
-        hot_count, hot_bytes = self._limits(max_messages, bulk_bytes, is_cold=False)
-        cold_count, cold_bytes = self._limits(max_messages, bulk_bytes, is_cold=True)
+        hot_count, hot_bytes = self._limits(max_messages, bulk_bytes, False)
+        cold_count, cold_bytes = self._limits(max_messages, bulk_bytes, True)
 
         status = GetMessageStatus.NO_MATCHED_MESSAGE
         slices: list[memoryview] = []
@@ -280,11 +285,11 @@ class MessageReader:
         state = self._states.get((topic, queue_id))
         return state.queue.max_offset if state is not None else 0
 
-    def physical_offset_of(self, topic: str, queue_id: int, queue_offset: int) -> int:
+    def physical_offset_of(self, topic: str, queue_id: int, queue_offset: int) -> PhysicalOffset:
         """Where the message with this queue offset lies in the log; -1 when the queue has no such entry."""
         state = self._states.get((topic, queue_id))
         raw = state.queue.read(queue_offset, 1) if state is not None else b""
-        return ENTRY.unpack(raw)[0] if raw else -1
+        return ENTRY.unpack(raw)[0] if raw else PhysicalOffset(-1)
 
     def entries(self, topic: str, queue_id: int, offset: int, max_entries: int) -> list[QueueEntry]:
         """Some entries of a queue from `offset` on, without their messages; none when `offset` lies outside of it."""
@@ -326,13 +331,13 @@ class MessageReader:
         return state.queue.search_by_time(
             timestamp,
             self.min_offset,
-            lambda physical_offset, size: self.commit_log.store_timestamp_at(physical_offset),
+            lambda physical_offset, size: self.commit_log.store_timestamp_at(PhysicalOffset(physical_offset)),
         )
 
     def record_at(self, physical_offset: int) -> memoryview | None:
         """The record that begins at this offset of the log, or None."""
         self._check_open()
-        return self.commit_log.record_at(physical_offset)
+        return self.commit_log.record_at(PhysicalOffset(physical_offset))
 
     def record_by_id(self, message_id: str) -> memoryview | None:
         """The record an offset message id points at, or None. The host in the id is not compared."""
@@ -343,7 +348,7 @@ class MessageReader:
         self._check_open()
         if self.index is None:
             return QueryResult([], 0, 0)
-        timestamp = physical_offset = 0
+        timestamp, physical_offset = 0, PhysicalOffset(0)
         wanted = min(max_messages, self.config.max_msgs_num_batch)
         for _ in range(_QUERY_ROUNDS):
             found = self.index.query(topic, key, wanted, begin, end)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -15,7 +15,6 @@ from downrange.store.dispatcher import BitmapOf, Dispatcher, LogFollower
 from downrange.store.errors import StoreError
 from downrange.store.files import OS_FILES, Files
 from downrange.store.flushing import Flushing
-from downrange.store.growth import Growth
 from downrange.store.index.key_index import KeyIndex
 from downrange.store.log.commit_log import CommitLog
 from downrange.store.log.headroom import Stretch
@@ -23,6 +22,7 @@ from downrange.store.log.segments import BufferPool, Segments, disk_use, storage
 from downrange.store.message_appender import MessageAppender
 from downrange.store.message_limits import MessageLimits
 from downrange.store.message_reader import MatchesEntry, MatchesRecord, MessageReader, QueueEntry
+from downrange.store.new_messages import NewMessages
 from downrange.store.queue.queues import ConsumeQueues
 from downrange.store.recovery import Recovery, RecoveryReport
 from downrange.store.refusals import Refusals
@@ -284,8 +284,8 @@ class MessageStore(MessageReader):
     def check_takes_data(self) -> None:
         self._refusals.check_takes_data()
 
-    def dispatch_pending(self, watched: Mapping[tuple[str, int], object] | None = None) -> Growth:
-        return self._follower.dispatch_pending(watched)
+    def dispatch_pending(self, applied: Callable[[NewMessages], None] = lambda messages: None) -> None:
+        self._follower.dispatch_pending(applied)
 
     def commit(self, least_pages: int = 0) -> bool:
         return self._flushing.commit(least_pages)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from downrange.compiled import accelerated
-from downrange.model.message import PhysicalOffset, QueueOffset
+from downrange.model.message import TRANSACTION_MASK, PhysicalOffset, QueueOffset, SysFlag
+from downrange.model.properties import find_tags_and_keys
 from downrange.model.record import FIXED_SIZE
 from downrange.store.new_message import NewMessage
 
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
 
 # Where a message went: physical offset, size of its record, queue offset. Plain numbers: one is made for each message.
 Place = tuple[PhysicalOffset, int, QueueOffset]
+# Topic, UNIQ_KEY, KEYS, physical offset and store timestamp of a message that goes into the key index.
+Keyed = tuple[str, str | None, str | None, int, int]
+_ROLLBACK: Final = int(SysFlag.TRANSACTION_ROLLBACK)
 _SIZE_WITHOUT_HOSTS: Final = FIXED_SIZE - 16
 
 
@@ -27,7 +31,7 @@ class NewMessages:
     these members that keeps no Python object for a message.
     """
 
-    __slots__ = ("_codes", "group_ends", "messages", "places", "special", "states")
+    __slots__ = ("_codes", "_timestamps", "group_ends", "messages", "places", "special", "states", "tags_and_keys")
 
     def __init__(self) -> None:
         self.messages: list[NewMessage] = []
@@ -38,6 +42,9 @@ class NewMessages:
         self.group_ends: list[int] = []
         """For each group the number behind its last message."""
         self._codes: dict[int, int] = {}
+        self.tags_and_keys: list[tuple[str | None, str | None, str | None]] = []
+        """TAGS, UNIQ_KEY and KEYS of each message, which queue and index are made of."""
+        self._timestamps: list[int] = []
 
     def __repr__(self) -> str:
         return f"<NewMessages messages={len(self)} stored={self.stored}>"
@@ -49,6 +56,7 @@ class NewMessages:
         """Add a message for this queue; without `begins_group` it belongs to the group of the message before it."""
         self.messages.append(message)
         self.states.append(state)
+        self.tags_and_keys.append(find_tags_and_keys(message.properties.decode("utf-8", "replace")))
         number = len(self.messages)
         if begins_group:
             self.group_ends.append(number)
@@ -57,6 +65,15 @@ class NewMessages:
         if state.is_special:
             self.special.append(number - 1)
 
+    def place(self, places: Sequence[Place], store_timestamp: int) -> None:
+        """The next messages were stored at this time, and lie at these places."""
+        self.places += places
+        self._timestamps += [store_timestamp] * len(places)
+
+    def timestamp(self, number: int) -> int:
+        """When a message was stored."""
+        return self._timestamps[number]
+
     def properties(self, number: int) -> bytes:
         """The stored property text of one message."""
         return self.messages[number].properties
@@ -64,6 +81,24 @@ class NewMessages:
     def properties_for(self, state: QueueState) -> Iterator[bytes]:
         """The property texts of the messages of one queue."""
         return (message.properties for message, one in zip(self.messages, self.states, strict=True) if one is state)
+
+    def tags(self, number: int) -> str | None:
+        """The TAGS of one message."""
+        return self.tags_and_keys[number][0]
+
+    def keyed(self, number: int, stop: int) -> list[Keyed]:
+        """The unique ids and KEYS of messages that were stored, from `number` to `stop`: those that have any."""
+        return [
+            (message.topic, unique_key, keys, place[0], timestamp)
+            for message, (_, unique_key, keys), place, timestamp in zip(
+                self.messages[number:stop],
+                self.tags_and_keys[number:stop],
+                self.places[number:stop],
+                self._timestamps[number:stop],
+                strict=True,
+            )
+            if (unique_key or keys) and message.sys_flag & TRANSACTION_MASK != _ROLLBACK
+        ]
 
     def sys_flag(self, number: int) -> int:
         return self.messages[number].sys_flag

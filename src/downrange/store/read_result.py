@@ -1,4 +1,4 @@
-"""What a read of a queue or a query by key returns."""
+"""The results of a read of a queue and of a query by key."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class ReadResult(msgspec.Struct, frozen=True, gc=False):
 
 
 class QueryResult(msgspec.Struct, frozen=True):
-    """Records found by key, oldest first, and how far the index reaches."""
+    """Records found by key, oldest first, and the last offset and time in the index."""
 
     slices: list[memoryview]
     index_last_update_timestamp: int

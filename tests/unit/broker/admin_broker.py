@@ -40,7 +40,7 @@ from downrange.store.retention import Retention
 from downrange.transport.connection import Connection
 from downrange.transport.serving import CommandHandler, Endpoint, refuse, serve_commands
 from tests.support.golden import scenarios
-from tests.unit.store.small_store import append_one
+from tests.support.stores import append
 
 NOW = 1_700_000_000_000
 HOST = pack_host("127.0.0.1", 10911)
@@ -200,7 +200,7 @@ class AdminBroker:
         """Store one message; the next one is stored a second later."""
         text = "\x02".join(f"{name}\x01{value}" for name, value in properties.items())
         message = NewMessage(topic, queue_id, body, text.encode(), born_timestamp=NOW, born_host=HOST, store_host=HOST)
-        result = append_one(self.store, message)
+        result = append(self.store, message)
         assert result.status is PutMessageStatus.PUT_OK, result
         self.clock.tick(1)
         return result

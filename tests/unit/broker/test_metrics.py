@@ -85,8 +85,6 @@ class Broker:
         self.offsets: dict[str, dict[int, int]] = {}
         self.metrics_port = 0
         self.half_messages: Callable[[], Mapping[str, int]] | None = None
-        self.pulled_offset: Callable[[str, str, int], int | None] | None = None
-        self.watermarks: Callable[[], Mapping[str, int]] | None = None
         self.slave_lags: Callable[[], Mapping[str, int]] | None = None
 
     def server(self) -> MetricsServer:
@@ -103,8 +101,6 @@ class Broker:
             self.clock,
             families={"sends": self.sends, "pulls": self.pulls},
             half_messages=self.half_messages,
-            pulled_offset=self.pulled_offset,
-            watermarks=self.watermarks,
             slave_lags=self.slave_lags,
         )
         return MetricsServer(sources)
@@ -194,8 +190,6 @@ async def test_documented_labels_are_the_labels(broker: Broker) -> None:
     broker.consumers = [ConsumerGroup("g", "CONSUME_PASSIVELY", "CLUSTERING", "", {}, _members(client("c1")))]
     broker.offsets = {"A@g": {0: 50}}
     broker.half_messages = lambda: {"A": 1}
-    broker.pulled_offset = lambda topic, group, queue_id: 60
-    broker.watermarks = lambda: {"pull": 3}
     broker.slave_lags = lambda: {"10.0.0.2:42911": 8}
     text = await broker.scrape()
     wanted = {
@@ -272,18 +266,6 @@ async def test_lag_is_what_a_group_has_not_consumed(broker: Broker) -> None:
         }
     ready = await broker.samples("rocketmq_consumer_ready_messages")
     assert ready[labels(topic="A", consumer_group="behind", **group)] == 10
-    assert await broker.samples("rocketmq_consumer_inflight_messages") == {}
-
-
-@pytest.mark.parametrize(("pulled", "inflight"), [(97, 7), (None, 0), (80, 0), (500, 10)])
-async def test_messages_pulled_and_not_consumed_are_in_flight(
-    broker: Broker, pulled: int | None, inflight: int
-) -> None:
-    broker.offsets = {"A@g": {0: 90}}
-    broker.pulled_offset = lambda topic, group, queue_id: pulled
-    assert list((await broker.samples("rocketmq_consumer_inflight_messages")).values()) == [inflight]
-    assert list((await broker.samples("rocketmq_consumer_ready_messages")).values()) == [10 - inflight]
-    assert list((await broker.samples("rocketmq_consumer_lag_messages")).values()) == [10]
 
 
 async def test_connections_by_language_and_version(broker: Broker) -> None:

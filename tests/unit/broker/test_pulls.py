@@ -240,8 +240,9 @@ async def test_a_header_that_cannot_be_read_closes_its_connection(way: PullWay) 
     other = Connection()
     transport = FakeTransport()
     other.connection_made(transport)  # type: ignore[arg-type]
-    way.pulls.take([broken, good], [way.connection, other], 0, 2)
+    way.pulls.take([broken, good, good], [way.connection, way.connection, other], 0, 3)
     assert way.transport.is_aborted
+    assert way.broker.statistics.found_gets == 1, "frames behind the broken one are not trusted"
     assert not transport.is_aborted
     other.close()
     assert transport.taken() == found(way, 2, 0, 32, BINARY)

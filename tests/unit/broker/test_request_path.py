@@ -43,18 +43,18 @@ class Family:
 
 
 class Door:
-    """Refuses some opaques. What it said first may be wrong a moment later."""
+    """Refuses some opaques."""
 
     def __init__(self) -> None:
         self.refused: set[int] = set()
-        self.refused_at_first: set[int] = set()
 
-    def admitted(self, frames: list[Frame], origins: list[Connection], at: int, stop: int) -> int:
-        closed = self.refused | self.refused_at_first
-        return next((n for n in range(at, stop) if decode_frame(frames[n]).opaque in closed), stop)
-
-    def refusal(self, frame: Frame, origin: Connection) -> BrokerError | None:
-        return SystemBusy("closed") if decode_frame(frame).opaque in self.refused else None
+    def admitted(
+        self, frames: list[Frame], origins: list[Connection], at: int, stop: int
+    ) -> tuple[int, BrokerError | None]:
+        for position in range(at, stop):
+            if decode_frame(frames[position]).opaque in self.refused:
+                return position, SystemBusy("closed")
+        return stop, None
 
 
 class Parts:
@@ -104,13 +104,6 @@ async def test_replies_and_oneway_requests_are_refused_silently(parts: Parts, fl
     assert parts.sends.taken == parts.pulls.taken == parts.commands.taken == []
 
 
-async def test_a_request_is_never_lost_when_admission_changes_its_mind(parts: Parts) -> None:
-    parts.door.refused_at_first = {1, 3}
-    parts.serve(310, 310, 310, 34)
-    assert (parts.sends.taken, parts.commands.taken) == ([0, 1, 2], [3])
-    assert parts.near.replies() == parts.far.replies() == []
-
-
 async def test_a_header_that_cannot_be_read_closes_its_own_connection_and_what_came_behind_it_is_left_out(
     parts: Parts,
 ) -> None:
@@ -133,7 +126,6 @@ async def test_whatever_comes_each_request_is_taken_or_refused_once_and_in_order
     random = Random(seed)
     codes = random.choices([310, 10, 11, 34, 0], k=100)
     parts.door.refused = set(random.sample(range(100), 20))
-    parts.door.refused_at_first = set(random.sample(range(100), 20))
     parts.serve(*codes)
     for family in (parts.sends, parts.pulls, parts.commands):
         assert family.taken == sorted(family.taken)

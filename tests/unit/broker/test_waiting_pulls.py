@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
@@ -38,7 +39,7 @@ class Checked(WaitingPulls):
 
     def __getattribute__(self, name: str) -> object:
         found = object.__getattribute__(self, name)
-        if name not in ("add", "notify", "notify_batch", "notify_all", "drop", "_wake", "_answer"):
+        if name not in ("add", "notify", "notify_all", "drop", "_wake", "_answer"):
             return found
 
         def step(*arguments: object) -> object:
@@ -62,19 +63,15 @@ class Asked:
         connection: Connection | None = None,
         seconds: float = LONG,
     ) -> None:
-        self._read_again = 0
+        self.times = 0
         wanted = tag_filter(subscribe(queue.topic, tags))
         self.peer = connection or Peer()
         self.pull = WaitingPull(queue, offset, wanted, self.peer, self._read)
         waiting.add(self.pull, seconds)
 
     def _read(self) -> list[bytes]:
-        self._read_again += 1
-        return [b"reply", b"%d" % self._read_again]
-
-    @property
-    def times(self) -> int:
-        return self._read_again
+        self.times += 1
+        return [b"reply", b"%d" % self.times]
 
 
 async def turn() -> None:
@@ -89,7 +86,7 @@ async def test_a_message_wakes_the_pulls_of_its_queue_once_per_turn() -> None:
     assert waiting.is_waited_for(QUEUE)
     assert peer.owed == 1
     for offset in range(3):
-        waiting.notify("orders", 0, offset, b"")
+        waiting.notify("orders", 0, offset, lambda: [b""])
     assert asked.times == 0
     await turn()
     assert asked.times == 1
@@ -105,8 +102,8 @@ async def test_a_message_wakes_the_pulls_of_its_queue_once_per_turn() -> None:
 
 async def test_a_message_nobody_waits_for_is_forgotten() -> None:
     waiting = Checked()
-    waiting.notify("orders", 0, 0, b"")
-    waiting.notify_batch("orders", 0, 7, lambda: [b""])
+    waiting.notify("orders", 0, 0, lambda: [b""])
+    waiting.notify("orders", 0, 7, lambda: [b""])
     asked = Asked(waiting)
     await turn()
     assert asked.times == 0
@@ -116,11 +113,11 @@ async def test_a_message_nobody_waits_for_is_forgotten() -> None:
 async def test_only_messages_a_pull_wants_wake_it() -> None:
     waiting = Checked()
     asked = Asked(waiting, tags="a || b")
-    waiting.notify("orders", 0, 0, b"TAGS\x01c")
+    waiting.notify("orders", 0, 0, lambda: [b"TAGS\x01c"])
     await turn()
     assert asked.times == 0
-    waiting.notify("orders", 0, 1, b"TAGS\x01c")
-    waiting.notify("orders", 0, 2, b"TAGS\x01b")
+    waiting.notify("orders", 0, 1, lambda: [b"TAGS\x01c"])
+    waiting.notify("orders", 0, 2, lambda: [b"TAGS\x01b"])
     await turn()
     assert asked.times == 1
 
@@ -129,7 +126,7 @@ async def test_only_messages_a_pull_wants_wake_it() -> None:
 async def test_the_last_tag_that_is_not_empty_counts(stored: bytes) -> None:
     waiting = Checked()
     wants_a, wants_c = Asked(waiting, tags="a"), Asked(waiting, tags="c")
-    waiting.notify_batch("orders", 0, 0, lambda: [stored])
+    waiting.notify("orders", 0, 0, lambda: [stored])
     await turn()
     assert (wants_a.times, wants_c.times) == (1, 0)
     waiting.notify_all()
@@ -139,7 +136,7 @@ async def test_each_pull_is_woken_by_what_it_wants_whichever_came_first() -> Non
     waiting, peer = Checked(), Peer()
     asked = {tags: Asked(waiting, tags=tags, connection=peer) for tags in ("c", "nothing", "*", "a || c", "b")}
     for offset, tag in enumerate((b"a", b"b", b"c", b"d")):
-        waiting.notify("orders", 0, offset, b"TAGS\x01" + tag)
+        waiting.notify("orders", 0, offset, partial(list, [b"TAGS\x01" + tag]))
     await turn()
     assert [tags for tags, one in asked.items() if one.times] == ["c", "*", "a || c", "b"]
     assert peer.owed == 1
@@ -154,8 +151,8 @@ async def test_of_a_batch_each_pull_sees_the_messages_of_its_queue() -> None:
         for tags in ("a", "b", "*")
         for offset in (0, 1, 2)
     }
-    waiting.notify_batch("orders", 0, 1, lambda: [b"TAGS\x01a", b"TAGS\x01c"])
-    waiting.notify_batch("bills", 0, 0, lambda: [b"TAGS\x01b"])
+    waiting.notify("orders", 0, 1, lambda: [b"TAGS\x01a", b"TAGS\x01c"])
+    waiting.notify("bills", 0, 0, lambda: [b"TAGS\x01b"])
     await turn()
     woken = {which for which, one in asked.items() if one.times}
     everything = {("orders", "*", 0), ("orders", "*", 1), ("bills", "*", 0)}
@@ -171,11 +168,11 @@ async def test_a_batch_is_looked_at_once_and_only_for_a_filter() -> None:
         yield b"TAGS\x01b"
 
     Asked(waiting)
-    waiting.notify_batch("orders", 0, 0, properties)
+    waiting.notify("orders", 0, 0, properties)
     await turn()
     assert not looks
     by_tag = [Asked(waiting, tags=tags, offset=1) for tags in ("a", "b", "b || c")]
-    waiting.notify_batch("orders", 0, 1, properties)
+    waiting.notify("orders", 0, 1, properties)
     await turn()
     assert (looks, [one.times for one in by_tag]) == (["look"], [0, 1, 1])
     waiting.notify_all()
@@ -184,10 +181,10 @@ async def test_a_batch_is_looked_at_once_and_only_for_a_filter() -> None:
 async def test_a_pull_beyond_the_end_waits_for_its_offset() -> None:
     waiting = Checked()
     asked = Asked(waiting, offset=2)
-    waiting.notify("orders", 0, 1, b"")
+    waiting.notify("orders", 0, 1, lambda: [b""])
     await turn()
     assert asked.times == 0
-    waiting.notify("orders", 0, 2, b"")
+    waiting.notify("orders", 0, 2, lambda: [b""])
     await turn()
     assert asked.times == 1
 
@@ -212,7 +209,7 @@ async def test_a_closed_connection_waits_for_nothing() -> None:
     waiting, gone = Checked(), Peer("10.0.0.9:1")
     dropped = [Asked(waiting, queue=TopicQueue("orders", number), connection=gone) for number in range(2)]
     kept = Asked(waiting, connection=Peer("10.0.0.9:2"))
-    waiting.notify("orders", 0, 0, b"")
+    waiting.notify("orders", 0, 0, lambda: [b""])
     waiting.drop(gone)
     assert (gone.owed, gone.sent) == (0, [])
     await turn()

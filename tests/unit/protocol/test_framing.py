@@ -9,7 +9,7 @@ from downrange.protocol.command import Command, request
 from downrange.protocol.errors import LocalProtocolError, RemoteProtocolError
 from downrange.protocol.framing import MAX_FRAME, FrameDecoder, encode, encode_parts
 
-# remoting.md 9.1 and 9.2: the same route request with both header encodings, as 4.9.8 writes it.
+# One route request in both header encodings, as 4.9.8 writes it.
 ROUTE_JSON = bytes.fromhex(
     "00000084000000807B22636F6465223A3130352C226578744669656C6473223A7B22746F706963223A22546F70696341227D2C22666C6167223A"
     "302C226C616E6775616765223A224A415641222C226F7061717565223A312C2273657269616C697A655479706543757272656E74525043223A22"

@@ -14,7 +14,8 @@ from downrange.store.config import StoreConfig
 from downrange.store.files import OsFiles
 from downrange.store.message_store import MessageStore
 from downrange.store.new_message import AppendResult, NewMessage, PutMessageStatus
-from downrange.store.new_messages import NewMessages
+from downrange.store.retention import Retention
+from tests.support.stores import append
 
 BORN_HOST = pack_host("10.1.2.3", 50000)
 STORE_HOST = pack_host("10.9.8.7", 10911)
@@ -87,17 +88,8 @@ def new_message(
     return NewMessage(topic, queue_id, body, properties, **(values | changes))
 
 
-def append_one(store: MessageStore, message: NewMessage) -> AppendResult:
-    """Store one message: a batch of one."""
-    messages = NewMessages()
-    refusal = store.add(messages, message) or store.append(messages)
-    if refusal is not None:
-        return AppendResult(refusal.status, reason=refusal.reason)
-    return AppendResult(PutMessageStatus.PUT_OK, *messages.places[0])
-
-
 def put(store: MessageStore, *args: Any, **changes: Any) -> AppendResult:
-    result = append_one(store, new_message(*args, **changes))
+    result = append(store, new_message(*args, **changes))
     assert result.status is PutMessageStatus.PUT_OK, result
     return result
 
@@ -129,3 +121,10 @@ def pull_the_plug(store: MessageStore) -> None:
     """As `kill`, but the next start cannot know that the machine did not stop."""
     kill(store)
     (store.config.store_path_root_dir / "abort").write_bytes(b"")
+
+
+def clean_up_round(retention: Retention, store: MessageStore, now: int) -> tuple[list[Path], int]:
+    """One whole round of the retention: the log files that went, and how many files pointed at them."""
+    _, taken = retention.judge(now)
+    store.remove_files(taken)
+    return taken, retention.clean_dependents()

@@ -99,5 +99,5 @@ def test_nothing_is_held_on_to(tmp_path: Path) -> None:
 
 
 def replay_again(store: MessageStore) -> None:
-    store._dispatching.offset = 0
+    store._follower.offset = 0
     assert len(store.dispatch_pending().watched_messages) == 40

@@ -1,4 +1,4 @@
-"""Replies to requests between clients: 324 and 325 from who answers, 326 to who asked. broker.md 5.7."""
+"""Replies to requests between clients: 324 and 325 come from the answering client, 326 goes to the asking one."""
 
 from __future__ import annotations
 

@@ -75,18 +75,19 @@ class SendReader:
         is_new = header.topic not in self._topics.sendable and header.topic not in self._topics
         try:
             if header.batch or command.code == _SEND_BATCH:
-                storing = self._read_batch(command, header, origin)
+                asked = self._read_batch(command, header, origin)
             else:
-                storing = self._read_single(command, header, origin)
+                asked = self._read_single(command, header, origin)
         except (BrokerError, MessageError) as error:
             return self.refusal(command, error)
-        storing.makes_topic = is_new
-        return storing
+        if is_new and isinstance(asked, Storing):
+            asked.makes_topic = True
+        return asked
 
-    def _read_batch(self, command: Command, header: SendMessageRequest, origin: Connection) -> Storing:
+    def _read_batch(self, command: Command, header: SendMessageRequest, origin: Connection) -> Storing | Command:
         if len(header.topic) > MAX_TOPIC_LENGTH:
             raise MessageIllegal(f"message topic length too long {len(header.topic)}")
-        config = self.topic(header)
+        config = self._topics.sendable.get(header.topic) or self.topic(header)
         queue_id = self.queue_id(config, header.queue_id, origin)
         _, waits = self._stored_properties(header.properties)
         # Every message gets all properties of the batch, WAIT too: RocketMQ takes it out of single messages only.
@@ -101,7 +102,7 @@ class SendReader:
             group.append(message)
         if not group or header.sys_flag & 12 or delay_level(header.properties) > 0:
             reason = "a batch must have messages, and they can be neither transactional nor delayed"
-            raise _Refused(Refusal(PutMessageStatus.MESSAGE_ILLEGAL, reason))
+            return self.refused(command, Refusal(PutMessageStatus.MESSAGE_ILLEGAL, reason))
         return Storing(group, self.refused, queue_id, waits)
 
     def _read_single(self, command: Command, header: SendMessageRequest, origin: Connection) -> Storing:
@@ -171,7 +172,10 @@ class SendReader:
             value = find_property(text, names.WAIT)
             if value is not None:
                 waits = value != "false"
-                text = _without(text, names.WAIT, value)
+                pair, framed = f"\x02WAIT\x01{value}\x02", f"\x02{text}\x02"
+                while pair in framed:  # only a pair that stands whole between separators is taken out
+                    framed = framed.replace(pair, "\x02")
+                text = framed[1:-1]
         if not text:
             return self.cluster_property, waits
         if text[-1] == names.PROPERTY_SEPARATOR:
@@ -226,8 +230,6 @@ class SendReader:
 
     def refusal(self, command: Command, error: BrokerError | MessageError) -> Command:
         """The reply to a send that broke a rule."""
-        if isinstance(error, _Refused):
-            return self.refused(command, error.refusal)
         code = error.code if isinstance(error, BrokerError) else ResponseCode.SYSTEM_ERROR
         remark = error.remark if isinstance(error, BrokerError) else str(error)
         return command.reply(code, remark, ext_fields=self._region())
@@ -265,14 +267,6 @@ class SendReader:
                 return f"{refusal.status.value} {refusal.reason}".strip()
 
 
-class _Refused(MessageError):
-    """A send that the store would not take."""
-
-    def __init__(self, refusal: Refusal) -> None:
-        super().__init__(refusal.reason)
-        self.refusal = refusal
-
-
 def _joined(own: bytes, shared: bytes) -> bytes:
     """Properties of one message of a batch, then those of the whole batch."""
     return own + _SEPARATOR + shared if own and not own.endswith(_SEPARATOR) else own + shared
@@ -294,11 +288,3 @@ def describe(config: TopicConfig) -> str:
         f"writeQueueNums={config.write_queue_nums}, perm={perm}, topicFilterType={config.topic_filter_type}, "
         f"topicSysFlag={config.topic_sys_flag}, order={'true' if config.order else 'false'}]"
     )
-
-
-def _without(text: str, name: str, value: str) -> str:
-    """The text without one pair; only a pair that stands whole between separators is taken out."""
-    pair, framed = f"\x02{name}\x01{value}\x02", f"\x02{text}\x02"
-    while pair in framed:
-        framed = framed.replace(pair, "\x02")
-    return framed[1:-1]

@@ -20,6 +20,7 @@ from downrange.broker.handlers.send_reader import STATUS_CODES, SendReader
 from downrange.broker.handlers.storing import Reader, Storing
 from downrange.broker.handlers.usual_sends import UsualSends
 from downrange.broker.message_writer import MessageWriter
+from downrange.compiled import VARIANT
 from downrange.model.topics import Perm
 from downrange.protocol.bodies.send_replies import ALL, AT_ONCE, WHEN_SAFE, SendReplies, SendReply
 from downrange.protocol.codes import RequestCode, ResponseCode
@@ -93,7 +94,8 @@ class Sends:
     def _adopt(self, broker: BrokerConfig) -> None:
         """Work out once what follows from the configuration; it is replaced as a whole when it changes."""
         self._known = broker
-        self._takes_usual = not broker.start_accept_send_request_time_stamp and bool(broker.broker_permission & _WRITE)
+        is_ready = not broker.start_accept_send_request_time_stamp and bool(broker.broker_permission & _WRITE)
+        self._takes_usual = is_ready and VARIANT == "compiled"
         self._accepted = self._template(_OK)
 
     def _template(self, code: int) -> SendReply:

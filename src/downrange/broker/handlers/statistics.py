@@ -1,4 +1,4 @@
-"""How fast the broker goes: 28 runtime information, 315 one counter, 45 how far delayed messages are."""
+"""Statistics: runtime information (request 28), one counter (315), the progress of delayed messages (45)."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from downrange.transport.connection import Connection
 
 
 class DelayProgress(Protocol):
-    """How far the delivery of delayed messages is."""
+    """The progress of the delivery of delayed messages."""
 
     def progress(self) -> Mapping[int, tuple[int, int]]:
-        """Level -> (next to deliver, end of its queue)."""
+        """Level -> (offset of the next message to deliver, end of its queue)."""
         ...
 
     def table(self) -> DelayOffsets:
-        """Level -> next to deliver, as slaves get it."""
+        """Level -> offset of the next message to deliver, in the form for slaves."""
         ...
 
 
@@ -64,7 +64,7 @@ class StatisticsHandlers:
         }
 
     def view_counter(self, command: Command, connection: Connection) -> Command:
-        """315."""
+        """Request 315: one counter."""
         header = command.header(ViewBrokerStatsRequest)
         data = self._statistics.data(header.stats_name, header.stats_key)
         if data is None:
@@ -72,7 +72,7 @@ class StatisticsHandlers:
         return command.reply(body=encode_body(data))
 
     def get_runtime_info(self, command: Command, connection: Connection) -> Command:
-        """28."""
+        """Request 28: runtime information."""
         table = runtime_info(
             self._config,
             self._store,
@@ -85,5 +85,5 @@ class StatisticsHandlers:
         return command.reply(body=encode_body(KVTable({**table, **self._replication()})))
 
     def get_delay_offsets(self, command: Command, connection: Connection) -> Command:
-        """45."""
+        """Request 45: the progress of delayed messages."""
         return command.reply(body=encode_body(self._delay.table()))

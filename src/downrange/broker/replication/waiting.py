@@ -16,9 +16,9 @@ Tell = Callable[[PutMessageStatus], None]
 
 
 class WaitingSenders:
-    """Those who wait for a slave, in the order of their messages. For the loop's thread.
+    """The senders that wait for a slave, in the order of their messages. For the loop's thread.
 
-    Holds always: a sender is told PUT_OK only after some slave reported an offset at or beyond the end of its message.
+    Holds always: a sender is told PUT_OK only after a slave reported an offset at or beyond the end of its message.
     """
 
     def __init__(self, config: LiveConfig, clock: Clock) -> None:
@@ -27,19 +27,19 @@ class WaitingSenders:
         self._loop = asyncio.get_running_loop()
         self._waiting: GroupCommit[Tell] = GroupCommit(config.store.slave_timeout)
         self.acknowledged_offset = 0
-        """The furthest any slave has reported; it never goes back."""
+        """The highest offset that a slave has reported; it never goes back."""
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def wait_for(self, end_offset: int, *, slaves: int) -> CopyOutcome:
-        """How waiting ends, which may be at once: without a slave, or with none that is near enough."""
+        """Wait for a slave; the wait ends at once if there is no slave, or if all are too far behind."""
         outcome: CopyOutcome = self._loop.create_future()
         self.tell_when_copied(end_offset, partial(_set, outcome), slaves=slaves)
         return outcome
 
     def tell_when_copied(self, end_offset: int, tell: Tell, *, slaves: int) -> None:
-        """The same by a call, which saves a turn of the loop. It must not raise."""
+        """As `wait_for`, but call `tell`, which saves a turn of the loop. `tell` must not raise."""
         gap = end_offset - self.acknowledged_offset
         if not slaves or gap >= self._config.store.ha_slave_fallbehind_max:
             tell(PutMessageStatus.SLAVE_NOT_AVAILABLE)
@@ -49,13 +49,13 @@ class WaitingSenders:
             self._waiting.wait_for(end_offset, tell, self._millis())
 
     def acknowledge(self, offset: int) -> None:
-        """A slave has everything before `offset`."""
+        """Tell the senders whose messages end at or before `offset`, which a slave reported."""
         if offset > self.acknowledged_offset:
             self.acknowledged_offset = offset
             _tell(self._waiting.settle(offset))
 
     def expire(self) -> None:
-        """Give up on those who waited for longer than slaveTimeout: stored here, and perhaps nowhere else."""
+        """End waits of more than slaveTimeout: these messages are stored here, and perhaps on no slave."""
         if len(self._waiting):
             _tell(self._waiting.expire(self._millis()))
 

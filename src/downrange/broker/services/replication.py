@@ -23,7 +23,7 @@ _BACKLOG: Final = 64
 
 
 class Replication(Protocol):
-    """What every role has: a start, a life and an end."""
+    """The part of replication that every role has."""
 
     async def start(self) -> None: ...
 
@@ -36,16 +36,16 @@ class Replication(Protocol):
         ...
 
     def lags(self) -> dict[str, int]:
-        """How many log bytes each of them has not reported yet."""
+        """The number of log bytes that each slave has not reported yet."""
         ...
 
     def runtime_info(self) -> dict[str, str]:
-        """What request 28 tells about it, beside what RocketMQ's brokers tell."""
+        """Figures about replication for request 28 that RocketMQ's brokers do not have."""
         ...
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
-    """The port for slaves, taken so that it can be announced; nobody is accepted yet."""
+    """A socket that has the port for slaves, so that the port can be announced; it accepts no slave yet."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)
@@ -87,7 +87,7 @@ class MasterReplication:
 
 
 class SlaveReplication:
-    """Follows the master's log, makes what came readable, and copies what is not in the log."""
+    """Copies the master's log, makes it readable, and copies tables that are not in the log."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class SlaveReplication:
             tasks.create_task(self._sync.run())
 
     async def stop(self) -> None:
-        """What came is in the log: the store flushes it when it closes."""
+        """Nothing to do: the store flushes its log when it closes."""
 
     def states(self) -> list[SlaveState]:
         return []
@@ -132,14 +132,14 @@ class SlaveReplication:
         return {"haMaster": self.follower.master or "", "haTrouble": self.follower.trouble or ""}
 
     async def _check(self) -> None:
-        """Known only by name servers: with a fixed haMasterAddress and none of them, the logs cannot be compared."""
+        """Compare the logs, if a name server knows the master; with haMasterAddress alone they cannot be compared."""
         master = self._registration.master_address
         if master is not None:
             await check_lineage(self._store, self._pool, master)
             self._sync.sync_soon()
 
     def _appended(self) -> None:
-        sizes = self._writer.dispatched().sizes
-        self._sync.received(sizes)
-        if self._flusher.is_sync and sizes:
+        queues = self._writer.dispatched()
+        self._sync.received(queues)
+        if self._flusher.is_sync and queues:
             self._flusher.wait_for(self._store.max_offset)  # nobody waits for the disk, but it is to have them soon

@@ -1,6 +1,6 @@
-"""Texts as Java turns them into numbers and booleans. A text that is none raises ValueError.
+"""Converts texts to numbers and booleans as Java does. A text that Java refuses raises ValueError.
 
-Python is laxer with integers (blanks, underscores) and stricter with doubles (no suffix, other spellings).
+Python allows more in integers (blanks, underscores) and less in doubles (no suffix, other spellings).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _signed(text: str) -> int:
 def to_double(text: str) -> float:
     """Double.valueOf."""
     if text.isascii() and text.replace(".", "", 1).isdigit():
-        return float(text)  # what nearly every number looks like
+        return float(text)  # the usual form of a number
     found = _DOUBLE.fullmatch(text.strip(_BLANKS))
     if found is None:
         raise ValueError(f"{text!r} is no number")
@@ -64,7 +64,7 @@ def to_boolean(text: str) -> bool:
 
 
 def order_doubles(left: float, right: float) -> int:
-    """-1, 0 or 1 as Double.compareTo: NaN is the largest and equal to itself, -0.0 lies below 0.0."""
+    """-1, 0 or 1 as from Double.compareTo: NaN is the largest and equal to itself, -0.0 is below 0.0."""
     if left < right:
         return -1
     if left > right:
@@ -74,7 +74,7 @@ def order_doubles(left: float, right: float) -> int:
 
 
 def _rank(number: float) -> int:
-    """The order of numbers of which none is less than the other."""
+    """The order of numbers of which none is less than the other: -0.0, 0.0, NaN."""
     if math.isnan(number):
         return 2
     return 0 if number == 0 and math.copysign(1.0, number) < 0 else 1

@@ -1,4 +1,4 @@
-"""The headers of the requests that come most, read in one step: without the `Command` in between."""
+"""Reads the headers of the most frequent requests in one step, without making a `Command`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _UNREADABLE: Final = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 
 
 class PlainRequest(msgspec.Struct, Generic[E], gc=False, rename={"ext": "extFields"}):
-    """What a plain header says."""
+    """The values of a plain header."""
 
     ext: E
     opaque: Int32 = 0
@@ -28,10 +28,10 @@ class PlainRequest(msgspec.Struct, Generic[E], gc=False, rename={"ext": "extFiel
 
 
 class PlainHeader(Generic[E]):
-    """The header of one kind of request.
+    """Reads the header of one kind of request.
 
-    Holds always: it reads what `Command.header` reads of the same bytes, or nothing. What is not written as nearly all
-    clients do takes the general way.
+    Holds always: it gives what `Command.header` gives for the same bytes, or None. Headers that are not written in the
+    form of nearly all clients are left to the general way.
     """
 
     __slots__ = ("_decode_json", "_fields", "_json_start", "binary_start", "starts")
@@ -40,12 +40,12 @@ class PlainHeader(Generic[E]):
         self._json_start = b'{"code":%d,' % code
         self.binary_start = code.to_bytes(2, "big")
         self.starts = self._json_start, self.binary_start
-        """A header that begins otherwise is none of these."""
+        """Headers of this kind begin with one of these."""
         self._fields = fields
         self._decode_json = msgspec.json.Decoder(PlainRequest[fields], strict=False).decode  # type: ignore[valid-type]
 
     def read(self, frame: Frame) -> PlainRequest[E] | None:
-        """The request in a frame; None when it is something else, or takes the lenient way or an error."""
+        """The request in a frame; None when it is another request, or has to be read leniently, or is wrong."""
         kind, header, _ = frame
         if kind == JSON:
             return self.read_json(header)

@@ -43,12 +43,12 @@ def parse_pull(frame: Frame) -> ParsedPull | None:
     return pull.opaque, pull.flag, request, request.queue_offset, request.commit_offset
 
 
-# From pull to pull of one queue only two numbers change. The fields around them are read once and remembered.
+# Between two pulls of one queue only two numbers change. The fields around them are read once and remembered.
 _FIXED: Final = struct.Struct(">hbhiiii")  # code, language, version, opaque, flag, remark length, ext length
 _FIXED_SIZE: Final = _FIXED.size
 _OFFSET_KEY: Final = b"\0\x0bqueueOffset\0\0\0"
 _COMMIT_KEY: Final = b"\0\x0ccommitOffset\0\0\0"
-_MOST_DIGITS: Final = 18  # what surely fits Java's long
+_MOST_DIGITS: Final = 18  # a number of so many digits fits Java's long
 
 
 def _parse_usual(header: bytes) -> ParsedPull | None:
@@ -78,13 +78,13 @@ def _parse_usual(header: bytes) -> ParsedPull | None:
 
 
 def _is_number(text: bytes) -> bool:
-    """In the one form that everybody writes: a number with leading zeros is an error elsewhere."""
+    """Whether the text is a number as all clients write it, without leading zeros."""
     return text.isdigit() and len(text) <= _MOST_DIGITS and (text[0] != 48 or len(text) == 1)
 
 
 @lru_cache(maxsize=4096)
 def _rest(block: bytes) -> PullMessageRequest | None:
-    """The header without its two offsets; None when it cannot be read, or has one of them a second time."""
+    """The header without its two offsets; None when it cannot be read, or when an offset occurs in it again."""
     try:
         fields = header_binary.decode_ext_fields(block)
         if "queueOffset" in fields or "commitOffset" in fields:
@@ -94,7 +94,7 @@ def _rest(block: bytes) -> PullMessageRequest | None:
         return None
 
 
-# Values that stand for what changes from reply to reply while the text around them is being made.
+# Marks that stand for the changing numbers while the text around them is made.
 _OPAQUE_MARK: Final = 1_928_374_650
 _NUMBER_MARKS: Final = tuple(7_036_874_417_766_350_240 + number for number in range(4))
 _OPAQUE_AT: Final = slice(5, 9)  # of a binary header

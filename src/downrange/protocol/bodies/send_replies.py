@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
 
 from downrange.compiled import accelerated
 from downrange.model.message_id import offset_message_id
@@ -29,16 +29,9 @@ class Placed(Protocol):
     def places(self) -> Sequence[Place]: ...
 
 
-class _Request(NamedTuple):
-    kind: int
-    code: int
-    opaque: int
-    flag: int
-    queue_id: int
-    first: int
-    messages: int
-    waits: bool
-    ready: bytes | None = None
+# Serialize type, code, opaque, flag, queue id, first message, how many, whether it waits, the reply if it is ready. No
+# NamedTuple, because one is made for each request.
+_Request = tuple[int, int, int, int, int, int, int, bool, bytes | None]
 
 
 @accelerated
@@ -63,36 +56,35 @@ class SendReplies:
 
         `waits`: its sender is answered when the messages are as safe as the broker promises.
         """
-        self._requests.append(_Request(kind, code, opaque, flag, queue_id, first, count, waits))
+        self._requests.append((kind, code, opaque, flag, queue_id, first, count, waits, None))
 
     def add_ready(self, code: int, reply: bytes, first: int, count: int, waits: bool) -> None:
         """Add a request that is answered with this frame, or not at all if that is empty."""
-        self._requests.append(_Request(0, code, 0, 0, 0, first, count, waits, reply))
+        self._requests.append((0, code, 0, 0, 0, first, count, waits, reply))
 
     def set_ready(self, number: int, reply: bytes) -> None:
         """Answer a request with this frame after all."""
-        self._requests[number] = self._requests[number]._replace(ready=reply)
+        self._requests[number] = *self._requests[number][:8], reply
 
     def request(self, number: int) -> tuple[int, int, int, int, int, int]:
         """Serialize type, code, opaque and flag of a request, and its messages: the first one and how many."""
-        request = self._requests[number]
-        return request.kind, request.code, request.opaque, request.flag, request.first, request.messages
+        kind, code, opaque, flag, _, first, count, _, _ = self._requests[number]
+        return kind, code, opaque, flag, first, count
 
     def codes(self) -> dict[int, int]:
         """How many requests there are of each code."""
-        return dict(Counter([request.code for request in self._requests]))
+        return dict(Counter([request[1] for request in self._requests]))
 
     def batches(self) -> list[tuple[int, int]]:
         """The sends that have several messages: the number of the first one, and how many."""
-        return [(one.first, one.messages) for one in self._requests if one.ready is None and one.messages > 1]
+        return [(first, count) for *_, first, count, _, ready in self._requests if ready is None and count > 1]
 
     def encode(self, template: SendReply, messages: Placed, which: int) -> tuple[bytes, list[int] | None]:
         """The replies as frames, one behind the other, and the numbers of the requests they answer; None means all."""
         places = messages.places
         pieces: list[bytes] = []
         answered: list[int] = []
-        for number, request in enumerate(self._requests):
-            kind, _, opaque, flag, queue_id, first, count, waits, ready = request
+        for number, (kind, _, opaque, flag, queue_id, first, count, waits, ready) in enumerate(self._requests):
             if which != ALL and waits != (which == WHEN_SAFE):
                 continue
             if ready is not None:
@@ -116,8 +108,7 @@ _PLACE_MARK: Final = "0123456789ABCDEF"
 _QUEUE_ID_MARK: Final = 1_357_924_680
 _QUEUE_OFFSET_MARK: Final = 7_036_874_417_766_350_246
 _OPAQUE_MARK: Final = 1_928_374_650
-_FIXED_SIZE: Final = 21  # of a binary header: code, language, version, opaque, flag, remark length, ext length
-_CODE_TO_VERSION: Final = slice(8, 13)
+_CODE_TO_VERSION: Final = slice(8, 13)  # of a frame with a binary header
 _FLAG_AND_REMARK: Final = slice(17, 25)
 _EXT_AT: Final = 29
 
@@ -128,60 +119,37 @@ class SendReply:
     Holds always: it writes the bytes that `encode(command.reply(code, header=SendMessageResponse(…)))` gives.
     """
 
-    __slots__ = (
-        "_around_opaque",
-        "_binary_ext",
-        "_code",
-        "_ext_size",
-        "_fixed",
-        "_json",
-        "_region",
-        "_store_host",
-        "_trace_on",
-        "binary_pieces",
-        "id_size",
-        "json_pieces",
-    )
+    __slots__ = ("_code", "_region", "_store_host", "_trace_on", "binary_pieces", "id_size", "json_pieces")
 
     def __init__(self, code: int, store_host: bytes, region: str, trace_on: bool) -> None:
         self._code = code
         self._store_host = store_host
         self._region = region
         self._trace_on = trace_on
-        fields = self._fields(store_host.hex().upper() + _PLACE_MARK, _QUEUE_ID_MARK, _QUEUE_OFFSET_MARK)
-        texts = (
-            (_PLACE_MARK.encode(), b"%016X"),
-            (b"%d" % _QUEUE_ID_MARK, b"%d"),
-            (b"%d" % _QUEUE_OFFSET_MARK, b"%d"),
-            (b"%d" % _OPAQUE_MARK, b"%d"),
-        )
-        text = encode(Command(code, _OPAQUE_MARK, RESPONSE_FLAG, fields))[PREFIX.size :]
-        self._json = _form(text, texts)
-
-        frame = encode(Command(code, 0, RESPONSE_FLAG, fields, serialize_type=BINARY))
-        block = frame[_EXT_AT:]
-        lengthy = (texts[0], *[(len(mark).to_bytes(4, "big") + mark, b"\0\0\0%c%d") for mark, _ in texts[1:3]])
-        self._binary_ext = _form(block, lengthy)
-        self._ext_size = len(block) - len(texts[1][0]) - len(texts[2][0])
-        self._fixed = frame[_CODE_TO_VERSION], frame[_FLAG_AND_REMARK]
-        # What the compiled class puts between the numbers.
-        self.json_pieces = _split(text, texts)
-        self.binary_pieces = *self._fixed, *_split(block, lengthy)
-        self._around_opaque: dict[int, tuple[bytes, bytes]] = {}
         self.id_size = 2 * len(store_host)
+        fields = self._fields(store_host.hex().upper() + _PLACE_MARK, _QUEUE_ID_MARK, _QUEUE_OFFSET_MARK)
+        place, *numbers = _PLACE_MARK.encode(), b"%d" % _QUEUE_ID_MARK, b"%d" % _QUEUE_OFFSET_MARK
+        text = encode(Command(code, _OPAQUE_MARK, RESPONSE_FLAG, fields))[PREFIX.size :]
+        self.json_pieces = _split(text, place, *numbers, b"%d" % _OPAQUE_MARK)
+        frame = encode(Command(code, 0, RESPONSE_FLAG, fields, serialize_type=BINARY))
+        lengthy = [len(number).to_bytes(4, "big") + number for number in numbers]
+        around = _split(frame[_EXT_AT:], place, *lengthy)
+        self.binary_pieces = frame[_CODE_TO_VERSION], frame[_FLAG_AND_REMARK], *around
 
     def encode_json(self, opaque: int, queue_id: int, place: Place) -> bytes:
-        text = self._json % (place[0], queue_id, place[2], opaque)
+        first, second, third, fourth, last = self.json_pieces
+        text = b"%b%016X%b%d%b%d%b%d%b" % (first, place[0], second, queue_id, third, place[2], fourth, opaque, last)
         return PREFIX.pack(4 + len(text), len(text)) + text
 
     def encode_binary(self, opaque: int, queue_id: int, place: Place) -> bytes:
-        id_size = 1 if queue_id < 10 else len(str(queue_id))
-        offset_size = len(str(place[2]))
-        around = self._around_opaque.get(id_size + offset_size)
-        if around is None:
-            around = self._around(id_size + offset_size)
-        ext = self._binary_ext % (place[0], id_size, queue_id, offset_size, place[2])
-        return b"".join((around[0], opaque.to_bytes(4, "big", signed=True), around[1], ext))
+        before, after, first, second, third, last = self.binary_pieces
+        queue, offset = b"%d" % queue_id, b"%d" % place[2]
+        ext = b"%b%016X%b\0\0\0%c%b%b\0\0\0%c%b%b" % (
+            first, place[0], second, len(queue), queue, third, len(offset), offset, last,
+        )  # fmt: skip
+        opaque_bytes = opaque.to_bytes(4, "big", signed=True)
+        header = b"".join((before, opaque_bytes, after, len(ext).to_bytes(4, "big"), ext))
+        return PREFIX.pack(4 + len(header), BINARY << 24 | len(header)) + header
 
     def encode_batch(self, kind: int, opaque: int, queue_id: int, places: Sequence[Place]) -> bytes:
         ids = ",".join([offset_message_id(self._store_host, place[0]) for place in places])
@@ -199,28 +167,11 @@ class SendReply:
             )
         )
 
-    def _around(self, digits: int) -> tuple[bytes, bytes]:
-        """What stands before and after the opaque when both numbers have so many digits together."""
-        ext_size = self._ext_size + digits
-        size = _FIXED_SIZE + ext_size
-        before = PREFIX.pack(4 + size, BINARY << 24 | size) + self._fixed[0]
-        around = self._around_opaque[digits] = before, self._fixed[1] + ext_size.to_bytes(4, "big")
-        return around
 
-
-def _form(text: bytes, marks: tuple[tuple[bytes, bytes], ...]) -> bytes:
-    """`text` as a form for the % operator that has places for what the marks stand for."""
-    text = text.replace(b"%", b"%%")
-    for mark, place in marks:
-        assert mark in text
-        text = text.replace(mark, place, 1)
-    return text
-
-
-def _split(text: bytes, marks: tuple[tuple[bytes, bytes], ...]) -> tuple[bytes, ...]:
+def _split(text: bytes, *marks: bytes) -> tuple[bytes, ...]:
     """What stands around the marks; they follow each other in the text."""
     pieces = []
-    for mark, _ in marks:
+    for mark in marks:
         piece, found, text = text.partition(mark)
         assert found
         pieces.append(piece)

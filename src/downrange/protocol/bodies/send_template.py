@@ -1,7 +1,7 @@
-"""The header of a send, written as JSON text around what changes from message to message.
+"""Templates for the JSON header of a send, in which only the values of a message are filled in.
 
-Group, topic, broker and defaults are the same for every message a producer sends to one broker. Encoding them once and
-filling in the rest takes a quarter of the time of building the header field by field.
+Group, topic, broker and defaults are the same for every message that a producer sends to one broker. Encoding them once
+and filling in the rest takes a quarter of the time of building the header field by field.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LONGEST_FRAME: Final = MAX_FRAME - 4
 _LONGEST_HEADER: Final = 0xFFFFFF
 _pack_prefix = PREFIX.pack
 _BATCH: Final = int(RequestCode.SEND_BATCH_MESSAGE)
-# What `%d` and `%b` take the place of, in this order.
+# The fields that change, with `%d` and `%b` for their values, in this order.
 _CHANGING: Final = b'"e":"%d","f":"%d","g":"%d","h":"%d","i":%b}'
 
 
@@ -32,9 +32,9 @@ def _rest(flag: int) -> bytes:
     ).encode()
 
 
-# Of a request that wants a reply, and of one that wants none.
+# The rest of a request that wants a reply, and of one that wants none.
 _RESTS: Final = (_rest(0), _rest(ONEWAY_FLAG))
-# The same for the compiled twin: what stands around the numbers and the text.
+# The texts around the numbers and the properties, for the compiled function.
 _PIECES: Final = (b'","f":"', b'","g":"', b'","h":"', b'","i":"')
 
 
@@ -72,8 +72,8 @@ class SendTemplate:
         first = start + fields + b'"e":"'
         self._pieces = tuple((first, *_PIECES, *(b'"}' + rest).split(b"%d")) for rest in _RESTS)
         self.pieces = self._pieces[0]
-        """What stands around what changes, in a request that wants a reply."""
-        # A name may hold a percent sign: `%RETRY%group`, `namespace%topic`.
+        """The texts around the changing values, in a request that wants a reply."""
+        # Names may contain percent signs: `%RETRY%group`, `namespace%topic`.
         self._fields = fields.replace(b"%", b"%%") + _CHANGING
         self._headers = tuple(start + self._fields + rest for rest in _RESTS)
 
@@ -120,7 +120,7 @@ class SendTemplate:
         body: bytes,
         is_oneway: bool = False,
     ) -> bytes:
-        """The same without the compiled twin, which leaves to us what is unusual."""
+        """As `frame`, without the compiled function, which does not take unusual values."""
         header = self._headers[is_oneway] % (queue_id, sys_flag, born_timestamp, flag, _text(properties), opaque)
         size = len(header)
         length = 4 + size + len(body)

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
-from typing import Final
 
-from downrange.model.message import SysFlag
-from downrange.model.record import FIXED_SIZE, MAGIC_BLANK, MAGIC_V1, MAGIC_V2
+from downrange.model.message import PhysicalOffset
+from downrange.model.record import (
+    MAGIC_BLANK,
+    SIZE_AND_MAGIC,
+    STORE_TIMESTAMP_END,
+    record_size,
+    store_timestamp_of,
+)
 from downrange.store.config import BLANK_SIZE
 from downrange.store.errors import StoreError
 from downrange.store.log.record_writer import write_records
@@ -15,10 +20,6 @@ from downrange.store.log.segment import Segment
 from downrange.store.log.segments import Segments, storage_error
 from downrange.store.log.walk import Bulk, Walk
 from downrange.store.new_messages import NewMessages
-from downrange.store.record_head import SIZE_AND_MAGIC
-
-_SYS_FLAG_AT: Final = 36
-_STORE_TIMESTAMP_AT: Final = 56
 
 
 def topic_field(topic: str) -> bytes:
@@ -43,19 +44,19 @@ class CommitLog:
         self.on_room_used: Callable[[], None] = lambda: None
 
     @property
-    def min_offset(self) -> int:
+    def min_offset(self) -> PhysicalOffset:
         return self.segments.min_offset
 
     @property
-    def max_offset(self) -> int:
+    def max_offset(self) -> PhysicalOffset:
         return self.segments.max_offset
 
     @property
-    def wrote_offset(self) -> int:
+    def wrote_offset(self) -> PhysicalOffset:
         return self.segments.wrote_offset
 
     @property
-    def flushed_offset(self) -> int:
+    def flushed_offset(self) -> PhysicalOffset:
         return self.segments.flushed_offset
 
     def append(self, messages: NewMessages, number: int, rows: array[int], store_timestamp: int) -> int:
@@ -141,7 +142,7 @@ class CommitLog:
             view = view[len(part) :]
             self._current = None
 
-    def walk(self, start: int, *, check_crc: bool = False, bulk: Bulk | None = None) -> Walk:
+    def walk(self, start: PhysicalOffset, *, check_crc: bool = False, bulk: Bulk | None = None) -> Walk:
         return Walk(self.segments, start, check_crc=check_crc, bulk=bulk)
 
     def slice(self, physical_offset: int, size: int) -> memoryview | None:
@@ -163,25 +164,17 @@ class CommitLog:
         end = min(at + most, segment.readable)
         return segment.view[at:end] if at < end else None
 
-    def record_at(self, physical_offset: int) -> memoryview | None:
+    def record_at(self, physical_offset: PhysicalOffset) -> memoryview | None:
         """The record that begins at this offset, or None when none does."""
         head = self.slice(physical_offset, BLANK_SIZE)
-        if head is None:
-            return None
-        size, magic = SIZE_AND_MAGIC.unpack(head)
-        if magic not in (MAGIC_V1, MAGIC_V2) or size < FIXED_SIZE:
-            return None
-        return self.slice(physical_offset, size)
+        size = record_size(head) if head is not None else None
+        return self.slice(physical_offset, size) if size is not None else None
 
-    def store_timestamp_at(self, physical_offset: int) -> int:
+    def store_timestamp_at(self, physical_offset: PhysicalOffset) -> int:
         """Store time of the record that begins here; -1 when it cannot be read."""
-        head = self.slice(physical_offset, _STORE_TIMESTAMP_AT + 20)
-        if head is None:
-            return -1
-        sys_flag = int.from_bytes(head[_SYS_FLAG_AT : _SYS_FLAG_AT + 4], "big")
-        at = _STORE_TIMESTAMP_AT + (12 if sys_flag & SysFlag.BORN_HOST_V6 else 0)
-        return int.from_bytes(head[at : at + 8], "big", signed=True)
+        head = self.slice(physical_offset, STORE_TIMESTAMP_END)
+        return -1 if head is None else store_timestamp_of(head)
 
-    def next_file_offset(self, physical_offset: int) -> int:
+    def next_file_offset(self, physical_offset: PhysicalOffset) -> PhysicalOffset:
         size = self.segments.file_size
-        return physical_offset - physical_offset % size + size
+        return PhysicalOffset(physical_offset - physical_offset % size + size)

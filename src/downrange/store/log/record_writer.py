@@ -9,11 +9,9 @@ from itertools import islice
 from zlib import crc32
 
 from downrange.compiled import accelerated
-from downrange.model.message import PhysicalOffset, QueueOffset
-from downrange.model.record import MAGIC_V1
+from downrange.model.record import CRC_MASK, HEADS, MAGIC_V1
 from downrange.store.config import BLANK_SIZE
 from downrange.store.new_messages import NewMessages, Place
-from downrange.store.record_head import CRC_MASK, HEADS
 
 _NOT_IN_A_QUEUE = 4  # the bit of sysFlag that prepared and rolled-back messages have: they get no queue offset
 
@@ -37,27 +35,23 @@ def write_records(
     and a process that reads the files never sees one.
     """
     physical_offset = start + at
-    end = at
+    end, stop = at, number
     pieces: list[bytes] = []
     written: list[Place] = []
-    stop = number
-    groups = messages.group_ends
+    groups, all_messages, states = messages.group_ends, messages.messages, messages.states
     for group_end in islice(groups, bisect_right(groups, number), None):
-        group_pieces: list[bytes] = []
-        places: list[Place] = []
-        for message, state in zip(messages.messages[stop:group_end], messages.states[stop:group_end], strict=True):
-            body, properties = message.body, message.properties
+        for message, state in zip(all_messages[stop:group_end], states[stop:group_end], strict=True):
+            body, properties, sys_flag, topic = message.body, message.properties, message.sys_flag, state.topic_field
             head, host_flags = HEADS[len(message.born_host), len(message.store_host)]
-            topic = state.topic_field
             size = head.size + 2 + len(body) + len(topic) + len(properties)
             queue_offset = 0
-            if not message.sys_flag & _NOT_IN_A_QUEUE:
+            if not sys_flag & _NOT_IN_A_QUEUE:
                 queue_offset = rows[state.row]
                 rows[state.row] = queue_offset + 1
-            group_pieces += (
+            pieces += (
                 head.pack(
                     size, MAGIC_V1, crc32(body) & CRC_MASK, state.queue_id, message.flag, queue_offset, physical_offset,
-                    message.sys_flag & ~48 | host_flags, message.born_timestamp, message.born_host, store_timestamp,
+                    sys_flag & ~48 | host_flags, message.born_timestamp, message.born_host, store_timestamp,
                     message.store_host, message.reconsume_times, message.prepared_transaction_offset, len(body),
                 ),
                 body,
@@ -65,20 +59,18 @@ def write_records(
                 len(properties).to_bytes(2, "big"),
                 properties,
             )  # fmt: skip
-            places.append((PhysicalOffset(physical_offset), size, QueueOffset(queue_offset)))
+            written.append((physical_offset, size, queue_offset))  # type: ignore[arg-type]  # NewTypes cost a call
             physical_offset += size
-        if physical_offset - start > limit:
-            for message, state in zip(messages.messages[stop:group_end], messages.states[stop:group_end], strict=True):
+        if physical_offset - start > limit:  # the group gives its places back
+            for message, state in zip(all_messages[stop:group_end], states[stop:group_end], strict=True):
                 if not message.sys_flag & _NOT_IN_A_QUEUE:
                     rows[state.row] -= 1
+            del written[stop - number :], pieces[5 * (stop - number) :]
             break
-        pieces += group_pieces
-        written += places
-        end = physical_offset - start
-        stop = group_end
+        end, stop = physical_offset - start, group_end
     if written:
         data = b"".join(pieces)
         memory[at + BLANK_SIZE : end] = memoryview(data)[BLANK_SIZE:]
         memory[at : at + BLANK_SIZE] = data[:BLANK_SIZE]
-        messages.places += written
+        messages.place(written, store_timestamp)
     return stop, end

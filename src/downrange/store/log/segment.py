@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from downrange.model.message import PhysicalOffset
 from downrange.store.config import BLANK_SIZE
 from downrange.store.errors import StoreCorrupt
 from downrange.store.files import Files
@@ -60,7 +61,7 @@ class Segment:
 
     def __init__(self, path: Path, size: int, files: Files, *, writable: bool = True, piece: int = PIECE) -> None:
         self.path = path
-        self.start = int(path.name)
+        self.start = PhysicalOffset(int(path.name))
         self.size = size
         # Full until recovery says otherwise.
         self.wrote = self.committed = self.flushed = size

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from downrange.model.message import PhysicalOffset
 from downrange.store.errors import DiskFull, FlushFailed, StoreCorrupt, StoreError
 from downrange.store.files import Files
 from downrange.store.log.headroom import AHEAD, Stretch
@@ -72,7 +73,7 @@ class Segments:
         disk_use: Callable[[Path], float] = disk_use,
     ) -> None:
         self.file_size = file_size
-        self.flushed_offset = 0
+        self.flushed_offset = PhysicalOffset(0)
         self.failure: FlushFailed | None = None
         self._paths = tuple(paths)
         self._read_only_paths = tuple(read_only_paths)
@@ -145,29 +146,29 @@ class Segments:
         return self._segments[-1] if self._segments else None
 
     @property
-    def min_offset(self) -> int:
-        return self._segments[0].start if self._segments else -1
+    def min_offset(self) -> PhysicalOffset:
+        return self._segments[0].start if self._segments else PhysicalOffset(-1)
 
     @property
-    def max_offset(self) -> int:
+    def max_offset(self) -> PhysicalOffset:
         """End of what can be read."""
         if not self._segments:
-            return 0
+            return PhysicalOffset(0)
         if self._pool is not None:
             # Several files may wait for their commit; the log ends with the first of them.
             for segment in self._segments:
                 if segment.readable < segment.size:
-                    return segment.start + segment.readable
+                    return PhysicalOffset(segment.start + segment.readable)
         last = self._segments[-1]
-        return last.start + last.readable
+        return PhysicalOffset(last.start + last.readable)
 
     @property
-    def wrote_offset(self) -> int:
+    def wrote_offset(self) -> PhysicalOffset:
         """End of what was appended."""
         if not self._segments:
-            return 0
+            return PhysicalOffset(0)
         last = self._segments[-1]
-        return last.start + last.wrote
+        return PhysicalOffset(last.start + last.wrote)
 
     def find(self, offset: int) -> Segment | None:
         return self._by_number.get(offset // self.file_size)
@@ -266,7 +267,7 @@ class Segments:
         candidates.sort()
         return candidates[start // self.file_size % len(candidates)]
 
-    def cut(self, offset: int) -> None:
+    def cut(self, offset: PhysicalOffset) -> None:
         """Make `offset` the end: the file it lies in ends there, later ones are taken out of the list (not removed)."""
         for segment in list(self._segments):
             if segment.start > offset:
@@ -338,7 +339,7 @@ class Segments:
                     f"cannot sync {segment.path}: {error.strerror or error}; the store takes no more messages"
                 )
                 raise self.failure from error
-            self.flushed_offset = max(self.flushed_offset, segment.start + segment.flushed)
+            self.flushed_offset = max(self.flushed_offset, PhysicalOffset(segment.start + segment.flushed))
         return self.flushed_offset
 
     def release_idle(self) -> int:

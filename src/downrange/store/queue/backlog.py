@@ -6,7 +6,7 @@ import struct
 from functools import lru_cache
 from typing import Final
 
-from downrange.compiled import accelerated_if_usual
+from downrange.compiled import accelerated
 from downrange.store.queue.queue_entry import ENTRY, ENTRY_SIZE
 
 # Records that lie apart are copied together up to this many bytes, or if they are smaller than this on average: that is
@@ -30,38 +30,41 @@ def _entries(count: int) -> struct.Struct:
     return struct.Struct(">" + "qiq" * count)
 
 
-@accelerated_if_usual
+@lru_cache(maxsize=4)
+def _offsets_and_sizes(entries: bytes) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Remembered, because what `pick_all` has picked `pieces_of` wants to know next."""
+    numbers = _entries(len(entries) // ENTRY_SIZE).unpack(entries)
+    return numbers[::3], numbers[1::3]
+
+
+@accelerated
 def pick_all(backlog: Backlog, most: int, most_bytes: int) -> Picked | None:
     """The first entries, as many as one reply may have; None when their records have to be looked at one by one."""
     raw, _, start, readable = backlog
-    count = min(len(raw) // ENTRY_SIZE, most)
+    entries = raw[: most * ENTRY_SIZE]
+    count = len(entries) // ENTRY_SIZE
     if count > _MOST_AT_ONCE:
         return None
-    numbers = _entries(count).unpack_from(raw)
-    offsets, sizes = numbers[::3], numbers[1::3]
+    offsets, sizes = _offsets_and_sizes(entries)
     first, last = offsets[0], offsets[-1]
     byte_count = sum(sizes)
-    if (
-        byte_count > most_bytes
-        or min(sizes) <= 0
-        or first < start
-        or min(offsets) < first
-        or max(offsets) > last
-        or last + sizes[-1] > start + readable
-    ):
+    if byte_count > most_bytes or min(offsets) < first or max(offsets) > last or last + sizes[-1] > start + readable:
         return None
-    return raw[: count * ENTRY_SIZE], count, byte_count
+    return entries, count, byte_count
 
 
 def pieces_of(records: Records, byte_count: int) -> list[memoryview]:
-    """The records, one behind the other: views of the log, one for all records that lie next to each other."""
+    """The records, one behind the other: views of the log, large ones in one view if they lie next to each other."""
     if isinstance(records, list):
         return records
     entries, view, start, _ = records
-    first, size, _ = ENTRY.unpack_from(entries)
+    first = int.from_bytes(entries[:8], "big")
     last, last_size, _ = ENTRY.unpack_from(entries, len(entries) - ENTRY_SIZE)
     if last + last_size - first == byte_count:
         return [view[first - start : first - start + byte_count]]
+    if byte_count <= _COPY_BELOW and len(entries) <= _MOST_AT_ONCE * ENTRY_SIZE:
+        offsets, sizes = _offsets_and_sizes(entries)
+        return [view[(at := offset - start) : at + size] for offset, size in zip(offsets, sizes, strict=True)]
     pieces = []
     begin = end = first
     for offset, size, _ in ENTRY.iter_unpack(entries):

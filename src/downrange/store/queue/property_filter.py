@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from downrange.compiled import accelerated_if_usual
+from downrange.compiled import accelerated
 from downrange.model.properties import find_property
 from downrange.model.record import properties_of
 from downrange.store.queue.backlog import Backlog, Picked
@@ -16,9 +16,9 @@ Condition = Callable[[Properties], bool | None]
 
 
 class PropertyFilter:
-    """A test that records pass of whose properties `condition` says True: neither no nor unknown nor ValueError.
+    """A test that a record passes if `condition` says True of its properties: neither False, None nor ValueError.
 
-    `names` are all properties it may ask for; without them each record is looked at by itself. A value.
+    `names` are all properties that `condition` may ask for; without them the compiled step cannot be used. Immutable.
     """
 
     __slots__ = ("_condition", "_names")
@@ -42,7 +42,7 @@ class PropertyFilter:
         return pick_by_properties(backlog, most, most_bytes, self._names, self._condition) if self._names else None
 
 
-@accelerated_if_usual
+@accelerated
 def pick_by_properties(
     backlog: Backlog, most: int, most_bytes: int, names: tuple[tuple[str, bytes], ...], condition: Condition
 ) -> Picked | None:

@@ -7,7 +7,7 @@ from array import array
 from functools import lru_cache
 from typing import Final
 
-from downrange.compiled import accelerated_if_usual
+from downrange.compiled import accelerated
 from downrange.store.queue.backlog import Backlog, Picked
 from downrange.store.queue.consume_queue_ext import ExtUnit
 from downrange.store.queue.queue_entry import ENTRY, ENTRY_SIZE
@@ -45,7 +45,7 @@ def _set_of(codes: bytes) -> frozenset[int]:
     return frozenset(array("i", codes))
 
 
-@accelerated_if_usual
+@accelerated
 def pick_by_tags(backlog: Backlog, most: int, most_bytes: int, codes: bytes) -> Picked | None:
     """`TagCodes.pick` for codes that are sorted 32-bit numbers."""
     raw, _, start, readable = backlog
