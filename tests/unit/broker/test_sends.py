@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from downrange.protocol.codes import RequestCode, ResponseCode, SerializeType
 from downrange.protocol.command import Command
 from downrange.protocol.framing import FrameDecoder, encode
 from downrange.store.config import FlushDiskType
-from downrange.store.new_message import NewMessage
+from downrange.store.new_message import NewMessage, PutMessageStatus
 from tests.support.store_files import files_of
 from tests.unit.broker.fake_transport import FakeTransport
 from tests.unit.broker.served import ServedBroker
@@ -394,6 +394,48 @@ async def test_senders_that_do_not_wait_are_answered_at_once(tmp_path: Path, kin
     assert [(reply.opaque, reply.code) for reply in late] == [(n, 0) for n in range(9) if n % 3]
     texts = [message.properties_text for message in read_all(served.broker.store, "TopicA", 1)]
     assert not any("WAIT" in text for text in texts)
+    served.broker.close()
+
+
+class Slaves:
+    """Followers of a SYNC_MASTER that have copied nothing until a test says so."""
+
+    def __init__(self, served: ServedBroker) -> None:
+        self._waiting: list[Callable[[PutMessageStatus], None]] = []
+        writer = served.broker.writer
+        writer.makes_wait, writer._copied_by = True, self  # type: ignore[assignment]
+
+    def tell_when_copied(self, end_offset: int, tell: Callable[[PutMessageStatus], None]) -> None:
+        self._waiting.append(tell)
+
+    def tell(self, status: PutMessageStatus) -> None:
+        waiting, self._waiting = self._waiting, []
+        for tell in waiting:
+            tell(status)
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [
+        (PutMessageStatus.PUT_OK, ResponseCode.SUCCESS),
+        (PutMessageStatus.FLUSH_SLAVE_TIMEOUT, ResponseCode.FLUSH_SLAVE_TIMEOUT),
+        (PutMessageStatus.SLAVE_NOT_AVAILABLE, ResponseCode.SLAVE_NOT_AVAILABLE),
+    ],
+)
+async def test_senders_to_a_sync_master_wait_for_its_slaves_unless_they_say_otherwise(
+    tmp_path: Path, status: PutMessageStatus, code: ResponseCode
+) -> None:
+    served = ServedBroker(tmp_path)
+    served.feed(send(0, queue_id=1))
+    slaves = Slaves(served)
+    texts = (JAVA, "WAIT\x01false", JAVA, "WAIT\x01false\x02DELAY\x011", "DELAY\x011")
+    answers = FrameDecoder().feed(served.feed(*[send(n, text, queue_id=1) for n, text in enumerate(texts)]))
+    assert [(reply.opaque, reply.code) for reply in answers] == [(1, 0), (3, 0)]
+    assert served.usage.requests == 5
+    slaves.tell(status)
+    answers = FrameDecoder().feed(served.transport.taken())
+    assert [(reply.opaque, reply.code) for reply in answers] == [(0, code), (2, code), (4, code)]
+    assert served.usage.requests == 0
     served.broker.close()
 
 
