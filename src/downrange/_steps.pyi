@@ -1,17 +1,16 @@
 from array import array
 from collections.abc import Callable
 from mmap import mmap
-from typing import Generic, TypeVar
+from typing import Generic, ParamSpec, TypeVar
 
 from typing_extensions import Buffer
 
 from downrange.broker.handlers import usual_sends
 from downrange.client.consumer.messages import ReceivedMessage
-from downrange.client.first_attempt import FirstAttempt
-from downrange.client.messages import Outgoing, OutgoingRules
-from downrange.client.publish_info import PublishInfo
-from downrange.client.retry import SendKind
-from downrange.client.send_result import SendResult, SendStatus
+from downrange.client.producer.outgoing import Outgoing, OutgoingRules, Target
+from downrange.client.producer.send_result import Expected
+from downrange.client.producer.stored_reply import ResultTypes
+from downrange.client.unique_id import IdMonth
 from downrange.model.message import Message, MessageQueue
 from downrange.protocol.bodies import send_replies
 from downrange.protocol.framing import Frame
@@ -20,6 +19,9 @@ from downrange.store.queue.backlog import Backlog, Picked, Records
 from downrange.store.queue.property_filter import Condition
 from downrange.store.queue.queues import ConsumeQueues
 from downrange.transport.outstanding import Asked
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 # Each does what its twin in Python does, or returns None and has done nothing.
 
@@ -88,45 +90,30 @@ def pick_by_tags(backlog: Backlog, most: int, most_bytes: int, codes: bytes, /) 
 def pick_by_properties(
     backlog: Backlog, most: int, most_bytes: int, names: tuple[tuple[str, bytes], ...], condition: Condition, /
 ) -> Picked | None: ...
-def read_replies(
-    is_json: bool,
-    start: bytes,
-    after_opaque: int,
-    first_opaque: int,
-    moments: array[int],
-    data: bytes,
-    at: int,
-    /,
-) -> tuple[int, int, list[int]]: ...
+def first_usual(step: Callable[_P, _R | None], python: Callable[_P, _R], /) -> Callable[_P, _R]: ...
 def make_outgoing(
     message: Message, topic: str, stem: str, number: int, now: int, rules: OutgoingRules, /
 ) -> Outgoing | None: ...
 def make_send(
     message: Message,
     topic: str,
-    month: tuple[str, int, int],
-    counter: Callable[[], int],
+    month: IdMonth,
     nanoseconds: int,
     rules: OutgoingRules,
-    kinds: tuple[type[FirstAttempt], SendKind],
-    info: PublishInfo,
-    place: tuple[MessageQueue, str | None, tuple[bytes, ...]],
-    begun: float,
-    seconds: float,
+    target: Target,
     opaque: int,
-    longest: int,
     /,
-) -> tuple[FirstAttempt, bytes, tuple[str, str, MessageQueue]] | None: ...
+) -> tuple[Outgoing, bytes, Expected] | None: ...
 def make_batch(
     messages: tuple[Message, ...],
     topic: str,
     wire_topic: str,
     stem: str,
-    counter: Callable[[], int],
+    next_number: Callable[[], int],
     now: int,
     rules: OutgoingRules,
     /,
-) -> Outgoing | None: ...
+) -> tuple[Outgoing] | None: ...
 def encode_send(
     pieces: tuple[bytes, ...],
     opaque: int,
@@ -139,13 +126,7 @@ def encode_send(
     longest: int,
     /,
 ) -> bytes | None: ...
-def take_stored(
-    frames: list[Frame],
-    at: int,
-    requests: dict[int, Asked],
-    kinds: tuple[type[SendResult], SendStatus, type[MessageQueue]],
-    /,
-) -> int | None: ...
+def take_stored_replies(frames: list[Frame], at: int, requests: dict[int, Asked], types: ResultTypes, /) -> int: ...
 def read_pulled(
     data: bytes, queue: MessageQueue, topic: str, min_offset: int, max_offset: int, kind: type[ReceivedMessage], /
 ) -> list[ReceivedMessage] | None: ...

@@ -8,7 +8,6 @@ when a Python module is imported: its functions and classes are marked with one 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
 from typing import Final, ParamSpec, TypeVar
 
 from downrange.settings import wants_pure_python
@@ -48,13 +47,5 @@ def accelerated(python: T) -> T:
 def accelerated_if_usual(python: Callable[P, R]) -> Callable[P, R]:
     """The compiled function of this name first, where there is one; for unusual input it returns None, and the Python
     function does the work."""
-    compiled: Callable[P, R | None] | None = getattr(steps, python.__name__, None)
-    if compiled is None:
-        return python
-
-    @wraps(python)
-    def step(*args: P.args, **keywords: P.kwargs) -> R:
-        done = compiled(*args, **keywords)
-        return python(*args, **keywords) if done is None else done
-
-    return step
+    step: Callable[P, R | None] | None = getattr(steps, python.__name__, None)
+    return python if step is None else steps.first_usual(step, python)

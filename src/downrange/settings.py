@@ -93,8 +93,8 @@ def setting(
     aliases: tuple[str, ...] = (),
 ) -> Any:
     """A dataclass field that is also a key of the configuration file."""
-    metadata = {_METADATA: {"help": help, "unit": unit, "key": key, "min": minimum, "max": maximum, "aliases": aliases}}
-    return dataclasses.field(default=default, metadata=metadata)
+    about = {"key": key, "help": help, "unit": unit, "minimum": minimum, "maximum": maximum, "aliases": aliases}
+    return dataclasses.field(default=default, metadata={_METADATA: about})
 
 
 def camel_case(name: str) -> str:
@@ -107,21 +107,11 @@ def settings_of(config_class: type[Any]) -> list[Setting]:
     hints = typing.get_type_hints(config_class)
     found = []
     for field in dataclasses.fields(config_class):
-        metadata = field.metadata.get(_METADATA)
-        if metadata is not None:
-            found.append(
-                Setting(
-                    key=metadata["key"] or camel_case(field.name),
-                    field=field.name,
-                    type=_without_none(hints[field.name]),
-                    default=field.default,
-                    help=metadata["help"],
-                    unit=metadata["unit"],
-                    minimum=metadata["min"],
-                    maximum=metadata["max"],
-                    aliases=metadata["aliases"],
-                )
-            )
+        about = field.metadata.get(_METADATA)
+        if about is not None:
+            about = {**about, "key": about["key"] or camel_case(field.name)}
+            kind = _without_none(hints[field.name])
+            found.append(Setting(field=field.name, type=kind, default=field.default, **about))
     return found
 
 
@@ -150,18 +140,14 @@ def parse_value(known: Setting, key: str, given: Property) -> Any:
     try:
         if kind is bool:
             value: Any = {"true": True, "false": False}[text.lower()]
-        elif isinstance(kind, type) and issubclass(kind, enum.Enum):
-            value = kind(text)
-        elif kind is Path:
-            value = Path(text).expanduser()
         else:
-            value = kind(text)
+            value = Path(text).expanduser() if kind is Path else kind(text)
+        too_small = known.minimum is not None and value < known.minimum
+        too_large = known.maximum is not None and value > known.maximum
+        if too_small or too_large:
+            raise ValueError
     except (ValueError, KeyError):
         raise ConfigError(f"{key}={text}: expected {known.allowed()}{given.place}") from None
-    too_small = known.minimum is not None and value < known.minimum
-    too_large = known.maximum is not None and value > known.maximum
-    if too_small or too_large:
-        raise ConfigError(f"{key}={text}: expected {known.allowed()}{given.place}")
     return value
 
 

@@ -112,7 +112,7 @@ def ports(running: RunningBroker) -> tuple[int, int]:
 def refuse_everything(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Let admission refuse all requests; returns the names of what runs nevertheless, to be filled."""
     ran: list[str] = []
-    refusal = BrokerError("nobody may", ResponseCode.NO_PERMISSION)
+    refusal = BrokerError("nobody may", 16)
     monkeypatch.setattr(Admission, "admitted", lambda self, frames, origins, at, stop: (at, refusal))
     for owner, name in ((Commands, "answer"), (Commands, "take"), (Sends, "take"), (Pulls, "take")):
         monkeypatch.setattr(owner, name, lambda self, *_, what=f"{owner.__name__}.{name}": ran.append(what))
@@ -197,10 +197,10 @@ class Recorder:
     def _record_taken(self, monkeypatch: pytest.MonkeyPatch, family: Any) -> None:
         take = family.take
 
-        def record(self_: Any, frames: list[Frame], origins: list[Connection], at: int, stop: int) -> int:
+        def record(self_: Any, frames: list[Frame], origins: list[Connection], at: int, stop: int) -> None:
             assert set(range(at, stop)) <= set(self.admitted[id(frames)]), "nothing is taken that was not admitted"
             self.taken.setdefault(id(frames), []).extend(range(at, stop))
-            return int(take(self_, frames, origins, at, stop))
+            take(self_, frames, origins, at, stop)
 
         monkeypatch.setattr(family, "take", record)
 

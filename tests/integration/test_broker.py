@@ -373,7 +373,7 @@ async def test_the_first_line_of_a_log_says_whether_the_server_is_compiled(
 ) -> None:
     with caplog.at_level(logging.INFO):
         async with standalone(tmp_path) as running:
-            namesrv_port = running.config.broker.namesrv_addresses[0].rpartition(":")[2]
+            namesrv_port = (running.config.broker.namesrv_addr or "").rpartition(":")[2]
     lines = [(record.name, record.getMessage()) for record in caplog.records if record.name.startswith("downrange")]
     assert lines[:2] == [
         ("downrange.namesrv.app", f"name server started port={namesrv_port} variant={VARIANT}"),

@@ -22,7 +22,7 @@ from downrange.client.config import ClientConfig
 from downrange.client.consumer.blocking import PushConsumer
 from downrange.client.consumer.messages import ReceivedMessage
 from downrange.client.consumer.retry import Later
-from downrange.client.send_result import SendResult
+from downrange.client.producer.send_result import SendResult
 from downrange.client.session import Session
 from downrange.testing import EmbeddedBroker, broker
 from tests.support.dead_letters import GROUP, dead_letters_are_known, give_up

@@ -21,8 +21,8 @@ from downrange.client.consumer.messages import ReceivedMessage
 from downrange.client.consumer.push import AsyncPushConsumer
 from downrange.client.consumer.retry import Answer, Later
 from downrange.client.errors import ClientClosed
-from downrange.client.messages import InvalidGroup, InvalidTopic
-from downrange.client.producer import AsyncProducer
+from downrange.client.producer.outgoing import InvalidGroup, InvalidTopic
+from downrange.client.producer.producer import AsyncProducer
 from downrange.model.errors import MessageError
 from downrange.model.message import Message, MessageQueue
 from downrange.protocol.bodies.groups import ConsumeFromWhere, MessageModel

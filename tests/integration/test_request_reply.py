@@ -16,8 +16,8 @@ from downrange.client.admin import Admin
 from downrange.client.config import ClientConfig, ProducerConfig
 from downrange.client.consumer.push import AsyncPushConsumer
 from downrange.client.errors import ClientClosed, SendFailed
-from downrange.client.producer import AsyncProducer
-from downrange.client.request_reply import NotARequest
+from downrange.client.producer.producer import AsyncProducer
+from downrange.client.producer.request_reply import NotARequest
 from downrange.model.message import MessageQueue
 from downrange.model.topics import TopicConfig
 from downrange.protocol.bodies.replies import PushReplyMessageRequest

@@ -19,7 +19,7 @@ from downrange.client.consumer.pull import PullConsumer
 from downrange.client.consumer.push import AsyncPushConsumer
 from downrange.client.consumer.retry import Later
 from downrange.client.errors import SendFailed
-from downrange.client.producer import AsyncProducer
+from downrange.client.producer.producer import AsyncProducer
 from downrange.client.signing import ACCESS_KEY, SIGNATURE, signature
 from downrange.model.message import Message
 from downrange.protocol.codes import RequestCode, ResponseCode

@@ -13,7 +13,7 @@ import pytest
 
 from downrange.clock import ManualClock
 from downrange.model.message import StoredMessage
-from downrange.model.message_id import pack_host
+from downrange.model.message_id import pack_host, parse_offset_message_id
 from downrange.model.record import decode_record, decode_records
 from downrange.settings import Property, configure
 from downrange.store.config import StoreConfig
@@ -54,7 +54,7 @@ def test_every_message_is_there_and_as_it_was_sent(name: str, tmp_path: Path) ->
     golden = unpack(name, tmp_path)
     with open_golden(golden) as store:
         for expected in golden.manifest["messages"]:
-            record = store.record_by_id(expected["msgId"])
+            record = store.record_at(parse_offset_message_id(expected["msgId"]).physical_offset)
             assert record is not None
             message = decode_record(record, check_crc=True)
             assert message.physical_offset == expected["physicalOffset"]

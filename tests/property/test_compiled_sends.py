@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +14,11 @@ from hypothesis import strategies as st
 
 from downrange.compiled import steps
 from downrange.model.topics import SEND_FORBIDDEN_TOPICS
-from downrange.protocol.framing import Frame, decode_frame
+from downrange.protocol.bodies.fields import encode_fields
+from downrange.protocol.bodies.send import _V1_NAMES as V1_NAMES
+from downrange.protocol.bodies.send import BatchEntry, SendMessageRequest, encode_batch
+from downrange.protocol.command import Command
+from downrange.protocol.framing import Frame, FrameDecoder, decode_frame, encode
 from tests.support import compiled_cases as cases
 from tests.support import compiled_send_checks as checks
 
@@ -48,6 +53,35 @@ def test_the_compiled_step_reads_most_of_what_is_usual(tmp_path: Path) -> None:
     frames = [cases.send(Random(seed), unusual=0) for seed in range(300)]
     both.take(frames[:50])  # the first message of a queue is not usual
     assert both.take(frames) > 250
+    both.close()
+
+
+@pytest.mark.parametrize("code", [10, 310, 320])
+def test_what_is_nearly_usual_is_stored_and_answered_alike(tmp_path: Path, code: int) -> None:
+    both = checks.BothBrokers(str(tmp_path), mapped_file_size_commit_log=4096)
+    entries = [BatchEntry(0, bytes(500), ""), BatchEntry(7, b"", "TAGS\x01a\x02WAIT\x01false")]
+    chosen: list[dict[str, Any]] = [{}, {}]  # the first message of a queue is not usual
+    chosen += [
+        {"properties": text} for text in ("AWAIT\x01false", "a\x01b\x02WAIT\x01false", "WAIT\x01false\x02a\x01b")
+    ]
+    chosen += [
+        {"properties": text} for text in ("WAIT\x01 false", "WAIT\x01false\x02WAIT\x01true", "WAIT\x01", "xDELAY")
+    ]
+    chosen += [{"topic": "Many"}] * 2  # of several tags
+    chosen += [{"body": bytes(size)} for size in (3800, 4000)] if code != 320 else []
+    chosen += [{"entries": count * entries} for count in (1, 4, 6, 0)] if code == 320 else []
+    for one in chosen * 2:
+        header = SendMessageRequest(
+            producer_group="g", topic=one.get("topic", "TopicA"), queue_id=0, sys_flag=0, born_timestamp=5, flag=0,
+            properties=one.get("properties", ""), reconsume_times=0, batch=code == 320,
+        )  # fmt: skip
+        body = encode_batch(one.get("entries", entries)) if code == 320 else one.get("body", b"body")
+        fields = encode_fields(header)
+        if code == 10:
+            fields = {V1_NAMES.get(name, name): value for name, value in fields.items()}
+        for kind in (0, 1):
+            (frame,) = FrameDecoder().frames(encode(Command(code, 1, 0, fields, body, serialize_type=kind)))
+            both.take([frame, frame])
     both.close()
 
 

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from unittest.mock import Mock
@@ -18,14 +19,14 @@ from unittest.mock import Mock
 import numpy as np
 import pyarrow as pa
 import pytest
-from downrange.broker.held_pulls import HeldPulls
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from downrange.broker.filtering import MessageFilter, sql_filter, tag_filter
 from downrange.broker.sql.expression import compile_sql
+from downrange.broker.waiting_pulls import WaitingPull, WaitingPulls
 from downrange.client.consumer.messages import read_in_python, read_pulled
-from downrange.compiled import VARIANT
+from downrange.compiled import steps
 from downrange.model import properties as names
 from downrange.model.hashing import tags_code
 from downrange.model.message import MessageQueue, PhysicalOffset, QueueOffset, StoredMessage, TopicQueue
@@ -33,7 +34,7 @@ from downrange.model.message_id import HostPort, pack_host
 from downrange.model.properties import decode_properties, find_in_bytes, find_property, find_tags_and_keys
 from downrange.model.record import decode_records, encode_record, properties_of
 from downrange.model.subscription import subscribe
-from downrange.protocol.command import Command
+from downrange.protocol.command import Buffer
 from downrange.spark.property_arrays import PropertyArrays, read_properties
 from downrange.spark.record_arrays import RecordArrays, walk
 from downrange.store.message_store import MessageStore
@@ -174,15 +175,22 @@ def pulled(store: MessageStore, wanted: MessageFilter, count: int) -> list[int]:
 
 async def checks_waiting_pulls(many: Sequence[str]) -> None:
     """A pull that waits is woken by a message that it wants, and by no other."""
-    held = HeldPulls()
+    waiting = WaitingPulls()
     for text in many:
         found = decode_properties(text)
-        replies = [held.hold(TopicQueue(TOPIC, 0), 0, wanted, lambda: Command(0), Mock(), 60) for wanted, _ in FILTERS]
-        held.notify(TOPIC, 0, 0, text.encode())
+        woken: list[int] = []
+
+        def read(number: int, woken: list[int] = woken) -> list[Buffer]:
+            woken.append(number)
+            return []
+
+        for number, (wanted, _) in enumerate(FILTERS):
+            waiting.add(WaitingPull(TopicQueue(TOPIC, 0), 0, wanted, Mock(), partial(read, number)), 60)
+        waiting.notify(TOPIC, 0, 0, partial(list, [text.encode()]))
         await asyncio.sleep(0)  # the end of the loop's turn, where pulls are woken
         await asyncio.sleep(0)
-        assert [reply.done() for reply in replies] == [is_wanted(found) for _, is_wanted in FILTERS], text
-        held.notify_all()
+        assert woken == [number for number, (_, is_wanted) in enumerate(FILTERS) if is_wanted(found)], text
+        waiting.notify_all()
 
 
 def test_tricky_texts(tmp_path: Path) -> None:
@@ -217,7 +225,7 @@ def test_waiting_pulls(many: list[str]) -> None:
     asyncio.run(checks_waiting_pulls(many))
 
 
-@pytest.mark.skipif(VARIANT == "pure", reason="this is that process")
+@pytest.mark.skipif(steps is None, reason="this is that process")
 def test_the_same_without_the_compiled_module() -> None:
     pure = {**os.environ, "DOWNRANGE_PURE": "1"}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]

@@ -124,10 +124,10 @@ def refuses_nonsense(random: Random) -> None:
         arguments = [states[number % 2], message, random.random() < 0.7 or not number]
         if random.random() < 0.1:
             arguments[random.randrange(3)] = spoilt
-        before = len(messages)
+        expected = len(messages)
         if not raises(messages.add, *arguments):
-            before += 1
-        assert len(messages) == before
+            expected += 1
+        assert len(messages) == expected
     _ask_nonsense(random, messages, spoilt)
     tails = QueueTails()
     for _ in states:
@@ -152,9 +152,10 @@ def refuses_nonsense(random: Random) -> None:
     arguments = [messages, 0, messages.stored, rows, tail]
     if random.random() < 0.3:
         arguments[random.randrange(len(arguments))] = spoilt
-    before = list(rows), bytes(tail)
+    entries = bytes(tail)
+    numbers = list(rows)
     if raises(steps.put_entries, *arguments):
-        assert (list(rows), bytes(tail[: len(before[1])])) == before
+        assert (list(rows), bytes(tail[: len(entries)])) == (numbers, entries)
     index = bytearray(random.choice((0, 40, 40 + 4 * 7 + 20 * 60)))
     limit = random.choice((10, 60, 150, 10**6))
     arguments = [messages, 0, messages.stored, index, 7, random.choice((1, 2, 5)), limit, 0, 0, NOW]

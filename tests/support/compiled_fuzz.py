@@ -14,7 +14,6 @@ from tempfile import TemporaryDirectory
 from downrange.compiled import VARIANT
 from tests.support import compiled_checks as checks
 from tests.support import compiled_client_checks as client_checks
-from tests.support import compiled_load_checks as load_checks
 from tests.support import compiled_pick_checks as pick_checks
 from tests.support import compiled_property_checks as property_checks
 from tests.support import compiled_pull_checks as pull_checks
@@ -43,8 +42,6 @@ def run(seconds: float, seed: int) -> int:
             pick_checks.same_pick_by_tags(random)
             pick_checks.same_pick_by_properties(random)
             pick_checks.refuses_nonsense_about_a_pick(random)
-            load_checks.same_replies_read(random)
-            load_checks.refuses_nonsense_about_replies(random)
             client_checks.same_outgoing(random)
             client_checks.same_send(random)
             client_checks.same_batch(random)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random as chance
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -18,6 +18,7 @@ from downrange.broker.handlers.usual_sends import usual_sends
 from downrange.broker.json_file import JsonFile
 from downrange.broker.live_config import LiveConfig
 from downrange.broker.message_writer import MessageWriter
+from downrange.broker.replication.waiting import Tell
 from downrange.broker.statistics import Statistics
 from downrange.broker.topics import Topics
 from downrange.clock import ManualClock
@@ -50,6 +51,7 @@ class _Origin:
     """A connection without a socket: keeps what it is sent."""
 
     socket = None
+    is_full = False
 
     def __init__(self, peer: str) -> None:
         host, _, port = peer.rpartition(":")
@@ -74,7 +76,20 @@ class _Nobody:
     """As pulls: none waits. As a flusher: senders wait."""
 
     is_sync = True
-    queues: dict[Any, Any] = {}
+
+    def __init__(self) -> None:
+        self.queues: dict[Any, Any] = {}
+
+
+class _Writer(MessageWriter):
+    """Lets senders wait until the test tells them."""
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self.waiting: list[Tell] = []
+
+    def tell_when_safe(self, end_offset: int, tell: Tell) -> None:
+        self.waiting.append(tell)
 
 
 class SendingBroker:
@@ -92,16 +107,11 @@ class SendingBroker:
             self.topics._set(topic)
         groups = Groups(JsonFile(root / "groups.json"), clock)
         nobody: Any = _Nobody()
-        self._writer: Any = MessageWriter(self.store, nobody, nobody, Statistics(clock.now()), clock)
-        self._writer.tell_when_safe = self._tell_when_safe
+        self._writer = _Writer(self.store, nobody, nobody, Statistics(clock.now()), clock)
         reader = SendReader(config, self.topics, groups, self._writer)
         usual = usual_sends(self.topics, self.store.queues, reader.cluster_property.encode(), reader.store_host)
         self.sends = Sends(self._writer, reader, usual, {})
         self._origins: list[Any] = [_Origin(peer) for peer in _PEERS]
-        self._tell: list[Callable[[PutMessageStatus], None]] = []
-
-    def _tell_when_safe(self, end_offset: int, tell: Callable[[PutMessageStatus], None]) -> None:
-        self._tell.append(tell)
 
     def know_topic(self, topic: str) -> None:
         self.topics._set(TopicConfig(topic, 16, 16, 6))
@@ -111,9 +121,9 @@ class SendingBroker:
         chance.seed(len(frames))  # a send to any queue goes to this one
         self.sends.take(frames, [self._origins[number] for number in origins], 0, len(frames))
         seen = self._said()
-        for tell in self._tell:
+        for tell in self._writer.waiting:
             tell(PutMessageStatus(status))
-        self._tell.clear()
+        self._writer.waiting.clear()
         counts = sorted(self.store.queues.take_counts())
         return [seen, self._said(), counts, self.store.max_offset, self._writer.statistics.new_puts]
 
@@ -205,7 +215,7 @@ def same_frames(random: Random) -> None:
 
 
 def same_cuts_into_runs(random: Random) -> None:
-    """Frames are cut into runs of one family alike; where a header is unusual, the compiled function stops before it."""
+    """Frames are cut into runs of one family alike; before an unusual header the compiled function stops."""
     frames = [cases.send(random, 0.1) for _ in range(random.randrange(1, 10))]
     frames = [cases.broken(random, frame) if random.random() < 0.1 else frame for frame in frames]
     families = {10: "sends", 310: "sends", 320: "batches", 11: "pulls"}
@@ -305,7 +315,7 @@ def refuses_nonsense_about_sends(random: Random) -> None:
     assert raises(replies.request, random.choice((spoilt, len(replies))))
     assert raises(replies.set_ready, random.choice((spoilt, len(replies))), b"")
     assert raises(replies.add_ready, 10, random.choice((None, "x", 5)), 0, 1, True)
-    good = [0, 310, 5, 0, 1, 0, 1, True]
+    good: list[Any] = [0, 310, 5, 0, 1, 0, 1, True]
     good[random.randrange(8)] = random.choice((None, "x", 2**31, 1.5))
     assert raises(replies.add, *good)
     assert raises(steps.next_run, frames, random.choice((None, "x", -1, 99)), {})

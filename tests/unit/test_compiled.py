@@ -87,7 +87,7 @@ def test_a_batch_becomes_records_entries_and_keys() -> None:
     assert [*tails.rows[:6]] == [3, 60, places[2][0] + size, 256 + 16 + 40, 2, 2 * size]
     assert tails.read(0, 20, 60) == b"".join(ENTRY.pack(*places[n][:2], tags_code("TagA")) for n in (0, 2))
     index = bytearray(40 + 4 * 10 + 20 * 50)
-    assert steps.index_keys(messages, 0, 3, index, 10, 2, 50, 1, 0, NOW) == (5, 2, places[2][0])
+    assert steps.index_keys(messages, 0, 3, index, 10, 2, 50, 1, 0) == (5, 2, places[2][0], NOW)
 
 
 @needs_twins
@@ -120,7 +120,7 @@ def test_the_step_says_which_queues_are_to_be_written() -> None:
 @needs_twins
 def test_an_entry_that_does_not_come_next_is_left_to_python() -> None:
     steps = compiled.steps
-    for change in ((END, 60), (END, 0), (PHYSICAL_END, 1 << 40), (SPILL_AT, 0)):
+    for change in ((END, 60), (END, 0), (SPILL_AT, 0)):
         messages, _ = batch(2, 4)
         tails = tails_for(2)
         steps.write_records(messages, 0, bytearray(4096), 0, 4096, 1000, NOW, tails.rows)
@@ -129,6 +129,30 @@ def test_an_entry_that_does_not_come_next_is_left_to_python() -> None:
         assert steps.put_entries(messages, 0, 4, tails.rows, tails.memory) == (1, [])
         assert tails.rows[END] == 40
         assert list(tails.rows[8:]) == before
+
+
+@needs_twins
+def test_an_entry_that_is_there_already_is_passed_over() -> None:
+    messages, _ = batch(2, 4)
+    tails = tails_for(2)
+    compiled.steps.write_records(messages, 0, bytearray(4096), 0, 4096, 1000, NOW, tails.rows)
+    tails.rows[8 + PHYSICAL_END] = 1 << 40
+    before = list(tails.rows[8:])
+    assert compiled.steps.put_entries(messages, 0, 4, tails.rows, tails.memory) == (4, [])
+    assert tails.rows[END] == 60
+    assert list(tails.rows[8:]) == before
+
+
+@needs_twins
+def test_every_code_has_its_own_family_or_none() -> None:
+    frames = [(1, code.to_bytes(2, "big", signed=True), b"") for code in (-1, 0, 310, 310, 10, 11, -1, 310)]
+    families: dict[int, str | None] = {310: "sends", 10: "sends", 11: "pulls"}
+    runs = []
+    at = 0
+    while at < len(frames):
+        family, at = compiled.steps.next_run(frames, at, families)
+        runs.append((family, at))
+    assert runs == [(None, 1), (None, 2), ("sends", 5), ("pulls", 6), (None, 7), ("sends", 8)]
 
 
 @needs_twins
@@ -188,11 +212,11 @@ def test_no_reference_is_kept_or_lost() -> None:
             messages.properties(10**6)
         assert len(list(messages.properties_for(state))) == stop
         assert steps.put_entries(messages, 0, stop, rows, tail)[0] == stop
-        assert steps.put_entries(messages, 0, stop, rows, tail)[0] == 0
-        assert steps.index_keys(messages, 0, stop, keys, 10, 2, 1000, 0, 0, NOW)
-        assert steps.index_keys(messages, 0, stop, keys, 10, 2, 4, 0, 0, NOW) is None
-        for which in range(3):
-            assert replies.encode(template, messages, which)[0]
+        assert steps.put_entries(messages, 0, stop, rows, tail)[0] == stop
+        assert steps.index_keys(messages, 0, stop, keys, 10, 2, 1000, 0, 0)
+        assert steps.index_keys(messages, 0, stop, keys, 10, 2, 4, 0, 0) is None
+        for answered in range(3):
+            assert replies.encode(template, messages, answered)[0]
         assert replies.request(0)
         assert replies.batches()
         assert replies.codes()

@@ -78,14 +78,14 @@ static int read_code(PyObject *frame, int64_t *code) {
 /* frames, at, families by code -> the family of the frame at `at`, and the first frame behind it that has another one.
    The family is None when the code has none; both are (None, at) when the header is unusual. */
 PyObject *next_run(PyObject *module, PyObject *const *args, Py_ssize_t count) {
-    int64_t at, code, known = -1;
+    int64_t at, code, known = 0;
     PyObject *family = NULL;
     if (count != 3 || !PyList_CheckExact(args[0]) || !as_number(args[1], 0, PyList_GET_SIZE(args[0]) - 1, &at)
         || !PyDict_CheckExact(args[2]))
         return wrong_arguments("next_run");
     for (; at < PyList_GET_SIZE(args[0]); at++) {
         if (!read_code(PyList_GET_ITEM(args[0], at), &code)) break;
-        if (code == known) continue;
+        if (family != NULL && code == known) continue;
         PyObject *number = PyLong_FromLongLong(code);
         PyObject *found = number == NULL ? NULL : PyDict_GetItemWithError(args[2], number);
         Py_XDECREF(number);

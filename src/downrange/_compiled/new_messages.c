@@ -231,6 +231,14 @@ static PyObject *batch_timestamp(NewMessages *batch, PyObject *number) {
     return message == NULL ? NULL : PyLong_FromLongLong(message->store_timestamp);
 }
 
+static PyObject *batch_cut(NewMessages *batch, PyObject *number) {
+    int64_t count;
+    if (!as_number(number, 0, batch->count, &count)) return wrong_arguments("NewMessages.cut");
+    batch->count = (Py_ssize_t)count;
+    if (batch->stored > batch->count) batch->stored = batch->count;
+    Py_RETURN_NONE;
+}
+
 /* places, store timestamp */
 static PyObject *batch_place(NewMessages *batch, PyObject *const *args, Py_ssize_t count) {
     int64_t store_timestamp;
@@ -353,6 +361,7 @@ static PyGetSetDef attributes[] = {
 static PyMethodDef methods[] = {
     {"add", (PyCFunction)(void (*)(void))batch_add, METH_FASTCALL, NULL},
     {"bounds", (PyCFunction)(void (*)(void))batch_bounds, METH_FASTCALL, NULL},
+    {"cut", (PyCFunction)batch_cut, METH_O, NULL},
     {"code", (PyCFunction)batch_code, METH_O, NULL},
     {"group_size", (PyCFunction)batch_group_size, METH_O, NULL},
     {"keyed", (PyCFunction)(void (*)(void))batch_keyed, METH_FASTCALL, NULL},

@@ -34,12 +34,12 @@ PyObject *encode_pull(PyObject *module, PyObject *const *args, Py_ssize_t count)
 PyObject *pick_all(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *pick_by_tags(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *pick_by_properties(PyObject *module, PyObject *const *args, Py_ssize_t count);
-PyObject *read_replies(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *first_usual(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *make_outgoing(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *make_send(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *make_batch(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *encode_send(PyObject *module, PyObject *const *args, Py_ssize_t count);
-PyObject *take_stored(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *take_stored_replies(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *read_pulled(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *walk_records(PyObject *module, PyObject *buffer);
 PyObject *split_properties(PyObject *module, PyObject *const *args, Py_ssize_t count);

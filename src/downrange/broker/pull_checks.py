@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
@@ -41,17 +42,15 @@ def _tag_filter_of(expression: str | None) -> MessageFilter:
     return tag_filter(subscribe("", expression))
 
 
+@dataclass(eq=False)
 class PullChecks:
     """Everything that is known about the one who pulls before a queue is read."""
 
-    def __init__(
-        self, config: LiveConfig, topics: Topics, groups: Groups, consumers: Consumers, filters: ConsumerFilters
-    ) -> None:
-        self._config = config
-        self._topics = topics
-        self._groups = groups
-        self._consumers = consumers
-        self._filters = filters
+    _config: LiveConfig
+    _topics: Topics
+    _groups: Groups
+    _consumers: Consumers
+    _filters: ConsumerFilters
 
     def agreed(self, request: PullMessageRequest, peer: str) -> tuple[SubscriptionGroupConfig, MessageFilter]:
         """The group that pulls, and the messages it wants; raises BrokerError when it may not pull."""

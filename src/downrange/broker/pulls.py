@@ -90,7 +90,7 @@ class Pulls:
         """Replies that the compiled step has made."""
         self.not_accelerated = 0
 
-    def take(self, frames: list[Frame], origins: list[Connection], at: int, stop: int) -> int:
+    def take(self, frames: list[Frame], origins: list[Connection], at: int, stop: int) -> None:
         """Answer the pulls in `frames[at:stop]`, of which `frames[n]` came over `origins[n]`; all were admitted."""
         start = perf_counter()
         found = 0
@@ -123,7 +123,6 @@ class Pulls:
             self._count(found, others, (perf_counter() - start) * 1000)
         for origin in replied:
             origin.flush()
-        return stop
 
     def _count(self, found: int, others: list[tuple[int, int]], millis: float) -> None:
         """Count answered pulls; each took its share of the time."""

@@ -10,7 +10,7 @@ from downrange.protocol.command import Command
 from downrange.protocol.errors import BrokerError, RemoteProtocolError
 from downrange.protocol.framing import Frame, code_of, next_run
 from downrange.transport.connection import Connection
-from downrange.transport.serving import answer_frame, error_reply
+from downrange.transport.serving import answer_frame, error_reply, room_until
 
 
 class Family(Protocol):
@@ -19,7 +19,7 @@ class Family(Protocol):
     @property
     def codes(self) -> frozenset[int]: ...
 
-    def take(self, frames: list[Frame], origins: list[Connection], at: int, stop: int) -> int:
+    def take(self, frames: list[Frame], origins: list[Connection], at: int, stop: int) -> None:
         """Answer the requests `frames[at:stop]`, now or later; `frames[n]` came over `origins[n]`.
 
         Return the position of the first request that was not taken: `stop`, unless a connection was broken off.
@@ -43,7 +43,7 @@ class RequestPath:
         """Answer frames that came over one or many connections: the `Serve` of a broker's servers."""
         at, count = 0, len(frames)
         while at < count:
-            if origins[at].is_full:
+            if origins[at].is_full:  # since this call began: its peer broke the protocol, or has enough to read
                 origins[at].defer(frames[at])
                 at += 1
                 continue
@@ -56,23 +56,18 @@ class RequestPath:
                 origins[at].break_off(error)
                 at += 1
                 continue
-            if at:  # since this call began, peers may have broken the protocol, or have enough to read
-                stop = next((n for n in range(at, stop) if origins[n].is_full), stop)
-            at = self._pass(family or self._commands, frames, origins, at, stop)
-
-    def _pass(self, family: Family, frames: list[Frame], origins: list[Connection], at: int, stop: int) -> int:
-        """Let the family take what admission lets pass; return the position of the first request not looked at."""
-        while at < stop:
-            passed, refusal = self._admission.admitted(frames, origins, at, stop)
-            if passed > at:
-                at = family.take(frames, origins, at, passed)
-                if at < passed:
-                    break
-            if refusal is not None:
-                answer_frame(partial(_refuse, refusal), frames[passed], origins[passed])
-                origins[passed].flush()
-                at = passed + 1
-        return at
+            family = family or self._commands
+            if at:
+                stop = room_until(origins, at, stop)
+            while at < stop:
+                passed, refusal = self._admission.admitted(frames, origins, at, stop)
+                if passed > at:
+                    family.take(frames, origins, at, passed)
+                if refusal is not None:
+                    answer_frame(partial(_refuse, refusal), frames[passed], origins[passed])
+                    origins[passed].flush()
+                    passed += 1
+                at = passed
 
 
 def _refuse(refusal: BrokerError, command: Command, origin: Connection) -> Command:

@@ -28,11 +28,10 @@ class Commands:
             assert not twice, f"two handlers for {twice}"
             self.routes.update((int(code), handler) for code, handler in table.items())
 
-    def take(self, frames: list[Frame], origins: list[Connection], at: int, stop: int) -> int:
+    def take(self, frames: list[Frame], origins: list[Connection], at: int, stop: int) -> None:
         for frame, origin in zip(frames[at:stop], origins[at:stop], strict=True):
             answer_frame(self.answer, frame, origin)
             origin.flush()
-        return stop
 
     def answer(self, command: Command, origin: Connection) -> Command | LaterReply | None:
         """Answer one command; a reply that comes later is timed when it does."""

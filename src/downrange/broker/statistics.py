@@ -114,13 +114,6 @@ class Statistics:
             tally.bytes += size
             tally.by_size[0] += messages
 
-    def put_latency(self, millis: float) -> None:
-        """How long storing took, in whole milliseconds; fractions are dropped, as RocketMQ does."""
-        whole = int(millis)
-        self.latencies.counting[whole] += 1
-        if whole > self.put_millis_max:
-            self.put_millis_max = whole
-
     def sent_together(self, code: int, requests: int, millis: float) -> None:
         """So many sends of one code came at once and were answered together: each took its share of the time."""
         histogram = self._send_times.get(code)
@@ -277,11 +270,6 @@ class Statistics:
     @property
     def get_days(self) -> DayTotals:
         return DayTotals(self._yesterday_morning[1], self._today_morning[1], self.got_messages)
-
-    def put_tps(self, topic: str) -> float:
-        """Messages a second that came in for a topic over the last minute."""
-        tally = self._put_tallies.get(topic)
-        return 0.0 if tally is None else self._rate(tally, MINUTE, 1).tps
 
     def get_tps(self, topic: str, group: str) -> float:
         """Messages a second that went out to a group over the last minute."""

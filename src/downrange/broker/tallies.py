@@ -45,7 +45,7 @@ class Tally:
 
 
 class PutTally(Tally):
-    """A tally of messages that came in, with their sizes."""
+    """Counts of messages that came in, and how many there were of each size."""
 
     __slots__ = ("by_size",)
 

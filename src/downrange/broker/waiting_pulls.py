@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import TypeVar
 
 from downrange.broker.filtering import EVERYTHING, MessageFilter
@@ -22,28 +23,19 @@ from downrange.transport.connection import Connection
 K = TypeVar("K")
 
 
+@dataclass(eq=False, slots=True)
 class WaitingPull:
     """One waiting pull: the queue and the offset it waits for, and `read`, which makes its reply of what is there then.
 
     `read` must not raise. Its connection counts the pull among the requests that it answers later.
     """
 
-    __slots__ = ("connection", "filter", "offset", "queue", "read", "timer")
-
-    def __init__(
-        self,
-        queue: TopicQueue,
-        offset: int,
-        message_filter: MessageFilter,
-        connection: Connection,
-        read: Callable[[], Iterable[Buffer]],
-    ) -> None:
-        self.queue = queue
-        self.offset = offset
-        self.filter = message_filter
-        self.connection = connection
-        self.read = read
-        self.timer: asyncio.TimerHandle | None = None
+    queue: TopicQueue
+    offset: int
+    filter: MessageFilter
+    connection: Connection
+    read: Callable[[], Iterable[Buffer]]
+    timer: asyncio.TimerHandle | None = None
 
 
 _Queue = tuple[str, int]  # a TopicQueue, or one that was cheaper to make
@@ -80,9 +72,6 @@ class WaitingPulls:
     def queues(self) -> dict[_Queue, _InOrder]:
         """The queues that pulls wait for."""
         return self._by_queue
-
-    def is_waited_for(self, queue: TopicQueue) -> bool:
-        return queue in self._by_queue
 
     def notify(self, topic: str, queue_id: int, last_offset: int, properties: Callable[[], Iterable[bytes]]) -> None:
         """Messages up to `last_offset` were stored; `properties` is called if a filter has to look at theirs."""

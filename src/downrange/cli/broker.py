@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import typer
 
 from downrange.cli import run_files
-from downrange.settings import ConfigError, Property
+from downrange.settings import ConfigError
 
 _STARTED = time.monotonic()
-
-
-def _overrides(**given: object) -> dict[str, Property]:
-    return {key: Property(str(value), "command line") for key, value in given.items() if value is not None}
 
 
 def run_broker(
@@ -34,11 +30,11 @@ def run_broker(
 ) -> None:
     """Run a broker until it is stopped with SIGTERM or Ctrl-C."""
     from downrange.broker.app import RunningBroker, broker, load_config
-    from downrange.cli.process import check_bind, serve, start_logging
+    from downrange.cli.process import check_bind, overrides, serve, start_logging, warn
 
     config, store, warnings = load_config(
         config_file,
-        _overrides(
+        overrides(
             namesrvAddr=namesrv,
             brokerName=name,
             brokerRole=role,
@@ -55,18 +51,14 @@ def run_broker(
         raise ConfigError("no name server: give one with -n ADDR, namesrvAddr in the file, or NAMESRV_ADDR")
     check_bind(config.bind_address, insecure=insecure)
     start_logging(log_level)
-    for warning in warnings:
-        typer.echo(f"downrange: warning: {warning}", err=True)
+    warn(warnings)
 
-    with ExitStack() as notes:
+    def ready(running: RunningBroker) -> tuple[str, dict[str, str]]:
+        live = running.config.broker
+        known = f"{running.registered_with} of {len(live.namesrv_addresses)} name servers"
+        return f"broker {live.broker_name} ready on {live.address}, registered with {known}", {"broker": live.address}
 
-        def ready(running: RunningBroker) -> None:
-            live = running.config.broker
-            notes.enter_context(run_files.noted("broker", live.address))
-            known = f"{running.registered_with} of {len(live.namesrv_addresses)} name servers"
-            typer.echo(f"broker {live.broker_name} ready on {live.address}, registered with {known}")
-
-        serve(broker(config, store), ready)
+    serve(broker(config, store), ready)
 
 
 def run_standalone(
@@ -81,7 +73,7 @@ def run_standalone(
 ) -> None:
     """Run a name server and a broker in one process: all that sending and receiving needs."""
     from downrange.broker.app import RunningBroker, broker, load_config
-    from downrange.cli.process import check_bind, serve, start_logging
+    from downrange.cli.process import check_bind, overrides, serve, start_logging, warn
     from downrange.namesrv.app import load_config as load_namesrv_config
     from downrange.namesrv.app import name_server
 
@@ -90,7 +82,7 @@ def run_standalone(
     directory = data.resolve()
     namesrv_config, _ = load_namesrv_config(
         None,
-        _overrides(
+        overrides(
             listenPort=namesrv_port,
             bindAddress=bind,
             kvConfigPath=directory / "namesrv" / "kvConfig.json",
@@ -104,7 +96,7 @@ def run_standalone(
             address = f"{bind}:{names.port}"
             config, store, warnings = load_config(
                 config_file,
-                _overrides(
+                overrides(
                     namesrvAddr=address,
                     brokerName="broker-a" if config_file is None else None,
                     listenPort=broker_port,
@@ -113,32 +105,28 @@ def run_standalone(
                     metricsPort=metrics_port,
                 ),
             )
-            for warning in warnings:
-                typer.echo(f"downrange: warning: {warning}", err=True)
+            warn(warnings)
             async with broker(config, store) as running:
                 yield address, running
 
-    with ExitStack() as notes:
+    def ready(started: tuple[str, RunningBroker]) -> tuple[str, dict[str, str]]:
+        address, running = started
+        live = running.config.broker
+        metrics = f"http://127.0.0.1:{running.metrics_port}/metrics" if running.metrics_port else "off"
+        text = (
+            f"downrange is ready after {time.monotonic() - _STARTED:.2f} s\n"
+            f"  name server  {address}\n"
+            f"  broker       {live.address} ({live.broker_name})\n"
+            f"  data         {directory}\n"
+            f"  metrics      {metrics}\n"
+            "Try in another terminal:\n"
+            f"  downrange topic list -n {address}\n"
+            f"  downrange message send hello 'Hello, world' -n {address}\n"
+            "Stop with Ctrl-C or: downrange shutdown broker"
+        )
+        return text, {"namesrv": address, "broker": live.address}
 
-        def ready(started: tuple[str, RunningBroker]) -> None:
-            address, running = started
-            live = running.config.broker
-            notes.enter_context(run_files.noted("namesrv", address))
-            notes.enter_context(run_files.noted("broker", live.address))
-            metrics = f"http://127.0.0.1:{running.metrics_port}/metrics" if running.metrics_port else "off"
-            typer.echo(
-                f"downrange is ready after {time.monotonic() - _STARTED:.2f} s\n"
-                f"  name server  {address}\n"
-                f"  broker       {live.address} ({live.broker_name})\n"
-                f"  data         {directory}\n"
-                f"  metrics      {metrics}\n"
-                "Try in another terminal:\n"
-                f"  downrange topic list -n {address}\n"
-                f"  downrange message send hello 'Hello, world' -n {address}\n"
-                "Stop with Ctrl-C or: downrange shutdown broker"
-            )
-
-        serve(both(), ready)
+    serve(both(), ready)
 
 
 def run_shutdown(

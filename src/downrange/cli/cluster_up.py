@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from downrange.cli.asking import ask, broker_row
+from downrange.cli.cluster_actions import ask, broker_row
 from downrange.cli.local_cluster import ClusterFailed, LocalCluster, Member, names
 from downrange.cli.options import Json, Namesrv, UsageError
 from downrange.cli.output import Answer, Column, Table, print_answer
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from downrange.client.admin import Admin
     from downrange.client.admin.cluster import Replica
     from downrange.client.brokers import Broker
-    from downrange.client.outcomes import Outcomes
+    from downrange.client.per_server import PerServer
 
 Data = Annotated[Path, typer.Option("--data", "-d", help="Directory of the local cluster.")]
 _DEFAULT = Path("downrange-cluster")
@@ -90,7 +90,7 @@ def status(
     print_answer(ask(namesrv if cluster is None else cluster.namesrv, action), as_json=json)
 
 
-def _status(replicas: Outcomes[Broker, Replica], dead: list[Member]) -> Answer:
+def _status(replicas: PerServer[Broker, Replica], dead: list[Member]) -> Answer:
     ends = {broker.name: replica.max_offset for broker, replica in replicas.done.items() if broker.broker_id == 0}
     rows: list[dict[str, Any]] = []
     for broker, replica in sorted(replicas.done.items(), key=lambda item: (item[0].name, item[0].broker_id)):

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from downrange.cli.asking import answer, ask
-from downrange.cli.options import DryRun, Group, Json, Namesrv, UsageError, command_family
+from downrange.cli.cluster_actions import ask, asks
+from downrange.cli.options import DryRun, Group, Namesrv, UsageError, command_family
 from downrange.cli.output import Answer, Column, Table, one_line, print_answer
 from downrange.cli.times import parse_time, time_text
 
@@ -49,34 +49,19 @@ def _span(begin: str | None, end: str | None, ids: list[str] | None, limit: int 
 
 
 @app.command("list")
-def list_letters(
-    group: Group,
-    begin: Begin = None,
-    end: End = None,
-    ids: Ids = None,
-    limit: Limit = 100,
-    namesrv: Namesrv = None,
-    json: Json = False,
-) -> None:
+@asks
+async def list_letters(
+    admin: Admin, group: Group, begin: Begin = None, end: End = None, ids: Ids = None, limit: Limit = 100
+) -> Answer:
     """Show the dead letters of a group."""
-    chosen = _span(begin, end, ids, limit)
+    from downrange.client.dead_letters import DeadLetters
 
-    async def action(admin: Admin) -> Answer:
-        from downrange.client.dead_letters import DeadLetters
-
-        letters = DeadLetters(admin.session, group)
-        rows = [letter.document() async for letter in letters.read(**chosen)]
-        total = await letters.count()
-        return Answer(
-            {"group": group, "total": total, "letters": rows},
-            [Table(COLUMNS, rows), f"{len(rows)} of {total} dead letters of {group}"] if total else [_none(group)],
-        )
-
-    answer(namesrv, json, action)
-
-
-def _none(group: str) -> str:
-    return f"{group} has no dead letters"
+    letters = DeadLetters(admin.session, group)
+    rows = [letter.document() async for letter in letters.read(**_span(begin, end, ids, limit))]
+    total = await letters.count()
+    parts: list[Table | str] = [Table(COLUMNS, rows)] if total else []
+    parts.append(f"{len(rows)} of {total} dead letters of {group}" if total else f"{group} has no dead letters")
+    return Answer({"group": group, "total": total, "letters": rows}, parts)
 
 
 @app.command("export")

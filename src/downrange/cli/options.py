@@ -17,6 +17,7 @@ Cluster = Annotated[str | None, typer.Option("--cluster", "-c", help="All master
 Broker = Annotated[str | None, typer.Option("--broker", "-b", help="One broker: its name or host:port.")]
 Topic = Annotated[str, typer.Argument(help="Topic.")]
 Group = Annotated[str, typer.Argument(help="Consumer group.")]
+Changes = Annotated[list[str], typer.Argument(help="key=value, any number of them.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be done and change nothing.")]
 
 

@@ -9,11 +9,14 @@ import logging
 import resource
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractAsyncContextManager
 from typing import TypeVar
 
-from downrange.settings import ConfigError
+import typer
+
+from downrange.cli import run_files
+from downrange.settings import ConfigError, Property
 from downrange.transport.loop import run
 
 S = TypeVar("S")
@@ -37,8 +40,21 @@ def check_bind(host: str, *, insecure: bool) -> None:
         raise ConfigError(f"{host} can be reached from other machines, without a login: add --insecure if you mean it")
 
 
-def serve(server: AbstractAsyncContextManager[S], ready: Callable[[S], None]) -> None:
-    """Run a server until SIGTERM or SIGINT; a second signal ends the process at once."""
+def overrides(**given: object) -> dict[str, Property]:
+    """Settings from the options of the command line that were given."""
+    return {key: Property(str(value), "command line") for key, value in given.items() if value is not None}
+
+
+def warn(warnings: Iterable[str]) -> None:
+    for warning in warnings:
+        typer.echo(f"downrange: warning: {warning}", err=True)
+
+
+def serve(server: AbstractAsyncContextManager[S], ready: Callable[[S], tuple[str, dict[str, str]]]) -> None:
+    """Run a server until SIGTERM or SIGINT; a second signal ends the process at once.
+
+    `ready` returns a text to print, and the addresses by role under which `downrange shutdown` finds this process.
+    """
     _take_all_descriptors()
 
     async def until_signal() -> None:
@@ -53,10 +69,14 @@ def serve(server: AbstractAsyncContextManager[S], ready: Callable[[S], None]) ->
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, on_signal)
         async with server as running:
-            ready(running)
+            text, addresses = ready(running)
+            for role, address in addresses.items():
+                notes.enter_context(run_files.noted(role, address))
+            typer.echo(text)
             await stop.wait()
 
-    run(until_signal())
+    with contextlib.ExitStack() as notes:
+        run(until_signal())
 
 
 def _take_all_descriptors() -> None:

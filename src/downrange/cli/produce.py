@@ -18,8 +18,8 @@ from downrange.cli.output import one_line
 if TYPE_CHECKING:
     from downrange.cli.progress import Progress
     from downrange.cli.until_signal import StopRequest
-    from downrange.client.producer import AsyncProducer
-    from downrange.client.send_result import SendResult
+    from downrange.client.producer.producer import AsyncProducer
+    from downrange.client.producer.send_result import SendResult
     from downrange.model.errors import MQError
     from downrange.model.message import Message
 
@@ -110,7 +110,7 @@ async def _produce(
 ) -> tuple[bool, Outcome, float]:
     from downrange.cli.progress import progress
     from downrange.cli.until_signal import stop_on_signal
-    from downrange.client.producer import AsyncProducer
+    from downrange.client.producer.producer import AsyncProducer
 
     outcome = Outcome()
     with stop_on_signal() as stop, progress("sent", count, shares_terminal=as_json) as shown:

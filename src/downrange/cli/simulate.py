@@ -48,7 +48,7 @@ def run(
     json: Json = False,
 ) -> None:
     """Run fault strategies through failures of a simulated cluster and compare them."""
-    from downrange.client.fault import STRATEGIES
+    from downrange.client.producer.fault import STRATEGIES
     from downrange.simulation import SCENARIOS, Plan, simulate
 
     try:

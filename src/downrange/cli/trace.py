@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from downrange.cli.asking import answer
-from downrange.cli.options import Json, Namesrv
+from downrange.cli.cluster_actions import asks
 from downrange.cli.output import Answer
 from downrange.cli.times import time_text
+from downrange.settings import camel_case
 
 if TYPE_CHECKING:
     from downrange.client.admin import Admin
@@ -19,20 +19,16 @@ if TYPE_CHECKING:
     from downrange.model.message import StoredMessage
 
 
-def run(
+@asks
+async def run(
+    admin: Admin,
     message_id: Annotated[str, typer.Argument(help="Message id: the unique id, or the offset id.")],
     topic: Annotated[str, typer.Option("--topic", "-t", help="Trace topic.")] = "RMQ_SYS_TRACE_TOPIC",
-    namesrv: Namesrv = None,
-    json: Json = False,
-) -> None:
+) -> Answer:
     """Draw the life of a message: sent, stored, consumed by which groups. Needs clients that write traces."""
-
-    async def action(admin: Admin) -> Answer:
-        trace = await _trace(admin, message_id, topic)
-        stored = await _stored(admin, trace)
-        return Answer(_document(trace, stored), ["\n".join(_lines(trace, stored))])
-
-    answer(namesrv, json, action)
+    trace = await _trace(admin, message_id, topic)
+    stored = await _stored(admin, trace)
+    return Answer(_document(trace, stored), ["\n".join(_lines(trace, stored))])
 
 
 async def _trace(admin: Admin, message_id: str, topic: str) -> MessageTrace:
@@ -93,11 +89,7 @@ def _document(trace: MessageTrace, stored: StoredMessage | None) -> dict[str, An
 
 
 def _row(part: Any) -> dict[str, Any]:
-    row: dict[str, Any] = {}
-    for name, value in asdict(part).items():
-        first, *rest = name.split("_")
-        row[first + "".join(map(str.capitalize, rest))] = getattr(value, "name", value)
-    return row
+    return {camel_case(name): getattr(value, "name", value) for name, value in asdict(part).items()}
 
 
 # --- for people

@@ -91,7 +91,6 @@ class Puller:
 
     def _found(self, body: bytes) -> None:
         now = time.monotonic_ns()
-        moments: list[int] = []
         at = 0
         take, read = self.due.pop, _RECORD.unpack_from
         while len(body) - at >= _RECORD.size:  # no record of this load is shorter
@@ -101,10 +100,9 @@ class Puller:
                 number = body[start - NUMBER_WIDTH : start]
             moment = take(number, None)
             if moment is not None:  # None for the first message, which only tests the connection, and for strange ones
-                moments.append(moment)
+                self.latency.record(now - moment)
+                self.messages += 1
             at += size
-        self.latency.record_since(moments, now)
-        self.messages += len(moments)
 
 
 def end_to_end(target: Target, plan: SendPlan) -> LoadReport:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
 _PRECISION_BITS: Final = 7  # buckets are at most 1/64 of their value wide
@@ -15,8 +14,6 @@ class Histogram:
 
     For one thread.
     """
-
-    __slots__ = ("_counts", "count", "largest", "total")
 
     def __init__(self) -> None:
         self._counts = [0] * (_bucket(_LONGEST) + 1)
@@ -35,19 +32,6 @@ class Histogram:
         self.total += nanos * times
         if nanos > self.largest:  # called for every message: `max` takes twice as long
             self.largest = nanos
-
-    def record_since(self, moments: Sequence[int], now: int) -> None:
-        """Record the times from each of these moments until now, in half the time of `record`."""
-        if not moments:
-            return
-        latencies = [now - moment if moment < now else 0 for moment in moments]
-        counts = self._counts
-        for nanos in latencies:
-            shift = nanos.bit_length() - _PRECISION_BITS  # `_bucket`, written out
-            counts[nanos if shift <= 0 else shift * _LINEAR + (nanos >> shift)] += 1
-        self.count += len(latencies)
-        self.total += sum(latencies)
-        self.largest = max(self.largest, max(latencies))
 
     @property
     def mean(self) -> float:

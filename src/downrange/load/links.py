@@ -12,7 +12,6 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
-from types import TracebackType
 from typing import Final, Protocol, Self
 
 from downrange.transport.errors import ConnectFailed, ConnectionLost, RequestTimedOut
@@ -38,24 +37,18 @@ class Wire(Protocol):
 class Closing(ABC):
     """An object that `with` closes."""
 
-    __slots__ = ()
-
     @abstractmethod
     def close(self) -> None: ...
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
 class Link:
     """One connection. Bytes that the kernel does not take at once wait; the caller must not change them."""
-
-    __slots__ = ("_epoll", "_socket", "_space", "_waiting", "descriptor")
 
     def __init__(self, connected: socket.socket, epoll: select.epoll, space: memoryview) -> None:
         self._socket = connected
@@ -112,8 +105,6 @@ class WaitingLink(Closing):
 
     Between a request and its reply there are only two system calls.
     """
-
-    __slots__ = ("_address", "_polls", "_socket", "_space")
 
     def __init__(self, address: str, *, polls: bool = False) -> None:
         self._address = address

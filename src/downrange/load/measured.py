@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from downrange.load.histogram import Histogram
-from downrange.load.plans import SendPlan
 from downrange.load.report import LoadReport, Moment
 from downrange.load.target import Target
+
+if TYPE_CHECKING:
+    from downrange.load.sending import Sender
 
 
 class Timed(Protocol):
@@ -19,17 +21,10 @@ class Timed(Protocol):
     refused: Counter[str]
 
 
-class Sends(Timed, Protocol):
-    """The part of a sender that is needed here."""
-
-    plan: SendPlan
-    messages: int
-
-
 class Measured:
     """The part of a load between warm-up and end."""
 
-    def __init__(self, sender: Sends, target: Target, started: float, more: Mapping[str, Timed] | None = None) -> None:
+    def __init__(self, sender: Sender, target: Target, started: float, more: Mapping[str, Timed] | None = None) -> None:
         self._sender = sender
         self._timed: dict[str, Timed] = {"reply": sender, **(more or {})}
         self._server = target.server

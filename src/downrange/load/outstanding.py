@@ -16,8 +16,6 @@ class Outstanding:
     the number of requests under way.
     """
 
-    __slots__ = ("count", "moments")
-
     def __init__(self, slots: int) -> None:
         self.moments = array("q", bytes(8 * slots))
         self.count = 0

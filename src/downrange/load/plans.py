@@ -43,17 +43,17 @@ class SendPlan:
     """The least number of frames that are made in advance and used repeatedly."""
 
     def __post_init__(self) -> None:
-        _check("seconds", self.seconds, 0.01, 86_400)
-        _check("warm-up", self.warm_up_seconds, 0, 3600)
-        _check("size", self.size, SMALLEST_BODY, 4 << 20)
-        _check("batch", self.batch, 1, 4096)
-        _check("connections", self.connections, 1, 60_000)
-        _check("outstanding", self.outstanding, 1, 100_000)
-        _check("ring", self.ring, 0, 1_000_000)
+        check_range("seconds", self.seconds, 0.01, 86_400)
+        check_range("warm-up", self.warm_up_seconds, 0, 3600)
+        check_range("size", self.size, SMALLEST_BODY, 4 << 20)
+        check_range("batch", self.batch, 1, 4096)
+        check_range("connections", self.connections, 1, 60_000)
+        check_range("outstanding", self.outstanding, 1, 100_000)
+        check_range("ring", self.ring, 0, 1_000_000)
         if self.size * self.batch > 4 << 20:
             raise ConfigError(f"a batch of {self.batch} x {self.size} bytes is larger than a broker takes, 4 MiB")
         if self.rate is not None:
-            _check("rate", self.rate, 0.1, 10_000_000)
+            check_range("rate", self.rate, 0.1, 10_000_000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +69,12 @@ class PullPlan:
     """The tags of the wanted messages; only those are counted."""
 
     def __post_init__(self) -> None:
-        _check("seconds", self.seconds, 0.01, 86_400)
-        _check("connections", self.connections, 1, 10_000)
-        _check("outstanding", self.outstanding, 1, 10_000)
-        _check("messages a pull", self.max_messages, 1, 10_000)
+        check_range("seconds", self.seconds, 0.01, 86_400)
+        check_range("connections", self.connections, 1, 10_000)
+        check_range("outstanding", self.outstanding, 1, 10_000)
+        check_range("messages a pull", self.max_messages, 1, 10_000)
 
 
-def _check(name: str, value: float, least: float, most: float) -> None:
+def check_range(name: str, value: float, least: float, most: float) -> None:
     if not least <= value <= most:
         raise ConfigError(f"{name} {value}: expected {least} to {most}")

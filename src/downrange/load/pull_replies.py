@@ -28,8 +28,6 @@ class PullReplies:
     Holds always: a reply with a key has the code SUCCESS.
     """
 
-    __slots__ = ("_at", "data")
-
     def __init__(self) -> None:
         self.data = b""
         self._at = 0

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from downrange.load.histogram import Histogram
-from downrange.load.links import PATIENCE_SECONDS, Link, Links
+from downrange.load.links import Link, Links
 from downrange.load.outstanding import FIRST_OPAQUE
 from downrange.load.plans import PullPlan
 from downrange.load.pull_replies import (
@@ -28,14 +28,13 @@ from downrange.load.pull_replies import (
 from downrange.load.pull_requests import PullRequests
 from downrange.load.replies import ReplyLayout, decode_reply, learn_layout
 from downrange.load.report import LoadReport, Moment
-from downrange.load.sending import NOT_NOW
+from downrange.load.sending import NOT_NOW, check_alive
 from downrange.load.target import Target
 from downrange.model.record import MAGIC_V1, MAGIC_V2
 from downrange.protocol.bodies.pull import PullMessageResponse
 from downrange.protocol.codes import ResponseCode, SerializeType
 from downrange.protocol.errors import RemoteProtocolError, broker_error, code_name
 from downrange.settings import ConfigError
-from downrange.transport.errors import RequestTimedOut
 
 _STRETCH: Final = 2048  # messages
 _LONG_STRETCH: Final = 16_384  # with a filter, a pull looks at hundreds of messages and may pass the end of a stretch
@@ -100,9 +99,7 @@ class _Drain:
                 break
             for link in readable:
                 self._receive(link)
-            last_answer = now if readable else last_answer
-            if now - last_answer > PATIENCE_SECONDS:
-                raise RequestTimedOut(f"{self._target.address} has answered nothing for {PATIENCE_SECONDS:g} s")
+            last_answer = check_alive(self._target.address, now if readable else last_answer, now)
         ended = Moment.now(self._target.server, self._messages)
         return LoadReport.between("pull", begun, ended, self._target.server, {"pull": self._latency}, self._refused)
 

@@ -7,11 +7,8 @@ completely, too.
 from __future__ import annotations
 
 import struct
-from array import array
-from functools import partial
 from typing import Final, NamedTuple
 
-from downrange.compiled import steps as compiled
 from downrange.load.outstanding import FIRST_OPAQUE, Outstanding
 from downrange.protocol.codes import ResponseCode, SerializeType
 from downrange.protocol.command import Command
@@ -19,8 +16,6 @@ from downrange.protocol.errors import RemoteProtocolError
 from downrange.protocol.framing import MAX_FRAME, FrameDecoder
 
 _LENGTH: Final = struct.Struct(">i")
-_BINARY_OPAQUE: Final = struct.Struct(">i")
-_BINARY_OPAQUE_AT: Final = 13
 _OPAQUE: Final = b'"opaque":'
 OPAQUE_DIGITS: Final = 9
 
@@ -50,98 +45,50 @@ def learn_layout(frame: bytes, reply: Command) -> ReplyLayout:
 
 
 class ReplyReader:
-    """Reads the bytes of one connection; gives the send times of requests that succeeded, and replies with an error.
-
-    Every reply must answer an outstanding request, which is then no longer outstanding.
-    """
-
-    __slots__ = ("_outstanding", "_read", "_rest")
+    """Reads the bytes of one connection. Every reply must answer an outstanding request, which it ends."""
 
     def __init__(self, layout: ReplyLayout, outstanding: Outstanding) -> None:
+        self._layout = layout
         self._outstanding = outstanding
-        self._read = partial(
-            read_replies if compiled is None else compiled.read_replies, *layout, FIRST_OPAQUE, outstanding.moments
-        )
         self._rest = b""
 
-    def feed(self, data: bytes) -> tuple[int, list[int], list[Command]]:
-        """The number of successes; their send times, each followed by its number of requests in a row; the refusals."""
-        if self._rest:
-            data = self._rest + data
-        at, count, succeeded = self._read(data, 0)
-        self._outstanding.count -= count
-        if at == len(data):  # the usual case
-            self._rest = b""
-            return count, succeeded, []
+    def feed(self, data: bytes) -> tuple[list[int], list[Command]]:
+        """The send times of the requests that succeeded, and the replies with an error."""
+        data = self._rest + data
+        is_json, start, after = self._layout
+        before = after + OPAQUE_DIGITS
+        length_at, sent_at = _LENGTH.unpack_from, self._outstanding.moments
+        moments: list[int] = []
         refused: list[Command] = []
-        while frame := _whole_frame(data, at):
-            reply = decode_reply(frame)
-            if reply.is_response:
+        at, end = 0, len(data)
+        while end - at >= _LENGTH.size:
+            (length,) = length_at(data, at)
+            if not 4 <= length <= MAX_FRAME:
+                raise RemoteProtocolError(f"the broker sent a frame of {length} bytes")
+            stop = at + 4 + length
+            if stop > end:
+                break
+            slot = -1
+            if start and data.startswith(start, at + 8) and length >= 4 + before:
+                if not is_json:
+                    slot = int.from_bytes(data[at + 13 : at + 17], "big") - FIRST_OPAQUE
+                elif (digits := data[stop - before : stop - after]).isdigit():
+                    slot = int(digits) - FIRST_OPAQUE
+            if 0 <= slot < len(sent_at) and (moment := sent_at[slot]):
+                sent_at[slot] = 0
+                self._outstanding.count -= 1
+                moments.append(moment)
+            elif (reply := decode_reply(data[at:stop])).is_response:
                 moment = self._outstanding.take(reply.opaque)
                 if not moment:
                     raise RemoteProtocolError(f"the broker answered a request that is not outstanding: {reply.opaque}")
                 if reply.code == ResponseCode.SUCCESS:
-                    succeeded += moment, 1
-                    count += 1
+                    moments.append(moment)
                 else:
                     refused.append(reply)
-            at, more, moments = self._read(data, at + len(frame))
-            self._outstanding.count -= more
-            count += more
-            succeeded += moments
+            at = stop
         self._rest = data[at:]
-        return count, succeeded, refused
-
-
-def _whole_frame(data: bytes, at: int) -> bytes:
-    """The frame that begins at `at`; empty when it is incomplete."""
-    if len(data) - at < _LENGTH.size:
-        return b""
-    (length,) = _LENGTH.unpack_from(data, at)
-    if not 4 <= length <= MAX_FRAME:
-        raise RemoteProtocolError(f"the broker sent a frame of {length} bytes")
-    stop = at + _LENGTH.size + length
-    return data[at:stop] if stop <= len(data) else b""
-
-
-def read_replies(
-    is_json: bool, start: bytes, after: int, first_opaque: int, moments: array[int], data: bytes, at: int
-) -> tuple[int, int, list[int]]:
-    """Read replies from `at` on, as long as they have the expected form and answer outstanding requests.
-
-    Returns the end of the last one, their number, and their send times as `ReplyReader.feed` returns them.
-    """
-    before = after + OPAQUE_DIGITS
-    shortest = 4 + max(len(start), before if is_json else 9)  # in the way the length field counts
-    slots, end = len(moments), len(data)
-    answered: list[int] = []
-    count = last = times = 0
-    length_at, opaque_at = _LENGTH.unpack_from, _BINARY_OPAQUE.unpack_from
-    while start and end - at >= 8:
-        (length,) = length_at(data, at)
-        stop = at + 4 + length
-        if length < shortest or stop > end or not data.startswith(start, at + 8):
-            break
-        if not is_json:
-            slot = opaque_at(data, at + _BINARY_OPAQUE_AT)[0] - first_opaque
-        elif (digits := data[stop - before : stop - after]).isdigit():
-            slot = int(digits) - first_opaque
-        else:
-            break
-        if not 0 <= slot < slots or (moment := moments[slot]) == 0:
-            break
-        moments[slot] = 0
-        if moment == last:
-            times += 1
-        else:
-            if times:
-                answered += last, times
-                count += times
-            last, times = moment, 1
-        at = stop
-    if times:
-        answered += last, times
-    return at, count + times, answered
+        return moments, refused
 
 
 def decode_reply(frame: bytes) -> Command:

@@ -92,22 +92,17 @@ class Sender:
         """Read the replies that have arrived; return the number of requests they answer."""
         received = link.read()
         now = time.monotonic_ns()
-        count, moments, refused = self._readers[link].feed(received)
-        if len(moments) == 2:  # the usual case
-            self.latency.record(now - moments[0], moments[1])
-        elif 2 * count == len(moments):  # no two requests were sent at one moment
-            self.latency.record_since(moments[::2], now)
-        else:
-            for moment, times in zip(moments[::2], moments[1::2], strict=True):
-                self.latency.record(now - moment, times)
-        self.messages += count * self.plan.batch
+        moments, refused = self._readers[link].feed(received)
+        for moment, times in Counter(moments).items():
+            self.latency.record(now - moment, times)
+        self.messages += len(moments) * self.plan.batch
         for reply in refused:
             if reply.code not in NOT_NOW:
                 raise broker_error(reply.code, reply.remark)
             self.refused[code_name(reply.code)] += 1
             slot = reply.opaque - FIRST_OPAQUE
             self.on_refused(*self.frames.body_numbers(slot, slot + 1))
-        return count + len(refused)
+        return len(moments) + len(refused)
 
 
 def first_reply(address: str, frames: SendFrames) -> ReplyLayout:
@@ -183,7 +178,7 @@ def _closed_loop(sender: Sender, links: Links | Crowd, target: Target) -> LoadRe
             answered = sender.receive(link)
             if answered and measured.ended is None:
                 sender.send(link, answered)
-        last_answer = _check_alive(target.address, now if readable else last_answer, now)
+        last_answer = check_alive(target.address, now if readable else last_answer, now)
     return measured.report("send")
 
 
@@ -207,11 +202,11 @@ def _open_loop(sender: Sender, links: Links, target: Target) -> LoadReport:
         readable = links.wait(min(wait, 0.1))
         for link in readable:
             sender.receive(link)
-        last_answer = _check_alive(target.address, now if readable or not sender.outstanding else last_answer, now)
+        last_answer = check_alive(target.address, now if readable or not sender.outstanding else last_answer, now)
     return measured.report("send at a rate")
 
 
-def _check_alive(address: str, last_answer: float, now: float) -> float:
+def check_alive(address: str, last_answer: float, now: float) -> float:
     if now - last_answer > PATIENCE_SECONDS:
         raise RequestTimedOut(f"{address} has answered nothing for {PATIENCE_SECONDS:g} s")
     return last_answer

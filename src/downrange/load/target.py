@@ -12,7 +12,7 @@ from downrange.client.brokers import Broker, reachable
 from downrange.client.config import ClientConfig
 from downrange.client.errors import BrokerNotFound
 from downrange.client.session import Session
-from downrange.load.plans import MAX_QUEUES, MAX_TOPICS, TOPIC_DIGITS
+from downrange.load.plans import MAX_QUEUES, MAX_TOPICS, TOPIC_DIGITS, check_range
 from downrange.load.server_process import ServerProcess, listening_at
 from downrange.model.topics import AUTO_CREATE_TOPIC, check_topic_name
 from downrange.protocol.bodies.body import decode_body
@@ -52,8 +52,8 @@ async def find_target(
     server_pid: int | None = None,
 ) -> Target:
     """Find the broker and create missing topics; an existing topic keeps its queues, of which at most ten are used."""
-    _check_range("queues", queues, MAX_QUEUES)
-    _check_range("topics", topics, MAX_TOPICS)
+    check_range("queues", queues, 1, MAX_QUEUES)
+    check_range("topics", topics, 1, MAX_TOPICS)
     check_topic_name(_names(topic, topics)[-1])
     async with Session(ClientConfig.of(namesrv)) as session:
         one = reachable(await session.broker(broker) if broker else await _only_broker(session))
@@ -72,11 +72,6 @@ async def find_target(
 
 def _names(topic: str, topics: int) -> list[str]:
     return [topic] if topics == 1 else [f"{topic}-{number:0{TOPIC_DIGITS}}" for number in range(1, topics + 1)]
-
-
-def _check_range(name: str, value: int, most: int) -> None:
-    if not 1 <= value <= most:
-        raise ConfigError(f"{name} {value}: expected 1 to {most}")
 
 
 async def _only_broker(session: Session) -> Broker:

@@ -28,7 +28,7 @@ MQError                                                                        m
 ├── TransportError                                                             transport/errors.py
 │   ├── ConnectFailed, ListenFailed, ConnectionLost, RequestTimedOut           transport/errors.py
 │   └── TransportClosed                                                        transport/errors.py
-├── SqlError, EvaluationError                                                  broker/sql/errors.py
+├── SqlError                                                                   broker/sql/errors.py
 ├── ReplicationError                                                           broker/replication/errors.py
 │   └── SlaveAhead, SlaveTooFarBehind, LogsDiffer                              broker/replication/errors.py
 ├── ClientError                                                                client/errors.py

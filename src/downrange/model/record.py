@@ -16,7 +16,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from downrange.model.errors import StoreError
 from downrange.model.message import PhysicalOffset, QueueOffset, StoredMessage, SysFlag
@@ -75,33 +75,6 @@ class CorruptRecord(StoreError):
     """These bytes are not a whole, valid record."""
 
 
-class RecordParts(NamedTuple):
-    """The fields of a record, and where in its buffer body, topic and properties lie.
-
-    The body ends where the length of the topic begins, the topic two bytes before the properties.
-    """
-
-    size: int
-    magic: int
-    body_crc: int
-    queue_id: int
-    flag: int
-    queue_offset: QueueOffset
-    physical_offset: PhysicalOffset
-    sys_flag: int
-    born_timestamp: int
-    born_host: bytes
-    store_timestamp: int
-    store_host: bytes
-    reconsume_times: int
-    prepared_transaction_offset: int
-    body_length: int
-    body_at: int
-    topic_at: int
-    properties_at: int
-    end: int
-
-
 def crc32(body: Buffer) -> int:
     """RocketMQ's body checksum: CRC-32 with the top bit cleared."""
     return zlib.crc32(body) & CRC_MASK
@@ -132,8 +105,9 @@ def encode_record(message: StoredMessage, packed_born_host: bytes, packed_store_
 def unpack_record(data: Bytes, at: int, limit: int, start: int = 0) -> tuple[Head, int, int, int, int]:
     """The head of the record at `at`, then where its body, its topic, its properties begin, and where it ends.
 
-    For loops over many records; `read_parts` gives names to all this. Raises CorruptRecord, also for a record that ends
-    behind `limit`; the error says where the record is, and `start` is the offset of the first byte of `data`.
+    The body ends where the length of the topic begins, the topic two bytes before the properties. Raises CorruptRecord,
+    also for a record that ends behind `limit`; the error says where the record is, and `start` is the offset of the
+    first byte of `data`.
     """
     try:
         head: Head = _unpack_v4(data, at)
@@ -180,12 +154,6 @@ def _unpack_unusual(data: Bytes, at: int, head: Head, start: int) -> tuple[Head,
     return head, body_at, topic_at, topic_length
 
 
-def read_parts(data: Bytes, at: int = 0) -> RecordParts:
-    """The parts of the record that begins at `at`; raises CorruptRecord."""
-    head, *bounds = unpack_record(data, at, len(data))
-    return RecordParts(*head, *bounds)
-
-
 def record_size(head: Bytes) -> int | None:
     """The size of the record that begins with these eight bytes; None when no record begins with them."""
     size, magic = SIZE_AND_MAGIC.unpack_from(head) if len(head) >= SIZE_AND_MAGIC.size else (0, 0)
@@ -202,32 +170,34 @@ def store_timestamp_of(head: bytes | memoryview) -> int:
 def decode_record(buffer: bytes | bytearray | memoryview, start: int = 0, *, check_crc: bool = False) -> StoredMessage:
     """The record that begins at `start`."""
     view = memoryview(buffer)
-    parts = read_parts(view, start)
-    body = bytes(view[parts.body_at : parts.body_at + parts.body_length])
-    if check_crc and crc32(body) != parts.body_crc:
-        raise CorruptRecord(f"record at {start}: body checksum {crc32(body)} is not {parts.body_crc}")
+    head, body_at, topic_at, properties_at, end = unpack_record(view, start, len(view))
+    (size, _, body_crc, queue_id, flag, queue_offset, physical_offset, sys_flag, born_timestamp, born_host,
+     store_timestamp, store_host, reconsume_times, prepared_transaction_offset, body_length) = head  # fmt: skip
+    body = bytes(view[body_at : body_at + body_length])
+    if check_crc and crc32(body) != body_crc:
+        raise CorruptRecord(f"record at {start}: body checksum {crc32(body)} is not {body_crc}")
     try:
-        topic = str(view[parts.topic_at : parts.properties_at - 2], "utf-8")
-        properties = str(view[parts.properties_at : parts.end], "utf-8")
+        topic = str(view[topic_at : properties_at - 2], "utf-8")
+        properties = str(view[properties_at:end], "utf-8")
     except UnicodeDecodeError as error:
         raise CorruptRecord(f"record at {start} cannot be read: {error}") from None
     return StoredMessage(
         topic=topic,
-        queue_id=parts.queue_id,
-        queue_offset=parts.queue_offset,
-        physical_offset=parts.physical_offset,
+        queue_id=queue_id,
+        queue_offset=queue_offset,
+        physical_offset=physical_offset,
         body=body,
         properties_text=properties,
-        sys_flag=parts.sys_flag,
-        flag=parts.flag,
-        born_timestamp=parts.born_timestamp,
-        born_host=unpack_host(parts.born_host),
-        store_timestamp=parts.store_timestamp,
-        store_host=unpack_host(parts.store_host),
-        reconsume_times=parts.reconsume_times,
-        prepared_transaction_offset=parts.prepared_transaction_offset,
-        body_crc=parts.body_crc,
-        store_size=parts.size,
+        sys_flag=sys_flag,
+        flag=flag,
+        born_timestamp=born_timestamp,
+        born_host=unpack_host(born_host),
+        store_timestamp=store_timestamp,
+        store_host=unpack_host(store_host),
+        reconsume_times=reconsume_times,
+        prepared_transaction_offset=prepared_transaction_offset,
+        body_crc=body_crc,
+        store_size=size,
     )
 
 

@@ -115,18 +115,17 @@ def is_system_topic(topic: str) -> bool:
 
 def check_topic_name(topic: str) -> None:
     """Raise MessageError with RocketMQ's words when `topic` breaks a naming rule."""
-    if not topic.strip():
-        raise MessageError("The specified topic is blank.")
-    if not _NAME_CHARACTERS.issuperset(topic):
-        raise MessageError("The specified topic contains illegal characters, allowing only ^[%|a-zA-Z0-9_-]+$")
-    if len(topic) > MAX_TOPIC_LENGTH:
-        raise MessageError("The specified topic is longer than topic max length.")
+    _check_name("topic", topic, MAX_TOPIC_LENGTH)
 
 
 def check_group_name(group: str) -> None:
-    if not group.strip():
-        raise MessageError("The specified group is blank.")
-    if not _NAME_CHARACTERS.issuperset(group):
-        raise MessageError("The specified group contains illegal characters, allowing only ^[%|a-zA-Z0-9_-]+$")
-    if len(group) > MAX_GROUP_LENGTH:
-        raise MessageError("The specified group is longer than group max length.")
+    _check_name("group", group, MAX_GROUP_LENGTH)
+
+
+def _check_name(kind: str, name: str, most: int) -> None:
+    if not name.strip():
+        raise MessageError(f"The specified {kind} is blank.")
+    if not _NAME_CHARACTERS.issuperset(name):
+        raise MessageError(f"The specified {kind} contains illegal characters, allowing only ^[%|a-zA-Z0-9_-]+$")
+    if len(name) > most:
+        raise MessageError(f"The specified {kind} is longer than {kind} max length.")

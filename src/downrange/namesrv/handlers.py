@@ -205,13 +205,9 @@ class NamesrvHandlers:
         return command.reply(body=encode_body(TopicList(names, broker_addr)))
 
     def get_unit_topics(self, command: Command, connection: Connection) -> Command:
-        match command.code:
-            case RequestCode.GET_UNIT_TOPIC_LIST:
-                topics = self._routes.unit_topics(with_bits=UNIT_BIT)
-            case RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST:
-                topics = self._routes.unit_topics(with_bits=UNIT_SUB_BIT)
-            case _:
-                topics = self._routes.unit_topics(with_bits=UNIT_SUB_BIT, without_bits=UNIT_BIT)
+        wanted = UNIT_BIT if command.code == RequestCode.GET_UNIT_TOPIC_LIST else UNIT_SUB_BIT
+        unwanted = UNIT_BIT if command.code == RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST else 0
+        topics = self._routes.unit_topics(with_bits=wanted, without_bits=unwanted)
         return command.reply(body=encode_body(TopicList(topics)))
 
     # --- operators ----------------------------------------------------------------------------------------------
@@ -271,9 +267,7 @@ class NamesrvHandlers:
     # --- key-value configuration --------------------------------------------------------------------------------
 
     def put_kv_config(self, command: Command, connection: Connection) -> Command:
-        fields = command.ext_fields
-        if not fields.get("namespace") or not fields.get("key"):
-            raise BrokerError("namespace or key is null")
+        _check_kv_names(command)
         header = command.header(PutKVConfigRequest)
         self._kv.put(header.namespace, header.key, header.value)
         return command.reply()
@@ -286,9 +280,7 @@ class NamesrvHandlers:
         return command.reply(header=GetKVConfigResponse(value))
 
     def delete_kv_config(self, command: Command, connection: Connection) -> Command:
-        fields = command.ext_fields
-        if not fields.get("namespace") or not fields.get("key"):
-            raise BrokerError("namespace or key is null")
+        _check_kv_names(command)
         header = command.header(KVConfigRequest)
         self._kv.delete(header.namespace, header.key)
         return command.reply()
@@ -299,6 +291,11 @@ class NamesrvHandlers:
         if table is None:
             raise QueryNotFound(f"No config item, Namespace: {namespace}")
         return command.reply(body=encode_body(KVTable(table)))
+
+
+def _check_kv_names(command: Command) -> None:
+    if not command.ext_fields.get("namespace") or not command.ext_fields.get("key"):
+        raise BrokerError("namespace or key is null")
 
 
 def _registration_of(header: RegisterBrokerRequest, data: bytes) -> RegisterBrokerBody:

@@ -202,12 +202,7 @@ class RouteTable:
         self.revision += 1
         name = known.broker_name
         if addresses:
-            self._brokers[name] = BrokerData(
-                cluster=known.cluster,
-                broker_name=name,
-                broker_addrs=addresses,
-                enable_acting_master=known.enable_acting_master,
-            )
+            self._brokers[name] = structs.replace(known, broker_addrs=addresses)
             return
         del self._brokers[name]
         names = self._clusters.get(known.cluster, set())

@@ -265,8 +265,6 @@ VERSION_4_9_8 = 409
 """The release whose behaviour we follow; every command we send names it."""
 VERSION_STANDARD_JSON = 401
 """4.9.4: clients of this version and later get routes in standard JSON from a name server."""
-VERSION_TOPIC_MAPPING = 413
-"""5.0.0: from this version on, a compressed registration has a mapping section."""
 
 
 def version_name(version: int) -> str:

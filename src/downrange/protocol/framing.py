@@ -11,8 +11,6 @@ import struct
 from collections.abc import Mapping
 from typing import Final, TypeVar
 
-import msgspec
-
 from downrange.compiled import accelerated, steps
 from downrange.protocol import header_binary, header_json
 from downrange.protocol.codes import SerializeType
@@ -187,19 +185,8 @@ def encode_parts(command: Command, opaque: int | None = None) -> list[Buffer]:
     body = command.body
     parts: list[Buffer] = [body] if isinstance(body, _BUFFERS) else list(body)
     codec = header_json if command.serialize_type == _JSON else header_binary
-    header = codec.encode(
-        command.code,
-        command.language,
-        command.version,
-        command.opaque if opaque is None else opaque,
-        command.flag,
-        command.remark,
-        # Ext fields that are JSON text already are not encoded again: senders of many requests make it themselves.
-        command.raw_ext if codec is header_json and isinstance(command.raw_ext, msgspec.Raw) else _fields(command),
-    )
-    body_length = 0
-    for part in parts:
-        body_length += len(part)
+    header = codec.encode(command, command.opaque if opaque is None else opaque)
+    body_length = sum(map(len, parts))
     head = with_prefix(command.serialize_type, header, body_length)
     return [head, *parts] if body_length else [head]
 
@@ -212,10 +199,6 @@ def with_prefix(serialize_type: int, header: bytes, body_length: int) -> bytes:
     if len(header) > 0xFFFFFF:
         raise LocalProtocolError(f"header of {len(header)} bytes does not fit a frame")
     return _pack_prefix(length, serialize_type << 24 | len(header)) + header
-
-
-def _fields(command: Command) -> Mapping[str, str] | None:
-    return None if command.raw_ext is None else command.ext_fields
 
 
 def encode(command: Command, opaque: int | None = None) -> bytes:

@@ -14,7 +14,7 @@ from math import inf, log
 from random import Random
 from typing import Final, NamedTuple
 
-from downrange.client.fault import Outcome
+from downrange.client.producer.fault import Outcome
 from downrange.simulation.plan import Plan
 
 SEND_QUEUE_WAIT_MILLIS: Final = 200.0

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, fields
 from typing import Final
 
-from downrange.client.retry import SendKind, attempts_allowed
+from downrange.client.producer.retry import SendKind, attempts_allowed
 from downrange.settings import ConfigError
 
 LEAST_CAPACITY: Final = 1000.0

@@ -13,8 +13,8 @@ from math import inf
 from random import Random
 from typing import Any, Final
 
-from downrange.client.fault import PROBE_TIMEOUT_MILLIS, Attempt, FaultStrategy, Outcome, QueueChooser
-from downrange.client.retry import Decision, after_attempt, attempt_timeout
+from downrange.client.producer.fault import PROBE_TIMEOUT_MILLIS, Attempt, FaultStrategy, Outcome, QueueChooser
+from downrange.client.producer.retry import Decision, after_attempt, attempt_timeout
 from downrange.model.message import MessageQueue
 from downrange.protocol.codes import ResponseCode
 from downrange.settings import ConfigError

@@ -25,6 +25,8 @@ from dataclasses import dataclass
 from enum import Enum, StrEnum
 from typing import Final
 
+from downrange.client.producer.transaction_producer import LocalTransactionState
+
 HANDOVER_MILLIS: Final = 10 * 60 * 1000
 """After this time an open marker counts as abandoned: its driver has died and no other ran the batch again."""
 
@@ -43,14 +45,6 @@ class Step(Enum):
     END = "commit the halves of this attempt"
     SETTLE = "commit the halves of the open marker that are not yet messages"
     CLOSE = "write the closed marker"
-
-
-class Verdict(Enum):
-    """The answer to a broker that asks how the transaction of a half message ended."""
-
-    COMMIT = "commit"
-    ROLL_BACK = "roll back"
-    UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,14 +104,18 @@ def may_roll_back(*, all_tasks_ended: bool) -> bool:
     return not all_tasks_ended
 
 
-def verdict(of_batch: Marker | None, newest: Marker | None, batch: int, token: str, now: int) -> Verdict:
+def verdict(of_batch: Marker | None, newest: Marker | None, batch: int, token: str, now: int) -> LocalTransactionState:
     """How to end a half message, by the marker of its batch and the newest marker of its query."""
     if of_batch is None:
         # A later batch exists only if this one was decided, and then without a half message of this attempt.
-        return Verdict.ROLL_BACK if newest is not None and newest.batch > batch else Verdict.UNKNOWN
+        return (
+            LocalTransactionState.ROLLBACK
+            if newest is not None and newest.batch > batch
+            else LocalTransactionState.UNKNOWN
+        )
     if token not in of_batch.tokens:
-        return Verdict.ROLL_BACK
+        return LocalTransactionState.ROLLBACK
     # While the marker is open the driver ends half messages; a second end would deliver the message twice.
     if of_batch.is_closed or now - of_batch.written > HANDOVER_MILLIS:
-        return Verdict.COMMIT
-    return Verdict.UNKNOWN
+        return LocalTransactionState.COMMIT
+    return LocalTransactionState.UNKNOWN

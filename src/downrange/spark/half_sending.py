@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final, TypeVar
 
 from downrange.client.errors import ClientCode, code_of
-from downrange.client.transaction_producer import AsyncTransactionProducer, HalfSent, LocalTransactionState
+from downrange.client.producer.transaction_producer import AsyncTransactionProducer, HalfSent, LocalTransactionState
 from downrange.model.errors import MQError
 from downrange.model.message import Message, MessageQueue
-from downrange.spark.halves import Half, HalfList
+from downrange.spark.half_message_lists import Half, HalfList
 from downrange.spark.sink_sending import check_safe, queue_of, unless_busy
 
 log = logging.getLogger(__name__)

@@ -16,12 +16,12 @@ import msgspec
 from downrange.client.admin.messages import MessageAdmin
 from downrange.client.compression import plain_body as _plain
 from downrange.client.errors import NoRoute
-from downrange.client.producer import AsyncProducer
+from downrange.client.producer.producer import AsyncProducer
 from downrange.clock import Clock
 from downrange.model.errors import MQError
 from downrange.model.message import Message, StoredMessage
 from downrange.spark.delivery import Marker, valid_marker
-from downrange.spark.halves import Half, halves_of
+from downrange.spark.half_message_lists import Half, halves_of
 from downrange.spark.sink_sending import check_safe, unless_busy
 
 _MARKER_TAG: Final = "marker"

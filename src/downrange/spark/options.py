@@ -195,11 +195,11 @@ class SourceOptions:
         return parse_assign("assign", self.assign) if self.assign is not None else {}
 
     @property
-    def starting(self) -> Place:
+    def starting(self) -> ReadPosition:
         return _place("starting", self.starting_offsets, self.starting_timestamp, self.starting_offsets_by_timestamp)
 
     @property
-    def ending(self) -> Place:
+    def ending(self) -> ReadPosition:
         return _place("ending", self.ending_offsets, self.ending_timestamp, self.ending_offsets_by_timestamp)
 
     @property
@@ -218,8 +218,8 @@ class SourceOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A place to begin or end: a word, a time for every queue, or an offset or time for single queues."""
+class ReadPosition:
+    """Where to begin or end: a word, a time for every queue, or a number or time for single queues."""
 
     word: str | None = None
     millis: int | None = None
@@ -228,21 +228,21 @@ class Place:
 
     @property
     def is_given(self) -> bool:
-        return self != Place()
+        return self != ReadPosition()
 
 
-def _place(which: str, offsets: str | None, timestamp: str | None, by_timestamp: str | None) -> Place:
+def _place(which: str, offsets: str | None, timestamp: str | None, by_timestamp: str | None) -> ReadPosition:
     if timestamp is not None:
-        return Place(millis=_millis(f"{which}Timestamp", timestamp))
+        return ReadPosition(millis=_millis(f"{which}Timestamp", timestamp))
     if by_timestamp is not None:
-        return Place(times=parse_offsets(f"{which}OffsetsByTimestamp", by_timestamp))
+        return ReadPosition(times=parse_offsets(f"{which}OffsetsByTimestamp", by_timestamp))
     if offsets is None:
-        return Place()
+        return ReadPosition()
     if offsets.lower() in (EARLIEST, LATEST, GROUP):
-        return Place(word=offsets.lower())
+        return ReadPosition(word=offsets.lower())
     if not offsets.lstrip().startswith("{"):
         raise OptionError(f"{which}Offsets={offsets}: expected earliest, latest, group or JSON")
-    return Place(offsets=parse_offsets(f"{which}Offsets", offsets))
+    return ReadPosition(offsets=parse_offsets(f"{which}Offsets", offsets))
 
 
 def _millis(key: str, text: str) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -119,14 +120,14 @@ class PropertyArrays:
         return _as_text(spans(self._data, start, stop, pa.binary(), valid))
 
 
+@dataclass(frozen=True, slots=True)
 class SplitProperties:
     """The properties of records as the compiled function made them: the same columns as those of PropertyArrays."""
 
-    def __init__(self, rows: int, is_ascii: bool, columns: Mapping[str, _Texts], in_map: _Map | None) -> None:
-        self._rows = rows
-        self._is_ascii = is_ascii
-        self._columns = columns
-        self._map = in_map
+    _rows: int
+    _is_ascii: bool
+    _columns: Mapping[str, _Texts]
+    _map: _Map | None
 
     def column(self, name: str) -> pa.Array:
         return self._text(self._rows, self._columns[name])

@@ -150,25 +150,9 @@ class RecordArrays:
             first = int(self.starts[int(np.argmin(good))])
             raise CorruptRecord(f"record at byte {first} {problem}")
 
-    @property
-    def body_crc(self) -> npt.NDArray[np.uint32]:
-        return _native(self._head["body_crc"])
-
-    @property
-    def queue_id(self) -> npt.NDArray[np.int32]:
-        return _native(self._head["queue_id"])
-
-    @property
-    def queue_offset(self) -> npt.NDArray[np.int64]:
-        return _native(self._head["queue_offset"])
-
-    @property
-    def physical_offset(self) -> npt.NDArray[np.int64]:
-        return _native(self._head["physical_offset"])
-
-    @property
-    def born_time(self) -> npt.NDArray[np.int64]:
-        return _native(self._head["born_time"])
+    def number(self, name: str) -> npt.NDArray[Any]:
+        """A field of `HEAD` that precedes the hosts, of every record."""
+        return _native(self._head[name])
 
     @property
     def store_time(self) -> npt.NDArray[np.int64]:

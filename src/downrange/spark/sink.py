@@ -16,13 +16,13 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from downrange.client.transaction_producer import LocalTransactionState
+from downrange.client.producer.transaction_producer import LocalTransactionState
 from downrange.model.errors import MQError
 from downrange.spark.delivery import Level, Marker, Step, commit_steps, is_delivered, may_roll_back
 from downrange.spark.errors import OptionError, one_line_errors
-from downrange.spark.garbage import freeze_imports
+from downrange.spark.frozen_imports import freeze_imports
+from downrange.spark.half_message_lists import Half, halves_of
 from downrange.spark.half_sending import HalfSending, end_halves
-from downrange.spark.halves import Half, halves_of
 from downrange.spark.sink_client import SinkClient, client_of
 from downrange.spark.sink_options import SinkOptions, sink_options
 from downrange.spark.sink_rows import RowKey, RowReader, check_columns

@@ -10,22 +10,16 @@ from downrange.client import background_loop
 from downrange.client.admin.messages import MessageAdmin
 from downrange.client.consumer.messages import ReceivedMessage
 from downrange.client.errors import NoRoute
-from downrange.client.producer import AsyncProducer
+from downrange.client.producer.producer import AsyncProducer
+from downrange.client.producer.transaction_producer import AsyncTransactionProducer, HalfSent, LocalTransactionState
 from downrange.client.session import Session
-from downrange.client.transaction_producer import AsyncTransactionProducer, HalfSent, LocalTransactionState
 from downrange.model.errors import MessageError
-from downrange.spark.delivery import Level, Verdict, verdict
+from downrange.spark.delivery import Level, verdict
 from downrange.spark.markers import AskedMarkers, Markers
 from downrange.spark.sink_options import SinkOptions
 from downrange.spark.sink_rows import ATTEMPT_PROPERTY, ROW_PROPERTY, RowKey
 
 T = TypeVar("T")
-
-_STATES: Final = {
-    Verdict.COMMIT: LocalTransactionState.COMMIT,
-    Verdict.ROLL_BACK: LocalTransactionState.ROLLBACK,
-    Verdict.UNKNOWN: LocalTransactionState.UNKNOWN,
-}
 
 
 class SinkClient:
@@ -75,7 +69,7 @@ class SinkClient:
             )
         row = RowKey.parse(properties.get(ROW_PROPERTY, ""))
         of_batch, newest = await self._asked.get(row.query, row.batch)
-        state = _STATES[verdict(of_batch, newest, row.batch, token, self.session.clock.now())]
+        state = verdict(of_batch, newest, row.batch, token, self.session.clock.now())
         if state is LocalTransactionState.COMMIT and not await self._is_half(message.topic, message.message_id):
             # A broker that asked before made a copy and asks about the copy, too. The message was delivered already.
             return LocalTransactionState.ROLLBACK

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from downrange.client.config import ClientConfig, ProducerConfig
-from downrange.client.messages import check_producer_group, check_topic
+from downrange.client.producer.outgoing import check_producer_group, check_topic
 from downrange.model.errors import MQError
 from downrange.settings import Property, configure, setting, settings_of
 from downrange.spark.delivery import Level

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -160,8 +160,4 @@ def _joined(keys: Sequence[str | None], number: int) -> str | None:
     for key in keys:
         if key is not None and " " in key:
             raise MessageError(f"row {number}: the key {key!r} holds a blank, which separates keys")
-    return " ".join(_present(keys)) or None
-
-
-def _present(keys: Sequence[str | None]) -> Iterator[str]:
-    return (key for key in keys if key)
+    return " ".join(key for key in keys if key) or None

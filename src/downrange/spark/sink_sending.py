@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from downrange.client.errors import SendFailed, code_of
-from downrange.client.producer import AsyncProducer
-from downrange.client.retry import FLOW_CONTROL_CODES
-from downrange.client.send_result import SendResult, SendStatus
+from downrange.client.producer.producer import AsyncProducer
+from downrange.client.producer.retry import FLOW_CONTROL_CODES
+from downrange.client.producer.send_result import SendResult, SendStatus
 from downrange.model.errors import MQError
 from downrange.model.hashing import java_hash
 from downrange.model.message import Message, MessageQueue

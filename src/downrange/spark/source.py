@@ -33,10 +33,10 @@ from downrange.spark.cluster import Cluster
 from downrange.spark.decoder import Decoder
 from downrange.spark.errors import DataLost, NothingToRead, OptionError, one_line_errors
 from downrange.spark.filters import Narrowed
-from downrange.spark.garbage import freeze_imports
+from downrange.spark.frozen_imports import freeze_imports
+from downrange.spark.offset_resolution import Origins, resolve
 from downrange.spark.offsets import Offsets, from_json, to_json
 from downrange.spark.options import EARLIEST, LATEST, SourceOptions
-from downrange.spark.places import Origins, resolve
 from downrange.spark.planner import Loss, QueueRange, Reach
 from downrange.spark.store_reader import StoreReader, Stores
 from downrange.spark.wire_reader import WireReader
@@ -126,12 +126,14 @@ class _Reading:
 class BatchReader(_Reading, DataSourceReader):
     """The reader of `spark.read`: messages between starting and ending offsets, fixed when the query is planned."""
 
+    _narrowed = Narrowed()
+
     def partitions(self) -> Sequence[InputPartition]:
         with one_line_errors():
-            return self._planned(Narrowed())
+            return self._planned()
 
-    def _planned(self, narrowed: Narrowed) -> list[InputPartition]:
-        options = self._options
+    def _planned(self) -> list[InputPartition]:
+        options, narrowed = self._options, self._narrowed
         origins = self._origins()
         reach = {queue: there for queue, there in self._existing(origins).items() if narrowed.has_queue(queue)}
         start = resolve("starting", options.starting, EARLIEST, reach, origins)
@@ -160,18 +162,10 @@ class FilteringBatchReader(BatchReader):
     It is a separate class because Spark refuses readers with `pushFilters` while its own setting is off.
     """
 
-    def __init__(self, options: SourceOptions, schema: pa.Schema) -> None:
-        super().__init__(options, schema)
-        self._narrowed = Narrowed()
-
     def pushFilters(self, filters: list[Any]) -> Any:  # noqa: N802  Spark's name
         with one_line_errors():
             self._narrowed = Narrowed.by(filters)
         return filters  # Spark must apply all of them: we only leave out rows that cannot match
-
-    def partitions(self) -> Sequence[InputPartition]:
-        with one_line_errors():
-            return self._planned(self._narrowed)
 
 
 class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -286,21 +280,8 @@ class BrokenStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, error: MQError) -> None:
         self._error = error
 
-    def _tell(self) -> NoReturn:
+    def _tell(self, *_: Any, **__: Any) -> NoReturn:
         with one_line_errors():
             raise self._error
 
-    def initialOffset(self) -> dict[str, Any]:  # noqa: N802  Spark's names
-        self._tell()
-
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        self._tell()
-
-    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        self._tell()
-
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        self._tell()
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        self._tell()
+    initialOffset = latestOffset = prepareForTriggerAvailableNow = partitions = read = _tell  # noqa: N815  Spark's names

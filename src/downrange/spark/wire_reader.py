@@ -97,7 +97,7 @@ class WireReader:
                 if not under_way:
                     break
                 current, task = under_way.popleft()
-                stretch = self._loop.run(_result(task))
+                stretch = self._loop.run(task)
                 pieces.learn(current, stretch, is_bulk=current.queue.broker_name in self._bulk)
                 ready += stretch.answers
                 rows += stretch.rows
@@ -110,7 +110,7 @@ class WireReader:
             for _, task in under_way:
                 task.cancel()
             if under_way:
-                self._loop.run(_settled([task for _, task in under_way]))
+                self._loop.run(asyncio.gather(*(task for _, task in under_way), return_exceptions=True))
             self._loop.run(self._connections.close())
 
     async def _fetch(self, wanted: QueueRange) -> _Stretch:
@@ -166,9 +166,8 @@ class WireReader:
         return pulled.next_offset if pulled.next_offset > at else wanted.stop
 
     def _lost(self, wanted: QueueRange, at: int, pulled: Pulled) -> None:
-        loss = Loss(wanted.queue, at, Reach(max(pulled.min_offset, pulled.next_offset), pulled.max_offset))
-        if pulled.next_offset <= at:
-            loss = Loss(wanted.queue, at, Reach(pulled.min_offset, pulled.max_offset))
+        first = pulled.min_offset if pulled.next_offset <= at else max(pulled.min_offset, pulled.next_offset)
+        loss = Loss(wanted.queue, at, Reach(first, pulled.max_offset))
         if self._options.fail_on_data_loss:
             raise DataLost(f"{loss} (failOnDataLoss=false would go on without them)")
         log.warning("messages lost %s", loss)
@@ -220,11 +219,3 @@ def _joined(answers: Sequence[_Answer], wanted: QueueRange) -> Iterator[Fetched]
         bases = np.cumsum([0, *(len(answer.body) for answer in same[:-1])])
         starts = np.concatenate([answer.starts + base for answer, base in zip(same, bases, strict=True)])
         yield Fetched(b"".join(answer.body for answer in same), starts, origin)
-
-
-async def _result(task: asyncio.Task[_Stretch]) -> _Stretch:
-    return await task
-
-
-async def _settled(tasks: Sequence[asyncio.Task[_Stretch]]) -> None:
-    await asyncio.gather(*tasks, return_exceptions=True)

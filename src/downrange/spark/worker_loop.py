@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Coroutine
 from typing import Any, Final, TypeVar
 
 from downrange.client.config import ClientConfig
@@ -28,7 +28,7 @@ class WorkerLoop:
         self._loop = (loop_factory() or asyncio.new_event_loop)()
         self._sessions: dict[ClientConfig, Session] = {}
 
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
+    def run(self, work: Awaitable[T]) -> T:
         return self._loop.run_until_complete(work)
 
     def catch_up(self) -> None:

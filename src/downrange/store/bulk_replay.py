@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from downrange.compiled import accelerated
@@ -35,53 +36,51 @@ def read_records(
     return at
 
 
+@dataclass(eq=False)
 class BulkReplay:
-    """Replays usual records many at a time; a walk asks it at every record. For the store's own thread."""
+    """Replays usual records many at a time; a walk asks it at every record. For the store's own thread.
 
-    def __init__(
-        self,
-        dispatcher: Dispatcher,
-        applied: Callable[[NewMessages], None] = lambda messages: None,
-        *,
-        only_index: bool = False,
-        begin: int = 0,
-        end: int = 1 << 62,
-    ) -> None:
-        """`applied` is called with each batch. `begin` and `end` are the offsets between which it may take records.
+    `applied` is called with each batch. `begin` and `end` are the offsets between which it may take records. With
+    `only_index` queues are left alone, as by `Dispatcher.index_only`.
+    """
 
-        With `only_index` queues are left alone, as by `Dispatcher.index_only`.
-        """
-        self._dispatcher = dispatcher
-        self._applied = applied
-        self._only_index = only_index
-        self._begin = begin
-        self._end = end
-        self.records = 0
-        """How many records were taken so far."""
-        self.last_offset = PhysicalOffset(0)
-        self.last_timestamp = 0
-        """Physical offset and store time of the last of them."""
+    dispatcher: Dispatcher
+    applied: Callable[[NewMessages], None] = lambda messages: None
+    only_index: bool = False
+    begin: int = 0
+    end: int = 1 << 62
+    records: int = field(init=False, default=0)
+    """How many records were taken so far."""
+    last_offset: PhysicalOffset = field(init=False, default=PhysicalOffset(0))
+    last_timestamp: int = field(init=False, default=0)
+    """Physical offset and store time of the last of them."""
 
     def take(self, mapping: mmap.mmap, at: int, limit: int, start: int, check_crc: bool) -> int:
         """Replay records from position `at` of a file on, none of which ends behind `limit`; where the next one begins.
 
         Raises OSError and StoreError when a queue cannot be written.
         """
-        limit = min(limit, self._end - start)
-        dispatcher = self._dispatcher
-        while self._begin <= start + at < start + limit:
+        limit = min(limit, self.end - start)
+        dispatcher = self.dispatcher
+        while self.begin <= start + at < start + limit:
             messages = NewMessages()
-            stop = read_records(messages, mapping, at, limit, start, check_crc, dispatcher.queues, not self._only_index)
-            if stop == at:
+            read_records(messages, mapping, at, limit, start, check_crc, dispatcher.queues, not self.only_index)
+            read = len(messages)
+            if not read:
                 break
-            count = len(messages)
-            if not self._only_index:
-                dispatcher.apply(messages, 0, count)
-                self._applied(messages)
+            if not self.only_index:
+                dispatcher.apply_usual(messages)
             elif dispatcher.index is not None:
-                dispatcher.index.put(messages, 0, count)
+                dispatcher.index.put(messages, 0, read)
+            count = len(messages)
+            if not count:
+                break
+            if not self.only_index:
+                self.applied(messages)
             self.records += count
             self.last_offset = PhysicalOffset(messages.bounds(count - 1, count)[0])
             self.last_timestamp = messages.timestamp(count - 1)
-            at = stop
+            at = messages.end_offset - start
+            if count < read:
+                break
         return at

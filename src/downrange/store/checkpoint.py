@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from downrange.store.errors import StoreLocked
-from downrange.store.files import Files
+from downrange.store.files import Files, write_synced
 
 # Store times up to which commit log, consume queues and index are on disk. The rest of the file belongs to RocketMQ.
 _TIMES: Final = struct.Struct(">qqq")
@@ -42,14 +42,8 @@ class Checkpoint:
 
     def write(self) -> None:
         """Write the times to the disk. May run in a worker thread."""
-        self._files.create(self._path, _FILE_SIZE)
-        descriptor = self._files.open(self._path)
-        try:
-            times = _TIMES.pack(self.physic_msg_timestamp, self.logics_msg_timestamp, self.index_msg_timestamp)
-            self._files.write_at(descriptor, times, 0)
-            self._files.sync(descriptor)
-        finally:
-            self._files.close(descriptor)
+        times = _TIMES.pack(self.physic_msg_timestamp, self.logics_msg_timestamp, self.index_msg_timestamp)
+        write_synced(self._files, self._path, _FILE_SIZE, times)
 
     def safe_timestamp(self, *, with_index: bool) -> int:
         """The time up to which all records are on disk with their queue entries, and `with_index` in the index."""
@@ -83,13 +77,7 @@ class AbortMarker:
             return False
 
     def set(self) -> None:
-        self._files.create(self._path, len(self._boot_id))
-        descriptor = self._files.open(self._path)
-        try:
-            self._files.write_at(descriptor, self._boot_id.encode("ascii"), 0)
-            self._files.sync(descriptor)
-        finally:
-            self._files.close(descriptor)
+        write_synced(self._files, self._path, len(self._boot_id), self._boot_id.encode("ascii"))
         self._files.sync_directory(self._path.parent)
 
     def clear(self) -> None:

@@ -47,14 +47,16 @@ def put_entries(
     """
     places = messages.places[number:stop]
     for each, place, state in zip(range(number, stop), places, messages.states[number:stop], strict=True):
+        if messages.sys_flag(each) & _NOT_IN_A_QUEUE:
+            continue
+        if place[2] == 0 and state.queue.max_physical_offset > 0:
+            return each, []  # the first message of a queue that has messages is unusual
         put_entry(messages, each, place, state)
     return stop, []
 
 
 def put_entry(messages: NewMessages, number: int, place: Place, state: QueueState) -> None:
-    """Put the queue entry of one stored message, unless it belongs in no queue."""
-    if messages.sys_flag(number) & _NOT_IN_A_QUEUE:
-        return
+    """Put the queue entry of one stored message."""
     code = messages.code(number)
     if code is None:
         code = tags_code(messages.tags(number) or "")
@@ -92,16 +94,30 @@ class Dispatcher:
         tails = queues.tails
         while at < stop:
             at, full = put_entries(messages, at, stop, tails.rows, tails.memory)
-            for row in full:
-                state = queues.by_row[row // ROW]
-                assert state is not None
-                state.queue.spill()
+            self._spill(full)
             if at < stop:
                 self._put_unusual(messages, at)
                 at += 1
         self.last_store_timestamp = messages.timestamp(stop - 1)
         if self.index is not None:
             self.index.put(messages, number, stop)
+
+    def apply_usual(self, messages: NewMessages) -> None:
+        """Apply replayed messages up to the first that does not simply come next in its queue; cut off the rest."""
+        queues = self.queues
+        reached, full = put_entries(messages, 0, len(messages), queues.tails.rows, queues.tails.memory)
+        self._spill(full)
+        messages.cut(reached)
+        if reached:
+            self.last_store_timestamp = messages.timestamp(reached - 1)
+            if self.index is not None:
+                self.index.put(messages, 0, reached)
+
+    def _spill(self, full: list[int]) -> None:
+        for row in full:
+            state = self.queues.by_row[row // ROW]
+            assert state is not None
+            state.queue.spill()
 
     def _put_unusual(self, messages: NewMessages, number: int) -> None:
         """Put the entry of a message that does not simply come next in its queue."""

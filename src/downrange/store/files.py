@@ -14,6 +14,7 @@ import ctypes
 import errno
 import mmap
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -46,6 +47,24 @@ class Files(Protocol):
     def remove(self, path: Path | str) -> None: ...
 
     def replace(self, source: Path, target: Path) -> None: ...
+
+
+@contextlib.contextmanager
+def opened(files: Files, path: Path | str, *, writable: bool = True) -> Iterator[int]:
+    """A descriptor of a file, which is closed at the end of the block."""
+    descriptor = files.open(path, writable=writable)
+    try:
+        yield descriptor
+    finally:
+        files.close(descriptor)
+
+
+def write_synced(files: Files, path: Path, size: int, data: bytes) -> None:
+    """Write the beginning of a small file, which is made with `size` bytes if it is missing, and sync it."""
+    files.create(path, size)
+    with opened(files, path) as descriptor:
+        files.write_at(descriptor, data, 0)
+        files.sync(descriptor)
 
 
 class OsFiles:

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from downrange.model.message import PhysicalOffset
-from downrange.model.message_id import parse_offset_message_id
 from downrange.store.config import BrokerRole, StoreConfig
 from downrange.store.errors import StoreClosed
 from downrange.store.index.key_index import KeyIndex
@@ -338,10 +337,6 @@ class MessageReader:
         """The record that begins at this offset of the log, or None."""
         self._check_open()
         return self.commit_log.record_at(PhysicalOffset(physical_offset))
-
-    def record_by_id(self, message_id: str) -> memoryview | None:
-        """The record an offset message id points at, or None. The host in the id is not compared."""
-        return self.record_at(parse_offset_message_id(message_id).physical_offset)
 
     def query(self, topic: str, key: str, max_messages: int, begin: int, end: int) -> QueryResult:
         """Records whose key has the same hash, stored from `begin` to `end`; who asks compares the key text."""

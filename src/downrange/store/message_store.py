@@ -174,10 +174,8 @@ class MessageStore(MessageReader):
             self._dispatcher,
             self.checkpoint,
             self._files,
-            check_crc=self.config.check_crc_on_recover,
-            index_safe=self.config.message_index_safe,
+            self.config,
             machine_stopped=not keep_index,
-            is_slave=self.config.broker_role is BrokerRole.SLAVE,
             writable=not self.read_only,
         ).run(report)
         self.queues.take_counts()  # those of the replay: the messages came in before

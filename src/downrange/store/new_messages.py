@@ -65,6 +65,11 @@ class NewMessages:
         if state.is_special:
             self.special.append(number - 1)
 
+    def cut(self, count: int) -> None:
+        """Keep only so many messages: the first ones."""
+        for each in (self.messages, self.states, self.tags_and_keys, self.places, self._timestamps):
+            del each[count:]  # type: ignore[attr-defined]
+
     def place(self, places: Sequence[Place], store_timestamp: int) -> None:
         """The next messages were stored at this time, and lie at these places."""
         self.places += places

@@ -15,6 +15,7 @@ from downrange.model.message import PhysicalOffset
 from downrange.model.record import MAGIC_V1, MAGIC_V2, PHYSICAL_OFFSET_AT
 from downrange.store.bulk_replay import BulkReplay
 from downrange.store.checkpoint import Checkpoint
+from downrange.store.config import BrokerRole, StoreConfig
 from downrange.store.dispatcher import Dispatcher
 from downrange.store.files import Files
 from downrange.store.index.key_index import IndexQuery, KeyIndex
@@ -60,11 +61,9 @@ class Recovery:
         dispatcher: Dispatcher,
         checkpoint: Checkpoint,
         files: Files,
+        config: StoreConfig,
         *,
-        check_crc: bool,
-        index_safe: bool,
         machine_stopped: bool,
-        is_slave: bool = False,
         writable: bool,
     ) -> None:
         self._log = commit_log
@@ -74,11 +73,10 @@ class Recovery:
         self._dispatcher = dispatcher
         self._checkpoint = checkpoint
         self._files = files
-        self._check_crc = check_crc
-        self._index_safe = index_safe
+        self._config = config
         # If the machine stopped, bytes that were not synced may be missing, also in the log. And a master sends its log
         # cut anywhere: the log of a slave may end within a record, even after an orderly stop.
-        self._may_end_anywhere = machine_stopped or is_slave
+        self._may_end_anywhere = machine_stopped or config.broker_role is BrokerRole.SLAVE
         # Then the last message in the index may lack some of its keys, and is indexed again.
         self._index_was_cut = machine_stopped
         self._writable = writable
@@ -93,8 +91,8 @@ class Recovery:
         dispatched = 0 if headless or not report.clean else self._queues.max_physical_offset
         self._index_up_to(max(start, dispatched))
 
-        bulk = self._bulk(begin=dispatched) if self._writable else None
-        walk = self._log.walk(start, check_crc=self._check_crc, bulk=bulk)
+        bulk = BulkReplay(self._dispatcher, begin=dispatched) if self._writable else None
+        walk = self._log.walk(start, check_crc=self._config.check_crc_on_recover, bulk=bulk)
         from_the_beginning = start <= self._log.min_offset
         incomplete: dict[tuple[bytes, int], QueueState] = {}
         for record in walk:
@@ -142,7 +140,8 @@ class Recovery:
             if not len(self._queues):
                 return segments[0].start
             return segments[max(0, len(segments) - _FILES_TO_SCAN)].start
-        limit = self._checkpoint.safe_timestamp(with_index=self._index is not None and self._index_safe)
+        with_index = self._index is not None and self._config.message_index_safe
+        limit = self._checkpoint.safe_timestamp(with_index=with_index)
         for segment in reversed(segments):
             timestamp = self._log.store_timestamp_at(segment.start)
             if self._log.record_at(segment.start) is not None and 0 < timestamp <= limit:
@@ -151,11 +150,10 @@ class Recovery:
 
     def _end_of_queues(self) -> PhysicalOffset | None:
         """The end of the last record that has a queue entry; None when this entry and the log do not agree."""
-        newest = self._queues.newest()
-        raw = newest.queue.read(newest.queue.max_offset - 1, 1) if newest is not None else b""
-        if not raw:
+        newest = self._newest_entry()
+        if newest is None:
             return None
-        physical_offset, size, _ = ENTRY.unpack(raw)
+        physical_offset, size = newest
         record = self._log.record_at(physical_offset)
         if record is None or len(record) != size:
             return None
@@ -208,29 +206,32 @@ class Recovery:
         if self._index is None or not self._writable:
             return
         found = index_reach(self._index)
-        bulk = self._bulk(only_index=True, begin=found.last_update_physical_offset + 1, end=offset)
-        for record in self._log.walk(max(found.last_update_physical_offset, self._log.min_offset), bulk=bulk):
+        last = found.last_update_physical_offset
+        bulk = BulkReplay(self._dispatcher, only_index=True, begin=last + 1, end=offset)
+        for record in self._log.walk(max(last, self._log.min_offset), bulk=bulk):
             if record.physical_offset >= offset:
                 return
-            is_new = record.physical_offset > found.last_update_physical_offset or not found.last_update_timestamp
+            is_new = record.physical_offset > last or not found.last_update_timestamp
             if is_new or self._index_was_cut:
                 self._dispatcher.index_only(record)
 
-    def _bulk(self, *, begin: int, end: int = 1 << 62, only_index: bool = False) -> BulkReplay:
-        return BulkReplay(self._dispatcher, only_index=only_index, begin=begin, end=end)
-
     def _cut_index(self, end: int, last_timestamp: int) -> None:
         """Remove index files with records behind the end: they would keep later records there from being indexed."""
-        if self._index is not None and index_end(self._index) >= end:
+        if self._index is not None and index_reach(self._index).last_update_physical_offset >= end:
             self._index.load(drop_newer_than=last_timestamp - 1)
             self._index_was_cut = True
             self._index_up_to(end)
 
     def _last_known_timestamp(self) -> int:
         """The store time of the last record that has a queue entry; 0 when it cannot be read."""
+        newest = self._newest_entry()
+        return 0 if newest is None else max(0, self._log.store_timestamp_at(newest[0]))
+
+    def _newest_entry(self) -> tuple[PhysicalOffset, int] | None:
+        """Physical offset and size of the last record that has a queue entry."""
         newest = self._queues.newest()
         raw = newest.queue.read(newest.queue.max_offset - 1, 1) if newest is not None else b""
-        return max(0, self._log.store_timestamp_at(ENTRY.unpack(raw)[0])) if raw else 0
+        return ENTRY.unpack(raw)[:2] if raw else None
 
     def _cut(self, end: PhysicalOffset, damage: str | None, report: RecoveryReport) -> None:
         """Cut the log at `end`. Bytes behind it become zeros; if there are whole records, a copy is kept first."""
@@ -252,11 +253,9 @@ class Recovery:
                     report.cut_bytes += segment.size
                 self._discard(segment, segment in survivors, report)
         self._segments.cut(end)
-        if not report.clean:
+        if not report.clean and self._segments.find(report.start_offset) is not None:
             # Bytes that a dead process left in the page cache may not be synced yet.
-            first = self._segments.find(report.start_offset)
-            if first is not None:
-                self._mark_unflushed(report.start_offset)
+            self._mark_unflushed(report.start_offset)
 
     def _mark_unflushed(self, offset: PhysicalOffset) -> None:
         for segment in self._segments:
@@ -301,10 +300,6 @@ def has_torn_text(record: WalkedRecord) -> bool:
 def index_reach(index: KeyIndex) -> IndexQuery:
     """The physical offset and store time of the last message in the index; zeros when it is empty."""
     return index.query("", "", 0, 0, 0)
-
-
-def index_end(index: KeyIndex) -> PhysicalOffset:
-    return index_reach(index).last_update_physical_offset
 
 
 def find_record(segment: Segment, position: int, commit_log: CommitLog) -> PhysicalOffset | None:

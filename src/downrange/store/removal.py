@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +23,7 @@ log = logging.getLogger(__name__)
 _LMQ_PREFIX: Final = "%LMQ%"
 
 
+@dataclass(eq=False)
 class Removal:
     """Removes files; `retention.py` decides which are old enough.
 
@@ -29,21 +31,12 @@ class Removal:
     in a worker thread, the other methods are for the store's own.
     """
 
-    def __init__(
-        self,
-        segments: Segments,
-        queues: ConsumeQueues,
-        index: KeyIndex | None,
-        flushing: Flushing,
-        refusals: Refusals,
-        files: Files,
-    ) -> None:
-        self._segments = segments
-        self._queues = queues
-        self._index = index
-        self._flushing = flushing
-        self._refusals = refusals
-        self._files = files
+    _segments: Segments
+    _queues: ConsumeQueues
+    _index: KeyIndex | None
+    _flushing: Flushing
+    _refusals: Refusals
+    _files: Files
 
     def take_oldest_files(self, count: int) -> list[Path]:
         """Take the first files out of the log, but never the last; `remove_files` then deletes them."""

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 if TYPE_CHECKING:  # pytest loads this file at every start, so the imports wait until a test asks for a broker
     from downrange.broker.app import RunningBroker
-    from downrange.client.blocking import Producer
     from downrange.client.config import ProducerConfig
     from downrange.client.consumer.messages import ReceivedMessage
+    from downrange.client.producer.blocking.producer import Producer
     from downrange.clock import ManualClock
 
 T = TypeVar("T")
@@ -64,7 +64,7 @@ class EmbeddedBroker:
 
     def producer(self, group: str = "testing", config: ProducerConfig | None = None) -> Producer:
         """A started producer; closed with the broker at the latest."""
-        from downrange.client.blocking import Producer
+        from downrange.client.producer.blocking.producer import Producer
 
         return self.clients.enter_context(Producer(group, self.namesrv, config))
 

@@ -22,14 +22,9 @@ class Limits:
     """How long a server that stops waits for the replies under way on each connection."""
 
 
+@dataclass(eq=False, slots=True)
 class Usage:
     """What all connections of one endpoint hold at this moment. Changed by the connections, on the loop's thread."""
 
-    __slots__ = ("requests", "unsent_bytes")
-
-    def __init__(self) -> None:
-        self.requests = 0
-        self.unsent_bytes = 0
-
-    def __repr__(self) -> str:
-        return f"<Usage requests={self.requests} unsent_bytes={self.unsent_bytes}>"
+    requests: int = 0
+    unsent_bytes: int = 0

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, TypeVar
 
 from downrange.protocol.command import Command
 from downrange.protocol.framing import MAX_FRAME, FrameDecoder
@@ -13,6 +14,8 @@ from downrange.transport.connection import Connection
 from downrange.transport.errors import ConnectFailed, TransportClosed
 from downrange.transport.limits import Limits
 from downrange.transport.serving import Endpoint, ReplyReader, Serve, refuse_all
+
+P = TypeVar("P", bound=asyncio.BaseProtocol)
 
 FIRST_PAUSE: Final = 0.05
 LONGEST_PAUSE: Final = 3.0
@@ -39,31 +42,33 @@ async def connect(
     on_close: Callable[[Connection], None] | None = None,
 ) -> Connection:
     """One connection to `address`, which belongs to `endpoint`."""
-    host, port = split_address(address)
 
     def make() -> Connection:
         # Replies to large batches list every message id in their header, so a client takes headers of any legal size.
         return Connection(endpoint, decoder=FrameDecoder(max_header=MAX_FRAME), on_close=on_close)
 
+    return await open_link(make, address, timeout, tls)
+
+
+async def open_link(make: Callable[[], P], address: str, timeout: float, tls: ssl.SSLContext | None = None) -> P:
+    """The protocol that `make` makes, connected to `address`; raises ConnectFailed."""
+    host, port = split_address(address)
     try:
         async with asyncio.timeout(timeout):
-            _, connection = await asyncio.get_running_loop().create_connection(make, host, port, ssl=tls)
+            return (await asyncio.get_running_loop().create_connection(make, host, port, ssl=tls))[1]
     except TimeoutError:
         raise ConnectFailed(f"cannot connect to {address}: no answer within {timeout:g} s") from None
     except OSError as error:
         raise ConnectFailed(f"cannot connect to {address}: {error.strerror or error}") from None
-    return connection
 
 
+@dataclass(slots=True)
 class _Attempt:
     """The failures in a row at one address, and the time of the next try."""
 
-    __slots__ = ("error", "failures", "next_try")
-
-    def __init__(self) -> None:
-        self.failures = 0
-        self.next_try = 0.0
-        self.error: ConnectFailed | None = None
+    failures: int = 0
+    next_try: float = 0.0
+    error: ConnectFailed | None = None
 
 
 class Pool(Endpoint):

@@ -8,7 +8,6 @@ import os
 import socket
 import ssl
 from collections.abc import Callable
-from types import TracebackType
 from typing import Final
 
 from downrange.compiled import steps
@@ -102,9 +101,7 @@ class Server(Endpoint):
         await self.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
     def _accept(self) -> Connection:

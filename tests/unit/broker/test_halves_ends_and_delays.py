@@ -243,7 +243,7 @@ async def test_the_notes_that_transactions_ended_that_one_failed_append_leaves_o
 ) -> None:
     disk = FailingFiles()
     shop = Shop(tmp_path, files=disk, mapped_file_size_commit_log=4096)
-    halves: Halves = []
+    halves: list[Any] = []
     while len(halves) < 12:
         halves += shop.halves(shop.feed(send(len(halves) + 1, body=b"x" * 200)))
     disk.fail["create"] = errno.EIO

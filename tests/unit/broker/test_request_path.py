@@ -20,22 +20,23 @@ BROKEN: Frame = (1, b"\0", b"")
 
 
 class Family:
-    """Keeps the opaques of what it takes, run by run; ends behind `broken`, whose connection it breaks off."""
+    """Keeps the opaques of the requests it takes, run by run; those in `fills` fill their connection."""
 
     def __init__(self, *codes: int) -> None:
         self.codes = frozenset(codes)
         self.runs: list[list[int]] = []
         self.fills: set[int] = set()
 
-    def take(self, frames: list[Frame], origins: list[Connection], at: int, stop: int) -> int:
+    def take(self, frames: list[Frame], origins: list[Connection], at: int, stop: int) -> None:
         self.runs.append([])
         for number in range(at, stop):
+            if origins[number].is_full:
+                origins[number].defer(frames[number])
+                continue
             opaque = decode_frame(frames[number]).opaque
             self.runs[-1].append(opaque)
             if opaque in self.fills:
                 origins[number].is_full = True
-                return number + 1
-        return stop
 
     @property
     def taken(self) -> list[int]:
@@ -51,9 +52,9 @@ class Door:
     def admitted(
         self, frames: list[Frame], origins: list[Connection], at: int, stop: int
     ) -> tuple[int, BrokerError | None]:
-        for position in range(at, stop):
-            if decode_frame(frames[position]).opaque in self.refused:
-                return position, SystemBusy("closed")
+        for number in range(at, stop):
+            if decode_frame(frames[number]).opaque in self.refused:
+                return number, SystemBusy("closed")
         return stop, None
 
 

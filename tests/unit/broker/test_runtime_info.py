@@ -74,7 +74,7 @@ def test_statistics_of_the_captured_minute_read_the_same(store: MessageStore) ->
     statistics.get_latency(7.4)
     for millis, count in ((0, 14), (1, 7), (2, 2), (12, 1)):
         for _ in range(count):
-            statistics.put_latency(millis)
+            statistics.sent_together(310, 1, millis)
     now = statistics.started_millis
     for _ in range(61):
         now += 1000

@@ -32,7 +32,7 @@ from downrange.protocol.framing import FrameDecoder, encode
 from downrange.store.config import FlushDiskType
 from downrange.store.new_message import NewMessage, PutMessageStatus
 from tests.support.store_files import files_of
-from tests.unit.broker.fake_transport import FakeTransport
+from tests.unit.broker.fake_transport import FakeTransport, SlowTransport
 from tests.unit.broker.served import ServedBroker
 from tests.unit.store.small_store import FailingFiles, read_all
 
@@ -232,6 +232,24 @@ async def test_the_first_message_of_a_topic_is_answered_when_the_name_servers_kn
     served.broker.close()
 
 
+async def test_the_first_message_of_a_topic_whose_sender_has_enough_to_read_is_deferred(tmp_path: Path) -> None:
+    transport = SlowTransport(1)
+    served = ServedBroker(tmp_path, transport=transport)
+    transport.protocol = served.connection
+    other_transport = FakeTransport()
+    other = served.connect(other_transport)
+    frames = FrameDecoder().frames(send(1) + send(2, topic="New", queue_id=0) + send(3))
+    served.endpoint.deliver(frames, [served.connection, served.connection, other])
+    assert [reply.opaque for reply in FrameDecoder().feed(transport.taken())] == [1]
+    assert [reply.opaque for reply in FrameDecoder().feed(other_transport.taken())] == [3]
+    served.connection.resume_writing()
+    assert [reply.opaque for reply in FrameDecoder().feed(transport.taken())] == [2]
+    stored = {topic: read_all(served.broker.store, topic, queue_id) for topic, queue_id in (("New", 0), ("TopicA", 3))}
+    times = {topic: [message.born_timestamp % 10 for message in messages] for topic, messages in stored.items()}
+    assert times == {"New": [2], "TopicA": [3]}
+    served.broker.close()
+
+
 async def test_a_pull_that_waits_is_woken_by_a_send(tmp_path: Path) -> None:
     served = ServedBroker(tmp_path)
     served.feed(send(0, queue_id=1))
@@ -285,7 +303,8 @@ async def test_a_header_that_cannot_be_read_closes_its_own_connection_only(
     broken = FrameDecoder().frames(encode(Command(code, 9, 0, {"a": "b"}, serialize_type=int(kind))))[0]
     broken = broken[0], broken[1][:-3], broken[2]
     own = served.connection
-    served.endpoint.deliver([good[0], good[1], broken, good[2], good[3]], [own, other, own, own, other])
+    frames = [good[0], good[1], broken, good[2], good[3], good[2]]
+    served.endpoint.deliver(frames, [own, other, own, own, other, own])
     assert (served.transport.is_aborted, transport.is_aborted) == (True, False)
     assert [reply.opaque for reply in FrameDecoder().feed(transport.taken())] == [2, 4]
     stored = [message.born_timestamp % 10 for message in read_all(served.broker.store, "TopicA", 1)]

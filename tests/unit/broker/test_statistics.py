@@ -164,7 +164,7 @@ def test_sizes_groups_and_send_backs_have_their_names(seconds: Seconds) -> None:
         ]
     }
     assert list(sums.values()) == [2, 500, 4, 1000, 1, 3, 5]
-    assert (statistics.put_tps("A"), statistics.get_tps("A", "g"), statistics.get_tps("A", "x")) == (0.2, 0.4, 0.0)
+    assert (statistics.get_tps("A", "g"), statistics.get_tps("A", "x")) == (0.4, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,6 @@ def test_what_was_never_counted_does_not_exist(seconds: Seconds, name: str, key:
     seconds.statistics.got("A", "g", 1, 100)
     seconds.run(10)
     assert seconds.statistics.data(name, key) is None
-    assert seconds.statistics.put_tps("B") == 0.0  # asking must not create the key either
     assert seconds.statistics.data("TOPIC_PUT_NUMS", "B") is None
 
 
@@ -262,7 +261,7 @@ def test_latencies_are_those_of_the_last_full_minute(seconds: Seconds) -> None:
     assert statistics.latencies.counts() is None
     assert statistics.latencies.percentile(0.99) == 0.0
     for millis in (0, 0.9, 1, 9.9, 10, 49, 50, 99, 100, 200, 500, 1000, 2000, 3000, 4000, 5000, 9999, 10_000):
-        statistics.put_latency(millis)
+        statistics.sent_together(310, 1, millis)
     seconds.run(59)
     assert statistics.latencies.counts() is None
     seconds.run(1)
@@ -277,7 +276,7 @@ def test_percentiles_agree_with_a_genuine_broker(seconds: Seconds) -> None:
     """Captured: of 24 puts 14 took no time, 9 less than 10 ms, 1 longer; both percentiles were 2 ms."""
     for millis, count in ((0, 14), (1, 7), (2, 2), (12, 1)):
         for _ in range(count):
-            seconds.statistics.put_latency(millis)
+            seconds.statistics.sent_together(310, 1, millis)
     seconds.run(60)
     assert seconds.statistics.latencies.percentile(0.99) == 2.0
     assert seconds.statistics.latencies.percentile(0.999) == 2.0

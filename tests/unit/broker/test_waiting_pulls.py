@@ -24,14 +24,14 @@ class Peer(FakeConnection):
     def __init__(self, peer: str = "10.0.0.9:50000") -> None:
         super().__init__(peer)
         self.owed = 0
-        self.sent: list[Buffer] = []
+        self.frames: list[Buffer] = []
 
     def begin_answering(self, requests: int) -> None:
         self.owed += requests
 
     def end_answering(self, requests: int, *replies: Buffer) -> None:
         self.owed -= requests
-        self.sent += replies
+        self.frames += replies
 
 
 class Checked(WaitingPulls):
@@ -83,18 +83,18 @@ async def test_a_message_wakes_the_pulls_of_its_queue_once_per_turn() -> None:
     waiting, peer = Checked(), Peer()
     asked = Asked(waiting, connection=peer)
     elsewhere = Asked(waiting, queue=TopicQueue("orders", 1))
-    assert waiting.is_waited_for(QUEUE)
+    assert QUEUE in waiting.queues
     assert peer.owed == 1
     for offset in range(3):
         waiting.notify("orders", 0, offset, lambda: [b""])
     assert asked.times == 0
     await turn()
     assert asked.times == 1
-    assert (peer.owed, peer.sent) == (0, [b"reply", b"1"])
+    assert (peer.owed, peer.frames) == (0, [b"reply", b"1"])
     assert asked.pull.timer is not None
     assert asked.pull.timer.cancelled()
     assert elsewhere.times == 0
-    assert not waiting.is_waited_for(QUEUE)
+    assert QUEUE not in waiting.queues
     assert len(waiting) == 1
     assert repr(waiting) == "<WaitingPulls pulls=1 queues=1>"
     waiting.notify_all()
@@ -202,7 +202,7 @@ async def test_all_pulls_can_be_answered_at_once() -> None:
     for number in range(3):
         Asked(waiting, queue=TopicQueue("orders", number), connection=peer)
     waiting.notify_all()
-    assert (peer.owed, len(peer.sent), len(waiting)) == (0, 6, 0)
+    assert (peer.owed, len(peer.frames), len(waiting)) == (0, 6, 0)
 
 
 async def test_a_closed_connection_waits_for_nothing() -> None:
@@ -211,7 +211,7 @@ async def test_a_closed_connection_waits_for_nothing() -> None:
     kept = Asked(waiting, connection=Peer("10.0.0.9:2"))
     waiting.notify("orders", 0, 0, lambda: [b""])
     waiting.drop(gone)
-    assert (gone.owed, gone.sent) == (0, [])
+    assert (gone.owed, gone.frames) == (0, [])
     await turn()
     assert (kept.times, [one.times for one in dropped]) == (1, [0, 0])
     assert len(waiting) == 0

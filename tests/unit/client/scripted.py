@@ -9,7 +9,7 @@ from math import isclose
 from typing import Any, cast
 
 from downrange.client.config import ClientConfig, ProducerConfig
-from downrange.client.producer import AsyncProducer
+from downrange.client.producer.producer import AsyncProducer
 from downrange.client.session import Session
 from downrange.clock import Clock, ManualClock
 from downrange.protocol.bodies.body import encode_body

@@ -10,9 +10,9 @@ import pytest
 
 from downrange.client.config import ProducerConfig
 from downrange.client.errors import BrokerNotFound, ClientClosed, ClientCode, SendFailed, TooManySends
-from downrange.client.fault import StrategyName
-from downrange.client.producer import AsyncProducer
-from downrange.client.send_result import SendResult, SendStatus
+from downrange.client.producer.fault import StrategyName
+from downrange.client.producer.producer import AsyncProducer
+from downrange.client.producer.send_result import SendResult, SendStatus
 from downrange.clock import ManualClock
 from downrange.model.errors import MQError
 from downrange.model.message import Message, MessageQueue

@@ -11,8 +11,8 @@ import pytest
 from downrange.client.config import ClientConfig
 from downrange.client.errors import NoNameServer, NoRoute
 from downrange.client.namespace import unwrap, wrap
-from downrange.client.producer import AsyncProducer
-from downrange.client.publish_info import publish_info, route_from_model
+from downrange.client.producer.producer import AsyncProducer
+from downrange.client.producer.publish_info import publish_info, route_from_model
 from downrange.client.session import Session
 from downrange.clock import ManualClock
 from downrange.model.message import Message, MessageQueue

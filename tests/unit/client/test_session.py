@@ -8,7 +8,7 @@ import pytest
 from downrange.client.brokers import Broker, masters_of, reader_of
 from downrange.client.config import ClientConfig, split_addresses
 from downrange.client.errors import BrokerNotFound, ClusterNotFound, NoNameServer, NoRoute
-from downrange.client.outcomes import ask_each
+from downrange.client.per_server import ask_each
 from downrange.client.session import Session
 from downrange.clock import ManualClock
 from downrange.model.errors import MQError

@@ -18,9 +18,9 @@ from downrange.model.record import (
     decode_records,
     encode_record,
     properties_of,
-    read_parts,
     record_size,
     store_timestamp_of,
+    unpack_record,
 )
 
 # A record as RocketMQ 4.9.8 writes it.
@@ -89,14 +89,14 @@ def test_records_survive_a_round_trip(message: StoredMessage) -> None:
 def test_the_parts_of_a_record_within_other_bytes(message: StoredMessage, before: bytes, after: bytes) -> None:
     raw = encoded(message)
     data = before + raw + after
-    parts = read_parts(data, len(before))
-    assert data[parts.body_at : parts.body_at + parts.body_length] == message.body
-    assert data[parts.topic_at : parts.properties_at - 2].decode() == message.topic
-    assert data[parts.properties_at : parts.end].decode() == message.properties_text
-    assert (parts.born_host, parts.store_host) == (pack_host(*message.born_host), pack_host(*message.store_host))
-    assert (parts.queue_offset, parts.physical_offset) == (message.queue_offset, message.physical_offset)
-    assert (record_size(raw), parts.size, parts.end - len(before)) == (len(raw), len(raw), len(raw))
-    assert store_timestamp_of(raw) == parts.store_timestamp == message.store_timestamp
+    head, body_at, topic_at, properties_at, end = unpack_record(data, len(before), len(data))
+    assert data[body_at : body_at + head[14]] == message.body
+    assert data[topic_at : properties_at - 2].decode() == message.topic
+    assert data[properties_at:end].decode() == message.properties_text
+    assert (head[9], head[11]) == (pack_host(*message.born_host), pack_host(*message.store_host))
+    assert (head[5], head[6]) == (message.queue_offset, message.physical_offset)
+    assert (record_size(raw), head[0], end - len(before)) == (len(raw), len(raw), len(raw))
+    assert store_timestamp_of(raw) == head[10] == message.store_timestamp
     assert record_size(raw[:7]) is record_size(bytes(8)) is None
 
 
@@ -105,7 +105,7 @@ def test_lengths_are_signed(message: StoredMessage, length: int) -> None:
     for topic, properties in ((b"t" * length, b""), (b"t", b"p" * (length << 8))):
         raw = encode_record(replace(message, topic=topic.decode(), properties_text=properties.decode()), *HOSTS)
         with pytest.raises(CorruptRecord, match="do not add up"):
-            read_parts(raw)
+            unpack_record(raw, 0, len(raw))
 
 
 @pytest.mark.skipif(steps is None, reason="built without a compiler, or DOWNRANGE_PURE is set")

@@ -14,6 +14,7 @@ from downrange.store.config import StoreConfig
 from downrange.store.files import OsFiles
 from downrange.store.message_store import MessageStore
 from downrange.store.new_message import AppendResult, NewMessage, PutMessageStatus
+from downrange.store.new_messages import NewMessages, Place
 from downrange.store.retention import Retention
 from tests.support.stores import append
 
@@ -128,3 +129,10 @@ def clean_up_round(retention: Retention, store: MessageStore, now: int) -> tuple
     _, taken = retention.judge(now)
     store.remove_files(taken)
     return taken, retention.clean_dependents()
+
+
+def dispatched(store: MessageStore) -> list[Place]:
+    """Let queues and index follow the log; the places of the messages that they got."""
+    told: list[NewMessages] = []
+    store.dispatch_pending(told.append)
+    return [place for messages in told for place in messages.places]

@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+from downrange.model.hashing import tags_code
 from downrange.model.message_id import pack_host
 from downrange.model.topics import SCHEDULE_TOPIC
 from downrange.store.message_store import MessageStore
 from downrange.store.new_message import NewMessage, PutMessageStatus
 from downrange.store.new_messages import NewMessages
+from downrange.store.queue.queue_entry import ENTRY
 from tests.support.store_files import files_of
 from tests.support.stores import append, append_batch, append_group
 from tests.unit.store.small_store import FailingFiles, bodies, kill, new_message, open_store, put
@@ -176,6 +178,16 @@ def test_a_group_with_a_message_that_cannot_be_stored_is_not_added(
         assert len(messages) == 2
         assert store.append(messages) is None
         assert bodies(store) == [b"before", b"after"]
+
+
+def test_of_several_tags_and_keys_the_last_that_is_not_empty_counts(tmp_path: Path) -> None:
+    with open_store(tmp_path) as store:
+        put(store)  # the first file of the index is there
+        put(store, properties=b"TAGS\x01a\x02KEYS\x01k\x02TAGS\x01b\x02TAGS\x01\x02KEYS\x01")
+        state = store.queues.get("TopicTest", 0)
+        assert state is not None
+        assert ENTRY.unpack(state.queue.read(1, 1))[2] == tags_code("b")
+        assert len(store.query("TopicTest", "k", 32, 0, 1 << 60).slices) == 1
 
 
 def test_a_batch_says_what_it_holds(tmp_path: Path) -> None:

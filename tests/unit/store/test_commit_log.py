@@ -10,12 +10,13 @@ import pytest
 
 from downrange.clock import ManualClock
 from downrange.model.message import PhysicalOffset
-from downrange.model.message_id import offset_message_id, pack_host
+from downrange.model.message_id import offset_message_id, pack_host, parse_offset_message_id
 from downrange.model.record import MAGIC_BLANK, MAGIC_V2, decode_record
 from downrange.store.config import BrokerRole
 from downrange.store.errors import StoreCorrupt, StoreError
 from downrange.store.message_store import MessageStore
 from downrange.store.new_message import AppendResult, PutMessageStatus, Refusal
+from downrange.store.new_messages import NewMessages
 from downrange.store.queue.consume_queue import ENTRY
 from tests.support.stores import append, append_group
 from tests.unit.store.small_store import (
@@ -43,9 +44,9 @@ def test_a_record_has_exactly_these_bytes(tmp_path: Path) -> None:
         assert record is not None
         assert bytes(record).hex() == VECTOR
         assert (result.physical_offset, result.size, result.queue_offset) == (0, 138, 0)
-        assert store.commit_log.store_timestamp_at(0) == NOW
+        assert store.commit_log.store_timestamp_at(PhysicalOffset(0)) == NOW
         assert offset_message_id(STORE_HOST, 0) == "0A09080700002A9F0000000000000000"
-        found = store.record_by_id("0A09080700002A9F0000000000000000")
+        found = store.record_at(parse_offset_message_id("0A09080700002A9F0000000000000000").physical_offset)
         assert found == record
         state = store.queues.get("TopicTest", 0)
         assert state is not None
@@ -166,7 +167,7 @@ def test_store_times_do_not_follow_a_clock_that_slips_back(tmp_path: Path) -> No
 
 
 def stored_at(store: MessageStore, result: AppendResult) -> int:
-    return store.commit_log.store_timestamp_at(result.physical_offset)
+    return store.commit_log.store_timestamp_at(PhysicalOffset(result.physical_offset))
 
 
 def test_without_a_new_file_the_message_is_refused_and_the_log_stays_usable(tmp_path: Path) -> None:
@@ -278,12 +279,12 @@ def test_log_bytes_of_a_master_continue_the_log_and_show_up_in_queues(tmp_path: 
         expected = bodies(master)
         with open_store(tmp_path / "slave", broker_role=BrokerRole.SLAVE) as slave:
             assert append(slave, new_message()).status is PutMessageStatus.SERVICE_NOT_AVAILABLE
-            grown = []
+            grown: list[NewMessages] = []
             for start in range(0, len(log), 700):
                 slave.append_data(start, log[start : start + 700])
-                grown += slave.dispatch_pending().watched_messages
-            assert [item.queue_offset for item in grown] == list(range(20))
-            assert grown[0].properties == b"TAGS\x01T"
+                slave.dispatch_pending(grown.append)
+            assert [place[2] for batch in grown for place in batch.places] == list(range(20))
+            assert grown[0].properties(0) == b"TAGS\x01T"
             assert bodies(slave) == expected
             with pytest.raises(StoreError, match="do not continue"):
                 slave.append_data(5, b"x")

@@ -15,7 +15,7 @@ from downrange.store.group_commit import FlushOutcome, FlushPolicy, FlushTimes, 
 from downrange.store.message_store import MessageStore
 from downrange.store.new_message import PutMessageStatus
 from tests.support.stores import append
-from tests.unit.store.small_store import NOW, FailingFiles, bodies, kill, new_message, open_store, put
+from tests.unit.store.small_store import NOW, FailingFiles, bodies, dispatched, kill, new_message, open_store, put
 
 
 def test_a_flush_is_due_by_the_clock_and_thorough_now_and_then() -> None:
@@ -272,14 +272,14 @@ def test_the_transient_pool_shows_messages_once_committed(tmp_path: Path) -> Non
     assert store.max_offset == 0
     assert bodies(store) == []
     assert store.commit()
-    assert [grown.queue_offset for grown in store.dispatch_pending().watched_messages] == list(range(8))
+    assert [place[2] for place in dispatched(store)] == list(range(8))
     assert bodies(store) == [b"%d" % number * 1000 for number in range(8)]
     assert [*deficient, store.is_transient_pool_deficient] == [False, True, False]
     # A message that comes between commit and dispatch keeps its number to itself.
     assert put(store, b"8" * 1000).queue_offset == 8
     store.commit()
     assert put(store, b"lost with the process" * 100).queue_offset == 9
-    assert [grown.queue_offset for grown in store.dispatch_pending().watched_messages] == [8]
+    assert [place[2] for place in dispatched(store)] == [8]
     assert put(store, b"lost, too").queue_offset == 10
     assert not store.commit(least_pages=4)
     kill(store)

@@ -48,7 +48,7 @@ def test_the_same_keys_give_the_same_index_files(tmp_path: Path, name: str) -> N
         if message.sys_flag & TRANSACTION_MASK != SysFlag.TRANSACTION_ROLLBACK:
             keys = find_property(message.properties_text, KEYS)
             keyed = message.topic, message.unique_key, keys, message.physical_offset
-            index.put_keys([keyed], message.store_timestamp)
+            index.put_keys([(*keyed, message.store_timestamp)])
     index.close()
     assert len(theirs) >= 2
     assert files_under(tmp_path / "ours") == theirs

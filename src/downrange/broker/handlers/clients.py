@@ -5,6 +5,7 @@ Also the queue locks of orderly consumers (41, 42).
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final, TypeVar
 
 import msgspec
@@ -46,30 +47,22 @@ UNIT_SUBSCRIPTION: Final = 2
 MAX_LENIENT_BYTES: Final = 1 << 20
 
 
+@dataclass(eq=False)
 class ClientHandlers:
     """Keeps the tables of connected clients and their filters, and tells the members of a group about changes."""
 
-    def __init__(
-        self,
-        config: LiveConfig,
-        topics: Topics,
-        groups: Groups,
-        consumers: Consumers,
-        producers: Producers,
-        filters: ConsumerFilters,
-        locks: QueueLocks,
-        clock: Clock,
-    ) -> None:
-        self._config = config
-        self._topics = topics
-        self._groups = groups
-        self._consumers = consumers
-        self._producers = producers
-        self._filters = filters
-        self._locks = locks
-        self._clock = clock
-        consumers.on_change = self._notify
-        consumers.on_gone = filters.retire
+    _config: LiveConfig
+    _topics: Topics
+    _groups: Groups
+    _consumers: Consumers
+    _producers: Producers
+    _filters: ConsumerFilters
+    _locks: QueueLocks
+    _clock: Clock
+
+    def __post_init__(self) -> None:
+        self._consumers.on_change = self._notify
+        self._consumers.on_gone = self._filters.retire
 
     @property
     def routes(self) -> RouteTable:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Final
 
 from downrange.broker.clients import Client, Consumers
@@ -46,19 +47,17 @@ _END_OF_QUEUE: Final = -1
 _ALL_QUEUES: Final = -1
 
 
+@dataclass(eq=False)
 class ConsumerHandlers:
     """Asks consumers on behalf of operators. Bodies with queues as keys are written in Java's form, the only one
     that clients in other languages read.
     """
 
-    def __init__(
-        self, config: LiveConfig, topics: Topics, offsets: CommittedOffsets, consumers: Consumers, store: MessageStore
-    ) -> None:
-        self._config = config
-        self._topics = topics
-        self._offsets = offsets
-        self._consumers = consumers
-        self._store = store
+    _config: LiveConfig
+    _topics: Topics
+    _offsets: CommittedOffsets
+    _consumers: Consumers
+    _store: MessageStore
 
     @property
     def routes(self) -> RouteTable:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from downrange.broker.clients import Client, Consumers, Producers
 from downrange.broker.groups import CommittedOffsets, Groups
@@ -32,24 +34,16 @@ from downrange.transport.connection import Connection
 log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class GroupHandlers:
     """Requests of operators about consumer and producer groups. A slave refuses changes."""
 
-    def __init__(
-        self,
-        config: LiveConfig,
-        groups: Groups,
-        offsets: CommittedOffsets,
-        consumers: Consumers,
-        producers: Producers,
-        statistics: Statistics,
-    ) -> None:
-        self._config = config
-        self._groups = groups
-        self._offsets = offsets
-        self._consumers = consumers
-        self._producers = producers
-        self._statistics = statistics
+    _config: LiveConfig
+    _groups: Groups
+    _offsets: CommittedOffsets
+    _consumers: Consumers
+    _producers: Producers
+    _statistics: Statistics
 
     @property
     def routes(self) -> RouteTable:
@@ -69,24 +63,20 @@ class GroupHandlers:
     def create(self, command: Command, connection: Connection) -> Command:
         """Request 200: create a group or replace its configuration."""
         refuse_on_slave(self._config)
-        config = decode_body(SubscriptionGroupConfig, command.body_bytes)
-        _check(config)
-        self._put(config, connection)
-        return command.reply()
+        return self._create([decode_body(SubscriptionGroupConfig, command.body_bytes)], command, connection)
 
     def create_several(self, command: Command, connection: Connection) -> Command:
         """Request 225 (of 5.x): create or change several groups; if one is wrong, none."""
         refuse_on_slave(self._config)
-        configs = decode_body(SubscriptionGroups, command.body_bytes).group_config_list
+        return self._create(decode_body(SubscriptionGroups, command.body_bytes).group_config_list, command, connection)
+
+    def _create(self, configs: Sequence[SubscriptionGroupConfig], command: Command, connection: Connection) -> Command:
         for config in configs:
             _check(config)
         for config in configs:
-            self._put(config, connection)
+            self._groups.put(config)
+            log.info("group set by request group=%s config=%s peer=%s", config.group_name, config, connection.peer)
         return command.reply()
-
-    def _put(self, config: SubscriptionGroupConfig, connection: Connection) -> None:
-        self._groups.put(config)
-        log.info("group set by request group=%s config=%s peer=%s", config.group_name, config, connection.peer)
 
     def delete(self, command: Command, connection: Connection) -> Command:
         """Request 207: delete a group."""

@@ -73,21 +73,18 @@ class OffsetHandlers:
 
     def search(self, command: Command, connection: Connection) -> Command:
         header = command.header(SearchOffsetRequest)
-        return _offset(command, self._store.offset_by_time(header.topic, header.queue_id, header.timestamp))
+        offset = self._store.offset_by_time(header.topic, header.queue_id, header.timestamp)
+        return command.reply(header=OffsetResponse(offset))
 
     def max_offset(self, command: Command, connection: Connection) -> Command:
         header = command.header(GetMaxOffsetRequest)
-        return _offset(command, self._store.max_offset_of(header.topic, header.queue_id))
+        return command.reply(header=OffsetResponse(self._store.max_offset_of(header.topic, header.queue_id)))
 
     def min_offset(self, command: Command, connection: Connection) -> Command:
         header = command.header(QueueRequest)
-        return _offset(command, self._store.min_offset_of(header.topic, header.queue_id))
+        return command.reply(header=OffsetResponse(self._store.min_offset_of(header.topic, header.queue_id)))
 
     def earliest_store_time(self, command: Command, connection: Connection) -> Command:
         header = command.header(QueueRequest)
         timestamp = self._store.earliest_store_time_of(header.topic, header.queue_id)
         return command.reply(header=EarliestStoreTimeResponse(timestamp))
-
-
-def _offset(command: Command, offset: int) -> Command:
-    return command.reply(header=OffsetResponse(offset))

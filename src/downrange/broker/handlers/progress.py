@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Final
 
 from downrange.broker.clients import Consumers
@@ -41,28 +42,18 @@ log = logging.getLogger(__name__)
 NOTHING_TO_CORRECT: Final = 0x7FFF_FFFF_FFFF_FFFF
 
 
+@dataclass(eq=False)
 class ProgressHandlers:
     """Requests of operators about the progress of consumer groups."""
 
-    def __init__(
-        self,
-        config: LiveConfig,
-        topics: Topics,
-        groups: Groups,
-        offsets: CommittedOffsets,
-        consumers: Consumers,
-        store: MessageStore,
-        statistics: Statistics,
-        clock: Clock,
-    ) -> None:
-        self._config = config
-        self._topics = topics
-        self._groups = groups
-        self._offsets = offsets
-        self._consumers = consumers
-        self._store = store
-        self._statistics = statistics
-        self._clock = clock
+    _config: LiveConfig
+    _topics: Topics
+    _groups: Groups
+    _offsets: CommittedOffsets
+    _consumers: Consumers
+    _store: MessageStore
+    _statistics: Statistics
+    _clock: Clock
 
     @property
     def routes(self) -> RouteTable:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import dataclass
 from typing import Final
 
 from downrange.broker.clients import Producers
@@ -30,17 +31,16 @@ PUSH_SECONDS: Final = 10.0
 _REPLY_V1: Final = int(RequestCode.SEND_REPLY_MESSAGE)
 
 
+@dataclass(eq=False)
 class ReplyHandlers:
     """Hands a reply to the producer that waits for it, over the connection that producer opened.
 
     The answer says whether the producer has it. That the reply is stored as well changes nothing about that.
     """
 
-    def __init__(self, reader: SendReader, writer: MessageWriter, producers: Producers) -> None:
-        self._config = reader.config
-        self._reader = reader
-        self._writer = writer
-        self._producers = producers
+    _reader: SendReader
+    _writer: MessageWriter
+    _producers: Producers
 
     @property
     def routes(self) -> RouteTable:
@@ -66,23 +66,14 @@ class ReplyHandlers:
         self, command: Command, header: SendMessageRequest, message: NewMessage, born_host: str
     ) -> Command | None:
         problem = await self._push(header, message, born_host)
-        accepted = self._store(message) if self._config.broker.store_reply_message_enable else None
+        accepted = self._store(message) if self._reader.config.broker.store_reply_message_enable else None
         if problem is not None:
             log.warning("reply not delivered topic=%s reason=%s", header.topic, problem)
             refused = self._reader.refusal(command, BrokerError(problem))
             if accepted is None:
                 return refused
             return command.reply(refused.code, problem, header=accepted)
-        if accepted is None:
-            broker = self._config.broker
-            accepted = SendMessageResponse(
-                msg_id="0",
-                queue_id=message.queue_id,
-                queue_offset=0,
-                msg_region=broker.region_id,
-                trace_on=broker.trace_on,
-            )
-        return command.reply(header=accepted)
+        return command.reply(header=accepted or self._accepted("0", message.queue_id, 0))
 
     async def _push(self, header: SendMessageRequest, message: NewMessage, born_host: str) -> str | None:
         """Give the reply to the client its request came from; why that failed, if it did."""
@@ -107,7 +98,7 @@ class ReplyHandlers:
             reconsume_times=header.reconsume_times,
             unit_mode=header.unit_mode,
             born_host=born_host,
-            store_host=self._config.broker.address,
+            store_host=self._reader.config.broker.address,
             store_timestamp=now,
         )
         command = request(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, push, body=message.body)
@@ -115,22 +106,26 @@ class ReplyHandlers:
             taken = await client.connection.request(command, PUSH_SECONDS)
         except TransportError as error:
             log.info("reply not pushed client=%s reason=%s", client_id, error)
-            return f"push reply message to {client_id}fail."
-        if taken.code != ResponseCode.SUCCESS:
+        else:
+            if taken.code == ResponseCode.SUCCESS:
+                return None
             log.info("reply not taken client=%s code=%d remark=%s", client_id, taken.code, taken.remark)
-            return f"push reply message to {client_id}fail."
-        return None
+        return f"push reply message to {client_id}fail."
 
     def _store(self, message: NewMessage) -> SendMessageResponse | None:
         result = self._writer.append_one(message)
         if result.status is not PutMessageStatus.PUT_OK:
             log.warning("reply not stored topic=%s status=%s", message.topic, result.status.value)
             return None
-        broker = self._config.broker
+        message_id = offset_message_id(message.store_host, result.physical_offset)
+        return self._accepted(message_id, message.queue_id, result.queue_offset)
+
+    def _accepted(self, message_id: str, queue_id: int, queue_offset: int) -> SendMessageResponse:
+        broker = self._reader.config.broker
         return SendMessageResponse(
-            msg_id=offset_message_id(message.store_host, result.physical_offset),
-            queue_id=message.queue_id,
-            queue_offset=result.queue_offset,
+            msg_id=message_id,
+            queue_id=queue_id,
+            queue_offset=queue_offset,
             msg_region=broker.region_id,
             trace_on=broker.trace_on,
         )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 from typing import Final
 
 from downrange.broker.delayed import delayed, stored_text
 from downrange.broker.groups import Groups
 from downrange.broker.handlers.clients import UNIT_SUBSCRIPTION
-from downrange.broker.handlers.send_reader import refuse_messages_on_slave
+from downrange.broker.handlers.send_reader import FAQ, refuse_messages_on_slave
 from downrange.broker.handlers.storing import Storing
 from downrange.broker.live_config import LiveConfig
 from downrange.broker.message_writer import MessageWriter
@@ -27,7 +28,6 @@ from downrange.store.message_store import MessageStore
 from downrange.store.new_message import NewMessage
 from downrange.transport.connection import Connection
 
-FAQ: Final = "\nSee http://rocketmq.apache.org/docs/faq/ for further details."
 # Level of the first retry when the broker decides; each further one waits a level longer.
 FIRST_RETRY_LEVEL: Final = 3
 # Older clients do not mean what stands in maxReconsumeTimes.
@@ -37,17 +37,15 @@ _WRITE: Final = int(Perm.WRITE)
 _PREPARED: Final = int(SysFlag.TRANSACTION_PREPARED)
 
 
+@dataclass(eq=False)
 class SendBackReader:
     """Makes messages for a group's retry or dead-letter topic of those that its consumers could not consume."""
 
-    def __init__(
-        self, config: LiveConfig, topics: Topics, groups: Groups, store: MessageStore, writer: MessageWriter
-    ) -> None:
-        self._config = config
-        self._topics = topics
-        self._groups = groups
-        self._store = store
-        self._writer = writer
+    _config: LiveConfig
+    _topics: Topics
+    _groups: Groups
+    _store: MessageStore
+    _writer: MessageWriter
 
     def read(self, command: Command, origin: Connection) -> Storing | Command:
         """36."""

@@ -24,13 +24,13 @@ from downrange.compiled import VARIANT
 from downrange.model.topics import Perm
 from downrange.protocol.bodies.send_replies import ALL, AT_ONCE, WHEN_SAFE, SendReplies, SendReply
 from downrange.protocol.codes import RequestCode, ResponseCode
-from downrange.protocol.command import RESPONSE_FLAG, Command
+from downrange.protocol.command import ONEWAY_FLAG, RESPONSE_FLAG, Command
 from downrange.protocol.errors import RemoteProtocolError
 from downrange.protocol.framing import Frame, code_of, decode_frame, encode
 from downrange.store.new_message import PutMessageStatus, Refusal
 from downrange.store.new_messages import NewMessages, Place
 from downrange.transport.connection import Connection
-from downrange.transport.serving import error_reply, send_replies
+from downrange.transport.serving import error_reply, room_until, send_replies
 
 log = logging.getLogger(__name__)
 
@@ -48,8 +48,7 @@ class _Batch:
     """What the requests of a run come to."""
 
     __slots__ = (
-        "bytes", "is_broken_off", "is_new_topic", "keys", "messages", "new_topic", "refused", "replies", "requests",
-        "then",
+        "bytes", "is_closed", "is_new_topic", "keys", "messages", "new_topic", "refused", "replies", "requests", "then",
     )  # fmt: skip
 
     def __init__(self, new_topic: Storing | None) -> None:
@@ -61,7 +60,9 @@ class _Batch:
         self.keys: set[object] = set()
         self.refused: list[tuple[int, int]] = []  # code of the request, code of the reply
         self.new_topic = new_topic
-        self.is_new_topic = self.is_broken_off = False
+        self.is_new_topic = False
+        self.is_closed = False
+        """It takes no more requests."""
         self.bytes = 0
 
 
@@ -101,30 +102,32 @@ class Sends:
     def _template(self, code: int) -> SendReply:
         return SendReply(code, self._reader.store_host, self._known.region_id, self._known.trace_on)
 
-    def take(self, frames: list[Frame], origins: list[Connection], at: int, stop: int) -> int:
-        """Store and answer what `frames[at:stop]` ask for; end behind a frame that cannot be read."""
+    def take(self, frames: list[Frame], origins: list[Connection], at: int, stop: int) -> None:
+        """Store and answer what `frames[at:stop]` ask for."""
         if self._config.broker is not self._known:
             self._adopt(self._config.broker)
         new_topic: Storing | None = None
+        first = at
         while at < stop:
+            if origins[at].is_full:  # since the run began: its peer broke the protocol, or has enough to read
+                origins[at].defer(frames[at])
+                at, new_topic = at + 1, None
+                continue
             start = perf_counter()
             batch = _Batch(new_topic)
-            end = self._read(batch, frames, origins, at, stop)
+            end = self._read(batch, frames, origins, at, stop if at == first else room_until(origins, at, stop))
             if len(batch.messages):
                 refusal = self._writer.append(batch.messages)
                 if refusal is not None:
                     self._refuse(batch, refusal, frames[at:end])
                 if batch.then:
                     places = batch.messages.places
-                    for first, count, then in batch.then:
-                        if first + count <= len(places):
-                            then(places[first : first + count])
+                    for number, count, then in batch.then:
+                        if number + count <= len(places):
+                            then(places[number : number + count])
             self._answer(batch, origins[at:end])
             self._count(batch, (perf_counter() - start) * 1000)
             at, new_topic = end, batch.new_topic
-            if batch.is_broken_off:
-                break
-        return at
 
     # --- reading ------------------------------------------------------------------------------------------------
 
@@ -145,7 +148,7 @@ class Sends:
                 break
             self.not_accelerated += 1
             at += 1
-            if batch.is_new_topic or batch.is_broken_off:
+            if batch.is_closed:
                 break
         return at
 
@@ -171,14 +174,14 @@ class Sends:
             if len(batch.replies):  # the requests before this one are answered first
                 return False
             origin.break_off(error)
-            batch.is_broken_off = True
+            batch.is_closed = True
             batch.replies.add_ready(code_of(frame), b"", 0, 0, False)
             return True
         except Exception as error:
             asked = error_reply(command, error)
         if asked is not None and asked.code != _OK:
             batch.refused.append((command.code, asked.code))
-        reply = b"" if asked is None or command.is_oneway else encode(asked)
+        reply = b"" if asked is None or command.flag & ONEWAY_FLAG else encode(asked)
         batch.replies.add_ready(command.code, reply, 0, 0, False)
         return True
 
@@ -203,7 +206,7 @@ class Sends:
             batch.then.append((first, count, asked.then))
         if asked.key is not None:
             batch.keys.add(asked.key)
-        batch.is_new_topic = asked.makes_topic
+        batch.is_closed = batch.is_new_topic = asked.makes_topic
         return None
 
     # --- afterwards ---------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from downrange.broker.admission import FlowControl
@@ -34,26 +35,17 @@ class DelayProgress(Protocol):
         ...
 
 
+@dataclass(eq=False)
 class StatisticsHandlers:
     """Figures for operators, dashboards and slaves."""
 
-    def __init__(
-        self,
-        config: LiveConfig,
-        store: MessageStore,
-        statistics: Statistics,
-        delay: DelayProgress,
-        flow: FlowControl,
-        clock: Clock,
-        replication: Callable[[], Mapping[str, str]] = dict,
-    ) -> None:
-        self._config = config
-        self._store = store
-        self._statistics = statistics
-        self._delay = delay
-        self._flow = flow
-        self._clock = clock
-        self._replication = replication
+    _config: LiveConfig
+    _store: MessageStore
+    _statistics: Statistics
+    _delay: DelayProgress
+    _flow: FlowControl
+    _clock: Clock
+    _replication: Callable[[], Mapping[str, str]] = dict
 
     @property
     def routes(self) -> RouteTable:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from downrange.broker.clients import Consumers
@@ -38,28 +38,18 @@ _MAX_PERM: Final = 15
 _FILTER_TYPES: Final = ("SINGLE_TAG", "MULTI_TAG")
 
 
+@dataclass(eq=False)
 class TopicHandlers:
     """Requests of operators about topics. A slave copies the tables of its master and refuses changes."""
 
-    def __init__(
-        self,
-        config: LiveConfig,
-        topics: Topics,
-        offsets: CommittedOffsets,
-        consumers: Consumers,
-        store: MessageStore,
-        retention: Retention,
-        statistics: Statistics,
-        register: Callable[[], Awaitable[object]],
-    ) -> None:
-        self._config = config
-        self._topics = topics
-        self._offsets = offsets
-        self._consumers = consumers
-        self._store = store
-        self._retention = retention
-        self._statistics = statistics
-        self._register = register
+    _config: LiveConfig
+    _topics: Topics
+    _offsets: CommittedOffsets
+    _consumers: Consumers
+    _store: MessageStore
+    _retention: Retention
+    _statistics: Statistics
+    _register: Callable[[], Awaitable[object]]
 
     @property
     def routes(self) -> RouteTable:
@@ -82,23 +72,19 @@ class TopicHandlers:
     def create(self, command: Command, connection: Connection) -> LaterReply:
         """Request 17: create a topic or replace its configuration."""
         refuse_on_slave(self._config)
-        config = command.header(CreateTopicRequest).config
-        self._check(config)
-        self._put(config, connection)
-        return self._when_registered(command)
+        return self._create([command.header(CreateTopicRequest).config], command, connection)
 
     def create_several(self, command: Command, connection: Connection) -> LaterReply:
         """Request 18 (of 5.x): create or change several topics; if one is wrong, none."""
         refuse_on_slave(self._config)
-        configs = decode_body(TopicConfigs, command.body_bytes).topic_config_list
+        return self._create(decode_body(TopicConfigs, command.body_bytes).topic_config_list, command, connection)
+
+    def _create(self, configs: Sequence[TopicConfig], command: Command, connection: Connection) -> LaterReply:
+        """Create the topics, and answer once the name servers know them: clients can then send to them at once."""
         for config in configs:
             self._check(config)
         for config in configs:
             self._put(config, connection)
-        return self._when_registered(command)
-
-    def _when_registered(self, command: Command) -> LaterReply:
-        """Answer once the name servers know the topic: clients can then send to it at once."""
 
         async def reply() -> Command | None:
             await self._register()

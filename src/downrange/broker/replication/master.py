@@ -12,7 +12,7 @@ from typing import Final, NamedTuple, cast
 
 from downrange.broker.live_config import LiveConfig
 from downrange.broker.replication.errors import ReplicationError, SlaveAhead, SlaveTooFarBehind
-from downrange.broker.replication.waiting import CopyOutcome, Tell, WaitingSenders
+from downrange.broker.replication.waiting import Tell, WaitingSenders
 from downrange.broker.replication.wire import HEADER, ReportReader
 from downrange.clock import Clock
 from downrange.store.message_store import MessageStore
@@ -215,10 +215,6 @@ class Slaves:
             if link.reported_offset is not None
         ]
         return sorted(found, key=lambda state: (-state.reported_offset, state.address))
-
-    def wait_for(self, end_offset: int) -> CopyOutcome:
-        """Wait until a slave has the log up to `end_offset`; the future tells how the wait ended."""
-        return self._senders.wait_for(end_offset, slaves=self._following)
 
     def tell_when_copied(self, end_offset: int, tell: Tell) -> None:
         """Call `tell` when a slave has the log up to `end_offset`, perhaps at once; `tell` must not raise."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Final, Protocol, cast
 
 from downrange.broker.live_config import LiveConfig
@@ -15,7 +16,7 @@ from downrange.model.errors import MQError
 from downrange.store.errors import StoreError
 from downrange.store.message_store import MessageStore
 from downrange.transport.errors import ConnectFailed
-from downrange.transport.pool import split_address
+from downrange.transport.pool import open_link
 
 log = logging.getLogger(__name__)
 
@@ -119,6 +120,7 @@ class MasterLink(asyncio.BufferedProtocol):
         self._transport.write(b"".join(map(REPORT.pack, reports)))
 
 
+@dataclass(eq=False)
 class Follower:
     """Keeps this slave's log a copy of its master's, for as long as `run` runs.
 
@@ -126,25 +128,16 @@ class Follower:
     appended, and has to make them readable.
     """
 
-    def __init__(
-        self,
-        store: MessageStore,
-        config: LiveConfig,
-        addresses: MasterAddresses,
-        check: Callable[[], Awaitable[None]],
-        on_appended: Callable[[], object],
-        clock: Clock,
-    ) -> None:
-        self._store = store
-        self._config = config
-        self._addresses = addresses
-        self._check = check
-        self._on_appended = on_appended
-        self._clock = clock
-        self.master: str | None = None
-        """The address of the master that is followed now."""
-        self.trouble: str | None = None
-        """The reason why no master is followed."""
+    _store: MessageStore
+    _config: LiveConfig
+    _addresses: MasterAddresses
+    _check: Callable[[], Awaitable[None]]
+    _on_appended: Callable[[], object]
+    _clock: Clock
+    master: str | None = None
+    """The address of the master that is followed now."""
+    trouble: str | None = None
+    """The reason why no master is followed."""
 
     def __repr__(self) -> str:
         state = f"follows {self.master}" if self.master else f"follows no master: {self.trouble}"
@@ -197,19 +190,10 @@ class Follower:
         return self._config.store.ha_master_address or self._addresses.master_ha_address
 
     async def _connect(self, address: str) -> MasterLink:
-        host, port = split_address(address)
-
         def make() -> MasterLink:
             return MasterLink(self._store, self._on_appended, self._config, self._clock)
 
-        try:
-            async with asyncio.timeout(_CONNECT_SECONDS):
-                _, link = await asyncio.get_running_loop().create_connection(make, host, port)
-        except TimeoutError:
-            raise ConnectFailed(f"cannot connect to {address}: no answer within {_CONNECT_SECONDS:g} s") from None
-        except OSError as error:
-            raise ConnectFailed(f"cannot connect to {address}: {error.strerror or error}") from None
-        return link
+        return await open_link(make, address, _CONNECT_SECONDS)
 
     def _note_master(self, address: str) -> None:
         self.master, self.trouble = address, None

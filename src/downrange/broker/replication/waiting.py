@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
-from functools import partial
 
 from downrange.broker.live_config import LiveConfig
 from downrange.clock import Clock
 from downrange.store.group_commit import FlushOutcome, GroupCommit, Settled
 from downrange.store.new_message import PutMessageStatus
 
-CopyOutcome = asyncio.Future[PutMessageStatus]
 Tell = Callable[[PutMessageStatus], None]
 
 
@@ -24,7 +21,6 @@ class WaitingSenders:
     def __init__(self, config: LiveConfig, clock: Clock) -> None:
         self._config = config
         self._clock = clock
-        self._loop = asyncio.get_running_loop()
         self._waiting: GroupCommit[Tell] = GroupCommit(config.store.slave_timeout)
         self.acknowledged_offset = 0
         """The highest offset that a slave has reported; it never goes back."""
@@ -32,14 +28,11 @@ class WaitingSenders:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def wait_for(self, end_offset: int, *, slaves: int) -> CopyOutcome:
-        """Wait for a slave; the wait ends at once if there is no slave, or if all are too far behind."""
-        outcome: CopyOutcome = self._loop.create_future()
-        self.tell_when_copied(end_offset, partial(_set, outcome), slaves=slaves)
-        return outcome
-
     def tell_when_copied(self, end_offset: int, tell: Tell, *, slaves: int) -> None:
-        """As `wait_for`, but call `tell`, which saves a turn of the loop. `tell` must not raise."""
+        """Call `tell`, which must not raise, when a slave has the log up to `end_offset`, or will not have it in time.
+
+        `tell` is called at once if there is no slave, or if all are too far behind.
+        """
         gap = end_offset - self.acknowledged_offset
         if not slaves or gap >= self._config.store.ha_slave_fallbehind_max:
             tell(PutMessageStatus.SLAVE_NOT_AVAILABLE)
@@ -70,8 +63,3 @@ def _tell(settled: list[Settled[Tell]]) -> None:
     for tell, outcome in settled:
         is_copied = outcome is FlushOutcome.FLUSHED
         tell(PutMessageStatus.PUT_OK if is_copied else PutMessageStatus.FLUSH_SLAVE_TIMEOUT)
-
-
-def _set(waiter: CopyOutcome, status: PutMessageStatus) -> None:
-    if not waiter.done():
-        waiter.set_result(status)

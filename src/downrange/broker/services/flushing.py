@@ -11,7 +11,6 @@ import asyncio
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Final
 
 from downrange.broker.live_config import LiveConfig
@@ -60,16 +59,13 @@ class Flusher:
     def is_sync(self) -> bool:
         return self._config.store.flush_disk_type is FlushDiskType.SYNC_FLUSH
 
-    def wait_for(self, end_offset: int) -> asyncio.Future[FlushOutcome]:
-        """Wait until the log is on disk up to `end_offset`; the future tells how the wait ended."""
-        outcome: asyncio.Future[FlushOutcome] = self._loop.create_future()
-        self.tell_when_flushed(end_offset, partial(_set, outcome), may_block=False)
-        return outcome
-
     def tell_when_flushed(
         self, end_offset: int, tell: Callable[[FlushOutcome], None], *, may_block: bool = True
     ) -> None:
-        """As `wait_for`, but call `tell`, which must not raise; if it `may_block`, perhaps before this returns."""
+        """Call `tell` with how the wait ended until the log is on disk up to `end_offset`; `tell` must not raise.
+
+        If this `may_block`, `tell` is perhaps called before this returns.
+        """
         is_busy = self._waiting or self._is_in_thread or self._quick.is_away
         is_alone = may_block and not is_busy and self._lone.is_here()
         self._waiting.wait_for(end_offset, tell, self._clock.now())
@@ -226,8 +222,3 @@ class Flusher:
     def _tell(settled: list[Settled[Callable[[FlushOutcome], None]]]) -> None:
         for tell, outcome in settled:
             tell(outcome)
-
-
-def _set(waiter: asyncio.Future[FlushOutcome], outcome: FlushOutcome) -> None:
-    if not waiter.done():
-        waiter.set_result(outcome)

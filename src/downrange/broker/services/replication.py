@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from typing import Final, Protocol
+from typing import Final
 
 from downrange.broker.live_config import LiveConfig
 from downrange.broker.message_writer import MessageWriter
@@ -22,26 +22,29 @@ from downrange.transport.pool import Pool
 _BACKLOG: Final = 64
 
 
-class Replication(Protocol):
-    """The part of replication that every role has."""
+class Replication:
+    """A broker's part in replication; by itself that of a broker without master and slaves."""
 
-    async def start(self) -> None: ...
+    async def start(self) -> None:
+        """Accept slaves."""
 
-    async def run(self) -> None: ...
+    async def run(self) -> None:
+        """Replicate until cancelled."""
 
-    async def stop(self) -> None: ...
+    async def stop(self) -> None:
+        """Let slaves get the end of the log."""
 
     def states(self) -> list[SlaveState]:
         """The slaves that follow this broker."""
-        ...
+        return []
 
     def lags(self) -> dict[str, int]:
         """The number of log bytes that each slave has not reported yet."""
-        ...
+        return {}
 
     def runtime_info(self) -> dict[str, str]:
         """Figures about replication for request 28 that RocketMQ's brokers do not have."""
-        ...
+        return {}
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
@@ -53,7 +56,7 @@ def listening_socket(host: str, port: int) -> socket.socket:
         raise listen_failed(host, port, error, " for slaves") from None
 
 
-class MasterReplication:
+class MasterReplication(Replication):
     """Serves slaves on a socket of their own."""
 
     def __init__(self, slaves: Slaves, listening: socket.socket) -> None:
@@ -86,7 +89,7 @@ class MasterReplication:
         return {"haSlaves": str(len(states)), **slaves} if states else {}
 
 
-class SlaveReplication:
+class SlaveReplication(Replication):
     """Copies the master's log, makes it readable, and copies tables that are not in the log."""
 
     def __init__(
@@ -111,22 +114,10 @@ class SlaveReplication:
     def __repr__(self) -> str:
         return repr(self.follower)
 
-    async def start(self) -> None:
-        """Nothing to prepare."""
-
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.follower.run())
             tasks.create_task(self._sync.run())
-
-    async def stop(self) -> None:
-        """Nothing to do: the store flushes its log when it closes."""
-
-    def states(self) -> list[SlaveState]:
-        return []
-
-    def lags(self) -> dict[str, int]:
-        return {}
 
     def runtime_info(self) -> dict[str, str]:
         return {"haMaster": self.follower.master or "", "haTrouble": self.follower.trouble or ""}
@@ -142,4 +133,5 @@ class SlaveReplication:
         queues = self._writer.dispatched()
         self._sync.received(queues)
         if self._flusher.is_sync and queues:
-            self._flusher.wait_for(self._store.max_offset)  # nobody waits for the disk, but it is to have them soon
+            # Nobody waits for the disk, but it is to have them soon.
+            self._flusher.tell_when_flushed(self._store.max_offset, lambda outcome: None, may_block=False)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from downrange.broker.groups import CommittedOffsets, Groups
@@ -33,29 +33,21 @@ _RETRY_SECONDS: Final = 1.0
 _TIMEOUT_SECONDS: Final = 3.0
 
 
+@dataclass(eq=False)
 class SlaveSync:
     """Keeps the tables of a slave a copy of its master's; `run` must run for as long as the broker is a slave."""
 
-    def __init__(
-        self,
-        topics: Topics,
-        groups: Groups,
-        offsets: CommittedOffsets,
-        delay: DelayService,
-        registration: Registration,
-        pool: Pool,
-    ) -> None:
-        self._topics = topics
-        self._groups = groups
-        self._offsets = offsets
-        self._delay = delay
-        self._registration = registration
-        self._pool = pool
-        self._wanted = asyncio.Event()
-        self._has_guessed = False
-        """Whether topics were made from messages. Our data version then equals the master's only by chance."""
-        self._told: ConsumerOffsets | None = None
-        """The committed offsets that the master sent last."""
+    _topics: Topics
+    _groups: Groups
+    _offsets: CommittedOffsets
+    _delay: DelayService
+    _registration: Registration
+    _pool: Pool
+    _wanted: asyncio.Event = field(init=False, default_factory=asyncio.Event)
+    _has_guessed: bool = field(init=False, default=False)
+    """Whether topics were made from messages. Our data version then equals the master's only by chance."""
+    _told: ConsumerOffsets | None = field(init=False, default=None)
+    """The committed offsets that the master sent last."""
 
     def received(self, queues: Iterable[tuple[str, int]]) -> None:
         """Create missing topics and queues of messages that came, so that consumers can read them at once."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
 
@@ -70,24 +71,16 @@ def judge(
     return Verdict.SPARE if age < immunity_millis else Verdict.ASK
 
 
+@dataclass(eq=False)
 class TransactionService:
     """Asks about half messages, drops those without an answer, and keeps the progress of the half queue."""
 
-    def __init__(
-        self,
-        config: LiveConfig,
-        half_messages: HalfMessages,
-        producers: Producers,
-        topics: Topics,
-        writer: MessageWriter,
-        clock: Clock,
-    ) -> None:
-        self._config = config
-        self._half_messages = half_messages
-        self._producers = producers
-        self._topics = topics
-        self._writer = writer
-        self._clock = clock
+    _config: LiveConfig
+    _half_messages: HalfMessages
+    _producers: Producers
+    _topics: Topics
+    _writer: MessageWriter
+    _clock: Clock
 
     async def run(self) -> None:
         """Make a round every transactionCheckInterval, as long as the broker is a master."""

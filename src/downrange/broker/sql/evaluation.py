@@ -65,9 +65,9 @@ def condition_of(node: Node) -> Condition:
         case Not(operand):
             return _negation(condition_of(operand))
         case And(operands):
-            return _conjunction(tuple(map(condition_of, operands)))
+            return _joined(tuple(map(condition_of, operands)), decisive=False)
         case Or(operands):
-            return _disjunction(tuple(map(condition_of, operands)))
+            return _joined(tuple(map(condition_of, operands)), decisive=True)
         case Membership(name, texts, is_negated):
             return _membership(name, texts, is_negated)
         case TextSearch(how, operand, searched, is_negated):
@@ -115,32 +115,20 @@ def _negation(condition: Condition) -> Condition:
     return negated
 
 
-def _conjunction(conditions: tuple[Condition, ...]) -> Condition:
-    def all_of(properties: Properties) -> bool | None:
-        result: bool | None = True
+def _joined(conditions: tuple[Condition, ...], decisive: bool) -> Condition:
+    """AND, which the first False decides, or OR, which the first True decides."""
+
+    def joined(properties: Properties) -> bool | None:
+        result: bool | None = not decisive
         for condition in conditions:
             answer = condition(properties)
-            if answer is False:
-                return False
+            if answer is decisive:
+                return decisive
             if answer is None:
                 result = None
         return result
 
-    return all_of
-
-
-def _disjunction(conditions: tuple[Condition, ...]) -> Condition:
-    def any_of(properties: Properties) -> bool | None:
-        result: bool | None = False
-        for condition in conditions:
-            answer = condition(properties)
-            if answer is True:
-                return True
-            if answer is None:
-                result = None
-        return result
-
-    return any_of
+    return joined
 
 
 # --- texts

@@ -20,24 +20,21 @@ _BLANKS: Final = "".join(map(chr, range(33)))
 
 def to_int(text: str) -> int:
     """Integer.valueOf: 32 bits."""
-    number = int(text) if text.isdecimal() else _signed(text)
-    if -(2**31) <= number < 2**31:
-        return number
-    raise ValueError(f"{text} is out of range")
+    return _integer(text, 1 << 31)
 
 
 def to_long(text: str) -> int:
     """Long.valueOf: 64 bits."""
-    number = int(text) if text.isdecimal() else _signed(text)
-    if -(2**63) <= number < 2**63:
+    return _integer(text, 1 << 63)
+
+
+def _integer(text: str, bound: int) -> int:
+    if not text.isdecimal() and _INTEGER.fullmatch(text) is None:
+        raise ValueError(f"{text!r} is no integer")
+    number = int(text)
+    if -bound <= number < bound:
         return number
     raise ValueError(f"{text} is out of range")
-
-
-def _signed(text: str) -> int:
-    if _INTEGER.fullmatch(text) is None:
-        raise ValueError(f"{text!r} is no integer")
-    return int(text)
 
 
 def to_double(text: str) -> float:

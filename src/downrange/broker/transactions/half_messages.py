@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
-from typing import Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, TypeVar
 
 from downrange.broker.groups import CommittedOffsets
 from downrange.broker.message_writer import MessageWriter
@@ -19,6 +19,8 @@ from downrange.store.message_store import MessageStore
 from downrange.store.new_message import AppendResult, NewMessage, PutMessageStatus
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _QUEUE_ID: Final = 0
 _READ_ENTRIES: Final = 1000
@@ -174,27 +176,23 @@ class HalfMessages:
                 yield TopicQueue(message.topic, message.queue_id)
 
     def read(self, half_offset: int) -> StoredMessage | None:
-        return self._read(HALF_TOPIC, half_offset)
+        physical_offset = self._store.physical_offset_of(HALF_TOPIC, _QUEUE_ID, half_offset)
+        return self.at(physical_offset) if physical_offset >= 0 else None
 
     def at(self, physical_offset: int) -> StoredMessage | None:
         """The record at this place of the log, of whatever topic."""
-        record = self._store.record_at(physical_offset)
-        try:
-            return decode_record(record) if record is not None else None
-        except CorruptRecord:
-            return None
+        return self._decoded(physical_offset, decode_record)
 
     def kept_at(self, physical_offset: int) -> KeptMessage | None:
         """The same, ready to be stored once more."""
+        return self._decoded(physical_offset, read_kept)
+
+    def _decoded(self, physical_offset: int, decode: Callable[[memoryview], T]) -> T | None:
         record = self._store.record_at(physical_offset)
         try:
-            return read_kept(record) if record is not None else None
+            return decode(record) if record is not None else None
         except CorruptRecord:
             return None
-
-    def _read(self, topic: str, queue_offset: int) -> StoredMessage | None:
-        physical_offset = self._store.physical_offset_of(topic, _QUEUE_ID, queue_offset)
-        return self.at(physical_offset) if physical_offset >= 0 else None
 
     def _latest(self, half_offset: int) -> int:
         while half_offset in self._moved:

@@ -1,4 +1,4 @@
-"""What brokers ask of a client's consumers, handed to the consumer of the group: 40, 220, 221, 307, 309."""
+"""Requests of brokers to a client's consumers, handed to the consumer of the group: 40, 220, 221, 307, 309."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class GroupMember(Protocol):
     """A consumer as brokers may address it."""
 
     def members_changed(self) -> None:
-        """Somebody joined or left the group."""
+        """A member joined or left the group."""
         ...
 
     def reset_offsets(self, topic: str, offsets: Mapping[MessageQueue, int]) -> None:

@@ -10,16 +10,20 @@ import struct
 from functools import lru_cache
 from typing import Final
 
+import msgspec
+
 from downrange.protocol import header_binary
-from downrange.protocol.bodies.fields import FieldError, decode_fields, encode_fields
-from downrange.protocol.bodies.plain_header import BINARY, JSON, PlainHeader
+from downrange.protocol.bodies.fields import FieldError, Int32, decode_fields, encode_fields
 from downrange.protocol.bodies.pull import PullMessageRequest, PullMessageResponse
-from downrange.protocol.codes import RequestCode
+from downrange.protocol.codes import RequestCode, SerializeType
 from downrange.protocol.command import RESPONSE_FLAG, Command
 from downrange.protocol.errors import RemoteProtocolError
 from downrange.protocol.framing import PREFIX, Frame, encode, with_prefix
 
-_HEADER: Final = PlainHeader(RequestCode.PULL_MESSAGE, PullMessageRequest)
+JSON: Final = int(SerializeType.JSON)
+BINARY: Final = int(SerializeType.ROCKETMQ)
+_JSON_START: Final = b'{"code":%d,' % RequestCode.PULL_MESSAGE
+_BINARY_START: Final = RequestCode.PULL_MESSAGE.to_bytes(2, "big")
 
 # Opaque, flag of the command, header, queue offset, commit offset. The last two count, not those of the header.
 ParsedPull = tuple[int, int, PullMessageRequest, int, int]
@@ -28,19 +32,32 @@ ParsedPull = tuple[int, int, PullMessageRequest, int, int]
 def parse_pull(frame: Frame) -> ParsedPull | None:
     """The values of request 11; None when the frame is something else, or is written in an unusual way, or wrongly."""
     kind, header, _ = frame
-    if kind == JSON:
-        pull = _HEADER.read_json(header)
-    elif kind == BINARY and header.startswith(_HEADER.binary_start):
-        usual = _parse_usual(header)
-        if usual is not None:
-            return usual
-        pull = _HEADER.read_binary(header)
-    else:
+    try:
+        if kind == JSON and header.startswith(_JSON_START):
+            pull = _decode_json(header)
+            opaque, flag, request = pull.opaque, pull.flag, pull.ext
+        elif kind == BINARY and header.startswith(_BINARY_START):
+            usual = _parse_usual(header)
+            if usual is not None:
+                return usual
+            _, _, _, opaque, flag, _, ext = header_binary.decode(header)
+            request = decode_fields(PullMessageRequest, header_binary.decode_ext_fields(ext))
+        else:
+            return None
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError, RemoteProtocolError, FieldError):
         return None
-    if pull is None:
-        return None
-    request = pull.ext
-    return pull.opaque, pull.flag, request, request.queue_offset, request.commit_offset
+    return opaque, flag, request, request.queue_offset, request.commit_offset
+
+
+class _JsonPull(msgspec.Struct, gc=False, rename={"ext": "extFields"}):
+    """What a JSON header says of a pull."""
+
+    ext: PullMessageRequest
+    opaque: Int32 = 0
+    flag: Int32 = 0
+
+
+_decode_json = msgspec.json.Decoder(_JsonPull, strict=False).decode
 
 
 # Between two pulls of one queue only two numbers change. The fields around them are read once and remembered.

@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
 
 from downrange.spark.lake.layout import LakeBusy
 
@@ -19,12 +18,8 @@ def write_whole(path: Path, content: bytes) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-    move(temporary, path)
+    os.replace(temporary, path)
     sync_directory(path.parent)
-
-
-def move(source: Path, target: Path) -> None:
-    os.replace(source, target)
 
 
 def remove(path: Path) -> None:
@@ -41,16 +36,9 @@ def sync_directory(path: Path) -> None:
 
 
 @contextmanager
-def lock(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file that can be locked; the lock ends with the block or with the process."""
-    with path.open("ab") as file:
-        yield file
-
-
-@contextmanager
 def exclusive(path: Path, what: str) -> Iterator[None]:
     """Let only one process at a time into the block; others get LakeBusy."""
-    with lock(path) as file:
+    with path.open("ab") as file:  # the lock ends with the block or with the process
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -11,6 +11,7 @@ during a compaction it may see a message both in the old and in the new file.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -163,7 +164,7 @@ class Lake:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 directories |= {target.parent.parent, self.root}
             try:
-                files.move(self.root / file.temporary, target)
+                os.replace(self.root / file.temporary, target)
             except FileNotFoundError:
                 # The file was moved already, or a compaction has replaced and removed it in the meantime.
                 if not target.exists() and file.path in self.contents().files:

@@ -195,6 +195,6 @@ class Manifest:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        with files.lock(self._directory / "lock") as file:
+        with (self._directory / "lock").open("ab") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield

@@ -14,12 +14,7 @@ import pyarrow.parquet as pq
 # Columns whose values repeat within a queue have dictionaries; ids and bodies do not repeat.
 _DICTIONARIES: Final = ["broker", "tags", "born_host", "store_host", "sys_flag", "reconsume_times", "queue_id"]
 _MAP_KEYS: Final = "properties.key_value.key"
-_GROWING: Final = {
-    "queue_offset": "DELTA_BINARY_PACKED",
-    "physical_offset": "DELTA_BINARY_PACKED",
-    "born_time": "DELTA_BINARY_PACKED",
-    "store_time": "DELTA_BINARY_PACKED",
-}
+_GROWING: Final = dict.fromkeys(("queue_offset", "physical_offset", "born_time", "store_time"), "DELTA_BINARY_PACKED")
 # Columns with statistics; the smallest and largest body would not help a reader to skip a row group.
 _STATISTICS: Final = [
     "broker",

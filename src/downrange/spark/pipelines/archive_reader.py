@@ -18,9 +18,9 @@ from downrange.spark.cluster import Cluster
 from downrange.spark.data_source import arrow_schema
 from downrange.spark.lake.manifest import Contents, LakeFile
 from downrange.spark.lake.writer import LakeWriter
+from downrange.spark.offset_resolution import Origins
 from downrange.spark.offsets import from_json, to_json
 from downrange.spark.options import SourceOptions
-from downrange.spark.places import Origins
 from downrange.spark.planner import QueueRange
 from downrange.spark.schema import message_schema
 from downrange.spark.source import StreamReader, Task

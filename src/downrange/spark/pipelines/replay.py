@@ -20,7 +20,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from downrange.client import background_loop
 from downrange.client.config import ClientConfig, ProducerConfig
-from downrange.client.producer import AsyncProducer
+from downrange.client.producer.producer import AsyncProducer
 from downrange.spark.lake import files
 from downrange.spark.lake.lake import Lake
 from downrange.spark.lake.layout import LakeError

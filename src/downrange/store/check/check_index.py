@@ -12,7 +12,7 @@ from downrange.model.hashing import HashCache, java_hash_unsigned
 from downrange.model.message import PhysicalOffset
 from downrange.model.properties import find_in_bytes
 from downrange.store.check.directory import StoreDirectory, StoreState
-from downrange.store.index.index_file import ENTRY, HEADER
+from downrange.store.index.index_file import ENTRY, HEADER, IndexFile
 from downrange.store.index.key_hashes import positive_hash
 from downrange.store.log.walk import WalkedRecord
 
@@ -33,17 +33,13 @@ class IndexEntry(NamedTuple):
     """Number of the entry before in its chain."""
 
 
-class FoundIndexFile:
+class FoundIndexFile(IndexFile):
     """One index file with its header, as it was when the check began."""
 
     def __init__(self, path: Path, name: str) -> None:
-        self.path = path
+        super().__init__(path)
         self.name = name
-        with path.open("rb") as stream:
-            header = HEADER.unpack(stream.read(HEADER.size))
-        self.begin_timestamp, self.end_timestamp, self.begin_offset, self.end_offset = header[:4]
-        self.used_slots = header[4]
-        self.next_entry = max(1, header[5])
+        self.read_header()
 
 
 class IndexCheck:

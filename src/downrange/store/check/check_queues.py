@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from typing import Final
 
 from downrange.model.hashing import tags_code
@@ -13,7 +14,7 @@ from downrange.model.topics import SCHEDULE_TOPIC
 from downrange.store.check.directory import QueuePlace, StoreDirectory, StoreState
 from downrange.store.check.queues_in_log import NOT_IN_A_QUEUE, QueueInLog, QueuesInLog
 from downrange.store.errors import StoreCorrupt, StoreError
-from downrange.store.files import OS_FILES
+from downrange.store.files import OS_FILES, opened
 from downrange.store.queue.consume_queue import BLANK, ENTRY, ENTRY_SIZE, count_valid, file_starts
 from downrange.store.queue.consume_queue_ext import ConsumeQueueExt
 
@@ -139,11 +140,8 @@ class QueueCheck:
         """Every entry and its queue offset, up to the end; complains when there is data behind the end."""
         ended = False
         for start in starts:
-            try:
-                descriptor = os.open(f"{place.path}/{start:020d}", os.O_RDONLY | os.O_CLOEXEC)
-            except FileNotFoundError:  # expired meanwhile
-                continue
-            try:
+            path = f"{place.path}/{start:020d}"
+            with suppress(FileNotFoundError), opened(OS_FILES, path, writable=False) as descriptor:  # it may expire
                 at, most = 0, _FIRST_BLOCK
                 while at < size and not ended:
                     block = os.pread(descriptor, min(most, size - at), at)
@@ -159,8 +157,6 @@ class QueueCheck:
                 if ended and not self._directory.is_live and _has_data(descriptor, at, size):
                     what = f"there is data behind its end, entry {(start + at) // ENTRY_SIZE}"
                     self._problems.add(where, "tail", what, self._tail_remedy())
-            finally:
-                os.close(descriptor)
 
     def _tail_remedy(self) -> str:
         return "the next start cuts it off" if self._directory.state is StoreState.CRASHED else REBUILD_QUEUES

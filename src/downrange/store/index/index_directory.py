@@ -6,11 +6,12 @@ import mmap
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from downrange.store.errors import StoreCorrupt, StoreError
-from downrange.store.files import Files
+from downrange.store.files import Files, opened
 from downrange.store.index.index_file import ENTRY, HEADER, SLOT, IndexFile
 
 _RESERVED_ENTRIES: Final = 50_000  # a megabyte
@@ -95,23 +96,17 @@ class IndexDirectory:
     def reserve(self, index_file: IndexFile) -> None:
         """Reserve disk blocks for the next entries: on a full disk, writing to a page without one kills the process."""
         limit = min(index_file.next_entry + _RESERVED_ENTRIES, self._entries)
-        descriptor = self._files.open(index_file.path)
-        try:
+        with opened(self._files, index_file.path) as descriptor:
             if not index_file.limit:
                 self._files.reserve(descriptor, 0, self.entries_at)
             position = self.entries_at + index_file.next_entry * ENTRY.size
             self._files.reserve(descriptor, position, (limit - index_file.next_entry) * ENTRY.size)
-        finally:
-            self._files.close(descriptor)
         index_file.limit = limit
 
     def map(self, index_file: IndexFile) -> mmap.mmap:
         if index_file.map is None:
-            descriptor = self._files.open(index_file.path, writable=self._writable)
-            try:
+            with opened(self._files, index_file.path, writable=self._writable) as descriptor:
                 mapped = self._files.map(descriptor, self._file_size, writable=self._writable)
-            finally:
-                self._files.close(descriptor)
             mapped.madvise(mmap.MADV_RANDOM)  # read-ahead would read useless pages
             index_file.map = mapped
         return index_file.map
@@ -121,8 +116,7 @@ class IndexDirectory:
 
         Slots may point at such entries. New entries would overwrite them, and the chains of older keys would be lost.
         """
-        descriptor = self._files.open(index_file.path)
-        try:
+        with opened(self._files, index_file.path) as descriptor:
             taken_back = []
             for number in range(index_file.next_entry, self._entries):
                 raw = os.pread(descriptor, ENTRY.size, self.entries_at + number * ENTRY.size)
@@ -134,19 +128,11 @@ class IndexDirectory:
                 if SLOT.unpack(os.pread(descriptor, SLOT.size, slot_at)) == (number,):
                     self._files.write_at(descriptor, SLOT.pack(before), slot_at)
                 self._files.write_at(descriptor, bytes(ENTRY.size), self.entries_at + number * ENTRY.size)
-        finally:
-            self._files.close(descriptor)
 
     def sync(self, index_file: IndexFile) -> None:
-        try:
-            descriptor = self._files.open(index_file.path)
-        except FileNotFoundError:  # expired meanwhile
-            return
-        try:
+        with suppress(FileNotFoundError), opened(self._files, index_file.path) as descriptor:  # it may have expired
             self._files.sync(descriptor)
-        finally:
-            self._files.close(descriptor)
-        self._files.sync_directory(self.path)
+            self._files.sync_directory(self.path)
 
     def remove(self, path: Path) -> None:
         self._files.remove(path)

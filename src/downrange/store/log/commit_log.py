@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from downrange.model.message import PhysicalOffset
 from downrange.model.record import (
@@ -18,8 +19,11 @@ from downrange.store.errors import StoreError
 from downrange.store.log.record_writer import write_records
 from downrange.store.log.segment import Segment
 from downrange.store.log.segments import Segments, storage_error
-from downrange.store.log.walk import Bulk, Walk
+from downrange.store.log.walk import Walk
 from downrange.store.new_messages import NewMessages
+
+if TYPE_CHECKING:
+    from downrange.store.bulk_replay import BulkReplay
 
 
 def topic_field(topic: str) -> bytes:
@@ -31,8 +35,8 @@ def topic_field(topic: str) -> bytes:
 class CommitLog:
     """The one log that everything else is derived from.
 
-    Holds always: `min_offset <= flushed_offset <= max_offset`, and no record spans two files. The store's thread
-    appends and reads; what its `segments` say of threads holds.
+    Holds always, and `check` tests it: `min_offset <= flushed_offset <= max_offset`, and no record spans two files. The
+    store's thread appends and reads; what its `segments` say of threads holds.
     """
 
     def __init__(self, segments: Segments) -> None:
@@ -42,6 +46,17 @@ class CommitLog:
         self.last_store_timestamp = 0
         # Called when appends used up some of what was ready for them: time to prepare more.
         self.on_room_used: Callable[[], None] = lambda: None
+
+    def check(self) -> None:
+        """Raise AssertionError unless everything holds that holds always; the records of the last file are read."""
+        self.segments.check()
+        last = self.segments.last
+        assert self._current in (None, last), "appends go to the last file"
+        if last is not None:
+            walk = self.walk(last.start)
+            for _ in walk:
+                pass
+            assert walk.damage is None or walk.is_cut_short, walk.damage
 
     @property
     def min_offset(self) -> PhysicalOffset:
@@ -142,7 +157,7 @@ class CommitLog:
             view = view[len(part) :]
             self._current = None
 
-    def walk(self, start: PhysicalOffset, *, check_crc: bool = False, bulk: Bulk | None = None) -> Walk:
+    def walk(self, start: PhysicalOffset, *, check_crc: bool = False, bulk: BulkReplay | None = None) -> Walk:
         return Walk(self.segments, start, check_crc=check_crc, bulk=bulk)
 
     def slice(self, physical_offset: int, size: int) -> memoryview | None:

@@ -58,7 +58,7 @@ class Segments:
     """Files of equal size, ordered by start; the last one takes the appends.
 
     Holds always: `min_offset <= flushed_offset <= max_offset <= wrote_offset`. A file may be missing in the middle
-    (somebody deleted it): reads there find nothing, and `load` says so.
+    (somebody deleted it): reads there find nothing, and `load` says so. `check` tests what holds always.
     """
 
     def __init__(
@@ -91,6 +91,17 @@ class Segments:
 
     def __iter__(self) -> Iterator[Segment]:
         return iter(tuple(self._segments))
+
+    def check(self) -> None:
+        """Raise AssertionError unless everything holds that holds always."""
+        order = [self.min_offset, self.flushed_offset, self.max_offset, self.wrote_offset]
+        assert order == sorted(order), f"the least, flushed, largest and written offsets are in order: {order}"
+        assert sorted(self._by_number.items()) == [(one.start // self.file_size, one) for one in self._segments]
+        for one in self._segments:
+            within = [0, one.flushed, one.readable, one.wrote, one.size]
+            assert within == sorted(within), f"the offsets within a file are in order: {one}"
+            assert one.is_full or one is self.last, f"appends go to the last file only: {one}"
+            assert one.memory is None or one.wrote <= one.limit <= one.size, f"a file ends behind its records: {one}"
 
     def load(self) -> list[str]:
         """Find the files; return warnings. A file of another size, or one that is none of ours, stops the start."""
@@ -287,6 +298,7 @@ class Segments:
             return None
         segment = self._segments[0]
         self._forget(segment)
+        self.flushed_offset = max(self.flushed_offset, self.min_offset)
         return segment.path
 
     def _forget(self, segment: Segment) -> None:

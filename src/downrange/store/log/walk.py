@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterator
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 from zlib import crc32
 
 from downrange.model.message import PhysicalOffset, QueueOffset
@@ -22,6 +22,9 @@ from downrange.store.config import BLANK_SIZE
 from downrange.store.log.segment import Segment
 from downrange.store.log.segments import Segments
 
+if TYPE_CHECKING:
+    from downrange.store.bulk_replay import BulkReplay
+
 
 class WalkedRecord(NamedTuple):
     """The parts of a record that consume queues and key index are made of."""
@@ -36,22 +39,6 @@ class WalkedRecord(NamedTuple):
     properties: bytes
 
 
-class Bulk(Protocol):
-    """Takes many records of a walk at once, in C."""
-
-    records: int
-    """How many records were taken so far."""
-    last_offset: PhysicalOffset
-    last_timestamp: int
-    """Physical offset and store time of the last record that was taken."""
-
-    def take(self, mapping: mmap.mmap, at: int, limit: int, start: int, check_crc: bool) -> int:
-        """Take records from position `at` of a file on, none of which ends behind `limit`; where the next begins.
-
-        `start` is the offset of the file's first byte.
-        """
-
-
 class Walk:
     """One pass over the records from `start` on; iterate it once.
 
@@ -62,7 +49,9 @@ class Walk:
     gives, until it is set to None.
     """
 
-    def __init__(self, segments: Segments, start: PhysicalOffset, *, check_crc: bool, bulk: Bulk | None = None) -> None:
+    def __init__(
+        self, segments: Segments, start: PhysicalOffset, *, check_crc: bool, bulk: BulkReplay | None = None
+    ) -> None:
         self._segments = segments
         self._check_crc = check_crc
         self.bulk = bulk
@@ -140,7 +129,7 @@ class Walk:
             is_cut_off = magic in (MAGIC_V1, MAGIC_V2) and size > limit - at
             self.is_cut_short = is_cut_off and FIXED_SIZE <= size < segment.size - at
 
-    def _take_in_bulk(self, bulk: Bulk, mapping: mmap.mmap, at: int, limit: int, start: int) -> int:
+    def _take_in_bulk(self, bulk: BulkReplay, mapping: mmap.mmap, at: int, limit: int, start: int) -> int:
         before = bulk.records
         at = bulk.take(mapping, at, limit, start, self._check_crc)
         if bulk.records > before:
