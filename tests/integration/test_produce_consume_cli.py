@@ -131,7 +131,7 @@ def test_an_interrupted_load_says_so(mq: EmbeddedBroker) -> None:
     [
         (["--file", "nowhere.txt"], "cannot read nowhere.txt: No such file or directory"),
         (["--size", "3"], "--count"),
-        (["--count", "3", "--file", "x"], "give one of them"),
+        (["--count", "3", "--file", "x"], "give only one of them"),
         (["--property", "colour"], "not key=value"),
     ],
 )

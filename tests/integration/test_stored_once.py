@@ -28,7 +28,7 @@ BEHIND = [
     (LogFollower, "apply"),
     (Statistics, "put_large"),
     (MessageWriter, "_applied"),
-    (WaitingPulls, "notify_batch"),
+    (WaitingPulls, "notify"),
     (Sends, "_answer"),
     (Sends, "_count"),
 ]

@@ -9,7 +9,6 @@
 #define ENTRY_HEAD 20        /* size, magic, CRC, flag, body length */
 #define LONGEST_TOPIC 127
 #define LONGEST_PROPERTIES 32767
-#define RECORD_REST 128 /* no record has more beside topic, body and properties */
 #define SCRATCH 4096
 #define TOGETHER 32
 

@@ -1,4 +1,4 @@
-"""Whether a group may pull from a queue, and which of its messages it wants. Checks and codes: broker.md 4.1-4.4."""
+"""Whether a group may pull from a queue, and which of its messages it wants."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Pulls, request 11, and 361 of 5.x lite consumers: check, read, commit, answer or wait. [PullMessageProcessor]
-
-Codes and next offsets: broker.md 4.1-4.4.
-"""
+"""Pulls, request 11, and 361 of 5.x lite consumers: check, read, commit, answer or wait. [PullMessageProcessor]"""
 
 from __future__ import annotations
 

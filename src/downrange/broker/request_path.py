@@ -10,7 +10,7 @@ from downrange.protocol.command import Command
 from downrange.protocol.errors import BrokerError, RemoteProtocolError
 from downrange.protocol.framing import Frame, code_of, next_run
 from downrange.transport.connection import Connection
-from downrange.transport.serving import answer_frame, error_reply
+from downrange.transport.serving import answer_frame, error_reply, room_until
 
 
 class Family(Protocol):
@@ -57,6 +57,8 @@ class RequestPath:
                 at += 1
                 continue
             family = family or self._commands
+            if at:
+                stop = room_until(origins, at, stop)
             while at < stop:
                 passed, refusal = self._admission.admitted(frames, origins, at, stop)
                 if passed > at:

@@ -146,6 +146,11 @@ def _send_each(origins: list[Connection], frames: bytes) -> None:
         start = end
 
 
+def room_until(origins: list[Connection], at: int, stop: int) -> int:
+    """The position of the first connection that is full, from `at` on; `stop` when none is."""
+    return next((position for position in range(at, stop) if origins[position].is_full), stop)
+
+
 def close_for_bug(origins: list[Connection], error: Exception) -> None:
     """Close connections whose requests cannot be answered; their peers find out and may ask again."""
     hit = set(origins)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
+
+from downrange.transport.connection import Connection
 
 
 class FakeTransport:
@@ -37,3 +40,33 @@ class FakeTransport:
 
     def get_extra_info(self, name: str) -> object:
         return self._peer if name == "peername" else None
+
+
+class SlowTransport(FakeTransport):
+    """Pauses its protocol after so many bytes, until it is told to go on."""
+
+    def __init__(self, pause_after: int) -> None:
+        super().__init__()
+        self._pause_after = pause_after
+        self.protocol: Connection | None = None
+
+    def writelines(self, pieces: Any) -> None:
+        super().writelines(pieces)
+        self._look()
+
+    def write(self, data: bytes | memoryview) -> None:
+        super().write(data)
+        self._look()
+
+    def _look(self) -> None:
+        if len(self.written) > self._pause_after and self.protocol is not None and self.protocol.is_writable:
+            self.protocol.pause_writing()
+
+    def get_write_buffer_size(self) -> int:
+        return len(self.written)
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass

@@ -23,42 +23,12 @@ from downrange.store.config import BrokerRole
 from downrange.store.read_result import ReadResult
 from downrange.transport.connection import Connection
 from downrange.transport.limits import Limits
-from tests.unit.broker.fake_transport import FakeTransport
+from tests.unit.broker.fake_transport import FakeTransport, SlowTransport
 from tests.unit.broker.served import ServedBroker
 from tests.unit.broker.test_sends import send
 
 BINARY, JSON = SerializeType.ROCKETMQ, SerializeType.JSON
 COMMIT, SUSPEND, SUBSCRIPTION = 1, 2, 4
-
-
-class SlowTransport(FakeTransport):
-    """Pauses its protocol after so many bytes, until it is told to go on."""
-
-    def __init__(self, pause_after: int) -> None:
-        super().__init__()
-        self._pause_after = pause_after
-        self.protocol: Connection | None = None
-
-    def writelines(self, pieces: Any) -> None:
-        super().writelines(pieces)
-        self._look()
-
-    def write(self, data: bytes | memoryview) -> None:
-        super().write(data)
-        self._look()
-
-    def _look(self) -> None:
-        if len(self.written) > self._pause_after and self.protocol is not None and self.protocol.is_writable:
-            self.protocol.pause_writing()
-
-    def get_write_buffer_size(self) -> int:
-        return len(self.written)
-
-    def pause_reading(self) -> None:
-        pass
-
-    def resume_reading(self) -> None:
-        pass
 
 
 class PullWay(ServedBroker):

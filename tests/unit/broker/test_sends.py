@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,9 +30,9 @@ from downrange.protocol.codes import RequestCode, ResponseCode, SerializeType
 from downrange.protocol.command import Command
 from downrange.protocol.framing import FrameDecoder, encode
 from downrange.store.config import FlushDiskType
-from downrange.store.new_message import NewMessage
+from downrange.store.new_message import NewMessage, PutMessageStatus
 from tests.support.store_files import files_of
-from tests.unit.broker.fake_transport import FakeTransport
+from tests.unit.broker.fake_transport import FakeTransport, SlowTransport
 from tests.unit.broker.served import ServedBroker
 from tests.unit.store.small_store import FailingFiles, read_all
 
@@ -232,6 +232,24 @@ async def test_the_first_message_of_a_topic_is_answered_when_the_name_servers_kn
     served.broker.close()
 
 
+async def test_the_first_message_of_a_topic_whose_sender_has_enough_to_read_is_deferred(tmp_path: Path) -> None:
+    transport = SlowTransport(1)
+    served = ServedBroker(tmp_path, transport=transport)
+    transport.protocol = served.connection
+    other_transport = FakeTransport()
+    other = served.connect(other_transport)
+    frames = FrameDecoder().frames(send(1) + send(2, topic="New", queue_id=0) + send(3))
+    served.endpoint.deliver(frames, [served.connection, served.connection, other])
+    assert [reply.opaque for reply in FrameDecoder().feed(transport.taken())] == [1]
+    assert [reply.opaque for reply in FrameDecoder().feed(other_transport.taken())] == [3]
+    served.connection.resume_writing()
+    assert [reply.opaque for reply in FrameDecoder().feed(transport.taken())] == [2]
+    stored = {topic: read_all(served.broker.store, topic, queue_id) for topic, queue_id in (("New", 0), ("TopicA", 3))}
+    times = {topic: [message.born_timestamp % 10 for message in messages] for topic, messages in stored.items()}
+    assert times == {"New": [2], "TopicA": [3]}
+    served.broker.close()
+
+
 async def test_a_pull_that_waits_is_woken_by_a_send(tmp_path: Path) -> None:
     served = ServedBroker(tmp_path)
     served.feed(send(0, queue_id=1))
@@ -285,7 +303,8 @@ async def test_a_header_that_cannot_be_read_closes_its_own_connection_only(
     broken = FrameDecoder().frames(encode(Command(code, 9, 0, {"a": "b"}, serialize_type=int(kind))))[0]
     broken = broken[0], broken[1][:-3], broken[2]
     own = served.connection
-    served.endpoint.deliver([good[0], good[1], broken, good[2], good[3]], [own, other, own, own, other])
+    frames = [good[0], good[1], broken, good[2], good[3], good[2]]
+    served.endpoint.deliver(frames, [own, other, own, own, other, own])
     assert (served.transport.is_aborted, transport.is_aborted) == (True, False)
     assert [reply.opaque for reply in FrameDecoder().feed(transport.taken())] == [2, 4]
     stored = [message.born_timestamp % 10 for message in read_all(served.broker.store, "TopicA", 1)]
@@ -394,6 +413,48 @@ async def test_senders_that_do_not_wait_are_answered_at_once(tmp_path: Path, kin
     assert [(reply.opaque, reply.code) for reply in late] == [(n, 0) for n in range(9) if n % 3]
     texts = [message.properties_text for message in read_all(served.broker.store, "TopicA", 1)]
     assert not any("WAIT" in text for text in texts)
+    served.broker.close()
+
+
+class Slaves:
+    """Followers of a SYNC_MASTER that have copied nothing until a test says so."""
+
+    def __init__(self, served: ServedBroker) -> None:
+        self._waiting: list[Callable[[PutMessageStatus], None]] = []
+        writer = served.broker.writer
+        writer.makes_wait, writer._copied_by = True, self  # type: ignore[assignment]
+
+    def tell_when_copied(self, end_offset: int, tell: Callable[[PutMessageStatus], None]) -> None:
+        self._waiting.append(tell)
+
+    def tell(self, status: PutMessageStatus) -> None:
+        waiting, self._waiting = self._waiting, []
+        for tell in waiting:
+            tell(status)
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [
+        (PutMessageStatus.PUT_OK, ResponseCode.SUCCESS),
+        (PutMessageStatus.FLUSH_SLAVE_TIMEOUT, ResponseCode.FLUSH_SLAVE_TIMEOUT),
+        (PutMessageStatus.SLAVE_NOT_AVAILABLE, ResponseCode.SLAVE_NOT_AVAILABLE),
+    ],
+)
+async def test_senders_to_a_sync_master_wait_for_its_slaves_unless_they_say_otherwise(
+    tmp_path: Path, status: PutMessageStatus, code: ResponseCode
+) -> None:
+    served = ServedBroker(tmp_path)
+    served.feed(send(0, queue_id=1))
+    slaves = Slaves(served)
+    texts = (JAVA, "WAIT\x01false", JAVA, "WAIT\x01false\x02DELAY\x011", "DELAY\x011")
+    answers = FrameDecoder().feed(served.feed(*[send(n, text, queue_id=1) for n, text in enumerate(texts)]))
+    assert [(reply.opaque, reply.code) for reply in answers] == [(1, 0), (3, 0)]
+    assert served.usage.requests == 5
+    slaves.tell(status)
+    answers = FrameDecoder().feed(served.transport.taken())
+    assert [(reply.opaque, reply.code) for reply in answers] == [(0, code), (2, code), (4, code)]
+    assert served.usage.requests == 0
     served.broker.close()
 
 

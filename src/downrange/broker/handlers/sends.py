@@ -30,7 +30,7 @@ from downrange.protocol.framing import Frame, code_of, decode_frame, encode
 from downrange.store.new_message import PutMessageStatus, Refusal
 from downrange.store.new_messages import NewMessages, Place
 from downrange.transport.connection import Connection
-from downrange.transport.serving import error_reply, send_replies
+from downrange.transport.serving import error_reply, room_until, send_replies
 
 log = logging.getLogger(__name__)
 
@@ -107,23 +107,24 @@ class Sends:
         if self._config.broker is not self._known:
             self._adopt(self._config.broker)
         new_topic: Storing | None = None
+        first = at
         while at < stop:
             if origins[at].is_full:  # since the run began: its peer broke the protocol, or has enough to read
                 origins[at].defer(frames[at])
-                at += 1
+                at, new_topic = at + 1, None
                 continue
             start = perf_counter()
             batch = _Batch(new_topic)
-            end = self._read(batch, frames, origins, at, stop)
+            end = self._read(batch, frames, origins, at, stop if at == first else room_until(origins, at, stop))
             if len(batch.messages):
                 refusal = self._writer.append(batch.messages)
                 if refusal is not None:
                     self._refuse(batch, refusal, frames[at:end])
                 if batch.then:
                     places = batch.messages.places
-                    for first, count, then in batch.then:
-                        if first + count <= len(places):
-                            then(places[first : first + count])
+                    for number, count, then in batch.then:
+                        if number + count <= len(places):
+                            then(places[number : number + count])
             self._answer(batch, origins[at:end])
             self._count(batch, (perf_counter() - start) * 1000)
             at, new_topic = end, batch.new_topic
