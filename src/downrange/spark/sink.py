@@ -43,7 +43,7 @@ class TaskSent(WriterCommitMessage):
     token: str
     rows: int
     pages: tuple[bytes, ...] = ()
-    """The half messages of the task, see halves.py."""
+    """The half messages of the task, see half_message_lists.py."""
 
 
 def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
