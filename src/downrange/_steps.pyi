@@ -42,7 +42,7 @@ def next_run(frames: list[Frame], at: int, families: dict[int, F], /) -> tuple[F
 def write_records(
     messages: new_messages.NewMessages,
     number: int,
-    memory: mmap | bytearray,
+    memory: mmap | bytearray | None,
     at: int,
     limit: int,
     start: int,

@@ -23,7 +23,7 @@ static void free_batch(NewMessages *batch) {
 /* An array with room for one more item; NULL with an exception, and the array stays as it was. */
 static void *with_room(void *array, Py_ssize_t count, Py_ssize_t *room, size_t item) {
     if (count < *room) return array;
-    Py_ssize_t wanted = 2 * *room + 32;
+    Py_ssize_t wanted = 4 * *room + 8;
     void *larger = PyMem_Realloc(array, (size_t)wanted * item);
     if (larger == NULL) PyErr_NoMemory();
     else *room = wanted;

@@ -2,6 +2,8 @@
 #include "new_messages.h"
 #include "send_replies.h"
 
+PyObject *n_json_pieces, *n_binary_pieces, *n_id_size;
+
 enum { ALL, AT_ONCE, WHEN_SAFE }; /* the values of `which` in Python */
 
 #define NUMBERS 128 /* more than the prefix, the fixed part and all numbers of a reply take */
@@ -58,7 +60,7 @@ static int has_room_for(PyObject *pieces, Py_ssize_t number, Py_ssize_t before, 
 
 Sent *add_sent(SendReplies *replies) {
     if (replies->count == replies->room) {
-        Py_ssize_t room = 2 * replies->room + 32;
+        Py_ssize_t room = 4 * replies->room + 8;
         Sent *requests = PyMem_Realloc(replies->requests, (size_t)room * sizeof *requests);
         if (requests == NULL) {
             PyErr_NoMemory();
@@ -198,8 +200,8 @@ static PyObject *replies_encode(SendReplies *replies, PyObject *const *args, Py_
     int64_t which, id_size;
     const NewMessages *batch = count == 3 ? as_messages(args[1]) : NULL;
     if (batch == NULL || !as_number(args[2], ALL, WHEN_SAFE, &which)) return wrong_arguments("SendReplies.encode");
-    PyObject *json = PyObject_GetAttrString(args[0], "json_pieces"), *result = NULL;
-    PyObject *binary = PyObject_GetAttrString(args[0], "binary_pieces"), *digits = PyObject_GetAttrString(args[0], "id_size");
+    PyObject *json = PyObject_GetAttr(args[0], n_json_pieces), *result = NULL;
+    PyObject *binary = PyObject_GetAttr(args[0], n_binary_pieces), *digits = PyObject_GetAttr(args[0], n_id_size);
     if (json != NULL && binary != NULL && digits != NULL)
         result = as_number(digits, 0, 64, &id_size) ? encode_all(replies, json, binary, id_size, batch, which)
                                                     : wrong_arguments("SendReplies.encode");
@@ -222,6 +224,15 @@ static void free_replies(SendReplies *replies) {
 
 static Py_ssize_t length_of(PyObject *replies) { return ((SendReplies *)replies)->count; }
 
+static PyObject *get_code(SendReplies *replies, void *Py_UNUSED(closure)) {
+    int64_t code = replies->count > 0 ? replies->requests[0].code : -1;
+    for (Py_ssize_t n = 1; n < replies->count; n++)
+        if (replies->requests[n].code != code) code = -1;
+    return PyLong_FromLongLong(code);
+}
+
+static PyGetSetDef attributes[] = {{"code", (getter)get_code, NULL, NULL, NULL}, {NULL, NULL, NULL, NULL, NULL}};
+
 static PyMethodDef methods[] = {
     {"add", (PyCFunction)(void (*)(void))replies_add, METH_FASTCALL, NULL},
     {"add_ready", (PyCFunction)(void (*)(void))replies_add_ready, METH_FASTCALL, NULL},
@@ -242,6 +253,7 @@ PyTypeObject send_replies_type = {
     .tp_new = new_replies,
     .tp_dealloc = (destructor)free_replies,
     .tp_methods = methods,
+    .tp_getset = attributes,
     .tp_as_sequence = &as_sequence,
     .tp_flags = Py_TPFLAGS_DEFAULT,
 };

@@ -20,6 +20,7 @@ typedef struct {
 } SendReplies;
 
 extern PyTypeObject send_replies_type;
+extern PyObject *n_json_pieces, *n_binary_pieces, *n_id_size; /* names of a template's attributes */
 
 static inline SendReplies *as_replies(PyObject *object) {
     return Py_IS_TYPE(object, &send_replies_type) ? (SendReplies *)object : NULL;

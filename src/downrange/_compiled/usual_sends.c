@@ -361,6 +361,10 @@ static PyTypeObject usual_sends_type = {
 
 int add_sends(PyObject *module) {
     n_peer_host = PyUnicode_InternFromString("peer_host");
-    return n_peer_host != NULL && PyModule_AddType(module, &usual_sends_type) == 0
+    n_json_pieces = PyUnicode_InternFromString("json_pieces");
+    n_binary_pieces = PyUnicode_InternFromString("binary_pieces");
+    n_id_size = PyUnicode_InternFromString("id_size");
+    return n_peer_host != NULL && n_json_pieces != NULL && n_binary_pieces != NULL && n_id_size != NULL
+        && PyModule_AddType(module, &usual_sends_type) == 0
         && PyModule_AddType(module, &send_replies_type) == 0;
 }

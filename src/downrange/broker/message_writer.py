@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from functools import partial
 from time import perf_counter
+from typing import Final
 
 from downrange.broker.replication.master import Slaves
 from downrange.broker.replication.waiting import Tell
@@ -20,13 +21,14 @@ from downrange.store.new_message import AppendResult, NewMessage, PutMessageStat
 from downrange.store.new_messages import NewMessages
 
 _PUT_OK = PutMessageStatus.PUT_OK
+_WORTH_TELLING: Final = 0.001  # seconds
 
 
 class MessageWriter:
     """Appends messages, and tells when they are as safe as this broker promises.
 
     `on_delayed` is called with the queue of the delay topic that got a message, and when that is due if it is known;
-    `on_appended` is called with the seconds that storing a batch took.
+    `on_appended` is called with the seconds that storing a batch took, if it took more than a millisecond.
     """
 
     def __init__(
@@ -68,10 +70,12 @@ class MessageWriter:
         """Store a batch. On failure say why; then only the first `messages.stored` messages are stored."""
         start = perf_counter()
         refusal = self.store.append(messages)
-        self.on_appended(perf_counter() - start)
+        seconds = perf_counter() - start
+        if seconds > _WORTH_TELLING:
+            self.on_appended(seconds)
         if refusal is not None:
             self.statistics.failed_puts += len(messages) - messages.stored
-        if messages.stored and self._applies_at_once:
+        if self._applies_at_once and (refusal is None or messages.stored):
             self._applied(messages)
         if self._links:
             self._wake_slaves()

@@ -204,18 +204,6 @@ class LogFollower:
         # A slave may know that the rest of a file is blank before it has got it.
         return max(0, self._commit_log.max_offset - self.offset)
 
-    def apply(self, messages: NewMessages, number: int, stop: int) -> None:
-        """Apply messages that were just stored, from `number` to `stop`, and whatever was left before them."""
-        begin, end = messages.bounds(number, stop)
-        if self.offset != begin:
-            self.dispatch_pending()
-            return
-        try:
-            self.dispatcher.apply(messages, number, stop)
-            self.offset = end
-        except (OSError, StoreError) as error:
-            self.failed(error)
-
     def dispatch_pending(self, applied: Callable[[NewMessages], None] = lambda messages: None) -> None:
         """Apply what lies in the log beyond the last applied record; `applied` is called with the messages."""
         commit_log = self._commit_log

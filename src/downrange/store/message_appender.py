@@ -39,6 +39,7 @@ class MessageAppender:
     ) -> None:
         self._commit_log = commit_log
         self._follower = follower
+        self._apply = follower.dispatcher.apply
         self._queues = follower.dispatcher.queues
         self._states = self._queues.states
         self._rows = self._queues.tails.rows
@@ -75,14 +76,22 @@ class MessageAppender:
         now = self._now()
         if now < commit_log.last_store_timestamp:
             now = self._not_before(now)
-        number, count = 0, len(messages)
+        number, count, apply = 0, len(messages), self._apply
         while number < count:
             try:
                 stop = commit_log.append(messages, number, self._rows, now)
             except StoreError as error:
                 return self._failed(error)
             if follower.at_once:
-                follower.apply(messages, number, stop)
+                begin, end = messages.bounds(number, stop)
+                if follower.offset == begin:
+                    try:
+                        apply(messages, number, stop)
+                        follower.offset = end
+                    except (OSError, StoreError) as error:
+                        follower.failed(error)
+                else:
+                    follower.dispatch_pending()  # with what was left before them
             number = stop
         return None
 

@@ -44,6 +44,12 @@ _WAIT_FOR_NAMESRV_SECONDS: Final = 0.5
 _BATCH_BYTES: Final = 1 << 20
 
 
+_NO_REQUESTS: Final[dict[int, tuple[Command, Storing]]] = {}  # by number, those that are not usual
+_NO_CALLS: Final[list[tuple[int, int, Callable[[Sequence[Place]], None]]]] = []  # and the messages they are for
+_NO_KEYS: Final[set[object]] = set()
+_NO_CODES: Final[list[tuple[int, int]]] = []  # of a request, of its reply
+
+
 class _Batch:
     """What the requests of a run come to."""
 
@@ -55,15 +61,16 @@ class _Batch:
         """`new_topic`: the first request has been read already, and makes a topic."""
         self.messages = NewMessages()
         self.replies = SendReplies()
-        self.requests: dict[int, tuple[Command, Storing]] = {}  # those that were not usual, by their number
-        self.then: list[tuple[int, int, Callable[[Sequence[Place]], None]]] = []  # with the messages it is for
-        self.keys: set[object] = set()
-        self.refused: list[tuple[int, int]] = []  # code of the request, code of the reply
         self.new_topic = new_topic
-        self.is_new_topic = False
-        self.is_closed = False
-        """It takes no more requests."""
+        self.is_new_topic = self.is_closed = False  # a batch that is closed takes no more requests
+        # Empty, and nobody's own, until `open`: nearly always all requests are usual.
+        self.requests, self.then, self.keys, self.refused = _NO_REQUESTS, _NO_CALLS, _NO_KEYS, _NO_CODES
         self.bytes = 0
+
+    def open(self) -> None:
+        """Get ready for a request that is not usual."""
+        if self.requests is _NO_REQUESTS:
+            self.requests, self.then, self.keys, self.refused = {}, [], set(), []
 
 
 class Sends:
@@ -79,6 +86,7 @@ class Sends:
     ) -> None:
         """`others` read the requests that are no sends; `register` tells the name servers of a new topic."""
         self._writer = writer
+        self._statistics = writer.statistics
         self._store = writer.store
         self._reader = reader
         self._readers: dict[int, Reader] = {**dict.fromkeys(_SENDS, reader.read), **others}
@@ -155,6 +163,7 @@ class Sends:
     def _read_one(self, batch: _Batch, frame: Frame, origin: Connection) -> bool:
         """Take one request into the batch; False when it has to wait until the batch is stored."""
         asked: Storing | Command | None = None
+        batch.open()
         try:
             command = decode_frame(frame)
             if not command.flag & RESPONSE_FLAG:
@@ -214,6 +223,7 @@ class Sends:
     def _refuse(self, batch: _Batch, refusal: Refusal, frames: list[Frame]) -> None:
         """The store did not take all messages: their requests get an error."""
         stored = batch.messages.stored
+        batch.open()
         for number in range(len(batch.replies)):
             _, code, _, _, first, count = batch.replies.request(number)
             if not count or first + count <= stored:
@@ -226,7 +236,13 @@ class Sends:
             batch.refused.append((code, reply.code))
 
     def _count(self, batch: _Batch, millis: float) -> None:
-        statistics = self._writer.statistics
+        statistics = self._statistics
+        code = batch.replies.code
+        if code in _SENDS and not batch.refused:
+            statistics.sent_together(code, len(batch.replies), millis)
+            if len(batch.messages) > len(batch.replies):
+                self._count_batches(batch)
+            return
         each = millis / len(batch.replies)
         counts: Mapping[int, int] = batch.replies.codes()
         if batch.refused:
@@ -238,10 +254,11 @@ class Sends:
                 statistics.sent_together(code, requests, each * requests)
             else:
                 statistics.rpc(code, _OK, each, requests)
-        if len(batch.messages) > len(batch.replies):
-            states = batch.messages.states
-            for first, count in batch.replies.batches():
-                statistics.put_as_one(states[first].topic, count)
+        self._count_batches(batch)
+
+    def _count_batches(self, batch: _Batch) -> None:
+        for first, count in batch.replies.batches():
+            self._statistics.put_as_one(batch.messages.states[first].topic, count)
 
     # --- answering ----------------------------------------------------------------------------------------------
 
@@ -253,7 +270,8 @@ class Sends:
         elif self._writer.makes_wait and batch.messages.stored:
             self._answer_when_safe(batch, origins)
         else:
-            self._send(batch, origins, self._accepted, ALL)
+            frames, numbers = batch.replies.encode(self._accepted, batch.messages, ALL)
+            send_replies(origins if numbers is None else [origins[number] for number in numbers], frames)
 
     async def _answer_registered(
         self, batch: _Batch, origins: list[Connection], register: Callable[[], Awaitable[object]]

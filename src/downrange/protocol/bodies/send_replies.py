@@ -71,6 +71,12 @@ class SendReplies:
         kind, code, opaque, flag, _, first, count, _, _ = self._requests[number]
         return kind, code, opaque, flag, first, count
 
+    @property
+    def code(self) -> int:
+        """The code that all requests have; -1 when they differ."""
+        codes = {request[1] for request in self._requests}
+        return codes.pop() if len(codes) == 1 else -1
+
     def codes(self) -> dict[int, int]:
         """How many requests there are of each code."""
         return dict(Counter([request[1] for request in self._requests]))

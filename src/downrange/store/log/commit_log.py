@@ -79,19 +79,18 @@ class CommitLog:
 
         Return the number of the first message that was not written. `rows` are those of `QueueTails`.
         """
-        segment = self._current
-        for _ in range(2):
-            if segment is not None:
-                assert segment.memory is not None  # a file that takes appends is mapped
-                stop, segment.wrote = write_records(
-                    messages, number, segment.memory, segment.wrote, segment.limit, segment.start, store_timestamp,
-                    rows,
-                )  # fmt: skip
-                if stop > number:
-                    self.last_store_timestamp = store_timestamp
-                    return stop
+        segment = self._current or self._room_for(messages.group_size(number))
+        stop, segment.wrote = write_records(
+            messages, number, segment.memory, segment.wrote, segment.limit, segment.start, store_timestamp, rows
+        )
+        if stop == number:
             segment = self._room_for(messages.group_size(number))
-        raise AssertionError("a file with room for these messages did not take them")
+            stop, segment.wrote = write_records(
+                messages, number, segment.memory, segment.wrote, segment.limit, segment.start, store_timestamp, rows
+            )
+            assert stop > number, "a file with room for these messages did not take them"
+        self.last_store_timestamp = store_timestamp
+        return stop
 
     def _room_for(self, size: int) -> Segment:
         """The file that takes the next `size` bytes: the current one, or a new one after a blank record."""

@@ -20,7 +20,7 @@ _NOT_IN_A_QUEUE = 4  # the bit of sysFlag that prepared and rolled-back messages
 def write_records(
     messages: NewMessages,
     number: int,
-    memory: mmap.mmap | bytearray,
+    memory: mmap.mmap | bytearray | None,
     at: int,
     limit: int,
     start: int,
@@ -69,6 +69,7 @@ def write_records(
             break
         end, stop = physical_offset - start, group_end
     if written:
+        assert memory is not None  # a file that takes appends is mapped
         data = b"".join(pieces)
         memory[at + BLANK_SIZE : end] = memoryview(data)[BLANK_SIZE:]
         memory[at : at + BLANK_SIZE] = data[:BLANK_SIZE]
