@@ -126,8 +126,8 @@ def test_no_reference_is_kept_or_lost() -> None:
         asked = dict(requests)
         assert taken.take_stored_replies(frames, 0, asked, checks.TYPES) == 3
         assert taken.take_stored_replies(frames, 0, asked, checks.TYPES) == 0
-        assert len(taken.read_pulled(pulled, QUEUE, topic, now, now, ReceivedMessage)) == 3
-        assert taken.read_pulled(pulled[:-1], QUEUE, topic, now, now, ReceivedMessage) is None
+        assert len(taken.read_usual(pulled, QUEUE, topic, now, now, ReceivedMessage)) == 3
+        assert taken.read_usual(pulled[:-1], QUEUE, topic, now, now, ReceivedMessage) is None
         for waiting in asking.waiting:
             waiting.told.clear()
 

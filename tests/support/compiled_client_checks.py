@@ -376,7 +376,7 @@ def same_messages(random: Random) -> None:
             spoilt[random.randrange(len(spoilt))] = random.choice((0, 1, 0x7F, 0x80, 0xFF, random.getrandbits(8)))
         data = bytes(spoilt[: random.choice((len(spoilt), len(spoilt), random.randrange(len(spoilt) + 1)))])
     queue = MessageQueue(TOPIC, "broker-a", 1)
-    read = compiled.steps.read_pulled(data, queue, TOPIC, 10**9, 10**10, ReceivedMessage)
+    read = compiled.steps.read_usual(data, queue, TOPIC, 10**9, 10**10, ReceivedMessage)
     try:
         expected = read_in_python(data, queue, 10**9, 10**10, 0, "")
     except CorruptRecord:
@@ -406,7 +406,7 @@ def refuses_nonsense_about_the_client(random: Random) -> None:
         (steps.make_batch, [(one, one), TOPIC, TOPIC, STEM, count().__next__, 8, rules]),
         (steps.encode_send, [TEMPLATE.pieces, 1, 2, 3, 4, 5, "text", b"body", 1000]),
         (steps.take_stored_replies, [frames, 0, asking.requests, TYPES]),
-        (steps.read_pulled, [record(random), TYPES, TOPIC, 1, 2, ReceivedMessage]),
+        (steps.read_usual, [record(random), TYPES, TOPIC, 1, 2, ReceivedMessage]),
     ]
     function, arguments = random.choice(calls)
     for _ in range(random.choice((1, 1, 2))):

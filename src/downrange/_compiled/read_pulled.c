@@ -1,4 +1,4 @@
-/* Records into messages: client/consumer/messages.py, read_pulled. */
+/* Records into messages: client/consumer/messages.py, read_usual. */
 #include "records.h"
 
 #define HOST_SIZE 8
@@ -44,7 +44,7 @@ static PyObject *message_of(const Record *record, PyObject *const *args, PyObjec
 
 /* records, their queue, their topic as the user knows it, the queue's smallest and largest offset, ReceivedMessage ->
    messages */
-PyObject *read_pulled(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
+PyObject *read_usual(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
     if (count != 6 || !PyBytes_CheckExact(args[0]) || !PyType_Check(args[5])) return refuse();
     const byte *at = (const byte *)PyBytes_AS_STRING(args[0]), *end = at + PyBytes_GET_SIZE(args[0]);
     PyObject *messages = PyList_New(0), *hosts[2] = {NULL, NULL};

@@ -22,7 +22,7 @@ static PyMethodDef functions[] = {
     {"make_batch", (PyCFunction)(void (*)(void))make_batch, METH_FASTCALL, NULL},
     {"encode_send", (PyCFunction)(void (*)(void))encode_send, METH_FASTCALL, NULL},
     {"take_stored_replies", (PyCFunction)(void (*)(void))take_stored_replies, METH_FASTCALL, NULL},
-    {"read_pulled", (PyCFunction)(void (*)(void))read_pulled, METH_FASTCALL, NULL},
+    {"read_usual", (PyCFunction)(void (*)(void))read_usual, METH_FASTCALL, NULL},
     {"walk_records", walk_records, METH_O, NULL},
     {"split_properties", (PyCFunction)(void (*)(void))split_properties, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},

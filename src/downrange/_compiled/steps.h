@@ -40,7 +40,7 @@ PyObject *make_send(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *make_batch(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *encode_send(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *take_stored_replies(PyObject *module, PyObject *const *args, Py_ssize_t count);
-PyObject *read_pulled(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *read_usual(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *walk_records(PyObject *module, PyObject *buffer);
 PyObject *split_properties(PyObject *module, PyObject *const *args, Py_ssize_t count);
 int add_sockets(PyObject *module);

@@ -286,7 +286,7 @@ static Py_ssize_t add_some(Reading *reading, PyObject *frames, PyObject *origins
 }
 
 /* frames, origins, at, stop, replies, messages, fits, batch fits -> the first frame that was not read */
-static PyObject *read_usual(UsualSends *usual, PyObject *const *args, Py_ssize_t count) {
+static PyObject *usual_read(UsualSends *usual, PyObject *const *args, Py_ssize_t count) {
     int64_t at, stop;
     Reading reading = {.usual = usual};
     if (count != 8 || !PyList_CheckExact(args[0]) || !PyList_CheckExact(args[1])
@@ -343,7 +343,7 @@ static void free_usual(UsualSends *usual) {
 }
 
 static PyMethodDef methods[] = {
-    {"read", (PyCFunction)(void (*)(void))read_usual, METH_FASTCALL, NULL},
+    {"read", (PyCFunction)(void (*)(void))usual_read, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},
 };
 

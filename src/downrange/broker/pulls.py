@@ -86,9 +86,8 @@ class Pulls:
         self._waiting = waiting
         self._writer = writer
         self._statistics = writer.statistics
-        self.accelerated = 0
-        """Replies that the compiled step has made."""
-        self.not_accelerated = 0
+        self.accelerated = self.not_accelerated = 0
+        """How many replies the compiled step has made, and how many were made in Python."""
 
     def take(self, frames: list[Frame], origins: list[Connection], at: int, stop: int) -> None:
         """Answer the pulls in `frames[at:stop]`, of which `frames[n]` came over `origins[n]`; all were admitted."""

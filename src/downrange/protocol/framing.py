@@ -11,7 +11,7 @@ import struct
 from collections.abc import Mapping
 from typing import Final, TypeVar
 
-from downrange.compiled import accelerated, steps
+from downrange.compiled import accelerated, accelerated_if_usual
 from downrange.protocol import header_binary, header_json
 from downrange.protocol.codes import SerializeType
 from downrange.protocol.command import Buffer, Command
@@ -73,50 +73,52 @@ class FrameDecoder:
             data = bytes(self._buffer)
             self._buffer.clear()
             self.buffered = 0
-        if steps is not None:
-            cut = steps.cut_frames(data, self.max_frame - 4, self.max_header)
-            if cut is not None:
-                if cut[1] < len(data):
-                    self._keep(data, cut[1])
-                return cut[0]
-        return self._frames_in_python(data)
-
-    def _frames_in_python(self, data: bytes) -> list[Frame]:
-        """As `frames`, without the compiled function, which does not take bytes that break a rule."""
-        frames: list[Frame] = []
-        at = 0
-        end = len(data)
-        max_length = self.max_frame - 4
-        while end - at >= 8:
-            length, mark = _unpack_prefix(data, at)
-            header_length = mark & 0xFFFFFF
-            header_end = at + 8 + header_length
-            frame_end = at + 4 + length
-            if length > max_length or header_end > frame_end or header_length > self.max_header:
-                self.error = self._broken_rule(length, header_length)
-                return frames
-            if frame_end > end:
-                break
-            frames.append((mark >> 24, data[at + 8 : header_end], data[header_end:frame_end]))
-            at = frame_end
-        if at < end:
+        frames, at = cut_frames(data, self.max_frame - 4, self.max_header)
+        if at < len(data):
             self._keep(data, at)
         return frames
 
     def _keep(self, data: bytes, at: int) -> None:
-        """Hold the beginning of a frame until more of it arrives."""
+        """Hold the beginning of a frame until more of it arrives, unless it breaks a rule."""
+        if len(data) - at >= 8:
+            length, mark = _unpack_prefix(data, at)
+            self.error = self._broken_rule(length, mark & 0xFFFFFF)
+            if self.error is not None:
+                return
+            self._needed = 4 + length
+        else:
+            self._needed = 8
         self._buffer += data[at:] if at else data
         self.buffered = len(self._buffer)
-        self._needed = 4 + _unpack_prefix(data, at)[0] if self.buffered >= 8 else 8
 
-    def _broken_rule(self, length: int, header_length: int) -> RemoteProtocolError:
+    def _broken_rule(self, length: int, header_length: int) -> RemoteProtocolError | None:
         if not _SMALLEST_FRAME <= length <= self.max_frame - 4:
             return RemoteProtocolError(
                 f"frame of {length} bytes; {_SMALLEST_FRAME} to {self.max_frame - 4} are allowed"
             )
         if header_length > length - 4:
             return RemoteProtocolError(f"header of {header_length} bytes in a frame of {length}")
-        return RemoteProtocolError(f"header of {header_length} bytes; at most {self.max_header} are allowed")
+        if header_length > self.max_header:
+            return RemoteProtocolError(f"header of {header_length} bytes; at most {self.max_header} are allowed")
+        return None
+
+
+@accelerated_if_usual
+def cut_frames(data: bytes, max_length: int, max_header: int) -> tuple[list[Frame], int]:
+    """The whole frames at the beginning of `data`, up to one that breaks a rule, and the position behind them."""
+    frames: list[Frame] = []
+    at = 0
+    end = len(data)
+    while end - at >= 8:
+        length, mark = _unpack_prefix(data, at)
+        header_length = mark & 0xFFFFFF
+        header_end = at + 8 + header_length
+        frame_end = at + 4 + length
+        if length > max_length or header_end > frame_end or header_length > max_header or frame_end > end:
+            break
+        frames.append((mark >> 24, data[at + 8 : header_end], data[header_end:frame_end]))
+        at = frame_end
+    return frames, at
 
 
 _JSON_CODE: Final = b'{"code":'

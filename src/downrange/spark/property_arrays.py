@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from downrange.compiled import steps
+from downrange.compiled import accelerated
 from downrange.spark.arrow_arrays import as_numpy, numbers, spans
 from downrange.spark.record_arrays import Bytes, Positions, RecordArrays
 
@@ -154,13 +154,20 @@ def read_properties(
     records: RecordArrays, data: pa.Buffer, names: Sequence[str], *, wants_map: bool
 ) -> PropertyArrays | SplitProperties:
     """The properties of `records`, with the columns `names` and, if `wants_map`, the map of all."""
-    if steps is not None:
-        wanted = tuple(name.encode() for name in names)
-        found = steps.split_properties(data, records.properties_start, records.properties_stop, wanted, wants_map)
-        if found is not None:
-            is_ascii, columns, in_map = found
-            return SplitProperties(len(records), is_ascii, dict(zip(names, columns, strict=True)), in_map)
-    return PropertyArrays(records, data)
+    wanted = tuple(name.encode() for name in names)
+    found = split_properties(data, records.properties_start, records.properties_stop, wanted, wants_map)
+    if found is None:
+        return PropertyArrays(records, data)
+    is_ascii, columns, in_map = found
+    return SplitProperties(len(records), is_ascii, dict(zip(names, columns, strict=True)), in_map)
+
+
+@accelerated
+def split_properties(
+    buffer: Any, starts: Any, stops: Any, names: tuple[bytes, ...], wants_map: bool
+) -> tuple[bool, tuple[_Texts, ...], _Map | None] | None:
+    """Whether all text is ASCII, a column for each name, and the map; None: that is left to `PropertyArrays`."""
+    return None
 
 
 def _as_text(found: pa.Array) -> pa.Array:

@@ -28,8 +28,7 @@ from downrange.store.refusals import Refusals
 log = logging.getLogger(__name__)
 
 _NOT_IN_A_QUEUE: Final = 4  # the bit of sysFlag that prepared and rolled-back messages have
-_TRANSACTION_MASK: Final = 12
-_ROLLBACK: Final = 12
+_ROLLBACK: Final = 12  # these bits of sysFlag
 _NO_HOST: Final = bytes(8)
 
 # topic, properties, store timestamp -> the bit map of the filters that match
@@ -143,7 +142,7 @@ class Dispatcher:
     def index_only(self, record: WalkedRecord) -> None:
         """Enter a replayed record into the index and leave its queue alone."""
         physical_offset, _, topic, _, _, sys_flag, store_timestamp, properties = record
-        if self.index is not None and sys_flag & _TRANSACTION_MASK != _ROLLBACK:
+        if self.index is not None and sys_flag & _ROLLBACK != _ROLLBACK:
             _, unique, keys = find_tags_and_keys(properties.decode("utf-8", "replace"))
             if unique or keys:
                 name = topic.decode("utf-8", "replace")

@@ -46,9 +46,6 @@ class NewMessages:
         """TAGS, UNIQ_KEY and KEYS of each message, which queue and index are made of."""
         self._timestamps: list[int] = []
 
-    def __repr__(self) -> str:
-        return f"<NewMessages messages={len(self)} stored={self.stored}>"
-
     def __len__(self) -> int:
         return len(self.messages)
 

@@ -94,10 +94,8 @@ class Sends:
         self._usual = usual
         self._register = register
         self._config = reader.config
-        self.accelerated = 0
-        """How many requests the compiled step has read."""
-        self.not_accelerated = 0
-        """How many requests were read in Python."""
+        self.accelerated = self.not_accelerated = 0
+        """How many requests the compiled step has read, and how many were read in Python."""
         self._adopt(self._config.broker)
 
     def _adopt(self, broker: BrokerConfig) -> None:

@@ -9,7 +9,7 @@ import msgspec
 
 from downrange.client.compression import decompress
 from downrange.client.namespace import unwrap
-from downrange.compiled import steps
+from downrange.compiled import accelerated
 from downrange.model import properties as names
 from downrange.model.message import MessageQueue, PhysicalOffset, QueueOffset, StoredMessage, SysFlag
 from downrange.model.message_id import HostPort, offset_message_id, pack_host, unpack_host
@@ -159,12 +159,20 @@ def read_pulled(
 
     `offset_delta` moves queue offsets, as 5.x wants it for queues that were mapped to another broker.
     """
-    if steps is not None and not offset_delta and not queue.topic.startswith(RETRY_PREFIX):
+    if not offset_delta and not queue.topic.startswith(RETRY_PREFIX):
         topic = _topic(queue.topic, "", namespace)
-        read = steps.read_pulled(data, queue, topic, min_offset, max_offset, ReceivedMessage)
+        read = read_usual(data, queue, topic, min_offset, max_offset, ReceivedMessage)
         if read is not None:
             return read
     return read_in_python(data, queue, min_offset, max_offset, offset_delta, namespace)
+
+
+@accelerated
+def read_usual(
+    data: bytes, queue: MessageQueue, topic: str, min_offset: int, max_offset: int, kind: type[ReceivedMessage]
+) -> list[ReceivedMessage] | None:
+    """The messages if all records are usual; None: `read_in_python` reads them, in Python always."""
+    return None
 
 
 def read_in_python(
