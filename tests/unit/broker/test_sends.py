@@ -30,7 +30,8 @@ from downrange.protocol.codes import RequestCode, ResponseCode, SerializeType
 from downrange.protocol.command import Command
 from downrange.protocol.framing import FrameDecoder, encode
 from downrange.store.config import FlushDiskType
-from downrange.store.new_message import NewMessage, PutMessageStatus
+from downrange.store.new_message import NewMessage, PutMessageStatus, Refusal
+from downrange.store.new_messages import NewMessages
 from tests.support.store_files import files_of
 from tests.unit.broker.fake_transport import FakeTransport, SlowTransport
 from tests.unit.broker.served import ServedBroker
@@ -278,9 +279,15 @@ async def test_requests_of_many_connections_are_stored_together_and_each_is_answ
     connections = [served.connect(transport) for transport in transports]
     frames = FrameDecoder().frames(b"".join(send(n, kind=(JSON, BINARY)[n % 2], queue_id=1) for n in range(30)))
     appended: list[int] = []
-    served.broker.writer.on_appended = appended.append  # type: ignore[assignment]
+    append = served.broker.store.append
+
+    def append_counted(messages: NewMessages) -> Refusal | None:
+        appended.append(len(messages))
+        return append(messages)
+
+    served.broker.store.append = append_counted
     served.endpoint.deliver(frames, [connections[n % 3] for n in range(30)])
-    assert len(appended) == 1
+    assert appended == [30]
     for number, transport in enumerate(transports):
         answers = FrameDecoder().feed(transport.taken())
         assert [(reply.opaque, reply.code) for reply in answers] == [(n, 0) for n in range(number, 30, 3)]
