@@ -1,7 +1,7 @@
 # `make demo` and `make test` do all of their own set-up; see scripts/setup.
 PY := .venv/bin/python
 
-.PHONY: demo test test-slow lint bench bench-peers setup clean
+.PHONY: demo test test-slow lint check-compiled bench bench-peers setup clean
 
 setup:
 	@scripts/setup
@@ -19,6 +19,10 @@ lint: setup
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
+
+# The C with all warnings as errors, and its fuzzer under AddressSanitizer and UBSan.
+check-compiled: setup
+	scripts/check-compiled 30
 
 # QUICK=1 for a run of a few minutes that shows that everything works.
 bench:

@@ -22,17 +22,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bench.report import QUICK, Figure, NotMeasured, Row, table
+from bench.storing import append
 from downrange.model.message_id import pack_host
 from downrange.store.config import StoreConfig
 from downrange.store.message_store import MessageStore
-from downrange.store.new_message import NewMessage, PutMessageStatus
-from downrange.store.run import PlainMessage, run_of
+from downrange.store.new_message import NewMessage
 
 TOPIC = "BenchmarkTest"
 QUEUES = 4
 GIB = 1 << 30
 MESSAGES = 200_000
-RUN = 64
+BATCH = 64
 HOST = pack_host("10.0.0.1", 10911)
 _SPARE_BYTES = 4 * GIB
 _OLD_BODY = bytes(range(256)) * 16
@@ -56,43 +56,27 @@ def open_store(directory: Path) -> MessageStore:
 
 
 class Sender:
-    """Appends runs of messages, each with an id that no other has."""
+    """Makes batches of messages, each with an id that no other has."""
 
-    def __init__(self, store: MessageStore, body: bytes) -> None:
-        self._store = store
+    def __init__(self, body: bytes) -> None:
         self._body = body
         self.sent = 0
-        for queue_id in range(QUEUES):
-            self._append_one(queue_id)
-        self._states = [store.queues.states[TOPIC, queue_id] for queue_id in range(QUEUES)]
 
-    def _properties(self) -> str:
+    def batch(self) -> list[list[NewMessage]]:
+        return [[self._message(number % QUEUES)] for number in range(BATCH)]
+
+    def _message(self, queue_id: int) -> NewMessage:
         self.sent += 1
-        return f"UNIQ_KEY\x0110CD4E0E2F2A49F681BC{len(self._body):04X}{self.sent:08X}\x02TAGS\x01TagA"
-
-    def _append_one(self, queue_id: int) -> None:
-        properties = self._properties().encode()
-        message = NewMessage(TOPIC, queue_id, self._body, properties, 1_700_000_000_000, HOST, HOST)
-        assert self._store.append(message).status is PutMessageStatus.PUT_OK
-
-    def run(self) -> list[PlainMessage]:
-        texts = [self._properties() for _ in range(RUN)]
-        return [
-            (self._states[number % QUEUES], self._body, text.encode(), text, 1_700_000_000_000, 0, 0, 0)
-            for number, text in enumerate(texts)
-        ]
-
-    def append(self, run: list[PlainMessage]) -> None:
-        if not self._store.append_run(run_of(run), HOST, HOST, time.time_ns() // 1_000_000):
-            self._append_one(0)  # the file was full; this makes the next one
+        properties = f"UNIQ_KEY\x0110CD4E0E2F2A49F681BC{len(self._body):04X}{self.sent:08X}\x02TAGS\x01TagA"
+        return NewMessage(TOPIC, queue_id, self._body, properties.encode(), 1_700_000_000_000, HOST, HOST)
 
 
 def fill(directory: Path, size: int) -> None:
     store = open_store(directory)
-    sender = Sender(store, _OLD_BODY)
+    sender = Sender(_OLD_BODY)
     next_flush = GIB
     while store.max_offset < size:
-        sender.append(sender.run())
+        append(store, sender.batch())
         if store.needs_next_file:
             store.prepare_next_file()
         if store.max_offset > next_flush:
@@ -110,13 +94,13 @@ def measure(directory: Path) -> dict[str, float]:
     figures["memory"] = private_bytes()
     assert store.recovery.records == 0, "a start after an orderly stop reads none of the log"
     gc.disable()
-    sender = Sender(store, bytes(128))
+    sender = Sender(bytes(128))
     first = [store.max_offset_of(TOPIC, queue_id) for queue_id in range(QUEUES)]
     seconds = 0.0
-    for _ in range(MESSAGES // RUN):
-        run = sender.run()
+    for _ in range(MESSAGES // BATCH):
+        batch = sender.batch()
         moment = time.process_time()
-        sender.append(run)
+        append(store, batch)
         seconds += time.process_time() - moment
         if store.needs_next_file:
             store.prepare_next_file()

@@ -19,7 +19,7 @@ from bench.report import QUICK, Figure, best_rate, table
 from downrange.client.consumer.config import ConsumerConfig
 from downrange.client.consumer.messages import ReceivedMessage, read_pulled
 from downrange.client.consumer.push import AsyncPushConsumer
-from downrange.client.producer import AsyncProducer
+from downrange.client.producer.producer import AsyncProducer
 from downrange.model.message import Message, MessageQueue
 from downrange.model.record import decode_records
 from downrange.protocol.bodies.groups import ConsumeFromWhere

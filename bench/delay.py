@@ -14,7 +14,7 @@ from bench.served import served
 from downrange.client.consumer.config import ConsumerConfig
 from downrange.client.consumer.messages import ReceivedMessage
 from downrange.client.consumer.push import AsyncPushConsumer
-from downrange.client.producer import AsyncProducer
+from downrange.client.producer.producer import AsyncProducer
 from downrange.load import Histogram
 from downrange.model.message import Message
 from downrange.protocol.bodies.groups import ConsumeFromWhere

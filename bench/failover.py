@@ -29,8 +29,8 @@ from bench.report import Figure
 from downrange.client.admin import Admin
 from downrange.client.config import ClientConfig, ProducerConfig
 from downrange.client.errors import NoRoute
-from downrange.client.fault import StrategyName, strategy
-from downrange.client.producer import AsyncProducer
+from downrange.client.producer.fault import StrategyName, strategy
+from downrange.client.producer.producer import AsyncProducer
 from downrange.model.errors import MQError
 from downrange.model.message import Message
 from downrange.model.record import decode_records

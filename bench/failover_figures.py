@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from downrange.client.fault import StrategyName
-from downrange.client.hooks import SendContext
+from downrange.client.producer.fault import StrategyName
+from downrange.client.producer.hooks import SendContext
 from downrange.simulation import Report
 from downrange.simulation.report import AVOIDED_BELOW, BUCKET_MILLIS, Tally
 

@@ -60,12 +60,12 @@ def run(count: int = KEYS) -> list[Figure]:
 def put_all(index: KeyIndex, count: int, id_of: KeyOf, key_of: KeyOf) -> float:
     """Seconds for putting `count` messages. Their keys are made in small portions, as fresh as a broker gets them."""
     seconds = 0.0
-    put = index.put
+    put = index.put_keys
     for first in range(0, count, PORTION):
         portion = [(id_of(n), key_of(n), n * 300, 1_700_000_000_000 + n // 100) for n in range(first, first + PORTION)]
         begin = time.process_time()
         for unique_key, keys, physical_offset, store_timestamp in portion:
-            put("TopicTest", unique_key, keys, physical_offset, store_timestamp)
+            put([("TopicTest", unique_key, keys, physical_offset, store_timestamp)])
         seconds += time.process_time() - begin
     return seconds
 

@@ -15,9 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from bench.report import QUICK, Figure, table
-from downrange.client.blocking import Producer
 from downrange.client.config import ProducerConfig
-from downrange.client.producer import AsyncProducer
+from downrange.client.producer.blocking.producer import Producer
+from downrange.client.producer.producer import AsyncProducer
 from downrange.model.errors import MQError
 from downrange.model.message import Message
 from downrange.protocol.bodies.send import SendMessageRequest

@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 
 from bench.report import QUICK, Figure, cpu_seconds, table
 from bench.served import by_turns, served, target
+from bench.storing import append
 from downrange.load import LoadReport, SendPlan, Target, find_target, send_load
 from downrange.model.message_id import pack_host
 from downrange.protocol.bodies.body import decode_body
@@ -82,7 +83,7 @@ def fill(directory: Path) -> None:
         number = 0
         while store.max_offset < LOG_BYTES:
             body = b"%016d" % number * (BODY // 16)
-            store.append(NewMessage("bench", number % 4, body, b"KEYS\x01key-%d" % number, 0, _HOST, _HOST))
+            append(store, [[NewMessage("bench", number % 4, body, b"KEYS\x01key-%d" % number, 0, _HOST, _HOST)]])
             number += 1
 
 

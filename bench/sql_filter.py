@@ -8,6 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from bench.report import Figure, alternate, table
+from bench.storing import append
 from downrange.broker.bloom_filter import BloomFilter
 from downrange.broker.filter_data import ConsumerFilters
 from downrange.broker.filtering import EVERYTHING, MessageFilter, group_filter, sql_filter, tag_filter
@@ -90,7 +91,7 @@ def fill(store: MessageStore) -> None:
     host = pack_host("127.0.0.1", 10911)
     for number in range(MESSAGES):
         text = TEXT.replace("a\x0112", f"a\x01{number % 16}").replace("TagA", f"Tag{number % 16}")
-        store.append(NewMessage("orders", 0, bytes(128), text.encode(), 1, host, host))
+        append(store, [[NewMessage("orders", 0, bytes(128), text.encode(), 1, host, host)]])
 
 
 def scan(store: MessageStore, wanted: MessageFilter) -> int:

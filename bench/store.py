@@ -20,10 +20,11 @@ from pathlib import Path
 
 from bench.quiet import touch_memory
 from bench.report import Figure, table
+from bench.storing import append
 from downrange.model.message_id import pack_host
 from downrange.store.config import StoreConfig
 from downrange.store.message_store import MessageStore
-from downrange.store.new_message import BatchUnit, NewMessage
+from downrange.store.new_message import NewMessage
 
 TOPIC = "BenchmarkTest"
 QUEUES = 4
@@ -54,16 +55,15 @@ def timed(work: Callable[[], object]) -> float:
     return time.process_time() - started
 
 
-def append_all(store: MessageStore, messages: list[NewMessage]) -> None:
-    append = store.append
+def append_each(store: MessageStore, messages: list[NewMessage]) -> None:
     for one in messages:
-        append(one)
+        append(store, [[one]])
 
 
-def append_batches(store: MessageStore, batches: list[list[BatchUnit]]) -> None:
-    shared = NewMessage(TOPIC, 0, b"", b"", 1_700_000_000_000, HOST, HOST)
+def append_batches(store: MessageStore, batches: list[list[NewMessage]]) -> None:
+    """Each batch is one group, as that of a producer."""
     for batch in batches:
-        store.append_batch(shared, batch)
+        append(store, [batch])
 
 
 def read_all(store: MessageStore, queue_id: int) -> int:
@@ -89,15 +89,15 @@ def bench_size(size: int, count: int, parent: Path | None) -> list[Figure]:
         # In chunks, so that messages are as fresh in the processor's cache as those that a socket just delivered.
         for start in range(0, count, CHUNK):
             messages = [message(body, number) for number in range(start, start + CHUNK)]
-            append_seconds += timed(lambda messages=messages: append_all(store, messages))  # type: ignore[misc]
+            append_seconds += timed(lambda messages=messages: append_each(store, messages))  # type: ignore[misc]
         record_size = store.max_offset // count
         assert store.max_offset_of(TOPIC, 0) == count // QUEUES
         for start in range(count, 2 * count, CHUNK):
-            units = [
-                [BatchUnit(0, body, message(body, number).properties) for number in range(first, first + 32)]
+            batches = [
+                [message(body, QUEUES * number) for number in range(first, first + 32)]
                 for first in range(start, start + CHUNK, 32)
             ]
-            batch_seconds += timed(lambda units=units: append_batches(store, units))  # type: ignore[misc]
+            batch_seconds += timed(lambda batches=batches: append_batches(store, batches))  # type: ignore[misc]
         assert store.max_offset_of(TOPIC, 0) == count // QUEUES + count
         read = 0
         read_seconds = 0.0
@@ -106,11 +106,11 @@ def bench_size(size: int, count: int, parent: Path | None) -> list[Figure]:
             read += store.max_offset_of(TOPIC, queue_id)
         write_seconds = timed(lambda: write_all(directory / "plain", b"x" * record_size, count))
     name = f"{size} B"
-    appends, batches, reads = count / append_seconds, count / batch_seconds, read / read_seconds
+    appends, in_batches, reads = count / append_seconds, count / batch_seconds, read / read_seconds
     return [
         Figure(f"plain write, {name}", count / write_seconds, "records/s"),
         Figure(f"append, {name}", appends, "records/s", write_seconds / append_seconds, "plain write"),
-        Figure(f"append in batches of 32, {name}", batches, "records/s", batches / appends, "append"),
+        Figure(f"append in batches of 32, {name}", in_batches, "records/s", in_batches / appends, "append"),
         Figure(f"read in batches of 32, {name}", reads, "records/s", reads / appends, "append"),
     ]
 
@@ -124,7 +124,7 @@ def bench_recovery(parent: Path | None, total: int = GIBIBYTE) -> list[Figure]:
         store = MessageStore.open(config)
         count = 0
         while store.max_offset < total - 4096:
-            store.append(message(body, count))
+            append(store, [[message(body, count)]])
             count += 1
         store.write_pending()
         # What a dead process leaves: nothing is closed, only its lock goes.

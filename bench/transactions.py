@@ -14,7 +14,7 @@ from typing import Final
 
 from bench.report import QUICK, Figure, cpu_seconds, table
 from bench.served import served
-from downrange.client.transaction_producer import AsyncTransactionProducer, HalfSent, LocalTransactionState
+from downrange.client.producer.transaction_producer import AsyncTransactionProducer, HalfSent, LocalTransactionState
 from downrange.model.message import Message
 from downrange.model.message_id import parse_offset_message_id
 from downrange.protocol.bodies.send import SendMessageRequest, SendMessageResponse

@@ -110,7 +110,7 @@ async def count_messages(admin: Admin) -> int:
 
 
 async def consume(namesrv: str, acknowledged: set[str]) -> None:
-    """A group of two consumers shares the queues; together they get everything."""
+    """Consume with a group of two consumers, which share the queues and together get every message."""
     received: set[str] = set()
     everything = asyncio.Event()
 

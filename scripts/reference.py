@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 from downrange.broker.config import REMOTELY_CHANGEABLE, BrokerConfig
 from downrange.namesrv.config import REMOTELY_CHANGEABLE as NAMESRV_CHANGEABLE
@@ -14,11 +13,14 @@ from downrange.store.config import StoreConfig
 
 PAGE = Path(__file__).parent.parent / "docs" / "reference" / "config.md"
 
+# Words for defaults that differ from host to host.
+HOST_DEPENDENT = {"brokerName": "the host's name"}
+
 INTRODUCTION = """# Configuration
 
 Files are Java properties files with RocketMQ's own keys: an operator's `broker.conf` works as it is. A key that
 RocketMQ knows and that has no effect here is named in a warning at start; an unknown key stops the start and names the
-nearest known one. `*` marks what can be changed while running (`downrange config update`).
+nearest known one. `*` marks keys that can be changed while running (`downrange config update`).
 
 This page is made by `scripts/reference.py`.
 """
@@ -40,13 +42,13 @@ def row(known: Setting, is_changeable: bool) -> str:
     unit = f" ({known.unit})" if known.unit else ""
     aliases = f" Also `{'`, `'.join(known.aliases)}`." if known.aliases else ""
     star = "*" if is_changeable else ""
-    return f"\n| `{known.key}`{star} | {default(known.default)} | {known.allowed()}{unit} | {known.help}{aliases} |"
+    return f"\n| `{known.key}`{star} | {default(known)} | {known.allowed()}{unit} | {known.help}{aliases} |"
 
 
-def default(value: Any) -> str:
-    if value == BrokerConfig.broker_name:
-        return "the host's name"
-    text = "" if value is None else format_value(value)
+def default(known: Setting) -> str:
+    if known.key in HOST_DEPENDENT:
+        return HOST_DEPENDENT[known.key]
+    text = "" if known.default is None else format_value(known.default)
     home = str(Path.home())
     if text.startswith(home):
         text = "~" + text[len(home) :]

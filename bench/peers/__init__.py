@@ -22,7 +22,7 @@ from bench.peers.clients import Calls, Client, RunningPeer, drive_client
 from bench.peers.driver import Peer, PeerFailed, drive
 from bench.report import QUICK, Figure, NotMeasured, Row
 from bench.served import by_turns, served, target
-from downrange.client.producer import AsyncProducer
+from downrange.client.producer.producer import AsyncProducer
 from downrange.load import LoadReport, SendPlan, send_load
 from downrange.load.server_process import ServerProcess
 from downrange.model.errors import MQError

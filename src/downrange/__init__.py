@@ -6,7 +6,6 @@ TYPE_CHECKING = False  # type checkers take it for True; importing `typing` woul
 if TYPE_CHECKING:
     from typing import Any
 
-    from downrange.client.blocking import Producer
     from downrange.client.config import ClientConfig, ProducerConfig
     from downrange.client.consumer.blocking import PushConsumer
     from downrange.client.consumer.config import ConsumerConfig
@@ -18,12 +17,13 @@ if TYPE_CHECKING:
     from downrange.client.consumer.push import AsyncPushConsumer
     from downrange.client.consumer.retry import Acknowledged, Later
     from downrange.client.errors import SendFailed
-    from downrange.client.producer import AsyncProducer
-    from downrange.client.request_reply import Reply, ReplyMessage, ReplyTimedOut, reply_to
-    from downrange.client.send_result import SendResult, SendStatus
-    from downrange.client.transaction_blocking import TransactionProducer
-    from downrange.client.transaction_producer import AsyncTransactionProducer
-    from downrange.client.transactions import HalfSent, LocalTransactionState, TransactionResult
+    from downrange.client.producer.blocking.producer import Producer
+    from downrange.client.producer.blocking.transaction_producer import TransactionProducer
+    from downrange.client.producer.producer import AsyncProducer
+    from downrange.client.producer.request_reply import Reply, ReplyMessage, ReplyTimedOut, reply_to
+    from downrange.client.producer.send_result import SendResult, SendStatus
+    from downrange.client.producer.transaction_producer import AsyncTransactionProducer
+    from downrange.client.producer.transactions import HalfSent, LocalTransactionState, TransactionResult
     from downrange.model.errors import MessageError, MQError
     from downrange.model.message import Message, MessageQueue
     from downrange.protocol.bodies.groups import ConsumeFromWhere, MessageModel
@@ -65,40 +65,40 @@ __all__ = [
     "reply_to",
 ]
 
-# Where each name lives. Imported when first asked for: the servers and the command line must start fast.
+# The module of each name, imported when the name is first used: servers and the command line must start fast.
 _HOMES = {
     "Acknowledged": "downrange.client.consumer.retry",
     "AsyncLitePullConsumer": "downrange.client.consumer.lite_pull",
-    "AsyncProducer": "downrange.client.producer",
+    "AsyncProducer": "downrange.client.producer.producer",
     "AsyncPushConsumer": "downrange.client.consumer.push",
-    "AsyncTransactionProducer": "downrange.client.transaction_producer",
+    "AsyncTransactionProducer": "downrange.client.producer.transaction_producer",
     "ClientConfig": "downrange.client.config",
     "ConsumeFromWhere": "downrange.protocol.bodies.groups",
     "ConsumerConfig": "downrange.client.consumer.config",
-    "HalfSent": "downrange.client.transactions",
+    "HalfSent": "downrange.client.producer.transactions",
     "Later": "downrange.client.consumer.retry",
     "LitePullConfig": "downrange.client.consumer.lite_pull_config",
     "LitePullConsumer": "downrange.client.consumer.lite_pull_blocking",
-    "LocalTransactionState": "downrange.client.transactions",
+    "LocalTransactionState": "downrange.client.producer.transactions",
     "MQError": "downrange.model.errors",
     "Message": "downrange.model.message",
     "MessageError": "downrange.model.errors",
     "MessageModel": "downrange.protocol.bodies.groups",
     "MessageQueue": "downrange.model.message",
-    "Producer": "downrange.client.blocking",
+    "Producer": "downrange.client.producer.blocking.producer",
     "ProducerConfig": "downrange.client.config",
     "PullConsumer": "downrange.client.consumer.pull",
     "PushConsumer": "downrange.client.consumer.blocking",
     "ReceivedMessage": "downrange.client.consumer.messages",
-    "Reply": "downrange.client.request_reply",
-    "ReplyMessage": "downrange.client.request_reply",
-    "ReplyTimedOut": "downrange.client.request_reply",
+    "Reply": "downrange.client.producer.request_reply",
+    "ReplyMessage": "downrange.client.producer.request_reply",
+    "ReplyTimedOut": "downrange.client.producer.request_reply",
     "SendFailed": "downrange.client.errors",
-    "SendResult": "downrange.client.send_result",
-    "SendStatus": "downrange.client.send_result",
-    "TransactionProducer": "downrange.client.transaction_blocking",
-    "TransactionResult": "downrange.client.transactions",
-    "reply_to": "downrange.client.request_reply",
+    "SendResult": "downrange.client.producer.send_result",
+    "SendStatus": "downrange.client.producer.send_result",
+    "TransactionProducer": "downrange.client.producer.blocking.transaction_producer",
+    "TransactionResult": "downrange.client.producer.transactions",
+    "reply_to": "downrange.client.producer.request_reply",
 }
 
 

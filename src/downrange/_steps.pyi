@@ -1,30 +1,36 @@
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from mmap import mmap
-from typing import Generic, TypeVar
+from typing import Generic, ParamSpec, TypeVar
 
 from typing_extensions import Buffer
 
+from downrange.broker.handlers import usual_sends
 from downrange.client.consumer.messages import ReceivedMessage
-from downrange.client.first_attempt import FirstAttempt
-from downrange.client.messages import Outgoing, OutgoingRules
-from downrange.client.publish_info import PublishInfo
-from downrange.client.retry import SendKind
-from downrange.client.send_result import SendResult, SendStatus
+from downrange.client.producer.outgoing import Outgoing, OutgoingRules, Target
+from downrange.client.producer.send_result import Expected
+from downrange.client.producer.stored_reply import ResultTypes
+from downrange.client.unique_id import IdMonth
 from downrange.model.message import Message, MessageQueue
-from downrange.protocol.bodies.plain_send import Stored
+from downrange.protocol.bodies import send_replies
 from downrange.protocol.framing import Frame
-from downrange.store import run
-from downrange.store.check.check_index import CheckedPlace
-from downrange.store.index.key_index import IndexPlace
-from downrange.store.queue.backlog import Backlog, Picked
+from downrange.store import new_messages
+from downrange.store.queue.backlog import Backlog, Picked, Records
 from downrange.store.queue.property_filter import Condition
-from downrange.store.queue.queues import QueueState
+from downrange.store.queue.queues import ConsumeQueues
 from downrange.transport.outstanding import Asked
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 # Each does what its twin in Python does, or returns None and has done nothing.
 
-class Run(run.Run): ...
+VERSION: int
+RECORD_LAYOUT: dict[str, int]
+
+class NewMessages(new_messages.NewMessages): ...
+class SendReplies(send_replies.SendReplies): ...
+class UsualSends(usual_sends.UsualSends): ...
 
 class TopicTable:
     def __len__(self) -> int: ...
@@ -32,122 +38,82 @@ class TopicTable:
     def clear(self) -> None: ...
 
 def cut_frames(data: bytes, max_length: int, max_header: int, /) -> tuple[list[Frame], int] | None: ...
-def run_of(messages: list[run.PlainMessage], sends: list[run.Sent], code: int, /) -> Run | None: ...
-def plain_run(
-    frames: Sequence[Frame],
-    at: int,
-    topics: TopicTable,
-    learn: Callable[[str], bytes | None],
-    states_by_row: list[QueueState | None],
-    fits: int,
-    batch_fits: int,
-    cluster: bytes,
-    /,
-) -> Run | None: ...
-def append_run(
-    run: run.Run,
-    born_host: bytes | list[bytes],
-    store_host: bytes,
-    store_timestamp: int,
+def next_run(frames: list[Frame], at: int, families: dict[int, F], /) -> tuple[F | None, int]: ...
+def write_records(
+    messages: new_messages.NewMessages,
+    number: int,
     memory: mmap | bytearray | None,
     at: int,
     limit: int,
     start: int,
+    store_timestamp: int,
     rows: array[int],
     /,
-) -> int | None: ...
-def put_entries(run: run.Run, rows: array[int], memory: bytearray, /) -> list[int] | None: ...
+) -> tuple[int, int]: ...
+def put_entries(
+    messages: new_messages.NewMessages, number: int, stop: int, rows: array[int], memory: bytearray, /
+) -> tuple[int, list[int]]: ...
 def index_keys(
-    run: run.Run,
+    messages: new_messages.NewMessages,
+    number: int,
+    stop: int,
     memory: mmap | bytearray,
     slots: int,
     next_entry: int,
     limit: int,
     used_slots: int,
-    seconds: int,
     end_offset: int,
     /,
-) -> tuple[int, int, int] | None: ...
-def replay_records(
+) -> tuple[int, int, int, int] | None: ...
+def read_records(
+    messages: new_messages.NewMessages,
     memory: mmap,
     at: int,
     limit: int,
     start: int,
     check_crc: bool,
-    queues: Mapping[tuple[bytes, int], QueueState | None] | None,
-    topics: TopicTable,
-    states_by_row: list[QueueState | None],
-    sizes: dict[tuple[str, int], list[int]] | None,
-    watched: Mapping[tuple[str, int], object] | None,
-    rows: array[int],
-    entries: bytearray,
-    index: IndexPlace | tuple[()] | None,
-    indexed_up_to: int,
+    queues: ConsumeQueues,
+    finds_queues: bool,
     /,
-) -> tuple[int, int, int, int, int | None, list[tuple[str, int, int, bytes, int, int]], int, int, int, int] | None: ...
-def check_records(
-    memory: mmap,
-    at: int,
-    limit: int,
-    start: int,
-    queues: Mapping[tuple[bytes, int], int],
-    topics: TopicTable,
-    rows: array[int],
-    blocks: bytearray,
-    block_size: int,
-    index: CheckedPlace | tuple[()] | None,
-    last_timestamp: int,
-    /,
-) -> tuple[int, int, int, int, int, int | None, int] | None: ...
-def encode_answers(
-    json_pieces: tuple[bytes, ...], binary_pieces: tuple[bytes, ...], id_size: int, run: Stored, /
-) -> bytes | None: ...
+) -> int: ...
 def encode_pull(
-    pieces: tuple[bytes, ...], kind: int, opaque: int, numbers: tuple[int, int, int, int], backlog: Backlog, /
-) -> tuple[bytes, int] | None: ...
-def pick_by_tags(entries: bytes, codes: bytes, most: int, most_bytes: int, /) -> Picked | None: ...
-def pick_by_properties(
-    backlog: Backlog, most: int, names: tuple[tuple[str, bytes], ...], condition: Condition, /
-) -> Picked | None: ...
-def read_replies(
-    is_json: bool,
-    start: bytes,
-    after_opaque: int,
-    first_opaque: int,
-    moments: array[int],
-    data: bytes,
-    at: int,
+    pieces: tuple[bytes, ...],
+    kind: int,
+    opaque: int,
+    numbers: tuple[int, int, int, int],
+    records: Records,
+    byte_count: int,
     /,
-) -> tuple[int, int, list[int]]: ...
+) -> bytes | None: ...
+def pick_all(backlog: Backlog, most: int, most_bytes: int, /) -> Picked | None: ...
+def pick_by_tags(backlog: Backlog, most: int, most_bytes: int, codes: bytes, /) -> Picked | None: ...
+def pick_by_properties(
+    backlog: Backlog, most: int, most_bytes: int, names: tuple[tuple[str, bytes], ...], condition: Condition, /
+) -> Picked | None: ...
+def first_usual(step: Callable[_P, _R | None], python: Callable[_P, _R], /) -> Callable[_P, _R]: ...
 def make_outgoing(
     message: Message, topic: str, stem: str, number: int, now: int, rules: OutgoingRules, /
 ) -> Outgoing | None: ...
 def make_send(
     message: Message,
     topic: str,
-    month: tuple[str, int, int],
-    counter: Callable[[], int],
+    month: IdMonth,
     nanoseconds: int,
     rules: OutgoingRules,
-    kinds: tuple[type[FirstAttempt], SendKind],
-    info: PublishInfo,
-    place: tuple[MessageQueue, str | None, tuple[bytes, ...]],
-    begun: float,
-    seconds: float,
+    target: Target,
     opaque: int,
-    longest: int,
     /,
-) -> tuple[FirstAttempt, bytes, tuple[str, str, MessageQueue]] | None: ...
+) -> tuple[Outgoing, bytes, Expected] | None: ...
 def make_batch(
     messages: tuple[Message, ...],
     topic: str,
     wire_topic: str,
     stem: str,
-    counter: Callable[[], int],
+    next_number: Callable[[], int],
     now: int,
     rules: OutgoingRules,
     /,
-) -> Outgoing | None: ...
+) -> tuple[Outgoing] | None: ...
 def encode_send(
     pieces: tuple[bytes, ...],
     opaque: int,
@@ -160,14 +126,8 @@ def encode_send(
     longest: int,
     /,
 ) -> bytes | None: ...
-def take_stored(
-    frames: list[Frame],
-    at: int,
-    requests: dict[int, Asked],
-    kinds: tuple[type[SendResult], SendStatus, type[MessageQueue]],
-    /,
-) -> int | None: ...
-def read_pulled(
+def take_stored_replies(frames: list[Frame], at: int, requests: dict[int, Asked], types: ResultTypes, /) -> int: ...
+def read_usual(
     data: bytes, queue: MessageQueue, topic: str, min_offset: int, max_offset: int, kind: type[ReceivedMessage], /
 ) -> list[ReceivedMessage] | None: ...
 def walk_records(buffer: Buffer, /) -> bytes | None: ...
@@ -178,13 +138,15 @@ def split_properties(
 ): ...
 
 class Socket:
-    host: bytes
+    requests: dict[int, Asked]
     descriptor: int
-    is_between_frames: bool
+    is_gathered: bool
     is_full: bool
+    has_queued: bool
 
     def send(self, data: Buffer, /) -> int: ...
 
+F = TypeVar("F")
 _S = TypeVar("_S", bound=Socket)
 
 class Sockets(Generic[_S]):
@@ -192,7 +154,7 @@ class Sockets(Generic[_S]):
     def fileno(self) -> int: ...
     def close(self) -> None: ...
     def watch(self, socket: _S, events: int, /) -> None: ...
-    def receive(self) -> tuple[list[Frame], list[_S], list[bytes], list[tuple[_S, bytes | int | None]]] | None: ...
+    def receive(self) -> tuple[list[Frame], list[_S], list[tuple[_S, bytes | int | None]]] | None: ...
     def receive_joined(self) -> tuple[bytes, list[_S], list[tuple[_S, bytes | int | None]]] | None: ...
 
 def send_frames(sockets: list[_S], frames: Buffer, /) -> list[tuple[_S, bytes]]: ...

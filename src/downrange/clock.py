@@ -1,7 +1,7 @@
-"""Time as an argument, so that a test can stop it.
+"""Clocks that are passed as arguments, so that a test can stop the time.
 
-`now()` is wall-clock milliseconds since 1970, the time that travels and is stored; `monotonic()` is seconds that never
-go back, for measuring.
+`now()` is wall-clock time in milliseconds since 1970, as messages carry it; `monotonic()` counts seconds and never goes
+back, for measuring.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock that moves only when told; those who sleep on it wake in the order of their times."""
+    """A clock that moves only when told; tasks that sleep on it wake in the order of their times."""
 
     def __init__(self, now: int = 1_700_000_000_000) -> None:
         self._now = float(now)
@@ -57,15 +57,15 @@ class ManualClock:
 
     @property
     def sleeping(self) -> list[float]:
-        """In how many seconds each of those who sleep wakes: who advances too early wakes nobody."""
+        """The seconds until each sleeping task wakes. A test waits for these before it advances the clock."""
         return [(due - self._now) / 1000 for due, _, future in sorted(self._sleepers) if not future.done()]
 
     def set(self, now: int) -> None:
-        """Jump without waking anybody: a clock that was set by hand, also backwards."""
+        """Jump, also backwards, without waking a sleeping task: a clock that was set by hand."""
         self._now = float(now)
 
     def tick(self, seconds: float) -> None:
-        """Move on and wake at once everybody whose time has come."""
+        """Move on and wake every task whose time has come."""
         self._now += seconds * 1000
         while self._sleepers and self._sleepers[0][0] <= self._now:
             _, _, future = heapq.heappop(self._sleepers)
@@ -73,7 +73,7 @@ class ManualClock:
                 future.set_result(None)
 
     async def advance(self, seconds: float) -> None:
-        """Move on in the order of the sleepers' times, letting each run before the next wakes."""
+        """Move on and wake the sleeping tasks in the order of their times, letting each run before the next wakes."""
         target = self._now + seconds * 1000
         while self._sleepers and self._sleepers[0][0] <= target:
             self._now = max(self._now, self._sleepers[0][0])

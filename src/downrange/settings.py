@@ -1,12 +1,12 @@
-"""RocketMQ-style properties files -> frozen config dataclasses.
+"""Reads RocketMQ-style properties files into frozen config dataclasses.
 
 A config class is a frozen dataclass whose fields are made by `setting()`: default, help, unit and allowed range stand
 on one line. The key in the file is the field's name in camelCase, or `key=` where RocketMQ's own spelling is irregular;
-old spellings are `aliases`. A value that does not fit stops the start and says the key, the value, the line and what is
-allowed.
+old spellings are `aliases`. A wrong value stops the start with an error that names the key, the value, the line and the
+allowed values.
 
-Each key of a file meets one of three answers: used; known to RocketMQ but without effect here (a warning); unknown (an
-error that names the nearest known key).
+A key of a file is either used, or known to RocketMQ but without effect here (a warning), or unknown (an error that
+names the nearest known key).
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _METADATA = "downrange.setting"
 
 
 class ConfigError(MQError):
-    """A configuration that cannot be used; the text names the key, the value and the place."""
+    """A configuration that cannot be used. The text names the key, the value and the line of the file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Property:
-    """One `key=value` of a file or a command line, and where it stood."""
+    """The value of one `key=value` line, and the file and line number it comes from."""
 
     value: str
     source: str = ""
@@ -51,7 +51,7 @@ class Property:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What is known about one key, for reading it and for writing the reference page."""
+    """The description of one key, used to read its value and to write the reference page."""
 
     key: str
     field: str
@@ -93,8 +93,8 @@ def setting(
     aliases: tuple[str, ...] = (),
 ) -> Any:
     """A dataclass field that is also a key of the configuration file."""
-    metadata = {_METADATA: {"help": help, "unit": unit, "key": key, "min": minimum, "max": maximum, "aliases": aliases}}
-    return dataclasses.field(default=default, metadata=metadata)
+    about = {"key": key, "help": help, "unit": unit, "minimum": minimum, "maximum": maximum, "aliases": aliases}
+    return dataclasses.field(default=default, metadata={_METADATA: about})
 
 
 def camel_case(name: str) -> str:
@@ -107,21 +107,11 @@ def settings_of(config_class: type[Any]) -> list[Setting]:
     hints = typing.get_type_hints(config_class)
     found = []
     for field in dataclasses.fields(config_class):
-        metadata = field.metadata.get(_METADATA)
-        if metadata is not None:
-            found.append(
-                Setting(
-                    key=metadata["key"] or camel_case(field.name),
-                    field=field.name,
-                    type=_without_none(hints[field.name]),
-                    default=field.default,
-                    help=metadata["help"],
-                    unit=metadata["unit"],
-                    minimum=metadata["min"],
-                    maximum=metadata["max"],
-                    aliases=metadata["aliases"],
-                )
-            )
+        about = field.metadata.get(_METADATA)
+        if about is not None:
+            about = {**about, "key": about["key"] or camel_case(field.name)}
+            kind = _without_none(hints[field.name])
+            found.append(Setting(field=field.name, type=kind, default=field.default, **about))
     return found
 
 
@@ -133,7 +123,7 @@ def _without_none(hint: Any) -> Any:
 
 
 def configure(config_class: type[T], properties: Mapping[str, Property]) -> T:
-    """Build `config_class` from the keys it knows; other keys are somebody else's (see `check_known`)."""
+    """Build `config_class` from the keys it knows; `check_known` finds keys that no config class knows."""
     values = {}
     for known in settings_of(config_class):
         for key in (known.key, *known.aliases):
@@ -144,31 +134,27 @@ def configure(config_class: type[T], properties: Mapping[str, Property]) -> T:
 
 
 def parse_value(known: Setting, key: str, given: Property) -> Any:
-    """`given` as the type of the setting, or a ConfigError that says what would be right."""
+    """Convert `given` to the type of the setting; a ConfigError names the allowed values if it does not fit."""
     text = given.value.strip()
     kind = known.type
     try:
         if kind is bool:
             value: Any = {"true": True, "false": False}[text.lower()]
-        elif isinstance(kind, type) and issubclass(kind, enum.Enum):
-            value = kind(text)
-        elif kind is Path:
-            value = Path(text).expanduser()
         else:
-            value = kind(text)
+            value = Path(text).expanduser() if kind is Path else kind(text)
+        too_small = known.minimum is not None and value < known.minimum
+        too_large = known.maximum is not None and value > known.maximum
+        if too_small or too_large:
+            raise ValueError
     except (ValueError, KeyError):
         raise ConfigError(f"{key}={text}: expected {known.allowed()}{given.place}") from None
-    too_small = known.minimum is not None and value < known.minimum
-    too_large = known.maximum is not None and value > known.maximum
-    if too_small or too_large:
-        raise ConfigError(f"{key}={text}: expected {known.allowed()}{given.place}")
     return value
 
 
 def check_known(
     properties: Mapping[str, Property], config_classes: Iterable[type[Any]], without_effect: Iterable[str] = ()
 ) -> list[str]:
-    """Refuse keys nobody knows; return a warning for each key that RocketMQ has and that does nothing here."""
+    """Refuse unknown keys; return a warning for each key of RocketMQ that has no effect here."""
     known: set[str] = set()
     for config_class in config_classes:
         for one in settings_of(config_class):
@@ -188,7 +174,7 @@ def check_known(
 
 
 def to_properties(config: Any) -> dict[str, str]:
-    """The configuration as RocketMQ prints it: keys of the file, values as text; what is not set is left out."""
+    """The configuration as RocketMQ prints it: keys of the file, values as text, without settings that are None."""
     table = {}
     for known in settings_of(type(config)):
         value = getattr(config, known.field)
@@ -217,13 +203,13 @@ def read_properties(path: Path) -> dict[str, Property]:
 
 
 _ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
-# What Java counts as blank between key and value; a line ends with \n, \r or both, and with nothing else.
+# The characters Java accepts as blanks between key and value. Only \n, \r and \r\n end a line.
 _BLANK = " \t\f"
 _KEY_VALUE = re.compile(r"((?:\\.|[^\\=: \t\f])*)[ \t\f]*[=:]?[ \t\f]*(.*)", re.DOTALL)
 
 
 def parse_properties(text: str, source: str = "") -> dict[str, Property]:
-    """Java's properties format: comments, continued lines, escapes; a later key wins."""
+    """Read Java's properties format with comments, continued lines and escapes. The last line of a key wins."""
     properties: dict[str, Property] = {}
     pending = ""
     pending_line: int | None = None
@@ -269,7 +255,7 @@ def _unescape(text: str, place: str) -> str:
 
 
 def format_properties(table: Mapping[str, str]) -> str:
-    """`key=value` lines that `parse_properties` (and Java) reads back."""
+    """Write `key=value` lines that `parse_properties` (and Java) reads back."""
     return "".join(f"{key}={_escape(value)}\n" for key, value in table.items())
 
 
@@ -280,21 +266,21 @@ def _escape(value: str) -> str:
     return "\\" + escaped if escaped[:1] == " " else escaped
 
 
-# The environment is read in the functions below and nowhere else.
+# Only the functions below read environment variables.
 
 
 def namesrv_addresses(environment: Mapping[str, str] = os.environ) -> str | None:
-    """The name servers of this shell."""
+    """The name servers that NAMESRV_ADDR names."""
     return environment.get("NAMESRV_ADDR") or None
 
 
 def wants_pure_python(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether this shell asks for the Python of everything, though the compiled twins may be there."""
+    """Whether DOWNRANGE_PURE asks for the Python functions, even where compiled ones were built."""
     return environment.get("DOWNRANGE_PURE", "") not in ("", "0")
 
 
 class Credentials(TypedDict):
-    """Who a client is to a cluster with access control."""
+    """The keys with which a client signs its requests to a cluster with access control."""
 
     access_key: str | None
     secret_key: str | None
@@ -302,7 +288,7 @@ class Credentials(TypedDict):
 
 
 def credentials(environment: Mapping[str, str] = os.environ) -> Credentials:
-    """The user of this shell: all None when there is none."""
+    """The keys in the environment variables; None for those that are not set."""
     return Credentials(
         access_key=environment.get("ROCKETMQ_ACCESS_KEY") or None,
         secret_key=environment.get("ROCKETMQ_SECRET_KEY") or None,

@@ -1,4 +1,4 @@
-"""Where Spark looks for data sources on its own: modules named `pyspark_…` that have a `DefaultSource`."""
+"""Lets Spark find the data source by itself: it looks for modules named `pyspark_…` that have a `DefaultSource`."""
 
 from downrange.spark.data_source import RocketMQDataSource
 

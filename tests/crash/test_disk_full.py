@@ -13,6 +13,7 @@ import pytest
 from downrange.store.errors import DiskFull
 from downrange.store.new_message import PutMessageStatus
 from tests.support.checked_store import REPOSITORY, assert_clean
+from tests.support.stores import append
 from tests.unit.store.small_store import FailingFiles, bodies, new_message, open_store, put
 
 
@@ -40,7 +41,7 @@ def test_no_room_for_the_log_is_a_refusal(what: str, tmp_path: Path) -> None:
             put(store, body)
         files.fail[what] = errno.ENOSPC
         # What was reserved before may still be used; then it is over.
-        results = [store.append(new_message(b"x" * 700)) for _ in range(10)]
+        results = [append(store, new_message(b"x" * 700)) for _ in range(10)]
         expected += [b"x" * 700 for result in results if result.status is PutMessageStatus.PUT_OK]
         assert results[-1].status is PutMessageStatus.SERVICE_NOT_AVAILABLE
         assert "No space left on device" in results[-1].reason
@@ -59,7 +60,7 @@ def test_no_room_for_queue_entries_loses_none_of_them(tmp_path: Path) -> None:
         put(store, b"second")
         with pytest.raises(DiskFull, match="consume queues"):
             store.write_pending()
-        refused = store.append(new_message(b"third"))
+        refused = append(store, new_message(b"third"))
         assert refused.status is PutMessageStatus.SERVICE_NOT_AVAILABLE
         assert "No space left on device" in refused.reason
         assert bodies(store) == [b"first", b"second"]

@@ -12,6 +12,7 @@ from downrange.store.errors import FlushFailed, StoreError
 from downrange.store.group_commit import FlushOutcome, GroupCommit
 from downrange.store.new_message import PutMessageStatus
 from tests.support.checked_store import assert_clean
+from tests.support.stores import append
 from tests.unit.store.small_store import FailingFiles, bodies, kill, new_message, open_store, put
 
 
@@ -36,7 +37,7 @@ def test_nobody_is_acknowledged_after_a_sync_failed(tmp_path: Path) -> None:
     files.fail.clear()
     with pytest.raises(FlushFailed):
         store.flush_commit_log()
-    refused = store.append(new_message(b"third"))
+    refused = append(store, new_message(b"third"))
     assert refused.status is PutMessageStatus.SERVICE_NOT_AVAILABLE
     assert "cannot sync" in refused.reason
     assert bodies(store) == [b"first", b"second"]  # reading goes on
@@ -61,7 +62,7 @@ def test_a_queue_that_cannot_be_synced_keeps_the_checkpoint_back(tmp_path: Path)
         store.flush_queues(thorough=True)
     files.fail.clear()
     assert not (tmp_path / "checkpoint").exists()
-    assert store.append(new_message()).status is PutMessageStatus.SERVICE_NOT_AVAILABLE
+    assert append(store, new_message()).status is PutMessageStatus.SERVICE_NOT_AVAILABLE
     kill(store)
     with open_store(tmp_path) as store:
         assert bodies(store) == [b"first"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,10 @@ def open_index(root: Path) -> KeyIndex:
 
 
 def put(index: KeyIndex, number: int) -> None:
-    index.put("T", f"u{number}", f"k{number} more{number}", 100 * number, NOW)
+    index.put_keys([("T", f"u{number}", f"k{number} more{number}", 100 * number, NOW)])
 
 
-def found(index: KeyIndex, key: str) -> list[int]:
+def found(index: KeyIndex, key: str) -> Sequence[int]:
     return index.query("T", key, 64, 0, 1 << 62).physical_offsets
 
 
@@ -70,7 +71,7 @@ def test_entries_that_the_header_does_not_count_are_taken_back(
     index = open_index(tmp_path)
     assert path.read_bytes() == before
     # Another message comes next: the keys of the one that was not finished must not stand in its way.
-    index.put("T", "other", None, 5000, NOW)
+    index.put_keys([("T", "other", None, 5000, NOW)])
     for number in range(11):
         for key in (f"u{number}", f"k{number}", f"more{number}"):
             assert found(index, key) == [100 * number]

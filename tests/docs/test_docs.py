@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import io
+import os
 import re
 import subprocess
 import sys
+import tokenize
 from pathlib import Path
 
 import pytest
@@ -13,7 +17,12 @@ from downrange import Producer
 from tests.support.standalone_process import standalone_process
 
 ROOT = Path(__file__).parent.parent.parent
+SOURCE = ROOT / "src" / "downrange"
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("bench/*.md")])
+# The name of a file in a text, with or without directories; not a part of an address, a pattern or a placeholder.
+FILE = re.compile(r"(?<![\w/.~{<*-])((?:[\w-]+/)*[\w-]+\.(?:md|py|c|h|txt|toml))\b(?![(*])")
+# Files that the examples of the pages read or write, and that a run of the benchmarks leaves behind.
+MADE_BY_THE_READER = {"job.py", "lines.txt", "results/failover.md", "results/latest.md"}
 
 
 def example(page: Path, name: str) -> str:
@@ -51,10 +60,57 @@ def test_the_reference_of_settings_is_up_to_date() -> None:
     subprocess.run([sys.executable, ROOT / "scripts" / "reference.py", "--check"], check=True, timeout=30)
 
 
+def test_the_reference_of_settings_does_not_depend_on_the_machine(tmp_path: Path) -> None:
+    code = (
+        "import runpy, socket, sys; socket.gethostname = lambda: 'another-host'; "
+        f"sys.argv = ['reference.py', '--check']; runpy.run_path({str(ROOT / 'scripts' / 'reference.py')!r}, "
+        "run_name='__main__')"
+    )
+    elsewhere = {**os.environ, "HOME": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=30, env=elsewhere)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text("utf-8")):
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_files_named_on_a_page_exist(page: Path) -> None:
+    assert missing_files(page.read_text("utf-8"), page.parent) == []
+
+
+def test_files_named_in_docstrings_and_comments_exist() -> None:
+    missing = []
+    for path in sorted(SOURCE.rglob("*.py")):
+        for words in words_of(path.read_text("utf-8")):
+            missing += [f"{path.relative_to(ROOT)}: {name}" for name in missing_files(words, path.parent)]
+    for path in sorted([*SOURCE.rglob("*.c"), *SOURCE.rglob("*.h")]):
+        for words in re.findall(r"/\*.*?\*/", path.read_text("utf-8"), re.DOTALL):
+            missing += [f"{path.relative_to(ROOT)}: {name}" for name in missing_files(words, path.parent)]
+    assert missing == []
+
+
+def words_of(code: str) -> list[str]:
+    """The comments of a Python file, and the strings that stand alone: docstrings, and notes below a field."""
+    alone = [
+        node.value.value
+        for node in ast.walk(ast.parse(code))
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    ]
+    tokens = tokenize.generate_tokens(io.StringIO(code).readline)
+    return alone + [token.string for token in tokens if token.type == tokenize.COMMENT]
+
+
+def missing_files(text: str, near: Path) -> list[str]:
+    """Names of files in `text` that exist neither from `near` upwards nor in the package."""
+    return [name for name in FILE.findall(text) if name not in MADE_BY_THE_READER and not _exists(name, near)]
+
+
+def _exists(name: str, near: Path) -> bool:
+    is_there = any((directory / name).exists() for directory in (SOURCE, near, *near.parents))
+    return is_there or ("/" not in name and any(SOURCE.rglob(name)))
 
 
 def test_everything_the_package_offers_by_name_is_there() -> None:

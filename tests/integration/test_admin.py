@@ -30,6 +30,7 @@ from downrange.protocol.codes import RequestCode
 from downrange.protocol.command import Command, request
 from downrange.transport.connection import Connection
 from downrange.transport.pool import connect
+from downrange.transport.serving import Endpoint, serve_commands
 from tests.support.processes import namesrv, running
 
 
@@ -222,7 +223,7 @@ class Consumer:
         self.reset: asyncio.Future[QueueOffsets] = asyncio.get_running_loop().create_future()
 
     async def start(self, broker: str) -> Connection:
-        connection = await connect(broker, self.answer)
+        connection = await connect(broker, Endpoint(serve_commands(self.answer)))
         heartbeat = HeartbeatData(
             client_id=self.ID,
             consumer_data_set=(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import time
 from collections.abc import AsyncIterator
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from downrange.broker.app import RunningBroker
+from downrange.compiled import VARIANT
 from downrange.model import properties as names
 from downrange.model.subscription import subscribe
 from downrange.namesrv.app import name_server
@@ -223,7 +225,7 @@ async def test_a_body_above_the_limit_is_refused(tmp_path: Path) -> None:
 async def test_a_new_topic_is_known_to_the_name_server_when_its_first_message_is_answered(
     tmp_path: Path, code: RequestCode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("downrange.broker.handlers.send._WAIT_FOR_NAMESRV_SECONDS", 30)  # a busy machine is slow, too
+    monkeypatch.setattr("downrange.broker.handlers.sends._WAIT_FOR_NAMESRV_SECONDS", 30)  # a busy machine is slow, too
     async with name_server_far_away(tmp_path) as (running, way, namesrv), client_of(running) as client:
         way.delay_seconds = 0.1
         is_batch = code == RequestCode.SEND_BATCH_MESSAGE
@@ -249,7 +251,7 @@ async def test_a_name_server_that_does_not_answer_holds_up_the_first_message_alo
         start = time.perf_counter()
         await client.send("fresh", b"x")
         assert time.perf_counter() - start > 0.4
-        monkeypatch.setattr("downrange.broker.handlers.send._WAIT_FOR_NAMESRV_SECONDS", 60)  # who waits now, gives up
+        monkeypatch.setattr("downrange.broker.handlers.sends._WAIT_FOR_NAMESRV_SECONDS", 60)  # who waits now, gives up
         await client.send("fresh", b"x")
         await client.send("known", b"x")
         way.thaw()
@@ -364,3 +366,16 @@ def test_a_data_directory_that_cannot_be_used_is_one_line(tmp_path: Path, data: 
         assert process.wait() in (1, 2)
         (line,) = process.errors.splitlines()
         assert line.startswith("downrange: cannot ")
+
+
+async def test_the_first_line_of_a_log_says_whether_the_server_is_compiled(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        async with standalone(tmp_path) as running:
+            namesrv_port = (running.config.broker.namesrv_addr or "").rpartition(":")[2]
+    lines = [(record.name, record.getMessage()) for record in caplog.records if record.name.startswith("downrange")]
+    assert lines[:2] == [
+        ("downrange.namesrv.app", f"name server started port={namesrv_port} variant={VARIANT}"),
+        ("downrange.broker.app", f"broker starting name=broker-a variant={VARIANT}"),
+    ]

@@ -13,6 +13,7 @@ from downrange.transport.busy_poll import ALIKE, FIRST_REST_SECONDS, BusyPoll
 from downrange.transport.connection import Connection
 from downrange.transport.pool import connect
 from downrange.transport.server import Server
+from downrange.transport.serving import serve_commands
 from tests.support.standalone_process import standalone_process
 
 
@@ -27,7 +28,9 @@ async def test_the_loop_turns_for_a_lone_caller_until_its_time_is_over() -> None
     def is_polling() -> bool:
         return poll.is_polling
 
-    async with Server(echo, busy_poll=poll) as server:
+    server = Server(serve_commands(echo))
+    server.busy_poll = poll
+    async with server:
         caller, other = await connect(f"127.0.0.1:{server.port}"), await connect(f"127.0.0.1:{server.port}")
         for _ in range(ALIKE):
             await caller.request(request(1), 10)

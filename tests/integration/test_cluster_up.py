@@ -106,7 +106,7 @@ def test_a_stopped_cluster_comes_back_where_it_was_with_its_messages(data: Path)
     assert stopped.returncode == 1
     assert "is stopped" in stopped.stderr
 
-    assert "started again as it was" in up(data, "--brokers", "5")
+    assert "starting it again" in up(data, "--brokers", "5")
     after = loaded(data)
     assert [(one.name, one.port) for one in after.members] == [(one.name, one.port) for one in before.members]
     topic = downrange("topic", "status", "orders", "-n", after.namesrv, "--json")

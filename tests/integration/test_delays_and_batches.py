@@ -9,7 +9,7 @@ import pytest
 
 from downrange import ConsumerConfig, Later, Message, MessageQueue, PushConsumer, ReceivedMessage, testing
 from downrange.client.consumer.retry import Answer
-from downrange.client.messages import InvalidBatch, InvalidDelayLevel
+from downrange.client.producer.outgoing import InvalidBatch, InvalidDelayLevel
 from downrange.clock import ManualClock
 from downrange.model.topics import SCHEDULE_TOPIC
 from downrange.settings import ConfigError

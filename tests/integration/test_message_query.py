@@ -16,8 +16,8 @@ from downrange.client.admin import Admin
 from downrange.client.compression import plain_body
 from downrange.client.config import ClientConfig, ProducerConfig
 from downrange.client.errors import MessageNotFound, NoRoute
-from downrange.client.producer import AsyncProducer
-from downrange.client.send_result import SendResult
+from downrange.client.producer.producer import AsyncProducer
+from downrange.client.producer.send_result import SendResult
 from downrange.clock import ManualClock
 from downrange.model.message import Message, MessageQueue
 from downrange.model.topics import TopicConfig

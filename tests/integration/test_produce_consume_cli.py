@@ -22,7 +22,7 @@ from downrange.client.config import ClientConfig
 from downrange.client.consumer.blocking import PushConsumer
 from downrange.client.consumer.messages import ReceivedMessage
 from downrange.client.consumer.retry import Later
-from downrange.client.send_result import SendResult
+from downrange.client.producer.send_result import SendResult
 from downrange.client.session import Session
 from downrange.testing import EmbeddedBroker, broker
 from tests.support.dead_letters import GROUP, dead_letters_are_known, give_up
@@ -131,7 +131,7 @@ def test_an_interrupted_load_says_so(mq: EmbeddedBroker) -> None:
     [
         (["--file", "nowhere.txt"], "cannot read nowhere.txt: No such file or directory"),
         (["--size", "3"], "--count"),
-        (["--count", "3", "--file", "x"], "give one of them"),
+        (["--count", "3", "--file", "x"], "give only one of them"),
         (["--property", "colour"], "not key=value"),
     ],
 )

@@ -19,8 +19,8 @@ from downrange.client.admin import Admin
 from downrange.client.compression import plain_body
 from downrange.client.config import ClientConfig
 from downrange.client.errors import NoRoute
-from downrange.client.fault import StrategyName
-from downrange.client.messages import BodyTooLarge
+from downrange.client.producer.fault import StrategyName
+from downrange.client.producer.outgoing import BodyTooLarge
 from downrange.model.message import StoredMessage
 from downrange.model.record import decode_records
 from downrange.protocol.bodies.pull import PullMessageResponse

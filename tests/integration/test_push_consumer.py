@@ -21,8 +21,8 @@ from downrange.client.consumer.messages import ReceivedMessage
 from downrange.client.consumer.push import AsyncPushConsumer
 from downrange.client.consumer.retry import Answer, Later
 from downrange.client.errors import ClientClosed
-from downrange.client.messages import InvalidGroup, InvalidTopic
-from downrange.client.producer import AsyncProducer
+from downrange.client.producer.outgoing import InvalidGroup, InvalidTopic
+from downrange.client.producer.producer import AsyncProducer
 from downrange.model.errors import MessageError
 from downrange.model.message import Message, MessageQueue
 from downrange.protocol.bodies.groups import ConsumeFromWhere, MessageModel
@@ -482,9 +482,12 @@ async def test_an_operator_looks_into_a_consumer_and_steers_it(namesrv: str, pro
         await until(lambda: len(seen) == 40)
         client_id = consumer.session.client_id
 
-        info = await admin.groups.running_info("billing", client_id, with_stack=True)
+        async with asyncio.timeout(30):  # the messages may be consumed before the retry queues are assigned
+            while True:
+                info = await admin.groups.running_info("billing", client_id, with_stack=True)
+                if {queue.topic for queue in info.mq_table} == {"orders", "%RETRY%billing"}:
+                    break
         assert info.properties["PROP_CONSUME_TYPE"] == "CONSUME_PASSIVELY"
-        assert {queue.topic for queue in info.mq_table} == {"orders", "%RETRY%billing"}
         assert info.status_table["orders"].consume_ok_tps > 0
         assert "_pull_for_ever" in (info.jstack or "")
         where = await admin.groups.offsets_in_members("billing", "orders", client_id)

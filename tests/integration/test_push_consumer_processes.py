@@ -16,7 +16,7 @@ import pytest
 from downrange.client.config import ClientConfig
 from downrange.client.consumer.messages import ReceivedMessage
 from downrange.client.consumer.push import AsyncPushConsumer
-from downrange.client.producer import AsyncProducer
+from downrange.client.producer.producer import AsyncProducer
 from downrange.client.session import Session
 from downrange.model.errors import MQError
 from downrange.model.message import Message

@@ -16,16 +16,16 @@ from downrange.client.admin import Admin
 from downrange.client.config import ClientConfig, ProducerConfig
 from downrange.client.consumer.push import AsyncPushConsumer
 from downrange.client.errors import ClientClosed, SendFailed
-from downrange.client.producer import AsyncProducer
-from downrange.client.request_reply import NotARequest
+from downrange.client.producer.producer import AsyncProducer
+from downrange.client.producer.request_reply import NotARequest
 from downrange.model.message import MessageQueue
 from downrange.model.topics import TopicConfig
 from downrange.protocol.bodies.replies import PushReplyMessageRequest
 from downrange.protocol.bodies.send import SendMessageRequest, SendMessageResponse, encode_send_v1
 from downrange.protocol.codes import RequestCode, ResponseCode
 from downrange.protocol.command import Command, request
+from downrange.protocol.framing import Frame, decode_frame
 from downrange.transport.connection import Connection
-from downrange.transport.handler import LaterReply
 from tests.support.broker_client import client_of, standalone
 from tests.support.two_brokers import two_brokers
 
@@ -247,28 +247,28 @@ async def test_a_broker_that_hangs_does_not_hold_up_the_others(tmp_path: Path) -
         async with Admin(ClientConfig.of(cluster.namesrv)) as admin:
             broker_a = cluster.a.config.broker.address
             (await admin.topics.create(TopicConfig(QUESTIONS, 1, 1), broker=broker_a)).raise_if_none()
-        hung: list[LaterReply] = []
+        hung: list[Command] = []
 
-        serve = cluster.b.server.handler
+        serve = cluster.b.server.serve
 
-        def hang(command: Command, connection: Connection) -> Command | LaterReply | None:
-            if command.code != RequestCode.HEART_BEAT:
-                return serve(command, connection)
-            hung.append(asyncio.get_running_loop().create_future())
-            return hung[-1]
+        def hang(frames: list[Frame], origins: list[Connection]) -> None:
+            for frame, origin in zip(frames, origins, strict=True):
+                command = decode_frame(frame)
+                if command.code != RequestCode.HEART_BEAT:
+                    serve([frame], [origin])
+                else:
+                    hung.append(command)
 
         async def answer(message: ReceivedMessage) -> None:
             await consumer.reply(message, b"pong")
 
         async with AsyncPushConsumer("answerers", cluster.namesrv, on_message=answer) as consumer:
             await consumer.subscribe(QUESTIONS)
-            cluster.b.server.handler = hang
+            cluster.b.server.serve = hang
             async with AsyncProducer("askers", cluster.namesrv) as producer:
                 for _ in range(2):
                     assert (await producer.request(Message(QUESTIONS, b"ping"), timeout=2.5)).body == b"pong"
                 assert hung
-                for one in hung:
-                    one.cancel()
             assert not [task for task in asyncio.all_tasks() if "heartbeat of requests" in task.get_name()]
 
 

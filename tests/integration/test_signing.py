@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from downrange.broker.app import RunningBroker
-from downrange.broker.handlers.plain_sends import PlainSends
 from downrange.client.admin import Admin
 from downrange.client.config import ClientConfig, ProducerConfig
 from downrange.client.consumer.config import ConsumerConfig
@@ -20,14 +19,14 @@ from downrange.client.consumer.pull import PullConsumer
 from downrange.client.consumer.push import AsyncPushConsumer
 from downrange.client.consumer.retry import Later
 from downrange.client.errors import SendFailed
-from downrange.client.producer import AsyncProducer
+from downrange.client.producer.producer import AsyncProducer
 from downrange.client.signing import ACCESS_KEY, SIGNATURE, signature
 from downrange.model.message import Message
 from downrange.protocol.codes import RequestCode, ResponseCode
 from downrange.protocol.command import Command
 from downrange.protocol.errors import BrokerError
+from downrange.protocol.framing import Frame, decode_frame, encode
 from downrange.transport.connection import Connection
-from downrange.transport.handler import LaterReply
 from tests.support.broker_client import standalone
 
 SECRET = b"goldenSecret1"
@@ -38,33 +37,38 @@ class Guard:
     """In front of a broker: refuses what is not signed, as the plain ACL of 4.9 does, and counts what is."""
 
     def __init__(self, running: RunningBroker) -> None:
-        self._handler = running.server.handler
-        running.server.handler = self
-        running.server.express = None  # no request may come in by a short cut
+        self._serve = running.server.serve
+        running.server.serve = self
         self.passed: Counter[int] = Counter()
         self.refused: Counter[int] = Counter()
 
-    def __call__(self, command: Command, connection: Connection) -> Command | LaterReply | None:
+    def __call__(self, frames: list[Frame], origins: list[Connection]) -> None:
+        for frame, origin in zip(frames, origins, strict=True):
+            command = decode_frame(frame)
+            problem = self._problem(command)
+            if problem is None:
+                self.passed[command.code] += 1
+                self._serve([frame], [origin])
+            else:
+                self.refused[command.code] += 1
+                remark = f"org.apache.rocketmq.acl.common.AclException: {problem}"
+                origin.write(encode(command.reply(ResponseCode.SYSTEM_ERROR, remark)))
+
+    def _problem(self, command: Command) -> str | None:
         fields = dict(command.ext_fields)
         if command.code == RequestCode.QUERY_MESSAGE:
             fields.pop("_UNIQUE_KEY_QUERY")
         if fields.get(ACCESS_KEY) != "user":
-            problem = "No accessKey is configured"
-        elif fields.get(SIGNATURE) != signature(fields, command.body_bytes, SECRET):
-            problem = "Check signature failed for accessKey=user"
-        else:
-            self.passed[command.code] += 1
-            return self._handler(command, connection)
-        self.refused[command.code] += 1
-        return command.reply(ResponseCode.SYSTEM_ERROR, f"org.apache.rocketmq.acl.common.AclException: {problem}")
+            return "No accessKey is configured"
+        if fields.get(SIGNATURE) != signature(fields, command.body_bytes, SECRET):
+            return "Check signature failed for accessKey=user"
+        return None
 
 
 @asynccontextmanager
 async def guarded(root: Path) -> AsyncIterator[tuple[str, Guard]]:
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(PlainSends, "take_together", lambda *_: None)
-        async with standalone(root) as running:
-            yield str(running.config.broker.namesrv_addr), Guard(running)
+    async with standalone(root) as running:
+        yield str(running.config.broker.namesrv_addr), Guard(running)
 
 
 def account(namesrv: str, secret: str = SECRET.decode()) -> ClientConfig:

@@ -8,31 +8,29 @@ from typing import Any
 
 import pytest
 
-from downrange.broker.handlers.plain_sends import PlainSends
-from downrange.broker.held_pulls import HeldPulls
+from downrange.broker.handlers.sends import Sends
 from downrange.broker.message_writer import MessageWriter
 from downrange.broker.statistics import LARGE, Statistics
+from downrange.broker.waiting_pulls import WaitingPulls
 from downrange.compiled import steps
-from downrange.protocol.bodies.plain_send import SendReply
 from downrange.protocol.framing import encode
 from downrange.store.config import FlushDiskType
-from downrange.store.dispatcher import Dispatcher
+from downrange.store.dispatcher import LogFollower
 from downrange.store.log.commit_log import CommitLog
 from tests.support.broker_client import BrokerClient, client_of, standalone
 from tests.support.callers import callers, reply
 
-if steps is None:
-    pytest.skip("without the compiled module nothing is taken together", allow_module_level=True)
-
 CALLERS = 12
-BEFORE = [(PlainSends, "_plain_compiled"), (CommitLog, "append_run")]
+TOGETHER = 1 if steps is None else CALLERS
+"""How many callers' requests are taken together, and so how many find their connections closed for a bug."""
+BEFORE = [(Sends, "_read"), (CommitLog, "append")]
 BEHIND = [
-    (Dispatcher, "apply_run"),
+    (LogFollower, "apply"),
     (Statistics, "put_large"),
-    (MessageWriter, "_wake_waiting"),
-    (HeldPulls, "notify_run"),
-    (SendReply, "encode"),
-    (Statistics, "sent_together"),
+    (MessageWriter, "_applied"),
+    (WaitingPulls, "notify"),
+    (Sends, "_answer"),
+    (Sends, "_count"),
 ]
 AT_ONCE = [(owner, name, FlushDiskType.ASYNC_FLUSH) for owner, name in BEHIND]
 WHEN_FLUSHED = [(owner, name, FlushDiskType.SYNC_FLUSH) for owner, name in [*BEHIND, (MessageWriter, "tell_when_safe")]]
@@ -112,12 +110,13 @@ async def test_what_was_stored_before_a_bug_is_not_stored_again(
         found = await stored(client)
         assert set(found) == {body(number) for number in range(CALLERS)}
         assert set(found.values()) == {1}
-        assert acknowledged == []
+        if name not in ("_answer", "_count"):  # from there on the senders may have their replies already
+            assert len(acknowledged) == CALLERS - TOGETHER
         assert len(await send_all(client, broker.server.port)) == CALLERS, "the broker goes on"
 
 
 @pytest.mark.parametrize(("owner", "name"), BEFORE, ids=lambda step: getattr(step, "__name__", step))
-async def test_a_bug_before_the_storing_costs_nobody_anything(
+async def test_a_bug_before_the_storing_stores_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: type, name: str
 ) -> None:
     async with standalone(tmp_path) as broker, client_of(broker) as client:
@@ -126,5 +125,6 @@ async def test_a_bug_before_the_storing_costs_nobody_anything(
         monkeypatch.setattr(owner, name, failure)
         acknowledged = await send_all(client, broker.server.port)
         assert failure.has_failed
-        assert acknowledged == [body(number) for number in range(CALLERS)]
+        assert len(acknowledged) == CALLERS - TOGETHER
         assert await stored(client) == Counter(acknowledged)
+        assert len(await send_all(client, broker.server.port)) == CALLERS, "the broker goes on"

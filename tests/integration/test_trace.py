@@ -32,7 +32,7 @@ from downrange.client.config import ClientConfig
 from downrange.client.consumer.blocking import PushConsumer
 from downrange.client.consumer.push import AsyncPushConsumer
 from downrange.client.errors import MessageNotFound
-from downrange.client.producer import AsyncProducer
+from downrange.client.producer.producer import AsyncProducer
 from downrange.client.trace import ConsumeCode, MessageType
 from downrange.client.trace_reader import MessageTrace
 from downrange.model.topics import TRACE_TOPIC, TopicConfig

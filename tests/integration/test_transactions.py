@@ -27,7 +27,7 @@ from downrange.client.admin import Admin
 from downrange.client.config import ClientConfig
 from downrange.client.consumer.messages import ReceivedMessage
 from downrange.client.errors import ClientClosed, ClientError
-from downrange.client.messages import InvalidProperty
+from downrange.client.producer.outgoing import InvalidProperty
 from downrange.client.session import Session
 from downrange.model.topics import CHECK_MAX_TIME_TOPIC, HALF_TOPIC, OP_HALF_TOPIC
 from downrange.protocol.codes import RequestCode, ResponseCode
@@ -400,7 +400,7 @@ async def test_a_trace_tells_how_a_transaction_ended(tmp_path: Path) -> None:
 async def test_more_checks_than_can_wait_are_left_to_the_next_round(
     broker: RunningBroker, client: BrokerClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("downrange.client.transaction_producer.MAX_WAITING_CHECKS", 2)
+    monkeypatch.setattr("downrange.client.producer.transaction_producer.MAX_WAITING_CHECKS", 2)
     checks = most = 0
 
     async def check(message: ReceivedMessage) -> LocalTransactionState:

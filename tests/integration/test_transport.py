@@ -19,10 +19,10 @@ from downrange.protocol.errors import NoPermission, RemoteProtocolError
 from downrange.protocol.framing import encode
 from downrange.transport.connection import Connection
 from downrange.transport.errors import ConnectFailed, ConnectionLost, ListenFailed, RequestTimedOut, TransportClosed
-from downrange.transport.handler import LaterReply
 from downrange.transport.limits import Limits
 from downrange.transport.pool import Pool, connect
 from downrange.transport.server import Server
+from downrange.transport.serving import Endpoint, LaterReply, serve_commands
 from tests.support.lasting_port import lasting_port
 
 ECHO, LATER, NEVER, FAIL, REFUSE, BAD_BYTES, ASK_BACK, BIG, CRASH = range(1, 10)
@@ -35,6 +35,7 @@ class Peer:
         self.later: list[tuple[Command, LaterReply]] = []
         self.seen: list[int] = []
         self.closed: list[Connection] = []
+        self.serve = serve_commands(self.handle)
 
     def handle(self, command: Command, connection: Connection) -> Command | LaterReply | None:
         self.seen.append(command.code)
@@ -69,7 +70,7 @@ class Peer:
 def reading(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server reads its connections together where it can, else by the loop's own transports."""
     if request.param == "by the loop":
-        monkeypatch.setattr("downrange.transport.server.steps", None)
+        monkeypatch.setattr("downrange.transport.server.READS_TOGETHER", False)
     elif steps is None:
         pytest.skip("this needs the compiled module")
 
@@ -81,7 +82,7 @@ def peer() -> Peer:
 
 @pytest.fixture
 async def server(peer: Peer) -> AsyncIterator[Server]:
-    async with Server(peer.handle, on_close=peer.closed.append, drain_seconds=2) as server:
+    async with Server(peer.serve, on_close=peer.closed.append, limits=Limits(drain_seconds=2)) as server:
         yield server
 
 
@@ -179,7 +180,7 @@ async def test_a_server_may_ask_its_client(server: Server) -> None:
     def answer(command: Command, connection: Connection) -> Command:
         return command.reply(body=command.ext_fields["who"].encode())
 
-    client = await connect(address(server), answer)
+    client = await connect(address(server), Endpoint(serve_commands(answer)))
     assert (await client.request(request(ASK_BACK), timeout=30)).body == b"you"
     await client.drain(1)
 
@@ -239,7 +240,7 @@ async def test_garbage_closes_its_connection_and_no_other(server: Server, garbag
 
 async def test_a_peer_that_does_not_read_is_cut_off_and_costs_bounded_memory(peer: Peer) -> None:
     limits = Limits(max_unsent_bytes_per_connection=2_000_000)
-    async with Server(peer.handle, limits=limits, on_close=peer.closed.append) as server:
+    async with Server(peer.serve, limits=limits, on_close=peer.closed.append) as server:
         slow = socket.create_connection(("127.0.0.1", server.port))
         normal = await connect(address(server))
         ask = encode(request(LATER))
@@ -273,7 +274,7 @@ async def test_a_peer_that_does_not_read_is_not_read_from(server: Server, peer: 
 
 
 async def test_requests_beyond_the_limit_are_answered_busy(peer: Peer) -> None:
-    async with Server(peer.handle, limits=Limits(max_requests_per_connection=5), drain_seconds=0.1) as server:
+    async with Server(peer.serve, limits=Limits(max_requests_per_connection=5, drain_seconds=0.1)) as server:
         client = await connect(address(server))
         replies = [client.request_nowait(request(LATER)) for _ in range(8)]
         busy = await asyncio.gather(*replies[5:])
@@ -287,7 +288,7 @@ async def test_requests_beyond_the_limit_are_answered_busy(peer: Peer) -> None:
 
 
 async def test_a_client_waits_for_room_when_it_has_asked_enough(server: Server, peer: Peer) -> None:
-    client = await connect(address(server), limits=Limits(max_requests_per_connection=2))
+    client = await connect(address(server), Endpoint(limits=Limits(max_requests_per_connection=2)))
     asked = [asyncio.ensure_future(client.request(request(LATER), timeout=30)) for _ in range(4)]
     await until(lambda: len(peer.later) == 2)
     with pytest.raises(RequestTimedOut, match="was not sent"):
@@ -304,7 +305,7 @@ async def test_a_client_waits_for_room_when_it_has_asked_enough(server: Server, 
 
 async def test_idle_and_unfinished_connections_are_closed(peer: Peer) -> None:
     limits = Limits(idle_seconds=0.2, frame_seconds=0.1)
-    async with Server(peer.handle, limits=limits, on_close=peer.closed.append) as server:
+    async with Server(peer.serve, limits=limits, on_close=peer.closed.append) as server:
         idle = await connect(address(server))
         await asyncio.wait_for(idle.wait_closed(), 5)
         _, writer = await asyncio.open_connection("127.0.0.1", server.port)
@@ -316,7 +317,7 @@ async def test_idle_and_unfinished_connections_are_closed(peer: Peer) -> None:
 
 
 async def test_stopping_answers_what_is_in_flight(peer: Peer) -> None:
-    server = Server(peer.handle, drain_seconds=5)
+    server = Server(peer.serve, limits=Limits(drain_seconds=5))
     await server.start()
     client = await connect(address(server))
     waiting = client.request_nowait(request(LATER))
@@ -335,7 +336,7 @@ async def test_stopping_answers_what_is_in_flight(peer: Peer) -> None:
 
 async def test_a_port_in_use_is_one_clear_line(server: Server) -> None:
     with pytest.raises(ListenFailed, match=rf"cannot listen on 127\.0\.0\.1:{server.port}: .*in use"):
-        await Server(Peer().handle, port=server.port).start()
+        await Server(Peer().serve, port=server.port).start()
 
 
 async def test_the_pool_connects_once_and_again_after_a_loss(server: Server) -> None:
@@ -376,7 +377,7 @@ async def test_the_pool_backs_off_from_an_address_that_refuses() -> None:
                 await pool.get(where)
             await asyncio.sleep(0)
     assert attempts <= 4
-    async with Server(Peer().handle, port=port):
+    async with Server(Peer().serve, port=port):
         async with asyncio.timeout(30):
             while True:
                 try:
@@ -411,7 +412,7 @@ async def test_tls_both_ways(peer: Peer, certificate: Path) -> None:
     offered = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     offered.load_cert_chain(f"{certificate}.crt", certificate)
     trusted = ssl.create_default_context(cafile=f"{certificate}.crt")
-    async with Server(peer.handle, tls=offered) as server:
+    async with Server(peer.serve, tls=offered) as server:
         pool = Pool(tls=trusted)
         reply = await pool.request(address(server), request(BIG), timeout=30)
         assert len(reply.body) == 300_000

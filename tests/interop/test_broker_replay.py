@@ -175,7 +175,7 @@ async def test_our_broker_answers_what_the_genuine_one_answered(
     run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, met: dict[str, set[OnPurpose]]
 ) -> None:
     # A message for queue -1 goes to any queue; both genuine captures have it in queue 1.
-    monkeypatch.setattr("downrange.broker.handlers.send.random.randrange", lambda queues: 1 % queues)
+    monkeypatch.setattr("downrange.broker.handlers.send_reader.random.randrange", lambda queues: 1 % queues)
     config = BrokerConfig(
         broker_name="broker-a",
         broker_ip1="10.0.0.1",

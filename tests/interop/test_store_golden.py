@@ -13,13 +13,14 @@ import pytest
 
 from downrange.clock import ManualClock
 from downrange.model.message import StoredMessage
-from downrange.model.message_id import pack_host
+from downrange.model.message_id import pack_host, parse_offset_message_id
 from downrange.model.record import decode_record, decode_records
 from downrange.settings import Property, configure
 from downrange.store.config import StoreConfig
 from downrange.store.message_store import MessageStore
 from downrange.store.new_message import NewMessage, PutMessageStatus
 from tests.support.golden_store import GoldenStore, files_under, unpack
+from tests.support.stores import append
 
 STORES = ("clean", "killed", "torn", "ext")
 PATH_KEYS = ("storePathRootDir", "storePathCommitLog")
@@ -53,7 +54,7 @@ def test_every_message_is_there_and_as_it_was_sent(name: str, tmp_path: Path) ->
     golden = unpack(name, tmp_path)
     with open_golden(golden) as store:
         for expected in golden.manifest["messages"]:
-            record = store.record_by_id(expected["msgId"])
+            record = store.record_at(parse_offset_message_id(expected["msgId"]).physical_offset)
             assert record is not None
             message = decode_record(record, check_crc=True)
             assert message.physical_offset == expected["physicalOffset"]
@@ -173,7 +174,7 @@ def test_a_store_goes_on_where_java_left_it(name: str, tmp_path: Path) -> None:
         queues = {key: state.queue.max_offset for key, state in store.queues.states.items()}
         for (topic, queue_id), next_offset in queues.items():
             message = NewMessage(topic, queue_id, b"x" * 3000, b"KEYS\x01more\x02TAGS\x01T", 1, host, host)
-            result = store.append(message)
+            result = append(store, message)
             assert result.status is PutMessageStatus.PUT_OK
             assert result.queue_offset == next_offset
     with open_golden(golden) as store:

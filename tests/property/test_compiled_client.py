@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 
 from downrange.client.config import ProducerConfig
 from downrange.client.consumer.messages import ReceivedMessage
-from downrange.client.first_attempt import FirstAttempt
-from downrange.client.messages import outgoing_rules
-from downrange.client.retry import SendKind
+from downrange.client.producer.outgoing import OutgoingRules, Target
+from downrange.client.unique_id import IdMonth
 from downrange.compiled import steps
 from downrange.model.message import Message, MessageQueue
 from tests.support import compiled_client_checks as checks
@@ -53,7 +52,8 @@ def test_genuine_replies_are_taken() -> None:
     """Not those to a batch, to a half message or of another kind: but there are enough."""
     asked = [checks.Asking([("ID", checks.TOPIC, QUEUE)] * 5, -1) for _ in CAPTURED]
     taken = [
-        steps.take_stored([frame], 0, each.requests, checks.KINDS) for frame, each in zip(CAPTURED, asked, strict=True)
+        steps.take_stored_replies([frame], 0, each.requests, checks.TYPES)
+        for frame, each in zip(CAPTURED, asked, strict=True)
     ]
     assert taken.count(1) > 20
 
@@ -78,21 +78,22 @@ def test_a_waiter_that_fails_ends_it_as_in_python() -> None:
 
     asking.waiting[1].set_result = fail  # type: ignore[method-assign]
     with pytest.raises(LookupError):
-        steps.take_stored(frames, 0, asking.requests, checks.KINDS)
+        steps.take_stored_replies(frames, 0, asking.requests, checks.TYPES)
     assert list(asking.requests) == [2]
 
 
 def test_no_reference_is_kept_or_lost() -> None:
     taken: Any = steps
-    rules = outgoing_rules(ProducerConfig(namespace="tenant"))
+    rules = OutgoingRules.of(ProducerConfig(namespace="tenant"))
     message = Message("orders", b"body", "tag", "key", properties={"a": "b"})
     odd = Message("orders", b"body", "tag", "é")
     lacking = Message("orders", b"body")
     del lacking.keys
     numbers, now = count(10**6).__next__, 10**9
     topic, stem, pieces = "orders", checks.STEM + "0", checks.TEMPLATE.pieces
-    month, kinds, place = (stem, 0, 2**50), (FirstAttempt, SendKind.SYNC), (QUEUE, "host:1", pieces)
-    sending = topic, month, numbers, 10**18, rules, kinds, checks.INFO, place, 1.0, 3.0, 10**6, 10**6
+    month, target = IdMonth(stem, 0, 2**50, numbers, str), Target(QUEUE, "host:1", pieces)
+    sending = topic, month, 10**18, rules, target, 10**6
+    short = topic, month, 10**18, rules._replace(longest_frame=10), target, 10**6
     frames, asking = checks.usual_chunk(Random(1))
     requests = dict(asking.requests)
     watched: list[Any] = [message, odd, rules, *rules, topic, stem, pieces, pieces[0], now, numbers, None, True, frames]
@@ -102,10 +103,10 @@ def test_no_reference_is_kept_or_lost() -> None:
         message.properties,
         frames[0],
         frames[0][1],
-        *checks.KINDS,
+        *checks.TYPES,
         *requests.values(),
     ]
-    watched += [*sending, *month, *kinds, *place]
+    watched += [*sending, *month, *target, short[3]]
     pulled = checks.record(Random(1)) * 3
     watched += [pulled, QUEUE, ReceivedMessage, odd.keys, lacking, lacking.body]
 
@@ -121,12 +122,12 @@ def test_no_reference_is_kept_or_lost() -> None:
         assert taken.make_send(message, *sending) is not None
         assert taken.make_send(odd, *sending) is None
         assert taken.make_send(lacking, *sending) is None
-        assert taken.make_send(message, *sending[:-1], 10) is None
+        assert taken.make_send(message, *short) is None
         asked = dict(requests)
-        assert taken.take_stored(frames, 0, asked, checks.KINDS) == 3
-        assert taken.take_stored(frames, 0, asked, checks.KINDS) == 0
-        assert len(taken.read_pulled(pulled, QUEUE, topic, now, now, ReceivedMessage)) == 3
-        assert taken.read_pulled(pulled[:-1], QUEUE, topic, now, now, ReceivedMessage) is None
+        assert taken.take_stored_replies(frames, 0, asked, checks.TYPES) == 3
+        assert taken.take_stored_replies(frames, 0, asked, checks.TYPES) == 0
+        assert len(taken.read_usual(pulled, QUEUE, topic, now, now, ReceivedMessage)) == 3
+        assert taken.read_usual(pulled[:-1], QUEUE, topic, now, now, ReceivedMessage) is None
         for waiting in asking.waiting:
             waiting.told.clear()
 

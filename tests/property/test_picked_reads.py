@@ -20,6 +20,7 @@ from downrange.store.message_store import MessageStore
 from downrange.store.new_message import NewMessage
 from downrange.store.queue.consume_queue_ext import UnitTest
 from downrange.store.read_result import ReadResult
+from tests.support.stores import append
 from tests.unit.store.small_store import BORN_HOST, NOW, STORE_HOST, small_config
 
 SEEDS = st.integers(0, 2**64).map(Random)
@@ -54,7 +55,7 @@ def fill(random: Random, store: MessageStore) -> None:
         tag = random.choice(TAGS)
         properties = f"n\x01{number % 7}\x02TAGS\x01{tag}".encode() if random.random() < 0.9 else b""
         body = bytes(random.choice((0, 100, 100, 700)))
-        store.append(NewMessage("t", random.choice((0, 0, 1)), body, properties, NOW, BORN_HOST, STORE_HOST))
+        append(store, NewMessage("t", random.choice((0, 0, 1)), body, properties, NOW, BORN_HOST, STORE_HOST))
     if random.random() < 0.3:
         store.remove_files(store.take_oldest_files(1))
 

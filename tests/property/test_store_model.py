@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 import tempfile
 from dataclasses import dataclass
@@ -17,17 +18,21 @@ from downrange.model.message_id import pack_host
 from downrange.model.record import decode_record, decode_records
 from downrange.store.config import StoreConfig
 from downrange.store.message_store import MessageStore
-from downrange.store.new_message import BatchUnit, NewMessage, PutMessageStatus
+from downrange.store.new_message import NewMessage, PutMessageStatus
+from downrange.store.new_messages import NewMessages
 from downrange.store.queue import queues
 from downrange.store.read_result import GetMessageStatus
 from downrange.store.retention import Retention
+from tests.unit.store.small_store import FailingFiles, clean_up_round
 
 HOSTS = (pack_host("10.0.0.1", 10911), pack_host("2001:db8::1", 10911))
 QUEUES = st.sampled_from([("A", 0), ("A", 1), ("Bee", 0), ("ünï", 5)])
 BODIES = st.integers(0, 1200).map(lambda size: bytes(size % 251 for _ in range(size)))
 KEYS = st.sampled_from(["", "k1", "k2", "k1 k2", "schlüssel"])
+PARTS = st.tuples(QUEUES, BODIES, KEYS, st.sampled_from(HOSTS))
 NOW = 1_794_727_122_803
 FILE_SIZE = 4096
+Part = tuple[tuple[str, int], bytes, str, bytes]
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.clock = ManualClock(NOW)
         self.model: dict[tuple[str, int], list[Stored]] = {}
         self.disk_fill = 0.1
+        self.files = FailingFiles()
         self.config = StoreConfig(
             store_path_root_dir=self.directory,
             mapped_file_size_commit_log=FILE_SIZE,
@@ -59,7 +65,9 @@ class StoreMachine(RuleBasedStateMachine):
 
     @initialize()
     def open(self) -> None:
-        self.store = MessageStore.open(self.config, clock=self.clock, disk_use=lambda path: self.disk_fill)
+        self.store = MessageStore.open(
+            self.config, clock=self.clock, files=self.files, disk_use=lambda path: self.disk_fill
+        )
         self.retention = Retention(self.store, hour_of=lambda now: 4)
 
     def teardown(self) -> None:
@@ -76,38 +84,64 @@ class StoreMachine(RuleBasedStateMachine):
         properties = f"KEYS\x01{keys}\x02".encode() if keys else b""
         return NewMessage(*queue, body, properties, NOW, host, HOSTS[0])
 
-    @rule(queue=QUEUES, body=BODIES, keys=KEYS, host=st.sampled_from(HOSTS))
-    def append(self, queue: tuple[str, int], body: bytes, keys: str, host: bytes) -> None:
-        result = self.store.append(self.new(queue, body, keys, host))
-        assert result.status is PutMessageStatus.PUT_OK
-        self.remember(queue, result.physical_offset, result.queue_offset, body, keys)
+    @rule(part=PARTS)
+    def append(self, part: Part) -> None:
+        self.append_batch([[part]])
 
-    @rule(queue=QUEUES, bodies=st.lists(BODIES, min_size=1, max_size=3), keys=KEYS)
-    def append_batch(self, queue: tuple[str, int], bodies: list[bytes], keys: str) -> None:
-        units = [BatchUnit(0, body, f"KEYS\x01{keys}".encode() if keys else b"") for body in bodies]
-        result = self.store.append_batch(self.new(queue, b"", "", HOSTS[0]), units)
-        assert result.status is PutMessageStatus.PUT_OK
-        assert len({offset // FILE_SIZE for offset in result.physical_offsets}) == 1
-        for number, (offset, body) in enumerate(zip(result.physical_offsets, bodies, strict=True)):
-            self.remember(queue, offset, result.queue_offset + number, body, keys)
+    @rule(groups=st.lists(st.lists(PARTS, min_size=1, max_size=3), min_size=1, max_size=5))
+    def append_batch(self, groups: list[list[Part]]) -> None:
+        """Groups of messages, each of any queues."""
+        messages = self.added(groups)
+        assert self.store.append(messages) is None
+        self.stored(messages, groups)
 
     @rule(
-        parts=st.lists(st.tuples(QUEUES, BODIES.filter(lambda body: len(body) < 900), KEYS), min_size=1, max_size=4),
-        host=st.sampled_from(HOSTS),
+        groups=st.lists(st.lists(PARTS, min_size=1, max_size=3), min_size=1, max_size=5),
+        fail=st.sampled_from(["create", "reserve", "write_at"]),
     )
-    def append_together(self, parts: list[tuple[tuple[str, int], bytes, str]], host: bytes) -> None:
-        messages = [self.new(queue, body, keys, host) for queue, body, keys in parts]
-        places = None
-        if all(map(self.store.takes_together, messages)):
-            places = self.store.append_together(messages, self.clock.now())
-            assert places is not None or sum(len(message.body) for message in messages) > FILE_SIZE - 1200
-        if places is None:
-            for queue, body, keys in parts:
-                self.append(queue, body, keys, host)
-            return
-        assert len({offset // FILE_SIZE for offset, _, _ in places}) == 1
-        for (queue, body, keys), (offset, _, queue_offset) in zip(parts, places, strict=True):
-            self.remember(queue, offset, queue_offset, body, keys)
+    def append_to_a_full_disk(self, groups: list[list[Part]], fail: str) -> None:
+        """What is in the log already gets into its queue when there is room again."""
+        messages = self.added(groups)
+        self.files.fail[fail] = errno.ENOSPC
+        refusal = self.store.append(messages)
+        self.files.fail.clear()
+        if refusal is not None:
+            assert refusal.status is PutMessageStatus.SERVICE_NOT_AVAILABLE
+            assert messages.stored < len(messages)
+        if "dispatch" in self.store.refusals:
+            assert self.store.add(NewMessages(), self.new(("A", 0), b"", "", HOSTS[0])) is not None
+            self.store.dispatch_pending()
+        assert self.store.refusals == {}
+        self.stored(messages, groups)
+
+    @rule(part=PARTS, large=st.sampled_from([4000, 70_000]))
+    def append_too_much(self, part: Part, large: int) -> None:
+        """What is refused takes no place, nor do the messages of its group."""
+        messages = NewMessages()
+        refused = self.new(part[0], bytes(large), "", HOSTS[0])
+        assert self.store.add(messages, self.new(*part), refused) is not None
+        assert len(messages) == 0
+        self.append(part)
+
+    def added(self, groups: list[list[Part]]) -> NewMessages:
+        messages = NewMessages()
+        for group in groups:
+            assert self.store.add(messages, *[self.new(*part) for part in group]) is None
+        return messages
+
+    def stored(self, messages: NewMessages, groups: list[list[Part]]) -> None:
+        """Exactly the first messages are there, each group in one file or nowhere."""
+        places = iter(messages.places)
+        left = messages.stored
+        for group in groups:
+            assert left == 0 or left >= len(group)
+            files = set()
+            for (queue, body, keys, _), (offset, _, queue_offset) in zip(group[:left], places, strict=False):
+                self.remember(queue, offset, queue_offset, body, keys)
+                files.add(offset // FILE_SIZE)
+            left -= len(group[:left])
+            assert len(files) <= 1
+        assert (left, next(places, None)) == (0, None)
 
     @rule(seconds=st.floats(0, 7200))
     def let_time_pass(self, seconds: float) -> None:
@@ -147,7 +181,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule()
     def fill_the_disk_for_a_moment(self) -> None:
         self.disk_fill = 0.86
-        self.retention.run_round(self.clock.now())
+        clean_up_round(self.retention, self.store, self.clock.now())
         self.disk_fill = 0.1
 
     @rule()
@@ -213,7 +247,10 @@ class StoreMachine(RuleBasedStateMachine):
         for queue, messages in self.model.items():
             assert self.store.max_offset_of(*queue) == len(messages)
             assert self.store.min_offset_of(*queue) == self.first_of(messages)
-        assert self.store.flushed_offset <= self.store.max_offset
+        self.store.commit_log.check()
+        for state in self.store.queues:
+            state.queue.check()
+            assert state.next_offset == state.queue.max_offset
 
 
 class SleepyStoreMachine(StoreMachine):

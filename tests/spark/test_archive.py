@@ -225,7 +225,7 @@ def test_a_driver_that_dies_in_a_commit(spark: SparkSession, mq: EmbeddedBroker,
     ("options", "error", "text"),
     [
         ({"subscribe": "nowhere"}, PipelineError, "no topic nowhere"),
-        ({}, Exception, "what to read is not said"),
+        ({}, Exception, "nothing to read is named"),
         ({"subscribe": "a", "nonsense": "1"}, Exception, "unknown option nonsense"),
     ],
 )

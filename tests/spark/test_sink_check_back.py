@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from downrange.client.consumer.messages import ReceivedMessage
-from downrange.client.transaction_producer import LocalTransactionState
+from downrange.client.producer.transaction_producer import LocalTransactionState
 from downrange.clock import ManualClock, SystemClock
 from downrange.spark.delivery import Marker, Step
 from downrange.spark.sink import Delivery, TaskSent

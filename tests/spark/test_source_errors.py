@@ -36,7 +36,7 @@ def text_of(error: BaseException) -> str:
         ({"subscribe": "missing"}, "no topic missing that may be read, says name server"),
         ({"subscribe": "orders", "sqlFilter": "amount >"}, "sqlFilter=amount >: position 9"),
         ({"assign": '{"orders": {"broker-z": [0]}}'}, "no topic orders"),
-        ({"subscribe": "orders", "startingOffsets": '{"orders": {"broker-a": {"9": 1}}}'}, "names what is not read"),
+        ({"subscribe": "orders", "startingOffsets": '{"orders": {"broker-a": {"9": 1}}}'}, "names queues that are not"),
         (
             {"subscribe": "orders", "startingOffsets": '{"orders": {"broker-a": {"0": 77}}}'},
             "message 77 was to be read",

@@ -23,8 +23,8 @@ from downrange.protocol.codes import RequestCode
 from downrange.protocol.command import Command, request
 from downrange.store.config import StoreConfig
 from downrange.transport.connection import Connection
-from downrange.transport.handler import Handler, refuse
 from downrange.transport.pool import connect
+from downrange.transport.serving import CommandHandler, Endpoint, refuse, serve_commands
 
 SMALL_FILES = {"mapped_file_size_commit_log": 1 << 22, "max_hash_slot_num": 1000, "max_index_num": 4000}
 
@@ -160,9 +160,9 @@ class BrokerClient:
 
 @asynccontextmanager
 async def client_of(
-    running: RunningBroker, client_id: str = "client@1", handler: Handler = refuse
+    running: RunningBroker, client_id: str = "client@1", handler: CommandHandler = refuse
 ) -> AsyncIterator[BrokerClient]:
-    connection = await connect(f"127.0.0.1:{running.config.broker.listen_port}", handler)
+    connection = await connect(f"127.0.0.1:{running.config.broker.listen_port}", Endpoint(serve_commands(handler)))
     try:
         yield BrokerClient(connection, client_id)
     finally:

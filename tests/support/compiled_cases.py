@@ -15,13 +15,30 @@ from downrange.protocol.codes import RequestCode
 from downrange.protocol.command import Command
 from downrange.protocol.framing import Frame, FrameDecoder, encode
 from downrange.store.log.commit_log import topic_field
-from downrange.store.queue.queues import QueueState
-from downrange.store.run import PlainMessage
+from downrange.store.new_message import NewMessage
 from tests.support.golden import scenarios
 
 HOSTS = (pack_host("10.1.2.3", 50000), pack_host("10.9.8.7", 10911), pack_host("fe80::1", 10911))
-_WORDS = ("", "a", "TagA", "ß", "\u4e2d\u6587", "\U0001f600", "two words", " ", '"', "\\", "/", "\t", "\x7f", "x" * 300)
-_NAMES = ("TAGS", "KEYS", "UNIQ_KEY", "WAIT", "MYKEYS", "TAGSX", "")
+_WORDS = (
+    "",
+    "a",
+    "true",
+    "false",
+    "2",
+    "TagA",
+    "ß",
+    "\u4e2d\u6587",
+    "\U0001f600",
+    "two words",
+    " ",
+    '"',
+    "\\",
+    "/",
+    "\t",
+    "\x7f",
+    "x" * 300,
+)
+_NAMES = ("TAGS", "KEYS", "UNIQ_KEY", "WAIT", "AWAIT", "MYKEYS", "TAGSX", "DELAY", "TRAN_MSG", "")
 _NUMBERS = (0, 1, 9, 10, -1, 2**31 - 1, -(2**31), 123456789) * 4 + (2**31, -(2**31) - 1)
 # Pieces that mean something to a parser of headers.
 _PIECES = (
@@ -97,7 +114,9 @@ def wire(random: Random, unusual: float = 0.1) -> bytes:
 
 
 def _usual_text(random: Random) -> str:
-    pairs = [f"UNIQ_KEY\x017F0000011A2B18B4AAC20000{random.getrandbits(32):08X}", "WAIT\x01true", "TAGS\x01Tag\u00c4"]
+    wait = random.choice(("true", "true", "false"))
+    unique_key = f"UNIQ_KEY\x017F0000011A2B18B4AAC20000{random.getrandbits(32):08X}"
+    pairs = [unique_key, f"WAIT\x01{wait}", "TAGS\x01Tag\u00c4"]
     random.shuffle(pairs)
     return "\x02".join(pairs[: random.randrange(4)]) + random.choice(("", "\x02"))
 
@@ -152,17 +171,23 @@ def golden_sends() -> Iterator[Frame]:
                 yield from FrameDecoder().frames(row.frame)
 
 
-def message(random: Random, state: QueueState) -> PlainMessage:
-    properties = text(random)
-    return (
-        state,
+def message(random: Random, topic: str, queue_id: int) -> NewMessage:
+    """A message as the store may get it: most of them usual, some in no queue, some with a text that is no UTF-8."""
+    properties = text(random).encode()
+    if random.random() < 0.05:
+        properties += b"\x02" + random.choice((b"TAGS\x01\xff", b"KEYS\x01\xc3", b"\xff", b"DELAY\x012"))
+    return NewMessage(
+        topic,
+        queue_id,
         random.randbytes(random.choice((0, 1, 7, 8, 9, 128, 600))),
-        properties.encode(),
         properties,
         random.choice((1_790_000_000_000, 0, -5, 2**62)),
-        random.choice((0, 5, -(2**31), 2**31 - 1)),
-        random.choice((0, 1, 48, 2**31 - 1)),
-        random.choice((0, 3)),
+        random.choice(HOSTS),
+        random.choice(HOSTS),
+        flag=random.choice((0, 5, -(2**31), 2**31 - 1)),
+        sys_flag=random.choice((0,) * 12 + (1, 4, 8, 12, 48)),
+        reconsume_times=random.choice((0, 3)),
+        prepared_transaction_offset=random.choice((0, 0, 77, 2**62)),
     )
 
 

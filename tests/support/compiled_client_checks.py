@@ -13,31 +13,26 @@ from msgspec import structs
 from downrange import compiled
 from downrange.client.config import ProducerConfig
 from downrange.client.consumer.messages import ReceivedMessage, read_in_python
-from downrange.client.first_attempt import FirstAttempt
-from downrange.client.messages import Outgoing, batches, check_batch, outgoing, outgoing_rules
-from downrange.client.publish_info import PublishInfo
-from downrange.client.request_reply import ReplyMessage
-from downrange.client.retry import SendKind
-from downrange.client.send_result import SendResult, SendStatus
-from downrange.client.stored_reply import Expected, take_in_python
+from downrange.client.producer.outgoing import Outgoing, OutgoingRules, Target, make_batch, make_outgoing, make_send
+from downrange.client.producer.request_reply import ReplyMessage
+from downrange.client.producer.send_result import Expected, SendResult, SendStatus
+from downrange.client.producer.stored_reply import ResultTypes, read_stored, result_of
+from downrange.client.unique_id import IdMonth
 from downrange.model.errors import MQError
 from downrange.model.message import Message, MessageQueue, PhysicalOffset, QueueOffset, StoredMessage
 from downrange.model.message_id import HostPort, pack_host
 from downrange.model.record import CorruptRecord, encode_record
-from downrange.protocol.bodies.routes import TopicRouteData
 from downrange.protocol.bodies.send import SendMessageResponse
-from downrange.protocol.bodies.send_template import LONGEST_FRAME, SendTemplate
+from downrange.protocol.bodies.send_template import LONGEST_FRAME, SendTemplate, encode_send
 from downrange.protocol.codes import ResponseCode, SerializeType
 from downrange.protocol.command import Command
 from downrange.protocol.framing import MAX_FRAME, Frame, FrameDecoder, encode
-from downrange.transport.connection import Connection
 from tests.support.golden import scenarios
 
 TOPIC = "orders"
 STEM = "7F00000110CD18B4AAC200000001"
-KINDS = SendResult, SendStatus.SEND_OK, MessageQueue
+TYPES: ResultTypes = (SendResult, SendStatus.SEND_OK, MessageQueue)
 TEMPLATE = SendTemplate(310, "group", "a%b", "broker-a", default_topic="TBW102", default_topic_queue_nums=4)
-INFO = PublishInfo("wire", TopicRouteData(), (), {})
 _NONSENSE: tuple[Any, ...] = (None, "x", b"x", "é", 2**63, -1, 2**31, 1.5, [], {}, (), (1,), object(), Message)
 _TEXTS = (None, "", "a", "TagA", "key one two", 'quote " and \\', "\t\n\x00\x1f\x7f", "x" * 500)
 _ODD_TEXTS: tuple[Any, ...] = (
@@ -129,12 +124,18 @@ def is_usual(one: Message, rules: ProducerConfig) -> bool:
     )
 
 
+def in_python(step: Any) -> Any:
+    """The Python function behind a step that is compiled as well."""
+    return step.__wrapped__
+
+
 def same_outgoing(random: Random) -> None:
     one, rules = message(random), config(random)
     number, now = random.getrandbits(40), random.getrandbits(41)
-    made = compiled.steps.make_outgoing(one, "wire", STEM, number, now, outgoing_rules(rules))
+    arguments = one, "wire", STEM, number, now, OutgoingRules.of(rules)
+    made = compiled.steps.make_outgoing(*arguments)
     try:
-        expected = outgoing(one, f"{STEM}{number & 0xFFFF:04X}", rules, "wire", now)
+        expected = in_python(make_outgoing)(*arguments)
     except (MQError, AttributeError, TypeError, ValueError):
         assert made is None
         return
@@ -146,44 +147,35 @@ def same_outgoing(random: Random) -> None:
 
 
 def same_send(random: Random) -> None:
-    """A first attempt is what it is when it is made step by step."""
+    """A message and its frame are the same whether made in one step or in several."""
     one, rules = message(random), config(random)
     number, now, opaque = random.getrandbits(40), random.getrandbits(41), random.getrandbits(31)
     start = max(0, now - random.choice((0, 1, 2**31 - 1)))
-    month = STEM[:20], start, now + random.choice((0, 1, 1, 1))
-    queue, begun = MessageQueue("wire", "broker-a", random.getrandbits(31)), random.random()
-    made = compiled.steps.make_send(
-        one,
-        "wire",
-        month,
-        count(number).__next__,
+    end = now + random.choice((0, 1, 1, 1))
+    queue = MessageQueue("wire", "broker-a", random.getrandbits(31))
+    longest = random.choice((LONGEST_FRAME, LONGEST_FRAME, 400))
+    rest = (
         now * 1_000_000 + random.randrange(1_000_000),
-        outgoing_rules(rules),
-        (FirstAttempt, SendKind.SYNC),
-        INFO,
-        (queue, "host:1", TEMPLATE.pieces),
-        begun,
-        3.0,
+        OutgoingRules.of(rules)._replace(longest_frame=longest),
+        Target(queue, "host:1", TEMPLATE.pieces),
         opaque,
-        random.choice((LONGEST_FRAME, LONGEST_FRAME, 400)),
     )
-    message_id = f"{STEM[:20]}{now - start:08X}{number & 0xFFFF:04X}"
+
+    def month() -> IdMonth:
+        return IdMonth(STEM[:20], start, end, count(number).__next__, lambda now: f"{STEM[:20]}{now - start:08X}")
+
+    made = compiled.steps.make_send(one, "wire", month(), *rest)
     try:
-        ready = outgoing(one, message_id, rules, "wire", now)
+        expected = in_python(make_send)(one, "wire", month(), *rest)
     except (MQError, AttributeError, TypeError, ValueError):
         assert made is None
         return
     if made is not None:
-        first, frame, expected = made
-        assert first == FirstAttempt(ready, SendKind.SYNC, INFO, queue, begun, begun + 3.0, 3.0, "host:1")
-        numbers = queue.queue_id, ready.sys_flag, now, ready.flag
-        assert frame == TEMPLATE.frame_in_python(opaque, *numbers, ready.properties, ready.body)
-        assert expected == (message_id, one.topic, queue)
-        assert not one.sharding_key
-        assert now < month[2]
-    elif is_usual(one, rules) and not one.sharding_key and now < month[2] and -(2**31) <= one.flag < 2**31:
-        frame = TEMPLATE.frame_in_python(opaque, queue.queue_id, 0, now, ready.flag, ready.properties, ready.body)
-        assert len(frame) > 404, "only a frame longer than allowed may be refused"
+        assert made == expected
+        assert len(made[1]) <= 4 + longest
+        assert now < end
+    elif is_usual(one, rules) and now < end and -(2**31) <= one.flag < 2**31:
+        assert len(expected[1]) > 404, "only a frame longer than allowed may be refused"
 
 
 def same_batch(random: Random) -> None:
@@ -194,19 +186,21 @@ def same_batch(random: Random) -> None:
         for one in members:
             one.wait_store_msg_ok = waits
     first, now = random.getrandbits(30), random.getrandbits(41)
-    numbers = count(first).__next__
-    made = compiled.steps.make_batch(members, TOPIC, "wire", STEM, numbers, now, outgoing_rules(rules))
-    ids = (f"{STEM}{number & 0xFFFF:04X}" for number in count(first))
+    topic = members[0].topic if members else TOPIC
+
+    def arguments() -> tuple[Any, ...]:
+        return members, topic, "wire", STEM, count(first).__next__, now, OutgoingRules.of(rules)
+
+    made = compiled.steps.make_batch(*arguments())
     try:
-        assert check_batch(members) == TOPIC
-        (expected,) = batches(members, ids.__next__, rules, "wire", now)
-    except Exception:  # the twin's errors, and several requests
+        expected = in_python(make_batch)(*arguments())
+    except Exception:  # errors of the Python function
         assert made is None
         return
     if made is None:
-        assert not all(is_usual(one, rules) for one in members)
+        assert len(expected) > 1 or not all(is_usual(one, rules) for one in members)
     else:
-        assert made == expected
+        assert list(made) == expected
 
 
 def same_frame(random: Random) -> None:
@@ -217,15 +211,16 @@ def same_frame(random: Random) -> None:
         for _ in range(8)
     )
     if is_odd(random):
-        said = random.choice(("", "\ud800", "x" * 3000, "\x01" * 3000, cast(str, None), TextLike("x")))
+        said = random.choice(("", "\ud800", "x" * 3000, "\x01" * 3000, TextLike("x")))
     body = random.randbytes(random.choice((0, 1, 128, 5000)))
     most = random.choice((MAX_FRAME - 4, MAX_FRAME - 4, MAX_FRAME - 4, 400))
-    made = compiled.steps.encode_send(TEMPLATE.pieces, opaque, *numbers, said, body, most)  # type: ignore[call-arg, arg-type]
+    arguments: Any = (TEMPLATE.pieces, opaque, *numbers, said, body, most)
+    made = compiled.steps.encode_send(*arguments)
     if made is None:
-        is_short = isinstance(said, str) and type(said) is str and "\ud800" not in said and len(said) < 2000
+        is_short = type(said) is str and "\ud800" not in said and len(said) < 2000
         assert most == 400 or opaque == 2**31 or not is_short
     else:
-        assert made == TEMPLATE.frame_in_python(opaque, *numbers, said, body)  # type: ignore[call-arg, arg-type]
+        assert made == in_python(encode_send)(*arguments)
         assert len(made) <= 4 + most
 
 
@@ -250,7 +245,7 @@ class Waiting:
 
 
 class Asking:
-    """A connection, as far as `take_in_python` needs it."""
+    """A connection, as far as `take_stored_replies` needs it."""
 
     def __init__(self, expected: list[Expected | None], done: int) -> None:
         self.waiting = [Waiting(number == done) for number in range(len(expected))]
@@ -299,6 +294,20 @@ def damaged(random: Random, frame: Frame) -> Frame:
     return kind, bytes(spoilt), body
 
 
+def take_one_by_one(frames: list[Frame], at: int, asking: Asking) -> int:
+    """What `take_stored_replies` does in Python."""
+    while at < len(frames):
+        reply = read_stored(frames[at])
+        asked = None if reply is None else asking.requests.get(reply.opaque)
+        if reply is None or asked is None or asked[4] is None:
+            break
+        del asking.requests[reply.opaque]
+        if not asked[0].done():
+            asked[0].set_result(result_of(reply.stored, SendStatus.SEND_OK, asked[4]))
+        at += 1
+    return at
+
+
 def same_replies_taken(random: Random, captured: list[Frame]) -> None:
     """All replies of a chunk go to the same waiters with the same results, up to the same frame."""
     queue = MessageQueue(random.choice((TOPIC, "tenant%orders")), "broker-a", 1)
@@ -314,9 +323,8 @@ def same_replies_taken(random: Random, captured: list[Frame]) -> None:
     done = random.randrange(12)
     ours, theirs = Asking(expected, done), Asking(expected, done)
     at = random.choice((0, 0, 1))
-    taken = compiled.steps.take_stored(frames, at, ours.requests, KINDS)
-    assert taken is not None
-    until = take_in_python(frames[:taken], at, cast(Connection, theirs))
+    taken = compiled.steps.take_stored_replies(frames, at, ours.requests, TYPES)
+    until = take_one_by_one(frames[:taken], at, theirs)
     assert until == taken, "what the compiled function takes, the other takes"
     assert ours.requests.keys() == theirs.requests.keys()
     assert [each.told for each in ours.waiting] == [each.told for each in theirs.waiting]
@@ -368,7 +376,7 @@ def same_messages(random: Random) -> None:
             spoilt[random.randrange(len(spoilt))] = random.choice((0, 1, 0x7F, 0x80, 0xFF, random.getrandbits(8)))
         data = bytes(spoilt[: random.choice((len(spoilt), len(spoilt), random.randrange(len(spoilt) + 1)))])
     queue = MessageQueue(TOPIC, "broker-a", 1)
-    read = compiled.steps.read_pulled(data, queue, TOPIC, 10**9, 10**10, ReceivedMessage)
+    read = compiled.steps.read_usual(data, queue, TOPIC, 10**9, 10**10, ReceivedMessage)
     try:
         expected = read_in_python(data, queue, 10**9, 10**10, 0, "")
     except CorruptRecord:
@@ -387,33 +395,18 @@ def same_messages(random: Random) -> None:
 def refuses_nonsense_about_the_client(random: Random) -> None:
     """Spoil one argument: the compiled function says no, or it made no difference."""
     steps: Any = compiled.steps
-    rules = outgoing_rules(ProducerConfig(namespace="tenant"))
+    rules = OutgoingRules.of(ProducerConfig(namespace="tenant"))
     one = Message(TOPIC, b"body", "tag", "key", properties={"a": "b"})
     frames, asking = usual_chunk(random)
+    month = IdMonth(STEM[:20], 0, 2**50, count().__next__, str)
+    target = Target(MessageQueue(TOPIC, "broker-a", 1), "host:1", TEMPLATE.pieces)
     calls: list[tuple[Any, list[Any]]] = [
         (steps.make_outgoing, [one, TOPIC, STEM, 7, 8, rules]),
-        (
-            steps.make_send,
-            [
-                one,
-                TOPIC,
-                (STEM[:20], 0, 2**50),
-                count().__next__,
-                10**18,
-                rules,
-                (FirstAttempt, SendKind.SYNC),
-                INFO,
-                (MessageQueue(TOPIC, "broker-a", 1), "host:1", TEMPLATE.pieces),
-                1.0,
-                3.0,
-                7,
-                1000,
-            ],
-        ),
+        (steps.make_send, [one, TOPIC, month, 10**18, rules, target, 7]),
         (steps.make_batch, [(one, one), TOPIC, TOPIC, STEM, count().__next__, 8, rules]),
         (steps.encode_send, [TEMPLATE.pieces, 1, 2, 3, 4, 5, "text", b"body", 1000]),
-        (steps.take_stored, [frames, 0, asking.requests, KINDS]),
-        (steps.read_pulled, [record(random), KINDS, TOPIC, 1, 2, ReceivedMessage]),
+        (steps.take_stored_replies, [frames, 0, asking.requests, TYPES]),
+        (steps.read_usual, [record(random), TYPES, TOPIC, 1, 2, ReceivedMessage]),
     ]
     function, arguments = random.choice(calls)
     for _ in range(random.choice((1, 1, 2))):

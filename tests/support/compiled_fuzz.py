@@ -12,11 +12,8 @@ from random import Random
 from tempfile import TemporaryDirectory
 
 from downrange.compiled import VARIANT
-from tests.support import compiled_cases as cases
-from tests.support import compiled_check_checks as check_checks
 from tests.support import compiled_checks as checks
 from tests.support import compiled_client_checks as client_checks
-from tests.support import compiled_load_checks as load_checks
 from tests.support import compiled_pick_checks as pick_checks
 from tests.support import compiled_property_checks as property_checks
 from tests.support import compiled_pull_checks as pull_checks
@@ -26,30 +23,25 @@ from tests.support import compiled_send_checks as send_checks
 
 def run(seconds: float, seed: int) -> int:
     """How many rounds there was time for."""
-    golden = list(cases.golden_sends())
     captured = client_checks.captured_replies()
     end = time.monotonic() + seconds
     rounds = 0
     while time.monotonic() < end:
         random = Random(seed + rounds)
-        for whole in (cases.send(random), random.choice(golden)):
-            send_checks.same_run(whole)
-            for _ in range(20):
-                send_checks.same_run(cases.broken(random, whole))
-                send_checks.same_run(cases.broken_body(random, whole))
+        with TemporaryDirectory() as root:
+            send_checks.same_sends(random, root)
         for _ in range(5):
-            send_checks.same_runs(random)
+            send_checks.same_cuts_into_runs(random)
             send_checks.same_frames(random)
             send_checks.same_replies(random)
             send_checks.refuses_nonsense_about_sends(random)
             checks.refuses_nonsense(random)
             pull_checks.same_pull_reply(random)
             pull_checks.refuses_nonsense_about_a_pull(random)
+            pick_checks.same_pick_of_all(random)
             pick_checks.same_pick_by_tags(random)
             pick_checks.same_pick_by_properties(random)
             pick_checks.refuses_nonsense_about_a_pick(random)
-            load_checks.same_replies_read(random)
-            load_checks.refuses_nonsense_about_replies(random)
             client_checks.same_outgoing(random)
             client_checks.same_send(random)
             client_checks.same_batch(random)
@@ -61,7 +53,6 @@ def run(seconds: float, seed: int) -> int:
             property_checks.same_walk(random)
             property_checks.refuses_nonsense_about_properties(random)
             replay_checks.refuses_nonsense_about_a_replay(random)
-            check_checks.refuses_nonsense_about_a_check(random)
         if rounds % 10 == 0:
             with TemporaryDirectory() as root:
                 checks.same_files(random, root)
@@ -69,8 +60,6 @@ def run(seconds: float, seed: int) -> int:
                 replay_checks.same_recovery(random, root)
             with TemporaryDirectory() as root:
                 replay_checks.same_slaves(random, root)
-            with TemporaryDirectory() as root:
-                check_checks.same_report(random, root)
         rounds += 1
     return rounds
 

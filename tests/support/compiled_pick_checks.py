@@ -10,11 +10,16 @@ from downrange import compiled
 from downrange.broker.sql.expression import SqlExpression, compile_sql
 from downrange.model.properties import find_property
 from downrange.model.record import MAGIC_V1, MAGIC_V2, properties_of
+from downrange.store.queue import backlog as backlog_module
+from downrange.store.queue import tag_codes
 from downrange.store.queue.backlog import Backlog, Picked
 from downrange.store.queue.consume_queue import BLANK, ENTRY
 from downrange.store.queue.property_filter import PropertyFilter
 from downrange.store.queue.tag_codes import TagCodes
 from tests.support.compiled_pull_checks import backlog
+from tests.support.in_python import in_python
+
+_BACKLOG, _TAG_CODES = in_python(backlog_module), in_python(tag_codes)
 
 _CODES = (0, 1, -1, 7, 2112, 2**31 - 1, -(2**31), 65, 66, 67)
 _LONG_CODES = (*_CODES, 2**32 + 7, 2**63 - 1, -(2**63), 1_794_727_122_803)
@@ -45,24 +50,43 @@ def coded(random: Random, *, spoilt: bool) -> Backlog:
     ] * random.choice((1, 1, 3) if spoilt else (1,))
     if spoilt and random.random() < 0.3:
         entries.insert(random.randrange(len(entries) + 1), BLANK)
-    rest[-1] = random.choice((0, 1, 500, 3000, 60_000, 1 << 20))
     return (b"".join(entries), *rest)  # type: ignore[return-value]
 
 
 def same_pick_by_tags(random: Random) -> None:
     found = coded(random, spoilt=random.random() < 0.5)
     codes = frozenset(random.choices(_LONG_CODES, k=random.choice((1, 1, 2, 3, 8))))
-    most = random.choice((1, 2, 31, 32, 1000))
+    most, most_bytes = _limits(random)
     tags = TagCodes(codes)
-    picked = compiled.steps.pick_by_tags(found[0], tags._sorted, most, found[4])
-    assert picked == tags.pick_in_python(found, most)
-    assert picked == _one_by_one(found, most, lambda record, code: tags(code, None))
+    picked = compiled.steps.pick_by_tags(found, most, most_bytes, tags._sorted)
+    assert picked == _TAG_CODES.pick_by_tags(found, most, most_bytes, tags._sorted)
+    assert picked == _one_by_one(found, most, most_bytes, lambda record, code: tags(code, None))
 
 
-def _one_by_one(found: Backlog, most: int, wants: Any) -> Picked | None:
-    """The rule itself, as `MessageReader.read` has it; None where an entry does not point behind the one before."""
-    raw, view, start, _, most_bytes = found
-    picked, scanned, byte_count, before = b"", 0, 0, 0
+def same_pick_of_all(random: Random) -> None:
+    spoilt = random.random() < 0.5
+    found = coded(random, spoilt=spoilt)
+    most, most_bytes = _limits(random)
+    picked = compiled.steps.pick_all(found, most, most_bytes)
+    expected = _one_by_one(found, most, most_bytes, lambda record, code: True)
+    assert picked == expected
+    assert spoilt or picked is not None, "what is usual is for the compiled step"
+    again = _BACKLOG.pick_all(found, most, most_bytes)
+    # Python does not look whether entries in the middle are in order: those of a queue are.
+    assert again is None or spoilt or again == expected
+
+
+def _limits(random: Random) -> tuple[int, int]:
+    return random.choice((1, 2, 31, 32, 1000)), random.choice((0, 1, 500, 3000, 60_000, 1 << 20))
+
+
+def _one_by_one(found: Backlog, most: int, most_bytes: int, wants: Any) -> Picked | None:
+    """The rule itself, as `MessageReader.read` has it.
+
+    None where an entry does not point behind the one before, or a wanted record does not lie in the file.
+    """
+    raw, view, start, readable = found
+    picked, scanned, byte_count, before = b"", 0, 0, start
     for number, (offset, size, code) in enumerate(ENTRY.iter_unpack(raw)):
         if offset < before:
             return None
@@ -71,9 +95,11 @@ def _one_by_one(found: Backlog, most: int, wants: Any) -> Picked | None:
             break
         scanned += 1
         if wants(view[offset - start : offset - start + size], code):
+            if size <= 0 or offset + size > start + readable:
+                return None
             picked += raw[number * ENTRY.size :][: ENTRY.size]
             byte_count += size
-    return picked, scanned
+    return picked, scanned, byte_count
 
 
 def _text(random: Random) -> bytes:
@@ -108,7 +134,6 @@ def recorded(random: Random, *, spoilt: bool) -> Backlog:
         entries.append([start + len(log), len(record), 0])
         log += record + bytes(random.choice((0, 0, 30)))
     readable = len(log)
-    most_bytes = random.choice((0, 300, 3000, 1 << 20))
     if spoilt:
         entry = random.choice(entries)
         match random.randrange(5):
@@ -123,34 +148,37 @@ def recorded(random: Random, *, spoilt: bool) -> Backlog:
             case _:
                 random.shuffle(entries)
     view = memoryview(bytes(log))
-    return b"".join(ENTRY.pack(*entry) for entry in entries), view, start, readable, most_bytes
+    return b"".join(ENTRY.pack(*entry) for entry in entries), view, start, readable
 
 
 def same_pick_by_properties(random: Random) -> None:
     spoilt = random.random() < 0.4
     found = recorded(random, spoilt=spoilt)
     expression: SqlExpression = random.choice(_EXPRESSIONS)
-    most = random.choice((1, 2, 32, 1000))
+    most, most_bytes = _limits(random)
     passes = PropertyFilter(expression.condition, expression.names)
-    picked = passes.pick(found, most)
+    picked = passes.pick(found, most, most_bytes)
     if picked is None:
         assert spoilt, "what is usual is for the twin"
         return
-    assert picked == _one_by_one(found, most, lambda record, code: passes(record))
+    assert picked == _one_by_one(found, most, most_bytes, lambda record, code: passes(record))
     for offset, size, _ in ENTRY.iter_unpack(picked[0]):
         text = properties_of(found[1][offset - found[2] : offset - found[2] + size])
         assert expression.matches(lambda name, text=text: find_property(text, name))  # type: ignore[misc]
 
 
 def refuses_nonsense_about_a_pick(random: Random) -> None:
-    """Spoil one argument: the compiled one says no, or it made no difference."""
+    """Spoil one argument: the compiled one raises TypeError, or it made no difference."""
     steps: Any = compiled.steps
     found = recorded(random, spoilt=False)
     expression = random.choice(_EXPRESSIONS)
     names = tuple((name, name.encode()) for name in expression.names)
-    by_tags: list[Any] = [found[0], b"\0\0\0\0", 5, 1000]
-    by_properties: list[Any] = [found, 5, names, expression.condition]
-    for call, arguments in ((steps.pick_by_tags, by_tags), (steps.pick_by_properties, by_properties)):
+    calls: tuple[tuple[Any, list[Any]], ...] = (
+        (steps.pick_all, [found, 5, 1000]),
+        (steps.pick_by_tags, [found, 5, 1000, b"\0\0\0\0"]),
+        (steps.pick_by_properties, [found, 5, 1000, names, expression.condition]),
+    )
+    for call, arguments in calls:
         which = random.randrange(len(arguments))
         spoilt = random.choice(_NONSENSE)
         if isinstance(arguments[which], tuple) and random.random() < 0.7:
@@ -161,5 +189,8 @@ def refuses_nonsense_about_a_pick(random: Random) -> None:
             del arguments[which]
         else:
             arguments[which] = spoilt
-        made = call(*arguments)
-        assert made is None or (type(made[0]) is bytes and type(made[1]) is int)
+        try:
+            made = call(*arguments)
+        except TypeError:
+            continue
+        assert made is None or (type(made[0]) is bytes and type(made[1]) is type(made[2]) is int)

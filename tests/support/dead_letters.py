@@ -9,7 +9,7 @@ from downrange import Message
 from downrange.client.consumer.pull import PullConsumer
 from downrange.client.consumer.retry import DEAD_LETTER, send_back_request
 from downrange.client.errors import NoRoute
-from downrange.client.producer import AsyncProducer
+from downrange.client.producer.producer import AsyncProducer
 from downrange.client.session import Session
 from downrange.model.topics import dlq_topic
 from downrange.testing import EmbeddedBroker

@@ -14,30 +14,34 @@ from downrange.model.message_id import pack_host
 from downrange.store.config import StoreConfig
 from downrange.store.errors import StoreError
 from downrange.store.message_store import MessageStore
-from downrange.store.new_message import AppendResult, NewMessage, PutMessageStatus
+from downrange.store.new_message import NewMessage, PutMessageStatus
+from tests.support.stores import append, append_batch
 
 HOST = pack_host("10.0.0.1", 10911)
 QUEUES = 50
+BATCH = 100
 MOST = 200_000
 
 
-def append(store: MessageStore, number: int) -> AppendResult:
+def message(number: int) -> NewMessage:
     properties = f"UNIQ_KEY\x01U{number}\x02KEYS\x01k{number}".encode()
-    return store.append(NewMessage("T", number % QUEUES, b"%d" % number + bytes(500), properties, 1, HOST, HOST))
+    return NewMessage("T", number % QUEUES, b"%d" % number + bytes(500), properties, 1, HOST, HOST)
 
 
 def fill(store: MessageStore, first: int) -> tuple[int, str]:
-    """Append until the store says no; the number of messages it has then, and its reason."""
-    for number in range(first, MOST):
-        result = append(store, number)
-        if result.status is not PutMessageStatus.PUT_OK:
-            assert result.status is PutMessageStatus.SERVICE_NOT_AVAILABLE, result
-            return number, result.reason
-        if number % 1000 == 0:
+    """Append batches over all queues until the store says no; the number of messages it has then, and its reason."""
+    number = first
+    while number < MOST:
+        results, refusal = append_batch(store, [[message(number + more)] for more in range(BATCH)])
+        number += len(results)
+        if refusal is not None:
+            assert refusal.status is PutMessageStatus.SERVICE_NOT_AVAILABLE, refusal
+            return number, refusal.reason
+        if number % 1000 < BATCH:
             try:  # what the broker's services do
                 store.flush_commit_log()
                 store.write_pending()
-                store.flush_queues(thorough=number % 3000 == 0)
+                store.flush_queues(thorough=number % 3000 < BATCH)
                 if store.needs_next_file:
                     store.prepare_next_file()
             except StoreError:
@@ -79,7 +83,7 @@ def main(directory: Path) -> None:
         if "queues" in store.refusals:
             store.write_pending()
         assert store.is_writable, store.refusals
-    assert append(store, count).status is PutMessageStatus.PUT_OK
+    assert append(store, message(count)).status is PutMessageStatus.PUT_OK
     rounds.append({"count": count + 1, "reason": "", "readable": readable(store)})
     store.close()
     print(json.dumps(rounds))

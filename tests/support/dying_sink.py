@@ -20,11 +20,11 @@ from pyspark.sql.datasource import DataSourceStreamWriter
 from pyspark.sql.types import StructType
 
 import downrange.spark
-from downrange.client.transaction_producer import LocalTransactionState
+from downrange.client.producer.transaction_producer import LocalTransactionState
 from downrange.spark.data_source import RocketMQDataSource
 from downrange.spark.delivery import Marker, Step
+from downrange.spark.half_message_lists import halves_of
 from downrange.spark.half_sending import end_halves
-from downrange.spark.halves import halves_of
 from downrange.spark.sink import Delivery, StreamSink, TaskSent, stream_writer
 from downrange.spark.sink_client import client_of
 

@@ -15,12 +15,14 @@ from typing import NamedTuple
 from downrange.model.message_id import pack_host
 from downrange.store.config import FlushDiskType, StoreConfig
 from downrange.store.message_store import MessageStore
-from downrange.store.new_message import BatchUnit, NewMessage, PutMessageStatus
+from downrange.store.new_message import NewMessage
+from tests.support.stores import append_batch
 
 HOST = pack_host("10.0.0.1", 10911)
 TOPICS = ("orders", "payments", "%RETRY%billing", "SCHEDULE_TOPIC_XXXX")
 QUEUES = 3
-MOST_PER_APPEND = 8
+MOST_PER_APPEND = 24
+_MOST_PER_GROUP = 4
 
 
 class Written(NamedTuple):
@@ -33,10 +35,9 @@ class Written(NamedTuple):
 
 
 def message_of(number: int) -> Written:
-    """Size, topic, tags and keys vary; the same number gives the same message in every process."""
-    chosen = random.Random(number // MOST_PER_APPEND)  # one append may hold several messages, of one queue
-    topic, queue_id = chosen.choice(TOPICS), chosen.randrange(QUEUES)
-    own = random.Random(-number - 1)
+    """Queue, size, tags and keys vary; the same number gives the same message in every process."""
+    own = random.Random(number)
+    topic, queue_id = own.choice(TOPICS), own.randrange(QUEUES)
     body = f"{number}:".encode() + own.randbytes(own.choice((0, 3, 50, 700, 3000)))
     properties = f"UNIQ_KEY\x01U{number}\x02KEYS\x01k{number} all\x02TAGS\x01T{number % 5}"
     if topic == TOPICS[3]:
@@ -59,6 +60,23 @@ def config_of(root: Path, flush: FlushDiskType) -> StoreConfig:
     )
 
 
+def append_some(store: MessageStore, number: int, chance: random.Random) -> tuple[int, int]:
+    """Append a batch of messages from this id on, mostly of several queues and cut into groups.
+
+    Return the next free id, and where the batch ends in the log.
+    """
+    groups = []
+    stop = number + (1 if chance.random() < 0.5 else chance.randint(2, MOST_PER_APPEND))
+    while number < stop:
+        size = min(chance.randint(1, _MOST_PER_GROUP), stop - number)
+        chosen = map(message_of, range(number, number + size))
+        groups.append([NewMessage(*one, born_timestamp=1, born_host=HOST, store_host=HOST) for one in chosen])
+        number += size
+    results, refusal = append_batch(store, groups)
+    assert refusal is None, refusal
+    return number, results[-1].end_offset
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("root", type=Path)
@@ -69,23 +87,11 @@ def main() -> None:
     number = options.first
     chosen = random.Random(number)
     while True:
-        count = chosen.randint(2, MOST_PER_APPEND) if chosen.random() < 0.2 else 1
-        # A batch stays within one group of ids: they share their queue.
-        count = min(count, MOST_PER_APPEND - number % MOST_PER_APPEND)
-        written = [message_of(one) for one in range(number, number + count)]
-        topic, queue_id, body, properties = written[0]
-        if count == 1 or topic == TOPICS[3]:
-            count = 1
-            result = store.append(NewMessage(topic, queue_id, body, properties, 1, HOST, HOST))
-        else:
-            units = [BatchUnit(0, one.body, one.properties) for one in written]
-            result = store.append_batch(NewMessage(topic, queue_id, b"", b"", 1, HOST, HOST), units)
-        assert result.status is PutMessageStatus.PUT_OK, result
-        if options.flush is FlushDiskType.SYNC_FLUSH and store.flush_commit_log() < result.end_offset:
-            continue  # not promised
-        acknowledged = "".join(f"{one}\n" for one in range(number, number + count))
-        os.write(1, acknowledged.encode())
-        number += count
+        following, end = append_some(store, number, chosen)
+        if options.flush is FlushDiskType.SYNC_FLUSH:
+            assert store.flush_commit_log() >= end
+        os.write(1, "".join(f"{one}\n" for one in range(number, following)).encode())
+        number = following
         match chosen.randrange(40):  # what a broker's services do now and then
             case 0:
                 store.write_pending()

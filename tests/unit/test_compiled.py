@@ -1,10 +1,11 @@
-"""The compiled twins: who chooses them, that they are really used, and that they keep no reference."""
+"""The compiled steps: who chooses them, that they are really used, and that they keep no reference."""
 
 from __future__ import annotations
 
 import os
 import sys
 import zipfile
+from array import array
 from contextlib import suppress
 from pathlib import Path
 from random import Random
@@ -17,31 +18,46 @@ import pytest
 
 from downrange import compiled
 from downrange.model.hashing import tags_code
-from downrange.protocol.bodies.plain_send import SendReply
+from downrange.protocol.bodies.send_replies import SendReply
+from downrange.store.new_messages import NewMessages
 from downrange.store.queue.queue_entry import ENTRY
-from downrange.store.queue.queue_tails import SPILL_AT
-from downrange.store.queue.queues import QueueState
-from downrange.store.run import Place, PlainMessage, Run, run_of
+from downrange.store.queue.queue_tails import END, PHYSICAL_END, ROW, SPILL_AT, QueueTails
 from tests.support import compiled_cases as cases
 from tests.support.leaks import check_no_leaks
-from tests.support.store_files import files_of
-from tests.unit.store.small_store import BORN_HOST, NOW, STORE_HOST, new_message, open_store
+from tests.unit.store.small_store import BORN_HOST, NOW, STORE_HOST, new_message
 
 ROOT = Path(__file__).parent.parent.parent
 needs_twins = pytest.mark.skipif(compiled.steps is None, reason="built without a compiler, or DOWNRANGE_PURE is set")
 ID = "UNIQ_KEY\x017F0000011A2B18B4AAC2000000000001\x02TAGS\x01TagA"
 
 
-def usual_messages(states: list[QueueState]) -> list[PlainMessage]:
-    return [(state, b"body", ID.encode(), ID, NOW, 0, 0, 0) for state in states]
+def batch(queues: int, count: int, properties: str = ID) -> tuple[NewMessages, list[_State]]:
+    """Messages that go to these queues in turn."""
+    states = [_State(8 * queue) for queue in range(queues)]
+    messages = NewMessages()
+    for number in range(count):
+        state: Any = states[number % queues]
+        messages.add(state, new_message(b"body", properties=properties.encode()), True)
+    return messages, states
 
 
-def usual_run(states: list[QueueState], places: list[Place] | None = None) -> Run:
-    run = compiled.steps.run_of(usual_messages(states), [], 310)
-    assert run is not None
-    if places is not None:
-        run.places = places
-    return run
+class _State:
+    """What the steps want to know of a queue."""
+
+    queue_id, topic, topic_field, is_special = 3, "TopicTest", b"\tTopicTest", False
+
+    def __init__(self, row: int) -> None:
+        self.row = row
+
+
+def tails_for(queues: int, next_offset: int = 1, spill_at: int = 4000) -> QueueTails:
+    """Queues that have so many entries, none of them in memory."""
+    tails = QueueTails()
+    for _ in range(queues):
+        row = tails.add_row()
+        end = 20 * next_offset
+        tails.rows[row : row + ROW] = array("q", (next_offset, end, 100, 0, 0, 0, spill_at, end))
+    return tails
 
 
 def shown_version(**environment: str) -> str:
@@ -55,161 +71,167 @@ def test_the_environment_can_ask_for_pure_python() -> None:
 
 
 @needs_twins
-def test_the_twins_take_what_is_usual(tmp_path: Path) -> None:
+def test_a_batch_becomes_records_entries_and_keys() -> None:
     steps = compiled.steps
-    store = open_store(tmp_path)
-    for queue_id in (0, 1):
-        store.append(new_message(queue_id=queue_id, properties=ID.encode()))
-    states = list(store.queues.states.values())
-    run = usual_run([states[0], states[1], states[0]])
+    messages, _ = batch(2, 3)
+    tails = tails_for(2)
     memory = bytearray(4096)
-    tails = states[0].tails
-    end = steps.append_run(run, BORN_HOST, STORE_HOST, NOW, memory, 100, 4096, 8192, tails.rows)
-    size = 88 + 4 + len(states[0].topic_field) + 2 + len(ID)
-    assert end == run.end == 8292 + 3 * size
-    assert run.largest == size
-    places = run.places
-    assert places == [(8292, size, 1), (8292 + size, size, 1), (8292 + 2 * size, size, 2)]
-    assert [state.next_offset for state in states] == [3, 2]
-    assert steps.put_entries(run, tails.rows, tails.memory) == []
-    assert [state.queue.max_offset for state in states] == [3, 2]
-    assert states[0].queue.read(2, 1) == ENTRY.pack(places[2][0], size, tags_code("TagA"))
-    assert states[1].queue.max_physical_offset == places[1][0] + size
+    size = 88 + 4 + 10 + 2 + len(ID)
+    assert steps.write_records(messages, 0, memory, 100, 4096, 8192, NOW, tails.rows) == (3, 100 + 3 * size)
+    places = [(8292, size, 1), (8292 + size, size, 1), (8292 + 2 * size, size, 2)]
+    assert messages.places == places
+    assert (messages.end_offset, messages.largest, messages.stored) == (8292 + 3 * size, size, 3)
+    assert tails.rows[0] == 3
+    assert tails.rows[8] == 2
+    assert steps.put_entries(messages, 0, 3, tails.rows, tails.memory) == (3, [])
+    assert [*tails.rows[:6]] == [3, 60, places[2][0] + size, 256 + 16 + 40, 2, 2 * size]
+    assert tails.read(0, 20, 60) == b"".join(ENTRY.pack(*places[n][:2], tags_code("TagA")) for n in (0, 2))
     index = bytearray(40 + 4 * 10 + 20 * 50)
-    assert steps.index_keys(run, index, 10, 2, 50, 1, 0, 0) == (5, 2, places[2][0])
-    store.close()
+    assert steps.index_keys(messages, 0, 3, index, 10, 2, 50, 1, 0) == (5, 2, places[2][0], NOW)
 
 
 @needs_twins
-def test_messages_of_several_hosts_are_stored_as_if_each_had_come_alone(tmp_path: Path) -> None:
-    hosts = [BORN_HOST, b"\xfe\x80" + bytes(13) + b"\1" + BORN_HOST[4:], BORN_HOST[:4] + b"\0\0\x22\xb8"]
-    for name in ("together", "alone"):
-        store = open_store(tmp_path / name)
-        store.append(new_message(properties=ID.encode()))
-        messages = usual_messages([*store.queues.states.values()] * 4)
-        if name == "together":
-            sends = [(0, 1, 0, 0, 1), (0, 2, 0, 0, 2), (0, 3, 0, 0, 1)]
-            run = run_of(messages, sends)
-            for wrong in (hosts[:2], [*hosts[:2], b"host"], [*hosts[:2], None], [*hosts, BORN_HOST], []):
-                assert not store.append_run(run, wrong, STORE_HOST, NOW)  # type: ignore[arg-type]
-            assert store.append_run(run, hosts, STORE_HOST, NOW)
-            assert len(run.places) == 4
-            assert not store.append_run(run_of(messages, sends[:2]), hosts[:2], STORE_HOST, NOW)
-        else:
-            for message, host in zip(messages, [hosts[0], hosts[1], hosts[1], hosts[2]], strict=True):
-                assert store.append_run(run_of([message]), host, STORE_HOST, NOW)
-        store.close()
-    assert files_of(tmp_path / "together") == files_of(tmp_path / "alone")
-
-
-@needs_twins
-def test_the_twin_says_which_queues_are_to_be_written(tmp_path: Path) -> None:
+def test_groups_that_do_not_fit_are_not_begun() -> None:
     steps = compiled.steps
-    store = open_store(tmp_path)
-    for queue_id in (0, 1):
-        store.append(new_message(queue_id=queue_id))
-    states = list(store.queues.states.values())
-    tails = states[0].tails
-    tails.make_room(1000)
-    tails.rows[states[1].row + SPILL_AT] = 60
-    first = store.max_offset
-    places = [(first + 200 * n, 200, 1 + n // 2) for n in range(8)]
-    assert steps.put_entries(usual_run(states * 4, places), tails.rows, tails.memory) == [states[1].row]
-    store.close()
+    messages, states = batch(1, 2)
+    state: Any = states[0]
+    messages.add(state, new_message(b"third"), False)
+    tails = tails_for(1)
+    sizes = [messages.group_size(0), messages.group_size(1)]
+    memory = bytearray(sum(sizes) - 1)
+    assert steps.write_records(messages, 0, memory, 0, len(memory), 0, NOW, tails.rows) == (1, sizes[0])
+    assert (messages.stored, tails.rows[0]) == (1, 2)
+    assert not any(memory[sizes[0] :])
+    assert steps.write_records(messages, 1, memory, sizes[0], len(memory), 0, NOW, tails.rows) == (1, sizes[0])
+    assert steps.write_records(messages, 1, memory, 0, len(memory), 5000, NOW, tails.rows) == (3, sizes[1])
+    assert messages.places[1][::2] == (5000, 2)
 
 
 @needs_twins
-def test_entries_that_do_not_come_next_are_left_to_the_twin(tmp_path: Path) -> None:
+def test_the_step_says_which_queues_are_to_be_written() -> None:
     steps = compiled.steps
-    store = open_store(tmp_path)
-    store.append(new_message())
-    (state,) = store.queues.states.values()
-    tails, first = state.tails, store.max_offset
-    tails.make_room(10)
-    before = list(tails.rows), bytes(tails.memory)
-    gap, duplicate, backwards = [1, 3], [1, 0], [1, 2]
-    for offsets, step in ((gap, 200), (duplicate, 200), (backwards, -100)):
-        places = [(first + step * n, 200, offset) for n, offset in enumerate(offsets)]
-        assert steps.put_entries(usual_run([state] * 2, places), tails.rows, tails.memory) is None
-        assert (list(tails.rows), bytes(tails.memory)) == before
-    store.close()
+    messages, _ = batch(2, 8)
+    tails = tails_for(2)
+    tails.rows[8 + SPILL_AT] = 60
+    steps.write_records(messages, 0, bytearray(4096), 0, 4096, 1000, NOW, tails.rows)
+    assert steps.put_entries(messages, 0, 8, tails.rows, tails.memory) == (8, [8])
 
 
 @needs_twins
-def test_no_reference_is_kept_or_lost(tmp_path: Path) -> None:
+def test_an_entry_that_does_not_come_next_is_left_to_python() -> None:
+    steps = compiled.steps
+    for change in ((END, 60), (END, 0), (SPILL_AT, 0)):
+        messages, _ = batch(2, 4)
+        tails = tails_for(2)
+        steps.write_records(messages, 0, bytearray(4096), 0, 4096, 1000, NOW, tails.rows)
+        tails.rows[8 + change[0]] = change[1]
+        before = list(tails.rows[8:])
+        assert steps.put_entries(messages, 0, 4, tails.rows, tails.memory) == (1, [])
+        assert tails.rows[END] == 40
+        assert list(tails.rows[8:]) == before
+
+
+@needs_twins
+def test_an_entry_that_is_there_already_is_passed_over() -> None:
+    messages, _ = batch(2, 4)
+    tails = tails_for(2)
+    compiled.steps.write_records(messages, 0, bytearray(4096), 0, 4096, 1000, NOW, tails.rows)
+    tails.rows[8 + PHYSICAL_END] = 1 << 40
+    before = list(tails.rows[8:])
+    assert compiled.steps.put_entries(messages, 0, 4, tails.rows, tails.memory) == (4, [])
+    assert tails.rows[END] == 60
+    assert list(tails.rows[8:]) == before
+
+
+@needs_twins
+def test_every_code_has_its_own_family_or_none() -> None:
+    frames = [(1, code.to_bytes(2, "big", signed=True), b"") for code in (-1, 0, 310, 310, 10, 11, -1, 310)]
+    families: dict[int, str | None] = {310: "sends", 10: "sends", 11: "pulls"}
+    runs = []
+    at = 0
+    while at < len(frames):
+        family, at = compiled.steps.next_run(frames, at, families)
+        runs.append((family, at))
+    assert runs == [(None, 1), (None, 2), ("sends", 5), ("pulls", 6), (None, 7), ("sends", 8)]
+
+
+@needs_twins
+def test_no_reference_is_kept_or_lost() -> None:
     steps: Any = compiled.steps
-    store = open_store(tmp_path)
-    store.append(new_message(properties=ID.encode()))
-    (state,) = store.queues.states.values()
     frames = [cases.send(Random(seed)) for seed in range(200)]
+    origins = [_Origin()] * len(frames)
     chunk = b"".join(cases.wire(Random(seed)) for seed in range(20))
-    destinations = {topic: cases.packed(topic, (0, 0)) for topic in ("TopicA", "a")}
+    destinations = {topic: cases.packed(topic, (0, 8)) for topic in ("TopicA", "a")}
     table = steps.TopicTable()
-    reply = SendReply(0, STORE_HOST, "DefaultRegion", trace_on=True)
-    messages = usual_messages([state] * 3)
-    places = [(10**6 + 200 * n, 200, 1 + n) for n in range(3)]
-    sends = [(0, 10**6, 0, 1, 1), (1, 10**6 + 1, 0, 1, 2)]
-    memory = bytearray(4096)
-    watched = [
-        state,
-        state.topic,
-        state.topic_field,
-        state.row,
-        state.tails.rows,
-        state.tails.memory,
-        messages,
-        messages[0],
-        *messages[0][1:4],
-        places,
-    ]
-    watched += [memory, BORN_HOST, STORE_HOST, sends, reply._json_pieces[0], frames[0], frames[0][1], None]
-    watched += [chunk, destinations, *destinations.values()]
-    pieces = reply._json_pieces, reply._binary_pieces, reply._id_size
-
-    rows, tail = state.tails.rows, state.tails.memory
-    state.tails.make_room(10)
+    template = SendReply(0, STORE_HOST, "DefaultRegion", trace_on=True)
+    state, message = _State(0), new_message(properties=ID.encode())
+    by_row = [state, state]
+    cluster = b"CLUSTER\x01c"
+    memory, keys = bytearray(200_000), bytearray(40 + 4 * 10 + 20 * 1000)
+    tails = tails_for(2)
+    rows, tail = tails.rows, tails.memory
+    tails.make_room(1000)
     put_before = rows[:], bytes(tail)
+    ready = b"ready" * 10
+    watched = [state, state.topic, state.topic_field, message, message.body, message.properties, message.born_host]
+    watched += [rows, tail, memory, keys, by_row, cluster, table, template, template.json_pieces[0], ready]
+    watched += [STORE_HOST, frames, frames[0], frames[0][1], origins, origins[0], origins[0].peer_host]
+    watched += [chunk, destinations, *destinations.values(), None]
 
     def once() -> None:
         table.forget("a")
         table.forget("TopicA")
         rows[:], tail[:] = put_before
-        run = steps.run_of(messages, sends, 310)
-        assert steps.append_run(run, BORN_HOST, STORE_HOST, NOW, memory, 0, 400, 0, rows) is None
-        assert steps.append_run(run, BORN_HOST, STORE_HOST, NOW, b"", 0, 4096, 0, rows) is None
-        assert steps.append_run(run, BORN_HOST, STORE_HOST, NOW, memory, 0, 4096, 0, b"") is None
-        assert steps.encode_answers(*pieces, run) is None
-        assert steps.append_run(run, BORN_HOST, STORE_HOST, NOW, memory, 0, 4096, 0, rows)
-        assert steps.append_run(run, BORN_HOST, STORE_HOST, NOW, memory, 0, 4096, 0, rows) is None
-        assert steps.run_of([*messages, None], sends, 310) is None
-        assert steps.run_of(messages, [*sends, None], 310) is None
-        assert (run.messages, run.sends, run.states) == (messages, sends, [state] * 3)
-        run.places = places
-        with suppress(TypeError):  # what pytest knows of an exception would be counted below
-            run.places = [*places[:2], None]
-        assert run.places == []
-        run.places = places
-        assert (run[1], run.places, run.end, run.requests) == (messages[1], places, 10**6 + 600, 2)
-        assert steps.put_entries(run, rows, tail) == []
-        assert steps.put_entries(run, rows, tail) is None
-        assert steps.index_keys(run, memory, 10, 2, 100, 0, 0, 0)
-        assert steps.index_keys(run, memory, 10, 2, 4, 0, 0, 0) is None
-        assert steps.encode_answers(*pieces, run)
-        assert steps.encode_answers(*pieces, messages) is None
+        usual = steps.UsualSends(table, destinations.get, by_row, cluster, STORE_HOST)
+        messages, replies = steps.NewMessages(), steps.SendReplies()
+        messages.add(state, message, True)
+        for wrong in ((state, message, 1), (state, None, True), (None, message, True)):
+            with suppress(TypeError, AttributeError):  # what pytest knows of an exception would be counted below
+                messages.add(*wrong)
+        replies.add(0, 310, 5, 0, 0, 0, 1, True)
+        replies.add_ready(36, ready, 0, 0, False)
+        replies.add_ready(36, b"", 0, 0, False)
+        replies.set_ready(2, ready)
+        at = 0
+        while at < len(frames):
+            at = 1 + usual.read(frames, origins, at, len(frames), replies, messages, 700, 3000)
+        assert len(messages) > 20
+        with suppress(ValueError):
+            replies.encode(template, messages, 0)
+        with suppress(TypeError):
+            usual.read(frames, origins, 0, 5, replies, None, 700, 3000)
+        with suppress(TypeError):
+            steps.write_records(messages, 0, b"", 0, 4096, 0, NOW, rows)
+        assert steps.write_records(messages, 0, memory, 0, 100, 10**6, NOW, rows) == (0, 0)
+        stop, end = steps.write_records(messages, 0, memory, 0, 4000, 10**6, NOW, rows)
+        stop, _ = steps.write_records(messages, stop, memory, end, len(memory), 10**6, NOW, rows)
+        assert stop == len(messages.states) == len(messages.places) == messages.stored
+        assert (messages.special, messages.code(0)) == ([], None)
+        messages.set_code(1, 77)
+        with suppress(IndexError):
+            messages.properties(10**6)
+        assert len(list(messages.properties_for(state))) == stop
+        assert steps.put_entries(messages, 0, stop, rows, tail)[0] == stop
+        assert steps.put_entries(messages, 0, stop, rows, tail)[0] == stop
+        assert steps.index_keys(messages, 0, stop, keys, 10, 2, 1000, 0, 0)
+        assert steps.index_keys(messages, 0, stop, keys, 10, 2, 4, 0, 0) is None
+        for answered in range(3):
+            assert replies.encode(template, messages, answered)[0]
+        assert replies.request(0)
+        assert replies.batches()
+        assert replies.codes()
         assert steps.cut_frames(chunk, 2**24, 2**16)
         assert steps.cut_frames(chunk, 100, 2**16) is None
-        for at in range(len(frames)):
-            run = steps.plain_run(frames, at, table, destinations.get, [state], 700, 3000, b"CLUSTER\x01c")
-            if run is not None:
-                assert len(run) == len(run.messages) == len(run.states)
+        assert steps.next_run(frames, 0, {310: state})
 
     check_no_leaks(once, watched)
     for grown in (memory, tail):
         grown += b"it can grow: nobody holds a view of it"
     rows.append(0)
-    rows[:] = put_before[0]
-    tail[:] = put_before[1]
-    store.close()
+
+
+class _Origin:
+    peer_host = BORN_HOST
 
 
 def built_wheel(directory: Path, compiler: str) -> tuple[zipfile.ZipFile, str]:

@@ -1,13 +1,23 @@
 from __future__ import annotations
 
+import ast
+import dataclasses
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import downrange
+from downrange.broker.config import BrokerConfig
+from downrange.client.config import ClientConfig, ProducerConfig
+from downrange.client.consumer.config import ConsumerConfig
+from downrange.client.consumer.lite_pull_config import LitePullConfig
+from downrange.namesrv.config import NamesrvConfig
 from downrange.settings import (
     ConfigError,
     Property,
@@ -20,6 +30,7 @@ from downrange.settings import (
     settings_of,
     to_properties,
 )
+from downrange.store.config import StoreConfig
 
 
 class Colour(Enum):
@@ -127,3 +138,27 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     bad.write_bytes(b"a=\xff")
     with pytest.raises(ConfigError, match="not UTF-8"):
         read_properties(bad)
+
+
+# --- every setting is read somewhere
+
+
+@pytest.mark.parametrize(
+    "config_class",
+    [BrokerConfig, StoreConfig, NamesrvConfig, ClientConfig, ProducerConfig, ConsumerConfig, LitePullConfig],
+    ids=lambda config_class: config_class.__name__,
+)
+def test_every_setting_is_read_somewhere(config_class: type[Any]) -> None:
+    names = {field.name for field in dataclasses.fields(config_class)}
+    assert names - names_read_in_source() == set()
+
+
+@cache
+def names_read_in_source() -> frozenset[str]:
+    """Every name X of an expression `….X` in the package; the line that defines a setting is not one."""
+    return frozenset(
+        node.attr
+        for path in Path(downrange.__file__).parent.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
+    )

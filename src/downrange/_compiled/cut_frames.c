@@ -37,7 +37,7 @@ Py_ssize_t add_frames(PyObject *frames, const byte *at, Py_ssize_t size) {
 
 /* data, most that the length may say, most that the header's length may say -> frames, where the first incomplete one
    begins; None when a length breaks a rule */
-PyObject *cut_frames(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+PyObject *cut_frames(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
     int64_t max_length, max_header;
     if (count != 3 || !PyBytes_CheckExact(args[0]) || !as_number(args[1], 0, INT32_MAX, &max_length)
         || !as_number(args[2], 0, INT32_MAX, &max_header))
@@ -52,4 +52,47 @@ PyObject *cut_frames(PyObject *module, PyObject *const *args, Py_ssize_t count) 
         return NULL;
     }
     return Py_BuildValue("(Nn)", frames, end);
+}
+
+/* The code of the command with this header; 0 when the header is not written as usual. */
+static int read_code(PyObject *frame, int64_t *code) {
+    int64_t kind;
+    if (!PyTuple_CheckExact(frame) || PyTuple_GET_SIZE(frame) != 3 || !PyBytes_CheckExact(PyTuple_GET_ITEM(frame, 1))
+        || !as_number(PyTuple_GET_ITEM(frame, 0), 0, 1, &kind))
+        return 0;
+    const byte *at = (const byte *)PyBytes_AS_STRING(PyTuple_GET_ITEM(frame, 1));
+    Py_ssize_t size = PyBytes_GET_SIZE(PyTuple_GET_ITEM(frame, 1));
+    if (kind == 1) {
+        if (size < 2) return 0;
+        *code = (int16_t)(at[0] << 8 | at[1]);
+        return 1;
+    }
+    if (size < 10 || memcmp(at, "{\"code\":", 8)) return 0;
+    int64_t number = 0;
+    Py_ssize_t n = 8;
+    for (; n < size && n < 18 && at[n] >= '0' && at[n] <= '9'; n++) number = 10 * number + at[n] - '0';
+    *code = number;
+    return n > 8 && n < size && at[n] == ',';
+}
+
+/* frames, at, families by code -> the family of the frame at `at`, and the first frame behind it that has another one.
+   The family is None when the code has none; both are (None, at) when the header is unusual. */
+PyObject *next_run(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
+    int64_t at, code, known = 0;
+    PyObject *family = NULL;
+    if (count != 3 || !PyList_CheckExact(args[0]) || !as_number(args[1], 0, PyList_GET_SIZE(args[0]) - 1, &at)
+        || !PyDict_CheckExact(args[2]))
+        return wrong_arguments("next_run");
+    for (; at < PyList_GET_SIZE(args[0]); at++) {
+        if (!read_code(PyList_GET_ITEM(args[0], at), &code)) break;
+        if (family != NULL && code == known) continue;
+        PyObject *number = PyLong_FromLongLong(code);
+        PyObject *found = number == NULL ? NULL : PyDict_GetItemWithError(args[2], number);
+        Py_XDECREF(number);
+        if (PyErr_Occurred()) return NULL;
+        if (family != NULL && found != family) break;
+        if (found == NULL) return Py_BuildValue("(OL)", Py_None, (long long)at + 1);
+        family = found, known = code;
+    }
+    return Py_BuildValue("(OL)", family != NULL ? family : Py_None, (long long)at);
 }

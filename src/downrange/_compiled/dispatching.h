@@ -64,7 +64,7 @@ static inline int64_t take_block(const Py_buffer *memory, int64_t at) {
 /* A key as the index has it. */
 typedef struct {
     uint32_t hash;
-    int64_t physical_offset;
+    int64_t physical_offset, store_timestamp;
 } Key;
 
 typedef struct {
@@ -72,7 +72,8 @@ typedef struct {
     Py_ssize_t count, room;
 } Keys;
 
-static inline int add_key(Keys *keys, const byte *at, Py_ssize_t size, uint32_t hash, int64_t physical_offset) {
+static inline int add_key(Keys *keys, const byte *at, Py_ssize_t size, uint32_t hash, int64_t physical_offset,
+                          int64_t store_timestamp) {
     if (keys->count == keys->room) {
         Py_ssize_t room = 2 * keys->room + 64;
         Key *more = PyMem_Realloc(keys->keys, (size_t)room * sizeof(Key));
@@ -84,19 +85,19 @@ static inline int add_key(Keys *keys, const byte *at, Py_ssize_t size, uint32_t 
     }
     if (!hash_bytes(at, size, &hash)) return 0;
     if (hash > 0x7FFFFFFF) hash = -hash & 0x7FFFFFFF;
-    keys->keys[keys->count++] = (Key){hash, physical_offset};
+    keys->keys[keys->count++] = (Key){hash, physical_offset, store_timestamp};
     return 1;
 }
 
 /* The hash of the unique id, then those of the words of KEYS; `start` is that of the topic and a '#'. */
 static inline int add_keys(
     Keys *keys, const byte *unique, Py_ssize_t unique_size, const byte *words, Py_ssize_t words_size, uint32_t start,
-    int64_t physical_offset) {
-    if (unique_size && !add_key(keys, unique, unique_size, start, physical_offset)) return 0;
+    int64_t physical_offset, int64_t store_timestamp) {
+    if (unique_size && !add_key(keys, unique, unique_size, start, physical_offset, store_timestamp)) return 0;
     for (const byte *at = words, *end = words + words_size; at < end;) {
         const byte *stop = memchr(at, ' ', (size_t)(end - at));
         if (stop == NULL) stop = end;
-        if (stop > at && !add_key(keys, at, stop - at, start, physical_offset)) return 0;
+        if (stop > at && !add_key(keys, at, stop - at, start, physical_offset, store_timestamp)) return 0;
         at = stop + 1;
     }
     return 1;
@@ -113,8 +114,15 @@ static inline int is_index(const Index *index) {
     return 40 + 4 * index->slots + 20 * index->limit <= index->memory.len;
 }
 
+/* The time as entries hold it: seconds since the file's begin, no more than they can hold. */
+static inline int64_t seconds_at(const Index *index, int64_t store_timestamp) {
+    if (index->begin_timestamp <= 0 || store_timestamp < index->begin_timestamp) return 0;
+    int64_t seconds = (store_timestamp - index->begin_timestamp) / 1000;
+    return seconds > INT32_MAX ? INT32_MAX : seconds;
+}
+
 /* Put keys, for which there must be room before the limit. */
-static inline void put_keys(Index *index, const Keys *keys, int64_t seconds) {
+static inline void put_keys(Index *index, const Keys *keys) {
     byte *slots = (byte *)index->memory.buf + 40, *entries = slots + 4 * index->slots;
     for (Py_ssize_t n = 0; n < keys->count; n++) fetch(slots + 4 * (keys->keys[n].hash % index->slots));
     for (Py_ssize_t n = 0; n < keys->count; n++) {
@@ -124,10 +132,10 @@ static inline void put_keys(Index *index, const Keys *keys, int64_t seconds) {
         int32_t before = (int32_t)get32(slot);
         if (before <= 0 || before > number) before = 0, index->used_slots++;
         byte *entry = put64(put32(entries + 20 * number, key->hash), (uint64_t)key->physical_offset);
-        put32(put32(entry, (uint32_t)seconds), (uint32_t)before);
+        put32(put32(entry, (uint32_t)seconds_at(index, key->store_timestamp)), (uint32_t)before);
         atomic_thread_fence(memory_order_release); /* a process that dies here leaves a slot that can be put right */
         put32(slot, (uint32_t)number);
-        index->end_offset = key->physical_offset;
+        index->end_offset = key->physical_offset, index->end_timestamp = key->store_timestamp;
     }
 }
 

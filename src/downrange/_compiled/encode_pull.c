@@ -1,47 +1,46 @@
-/* The reply to a pull with its records: PullReplyHead.encode of protocol/bodies/plain_pull.py before
-   records_of of store/queue/backlog.py. */
+/* The reply to a pull with its records: encode_pull of broker/pull_reply.py. */
 #include "steps.h"
 
 #define COPY_BELOW (64 * 1024) /* records that are more than this go out as they lie in the log, if they can */
 #define NUMBERS 160 /* more than the prefix, the fixed part and all numbers of a reply take */
 
 int open_backlog(PyObject *object, Backlog *backlog) {
-    if (!PyTuple_CheckExact(object) || PyTuple_GET_SIZE(object) != 5) return 0;
+    if (!PyTuple_CheckExact(object) || PyTuple_GET_SIZE(object) != 4) goto wrong;
     PyObject *entries = PyTuple_GET_ITEM(object, 0);
     if (!PyBytes_CheckExact(entries) || PyBytes_GET_SIZE(entries) < ENTRY_SIZE
         || PyBytes_GET_SIZE(entries) % ENTRY_SIZE
         || !as_number(PyTuple_GET_ITEM(object, 2), 0, INT64_MAX, &backlog->start)
-        || !as_number(PyTuple_GET_ITEM(object, 3), 0, INT64_MAX, &backlog->readable)
-        || !as_number(PyTuple_GET_ITEM(object, 4), 0, INT64_MAX, &backlog->most_bytes))
-        return 0;
+        || !as_number(PyTuple_GET_ITEM(object, 3), 0, INT64_MAX, &backlog->readable))
+        goto wrong;
     backlog->entries = (const byte *)PyBytes_AS_STRING(entries);
     backlog->count = PyBytes_GET_SIZE(entries) / ENTRY_SIZE;
-    if (PyObject_GetBuffer(PyTuple_GET_ITEM(object, 1), &backlog->log, PyBUF_SIMPLE) < 0) {
-        PyErr_Clear();
-        return 0;
-    }
+    if (PyObject_GetBuffer(PyTuple_GET_ITEM(object, 1), &backlog->log, PyBUF_SIMPLE) < 0) return 0;
     if (backlog->readable <= backlog->log.len) return 1;
     PyBuffer_Release(&backlog->log);
+wrong:
+    PyErr_SetString(PyExc_TypeError, "a backlog is (entries, view of a file, its start, readable bytes of the view)");
     return 0;
 }
 
-/* How many bytes the records have; -1 unless all of them lie within the file, each behind the one before, and they
-   are few enough. */
-static int64_t measure_records(const Backlog *backlog) {
-    int64_t bytes = 0, free_from = 0;
+int lies_within(const Backlog *backlog, int64_t offset, int64_t size) {
+    return size > 0 && size <= backlog->readable && offset >= backlog->start
+           && offset - backlog->start <= backlog->readable - size;
+}
+
+/* Whether the records lie within the file, each behind the one before, and have so many bytes. */
+static int are_records(const Backlog *backlog, int64_t expected) {
+    int64_t bytes = 0, free_from = backlog->start;
     for (Py_ssize_t n = 0; n < backlog->count; n++) {
         const byte *entry = backlog->entries + n * ENTRY_SIZE;
         int64_t offset = get64(entry), size = (int32_t)get32(entry + 8);
-        if (size <= 0 || size > backlog->readable || offset < backlog->start) return -1;
-        int64_t at = offset - backlog->start;
-        if (at < free_from || at > backlog->readable - size) return -1;
-        free_from = at + size;
-        if ((bytes += size) > backlog->most_bytes || bytes > COPY_BELOW) return -1;
+        if (!lies_within(backlog, offset, size) || offset < free_from) return 0;
+        free_from = offset + size;
+        if ((bytes += size) > expected) return 0;
     }
-    return bytes;
+    return bytes == expected;
 }
 
-/* Records next to each other are copied in one go. Everything was looked at by measure_records. */
+/* Records next to each other are copied in one go. Everything was looked at by are_records. */
 static void copy_records(byte *to, const Backlog *backlog) {
     const byte *log = backlog->log.buf;
     int64_t from = 0, upto = 0;
@@ -82,29 +81,31 @@ static byte *put_head(byte *frame, int is_binary, int64_t opaque, const int64_t 
     return at;
 }
 
-/* pieces, kind, opaque, numbers, (entries, log, start, readable, most bytes) -> frame, bytes of records */
-PyObject *encode_pull(PyObject *module, PyObject *const *args, Py_ssize_t count) {
-    int64_t kind, opaque, numbers[4];
+/* pieces, kind, opaque, numbers, records, bytes of records -> frame; None for records in several files, or too many bytes
+   to be copied */
+PyObject *encode_pull(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
+    int64_t kind, opaque, numbers[4], size;
     Backlog backlog;
-    if (count != 5 || !as_number(args[1], 0, 1, &kind) || !as_int32(args[2], &opaque)) return refuse();
     byte head[1024];
-    Py_ssize_t around = measure(args[0], kind ? 7 : 6);
-    if (around < 0 || around + NUMBERS > (Py_ssize_t)sizeof head
-        || !PyTuple_CheckExact(args[3]) || PyTuple_GET_SIZE(args[3]) != 4)
-        return refuse();
+    if (count != 6 || !as_number(args[1], 0, 1, &kind) || !as_int32(args[2], &opaque)
+        || !PyTuple_CheckExact(args[3]) || PyTuple_GET_SIZE(args[3]) != 4
+        || !as_number(args[5], 0, INT64_MAX, &size))
+        goto wrong;
     for (int n = 0; n < 4; n++)
-        if (!as_number(PyTuple_GET_ITEM(args[3], n), INT64_MIN, INT64_MAX, &numbers[n])) return refuse();
-    if (!open_backlog(args[4], &backlog)) return refuse();
-    int64_t size = measure_records(&backlog);
-    PyObject *result = NULL;
-    if (size >= 0) {
+        if (!as_number(PyTuple_GET_ITEM(args[3], n), INT64_MIN, INT64_MAX, &numbers[n])) goto wrong;
+    Py_ssize_t around = measure(args[0], kind ? 7 : 6);
+    if (around < 0 || around + NUMBERS > (Py_ssize_t)sizeof head) goto wrong;
+    if (PyList_CheckExact(args[4]) || size > COPY_BELOW) Py_RETURN_NONE;
+    if (!open_backlog(args[4], &backlog)) return NULL;
+    PyObject *frame = NULL;
+    if (are_records(&backlog, size)) {
         Py_ssize_t head_size = put_head(head, (int)kind, opaque, numbers, args[0], size) - head;
-        PyObject *frame = PyBytes_FromStringAndSize(NULL, head_size + (Py_ssize_t)size);
-        if (frame != NULL) {
-            copy_records(put_bytes((byte *)PyBytes_AS_STRING(frame), head, head_size), &backlog);
-            result = Py_BuildValue("NL", frame, (long long)size);
-        }
+        frame = PyBytes_FromStringAndSize(NULL, head_size + (Py_ssize_t)size);
+        if (frame != NULL) copy_records(put_bytes((byte *)PyBytes_AS_STRING(frame), head, head_size), &backlog);
     }
     PyBuffer_Release(&backlog.log);
-    return result != NULL ? result : refuse();
+    return frame != NULL ? frame : refuse();
+wrong:
+    PyErr_SetString(PyExc_TypeError, "encode_pull(pieces, kind, opaque, four numbers, records, bytes of records)");
+    return NULL;
 }

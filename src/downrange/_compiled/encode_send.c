@@ -1,10 +1,10 @@
-/* The frame of a send: protocol/bodies/send_template.py, SendTemplate.frame. */
+/* The frame of a send: encode_send of protocol/bodies/send_template.py. */
 #include "steps.h"
 
-#define HEADER_ROOM 16384 /* a header of that many bytes is built here before its size is known */
+#define HEADER_ROOM 16384 /* the header is built on the stack first, because its size stands in front of it */
 #define NUMBERS 120       /* more than the five numbers of a header take */
 
-/* Text as JSON has it between quotes, into `to`, which has room for six bytes a character. */
+/* Writes text as it stands between the quotes of JSON to `to`, which has room for six bytes a character. */
 static byte *put_escaped(byte *to, const char *at, Py_ssize_t size) {
     for (const char *end = at + size; at < end; at++) {
         byte c = (byte)*at;
@@ -29,7 +29,7 @@ static byte *put_escaped(byte *to, const char *at, Py_ssize_t size) {
     return to;
 }
 
-/* The numbers are those of a send in their order: queue id, sysFlag, born timestamp, flag. NULL when it does not fit. */
+/* `numbers`: queue id, sysFlag, born timestamp, flag. NULL without an exception when the header or the frame is too large. */
 PyObject *frame_of_send(PyObject *pieces, const int64_t *numbers, const char *text, Py_ssize_t text_size, int64_t opaque,
                         PyObject *body, int64_t most) {
     byte header[HEADER_ROOM], *at = header;
@@ -47,18 +47,18 @@ PyObject *frame_of_send(PyObject *pieces, const int64_t *numbers, const char *te
     return frame;
 }
 
-/* what stands around the numbers and the properties, opaque, queue id, sysFlag, born timestamp, flag, properties, body,
-   most that the frame's length may say -> frame */
-PyObject *encode_send(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+/* encode_send(pieces, opaque, queue_id, sys_flag, born_timestamp, flag, properties, body, longest) -> frame */
+PyObject *encode_send(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
     int64_t opaque, numbers[4], most;
-    if (count != 9 || !as_int32(args[1], &opaque) || !PyUnicode_CheckExact(args[6]) || !PyBytes_CheckExact(args[7])
-        || !as_number(args[8], 0, INT32_MAX, &most))
-        return refuse();
+    if (count != 9 || measure(args[0], 7) < 0 || !PyLong_Check(args[1]) || !PyUnicode_Check(args[6])
+        || !PyBytes_CheckExact(args[7]) || !as_number(args[8], 0, INT32_MAX, &most))
+        return PyErr_Format(PyExc_TypeError, "encode_send: wrong arguments");
+    if (!as_int32(args[1], &opaque) || !PyUnicode_CheckExact(args[6])) return refuse();
     for (int n = 0; n < 4; n++)
         if (!as_number(args[2 + n], INT64_MIN, INT64_MAX, &numbers[n])) return refuse();
     Py_ssize_t text_size;
     const char *text = PyUnicode_AsUTF8AndSize(args[6], &text_size);
-    if (text == NULL) { /* half a character: the twin says so */
+    if (text == NULL) { /* half a surrogate pair: Python raises the error */
         if (PyErr_ExceptionMatches(PyExc_UnicodeEncodeError)) PyErr_Clear();
         return refuse();
     }

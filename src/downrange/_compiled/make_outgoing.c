@@ -1,16 +1,16 @@
-/* Messages on their way out: client/messages.py, outgoing, check_batch and batches; client/plain_sends.py, ask. */
+/* From messages to requests: make_outgoing, make_send and make_batch of client/producer/outgoing.py. */
 #include "steps.h"
 
 #include <structmember.h>
 
-#define TEXT_ROOM 8191 /* longer properties may be more than a message can have: the twin takes a closer look */
+#define TEXT_ROOM 8191 /* longer properties may exceed what a message can have: that is for Python to check */
 #define ENTRY_FIXED 22
 
 enum { TOPIC, BODY, TAGS, KEYS, FLAG, PROPERTIES, DELAY_LEVEL, SHARDING_KEY, WAIT, ATTRIBUTES };
 static const char *const ATTRIBUTE_NAMES[] = {
     "topic", "body", "tags", "keys", "flag", "properties", "delay_level", "sharding_key", "wait_store_msg_ok",
 };
-/* Where they lie in a message; asking its class by name takes as long as all the rest. */
+/* Where the attributes lie in a message: looking them up by name would take as long as all the rest. */
 static Py_ssize_t slots[ATTRIBUTES];
 static PyTypeObject *slots_of;
 
@@ -42,7 +42,7 @@ static int put_text(Properties *text, const char *from, Py_ssize_t size) {
 
 static int is_ascii_text(PyObject *object) { return PyUnicode_CheckExact(object) && PyUnicode_IS_COMPACT_ASCII(object); }
 
-/* Plain text that is not empty and holds no separator. */
+/* Puts text that is not empty and holds no separator; 0 for any other value. */
 static int put_checked(Properties *text, PyObject *value) {
     if (!is_ascii_text(value)) return 0;
     const char *at = (const char *)PyUnicode_1BYTE_DATA(value);
@@ -78,9 +78,8 @@ static int put_others(Properties *text, PyObject *properties, PyObject *reserved
     return 1;
 }
 
-/* Text with the last hex digits of a number behind it. */
+/* A new text: `text` and the last hex digits of `number`. NULL with an exception. */
 static PyObject *with_digits(PyObject *text, int64_t number, int digits) {
-    if (!is_ascii_text(text)) return NULL;
     Py_ssize_t size = PyUnicode_GET_LENGTH(text);
     PyObject *result = PyUnicode_New(size + digits, 127);
     if (result == NULL) return NULL;
@@ -93,7 +92,7 @@ static PyObject *with_digits(PyObject *text, int64_t number, int digits) {
 static PyObject *unique_id(PyObject *stem, int64_t number) { return with_digits(stem, number, 4); }
 
 static int put_last(Properties *text, PyObject *last) {
-    return put_text(text, (const char *)PyUnicode_1BYTE_DATA(last), PyUnicode_GET_LENGTH(last));
+    return is_ascii_text(last) && put_text(text, (const char *)PyUnicode_1BYTE_DATA(last), PyUnicode_GET_LENGTH(last));
 }
 
 static int put_properties(Properties *text, PyObject *const *values, PyObject *id, PyObject *reserved) {
@@ -106,28 +105,29 @@ static int put_properties(Properties *text, PyObject *const *values, PyObject *i
         && put_others(text, values[PROPERTIES], reserved);
 }
 
-/* What holds for all messages of a producer. */
+/* The OutgoingRules of a producer. */
 typedef struct {
     PyTypeObject *message_type;
     PyObject *type, *code, *batch_code, *reserved, *last;
-    int64_t largest, compressed;
+    int64_t largest, compressed, longest_frame;
 } Rules;
 
 static int take_rules(PyObject *object, Rules *rules) {
-    if (!PyTuple_CheckExact(object) || PyTuple_GET_SIZE(object) != 8) return 0;
+    if (!PyTuple_Check(object) || PyTuple_GET_SIZE(object) < 9) return 0;
     PyObject *const *values = &PyTuple_GET_ITEM(object, 0);
     rules->message_type = (PyTypeObject *)values[0];
     rules->type = values[1], rules->code = values[2], rules->batch_code = values[3];
     rules->reserved = values[6], rules->last = values[7];
-    return as_number(values[4], 0, INT32_MAX, &rules->largest) && as_number(values[5], 0, INT64_MAX, &rules->compressed)
-        && PyFrozenSet_CheckExact(rules->reserved) && is_ascii_text(rules->last);
+    return PyType_Check(values[0]) && as_number(values[4], 0, INT32_MAX, &rules->largest)
+        && as_number(values[5], 0, INT64_MAX, &rules->compressed) && PyFrozenSet_CheckExact(rules->reserved)
+        && PyUnicode_CheckExact(rules->last) && as_number(values[8], 0, INT32_MAX, &rules->longest_frame);
 }
 
 static void drop(PyObject **values, int count) {
     while (count-- > 0) Py_CLEAR(values[count]);
 }
 
-/* What a message says, as new references, all or none. */
+/* The attributes of a message as new references. 0, and no references, when it is not a Message or its body is unusual. */
 static int take_message(PyObject *message, const Rules *rules, PyObject **values) {
     if (!Py_IS_TYPE(message, rules->message_type) || !find_slots(rules->message_type)) return 0;
     for (int n = 0; n < ATTRIBUTES; n++)
@@ -142,7 +142,7 @@ static int take_message(PyObject *message, const Rules *rules, PyObject **values
     return 0;
 }
 
-/* Outgoing(code, topic, body, 0, flag, properties, ids, messages, now); takes `ids` and `messages` over. */
+/* Outgoing(code, topic, body, 0, flag, properties, ids, messages, now). Owns `ids` and `messages`, which may be NULL. */
 static PyObject *outgoing_of(PyObject *type, PyObject *code, PyObject *topic, PyObject *body, PyObject *flag,
                              const Properties *text, PyObject *ids, PyObject *messages, PyObject *now) {
     PyObject *properties = PyUnicode_New(text->size, 127), *zero = PyLong_FromLong(0), *result = NULL;
@@ -155,16 +155,15 @@ static PyObject *outgoing_of(PyObject *type, PyObject *code, PyObject *topic, Py
     return result;
 }
 
-/* message, topic on the wire, stem and number of its id, now, rules: Message, Outgoing, code, code of batches, largest
-   body, smallest to be compressed, reserved names, last properties -> Outgoing */
-PyObject *make_outgoing(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+/* make_outgoing(message, topic, stem, number, now, rules) -> Outgoing */
+PyObject *make_outgoing(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
     int64_t number;
     Rules rules;
     PyObject *values[ATTRIBUTES], *id, *result = NULL;
     Properties text;
-    if (count != 6 || !as_number(args[3], 0, INT64_MAX, &number) || !take_rules(args[5], &rules)
-        || !take_message(args[0], &rules, values))
-        return refuse();
+    if (count != 6 || !is_ascii_text(args[2]) || !as_number(args[3], 0, INT64_MAX, &number) || !take_rules(args[5], &rules))
+        return wrong_arguments("make_outgoing");
+    if (!take_message(args[0], &rules, values)) return refuse();
     if (PyBytes_GET_SIZE(values[BODY]) < rules.compressed && (id = unique_id(args[2], number)) != NULL) {
         if (put_properties(&text, values, id, rules.reserved) && put_last(&text, rules.last))
             result = outgoing_of(rules.type, rules.code, args[1], values[BODY], values[FLAG], &text,
@@ -175,80 +174,71 @@ PyObject *make_outgoing(PyObject *module, PyObject *const *args, Py_ssize_t coun
     return result != NULL ? result : refuse();
 }
 
-/* The unique id of a message born now. `month`: what all of its ids begin with, when it begins and ends. */
-static PyObject *id_born(PyObject *month, int64_t now, int64_t number) {
+/* The fields of an IdMonth, up to the function that gives numbers. */
+typedef struct {
+    PyObject *prefix, *next_number;
     int64_t start, end;
-    if (!PyTuple_CheckExact(month) || PyTuple_GET_SIZE(month) != 3
-        || !as_number(PyTuple_GET_ITEM(month, 1), 0, INT64_MAX, &start)
-        || !as_number(PyTuple_GET_ITEM(month, 2), 0, INT64_MAX, &end) || now < start || now >= end)
-        return NULL;
-    return with_digits(PyTuple_GET_ITEM(month, 0), ((now - start) & 0xFFFFFFFF) << 16 | (number & 0xFFFF), 12);
+} Month;
+
+static int take_month(PyObject *object, Month *month) {
+    if (!PyTuple_Check(object) || PyTuple_GET_SIZE(object) < 4) return 0;
+    month->prefix = PyTuple_GET_ITEM(object, 0), month->next_number = PyTuple_GET_ITEM(object, 3);
+    return is_ascii_text(month->prefix) && as_number(PyTuple_GET_ITEM(object, 1), 0, INT64_MAX, &month->start)
+        && as_number(PyTuple_GET_ITEM(object, 2), 0, INT64_MAX, &month->end);
 }
 
-/* Where a message goes: queue, address of its broker, what stands around the numbers and the properties of a frame. */
-static int is_place(PyObject *place, int64_t *queue_id) {
-    if (!PyTuple_CheckExact(place) || PyTuple_GET_SIZE(place) != 3) return 0;
-    PyObject *queue = PyTuple_GET_ITEM(place, 0);
-    return PyTuple_Check(queue) && PyTuple_GET_SIZE(queue) == 3 && as_int32(PyTuple_GET_ITEM(queue, 2), queue_id);
+/* The next id of a month; NULL without an exception when `now` is not in it. */
+static PyObject *id_born(const Month *month, int64_t now) {
+    int64_t number;
+    PyObject *next = NULL, *id = NULL;
+    if (now < month->start || now >= month->end || (next = PyObject_CallNoArgs(month->next_number)) == NULL) return NULL;
+    if (as_number(next, 0, INT64_MAX, &number))
+        id = with_digits(month->prefix, ((now - month->start) & 0xFFFFFFFF) << 16 | (number & 0xFFFF), 12);
+    Py_DECREF(next);
+    return id;
 }
 
-/* FirstAttempt(ready, kind, info, queue, begun, begun + seconds, seconds, address); takes `ready` over. */
-static PyObject *attempt_of(PyObject *kinds, PyObject *ready, PyObject *info, PyObject *place, PyObject *begun,
-                            PyObject *seconds) {
-    PyObject *deadline = PyFloat_FromDouble(PyFloat_AS_DOUBLE(begun) + PyFloat_AS_DOUBLE(seconds)), *attempt = NULL;
-    if (ready != NULL && deadline != NULL) {
-        PyObject *fields[] = {
-            ready, PyTuple_GET_ITEM(kinds, 1), info, PyTuple_GET_ITEM(place, 0), begun, deadline, seconds,
-            PyTuple_GET_ITEM(place, 1),
-        };
-        attempt = PyObject_Vectorcall(PyTuple_GET_ITEM(kinds, 0), fields, 8, NULL);
-    }
-    Py_XDECREF(ready), Py_XDECREF(deadline);
-    return attempt;
+/* Is it a Target: queue, address of its broker, the fixed parts of a frame? */
+static int is_target(PyObject *target) {
+    if (!PyTuple_Check(target) || PyTuple_GET_SIZE(target) != 3) return 0;
+    PyObject *queue = PyTuple_GET_ITEM(target, 0);
+    return PyTuple_Check(queue) && PyTuple_GET_SIZE(queue) == 3 && PyTuple_CheckExact(PyTuple_GET_ITEM(target, 2));
 }
 
-/* message, topic on the wire, month of its id, what gives its number, nanoseconds since 1970, rules as above; kinds:
-   FirstAttempt, the kind of a send; what is known of the topic, place, begun, seconds, opaque, most that the frame's length
-   may say -> FirstAttempt, frame, what is expected of the reply: id, topic, queue */
-PyObject *make_send(PyObject *module, PyObject *const *args, Py_ssize_t count) {
-    int64_t number, nanoseconds, opaque, most, numbers[4] = {0};
+/* make_send(message, topic, month, nanoseconds, rules, target, opaque) -> Outgoing, frame, (id, topic, queue) */
+PyObject *make_send(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
+    int64_t nanoseconds, opaque, numbers[4] = {0};
     Rules rules;
-    PyObject *values[ATTRIBUTES], *next, *id = NULL, *now = NULL, *frame = NULL, *attempt = NULL;
-    PyObject *expected = NULL, *result = NULL;
+    Month month;
+    PyObject *values[ATTRIBUTES], *id = NULL, *now = NULL, *frame = NULL, *ready = NULL, *expected = NULL, *result = NULL;
     Properties text;
-    if (count != 13 || !as_number(args[4], 0, INT64_MAX, &nanoseconds) || !PyTuple_CheckExact(args[6])
-        || PyTuple_GET_SIZE(args[6]) != 2 || !is_place(args[8], &numbers[0]) || !PyFloat_CheckExact(args[9])
-        || !PyFloat_CheckExact(args[10]) || !as_int32(args[11], &opaque) || !as_number(args[12], 0, INT32_MAX, &most)
-        || !take_rules(args[5], &rules) || !take_message(args[0], &rules, values))
-        return refuse();
+    if (count != 7 || !take_month(args[2], &month) || !as_number(args[3], 0, INT64_MAX, &nanoseconds)
+        || !take_rules(args[4], &rules) || !is_target(args[5]) || !as_int32(args[6], &opaque))
+        return wrong_arguments("make_send");
+    PyObject *queue = PyTuple_GET_ITEM(args[5], 0), *pieces = PyTuple_GET_ITEM(args[5], 2);
+    if (!take_message(args[0], &rules, values)) return refuse();
     numbers[2] = nanoseconds / 1000000;
-    if (is_nothing(values[SHARDING_KEY]) && PyBytes_GET_SIZE(values[BODY]) < rules.compressed
-        && as_int32(values[FLAG], &numbers[3]) && (next = PyObject_CallNoArgs(args[3])) != NULL) {
-        int is_number = as_number(next, 0, INT64_MAX, &number);
-        Py_DECREF(next);
-        if (is_number && (id = id_born(args[2], numbers[2], number)) != NULL
-            && put_properties(&text, values, id, rules.reserved) && put_last(&text, rules.last)
-            && (now = PyLong_FromLongLong(numbers[2])) != NULL
-            && (frame = frame_of_send(PyTuple_GET_ITEM(args[8], 2), numbers, text.at, text.size, opaque, values[BODY], most))
-            && (expected = PyTuple_Pack(3, id, values[TOPIC], PyTuple_GET_ITEM(args[8], 0))) != NULL) {
-            PyObject *ready = outgoing_of(rules.type, rules.code, args[1], values[BODY], values[FLAG], &text,
-                                          PyTuple_Pack(1, id), PyTuple_Pack(1, args[0]), now);
-            if ((attempt = attempt_of(args[6], ready, args[7], args[8], args[9], args[10])) != NULL)
-                result = PyTuple_Pack(3, attempt, frame, expected);
-        }
-    }
-    Py_XDECREF(id), Py_XDECREF(now), Py_XDECREF(frame), Py_XDECREF(attempt), Py_XDECREF(expected);
+    if (PyBytes_GET_SIZE(values[BODY]) < rules.compressed && as_int32(PyTuple_GET_ITEM(queue, 2), &numbers[0])
+        && as_int32(values[FLAG], &numbers[3]) && (id = id_born(&month, numbers[2])) != NULL
+        && put_properties(&text, values, id, rules.reserved) && put_last(&text, rules.last)
+        && (now = PyLong_FromLongLong(numbers[2])) != NULL
+        && (frame = frame_of_send(pieces, numbers, text.at, text.size, opaque, values[BODY], rules.longest_frame)) != NULL
+        && (expected = PyTuple_Pack(3, id, values[TOPIC], queue)) != NULL
+        && (ready = outgoing_of(rules.type, rules.code, args[1], values[BODY], values[FLAG], &text, PyTuple_Pack(1, id),
+                                PyTuple_Pack(1, args[0]), now)) != NULL)
+        result = PyTuple_Pack(3, ready, frame, expected);
+    Py_XDECREF(id), Py_XDECREF(now), Py_XDECREF(frame), Py_XDECREF(expected), Py_XDECREF(ready);
     drop(values, ATTRIBUTES);
     return result != NULL ? result : refuse();
 }
 
-/* Entries of a batch, one after the other. */
+/* The entries of a batch so far, and how many bytes one request may hold. */
 typedef struct {
     byte *at;
     Py_ssize_t size, room, most;
 } Entries;
 
-/* 0: they do not fit one request, or memory ran out. */
+/* 0 when the entry does not fit the request, or with an exception. */
 static int put_entry(Entries *entries, uint32_t flag, PyObject *body, const Properties *text) {
     Py_ssize_t body_size = PyBytes_GET_SIZE(body), size = ENTRY_FIXED + body_size + text->size;
     if (size > entries->most - entries->size) return 0;
@@ -269,14 +259,15 @@ static int put_entry(Entries *entries, uint32_t flag, PyObject *body, const Prop
     return 1;
 }
 
-/* One message of a batch: its id as a new reference; NULL when it is not the usual one. `waits` is that of all, or NULL. */
+/* Puts one message of a batch and returns its id; NULL when the message is unusual. `waits` is the wait flag of the messages
+   before it, NULL for the first. */
 static PyObject *put_member(Entries *entries, PyObject *message, PyObject *topic, PyObject *stem, PyObject *counter,
                             const Rules *rules, PyObject **waits) {
     PyObject *values[ATTRIBUTES], *id = NULL, *number = NULL;
     Properties text;
     int64_t next, flag, level;
     if (!take_message(message, rules, values)) return NULL;
-    if (*waits == NULL) *waits = values[WAIT]; /* True or False, as put_properties sees to it: they live on */
+    if (*waits == NULL) *waits = values[WAIT]; /* put_properties takes True and False only, which live for ever */
     int is_good = is_same_text(values[TOPIC], topic) && values[WAIT] == *waits
         && as_number(values[DELAY_LEVEL], 0, 0, &level) && as_int32(values[FLAG], &flag)
         && (number = PyObject_CallNoArgs(counter)) != NULL && as_number(number, 0, INT64_MAX, &next)
@@ -288,12 +279,15 @@ static PyObject *put_member(Entries *entries, PyObject *message, PyObject *topic
     return id;
 }
 
-/* messages, their topic, the same on the wire, stem of their ids, what gives the numbers, now, rules as above -> Outgoing */
-PyObject *make_batch(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+/* make_batch(messages, topic, wire_topic, stem, next_number, now, rules) -> (Outgoing,) */
+PyObject *make_batch(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
     Rules rules;
     PyObject *waits = NULL, *result = NULL;
     Properties text = {.size = 0};
-    if (count != 7 || !PyTuple_CheckExact(args[0]) || PyTuple_GET_SIZE(args[0]) == 0 || !take_rules(args[6], &rules))
+    if (count != 7 || !PyTuple_CheckExact(args[0]) || !is_ascii_text(args[3]) || !take_rules(args[6], &rules))
+        return wrong_arguments("make_batch");
+    if (PyTuple_GET_SIZE(args[0]) == 0 || !is_ascii_text(args[1])
+        || !strncmp((const char *)PyUnicode_1BYTE_DATA(args[1]), "%RETRY%", 7)) /* no batch may be sent there */
         return refuse();
     Py_ssize_t length = PyTuple_GET_SIZE(args[0]), n = 0;
     Entries entries = {.most = (Py_ssize_t)rules.largest};
@@ -314,5 +308,8 @@ PyObject *make_batch(PyObject *module, PyObject *const *args, Py_ssize_t count) 
     }
     Py_DECREF(ids);
     PyMem_Free(entries.at);
-    return result != NULL ? result : refuse();
+    if (result == NULL) return refuse();
+    PyObject *requests = PyTuple_Pack(1, result);
+    Py_DECREF(result);
+    return requests;
 }

@@ -1,5 +1,4 @@
-/* From the header of a send to its values: protocol/bodies/plain_send.py, parse_send, and for batches and V1 names what
-   `Command.header(SendMessageRequest)` and `decode_send_v1` do. */
+/* From the header of a send to its values, as protocol/bodies/send.py has them; 0 for an unusual header. */
 #include "json_text.h"
 #include "send.h"
 

@@ -1,23 +1,35 @@
-/* Which entries of a queue a reader wants: TagCodes.pick of store/queue/tag_codes.py, PropertyFilter.pick of
- * store/queue/property_filter.py. Both look at one entry after the other until a reply has as much as it may have. */
-#include "steps.h"
+/* Which entries of a queue a reader wants: pick_all of store/queue/backlog.py, pick_by_tags of store/queue/tag_codes.py,
+ * pick_by_properties of store/queue/property_filter.py. Each looks at one entry after the other until a reply has as much
+ * as it may have. */
+#include "properties.h"
+#include "records.h"
 
 #define MOST_NAMES 16
-#define BODY_LENGTH_AT 84 /* of a record with IPv4 hosts; see model/record.py */
-#define MAGIC_V2_END 0xAB
 
 /* Entries that were picked, and how far a look at all of them has come. */
 typedef struct {
+    Backlog backlog;
     PyObject *picked;
     byte *end;
     int64_t count, most, bytes, most_bytes, before;
     Py_ssize_t scanned;
 } Pick;
 
-static int begin(Pick *pick, Py_ssize_t entries, int64_t most, int64_t most_bytes) {
-    *pick = (Pick){.most = most, .most_bytes = most_bytes};
-    pick->picked = PyBytes_FromStringAndSize(NULL, (most < entries ? (Py_ssize_t)most : entries) * ENTRY_SIZE);
-    if (pick->picked == NULL) return 0;
+/* The first three arguments of each function: the backlog, most entries, most bytes. 0 with an exception if they are wrong. */
+static int begin(Pick *pick, PyObject *const *args) {
+    *pick = (Pick){0};
+    if (!as_number(args[1], 1, INT64_MAX, &pick->most) || !as_number(args[2], 0, INT64_MAX, &pick->most_bytes)) {
+        PyErr_SetString(PyExc_TypeError, "most entries and most bytes are numbers");
+        return 0;
+    }
+    if (!open_backlog(args[0], &pick->backlog)) return 0;
+    pick->before = pick->backlog.start;
+    Py_ssize_t count = pick->backlog.count;
+    pick->picked = PyBytes_FromStringAndSize(NULL, (pick->most < count ? (Py_ssize_t)pick->most : count) * ENTRY_SIZE);
+    if (pick->picked == NULL) {
+        PyBuffer_Release(&pick->backlog.log);
+        return 0;
+    }
     pick->end = (byte *)PyBytes_AS_STRING(pick->picked);
     return 1;
 }
@@ -31,18 +43,23 @@ static inline int goes_on(Pick *pick, int64_t offset, int64_t size) {
     return 1;
 }
 
-static inline void take(Pick *pick, const byte *entry, int64_t size) {
+/* 0 when its record does not lie in the file. */
+static inline int take(Pick *pick, const byte *entry, int64_t offset, int64_t size) {
+    if (!lies_within(&pick->backlog, offset, size)) return 0;
     pick->end = put_bytes(pick->end, entry, ENTRY_SIZE);
     pick->bytes += size;
     pick->count++;
+    return 1;
 }
 
-static PyObject *finish(Pick *pick, int is_whole) {
-    if (!is_whole || _PyBytes_Resize(&pick->picked, (Py_ssize_t)pick->count * ENTRY_SIZE) < 0) {
+/* The picked entries, how many were looked at, bytes of their records; None if an entry was not as usual. */
+static PyObject *finish(Pick *pick, int is_usual) {
+    PyBuffer_Release(&pick->backlog.log);
+    if (!is_usual || _PyBytes_Resize(&pick->picked, (Py_ssize_t)pick->count * ENTRY_SIZE) < 0) {
         Py_XDECREF(pick->picked);
         return refuse();
     }
-    return Py_BuildValue("Nn", pick->picked, pick->scanned);
+    return Py_BuildValue("NnL", pick->picked, pick->scanned, (long long)pick->bytes);
 }
 
 static inline int holds(const int32_t *sorted, Py_ssize_t count, int32_t code) {
@@ -54,32 +71,46 @@ static inline int holds(const int32_t *sorted, Py_ssize_t count, int32_t code) {
     return count && *sorted == code;
 }
 
-/* entries, sorted codes as 32-bit numbers, most entries, most bytes -> picked entries, how many were looked at */
-PyObject *pick_by_tags(PyObject *module, PyObject *const *args, Py_ssize_t count) {
-    int64_t most, most_bytes;
-    Pick pick;
-    if (count != 4 || !PyBytes_CheckExact(args[0]) || PyBytes_GET_SIZE(args[0]) % ENTRY_SIZE
-        || !PyBytes_CheckExact(args[1]) || PyBytes_GET_SIZE(args[1]) % (Py_ssize_t)sizeof(int32_t)
-        || !as_number(args[2], 1, INT64_MAX, &most) || !as_number(args[3], 0, INT64_MAX, &most_bytes))
-        return refuse();
-    const int32_t *codes = (const int32_t *)PyBytes_AS_STRING(args[1]);
-    Py_ssize_t code_count = PyBytes_GET_SIZE(args[1]) / (Py_ssize_t)sizeof(int32_t);
-    const byte *entry = (const byte *)PyBytes_AS_STRING(args[0]);
-    const byte *stop = entry + PyBytes_GET_SIZE(args[0]);
-    if (!begin(&pick, (stop - entry) / ENTRY_SIZE, most, most_bytes)) return NULL;
+/* Without codes every entry is wanted. */
+static PyObject *pick_by_codes(Pick *pick, const int32_t *codes, Py_ssize_t code_count) {
+    const byte *entry = pick->backlog.entries;
     int is_further = 1;
-    for (; entry < stop; entry += ENTRY_SIZE) {
-        int64_t size = (int32_t)get32(entry + 8);
-        is_further = goes_on(&pick, get64(entry), size);
+    for (Py_ssize_t n = 0; n < pick->backlog.count; n++, entry += ENTRY_SIZE) {
+        int64_t offset = get64(entry), size = (int32_t)get32(entry + 8);
+        is_further = goes_on(pick, offset, size);
+        if (is_further > 0 && (codes == NULL || holds(codes, code_count, (int32_t)get32(entry + 16)))
+            && !take(pick, entry, offset, size))
+            is_further = -1;
         if (is_further <= 0) break;
-        if (holds(codes, code_count, (int32_t)get32(entry + 16))) take(&pick, entry, size);
     }
-    return finish(&pick, is_further >= 0);
+    return finish(pick, is_further >= 0);
+}
+
+/* backlog, most entries, most bytes -> picked entries, how many were looked at, bytes of their records */
+PyObject *pick_all(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
+    Pick pick;
+    if (count != 3) {
+        PyErr_SetString(PyExc_TypeError, "pick_all(backlog, most entries, most bytes)");
+        return NULL;
+    }
+    return begin(&pick, args) ? pick_by_codes(&pick, NULL, 0) : NULL;
+}
+
+/* backlog, most entries, most bytes, sorted codes as 32-bit numbers -> as pick_all */
+PyObject *pick_by_tags(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
+    Pick pick;
+    if (count != 4 || !PyBytes_CheckExact(args[3]) || PyBytes_GET_SIZE(args[3]) % (Py_ssize_t)sizeof(int32_t)) {
+        PyErr_SetString(PyExc_TypeError, "pick_by_tags(backlog, most entries, most bytes, sorted 32-bit codes)");
+        return NULL;
+    }
+    if (!begin(&pick, args)) return NULL;
+    Py_ssize_t code_count = PyBytes_GET_SIZE(args[3]) / (Py_ssize_t)sizeof(int32_t);
+    return pick_by_codes(&pick, (const int32_t *)PyBytes_AS_STRING(args[3]), code_count);
 }
 
 /* --- by properties ------------------------------------------------------------------------------------------------ */
 
-/* The properties a condition asks for, and those of the record at hand. */
+/* The properties that a condition asks for, and their values in one record. */
 typedef struct {
     Py_ssize_t count;
     PyObject *names[MOST_NAMES];
@@ -87,15 +118,18 @@ typedef struct {
     PyObject *table, *find; /* name -> value or None, and how to ask it */
 } Wanted;
 
+/* 1, or 0 with an exception; there are no more than MOST_NAMES. */
 static int open_wanted(PyObject *names, Wanted *wanted) {
-    *wanted = (Wanted){0};
-    if (!PyTuple_CheckExact(names) || PyTuple_GET_SIZE(names) > MOST_NAMES) return 0;
-    wanted->count = PyTuple_GET_SIZE(names);
+    *wanted = (Wanted){.count = PyTuple_GET_SIZE(names)};
     for (Py_ssize_t n = 0; n < wanted->count; n++) {
         PyObject *pair = PyTuple_GET_ITEM(names, n);
-        if (!PyTuple_CheckExact(pair) || PyTuple_GET_SIZE(pair) != 2) return 0;
-        PyObject *name = PyTuple_GET_ITEM(pair, 0), *key = PyTuple_GET_ITEM(pair, 1);
-        if (!PyUnicode_CheckExact(name) || !PyBytes_CheckExact(key)) return 0;
+        PyObject *name = NULL, *key = NULL;
+        if (PyTuple_CheckExact(pair) && PyTuple_GET_SIZE(pair) == 2)
+            name = PyTuple_GET_ITEM(pair, 0), key = PyTuple_GET_ITEM(pair, 1);
+        if (name == NULL || !PyUnicode_CheckExact(name) || !PyBytes_CheckExact(key)) {
+            PyErr_SetString(PyExc_TypeError, "each name comes with its bytes");
+            return 0;
+        }
         wanted->names[n] = name;
         wanted->keys[n] = (Text){.at = (const byte *)PyBytes_AS_STRING(key), .size = PyBytes_GET_SIZE(key)};
     }
@@ -109,38 +143,14 @@ static void close_wanted(Wanted *wanted) {
     Py_XDECREF(wanted->table);
 }
 
-/* The text of a record's properties; 0 when its lengths lead out of it. */
-static int find_text(const byte *record, int64_t size, Text *text) {
-    if (size < BODY_LENGTH_AT + 4) return 0;
-    int64_t at = BODY_LENGTH_AT + (record[39] & 0x10 ? 12 : 0) + (record[39] & 0x20 ? 12 : 0);
-    if (at + 4 > size) return 0;
-    at += 4 + (int64_t)get32(record + at);
-    int is_v2 = record[7] == MAGIC_V2_END;
-    if (at + 1 + is_v2 > size) return 0;
-    at += is_v2 ? 2 + (record[at] << 8 | record[at + 1]) : 1 + record[at];
-    if (at + 2 > size) return 0;
-    int64_t length = record[at] << 8 | record[at + 1];
-    if (at + 2 + length > size) return 0;
-    *text = (Text){.at = record + at + 2, .size = (Py_ssize_t)length};
-    return 1;
-}
-
-/* Of several values of a name the last that is not empty counts: model/properties.py, find_property. */
-static void find_values(Wanted *wanted, const Text *text) {
+/* The values that the record has. */
+static void find_values(Wanted *wanted, const Record *record) {
     for (Py_ssize_t n = 0; n < wanted->count; n++) wanted->values[n].size = 0;
-    const byte *at = text->at, *stop = text->at + text->size;
-    while (at < stop) {
-        const byte *end = memchr(at, 2, (size_t)(stop - at));
-        if (end == NULL) end = stop;
-        const byte *middle = memchr(at, 1, (size_t)(end - at));
-        if (middle != NULL && middle + 1 < end)
-            for (Py_ssize_t n = 0; n < wanted->count; n++) {
-                const Text *key = &wanted->keys[n];
-                if (key->size == middle - at && memcmp(key->at, at, (size_t)key->size) == 0)
-                    wanted->values[n] = (Text){.at = middle + 1, .size = end - middle - 1};
-            }
-        at = end + 1;
-    }
+    const byte *at = record->properties;
+    for (Property property; next_property(&at, record->properties + record->properties_size, &property);)
+        for (Py_ssize_t n = 0; n < wanted->count; n++)
+            if (has_name(&property, wanted->keys[n].at, wanted->keys[n].size))
+                wanted->values[n] = (Text){.at = property.value, .size = property.value_size};
 }
 
 static int fill_table(Wanted *wanted) {
@@ -159,7 +169,7 @@ static int fill_table(Wanted *wanted) {
     return 1;
 }
 
-/* 1 or 0; -1 when it cannot tell: the twin has the same trouble, at a place where it is reported. */
+/* 1 or 0; -1 when the condition raises: then Python asks it again, and reports the error. */
 static int says_yes(PyObject *condition, PyObject *find) {
     PyObject *answer = PyObject_CallOneArg(condition, find);
     if (answer == NULL) {
@@ -172,43 +182,40 @@ static int says_yes(PyObject *condition, PyObject *find) {
     return answer == Py_True;
 }
 
-/* (entries, log, start, readable, most bytes), most entries, ((name, name as bytes), ...), condition
-   -> picked entries, how many were looked at */
-PyObject *pick_by_properties(PyObject *module, PyObject *const *args, Py_ssize_t count) {
-    int64_t most;
-    Backlog backlog;
+/* backlog, most entries, most bytes, ((name, name as bytes), ...), condition -> as pick_all */
+PyObject *pick_by_properties(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
     Wanted wanted;
     Pick pick;
-    if (count != 4 || !as_number(args[1], 1, INT64_MAX, &most) || !PyCallable_Check(args[3])
-        || !open_backlog(args[0], &backlog))
-        return refuse();
-    if (!open_wanted(args[2], &wanted) || !begin(&pick, backlog.count, most, backlog.most_bytes)) {
-        close_wanted(&wanted);
-        PyBuffer_Release(&backlog.log);
-        return refuse();
+    if (count != 5 || !PyTuple_CheckExact(args[3]) || !PyCallable_Check(args[4])) {
+        PyErr_SetString(PyExc_TypeError, "pick_by_properties(backlog, most entries, most bytes, names, condition)");
+        return NULL;
     }
-    const byte *log = backlog.log.buf;
+    if (PyTuple_GET_SIZE(args[3]) > MOST_NAMES) Py_RETURN_NONE;
+    if (!open_wanted(args[3], &wanted) || !begin(&pick, args)) {
+        close_wanted(&wanted);
+        return NULL;
+    }
+    const Backlog *backlog = &pick.backlog;
+    const byte *log = backlog->log.buf;
     int is_further = 1;
-    for (Py_ssize_t n = 0; n < backlog.count; n++) {
-        const byte *entry = backlog.entries + n * ENTRY_SIZE;
+    for (Py_ssize_t n = 0; n < backlog->count; n++) {
+        const byte *entry = backlog->entries + n * ENTRY_SIZE;
         int64_t offset = get64(entry), size = (int32_t)get32(entry + 8);
         is_further = goes_on(&pick, offset, size);
         if (is_further <= 0) break;
-        Text text;
+        Record record;
         int answer = -1;
-        if (size > 0 && size <= backlog.readable && offset >= backlog.start
-            && offset - backlog.start <= backlog.readable - size
-            && find_text(log + (offset - backlog.start), size, &text)) {
-            find_values(&wanted, &text);
-            if (fill_table(&wanted)) answer = says_yes(args[3], wanted.find);
+        if (lies_within(backlog, offset, size)
+            && read_record(log + (offset - backlog->start), (Py_ssize_t)size, &record)) {
+            find_values(&wanted, &record);
+            if (fill_table(&wanted)) answer = says_yes(args[4], wanted.find);
         }
         if (answer < 0) {
             is_further = -1;
             break;
         }
-        if (answer) take(&pick, entry, size);
+        if (answer) take(&pick, entry, offset, size);
     }
     close_wanted(&wanted);
-    PyBuffer_Release(&backlog.log);
     return finish(&pick, is_further >= 0);
 }

@@ -1,27 +1,49 @@
-/* The stored properties of a message: name, byte 1, value, byte 2 after each but maybe the last. */
+/* The stored properties of a message: name, byte 1, value, byte 2 after each but maybe the last. The meaning is that of
+   model/properties.py: a piece without a name or with an empty value is none; of several values of a name the last counts. */
 #ifndef DOWNRANGE_PROPERTIES_H
 #define DOWNRANGE_PROPERTIES_H
 
 #include "steps.h"
+
+/* Neither name nor value is empty. */
+typedef struct {
+    const byte *name, *value;
+    Py_ssize_t name_size, value_size;
+} Property;
+
+/* The first property from `*at` on, which is moved behind it; 0 when there is none before `end`. */
+static inline int next_property(const byte **at, const byte *end, Property *property) {
+    while (*at < end) {
+        const byte *name = *at, *stop = memchr(name, 2, (size_t)(end - name));
+        *at = stop != NULL ? stop + 1 : end;
+        if (stop == NULL) stop = end;
+        const byte *middle = memchr(name, 1, (size_t)(stop - name));
+        if (middle == NULL || middle == name || middle + 1 == stop) continue;
+        *property = (Property){name, middle + 1, middle - name, stop - middle - 1};
+        return 1;
+    }
+    return 0;
+}
+
+static inline int has_name(const Property *property, const void *name, Py_ssize_t size) {
+    return property->name_size == size && memcmp(property->name, name, (size_t)size) == 0;
+}
 
 /* A part of a message's properties; of size 0 when it is missing. */
 typedef struct {
     int32_t at, size;
 } Part;
 
-/* Where those values stand that queue and index are made of: the last one of a name counts. */
+/* Where the values stand that queue and index are made of. */
 static inline void find_properties(const byte *start, Py_ssize_t whole, Part *tags, Part *unique_key, Part *keys) {
-    const byte *at = start, *end = start + whole;
+    const byte *at = start;
+    Property property;
     *tags = *unique_key = *keys = (Part){0, 0};
-    while (at < end) {
-        const byte *stop = memchr(at, 2, (size_t)(end - at));
-        Py_ssize_t size = (stop != NULL ? stop : end) - at, name = 0;
-        Part *part = NULL;
-        if (size >= 5 && !memcmp(at, "TAGS\x01", 5)) part = tags, name = 5;
-        else if (size >= 5 && !memcmp(at, "KEYS\x01", 5)) part = keys, name = 5;
-        else if (size >= 9 && !memcmp(at, "UNIQ_KEY\x01", 9)) part = unique_key, name = 9;
-        if (part != NULL) *part = (Part){(int32_t)(at + name - start), (int32_t)(size - name)};
-        at += size + 1;
+    while (next_property(&at, start + whole, &property)) {
+        Part *part = has_name(&property, "TAGS", 4) ? tags
+            : has_name(&property, "KEYS", 4) ? keys
+            : has_name(&property, "UNIQ_KEY", 8) ? unique_key : NULL;
+        if (part != NULL) *part = (Part){(int32_t)(property.value - start), (int32_t)property.value_size};
     }
 }
 

@@ -8,6 +8,7 @@ enum { NEXT, END, PHYSICAL_END, AT, MESSAGES, BYTES, SPILL_AT, START, ROW };
 enum { FREE_BLOCK, USED_BYTES, BLOCKS_IN_USE };
 #define BLOCK 256
 #define FIRST 16
+_Static_assert(ROW == 8 && (BLOCK - FIRST) % ENTRY_SIZE == 0, "the layout of store/queue/queue_tails.py");
 
 /* Reading from far memory takes as long as a hundred steps; asked for together, many places take as long as one. */
 static inline void fetch(const void *at) { __builtin_prefetch(at, 1); }

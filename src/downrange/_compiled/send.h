@@ -1,4 +1,4 @@
-/* The header of a send: what parse_send.c reads and plain_sends.c makes messages of. */
+/* The header of a send: what parse_send.c reads and usual_sends.c makes messages of. */
 #ifndef DOWNRANGE_SEND_H
 #define DOWNRANGE_SEND_H
 

@@ -1,8 +1,8 @@
-/* The plain TCP connections of a server behind one descriptor: transport/sockets.py says why. It has no twin: without it
- * the loop's own transports are used.
+/* All plain TCP connections of a server behind one epoll descriptor; transport/sockets.py says why. There is no Python
+ * twin: where this file was not compiled, the event loop's own transports are used.
  *
- * Making an object may start the garbage collector, and with it anything at all. So whatever is used afterwards is
- * owned, and the table is looked at anew. All calls hold the GIL and belong to the loop's thread. */
+ * Creating an object may start the garbage collector, which may run any code. So every object that is used afterwards
+ * is owned here, and the table is read again. All calls hold the GIL and come from the loop's thread. */
 #include "steps.h"
 #ifdef __linux__
 #include <errno.h>
@@ -11,19 +11,20 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-/* What is received in one go. Some hundred messages are enough to share what is done once for all; with thousands the
-   first would have left the processor's cache before the last is read, and the turn of the loop would be long. */
+/* Limits of one `receive`. A few hundred messages are enough to share the cost of a call. With thousands of them the
+   first would have left the processor's cache before the last is handled, and one turn of the loop would be long. */
 #define MOST_SOCKETS 64
 #define MOST_BYTES (1 << 18)
-#define ENOUGH_BYTES (1 << 16) /* behind so many no further socket is read */
+#define ENOUGH_BYTES (1 << 16) /* once so many bytes were received, no further socket is read */
 
-/* What there is to know of one connection here; transport/socket_transport.py makes a transport of it. */
+/* One connection; transport/socket_transport.py derives a transport from it. */
 typedef struct {
     PyObject_HEAD
-    PyObject *host;         /* the peer, as a record stores it */
-    int descriptor;         /* -1 when it was closed */
-    char is_between_frames; /* all that was received before has been handled */
-    char is_full;           /* something waits to be sent */
+    PyObject *requests; /* NULL, or a dict: this end's own requests that wait for a reply */
+    int descriptor;     /* -1 after it was closed */
+    char is_gathered;   /* whole frames may be returned together with those of other sockets */
+    char is_full;       /* the transport holds bytes that the kernel did not take yet */
+    char has_queued;    /* the connection holds frames that it did not give to the transport yet */
 } Socket;
 
 typedef struct {
@@ -33,14 +34,14 @@ typedef struct {
     Socket **table;                 /* by descriptor; NULL or owned */
     Py_ssize_t size;
     byte *space;
-    /* What epoll told us. Those there was no time for come first in the next turn: epoll itself is not that fair. */
+    /* What epoll_wait returned. Events that `receive` did not get to come first next time: epoll itself is not fair. */
     struct epoll_event events[MOST_SOCKETS];
     int event, count;
 } Sockets;
 
 static PyTypeObject *socket_type;
 
-/* As many as the kernel takes, -1 for an error. */
+/* How many bytes the kernel took; -1 for an error. */
 static ssize_t send_now(const Socket *socket, const byte *at, Py_ssize_t size) {
     ssize_t sent;
     do sent = send(socket->descriptor, at, (size_t)size, MSG_DONTWAIT | MSG_NOSIGNAL);
@@ -57,7 +58,7 @@ static PyObject *socket_send(Socket *self, PyObject *object) {
     return sent < 0 ? PyErr_SetFromErrno(PyExc_OSError) : PyLong_FromSsize_t(sent);
 }
 
-static PyObject *socket_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
+static PyObject *socket_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(keywords)) {
     Socket *self = (Socket *)type->tp_alloc(type, 0);
     if (self != NULL) self->descriptor = -1;
     return (PyObject *)self;
@@ -65,7 +66,7 @@ static PyObject *socket_new(PyTypeObject *type, PyObject *args, PyObject *keywor
 
 static void socket_dealloc(Socket *self) {
     PyTypeObject *type = Py_TYPE(self);
-    Py_XDECREF(self->host);
+    Py_XDECREF(self->requests);
     type->tp_free(self);
     Py_DECREF(type);
 }
@@ -76,10 +77,11 @@ static PyMethodDef socket_methods[] = {
 };
 
 static PyMemberDef socket_members[] = {
-    {"host", T_OBJECT_EX, offsetof(Socket, host), 0, NULL},
+    {"requests", T_OBJECT_EX, offsetof(Socket, requests), 0, NULL},
     {"descriptor", T_INT, offsetof(Socket, descriptor), 0, NULL},
-    {"is_between_frames", T_BOOL, offsetof(Socket, is_between_frames), 0, NULL},
+    {"is_gathered", T_BOOL, offsetof(Socket, is_gathered), 0, NULL},
     {"is_full", T_BOOL, offsetof(Socket, is_full), 0, NULL},
+    {"has_queued", T_BOOL, offsetof(Socket, has_queued), 0, NULL},
     {NULL, 0, 0, 0, NULL},
 };
 
@@ -92,8 +94,8 @@ static PyType_Spec socket_spec = {
     "downrange._steps.Socket", sizeof(Socket), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, socket_slots,
 };
 
-/* most that the length of a frame may say, and that of its header */
-static PyObject *sockets_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
+/* the largest length that a frame may have, and the largest length of its header */
+static PyObject *sockets_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(keywords)) {
     long long max_length, max_header;
     if (!PyArg_ParseTuple(args, "LL", &max_length, &max_header)) return NULL;
     Sockets *self = (Sockets *)type->tp_alloc(type, 0);
@@ -119,7 +121,7 @@ static int sockets_clear(Sockets *self) {
     return 0;
 }
 
-static PyObject *sockets_close(Sockets *self, PyObject *unused) {
+static PyObject *sockets_close(Sockets *self, PyObject *Py_UNUSED(unused)) {
     if (self->epoll >= 0) close(self->epoll);
     self->epoll = -1;
     sockets_clear(self);
@@ -137,7 +139,7 @@ static void sockets_dealloc(Sockets *self) {
     Py_DECREF(type);
 }
 
-static PyObject *sockets_fileno(Sockets *self, PyObject *unused) { return PyLong_FromLong(self->epoll); }
+static PyObject *sockets_fileno(Sockets *self, PyObject *Py_UNUSED(unused)) { return PyLong_FromLong(self->epoll); }
 
 static int has_room(Sockets *self, int descriptor) {
     if (descriptor < self->size) return 1;
@@ -152,7 +154,7 @@ static int has_room(Sockets *self, int descriptor) {
     return 1;
 }
 
-/* socket, events: what to wait for; nothing: it is forgotten */
+/* socket, events to wait for; with no events the socket is forgotten */
 static PyObject *sockets_watch(Sockets *self, PyObject *const *args, Py_ssize_t count) {
     int64_t wanted;
     if (count != 2 || !PyObject_TypeCheck(args[0], socket_type) || !as_number(args[1], 0, INT32_MAX, &wanted)
@@ -165,7 +167,7 @@ static PyObject *sockets_watch(Sockets *self, PyObject *const *args, Py_ssize_t 
     if (!has_room(self, descriptor)) return NULL;
     int is_known = self->table[descriptor] != NULL;
     struct epoll_event event = {.events = (uint32_t)wanted, .data.fd = descriptor};
-    /* Without anything to wait for it must go: epoll would tell for ever that the connection broke down. */
+    /* Without events the socket must leave epoll, which would report for ever that its connection broke. */
     int change = !wanted ? EPOLL_CTL_DEL : is_known ? EPOLL_CTL_MOD : EPOLL_CTL_ADD;
     if ((wanted || is_known) && epoll_ctl(self->epoll, change, descriptor, &event) < 0)
         return PyErr_SetFromErrno(PyExc_OSError);
@@ -174,7 +176,7 @@ static PyObject *sockets_watch(Sockets *self, PyObject *const *args, Py_ssize_t 
 }
 
 typedef struct {
-    PyObject *frames, *sockets, *hosts, *others; /* owned; without frames and hosts, frames stay where they are */
+    PyObject *frames, *sockets, *others; /* owned; when `frames` is NULL, frames stay in the space of `Sockets` */
     Py_ssize_t bytes, kept;
 } Received;
 
@@ -186,13 +188,18 @@ static int add_other(Received *received, Socket *socket, PyObject *what) {
     return is_added;
 }
 
-/* How many; -1 with an exception. */
+/* The number of frames; -1 with an exception. */
 static Py_ssize_t keep_frames(Received *received, const byte *at, Py_ssize_t size) {
     if (received->frames != NULL) return add_frames(received->frames, at, size);
     received->kept += size;
     Py_ssize_t count = 0;
     for (const byte *end = at + size; at < end; at += 4 + get32(at)) count++;
     return count;
+}
+
+static int may_be_gathered(const Socket *socket) {
+    return socket->is_gathered && !socket->is_full
+        && (socket->requests == NULL || (PyDict_CheckExact(socket->requests) && PyDict_GET_SIZE(socket->requests) == 0));
 }
 
 /* 0 with an exception. */
@@ -204,14 +211,12 @@ static int read_socket(const Sockets *self, Socket *socket, Received *received) 
     if (size < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return 1;
     if (size < 0) return add_other(received, socket, PyLong_FromLong(errno));
     received->bytes += size;
-    int is_gathered = size > 0 && socket->is_between_frames && !socket->is_full && socket->host != NULL
+    int is_gathered = size > 0 && may_be_gathered(socket)
         && whole_frames(space, size, self->max_length, self->max_header) == size;
     if (!is_gathered) return add_other(received, socket, PyBytes_FromStringAndSize((char *)space, size));
     Py_ssize_t count = keep_frames(received, space, size);
     for (Py_ssize_t n = 0; n < count; n++)
-        if (PyList_Append(received->sockets, (PyObject *)socket) < 0
-            || (received->hosts != NULL && PyList_Append(received->hosts, socket->host) < 0))
-            return 0;
+        if (PyList_Append(received->sockets, (PyObject *)socket) < 0) return 0;
     return count >= 0;
 }
 
@@ -237,24 +242,24 @@ static int has_events(Sockets *self) {
     return self->count > 0;
 }
 
-/* -> frames, the socket and the host of each; and what else came: (socket, bytes), (socket, b"") at the end, (socket,
-   error), (socket, None) when it takes more. None when nothing came. */
-static PyObject *sockets_receive(Sockets *self, PyObject *unused) {
+/* -> frames, the socket of each frame, and a list of all other events: (socket, bytes) for bytes that are not gathered,
+   (socket, b"") at the end of a connection, (socket, error number), (socket, None) when the kernel takes more output.
+   None when there is no event. */
+static PyObject *sockets_receive(Sockets *self, PyObject *Py_UNUSED(unused)) {
     if (!has_events(self)) Py_RETURN_NONE;
-    Received received = {PyList_New(0), PyList_New(0), PyList_New(0), PyList_New(0), 0, 0};
-    if (received.frames && received.sockets && received.hosts && received.others && read_sockets(self, &received))
-        return Py_BuildValue("(NNNN)", received.frames, received.sockets, received.hosts, received.others);
+    Received received = {PyList_New(0), PyList_New(0), PyList_New(0), 0, 0};
+    if (received.frames && received.sockets && received.others && read_sockets(self, &received))
+        return Py_BuildValue("(NNN)", received.frames, received.sockets, received.others);
     Py_XDECREF(received.frames);
     Py_XDECREF(received.sockets);
-    Py_XDECREF(received.hosts);
     Py_XDECREF(received.others);
     return NULL;
 }
 
-/* The same without hosts, for who reads frames where they are: they come in one piece, one behind the other. */
-static PyObject *sockets_receive_joined(Sockets *self, PyObject *unused) {
+/* `receive` for a caller that parses frames itself: all frames come as one bytes object, one behind the other. */
+static PyObject *sockets_receive_joined(Sockets *self, PyObject *Py_UNUSED(unused)) {
     if (!has_events(self)) Py_RETURN_NONE;
-    Received received = {NULL, PyList_New(0), NULL, PyList_New(0), 0, 0};
+    Received received = {NULL, PyList_New(0), PyList_New(0), 0, 0};
     if (received.sockets && received.others && read_sockets(self, &received))
         return Py_BuildValue("(y#NN)", self->space, received.kept, received.sockets, received.others);
     Py_XDECREF(received.sockets);
@@ -262,34 +267,38 @@ static PyObject *sockets_receive_joined(Sockets *self, PyObject *unused) {
     return NULL;
 }
 
-/* frames one behind the other, one for each of the sockets -> (socket, what could not be sent) */
+/* sockets, frames one behind the other, one for each socket -> list of (socket, bytes that were not sent) */
 static PyObject *send_each(PyObject *sockets, const byte *at, Py_ssize_t size) {
     const byte *end = at + size;
     PyObject *unsent = PyList_New(0);
     for (Py_ssize_t n = 0; unsent != NULL && n < PyList_GET_SIZE(sockets);) {
         PyObject *object = PyList_GET_ITEM(sockets, n);
         const byte *start = at;
-        do { /* all frames of one socket leave together */
-            if (end - at < 4 || get32(at) > (size_t)(end - at - 4) || !PyObject_TypeCheck(object, socket_type)) {
-                PyErr_SetString(PyExc_ValueError, "a socket and a frame for each are expected");
-                Py_DECREF(unsent);
-                return NULL;
-            }
+        do { /* neighbouring frames of one socket leave in one call */
+            if (end - at < 4 || get32(at) > (size_t)(end - at - 4) || !PyObject_TypeCheck(object, socket_type)) goto misfit;
             at += 4 + get32(at);
         } while (++n < PyList_GET_SIZE(sockets) && PyList_GET_ITEM(sockets, n) == object);
         Socket *socket = (Socket *)object;
-        ssize_t sent = socket->is_full || socket->descriptor < 0 ? 0 : send_now(socket, start, at - start);
+        int must_wait = socket->is_full || socket->has_queued || socket->descriptor < 0; /* behind older output */
+        ssize_t sent = must_wait ? 0 : send_now(socket, start, at - start);
         if (sent == at - start) continue;
-        if (sent < 0) sent = 0; /* whoever tries again gets the error */
+        if (sent < 0) sent = 0; /* the next attempt to send reports the error */
         PyObject *pair = Py_BuildValue("(Oy#)", object, start + sent, (Py_ssize_t)(at - start - sent));
         if (pair == NULL || PyList_Append(unsent, pair) < 0) Py_CLEAR(unsent);
         Py_XDECREF(pair);
     }
-    return unsent;
+    if (unsent == NULL || at == end) return unsent;
+misfit:
+    PyErr_SetString(PyExc_ValueError, "a socket and a frame for each are expected");
+    Py_DECREF(unsent);
+    return NULL;
 }
 
-static PyObject *send_frames(PyObject *module, PyObject *const *args, Py_ssize_t count) {
-    if (count != 2 || !PyList_CheckExact(args[0])) return refuse();
+static PyObject *send_frames(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
+    if (count != 2 || !PyList_CheckExact(args[0])) {
+        PyErr_SetString(PyExc_TypeError, "send_frames expects a list of sockets and frames");
+        return NULL;
+    }
     Py_buffer frames;
     if (PyObject_GetBuffer(args[1], &frames, PyBUF_SIMPLE) < 0) return NULL;
     PyObject *unsent = send_each(args[0], frames.buf, frames.len);

@@ -3,14 +3,14 @@
  * Numbers come and go as the bytes of NumPy and Arrow arrays, in the machine's own byte order. Arrow finds the text
  * number n of a column between the edges n and n + 1 of its data.
  */
-#include "steps.h"
+#include "properties.h"
+#include "records.h"
 
-#define FIXED_SIZE 91
 #define MOST_PAIRS 64
 #define MOST_COLUMNS 8
 
 /* Where the records of `buffer` begin, one behind the other; None when they do not end with it. */
-PyObject *walk_records(PyObject *module, PyObject *buffer) {
+PyObject *walk_records(PyObject *Py_UNUSED(module), PyObject *buffer) {
     Py_buffer view;
     PyObject *starts = NULL;
     if (PyObject_GetBuffer(buffer, &view, PyBUF_SIMPLE) < 0) {
@@ -72,11 +72,6 @@ static void drop_texts(Texts *texts) {
     Py_CLEAR(texts->data);
 }
 
-typedef struct {
-    const byte *name, *value;
-    Py_ssize_t name_size, value_size;
-} Pair;
-
 /* One property as a column; a bit of `valid` for each row that has it. */
 typedef struct {
     Text name;
@@ -94,44 +89,35 @@ typedef struct {
     byte all_bits;
 } Split;
 
-/* Forget the pair of this name, if there is one: of several the last counts. Returns how many are left. */
-static int without_name(Pair *pairs, int count, const byte *name, Py_ssize_t size) {
+/* Forget the property of this name, if there is one. Returns how many are left. */
+static int without_name(Property *pairs, int count, const Property *other) {
     for (int n = 0; n < count; n++)
-        if (pairs[n].name_size == size && memcmp(pairs[n].name, name, (size_t)size) == 0) {
-            memmove(pairs + n, pairs + n + 1, (size_t)(count - n - 1) * sizeof(Pair));
+        if (has_name(&pairs[n], other->name, other->name_size)) {
+            memmove(pairs + n, pairs + n + 1, (size_t)(count - n - 1) * sizeof *pairs);
             return count - 1;
         }
     return count;
 }
 
-/* The pairs of one text; -1 when they are more than MOST_PAIRS. */
-static int pairs_of(const byte *at, const byte *end, Pair *pairs) {
+/* The properties of one text, each name once; -1 when they are more than MOST_PAIRS. */
+static int pairs_of(const byte *at, const byte *end, Property *pairs) {
     int count = 0;
-    while (at < end) {
-        const byte *stop = memchr(at, 2, (size_t)(end - at));
-        if (stop == NULL) stop = end;
-        const byte *equals = memchr(at, 1, (size_t)(stop - at));
-        if (equals != NULL && equals > at && equals + 1 < stop) {
-            Py_ssize_t size = equals - at;
-            count = without_name(pairs, count, at, size);
-            if (count == MOST_PAIRS) return -1;
-            pairs[count++] = (Pair){at, equals + 1, size, stop - equals - 1};
-        }
-        at = stop + 1;
+    for (Property property; next_property(&at, end, &property); pairs[count++] = property) {
+        count = without_name(pairs, count, &property);
+        if (count == MOST_PAIRS) return -1;
     }
     return count;
 }
 
 static int take_row(Split *split, Py_ssize_t row, const byte *at, const byte *end) {
-    Pair pairs[MOST_PAIRS];
+    Property pairs[MOST_PAIRS];
     int count = pairs_of(at, end, pairs);
     if (count < 0) return 0;
     for (; at < end; at++) split->all_bits |= *at;
     for (Py_ssize_t k = 0; k < split->column_count; k++) {
         Column *column = &split->columns[k];
         int n = 0;
-        while (n < count && !(pairs[n].name_size == column->name.size
-                              && memcmp(pairs[n].name, column->name.at, (size_t)column->name.size) == 0)) n++;
+        while (n < count && !has_name(&pairs[n], column->name.at, column->name.size)) n++;
         if (n < count) {
             add_text(&column->texts, pairs[n].value, pairs[n].value_size);
             PyBytes_AS_STRING(column->valid)[row / 8] |= (char)(1 << row % 8);
@@ -218,7 +204,7 @@ static int is_aligned(const void *at) { return (uintptr_t)at % sizeof(int64_t) =
  *
  * Returns (are all bytes ASCII, a column for each name, map). A column is (validity or None, edges, data), the map
  * (edges of rows, edges of names, names, edges of values, values) or None. */
-PyObject *split_properties(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+PyObject *split_properties(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
     Py_buffer views[3];
     Split split = {0};
     PyObject *result = NULL;

@@ -1,29 +1,28 @@
 /* The module downrange._steps. */
-#include "run.h"
+#include "new_messages.h"
+#include "records.h"
 #include "topic_table.h"
 
 PyObject *s_is_special, *s_queue_id, *s_row, *s_topic, *s_topic_field;
 
 static PyMethodDef functions[] = {
     {"cut_frames", (PyCFunction)(void (*)(void))cut_frames, METH_FASTCALL, NULL},
-    {"run_of", (PyCFunction)(void (*)(void))run_of, METH_FASTCALL, NULL},
-    {"plain_run", (PyCFunction)(void (*)(void))plain_run, METH_FASTCALL, NULL},
-    {"append_run", (PyCFunction)(void (*)(void))append_run, METH_FASTCALL, NULL},
+    {"next_run", (PyCFunction)(void (*)(void))next_run, METH_FASTCALL, NULL},
+    {"write_records", (PyCFunction)(void (*)(void))write_records, METH_FASTCALL, NULL},
     {"put_entries", (PyCFunction)(void (*)(void))put_entries, METH_FASTCALL, NULL},
     {"index_keys", (PyCFunction)(void (*)(void))index_keys, METH_FASTCALL, NULL},
-    {"replay_records", (PyCFunction)(void (*)(void))replay_records, METH_FASTCALL, NULL},
-    {"check_records", (PyCFunction)(void (*)(void))check_records, METH_FASTCALL, NULL},
-    {"encode_answers", (PyCFunction)(void (*)(void))encode_answers, METH_FASTCALL, NULL},
+    {"read_records", (PyCFunction)(void (*)(void))read_records, METH_FASTCALL, NULL},
     {"encode_pull", (PyCFunction)(void (*)(void))encode_pull, METH_FASTCALL, NULL},
+    {"pick_all", (PyCFunction)(void (*)(void))pick_all, METH_FASTCALL, NULL},
     {"pick_by_tags", (PyCFunction)(void (*)(void))pick_by_tags, METH_FASTCALL, NULL},
     {"pick_by_properties", (PyCFunction)(void (*)(void))pick_by_properties, METH_FASTCALL, NULL},
-    {"read_replies", (PyCFunction)(void (*)(void))read_replies, METH_FASTCALL, NULL},
+    {"first_usual", (PyCFunction)(void (*)(void))first_usual, METH_FASTCALL, NULL},
     {"make_outgoing", (PyCFunction)(void (*)(void))make_outgoing, METH_FASTCALL, NULL},
     {"make_send", (PyCFunction)(void (*)(void))make_send, METH_FASTCALL, NULL},
     {"make_batch", (PyCFunction)(void (*)(void))make_batch, METH_FASTCALL, NULL},
     {"encode_send", (PyCFunction)(void (*)(void))encode_send, METH_FASTCALL, NULL},
-    {"take_stored", (PyCFunction)(void (*)(void))take_stored, METH_FASTCALL, NULL},
-    {"read_pulled", (PyCFunction)(void (*)(void))read_pulled, METH_FASTCALL, NULL},
+    {"take_stored_replies", (PyCFunction)(void (*)(void))take_stored_replies, METH_FASTCALL, NULL},
+    {"read_usual", (PyCFunction)(void (*)(void))read_usual, METH_FASTCALL, NULL},
     {"walk_records", walk_records, METH_O, NULL},
     {"split_properties", (PyCFunction)(void (*)(void))split_properties, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},
@@ -32,6 +31,17 @@ static PyMethodDef functions[] = {
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT, .m_name = "downrange._steps", .m_size = -1, .m_methods = functions,
 };
+
+/* The layout of a record, which tests compare with that of model/record.py; 0 with an exception. */
+static int add_record_layout(PyObject *module) {
+    PyObject *layout = Py_BuildValue(
+        "{sIsIsisisIsisisisi}", "MAGIC_V1", MAGIC_V1, "MAGIC_V2", MAGIC_V2, "FIXED_SIZE", FIXED_SIZE, "IPV6_EXTRA",
+        IPV6_EXTRA, "CRC_MASK", CRC_MASK, "QUEUE_OFFSET_AT", QUEUE_OFFSET_AT, "PHYSICAL_OFFSET_AT", PHYSICAL_OFFSET_AT,
+        "SYS_FLAG_AT", SYS_FLAG_AT, "STORE_TIMESTAMP_AT", STORE_TIMESTAMP_AT);
+    int is_added = layout != NULL && PyModule_AddObjectRef(module, "RECORD_LAYOUT", layout) == 0;
+    Py_XDECREF(layout);
+    return is_added;
+}
 
 PyMODINIT_FUNC PyInit__steps(void) {
     make_crc_table();
@@ -42,8 +52,10 @@ PyMODINIT_FUNC PyInit__steps(void) {
     s_topic_field = PyUnicode_InternFromString("topic_field");
     if (!s_is_special || !s_queue_id || !s_row || !s_topic || !s_topic_field) return NULL;
     if (!make_reply_names()) return NULL;
-    if (PyType_Ready(&run_type) < 0) return NULL;
     PyObject *module = PyModule_Create(&definition);
-    if (module != NULL && (PyModule_AddType(module, &topic_table_type) < 0 || add_sockets(module) < 0)) Py_CLEAR(module);
+    if (module != NULL
+        && (PyModule_AddIntConstant(module, "VERSION", 1) < 0 || PyModule_AddType(module, &topic_table_type) < 0
+            || add_sockets(module) < 0 || !add_new_messages(module) || !add_sends(module) || !add_record_layout(module)))
+        Py_CLEAR(module);
     return module;
 }

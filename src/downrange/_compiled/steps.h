@@ -1,13 +1,11 @@
-/* What is done for every message of a run, in C: the twins of FrameDecoder.frames, plain_run, append_run, apply_run, put_run,
- * SendReply.encode and PullReplyHead.encode. docs/how-to/compiled.md says how it is built and chosen.
+/* Steps of the request path in C. docs/how-to/compiled.md says how they are built, downrange/compiled.py chooses.
  *
- * Each function either does exactly what its Python twin does or returns None and has changed nothing; then the twin
- * takes over, with its errors and its unusual cases. So nothing here needs to know what is wrong with an input, only
- * that it is not the usual one. Arguments that only a bug can pass (a type, a buffer that is too short) are refused in
- * the same way. Exceptions are for memory that ran out. All calls hold the GIL and belong to the store's thread.
+ * Each function does what the Python function or class of its name does. Some leave unusual input to Python: then they
+ * return None and have changed nothing. Wrong arguments are a bug of the caller and raise TypeError. All calls hold the
+ * GIL; those on a store belong to the store's thread.
  */
-#ifndef DOWNRANGE_RUNS_H
-#define DOWNRANGE_RUNS_H
+#ifndef DOWNRANGE_STEPS_H
+#define DOWNRANGE_STEPS_H
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -27,26 +25,27 @@ typedef struct {
 extern PyObject *s_is_special, *s_queue_id, *s_row, *s_topic, *s_topic_field;
 
 PyObject *cut_frames(PyObject *module, PyObject *const *args, Py_ssize_t count);
-PyObject *plain_run(PyObject *module, PyObject *const *args, Py_ssize_t count);
-PyObject *append_run(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *next_run(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *write_records(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *put_entries(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *index_keys(PyObject *module, PyObject *const *args, Py_ssize_t count);
-PyObject *replay_records(PyObject *module, PyObject *const *args, Py_ssize_t count);
-PyObject *check_records(PyObject *module, PyObject *const *args, Py_ssize_t count);
-PyObject *encode_answers(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *read_records(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *encode_pull(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *pick_all(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *pick_by_tags(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *pick_by_properties(PyObject *module, PyObject *const *args, Py_ssize_t count);
-PyObject *read_replies(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *first_usual(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *make_outgoing(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *make_send(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *make_batch(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *encode_send(PyObject *module, PyObject *const *args, Py_ssize_t count);
-PyObject *take_stored(PyObject *module, PyObject *const *args, Py_ssize_t count);
-PyObject *read_pulled(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *take_stored_replies(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *read_usual(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *walk_records(PyObject *module, PyObject *buffer);
 PyObject *split_properties(PyObject *module, PyObject *const *args, Py_ssize_t count);
 int add_sockets(PyObject *module);
+int add_new_messages(PyObject *module);
+int add_sends(PyObject *module);
 
 PyObject *frame_of_send(PyObject *pieces, const int64_t *numbers, const char *text, Py_ssize_t text_size, int64_t opaque,
                         PyObject *body, int64_t most);
@@ -111,6 +110,12 @@ static inline PyObject *refuse(void) {
     Py_RETURN_NONE;
 }
 
+/* A bug of the caller; NULL with a TypeError, unless an exception is on its way already. */
+static inline PyObject *wrong_arguments(const char *name) {
+    if (!PyErr_Occurred()) PyErr_Format(PyExc_TypeError, "%s: wrong arguments", name);
+    return NULL;
+}
+
 /* The attribute as a new reference; NULL and no exception when there is none. */
 static inline PyObject *attribute(PyObject *object, PyObject *name) {
     PyObject *value = PyObject_GetAttr(object, name);
@@ -149,18 +154,21 @@ static inline Py_ssize_t measure(PyObject *pieces, Py_ssize_t expected) {
     return size;
 }
 
-/* Queue entries, and the part of the log they point into: Backlog of store/queue/backlog.py. */
+/* Queue entries, and the file of the log they point into: Backlog of store/queue/backlog.py. */
 typedef struct {
     const byte *entries;
     Py_ssize_t count;
-    int64_t start, readable, most_bytes;
+    int64_t start, readable;
     Py_buffer log;
 } Backlog;
 
 #define ENTRY_SIZE 20
 
-/* 0 and nothing to close when it is none, without an exception. */
+/* 0, an exception and nothing to close when the object is no backlog. */
 int open_backlog(PyObject *object, Backlog *backlog);
+
+/* Whether a record lies in the part of the file that may be read. */
+int lies_within(const Backlog *backlog, int64_t offset, int64_t size);
 
 /* Names of methods that the client's functions need; 0 when memory ran out. */
 int make_reply_names(void);

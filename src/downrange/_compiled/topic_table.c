@@ -139,7 +139,7 @@ static PyObject *forget_topic(TopicTable *table, PyObject *topic) {
     Py_RETURN_NONE;
 }
 
-static PyObject *clear_table(TopicTable *table, PyObject *nothing) {
+static PyObject *clear_table(TopicTable *table, PyObject *Py_UNUSED(nothing)) {
     Slot *before = table->slots;
     uint64_t mask = table->mask;
     table->slots = NULL;
@@ -153,7 +153,7 @@ static PyObject *clear_table(TopicTable *table, PyObject *nothing) {
     Py_RETURN_NONE;
 }
 
-static PyObject *new_table(PyTypeObject *type, PyObject *args, PyObject *names) {
+static PyObject *new_table(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(names)) {
     TopicTable *table = (TopicTable *)type->tp_alloc(type, 0);
     if (table == NULL) return NULL;
     table->seed = (uint64_t)(uintptr_t)table * 0xD6E8FEB86659FD93u; /* where it lies in memory cannot be known by others */

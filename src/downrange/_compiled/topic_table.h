@@ -1,5 +1,5 @@
-/* The rows of a topic's queues, by the topic's bytes: what broker/destinations.py knows, for plain_sends.c, and which
-   queues were met in the log, for replay_records.c and check_records.c. */
+/* The rows of a topic's queues, by the topic's bytes: what broker/handlers/usual_sends.py knows, for usual_sends.c,
+   and which queues were met in the log, for read_records.c. */
 #ifndef DOWNRANGE_TOPIC_TABLE_H
 #define DOWNRANGE_TOPIC_TABLE_H
 
@@ -36,7 +36,7 @@ extern PyTypeObject topic_table_type;
 uint32_t hash_topic(const TopicTable *table, const byte *topic, Py_ssize_t size);
 /* 0 when the topic is not known. What is found is there until the table changes. */
 int find_topic(const TopicTable *table, uint32_t hash, const byte *topic, Py_ssize_t size, Destination *found);
-/* Remember what broker/destinations.py has packed; 0 when it is not that, or with an exception. */
+/* Remember what broker/handlers/usual_sends.py has packed; 0 when it is not that, or with an exception. */
 int keep_topic(TopicTable *table, uint32_t hash, PyObject *packed);
 
 /* Remember the row of one more queue; 0 when it is not one to remember, or with an exception. */

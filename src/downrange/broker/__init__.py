@@ -1,1 +1,1 @@
-"""The broker: takes messages, keeps them, hands them out, and looks after producers and consumers."""
+"""The broker: stores messages, serves them to consumers, and keeps track of connected clients."""

@@ -13,37 +13,37 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
+from downrange.broker.admission import Admission, FlowControl
 from downrange.broker.bloom_filter import BloomFilter
 from downrange.broker.clients import Consumers, Producers
 from downrange.broker.config import REMOTELY_CHANGEABLE, BrokerConfig, check_role, keys_without_effect, refuse_unserved
 from downrange.broker.filter_data import ConsumerFilters
-from downrange.broker.flow_control import FlowControl
 from downrange.broker.groups import CommittedOffsets, Groups
 from downrange.broker.handlers.clients import ClientHandlers
 from downrange.broker.handlers.config import ConfigHandlers
 from downrange.broker.handlers.consumers import ConsumerHandlers
 from downrange.broker.handlers.groups import GroupHandlers
 from downrange.broker.handlers.offsets import OffsetHandlers
-from downrange.broker.handlers.plain_pulls import PlainPulls
-from downrange.broker.handlers.plain_sends import PlainSends
 from downrange.broker.handlers.progress import ProgressHandlers
-from downrange.broker.handlers.pull import PullHandlers
 from downrange.broker.handlers.query import QueryHandlers
 from downrange.broker.handlers.reply import ReplyHandlers
-from downrange.broker.handlers.send import SendHandlers
-from downrange.broker.handlers.send_back import SendBackHandlers
-from downrange.broker.handlers.set_aside import SetAside
+from downrange.broker.handlers.send_back import SendBackReader
+from downrange.broker.handlers.send_reader import SendReader
+from downrange.broker.handlers.sends import Sends
 from downrange.broker.handlers.statistics import StatisticsHandlers
 from downrange.broker.handlers.topics import TopicHandlers
 from downrange.broker.handlers.transactions import TransactionHandlers
-from downrange.broker.held_pulls import HeldPulls
+from downrange.broker.handlers.usual_sends import usual_sends
 from downrange.broker.json_file import JsonFile
 from downrange.broker.live_config import LiveConfig
 from downrange.broker.message_writer import MessageWriter
-from downrange.broker.metrics import MetricsServer
+from downrange.broker.metrics import MetricSources, MetricsServer
+from downrange.broker.pull_checks import PullChecks
+from downrange.broker.pulls import Pulls
 from downrange.broker.queue_locks import QueueLocks
 from downrange.broker.replication.master import Slaves
-from downrange.broker.routes import express_of, handler_of
+from downrange.broker.request_path import RequestPath
+from downrange.broker.routes import Commands
 from downrange.broker.services.delay import DelayService
 from downrange.broker.services.flushing import Flusher
 from downrange.broker.services.housekeeping import clean_filters, clean_up, expire_clients, save_every, save_soon
@@ -59,7 +59,9 @@ from downrange.broker.services.transactions import TransactionService
 from downrange.broker.statistics import Statistics, run_statistics
 from downrange.broker.topics import Topics
 from downrange.broker.transactions.half_messages import HalfMessages
+from downrange.broker.waiting_pulls import WaitingPulls
 from downrange.clock import Clock, SystemClock
+from downrange.compiled import VARIANT
 from downrange.model.message import TopicQueue
 from downrange.model.message_id import pack_host
 from downrange.protocol.codes import RequestCode
@@ -71,16 +73,14 @@ from downrange.store.retention import Retention
 from downrange.transport.busy_poll import BusyPoll
 from downrange.transport.connection import Connection
 from downrange.transport.errors import ConnectFailed, ListenFailed
-from downrange.transport.handler import refuse
 from downrange.transport.limits import Limits
 from downrange.transport.pool import Pool, split_address
+from downrange.transport.running_services import running_services
 from downrange.transport.server import Server
-from downrange.transport.services import running_services
+from downrange.transport.serving import refuse_all
 
 log = logging.getLogger(__name__)
 
-# The VIP port serves everything but pulls.
-_MAIN_PORT_ONLY = frozenset({int(RequestCode.PULL_MESSAGE), int(RequestCode.LITE_PULL_MESSAGE)})
 _VIP_PORT_BELOW = 2
 _PORT_ATTEMPTS = 20
 
@@ -144,6 +144,7 @@ async def broker(
     config: BrokerConfig, store_config: StoreConfig, clock: Clock | None = None, *, tls: ssl.SSLContext | None = None
 ) -> AsyncIterator[RunningBroker]:
     """A running broker; it stops when the block ends: unregistered, drained, saved, flushed and marked as clean."""
+    log.info("broker starting name=%s variant=%s", config.broker_name, VARIANT)
     clock = clock or SystemClock()
     filters = _filters(config, store_config, clock)
     bitmap_of = filters.bitmap_of if config.enable_calc_filter_bit_map else None
@@ -187,10 +188,10 @@ async def _serving(
     offsets = CommittedOffsets(JsonFile(directory / "consumerOffset.json"))
     consumers, producers, locks = Consumers(), Producers(), QueueLocks()
     statistics = Statistics(clock.now(), live.broker.broker_cluster_name)
-    held = HeldPulls()
+    waiting = WaitingPulls()
     flusher = Flusher(store, live, clock)
     slaves = Slaves(store, live, clock)
-    writer = MessageWriter(store, held, flusher, statistics, clock, slaves)
+    writer = MessageWriter(store, waiting, flusher, statistics, clock, slaves)
     delay = DelayService(store, writer, JsonFile(directory / "delayOffset.json"), live, clock)
     half_messages = HalfMessages(store, writer, offsets, pack_host(live.broker.broker_ip1, live.broker.listen_port))
     topics.adopt(chain(map(TopicQueue._make, store.queues.names()), half_messages.destinations()))
@@ -206,20 +207,21 @@ async def _serving(
     else:
         replication = MasterReplication(slaves, for_slaves)
 
-    send = SendHandlers(live, topics, groups, writer, flow)
-    send.on_half = half_messages.stored
-    send.register = registration.register_changes
-    ends = TransactionHandlers(live, half_messages, writer, flusher, flow)
-    plain_sends = PlainSends(live, topics, writer, flow)
-    set_aside = SetAside(live, topics, send, ends, half_messages, writer, flow)
-    pull = PullHandlers(live, topics, groups, offsets, consumers, filters, store, held, writer, flow)
+    reader = SendReader(live, topics, groups, writer)
+    reader.on_half = half_messages.stored
+    transactions_handlers = TransactionHandlers(live, half_messages, writer, flusher)
+    usual = usual_sends(topics, store.queues, reader.cluster_property.encode(), reader.store_host)
+    others = {
+        int(RequestCode.CONSUMER_SEND_MSG_BACK): SendBackReader(live, topics, groups, store, writer).read,
+        int(RequestCode.END_TRANSACTION): transactions_handlers.read_end,
+    }
+    sends = Sends(writer, reader, usual, others, registration.register_changes)
+    checks = PullChecks(live, topics, groups, consumers, filters)
+    pulls = Pulls(live, checks, offsets, store, waiting, writer)
     tables = [
-        send.routes,
-        ends.routes,
-        ReplyHandlers(live, topics, groups, writer, flow, producers).routes,
-        SendBackHandlers(live, topics, groups, store, writer).routes,
-        pull.routes,
-        ClientHandlers(live, topics, groups, consumers, producers, filters, locks, flow, clock).routes,
+        transactions_handlers.routes,
+        ReplyHandlers(reader, writer, producers).routes,
+        ClientHandlers(live, topics, groups, consumers, producers, filters, locks, clock).routes,
         OffsetHandlers(store, offsets).routes,
         TopicHandlers(
             live, topics, offsets, consumers, store, retention, statistics, registration.register_changes
@@ -235,32 +237,22 @@ async def _serving(
     def closed(connection: Connection) -> None:
         consumers.drop(connection)
         producers.drop(connection)
-        held.drop(connection)
+        waiting.drop(connection)
 
-    everything = express_of(plain_sends.take, PlainPulls(pull, store, statistics, flow).take, set_aside.take)
-    for server, without, express in (
-        (main, frozenset[int](), everything),
-        (vip, _MAIN_PORT_ONLY, express_of(plain_sends.take, set_aside.take)),
-    ):
-        server.handler = handler_of(*tables, statistics=statistics, without=without)
-        server.express = express
-        server.together = plain_sends.take_together
+    admission = Admission(flow)
+    commands = Commands(tables, statistics)
+    for server, families in ((main, (sends, pulls)), (vip, (sends,))):  # the VIP port serves everything but pulls
+        server.serve = RequestPath(admission, commands, *families).serve
         server.on_close = closed
         await server.start()
 
-    metrics = MetricsServer(
-        live,
-        store,
-        topics,
-        groups,
-        offsets,
-        consumers,
-        producers,
-        statistics,
-        clock,
+    sources = MetricSources(
+        live, store, topics, groups, offsets, consumers, producers, statistics, clock,
+        families={"sends": sends, "pulls": pulls},
         half_messages=lambda: half_messages.waiting,
         slave_lags=replication.lags,
-    )
+    )  # fmt: skip
+    metrics = MetricsServer(sources)
     await metrics.start()
     gc.collect()
     gc.freeze()  # what recovery built stays; a full collection over ten thousand topics would stall every sender
@@ -292,7 +284,7 @@ async def _serving(
                 )
             finally:
                 await registration.unregister()
-                held.notify_all()
+                waiting.notify_all()
                 await main.stop()
                 await vip.stop()
                 await replication.stop()
@@ -315,10 +307,11 @@ async def _listening(
     if config.busy_poll_micros:
         busy_poll = BusyPoll(asyncio.get_running_loop(), config.busy_poll_micros / 1_000_000)
     for attempt in range(_PORT_ATTEMPTS):
-        main = Server(refuse, config.bind_address, config.listen_port, limits=limits, tls=tls, busy_poll=busy_poll)
+        main = Server(refuse_all, config.bind_address, config.listen_port, limits=limits, tls=tls)
         await main.bind()
         vip_port = main.port - _VIP_PORT_BELOW
-        vip = Server(refuse, config.bind_address, vip_port, limits=limits, tls=tls, busy_poll=busy_poll)
+        vip = Server(refuse_all, config.bind_address, vip_port, limits=limits, tls=tls)
+        main.busy_poll = vip.busy_poll = busy_poll
         for_slaves = None
         try:
             await vip.bind()

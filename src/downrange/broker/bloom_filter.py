@@ -1,4 +1,4 @@
-"""Which consumers want a message, in a few bits: the bit maps beside the consume queue.
+"""Bit maps beside the consume queue, which say in a few bits which consumers may want a message.
 
 Every consumer with an SQL92 filter has a few bits of a bit map, chosen by a hash of its group and topic. A message's
 bit map has the bits of all consumers whose filter it matches. A consumer whose bits are not all set does not want the
@@ -25,14 +25,14 @@ class BloomFilter:
 
     @classmethod
     def sized_for(cls, consumers: int, error_percent: int) -> BloomFilter:
-        """As small as can be, if so many consumers of one topic may each be offered so many percent too much."""
+        """The smallest bit maps with which `consumers` of a topic are each offered `error_percent` of it in vain."""
         rate = error_percent / 100
         hash_count = math.ceil(math.log(rate) / math.log(0.5))
         bit_count = math.ceil(consumers * (math.log(1 / rate) / math.log(2)) * (math.log(math.e) / math.log(2)))
         return cls((bit_count + 7) // 8 * 8, hash_count)
 
     def positions(self, text: str) -> tuple[int, ...]:
-        """The bits of whoever is called so; one bit may come twice."""
+        """The positions of the bits of the consumer with this name; a position may occur twice."""
         hashed = murmur3_low(text.encode())
         first, second = hashed & 0xFFFF_FFFF, hashed >> 32
         return tuple(
@@ -43,7 +43,7 @@ class BloomFilter:
         return mask.to_bytes(self.bit_count // 8, "little")
 
     def may_want(self, bitmap: bytes, mask: int) -> bool:
-        """Are all bits of `mask` set? A bit map of another size says nothing."""
+        """Whether all bits of `mask` are set; True for a bit map of another size, which says nothing."""
         return len(bitmap) * 8 != self.bit_count or int.from_bytes(bitmap, "little") & mask == mask
 
 
@@ -53,6 +53,6 @@ def mask_of(positions: tuple[int, ...]) -> int:
 
 
 def _non_negative(number: int) -> int:
-    """The low 32 bits as a signed number, and its complement if that is negative."""
+    """The low 32 bits as a signed number; its complement if this is negative."""
     low = number & 0xFFFF_FFFF
     return low if low < 0x8000_0000 else low ^ 0xFFFF_FFFF

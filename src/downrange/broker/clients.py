@@ -1,6 +1,6 @@
-"""Who is connected: consumers by group with what they subscribe to, producers by group.
+"""The connected clients: consumers by group with their subscriptions, producers by group.
 
-A member is known by its connection. It leaves when it says so, when its connection closes, or when no heartbeat came
+A member is identified by its connection. It leaves by request, when its connection closes, or when it sent no heartbeat
 for two minutes.
 """
 
@@ -32,7 +32,7 @@ class Client:
 
 @dataclass(slots=True)
 class ConsumerGroup:
-    """The live members of a group and what they say they do; the last heartbeat wins."""
+    """The live members of a group and its settings, which the last heartbeat of any member determines."""
 
     name: str
     consume_type: str
@@ -52,8 +52,8 @@ class ConsumerGroup:
 class Consumers:
     """Group name -> live consumer group.
 
-    `on_change` is called with a group whose members or topics changed, `on_gone` with the name of one that has no
-    members any more.
+    `on_change` is called with a group whose members or topics changed, `on_gone` with the name of a group that lost its
+    last member.
     """
 
     def __init__(self) -> None:
@@ -87,9 +87,8 @@ class Consumers:
         message_model: str,
         consume_from_where: str,
         subscriptions: Iterable[Subscription],
-        notify: bool = True,
     ) -> bool:
-        """Take a member in or refresh it; True when its arrival or its topics changed the group."""
+        """Add a member or refresh it; True when its arrival or its topics changed the group."""
         live = self._groups.get(group)
         if live is None:
             live = self._groups[group] = ConsumerGroup(group, consume_type, message_model, consume_from_where)
@@ -107,7 +106,7 @@ class Consumers:
         # Members of one group with different topics overwrite each other, as in RocketMQ.
         for topic in live.subscriptions.keys() - wanted.keys():
             del live.subscriptions[topic]
-        if changed and notify:
+        if changed:
             self.on_change(live)
         return changed
 
@@ -117,12 +116,12 @@ class Consumers:
             self._member_left(live)
 
     def drop(self, connection: Connection) -> None:
-        """The connection is gone."""
+        """Remove the member of a closed connection from its groups."""
         for live in self:
             self.leave(live.name, connection)
 
     def expire(self, now: int) -> list[Connection]:
-        """Forget members that fell silent; return their connections, which are to be closed."""
+        """Forget members that fell silent; return their connections for the caller to close."""
         silent = []
         for live in self:
             gone = [c for c, client in live.members.items() if client.heard_millis + CLIENT_EXPIRES_MILLIS < now]
@@ -158,7 +157,7 @@ class Producers:
         return None if members is None else list(members.values())
 
     def find(self, client_id: str) -> Client | None:
-        """The producer with this id, in whichever group."""
+        """The producer with this id, whatever its group."""
         for members in self._groups.values():
             for client in members.values():
                 if client.client_id == client_id:
@@ -166,7 +165,7 @@ class Producers:
         return None
 
     def pick(self, group: str) -> Client | None:
-        """One producer of the group, in turns; one that can be written to is preferred."""
+        """The next producer of the group in turn, if possible one whose connection accepts data."""
         members = [client for client in self._groups.get(group, {}).values() if client.connection.is_open]
         if not members:
             return None

@@ -1,4 +1,4 @@
-"""SQL92 expressions, compiled once and remembered. What is odd about one is said in the log, once."""
+"""SQL92 expressions, compiled once and remembered. The log warns once about a wrong expression."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from downrange.broker.sql.expression import SqlExpression, compile_sql
 
 log = logging.getLogger(__name__)
 
-_MAX_REMEMBERED_LENGTH: Final = 10_000  # who sends longer ones may not fill our memory with them
+_MAX_REMEMBERED_LENGTH: Final = 10_000  # longer expressions are not kept: they could fill the memory
 
 
 def compiled(text: str) -> SqlExpression | SqlError:
-    """The expression, or what is wrong with it."""
+    """The compiled expression, or the error that says what is wrong with it."""
     return _compiled(text) if len(text) <= _MAX_REMEMBERED_LENGTH else _compiled.__wrapped__(text)
 
 

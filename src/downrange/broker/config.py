@@ -1,4 +1,4 @@
-"""BrokerConfig: the broker's own keys of a `broker.conf`. What concerns files is in store/config.py."""
+"""BrokerConfig: the keys of a `broker.conf` that do not concern files; those that do are in store/config.py."""
 
 from __future__ import annotations
 
@@ -19,76 +19,78 @@ class BrokerConfig:
     broker_cluster_name: str = setting("DefaultCluster", "Cluster this broker belongs to.")
     broker_id: int = setting(0, "0 for a master, more for a slave.", minimum=0)
     broker_ip1: str = setting(
-        "", "Address clients reach this broker at. [bindAddress, or this machine's own]", key="brokerIP1"
+        "", "Address at which clients reach this broker; empty: bindAddress or this machine's.", key="brokerIP1"
     )
-    broker_ip2: str | None = setting(None, "Address slaves reach this broker at. [brokerIP1]", key="brokerIP2")
+    broker_ip2: str | None = setting(None, "Address for slaves of this broker; empty: brokerIP1.", key="brokerIP2")
     listen_port: int = setting(10911, "Port to listen on; the VIP port is two lower.", minimum=0, maximum=65535)
     bind_address: str = setting("127.0.0.1", "Address to listen on.")
-    broker_permission: int = setting(6, "4 read, 2 write, 6 both.", minimum=0, maximum=7)
-    default_topic_queue_nums: int = setting(8, "Queues of the template topic TBW102.", minimum=1, maximum=65536)
-    auto_create_topic_enable: bool = setting(True, "Create a topic when a message for it arrives.")
-    auto_create_subscription_group: bool = setting(True, "Create a group when its first consumer arrives.")
-    cluster_topic_enable: bool = setting(True, "Let the topic named after the cluster be used.")
-    broker_topic_enable: bool = setting(True, "Let the topic named after the broker be used.")
+    broker_permission: int = setting(6, "What clients may do here: 4 read, 2 write, 6 both.", minimum=0, maximum=7)
+    default_topic_queue_nums: int = setting(8, "Most queues of an auto-created topic.", minimum=1, maximum=65536)
+    auto_create_topic_enable: bool = setting(True, "Create a missing topic when a message for it arrives.")
+    auto_create_subscription_group: bool = setting(True, "Create a missing group when its first consumer connects.")
+    cluster_topic_enable: bool = setting(True, "Let clients use the topic named after the cluster.")
+    broker_topic_enable: bool = setting(True, "Let clients use the topic named after the broker.")
     trace_topic_enable: bool = setting(False, "Create the trace topic at start.")
     msg_trace_topic_name: str = setting("RMQ_SYS_TRACE_TOPIC", "Name of the trace topic.")
-    trace_on: bool = setting(True, "Tell producers that traces are welcome.")
-    region_id: str = setting("DefaultRegion", "Region told to producers.")
+    trace_on: bool = setting(True, "Ask producers to send message traces.")
+    region_id: str = setting("DefaultRegion", "Region name that producers put into their traces.")
     flush_consumer_offset_interval: int = setting(
-        5000, "Pause between two savings of consumer offsets.", unit="ms", minimum=10
+        5000, "How often the offsets that consumers committed are saved.", unit="ms", minimum=10
     )
     reject_transaction_message: bool = setting(False, "Refuse transactional messages.")
-    long_polling_enable: bool = setting(True, "Hold pulls that find nothing until a message arrives.")
-    short_polling_time_mills: int = setting(1000, "How long to hold them otherwise.", unit="ms", minimum=1)
+    long_polling_enable: bool = setting(True, "Let a pull that finds nothing wait as long as its client asks.")
+    short_polling_time_mills: int = setting(1000, "Wait of a pull if longPollingEnable=false.", unit="ms", minimum=1)
     max_transfer_bytes_on_bulk_pull: int = setting(
         4 << 20,
-        "Most bytes of one pull of a reader that takes many messages at a time, as Spark does; 0 gives it no more "
-        "than any other. Not a key of RocketMQ: readers know this broker by it.",
+        "Most bytes in the answer to a bulk pull, as our Spark readers send; 0 treats it as any other pull. "
+        "Not a key of RocketMQ: readers recognise a Downrange broker by it.",
         unit="bytes",
         minimum=0,
         maximum=12 << 20,
     )
-    notify_consumer_ids_changed_enable: bool = setting(True, "Tell a group when its members change.")
-    slave_read_enable: bool = setting(False, "Send consumers that fall behind to a slave.")
-    broker_fast_failure_enable: bool = setting(True, "Refuse requests that waited too long.")
-    wait_time_mills_in_send_queue: int = setting(200, "Longest wait of a send.", unit="ms", minimum=1)
-    wait_time_mills_in_pull_queue: int = setting(5000, "Longest wait of a pull.", unit="ms", minimum=1)
-    wait_time_mills_in_heartbeat_queue: int = setting(31_000, "Longest wait of a heartbeat.", unit="ms", minimum=1)
+    notify_consumer_ids_changed_enable: bool = setting(True, "Tell the consumers of a group when its members change.")
+    slave_read_enable: bool = setting(False, "Advise consumers that are far behind to read from a slave.")
+    broker_fast_failure_enable: bool = setting(True, "Refuse requests that waited too long to be served.")
+    wait_time_mills_in_send_queue: int = setting(200, "Refuse sends that waited longer.", unit="ms", minimum=1)
+    wait_time_mills_in_pull_queue: int = setting(5000, "Refuse pulls that waited longer.", unit="ms", minimum=1)
+    wait_time_mills_in_heartbeat_queue: int = setting(
+        31_000, "Refuse heartbeats that waited longer.", unit="ms", minimum=1
+    )
     wait_time_mills_in_transaction_queue: int = setting(
-        3000, "Longest wait of an end of transaction.", unit="ms", minimum=1
+        3000, "Refuse ends of transactions that waited longer.", unit="ms", minimum=1
     )
     start_accept_send_request_time_stamp: int = setting(0, "Refuse sends before this time.", unit="ms since 1970")
     enable_property_filter: bool = setting(True, "Let consumers filter by SQL92 expressions.")
-    filter_support_retry: bool = setting(False, "Filter the retry topic of a group by its expressions, too.")
+    filter_support_retry: bool = setting(False, "Filter the retry topic of a group by the group's expressions, too.")
     enable_calc_filter_bit_map: bool = setting(
-        False, "Note in the consume queue who wants a message; needs enableConsumeQueueExt."
+        False, "Note beside each queue entry which groups' SQL92 filters match it; needs enableConsumeQueueExt."
     )
     expect_consumer_num_use_filter: int = setting(
-        32, "Groups of one topic with expressions these notes have room for.", minimum=1, maximum=10_000
+        32, "Groups with an SQL92 filter per topic that enableCalcFilterBitMap plans for.", minimum=1, maximum=10_000
     )
     max_error_rate_of_bloom_filter: int = setting(
-        20, "How many of these notes may be too many.", unit="percent", minimum=1, maximum=99
+        20, "Share of messages that such a note may offer a group in vain.", unit="percent", minimum=1, maximum=99
     )
     filter_data_clean_time_span: int = setting(
-        86_400_000, "How long the expressions of a group are kept after it has gone.", unit="ms", minimum=1
+        86_400_000, "How long the SQL92 filters of a group are kept after its last consumer left.", unit="ms", minimum=1
     )
-    compressed_register: bool = setting(False, "Compress registrations.")
-    force_register: bool = setting(True, "Register always, not only when topics changed.")
+    compressed_register: bool = setting(False, "Compress registrations with the name servers.")
+    force_register: bool = setting(True, "Register with the name servers in every round, not only when topics changed.")
     register_name_server_period: int = setting(
-        30_000, "Pause between two registrations, at least 10 s and at most 60 s.", unit="ms", minimum=1
+        30_000, "Pause between two registrations; values outside 10 s to 60 s count as those.", unit="ms", minimum=1
     )
     register_broker_timeout_mills: int = setting(6000, "Longest wait for a name server.", unit="ms", minimum=1)
-    transaction_time_out: int = setting(6000, "Age at which a half message is checked.", unit="ms", minimum=1)
-    transaction_check_max: int = setting(15, "Checks before a half message is given up.", minimum=1)
-    transaction_check_interval: int = setting(60_000, "Pause between two check rounds.", unit="ms", minimum=1)
-    store_reply_message_enable: bool = setting(True, "Keep replies of request-reply.")
+    transaction_time_out: int = setting(6000, "Ask producers about half messages this old.", unit="ms", minimum=1)
+    transaction_check_max: int = setting(15, "Drop a half message after asking this often.", minimum=1)
+    transaction_check_interval: int = setting(60_000, "Pause between rounds of asking.", unit="ms", minimum=1)
+    store_reply_message_enable: bool = setting(True, "Store the replies of request-reply as messages, too.")
     server_channel_max_idle_time_seconds: int = setting(
-        120, "Close a connection that was idle for so long.", unit="seconds", minimum=1
+        120, "Close a connection that was silent for this long.", unit="seconds", minimum=1
     )
     busy_poll_micros: int = setting(
         200,
-        "How long to look for the next request of a lone caller, who sends one at a time, before going to sleep: being "
-        "woken up takes longer than answering. 0 never does. Not a key of RocketMQ.",
+        "How long the broker polls for the next request of a lone client, who sends one at a time, before it sleeps: "
+        "waking up takes longer than answering. 0: it sleeps at once. Not a key of RocketMQ.",
         unit="µs",
         minimum=0,
         maximum=1000,
@@ -103,11 +105,11 @@ class BrokerConfig:
 
     @property
     def address(self) -> str:
-        """Where clients find this broker, and the name it has in every route."""
+        """The address at which clients find this broker; it is also its name in every route."""
         return f"{self.broker_ip1}:{self.listen_port}"
 
 
-# What may be changed while running (request 25), beside the store keys named below: no path, no port, no identity.
+# Keys that may be changed while running (request 25): none that sets a path, a port or the identity of the broker.
 REMOTELY_CHANGEABLE: Final = frozenset(
     {
         "brokerPermission",
@@ -132,7 +134,7 @@ REMOTELY_CHANGEABLE: Final = frozenset(
         "transactionTimeOut",
         "transactionCheckMax",
         "flushConsumerOffsetInterval",
-        # of the store
+        # keys of StoreConfig
         "fileReservedTime",
         "deleteWhen",
         "diskMaxUsedSpaceRatio",
@@ -147,10 +149,10 @@ REMOTELY_CHANGEABLE: Final = frozenset(
         "maxTransferCountOnMessageInDisk",
     }
 )
-# Never, whatever their value: changing them remotely is how CVE-2023-33246 and its kin worked.
+# Keys that are refused with RocketMQ's own words: changing them remotely is how CVE-2023-33246 and its kin worked.
 BLACK_LIST: Final = frozenset({"brokerConfigPath", "rocketmqHome", "configBlackList"})
 
-# What a broker must not pretend to do: a switch that is on and would silently not be obeyed stops the start.
+# Features this broker does not have. A file that switches one on stops the start: ignoring it would be dangerous.
 _NOT_SERVED: Final = {
     "aclEnable": "access control",
     "authenticationEnabled": "access control",
@@ -162,12 +164,12 @@ _NOT_SERVED: Final = {
 
 
 def keys_without_effect() -> frozenset[str]:
-    """Keys that brokers of RocketMQ 4.x or 5.x know and that mean nothing here: thread pools, Netty, RocksDB, POP, …"""
+    """Keys of RocketMQ 4.x and 5.x brokers that have no effect here: thread pools, Netty, RocksDB, POP and others."""
     return frozenset(resources.files("downrange.broker").joinpath("rocketmq_keys.txt").read_text("utf-8").split())
 
 
 def refuse_unserved(properties: Mapping[str, Property]) -> None:
-    """Raise ConfigError for a switch whose promise this broker cannot keep."""
+    """Raise ConfigError when the file switches on a feature that this broker does not have."""
     for key, feature in _NOT_SERVED.items():
         given = properties.get(key)
         if given is not None and given.value.strip().lower() == "true":
@@ -175,7 +177,7 @@ def refuse_unserved(properties: Mapping[str, Property]) -> None:
 
 
 def check_role(config: BrokerConfig, role: BrokerRole) -> BrokerConfig:
-    """The configuration with the id that goes with the role: a master's is 0, whatever the file says."""
+    """Return the configuration with the broker id that fits the role: a master has 0, whatever the file says."""
     if role is not BrokerRole.SLAVE:
         return replace(config, broker_id=0)
     if config.broker_id == 0:

@@ -1,8 +1,8 @@
 """The SQL92 filters of consumer groups, kept in config/consumerFilter.json. [ConsumerFilterManager]
 
-A filter comes with the heartbeats of its group. It stays for a day after the group has gone: the bit maps of messages
-that arrive meanwhile are right when the group comes back. A filter that changes is born again, since bit maps of older
-messages speak of the former one.
+A filter comes with the heartbeats of its group. It stays for a day after the group has gone, so that messages which
+arrive in this time have right bit maps when the group comes back. A changed filter gets a new `born_time`, since the
+bit maps of older messages were made for the former filter.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ class TopicFilterData(Body, frozen=True, kw_only=True):
 
 
 class FilterDataTable(Body, frozen=True, kw_only=True):
-    """All of consumerFilter.json."""
+    """The content of consumerFilter.json."""
 
     filter_data_by_topic: dict[str, TopicFilterData] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumerFilter:
-    """What one group wants of one topic. `mask` are its bits in the bit maps of messages stored after `born_time`."""
+    """The filter of a group for a topic. `mask` has its bits in the bit maps of messages stored after `born_time`."""
 
     topic: str
     group: str
@@ -76,15 +76,14 @@ class ConsumerFilter:
 
     @property
     def is_dead(self) -> bool:
-        """Has the group gone, or given the topic up?"""
+        """Whether the group has gone or no longer subscribes to the topic."""
         return self.dead_time >= self.born_time
 
 
 class ConsumerFilters(SavedTable):
-    """(topic, group) -> filter. The broker's own thread calls it, and the store when it enters a message.
+    """(topic, group) -> filter. Called in the broker's own thread, also by the store when it appends a message.
 
-    Holds always: a filter here compiles, and no message stored after its `born_time` had another one of its group in
-    its bit map.
+    Holds always: every filter compiles, and the bit maps of messages stored after its `born_time` were made with it.
     """
 
     def __init__(self, file: JsonFile, bloom: BloomFilter, clock: Clock) -> None:
@@ -105,7 +104,7 @@ class ConsumerFilters(SavedTable):
         return None if filters is None else filters.get(group)
 
     def bitmap_of(self, topic: str, properties: bytes, store_timestamp: int) -> bytes:
-        """The bits of everyone who wants this message; empty when nobody filters the topic."""
+        """The bit map of a message: bits of all groups whose filter matches it; empty if the topic has no filter."""
         filters = self._by_topic.get(topic)
         if not filters:
             return b""
@@ -119,7 +118,7 @@ class ConsumerFilters(SavedTable):
     # --- heartbeats ---------------------------------------------------------------------------------------------
 
     def register(self, group: str, subscriptions: Iterable[Subscription]) -> None:
-        """Take over what a heartbeat of the group says. An expression that does not compile leaves it no filter."""
+        """Take the filters from a heartbeat of the group. An expression that does not compile removes its filter."""
         wanted = {known.topic: known for known in subscriptions if known.expression_type == SQL92}
         for subscription in wanted.values():
             self._register(group, subscription)
@@ -136,17 +135,17 @@ class ConsumerFilters(SavedTable):
                 self._put(replace(known, client_version=version, dead_time=0))
             return
         if known is not None and version == known.client_version:
-            return  # two members of one group that want different things: the first of them wins, as in RocketMQ
+            return  # if two members of a group have different filters, the first one wins, as in RocketMQ
         expression = compiled(text)
         if isinstance(expression, SqlExpression):
             mask = mask_of(self._positions(topic, group))
             self._put(ConsumerFilter(topic, group, expression, version, self._clock.now(), mask))
             log.info("filter registered topic=%s group=%s expression=%.500r", topic, group, text)
         elif known is not None:
-            self._remove(known)  # rather none than the former one: the group is told so when it pulls
+            self._remove(known)  # the former filter would be wrong; without one, pulls of the group are refused
 
     def retire(self, group: str) -> None:
-        """The last member of the group has left."""
+        """Mark the filters of a group whose last member left as dead."""
         if group in self._topics_of:
             self._retire(group, self._topics_of[group])
 
@@ -157,7 +156,7 @@ class ConsumerFilters(SavedTable):
                 self._put(replace(known, dead_time=max(known.born_time, self._clock.now())))
 
     def clean(self, keep_millis: int) -> None:
-        """Forget the filters that have been dead for so long."""
+        """Forget filters that have been dead for `keep_millis`."""
         now = self._clock.now()
         for known in self:
             if known.is_dead and now - known.dead_time >= keep_millis:
@@ -202,7 +201,7 @@ class ConsumerFilters(SavedTable):
                         data.client_version,
                         data.born_time,
                         mask,
-                        # Nobody is here yet: every filter is dead until its group's first heartbeat.
+                        # No consumer is connected yet: every filter is dead until the first heartbeat of its group.
                         data.dead_time if data.dead else max(now, data.born_time),
                     )
                 )

@@ -1,7 +1,7 @@
-"""Which messages of a queue a pull wants, as far as the broker can tell.
+"""Filters that decide which messages of a queue a pull gets.
 
-Tags are compared by their hash codes, in the queue entries; the client compares the texts. An SQL92 expression is
-asked about the properties of each record; bit maps, where there are any, spare it the records it surely does not want.
+Tags are compared by their hash codes in the queue entries; the client compares the texts. An SQL92 expression is
+evaluated on the properties of each record, except for records that a bit map rules out.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from downrange.store.queue.tag_codes import TagCodes
 
 @dataclass(frozen=True, slots=True)
 class MessageFilter:
-    """Two tests a message must pass: one of its queue entry, one of its record. None: all pass."""
+    """Two tests that a message must pass: one of its queue entry, one of its record. None: every message passes."""
 
     matches_entry: MatchesEntry | None = None
     matches_record: PropertyFilter | None = None
 
     def matches(self, tags_code: int, properties: str) -> bool:
-        """Does a pull that waits want this message, which has just arrived?"""
+        """Whether a waiting pull wants this message, which has just arrived."""
         if self.matches_entry is not None and not self.matches_entry(tags_code, None):
             return False
         return self.matches_record is None or self.matches_record.matches(properties)
@@ -38,7 +38,7 @@ EVERYTHING: Final = MessageFilter()
 
 
 def tag_filter(subscription: Subscription) -> MessageFilter:
-    """By tags; a subscription to something else lets everything through."""
+    """A filter by tags; if the subscription is not by tags, every message passes."""
     if not subscription.codes or subscription.class_filter_mode or not subscription.is_tag_type:
         return EVERYTHING
     return _by_codes(subscription.codes)
@@ -50,12 +50,12 @@ def _by_codes(codes: frozenset[int]) -> MessageFilter:
 
 
 def sql_filter(expression: SqlExpression) -> MessageFilter:
-    """By an expression that came with the pull itself, and has no bits in any bit map."""
+    """A filter by an expression that came with the pull itself and so has no bits in bit maps."""
     return MessageFilter(matches_record=PropertyFilter(expression.condition, expression.names))
 
 
 def group_filter(known: ConsumerFilter, filters: ConsumerFilters) -> MessageFilter:
-    """By the expression of a group: bit map first, then the expression, since a bit map only tells who may want it."""
+    """A filter by the expression of a group. Bit maps rule messages out; the expression decides about the others."""
     may_want, mask, born_time = filters.bloom.may_want, known.mask, known.born_time
 
     def matches(unit: ExtUnit) -> bool:
@@ -65,7 +65,7 @@ def group_filter(known: ConsumerFilter, filters: ConsumerFilters) -> MessageFilt
 
 
 def retry_filter(subscription: Subscription, group: str, filters: ConsumerFilters) -> MessageFilter:
-    """For the retry topic of a group: also by the group's expression for the topic each message came from."""
+    """A filter for the retry topic of a group, with the group's expression for the topic each message came from."""
 
     def condition(properties: Properties) -> bool | None:
         known = filters.get(properties(names.RETRY_TOPIC) or "", group)

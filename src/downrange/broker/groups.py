@@ -1,4 +1,4 @@
-"""The consumer groups of this broker, and how far each has consumed."""
+"""The consumer groups of this broker and their committed offsets."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class Groups(SavedTable):
-    """Group name -> configuration. Every change raised the data version."""
+    """Group name -> configuration. Every change raises the data version."""
 
     def __init__(self, file: JsonFile, clock: Clock) -> None:
         super().__init__(file)
@@ -42,7 +42,7 @@ class Groups(SavedTable):
         return self._table.get(group)
 
     def find(self, group: str, *, auto_create: bool) -> SubscriptionGroupConfig | None:
-        """The group, created when it may be and its name is legal."""
+        """The group; a missing one is created if `auto_create` and its name is legal."""
         known = self._table.get(group)
         if known is not None or not (auto_create or group.startswith(SYSTEM_GROUP_PREFIX)):
             return known
@@ -80,9 +80,9 @@ class Groups(SavedTable):
 
 
 class CommittedOffsets(SavedTable):
-    """(topic, group) -> queue id -> the offset the group consumes next.
+    """(topic, group) -> queue id -> offset of the message that the group consumes next.
 
-    Commits are taken as they come, also backwards; they are on disk after the next `save`.
+    A commit may also move an offset backwards. Commits are on disk after the next `save`.
     """
 
     def __init__(self, file: JsonFile) -> None:
@@ -103,7 +103,7 @@ class CommittedOffsets(SavedTable):
         return None if offsets is None else offsets.get(queue_id)
 
     def of(self, topic: str, group: str) -> dict[int, int]:
-        """All queues of one topic."""
+        """The offsets of a group in all queues of a topic."""
         return dict(self._table.get((topic, group), {}))
 
     def topics_of(self, group: str) -> set[str]:
@@ -113,7 +113,7 @@ class CommittedOffsets(SavedTable):
         return {group for name, group in self._table if name == topic}
 
     def clone(self, source: str, target: str, topic: str) -> None:
-        """Let `target` go on where `source` is."""
+        """Copy the offsets of the group `source` to the group `target`."""
         offsets = self._table.get((topic, source))
         if offsets is not None:
             self._table[topic, target] = dict(offsets)
@@ -130,7 +130,7 @@ class CommittedOffsets(SavedTable):
         )
 
     def merge(self, table: ConsumerOffsets) -> None:
-        """Put the offsets of a master over ours."""
+        """Replace our offsets by those of a master, where it has any."""
         for name, offsets in table.offset_table.items():
             topic, _, group = name.partition("@")
             self._table[topic, group].update(offsets)

@@ -1,4 +1,4 @@
-"""How often values fell between bounds."""
+"""Histograms."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from bisect import bisect_left
 
 
 class Histogram:
-    """How often values fell between bounds, upper ends inclusive, and their sum."""
+    """Counts of the values between given bounds, upper bounds inclusive, and the sum of all values."""
 
     __slots__ = ("bounds", "counts", "sum")
 

@@ -1,7 +1,7 @@
 """JSON files of the broker's `config` directory, written as Java writes them and read back leniently.
 
-Text form: tabs, no blank after a colon, members in alphabetical order; a map with numbers as keys stands bare on one
-line. A change is written to `.tmp`, the old file becomes `.bak`, then `.tmp` takes its place: at any moment a whole
+Text form: tabs, no blank after a colon, members in alphabetical order; a map with numbers as keys is on one line with
+bare keys. A change is written to `.tmp`, the old file becomes `.bak`, then `.tmp` replaces it: at any moment a complete
 version is on disk.
 """
 
@@ -25,7 +25,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 def pretty(value: Any, depth: int = 0) -> str:
-    """The text of a value that came from JSON; number-like keys of a map are written bare, as Java does."""
+    """The text of a JSON value; keys that are numbers are written without quotes, as Java does."""
     if isinstance(value, dict):
         if not value:
             return "{}"
@@ -41,9 +41,9 @@ def pretty(value: Any, depth: int = 0) -> str:
 
 
 class JsonFile:
-    """One table on disk. `load` and `save` take and give typed bodies; the broker's thread calls them.
+    """One table on disk. The broker's thread calls `load` and `save`, which work on typed bodies.
 
-    Holds always: an older version never takes the place of a newer one, whichever thread writes it when.
+    Holds always: an older version never replaces a newer one, whichever threads write them.
     """
 
     def __init__(self, path: Path) -> None:
@@ -54,11 +54,11 @@ class JsonFile:
         self._written_version = 0
 
     def load(self, body_type: type[T]) -> T | None:
-        """What was saved last; the `.bak` when the file is missing, empty or damaged; None when neither is there."""
+        """The table saved last; the `.bak` if the file is missing, empty or damaged; None if neither exists."""
         for path, is_last in ((self.path, False), (self._backup, True)):
             try:
                 text = path.read_bytes()
-            except (FileNotFoundError, NotADirectoryError):  # the store says what is wrong with its directory
+            except (FileNotFoundError, NotADirectoryError):  # a wrong directory is reported by the store
                 continue
             except OSError as error:
                 raise ConfigError(f"cannot read {path}: {error.strerror or error}") from None
@@ -74,11 +74,11 @@ class JsonFile:
         return None
 
     def save(self, body: msgspec.Struct) -> None:
-        """Replace the file; the new one is on the disk when this returns."""
+        """Replace the file; the new file is on the disk when this returns."""
         self.prepare_save(body)()
 
     def prepare_save(self, body: msgspec.Struct) -> Callable[[], None]:
-        """What to run, in any thread, to save `body`; it does nothing once something newer was saved."""
+        """A function that saves `body` in any thread; it does nothing once a newer version was saved."""
         return partial(self._save_version, next(self._versions), body)
 
     def _save_version(self, version: int, body: msgspec.Struct) -> None:
@@ -101,21 +101,24 @@ class JsonFile:
 
 
 class SavedTable(ABC):
-    """A table with a file of its own. A change marks it; who looks after it saves it soon, in whichever thread."""
+    """A table with a file of its own. A change marks it as unsaved; a service saves it soon, in any thread."""
 
     def __init__(self, file: JsonFile) -> None:
         self._file = file
         self._is_unsaved = False
+        self.on_unsaved: Callable[[], None] = lambda: None
+        """Called when there is something to save."""
 
     @abstractmethod
     def table(self) -> msgspec.Struct:
-        """Everything, as it is saved and as slaves get it."""
+        """The whole table in the form in which it is saved and sent to slaves."""
 
     def mark_unsaved(self) -> None:
         self._is_unsaved = True
+        self.on_unsaved()
 
     def prepare_save(self) -> Callable[[], None] | None:
-        """What to run, in any thread, to save the table as it is now; None when it is saved already."""
+        """A function that saves the table as it is now, in any thread; None when it is saved already."""
         if not self._is_unsaved:
             return None
         self._is_unsaved = False

@@ -1,4 +1,4 @@
-"""The configuration in force: what the file said, with what was changed while running."""
+"""The configuration in force: that of the file with the changes made while running."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class LiveConfig:
 
     @property
     def ha_address(self) -> str:
-        """Where slaves find this broker."""
+        """The address at which slaves find this broker."""
         return f"{self.broker.broker_ip2 or self.broker.broker_ip1}:{self.ha_port}"
 
     @property

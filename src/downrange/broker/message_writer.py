@@ -1,159 +1,145 @@
-"""The one way a message enters this broker, whoever sends it: store it, count it, wake who waits for it."""
+"""The one way a message enters this broker: store a batch, count it, wake whatever waits for it."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from functools import partial
 from time import perf_counter
+from typing import Final
 
-from downrange.broker.held_pulls import HeldPulls
 from downrange.broker.replication.master import Slaves
 from downrange.broker.replication.waiting import Tell
 from downrange.broker.services.flushing import Flusher
 from downrange.broker.statistics import LARGE, Statistics
+from downrange.broker.waiting_pulls import WaitingPulls
 from downrange.clock import Clock
 from downrange.model.message import TopicQueue
-from downrange.model.topics import SCHEDULE_TOPIC
-from downrange.protocol.bodies.send import SendMessageResponse
-from downrange.protocol.codes import ResponseCode
-from downrange.protocol.command import Command
 from downrange.store.config import BrokerRole
 from downrange.store.group_commit import FlushOutcome
-from downrange.store.growth import Growth
 from downrange.store.message_store import MessageStore
-from downrange.store.new_message import AppendResult, BatchUnit, NewMessage, PutMessageStatus
-from downrange.store.run import Place, Run
-from downrange.transport.handler import LaterReply
+from downrange.store.new_message import AppendResult, NewMessage, PutMessageStatus, Refusal
+from downrange.store.new_messages import NewMessages
 
 _PUT_OK = PutMessageStatus.PUT_OK
-STATUS_CODES = {
-    PutMessageStatus.FLUSH_DISK_TIMEOUT: ResponseCode.FLUSH_DISK_TIMEOUT,
-    PutMessageStatus.FLUSH_SLAVE_TIMEOUT: ResponseCode.FLUSH_SLAVE_TIMEOUT,
-    PutMessageStatus.SLAVE_NOT_AVAILABLE: ResponseCode.SLAVE_NOT_AVAILABLE,
-    PutMessageStatus.MESSAGE_ILLEGAL: ResponseCode.MESSAGE_ILLEGAL,
-    PutMessageStatus.PROPERTIES_SIZE_EXCEEDED: ResponseCode.MESSAGE_ILLEGAL,
-    PutMessageStatus.SERVICE_NOT_AVAILABLE: ResponseCode.SERVICE_NOT_AVAILABLE,
-}
+_WORTH_TELLING: Final = 0.001  # seconds
 
 
 class MessageWriter:
-    """Appends messages and makes the replies that depend on how safe they are.
+    """Appends messages, and tells when they are as safe as this broker promises.
 
-    `on_delayed` is called with the queue of the delay topic that got a message, `on_appended` with the seconds that
-    storing one took.
+    `on_delayed` is called with the queue of the delay topic that got a message, and when that is due if it is known;
+    `on_appended` is called with the seconds that storing a batch took, if it took more than a millisecond.
     """
 
     def __init__(
         self,
         store: MessageStore,
-        held: HeldPulls,
+        pulls: WaitingPulls,
         flusher: Flusher,
         statistics: Statistics,
         clock: Clock,
         slaves: Slaves | None = None,
     ) -> None:
-        self._store = store
-        self._held = held
-        self._notify = held.notify
-        self._waiting = held.queues  # empty: there is nobody to wake
-        self._flusher = flusher
-        self._clock = clock
+        self.store = store
         self.statistics = statistics
-        statistics.take_plain_puts = store.queues.take_counts
+        self.now = clock.now
+        self._applies_at_once = store.applies_at_once
+        self._pulls = pulls
+        self._waiting = pulls.queues  # empty: no pull waits
+        self._flusher = flusher
         self._slaves = slaves
-        self._links: Collection[object] = () if slaves is None else slaves.links  # empty: there is nobody to wake
-        # Who a sender waits for beside the disk.
+        self._links: Collection[object] = () if slaves is None else slaves.links  # empty: no slave follows
+        # A SYNC_MASTER's senders wait for these beside the disk.
         self._copied_by = slaves if store.config.broker_role is BrokerRole.SYNC_MASTER else None
         self.makes_wait = self._copied_by is not None or flusher.is_sync
         """Whether senders wait until their messages are as safe as promised, or are answered at once."""
         self._delays = store.config.delay_level_millis()
         self.max_delay_level = len(self._delays)
-        self.on_delayed: Callable[[int], None] = lambda queue_id: None
+        self.on_delayed: Callable[[int, int | None], None] = lambda queue_id, due_millis: None
         self.on_appended: Callable[[float], None] = lambda seconds: None
+        statistics.take_puts = store.queues.take_counts
 
-    def now(self) -> int:
-        return self._clock.now()
+    def add(self, messages: NewMessages, *group: NewMessage) -> Refusal | None:
+        """Add messages to a batch, to be stored together or not at all; or say why they cannot be stored."""
+        refusal = self.store.add(messages, *group)
+        if refusal is not None:
+            self.statistics.failed_puts += 1
+        return refusal
 
-    def append(self, message: NewMessage) -> AppendResult:
+    def append(self, messages: NewMessages) -> Refusal | None:
+        """Store a batch. On failure say why; then only the first `messages.stored` messages are stored."""
         start = perf_counter()
-        result = self._store.append(message)
-        self.on_appended(perf_counter() - start)
-        if result.status is _PUT_OK:
-            self.statistics.put(message.topic, 1, result.size)
-            self._tell(message, result.queue_offset)
-            if self._links:
-                self._wake_slaves()
-        else:
-            self.statistics.put_failed()
-        return result
-
-    def append_together(self, messages: Sequence[NewMessage]) -> list[Place] | None:
-        """`append` for several messages, all or none; None when they have to go one by one."""
-        start = perf_counter()
-        places = self._store.append_together(messages, self._clock.now())
-        if places is None:
-            return None
-        self.on_appended(perf_counter() - start)
-        self.statistics.plain_puts += len(places)
-        for message, (_, size, queue_offset) in zip(messages, places, strict=True):
-            if size > LARGE:
-                self.statistics.put_large(message.topic, size)
-            self._tell(message, queue_offset)
+        refusal = self.store.append(messages)
+        seconds = perf_counter() - start
+        if seconds > _WORTH_TELLING:
+            self.on_appended(seconds)
+        if refusal is not None:
+            self.statistics.failed_puts += len(messages) - messages.stored
+        if self._applies_at_once and (refusal is None or messages.stored):
+            self._applied(messages)
         if self._links:
             self._wake_slaves()
-        return places
+        return refusal
 
-    def _tell(self, message: NewMessage, queue_offset: int) -> None:
-        """A message was stored: wake who waits for it."""
-        topic = message.topic
-        if self._waiting and (topic, message.queue_id) in self._waiting:
-            self._notify(topic, message.queue_id, queue_offset, message.properties)
-        if topic == SCHEDULE_TOPIC:
-            self.statistics.delayed(self._delays[message.queue_id] / 1000)
-            self.on_delayed(message.queue_id)
+    def append_one(self, message: NewMessage) -> AppendResult:
+        """Store one message."""
+        messages = NewMessages()
+        refusal = self.add(messages, message) or self.append(messages)
+        if refusal is not None:
+            return AppendResult(refusal.status, reason=refusal.reason)
+        return AppendResult(_PUT_OK, *messages.places[0])
 
-    @property
-    def store(self) -> MessageStore:
-        return self._store
-
-    def append_run(self, run: Run, born_host: bytes | list[bytes], store_host: bytes) -> bool:
-        """`append` for many plain messages at once; False when they have to go one by one."""
-        if not self._store.append_run(run, born_host, store_host, self._clock.now()):
-            return False
-        if run.requests < len(run):
-            self._count_batches(run)
-        else:
-            self.statistics.plain_puts += len(run)
-            if run.largest > LARGE:
-                for state, (_, size, _) in zip(run.states, run.places, strict=True):
-                    if size > LARGE:
-                        self.statistics.put_large(state.topic, size)
+    def _applied(self, messages: NewMessages) -> None:
+        """Messages are in their queues: count them, and wake what waits for them."""
+        statistics = self.statistics
+        statistics.new_puts += messages.stored
+        if messages.largest > LARGE:
+            for state, (_, size, _) in zip(messages.states, messages.places, strict=False):
+                if size > LARGE:
+                    statistics.put_large(state.topic, size)
         if self._waiting:
-            self._wake_waiting(run)
+            for state in dict.fromkeys(messages.states):
+                if (state.topic, state.queue_id) in self._waiting:
+                    properties = partial(messages.properties_for, state)
+                    self._pulls.notify(state.topic, state.queue_id, state.queue.max_offset - 1, properties)
+        if messages.special:
+            self._delayed(messages)
+
+    def _delayed(self, messages: NewMessages) -> None:
+        """Count the delayed messages among these, and tell when the first one of each level is due."""
+        states, stored = messages.states, messages.stored
+        levels: dict[int, list[int]] = {}
+        for number in messages.special:
+            if states[number].is_schedule and number < stored:
+                levels.setdefault(states[number].queue_id, []).append(number)
+        for queue_id, numbers in levels.items():
+            self.statistics.delayed(self._delays[queue_id] / 1000, len(numbers))
+            first = numbers[0]
+            self.on_delayed(queue_id, None if states[first].ext is not None else messages.code(first))
+
+    def dispatched(self) -> Collection[TopicQueue]:
+        """Records came into the log by another way (transient pool, master): count them, wake what waits for them, and
+        return their queues."""
+        queues: dict[TopicQueue, None] = {}
+
+        def applied(messages: NewMessages) -> None:
+            self._applied(messages)
+            for state in dict.fromkeys(messages.states):
+                queues[TopicQueue(state.topic, state.queue_id)] = None
+
+        self.store.dispatch_pending(applied)
         if self._links:
             self._wake_slaves()
-        return True
+        return queues
 
-    def _count_batches(self, run: Run) -> None:
-        states, places = run.states, run.places
-        at = 0
-        for *_, count in run.sends:
-            size = sum([place[1] for place in places[at : at + count]])
-            states[at].uncount(count, size)
-            self.statistics.put(states[at].topic, count, size)
-            at += count
-
-    def _wake_waiting(self, run: Run) -> None:
-        states = run.states
-        for state in dict.fromkeys(states):
-            if (state.topic, state.queue_id) in self._waiting:
-                self._held.notify_run(state, states, run)
+    def _wake_slaves(self) -> None:
+        if self._slaves is not None:
+            self._slaves.wake()
 
     def tell_when_safe(self, end_offset: int, tell: Tell) -> None:
         """Tell when the log up to here is as safe as this broker promises, or will not be; that may be at once.
 
-        For those who have to wait (`makes_wait`). `tell` must not raise.
+        For senders that have to wait (`makes_wait`). `tell` must not raise.
         """
         slaves, flusher = self._copied_by, self._flusher
         if slaves is None:
@@ -164,89 +150,6 @@ class MessageWriter:
             both = DiskAndSlave(tell)
             flusher.tell_when_flushed(end_offset, both.flushed, may_block=False)  # the slave is at it meanwhile
             slaves.tell_when_copied(end_offset, both.copied)
-
-    def append_batch(self, message: NewMessage, units: Sequence[BatchUnit]) -> AppendResult:
-        result = self._store.append_batch(message, units)
-        if result.status is _PUT_OK:
-            self.statistics.put(message.topic, len(units), result.size)
-            if self._links:
-                self._wake_slaves()
-            if self._held.is_waited_for(TopicQueue(message.topic, message.queue_id)):
-                for number, unit in enumerate(units):
-                    self._notify(message.topic, message.queue_id, result.queue_offset + number, unit.properties)
-        else:
-            self.statistics.put_failed()
-        return result
-
-    def _wake_slaves(self) -> None:
-        if self._slaves is not None:
-            self._slaves.wake()
-
-    def dispatched(self) -> Growth:
-        """Records came into the log by another way (transient pool, master): tell who waits for them; return them."""
-        growth = self._store.dispatch_pending(self._waiting)
-        for grown in growth.watched_messages:
-            self._notify(grown.topic, grown.queue_id, grown.queue_offset, grown.properties)
-        for topic, queue_id in growth.sizes:
-            if topic == SCHEDULE_TOPIC:
-                self.on_delayed(queue_id)
-        if self._links:
-            self._wake_slaves()
-        return growth
-
-    def reply_when_safe(
-        self, command: Command, result: AppendResult, waits: bool, accepted: Callable[[], SendMessageResponse]
-    ) -> Command | LaterReply:
-        """The reply to a send: at once, or when the message is as safe as this broker promises."""
-        if result.status is not _PUT_OK or not waits or not self.makes_wait:
-            return self._reply(command, result, result.status, accepted())
-        later: LaterReply = asyncio.get_running_loop().create_future()
-        self.tell_when_safe(result.end_offset, partial(self._reply_later, command, result, accepted, later))
-        return later
-
-    def _reply_later(
-        self,
-        command: Command,
-        result: AppendResult,
-        accepted: Callable[[], SendMessageResponse],
-        later: LaterReply,
-        status: PutMessageStatus,
-    ) -> None:
-        if not later.done():
-            later.set_result(self._reply(command, result, status, accepted()))
-
-    def _reply(
-        self, command: Command, result: AppendResult, status: PutMessageStatus, header: SendMessageResponse
-    ) -> Command:
-        if status is _PUT_OK:
-            return command.reply(header=header)
-        code = STATUS_CODES.get(status, ResponseCode.SYSTEM_ERROR)
-        if result.status is _PUT_OK:  # stored, but not as safe as wished
-            return command.reply(code, header=header)
-        regional = {"MSG_REGION": header.msg_region or "", "TRACE_ON": "true" if header.trace_on else "false"}
-        return command.reply(code, self._remark(result), ext_fields=regional)
-
-    def _remark(self, result: AppendResult) -> str:
-        match result.status:
-            case PutMessageStatus.MESSAGE_ILLEGAL | PutMessageStatus.PROPERTIES_SIZE_EXCEEDED:
-                return (
-                    "the message is illegal, maybe msg body or properties length not matched. msg body length limit "
-                    f"{self._store.max_message_size}B, msg properties length limit 32KB."
-                )
-            case PutMessageStatus.SERVICE_NOT_AVAILABLE:
-                return (
-                    f"service not available now: {result.reason}. It may be caused by one of the following reasons: "
-                    "the broker's disk is full "
-                    f"[CL: {self._store.commit_log_disk_use:5.2f} CQ: {self._store.queue_disk_use:5.2f} "
-                    f"INDEX: {self._store.queue_disk_use:5.2f}], messages are put to the slave, message store has been "
-                    "shut down, etc."
-                )
-            case PutMessageStatus.CREATE_MAPEDFILE_FAILED:
-                return "create mapped file failed, server is busy or broken."
-            case PutMessageStatus.OS_PAGECACHE_BUSY:
-                return "[PC_SYNCHRONIZED]broker busy, start flow control for a while"
-            case _:
-                return f"{result.status.value} {result.reason}".strip()
 
 
 class DiskAndSlave:

@@ -20,7 +20,7 @@ from downrange.protocol.bodies.offsets import ConsumerOffsets
 if TYPE_CHECKING:
     from downrange.broker.metrics_collector import BrokerCollector
 
-# Refusing appends for these reasons is what such a store is for.
+# Reasons to refuse appends that are no fault: the store of a slave takes no messages from producers.
 _HEALTHY_REFUSALS: Final = frozenset({"slave"})
 
 
@@ -50,12 +50,18 @@ class OffsetFigures(Protocol):
     def table(self) -> ConsumerOffsets: ...
 
 
+class FamilyFigures(Protocol):
+    """The part of a family of requests that metrics read: how many requests a compiled step has served or not."""
+
+    accelerated: int
+    not_accelerated: int
+
+
 @dataclass(frozen=True, slots=True)
 class MetricSources:
-    """What the metrics are read from at the moment of a scrape; nothing of it is changed.
+    """The parts of a broker that a scrape reads; it changes nothing.
 
-    The optional ones: half messages by topic; how far a group has pulled a queue, if known; requests that wait, by
-    processor; log bytes that slaves have not reported yet, by their addresses.
+    Optional are half messages by topic, and log bytes that slaves have not reported yet by address of the slave.
     """
 
     config: LiveConfig
@@ -67,9 +73,8 @@ class MetricSources:
     producers: Iterable[tuple[str, list[Client]]]
     statistics: Statistics
     clock: Clock
+    families: Mapping[str, FamilyFigures]
     half_messages: Callable[[], Mapping[str, int]] | None = None
-    pulled_offset: Callable[[str, str, int], int | None] | None = None
-    watermarks: Callable[[], Mapping[str, int]] | None = None
     slave_lags: Callable[[], Mapping[str, int]] | None = None
 
 
@@ -79,40 +84,8 @@ class MetricsServer:
     `port` is the real port while serving, and None otherwise.
     """
 
-    def __init__(
-        self,
-        config: LiveConfig,
-        store: StoreFigures,
-        topics: Sized,
-        groups: Sized,
-        offsets: OffsetFigures,
-        consumers: Iterable[ConsumerGroup],
-        producers: Iterable[tuple[str, list[Client]]],
-        statistics: Statistics,
-        clock: Clock,
-        *,
-        half_messages: Callable[[], Mapping[str, int]] | None = None,
-        pulled_offset: Callable[[str, str, int], int | None] | None = None,
-        watermarks: Callable[[], Mapping[str, int]] | None = None,
-        slave_lags: Callable[[], Mapping[str, int]] | None = None,
-        host: str = "127.0.0.1",
-    ) -> None:
-        self._sources = MetricSources(
-            config,
-            store,
-            topics,
-            groups,
-            offsets,
-            consumers,
-            producers,
-            statistics,
-            clock,
-            half_messages,
-            pulled_offset,
-            watermarks,
-            slave_lags,
-        )
-        self._host = host
+    def __init__(self, sources: MetricSources) -> None:
+        self._sources = sources
         self._http: HttpServer | None = None
         self._collector: BrokerCollector | None = None
         self._scraping = asyncio.Lock()
@@ -125,7 +98,7 @@ class MetricsServer:
         port = self._sources.config.broker.metrics_port
         if port < 0 or self._http is not None:
             return
-        http = HttpServer({"/metrics": self._metrics, "/healthz": self._health}, self._host, port)
+        http = HttpServer({"/metrics": self._metrics, "/healthz": self._health}, "127.0.0.1", port)
         await http.start()
         self._http = http
 
@@ -135,8 +108,8 @@ class MetricsServer:
             await http.stop()
 
     async def _metrics(self) -> HttpReply:
-        # One at a time: many scrapers must not multiply the work. A thread would be no help here: it would hold the
-        # interpreter for 5 ms at a time, a piece takes one.
+        # One scrape at a time: many scrapers must not multiply the work. A thread would not help: it would hold the
+        # interpreter for 5 ms at a time, while making a piece takes 1 ms.
         async with self._scraping:
             if self._collector is None:
                 self._collector = await asyncio.to_thread(_load_collector, self._sources)
@@ -160,7 +133,7 @@ def _load_collector(sources: MetricSources) -> BrokerCollector:
 
 
 class Health(msgspec.Struct, frozen=True, rename="camel"):
-    """`/healthz`: status is ok or unhealthy; the reasons say why appends are refused, if they are."""
+    """The page `/healthz`: the status is ok or unhealthy; if appends are refused, the reasons say why."""
 
     status: str
     broker: str
@@ -171,7 +144,7 @@ class Health(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def health_of(sources: MetricSources) -> Health:
-    """A broker is healthy while its store takes messages; a slave takes none from producers and is healthy too."""
+    """The health of a broker: it is healthy while its store takes messages, or if it is a slave."""
     refusals = sources.store.refusals
     return Health(
         status="ok" if refusals.keys() <= _HEALTHY_REFUSALS else "unhealthy",

@@ -1,4 +1,4 @@
-"""What a broker is and did, as Prometheus metric families with the names and labels of RocketMQ 5.
+"""The figures of a broker as Prometheus metric families with the names and labels of RocketMQ 5.
 
 Imported at the first scrape only, see `metrics.py`.
 """
@@ -16,14 +16,16 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from downrange.broker.metrics import MetricSources
-from downrange.broker.statistics import NORMAL, RPC_MILLIS_BOUNDS
+from downrange.broker.statistics import RPC_MILLIS_BOUNDS
 from downrange.broker.tallies import SIZE_BOUNDS, PutTally
 from downrange.model.topics import DLQ_PREFIX, RETRY_PREFIX, SYSTEM_GROUP_PREFIX, is_system_topic
 from downrange.protocol.codes import LanguageCode, RequestCode, ResponseCode
 
 PREFIX: Final = "rocketmq_"
+OWN_PREFIX: Final = "downrange_"  # of what RocketMQ does not have
 Labels = dict[str, str]
-_PIECE: Final = 64  # samples whose text is made at once
+_PIECE: Final = 64  # samples per piece of text
+_NORMAL: Final = {"message_type": "normal"}  # the type of all messages: they are counted by topic alone
 _STORAGE: Final = {"storage_type": "local", "storage_medium": "disk"}
 _CONSUME_MODES: Final = {"CONSUME_ACTIVELY": "pull", "CONSUME_PASSIVELY": "push"}
 _REQUEST_NAMES: Final = {int(code): code.name.lower() for code in RequestCode}
@@ -32,7 +34,7 @@ _LANGUAGE_NAMES: Final = {int(code): code.name.lower() for code in LanguageCode}
 
 
 class _Families(Collector):
-    """Families that exist already, for `generate_latest`."""
+    """Wraps finished families for `generate_latest`."""
 
     def __init__(self, families: Iterable[Metric]) -> None:
         self._families = families
@@ -42,9 +44,9 @@ class _Families(Collector):
 
 
 class BrokerCollector:
-    """Reads the sources when asked, and turns what it reads into text. Belongs to the broker's thread.
+    """Reads the sources at a scrape and makes the text of the page. For the broker's thread.
 
-    Every family is there at every scrape, also without a sample.
+    Every family is on the page of every scrape, even without a sample.
     """
 
     content_type: Final = CONTENT_TYPE_LATEST
@@ -56,7 +58,7 @@ class BrokerCollector:
         self._base = {"cluster": broker.broker_cluster_name, "node_type": "broker", "node_id": broker.broker_name}
 
     def pieces(self) -> Iterator[bytes]:
-        """The page in pieces of a millisecond's work: between two of them the caller lets the broker serve others."""
+        """Yield the page in pieces that take a millisecond to make: between two, the broker can serve requests."""
         yield from self._broker()
         yield from self._incoming()
         yield from self._outgoing()
@@ -65,17 +67,20 @@ class BrokerCollector:
         yield from self._transactions()
         yield from self._storage()
         yield from self._latencies()
+        yield from self._acceleration()
         yield generate_latest(_Families(self._process.collect()))
 
-    # One family each, with the labels every sample has.
+    # Each of these makes one family and adds the labels that all samples have.
 
     def _gauge(self, name: str, text: str, rows: Iterable[tuple[Labels, float]]) -> Iterator[bytes]:
         samples = (Sample(PREFIX + name, self._base | labels, value) for labels, value in rows)
         return _texts(GaugeMetricFamily(PREFIX + name, text), samples)
 
-    def _counter(self, name: str, text: str, rows: Iterable[tuple[Labels, float]]) -> Iterator[bytes]:
-        samples = (Sample(f"{PREFIX}{name}_total", self._base | labels, value) for labels, value in rows)
-        return _texts(CounterMetricFamily(PREFIX + name, text), samples)
+    def _counter(
+        self, name: str, text: str, rows: Iterable[tuple[Labels, float]], prefix: str = PREFIX
+    ) -> Iterator[bytes]:
+        samples = (Sample(f"{prefix}{name}_total", self._base | labels, value) for labels, value in rows)
+        return _texts(CounterMetricFamily(prefix + name, text), samples)
 
     def _histogram(
         self, name: str, text: str, bounds: Sequence[int], rows: Iterable[tuple[Labels, Sequence[int], float]]
@@ -94,7 +99,7 @@ class BrokerCollector:
 
         return _texts(HistogramMetricFamily(PREFIX + name, text), samples())
 
-    # What the families hold.
+    # Each of these makes the families of one subject.
 
     def _broker(self) -> Iterator[bytes]:
         sources = self._sources
@@ -102,23 +107,15 @@ class BrokerCollector:
         yield from self._gauge("consumer_group_number", "Consumer groups of this broker.", [({}, len(sources.groups))])
         permission = sources.config.broker.broker_permission
         yield from self._gauge("broker_permission", "4 read, 2 write, 6 both.", [({}, permission)])
-        waiting = sources.watermarks() if sources.watermarks is not None else {}
-        samples = [({"processor": name}, count) for name, count in waiting.items()]
-        yield from self._gauge("processor_watermark", "Requests that wait to be served.", samples)
 
     def _incoming(self) -> Iterator[bytes]:
         def rows() -> Iterator[tuple[Labels, PutTally]]:
             for topic, tally in self._sources.statistics.puts():
                 yield {"topic": topic, "is_system": _flag(is_system_topic(topic))}, tally
 
-        def by_type() -> Iterator[tuple[Labels, int, int]]:
-            for labels, tally in rows():
-                for kind, messages, size in _by_type(tally):
-                    yield labels | {"message_type": kind}, messages, size
-
-        messages = ((labels, messages) for labels, messages, _ in by_type())
+        messages = ((labels | _NORMAL, tally.messages) for labels, tally in rows())
         yield from self._counter("messages_in", "Messages stored.", messages)
-        sizes = ((labels, size) for labels, _, size in by_type())
+        sizes = ((labels | _NORMAL, tally.bytes) for labels, tally in rows())
         yield from self._counter("throughput_in", "Bytes of messages stored.", sizes)
         counts = ((labels, tally.by_size, tally.bytes) for labels, tally in rows())
         yield from self._histogram("message_size", "Sizes of the messages stored, in bytes.", SIZE_BOUNDS, counts)
@@ -163,48 +160,42 @@ class BrokerCollector:
         yield from self._gauge("consumer_connections", "Connected consumers.", consumer_samples)
 
     def _lag(self) -> Iterator[bytes]:
-        lags, latencies, ready, inflight = [], [], [], []
+        lags, latencies = [], []
         for number, (name, offsets) in enumerate(self._sources.offsets.table().offset_table.items()):
             if number % _PIECE == 0:
                 yield b""
             topic, _, group = name.partition("@")
             labels = _group_labels(topic, group)
-            behind, pulled, millis = self._behind(topic, group, offsets)
+            behind, millis = self._behind(topic, offsets)
             lags.append((labels, behind))
             latencies.append((labels, millis))
-            ready.append((labels, behind - pulled))
-            inflight.append((labels, pulled))
-        yield from self._gauge("consumer_lag_messages", "Messages a group has not consumed.", lags)
-        yield from self._gauge("consumer_lag_latency", "Age of the oldest of them in ms.", latencies)
-        yield from self._gauge("consumer_ready_messages", "Messages a group has not pulled.", ready)
-        # Without pull offsets nobody knows; zeros would be a lie.
-        known = inflight if self._sources.pulled_offset is not None else []
-        yield from self._gauge("consumer_inflight_messages", "Messages a group has pulled and not consumed.", known)
+        yield from self._gauge("consumer_lag_messages", "Messages that a group has not consumed.", lags)
+        yield from self._gauge("consumer_lag_latency", "Age of the oldest message not consumed, in ms.", latencies)
+        # A broker does not know which of these messages are pulled already, so all of them count as ready.
+        yield from self._gauge("consumer_ready_messages", "Messages a group can still consume.", lags)
 
-    def _behind(self, topic: str, group: str, offsets: Mapping[int, int]) -> tuple[int, int, int]:
-        """Messages not consumed, how many of them are pulled, and the age in ms of the oldest one."""
-        store, pulled_offset = self._sources.store, self._sources.pulled_offset
-        behind = pulled = millis = 0
+    def _behind(self, topic: str, offsets: Mapping[int, int]) -> tuple[int, int]:
+        """How many messages are not consumed, and the age of the oldest one in milliseconds."""
+        store = self._sources.store
+        behind = millis = 0
         now = self._sources.clock.now()
         for queue_id, committed in offsets.items():
             end = store.max_offset_of(topic, queue_id)
-            position = max(committed, store.min_offset_of(topic, queue_id))  # what expired cannot be consumed any more
+            position = max(committed, store.min_offset_of(topic, queue_id))  # expired messages cannot be consumed
             if position >= end:
                 continue
             behind += end - position
-            if pulled_offset is not None:
-                pulled += min(max((pulled_offset(topic, group, queue_id) or 0) - position, 0), end - position)
             stored = store.store_time_of(topic, queue_id, position)
             if stored >= 0:
                 millis = max(millis, now - stored)
-        return behind, pulled, millis
+        return behind, millis
 
     def _transactions(self) -> Iterator[bytes]:
         statistics, half = self._sources.statistics, self._sources.half_messages
         waiting = _by_topic(half() if half is not None else {})
         yield from self._gauge("half_messages", "Transactional messages neither committed nor rolled back.", waiting)
         yield from self._counter("commit_messages", "Transactional messages committed.", _by_topic(statistics.commits))
-        yield from self._counter("rollback_messages", "Those rolled back.", _by_topic(statistics.rollbacks))
+        yield from self._counter("rollback_messages", "Transactions rolled back.", _by_topic(statistics.rollbacks))
 
     def _storage(self) -> Iterator[bytes]:
         store = self._sources.store
@@ -239,29 +230,27 @@ class BrokerCollector:
         ]
         yield from self._histogram("rpc_latency", "Time to answer a request in ms.", RPC_MILLIS_BOUNDS, rpcs)
         delays = statistics.delays
-        text = "Delays asked for by delayed messages in seconds."
+        text = "Delays of delayed messages in seconds."
         yield from self._histogram(
             "delay_message_latency", text, delays.bounds, [(_STORAGE, delays.counts, delays.sum)]
         )
 
+    def _acceleration(self) -> Iterator[bytes]:
+        families = self._sources.families.items()
+        taken = [({"family": name}, family.accelerated) for name, family in families]
+        yield from self._counter("requests_accelerated", "Requests that a compiled step has served.", taken, OWN_PREFIX)
+        left = [({"family": name}, family.not_accelerated) for name, family in families]
+        yield from self._counter("requests_not_accelerated", "Requests that it has not.", left, OWN_PREFIX)
+
 
 def _texts(family: Metric, samples: Iterator[Sample]) -> Iterator[bytes]:
-    """One family in pieces; the first begins with its help and type, and is there in any case."""
+    """Yield one family in pieces; the first begins with help and type, and comes even if there is no sample."""
     is_first = True
     while (batch := list(islice(samples, _PIECE))) or is_first:
         family.samples = batch
         text = generate_latest(_Families([family]))
         yield text if is_first else text.split(b"\n", 2)[2]
         is_first = False
-
-
-def _by_type(tally: PutTally) -> Iterator[tuple[str, int, int]]:
-    """Message type, messages, bytes."""
-    special = [(kind, one.messages, one.bytes) for kind, one in tally.special.items()]
-    rest = tally.messages - sum(one[1] for one in special), tally.bytes - sum(one[2] for one in special)
-    if rest[0] or not special:
-        yield NORMAL, *rest
-    yield from special
 
 
 def _by_topic(counts: Mapping[str, int]) -> list[tuple[Labels, int]]:

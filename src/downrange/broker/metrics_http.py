@@ -1,4 +1,4 @@
-"""Just enough HTTP/1.1 to answer GET on a few fixed paths: one request a connection, small and in time, or none."""
+"""Just enough HTTP/1.1 to answer GET on a few fixed paths: one small request per connection, with a time limit."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ Page = Callable[[], Awaitable[HttpReply]]
 
 
 class HttpServer:
-    """Pages by path on one listening socket.
+    """Serves pages by path on one listening socket.
 
-    Holds always: at most MAX_CONNECTIONS are open, more are cut off at once; and each is gone `seconds` after a step it
-    did not take: sending its request, or reading the reply.
+    Holds always: at most MAX_CONNECTIONS are open, further ones are closed at once; and a client that does not send its
+    request, or does not read its reply, within `seconds` is closed.
     """
 
     def __init__(self, pages: Mapping[str, Page], host: str, port: int, *, seconds: float = 5.0) -> None:
@@ -54,7 +54,7 @@ class HttpServer:
         return f"<HttpServer {self.host}:{self.port} connections={len(self._tasks)}>"
 
     async def start(self) -> None:
-        """Listen; `port` is then the real one."""
+        """Listen; afterwards `port` is the real port."""
         try:
             self._server = await asyncio.start_server(self._accept, self.host, self.port, limit=MAX_REQUEST_BYTES)
         except OSError as error:
@@ -91,11 +91,11 @@ class HttpServer:
         except (ConnectionError, TimeoutError) as error:
             log.debug("http client lost: %s", error)
         finally:
-            # After an orderly close this does nothing; a client that neither reads nor leaves is cut off.
+            # This closes clients that neither read nor leave; after an orderly close it does nothing.
             writer.transport.abort()
 
     async def _answer(self, reader: asyncio.StreamReader) -> HttpReply | None:
-        """The reply to one request; None when the client left before it had asked."""
+        """The reply to one request; None when the client left without a request."""
         try:
             async with asyncio.timeout(self._seconds):
                 head = await reader.readuntil(b"\r\n\r\n")
@@ -116,7 +116,7 @@ class HttpServer:
             return _plain(HTTPStatus.METHOD_NOT_ALLOWED, "only GET")
         try:
             return await page()
-        except Exception:  # one page that fails must neither end the broker nor pass in silence
+        except Exception:  # a page that fails must not end the broker, but must be reported
             log.exception("page failed path=%s", target)
             return _plain(HTTPStatus.INTERNAL_SERVER_ERROR, "this page failed; the broker's log says why")
 

@@ -18,7 +18,7 @@ def murmur3_low(data: bytes) -> int:
         first = (_rotated(first, 27) + second) * 5 + 0x52DCE729 & _MASK
         second ^= _mixed(int.from_bytes(data[at + 8 : at + 16], "little"), _C2, 33, _C1)
         second = (_rotated(second, 31) + first) * 5 + 0x38495AB5 & _MASK
-    # What is left counts as if zeros followed; a half that is all zeros changes nothing.
+    # The remaining bytes are filled up with zeros; a half of zeros changes nothing.
     first ^= _mixed(int.from_bytes(data[whole : whole + 8], "little"), _C1, 31, _C2)
     second ^= _mixed(int.from_bytes(data[whole + 8 :], "little"), _C2, 33, _C1)
     first ^= len(data)

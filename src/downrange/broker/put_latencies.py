@@ -1,4 +1,4 @@
-"""How long storing took, minute by minute."""
+"""The time that storing messages took, by minute."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from bisect import bisect_right
 from collections import defaultdict
 from typing import Final
 
-# Upper ends, exclusive, of the put latencies that request 28 shows; 0 ms has a place of its own before them.
+# Exclusive upper bounds of the put latencies that request 28 shows; before them it shows the count for 0 ms.
 LATENCY_BOUNDS: Final = (1, 10, 50, 100, 200, 500, 1000, 2000, 3000, 4000, 5000, 10_000)
 
 
 class PutLatencies:
-    """Puts by whole milliseconds: of the minute that is going on, and of the last full one."""
+    """Counts of puts by whole milliseconds, for the current minute and for the last full one."""
 
     def __init__(self) -> None:
         self.counting: defaultdict[int, int] = defaultdict(int)
@@ -21,7 +21,7 @@ class PutLatencies:
         self._last, self.counting = dict(self.counting), defaultdict(int)
 
     def counts(self) -> tuple[int, ...] | None:
-        """Those of the last minute by LATENCY_BOUNDS, one count more than bounds; None in the first minute."""
+        """The counts of the last minute by LATENCY_BOUNDS, one more than bounds; None in the first minute."""
         if self._last is None:
             return None
         counts = [0] * (len(LATENCY_BOUNDS) + 1)
@@ -30,7 +30,7 @@ class PutLatencies:
         return tuple(counts)
 
     def percentile(self, share: float) -> float:
-        """The milliseconds that this share of the last minute did not exceed; 0 without puts."""
+        """The milliseconds that this share of the last minute's puts did not exceed; 0 without puts."""
         latencies = self._last or {}
         rank = int(sum(latencies.values()) * share)
         passed = 0

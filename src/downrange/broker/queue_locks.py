@@ -11,13 +11,13 @@ LOCK_LIVES_MILLIS: Final = 60_000
 
 
 class QueueLocks:
-    """(group, queue) -> (client id, when it last asked). A lock not renewed for a minute can be taken by anyone."""
+    """(group, queue) -> (client id, time of its last request). Any client can take a lock not renewed for a minute."""
 
     def __init__(self) -> None:
         self._locks: dict[str, dict[MessageQueue, tuple[str, int]]] = {}
 
     def lock(self, group: str, client_id: str, queues: Iterable[MessageQueue], now: int) -> list[MessageQueue]:
-        """Take or renew what can be had; return the queues `client_id` holds of those it asked for."""
+        """Lock those of the queues that are free or held by `client_id` already; return the queues it holds now."""
         locks = self._locks.setdefault(group, {})
         held = []
         for queue in queues:
@@ -28,7 +28,7 @@ class QueueLocks:
         return held
 
     def unlock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> None:
-        """Let go what is the client's own."""
+        """Release those of the queues that the client holds."""
         locks = self._locks.get(group, {})
         for queue in queues:
             if locks.get(queue, ("", 0))[0] == client_id:

@@ -1,4 +1,4 @@
-"""How fast totals grow, from samples of every second."""
+"""Rates of growing totals, from a sample every second."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _SECONDS_KEPT: Final = 601
 
 
 class SecondSample(NamedTuple):
-    """Totals at one second."""
+    """The totals at one moment."""
 
     now: int
     put: int
@@ -20,7 +20,7 @@ class SecondSample(NamedTuple):
 
 
 class Rates(NamedTuple):
-    """Per second over the last 10, 60 and 600 seconds; None while the broker does not run for that long."""
+    """Growth per second over the last 10, 60 and 600 seconds; None if the broker has not run for this long."""
 
     ten_seconds: float | None
     minute: float | None

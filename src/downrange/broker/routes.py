@@ -1,81 +1,51 @@
-"""Which handler answers which request, and how long each took."""
+"""The family of commands: requests that are answered one by one, each by its handler."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from time import perf_counter
-from typing import Final
 
 from downrange.broker.statistics import Statistics
-from downrange.protocol.codes import RequestCode
 from downrange.protocol.command import Command
 from downrange.protocol.framing import Frame
 from downrange.transport.connection import Connection
-from downrange.transport.handler import Express, LaterReply, refuse
+from downrange.transport.serving import CommandHandler, LaterReply, answer_frame, refuse
 
-RequestHandler = Callable[[Command, Connection], Command | LaterReply | None]
-RouteTable = Mapping[int, RequestHandler]
-
-_SENDS: Final = frozenset(
-    map(int, (RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE))
-)
-_PULL: Final = int(RequestCode.PULL_MESSAGE)
+RouteTable = Mapping[int, CommandHandler]
 
 
-def handler_of(
-    *tables: RouteTable, statistics: Statistics | None = None, without: frozenset[int] = frozenset()
-) -> RequestHandler:
-    """One handler for all requests of the tables; what none of them knows is refused with code 3."""
-    routes: dict[int, RequestHandler] = {}
-    for table in tables:
-        twice = routes.keys() & table.keys()
-        assert not twice, f"two handlers for {twice}"
-        routes.update((int(code), handler) for code, handler in table.items() if code not in without)
-    find = routes.get
+class Commands:
+    """Answers requests by the handlers of their codes, and notes how long each took; unknown codes get code 3."""
 
-    def handle(command: Command, connection: Connection) -> Command | LaterReply | None:
-        return find(command.code, refuse)(command, connection)
+    codes: frozenset[int] = frozenset()
 
-    return handle if statistics is None else partial(_timed, handle, statistics)
+    def __init__(self, tables: Sequence[RouteTable], statistics: Statistics) -> None:
+        self._statistics = statistics
+        self.routes: dict[int, CommandHandler] = {}
+        for table in tables:
+            twice = self.routes.keys() & table.keys()
+            assert not twice, f"two handlers for {twice}"
+            self.routes.update((int(code), handler) for code, handler in table.items())
 
+    def take(self, frames: list[Frame], origins: list[Connection], at: int, stop: int) -> None:
+        for frame, origin in zip(frames[at:stop], origins[at:stop], strict=True):
+            answer_frame(self.answer, frame, origin)
+            origin.flush()
 
-def express_of(*lanes: Express) -> Express:
-    """One short cut made of several; each takes what it knows at the front of the frames."""
+    def answer(self, command: Command, origin: Connection) -> Command | LaterReply | None:
+        """Answer one command; a reply that comes later is timed when it does."""
+        start = perf_counter()
+        reply = self.routes.get(command.code, refuse)(command, origin)
+        if isinstance(reply, Command):
+            self._note(command.code, start, reply)
+        elif reply is not None:
+            reply.add_done_callback(partial(self._note_later, command.code, start))
+        return reply
 
-    def take(frames: list[Frame], at: int, connection: Connection) -> int:
-        count = len(frames)
-        for lane in lanes:
-            at = lane(frames, at, connection)
-            if at == count:
-                break
-        return at
+    def _note(self, code: int, start: float, reply: Command) -> None:
+        self._statistics.rpc(code, reply.code, (perf_counter() - start) * 1000)
 
-    return take
-
-
-def _timed(
-    handle: RequestHandler, statistics: Statistics, command: Command, connection: Connection
-) -> Command | LaterReply | None:
-    """Answer, and note how long it took; a reply that comes later is timed when it does."""
-    start = perf_counter()
-    reply = handle(command, connection)
-    if isinstance(reply, Command):
-        _note(statistics, command.code, reply.code, start)
-    elif reply is not None and command.code != _PULL:  # a held pull waits for messages, not for the broker
-        reply.add_done_callback(partial(_note_later, statistics, command.code, start))
-    return reply
-
-
-def _note(statistics: Statistics, request_code: int, response_code: int, start: float) -> None:
-    millis = (perf_counter() - start) * 1000
-    statistics.rpc(request_code, response_code, millis)
-    if request_code in _SENDS:
-        statistics.put_latency(millis)
-    elif request_code == _PULL:
-        statistics.get_latency(millis)
-
-
-def _note_later(statistics: Statistics, request_code: int, start: float, later: LaterReply) -> None:
-    if not later.cancelled() and later.exception() is None and (reply := later.result()) is not None:
-        _note(statistics, request_code, reply.code, start)
+    def _note_later(self, code: int, start: float, later: LaterReply) -> None:
+        if not later.cancelled() and later.exception() is None and (reply := later.result()) is not None:
+            self._note(code, start, reply)

@@ -1,8 +1,8 @@
-"""The answer to request 28: what a broker tells `clusterList`, `brokerStatus` and every dashboard about itself.
+"""The answer to request 28: the figures that a broker reports to `clusterList`, `brokerStatus` and dashboards.
 
 Keys, spelling mistakes and number formats are RocketMQ's. We have no thread pools: requests wait in the socket, never
-in a queue, so the sizes are 0 and the capacities are the ones RocketMQ has by default; the waiting time is how long the
-event loop keeps a request waiting at worst.
+in a queue, so the queue sizes are 0 and the capacities are RocketMQ's defaults; the waiting time is the longest that
+the event loop keeps a request waiting.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def runtime_info(
     transient_buffers: int | None = None,
     path_use: Callable[[Path], float] = disk_use,
 ) -> dict[str, str]:
-    """Everything as text. `delay_offsets`: level -> (next to deliver, end of its queue)."""
+    """All figures as text. `delay_offsets`: level -> (offset of the next message to deliver, end of its queue)."""
     table = _store_statistics(statistics, now)
     table |= _days("msgPutTotal", statistics.put_days)
     table |= _days("msgGetTotal", statistics.get_days)
@@ -64,8 +64,8 @@ def runtime_info(
         "commitLogMinOffset": str(store.min_offset),
         "commitLogMaxOffset": str(store.max_offset),
         "dispatchBehindBytes": str(store.dispatch_behind_bytes),
-        "dispatchMaxBuffer": "0",  # what is appended is dispatched in the same step
-        "pageCacheLockTimeMills": "0",  # one thread appends, so nobody holds a lock
+        "dispatchMaxBuffer": "0",  # messages are dispatched in the step that appends them
+        "pageCacheLockTimeMills": "0",  # one thread appends, so there is no lock
         "earliestMessageTimeStamp": str(store.earliest_store_time),
         "startAcceptSendRequestTimeStamp": str(config.broker.start_accept_send_request_time_stamp),
         "remainHowManyDataToFlush": readable_bytes(store.max_offset - store.flushed_offset),

@@ -27,8 +27,6 @@ from downrange.clock import Clock
 from downrange.protocol.bodies.statistics import BrokerStatsData, StatsItem
 from downrange.protocol.codes import RequestCode, ResponseCode
 
-NORMAL: Final = "normal"  # message types as RocketMQ 5 labels them; the others are fifo, delay and transaction
-
 # (size - 1).bit_length() -> the first bound that is not below the size. A table look-up costs half of a bisection.
 _SIZE_BUCKET: Final = tuple(bisect_left(SIZE_BOUNDS, 1 << bits) for bits in range(65))
 LARGE: Final = SIZE_BOUNDS[0]  # from here on a message is not in the first bucket
@@ -72,7 +70,7 @@ class Statistics:
         self.rollbacks: defaultdict[str, int] = defaultdict(int)
         self.delays = Histogram(DELAY_SECONDS_BOUNDS)
         self.rpcs: dict[tuple[int, int], Histogram] = {}
-        self._plain_sends: dict[int, Histogram] = {}
+        self._send_times: dict[int, Histogram] = {}
         self._cluster = cluster
         self._day_of = day_of
         self._day = day_of(now)
@@ -80,9 +78,10 @@ class Statistics:
         self._gets: Tallies[tuple[str, str], Tally] = Tallies(Tally)
         self._sent_back: Tallies[tuple[str, str], Tally] = Tallies(Tally)
         self._put_tallies = self._puts.by_key
-        # Plain sends are counted by the store, queue by queue, until somebody wants to know: topic, messages, bytes.
-        self.take_plain_puts: Callable[[], Iterable[tuple[str, int, int]]] = tuple
-        self.plain_puts = 0  # those that were not taken yet
+        # Stored messages are counted by the store, queue by queue, until they are asked for: topic, messages, bytes.
+        self.take_puts: Callable[[], Iterable[tuple[str, int, int]]] = tuple
+        self.new_puts = 0
+        """Messages that were stored and not asked for yet."""
         self._get_tallies = self._gets.by_key
         self._windows = (Window(10, 7, now), Window(600, 7, now), Window(3600, 25, now))
         self._seconds = SecondSamples()
@@ -96,63 +95,30 @@ class Statistics:
 
     # Counting: called for every message or request.
 
-    def put(self, topic: str, messages: int, size: int, message_type: str = NORMAL) -> None:
-        """One request stored so many messages of `size` bytes together."""
-        tally = self._put_tallies[topic]
-        tally.calls += 1
-        tally.messages += messages
-        tally.bytes += size
-        tally.by_size[_SIZE_BUCKET[(size // messages - 1).bit_length()]] += messages
-        if message_type != NORMAL:
-            special = tally.special.get(message_type)
-            if special is None:
-                special = tally.special[message_type] = Tally()
-            special.messages += messages
-            special.bytes += size
-
-    def put_each(self, topic: str, sizes: list[int]) -> None:
-        """As many requests stored one message each."""
-        count = len(sizes)
-        tally = self._put_tallies[topic]
-        tally.calls += count
-        tally.messages += count
-        tally.bytes += sum(sizes)
-        if max(sizes) <= SIZE_BOUNDS[0]:
-            tally.by_size[0] += count
-        else:
-            for size in sizes:
-                tally.by_size[_SIZE_BUCKET[(size - 1).bit_length()]] += 1
-
     def put_large(self, topic: str, size: int) -> None:
-        """A message that is counted as plain is larger than `LARGE`."""
+        """A message was stored that is larger than `LARGE`; puts count as smaller than that otherwise."""
         by_size = self._put_tallies[topic].by_size
         by_size[0] -= 1
         by_size[_SIZE_BUCKET[(size - 1).bit_length()]] += 1
 
-    def _count_plain_puts(self) -> None:
-        self.plain_puts = 0
-        for topic, messages, size in self.take_plain_puts():
+    def put_as_one(self, topic: str, messages: int) -> None:
+        """So many messages were stored by one request: they count as one call."""
+        self._put_tallies[topic].calls -= messages - 1
+
+    def _count_puts(self) -> None:
+        self.new_puts = 0
+        for topic, messages, size in self.take_puts():
             tally = self._put_tallies[topic]
             tally.calls += messages
             tally.messages += messages
             tally.bytes += size
             tally.by_size[0] += messages
 
-    def put_failed(self) -> None:
-        self.failed_puts += 1
-
-    def put_latency(self, millis: float) -> None:
-        """How long storing took, in whole milliseconds; fractions are dropped, as RocketMQ does."""
-        whole = int(millis)
-        self.latencies.counting[whole] += 1
-        if whole > self.put_millis_max:
-            self.put_millis_max = whole
-
     def sent_together(self, code: int, requests: int, millis: float) -> None:
         """So many sends of one code came at once and were answered together: each took its share of the time."""
-        histogram = self._plain_sends.get(code)
+        histogram = self._send_times.get(code)
         if histogram is None:
-            histogram = self._plain_sends[code] = self._histogram(code, _SUCCESS)
+            histogram = self._send_times[code] = self._histogram(code, _SUCCESS)
         if millis < 1:
             histogram.counts[0] += requests
             histogram.sum += millis
@@ -200,9 +166,9 @@ class Statistics:
     def rolled_back(self, topic: str, messages: int = 1) -> None:
         self.rollbacks[topic] += messages
 
-    def delayed(self, seconds: float) -> None:
-        """A message was stored that asks to be delivered so much later."""
-        self.delays.observe(seconds)
+    def delayed(self, seconds: float, messages: int) -> None:
+        """Messages were stored that ask to be delivered so much later."""
+        self.delays.observe(seconds, messages)
 
     def rpc(self, request_code: int, response_code: int, millis: float, requests: int = 1) -> None:
         """A request was answered, or several together, which took so long each."""
@@ -226,7 +192,7 @@ class Statistics:
             # By ticks, not by the wall clock: that one may jump.
             if self._ticks % window.every_seconds == 0:
                 window.times.append(now)
-                self._count_plain_puts()
+                self._count_puts()
                 for tallies in (self._puts, self._gets, self._sent_back):
                     tallies.sample(number, window.kept)
         self._pass_midnight(self._day_of(now))
@@ -242,7 +208,7 @@ class Statistics:
 
     def forget_topic(self, topic: str) -> None:
         """The topic was deleted."""
-        self._count_plain_puts()
+        self._count_puts()
         self._puts.forget_where(lambda name: name == topic)
         for tallies in (self._gets, self._sent_back):
             tallies.forget_where(lambda key: key[0] == topic)
@@ -259,11 +225,11 @@ class Statistics:
 
     @property
     def put_messages(self) -> int:
-        return self._puts.messages + self.plain_puts
+        return self._puts.messages + self.new_puts
 
     @property
     def put_bytes(self) -> int:
-        self._count_plain_puts()
+        self._count_puts()
         return self._puts.bytes
 
     @property
@@ -275,7 +241,7 @@ class Statistics:
         return self._gets.calls
 
     def puts(self) -> Iterator[tuple[str, PutTally]]:
-        self._count_plain_puts()
+        self._count_puts()
         return iter(tuple(self._put_tallies.items()))
 
     def gets(self) -> Iterator[tuple[tuple[str, str], Tally]]:
@@ -305,11 +271,6 @@ class Statistics:
     def get_days(self) -> DayTotals:
         return DayTotals(self._yesterday_morning[1], self._today_morning[1], self.got_messages)
 
-    def put_tps(self, topic: str) -> float:
-        """Messages a second that came in for a topic over the last minute."""
-        tally = self._put_tallies.get(topic)
-        return 0.0 if tally is None else self._rate(tally, MINUTE, 1).tps
-
     def get_tps(self, topic: str, group: str) -> float:
         """Messages a second that went out to a group over the last minute."""
         tally = self._get_tallies.get((topic, group))
@@ -328,6 +289,7 @@ class Statistics:
         )
 
     def _find(self, name: str, key: str) -> tuple[Tally, int] | None:
+        self._count_puts()
         topic, _, group = key.partition("@")
         tally: Tally | None
         match name:

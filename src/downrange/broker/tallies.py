@@ -45,14 +45,13 @@ class Tally:
 
 
 class PutTally(Tally):
-    """The same for messages that came in, with their sizes and those of a special type."""
+    """Counts of messages that came in, and how many there were of each size."""
 
-    __slots__ = ("by_size", "special")
+    __slots__ = ("by_size",)
 
     def __init__(self) -> None:
         super().__init__()
         self.by_size = [0] * (len(SIZE_BOUNDS) + 1)
-        self.special: dict[str, Tally] = {}
 
 
 T = TypeVar("T", bound=Tally)

@@ -1,4 +1,4 @@
-"""The topics of this broker: which there are, how they come to be, and the file that keeps them."""
+"""The topics of this broker, how they are created, and the file that keeps them."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from downrange.protocol.bodies.topics import TopicConfigTable
 log = logging.getLogger(__name__)
 
 _INHERITABLE = int(READ_WRITE | Perm.INHERIT)
-# Written without ever being in the table.
+# Topics to which the broker writes although they are not in the table.
 _WITHOUT_CONFIGURATION = frozenset({OP_HALF_TOPIC})
 
 
 class Topics(SavedTable):
     """Topic name -> configuration.
 
-    Holds always: every change raised the data version. `on_change` is called after each change, with the topic that
-    changed, or None when it was deleted.
+    Holds always: every change raises the data version. `on_change` is called after each change with the changed topic,
+    or with None when a topic was deleted.
     """
 
     def __init__(self, file: JsonFile, config: BrokerConfig, clock: Clock, schedule_queues: int = 18) -> None:
@@ -53,12 +53,12 @@ class Topics(SavedTable):
         }
         self.data_version = DataVersion(counter=0, timestamp=clock.now())
         self.on_change: Callable[[TopicConfig | None], None] = lambda topic: None
-        self.on_plain_change: Callable[[str | None], None] = lambda topic: None
-        """Told the topic, or None for all of them, when `plain` may say something else."""
-        # Topics a client may send to without a further look: the table less the forbidden names.
+        self.on_usual_change: Callable[[str | None], None] = lambda topic: None
+        """Called with a topic, or with None for all topics, when its entry in `usual` may have changed."""
+        # Topics to which any client may send: the table without the forbidden names.
         self.sendable: dict[str, TopicConfig] = {}
-        # Those of them that a plain send may go to, and how many queues they have for writing.
-        self.plain: dict[str, int] = {}
+        # Topics to which a usual send may go, with their number of queues for writing.
+        self.usual: dict[str, int] = {}
         self._create_system_topics(config, schedule_queues)
         self._load()
 
@@ -85,20 +85,20 @@ class Topics(SavedTable):
         saved = self._file.load(TopicConfigTable)
         if saved is not None:
             for name, config in saved.topic_config_table.items():
-                # One text for all who have it: of what was read nothing stays, and its memory goes back in one piece.
+                # Equal texts are shared: so nothing of the parsed file is kept, and its memory is freed in one piece.
                 self._set(replace(config, topic_name=intern(name), topic_filter_type=intern(config.topic_filter_type)))
             self.data_version = saved.data_version
 
     def _set(self, config: TopicConfig) -> None:
         name = intern(config.topic_name)
         self._table[name] = config
-        self.on_plain_change(name)
+        self.on_usual_change(name)
         if name not in SEND_FORBIDDEN_TOPICS:
             self.sendable[name] = config
             if config.topic_filter_type == "MULTI_TAG" or name.startswith("%"):
-                self.plain.pop(name, None)
+                self.usual.pop(name, None)
             else:
-                self.plain[name] = config.write_queue_nums
+                self.usual[name] = config.write_queue_nums
 
     def __len__(self) -> int:
         return len(self._table)
@@ -113,15 +113,15 @@ class Topics(SavedTable):
         return self._table.get(topic)
 
     def is_system(self, topic: str) -> bool:
-        """May this topic be neither created nor deleted by request?"""
+        """Whether clients may neither create nor delete this topic."""
         return is_system_topic(topic) or topic in self._own_names
 
     def table(self) -> TopicConfigTable:
-        """All topics with their data version, as slaves and name servers get them."""
+        """All topics with their data version, in the form for slaves and name servers."""
         return TopicConfigTable(topic_config_table=dict(self._table), data_version=self.data_version)
 
     def create_like(self, topic: str, template: str, queue_nums: int, *, enabled: bool) -> TopicConfig | None:
-        """Create a topic after the template a producer named, if that lets itself be inherited."""
+        """Create a topic like the template that a producer named, if the template has the permission INHERIT."""
         like = self._table.get(template)
         if like is None or not like.perm & Perm.INHERIT or (template == AUTO_CREATE_TOPIC and not enabled):
             return None
@@ -133,7 +133,7 @@ class Topics(SavedTable):
     def ensure(
         self, topic: str, queue_nums: int, perm: int = int(READ_WRITE), *, topic_sys_flag: int = 0
     ) -> TopicConfig:
-        """The topic, created with so many queues if it is not there: retry, dead-letter and half topics."""
+        """The topic, created with `queue_nums` queues if it is missing: for retry, dead-letter and half topics."""
         known = self._table.get(topic)
         if known is not None:
             return known
@@ -150,29 +150,29 @@ class Topics(SavedTable):
         if self._table.pop(topic, None) is None:
             return False
         self.sendable.pop(topic, None)
-        self.plain.pop(topic, None)
-        self.on_plain_change(topic)
+        self.usual.pop(topic, None)
+        self.on_usual_change(topic)
         log.info("topic deleted topic=%s", topic)
         self._changed(None)
         return True
 
     def adopt(self, queues: Iterable[TopicQueue]) -> list[str]:
-        """Take in topics that have queues in the store and no configuration, with as many queues as they have.
+        """Add topics that have queues in the store but no configuration; return their names.
 
-        A broker that dies in the moment between storing the first message of a new topic and saving the topic leaves
-        such queues behind; their messages must stay within reach.
+        A broker that dies between storing the first message of a new topic and saving the topic leaves such queues
+        behind; their messages must stay readable.
         """
         counts: dict[str, int] = {}
         for topic, queue_id in queues:
             if topic not in self._table and topic not in _WITHOUT_CONFIGURATION:
                 counts[topic] = max(counts.get(topic, 0), queue_id + 1)
         for topic, count in counts.items():
-            log.warning("topic had no configuration, taken in from its queues topic=%s queues=%d", topic, count)
+            log.warning("topic without configuration was added because it has queues topic=%s queues=%d", topic, count)
             self.ensure(topic, count)
         return list(counts)
 
     def set_order_topics(self, ordered: set[str]) -> None:
-        """Mark exactly these topics as ordered, as the name server says."""
+        """Mark exactly these topics, which the name server named, as ordered."""
         wrong = [config for config in self._table.values() if config.order != (config.topic_name in ordered)]
         for config in wrong:
             self._set(replace(config, order=not config.order))
@@ -183,15 +183,15 @@ class Topics(SavedTable):
         """Take over the table of a master, version included."""
         self._table.clear()
         self.sendable.clear()
-        self.plain.clear()
-        self.on_plain_change(None)
+        self.usual.clear()
+        self.on_usual_change(None)
         for config in table.topic_config_table.values():
             self._set(config)
         self.data_version = table.data_version
         self.mark_unsaved()
 
     def bump(self) -> None:
-        """A new data version without another change: what is registered depends on more than this table."""
+        """Raise the data version without a change of the table: registrations depend on more than the table."""
         self._changed(None)
 
     def _changed(self, config: TopicConfig | None) -> None:

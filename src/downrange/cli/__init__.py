@@ -1,1 +1,1 @@
-"""The `downrange` command: a thin skin over the servers' app modules, the store and the client."""
+"""The `downrange` command: a thin layer over the app modules of the servers, the store and the client."""

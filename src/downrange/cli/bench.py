@@ -1,4 +1,4 @@
-"""`downrange bench`: put a load on any broker that speaks RocketMQ's protocol and say what it did."""
+"""`downrange bench`: put a load on any broker that speaks RocketMQ's protocol and report how fast it was."""
 
 from __future__ import annotations
 
@@ -38,36 +38,36 @@ def run(
     broker: Annotated[
         str | None, typer.Option("--broker", "-b", help="The broker: host:port, or a name if there are several.")
     ] = None,
-    topic: Annotated[str, typer.Option("--topic", "-t", help="Topic; created if it is not there.")] = "DownrangeBench",
-    queues: Annotated[int, typer.Option(help="Queues of a topic that is created, 1 to 10.")] = 4,
+    topic: Annotated[str, typer.Option("--topic", "-t", help="Topic; created if missing.")] = "DownrangeBench",
+    queues: Annotated[int, typer.Option(help="Queues of a topic that is created here, 1 to 10.")] = 4,
     topics: Annotated[
-        int, typer.Option(help="Send to so many topics, TOPIC-00001 and so on, each message to a random one.")
+        int, typer.Option(help="Number of topics: TOPIC-00001 and so on, each message goes to a random one.")
     ] = 1,
     size: Annotated[int, typer.Option(help="Bytes of a message body.")] = 128,
     connections: Annotated[int | None, typer.Option(help="Connections. [send 8, pull 4]")] = None,
     outstanding: Annotated[
-        int | None, typer.Option(help="Requests on their way on each connection. [send 32, pull 8]")
+        int | None, typer.Option(help="Unanswered requests on each connection. [send 32, pull 8]")
     ] = None,
-    batch: Annotated[int, typer.Option(help="Messages of a send: more than one makes batches.")] = 1,
-    keys: Annotated[bool, typer.Option(help="Give messages a key to be found by.")] = True,
+    batch: Annotated[int, typer.Option(help="Messages in one send: more than one makes batches.")] = 1,
+    keys: Annotated[bool, typer.Option(help="Give each message a key, which the broker indexes.")] = True,
     rate: Annotated[
-        float | None, typer.Option(help="Messages a second, at set times. [send: as many as go, end-to-end: 500]")
+        float | None, typer.Option(help="Messages a second, at set times. [send: no limit, end-to-end: 500]")
     ] = None,
     pull_batch: Annotated[int, typer.Option(help="Messages asked for in one pull.")] = 32,
-    header: Annotated[HeaderChoice, typer.Option(help="How request headers are written.")] = HeaderChoice.JSON,
+    header: Annotated[HeaderChoice, typer.Option(help="Encoding of request headers.")] = HeaderChoice.JSON,
     poll: Annotated[
         bool, typer.Option("--poll", help="Never sleep while waiting for replies; needs a core of its own.")
     ] = False,
-    seconds: Annotated[float | None, typer.Option(help="Time measured. [send 5, pull until drained]")] = None,
-    warm_up: Annotated[float, typer.Option(help="Seconds before that.")] = 1.0,
+    seconds: Annotated[float | None, typer.Option(help="How long to measure. [send 5, pull until drained]")] = None,
+    warm_up: Annotated[float, typer.Option(help="Seconds of load before measuring.")] = 1.0,
     server_pid: Annotated[
-        int | None, typer.Option(help="Process to take CPU and memory of. [who listens at the address, if local]")
+        int | None, typer.Option(help="Process to measure CPU and memory of. [the one that listens at a local address]")
     ] = None,
     json: Json = False,
 ) -> None:
-    """Load a broker, check every reply, and tell rate, latency and CPU a message.
+    """Put a load on a broker, check every reply, and report rate, latency and CPU time per message.
 
-    Messages stay in the topic: do not use one that matters.
+    The messages stay in the topic: do not use a topic that matters.
     """
     from downrange.load import HEADERS, PullPlan, SendPlan, end_to_end, find_target, pull_load, send_load
 
@@ -122,7 +122,7 @@ def _parts(target: Target, report: LoadReport) -> list[Table | str]:
         f"generator CPU    {report.own_cpu_micros:.2f} µs a message",
     ]
     if report.server_cpu_micros is None:
-        lines.append("server CPU       not to be seen from here; name its process with --server-pid")
+        lines.append("server CPU       unknown: name the process with --server-pid")
     else:
         assert target.server is not None
         lines.append(f"server CPU       {report.server_cpu_micros:.2f} µs a message (process {target.server.pid})")

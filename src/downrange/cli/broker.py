@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import typer
 
 from downrange.cli import run_files
-from downrange.settings import ConfigError, Property
+from downrange.settings import ConfigError
 
 _STARTED = time.monotonic()
-
-
-def _overrides(**given: object) -> dict[str, Property]:
-    return {key: Property(str(value), "command line") for key, value in given.items() if value is not None}
 
 
 def run_broker(
@@ -29,16 +25,16 @@ def run_broker(
     bind: str | None = typer.Option(None, "--bind", "-b", help="Address to listen on. [127.0.0.1]"),
     data: Path | None = typer.Option(None, "--data", "-d", help="Directory for messages. [~/store]"),
     metrics_port: int | None = typer.Option(None, "--metrics-port", help="Port of /metrics; -1 for none. [5557]"),
-    insecure: bool = typer.Option(False, "--insecure", help="Allow an address other machines can reach."),
+    insecure: bool = typer.Option(False, "--insecure", help="Allow an address that other machines can reach."),
     log_level: str = typer.Option("INFO", "--log-level", help="DEBUG, INFO, WARNING or ERROR."),
 ) -> None:
     """Run a broker until it is stopped with SIGTERM or Ctrl-C."""
     from downrange.broker.app import RunningBroker, broker, load_config
-    from downrange.cli.process import check_bind, serve, start_logging
+    from downrange.cli.process import check_bind, overrides, serve, start_logging, warn
 
     config, store, warnings = load_config(
         config_file,
-        _overrides(
+        overrides(
             namesrvAddr=namesrv,
             brokerName=name,
             brokerRole=role,
@@ -49,39 +45,35 @@ def run_broker(
             metricsPort=metrics_port,
         ),
     )
-    if broker_id and not config.broker_id:  # a master's is 0 whatever is said; it would take the real master's place
-        raise ConfigError(f"--id {broker_id} is that of a slave: add --role SLAVE; a master's is 0")
+    if broker_id and not config.broker_id:  # it would start with id 0, in the place of the real master
+        raise ConfigError(f"--id {broker_id} is the id of a slave: add --role SLAVE; a master has id 0")
     if not config.namesrv_addresses:
         raise ConfigError("no name server: give one with -n ADDR, namesrvAddr in the file, or NAMESRV_ADDR")
     check_bind(config.bind_address, insecure=insecure)
     start_logging(log_level)
-    for warning in warnings:
-        typer.echo(f"downrange: warning: {warning}", err=True)
+    warn(warnings)
 
-    with ExitStack() as notes:
+    def ready(running: RunningBroker) -> tuple[str, dict[str, str]]:
+        live = running.config.broker
+        known = f"{running.registered_with} of {len(live.namesrv_addresses)} name servers"
+        return f"broker {live.broker_name} ready on {live.address}, registered with {known}", {"broker": live.address}
 
-        def ready(running: RunningBroker) -> None:
-            live = running.config.broker
-            notes.enter_context(run_files.noted("broker", live.address))
-            known = f"{running.registered_with} of {len(live.namesrv_addresses)} name servers"
-            typer.echo(f"broker {live.broker_name} ready on {live.address}, registered with {known}")
-
-        serve(broker(config, store), ready)
+    serve(broker(config, store), ready)
 
 
 def run_standalone(
-    data: Path = typer.Option(Path("downrange-data"), "--data", "-d", help="Directory for everything it keeps."),
+    data: Path = typer.Option(Path("downrange-data"), "--data", "-d", help="Directory for messages and settings."),
     bind: str = typer.Option("127.0.0.1", "--bind", "-b", help="Address to listen on."),
     namesrv_port: int = typer.Option(9876, "--namesrv-port", help="Port of the name server; 0 takes a free one."),
     broker_port: int = typer.Option(10911, "--broker-port", help="Port of the broker; 0 takes a free one."),
     metrics_port: int = typer.Option(5557, "--metrics-port", help="Port of /metrics and /healthz; -1 for none."),
     config_file: Path | None = typer.Option(None, "--config", "-c", help="RocketMQ broker.conf for the broker."),
-    insecure: bool = typer.Option(False, "--insecure", help="Allow an address other machines can reach."),
+    insecure: bool = typer.Option(False, "--insecure", help="Allow an address that other machines can reach."),
     log_level: str = typer.Option("WARNING", "--log-level", help="DEBUG, INFO, WARNING or ERROR."),
 ) -> None:
-    """Run a name server and a broker in one process: everything needed to send and receive."""
+    """Run a name server and a broker in one process: all that sending and receiving needs."""
     from downrange.broker.app import RunningBroker, broker, load_config
-    from downrange.cli.process import check_bind, serve, start_logging
+    from downrange.cli.process import check_bind, overrides, serve, start_logging, warn
     from downrange.namesrv.app import load_config as load_namesrv_config
     from downrange.namesrv.app import name_server
 
@@ -90,7 +82,7 @@ def run_standalone(
     directory = data.resolve()
     namesrv_config, _ = load_namesrv_config(
         None,
-        _overrides(
+        overrides(
             listenPort=namesrv_port,
             bindAddress=bind,
             kvConfigPath=directory / "namesrv" / "kvConfig.json",
@@ -104,7 +96,7 @@ def run_standalone(
             address = f"{bind}:{names.port}"
             config, store, warnings = load_config(
                 config_file,
-                _overrides(
+                overrides(
                     namesrvAddr=address,
                     brokerName="broker-a" if config_file is None else None,
                     listenPort=broker_port,
@@ -113,44 +105,40 @@ def run_standalone(
                     metricsPort=metrics_port,
                 ),
             )
-            for warning in warnings:
-                typer.echo(f"downrange: warning: {warning}", err=True)
+            warn(warnings)
             async with broker(config, store) as running:
                 yield address, running
 
-    with ExitStack() as notes:
+    def ready(started: tuple[str, RunningBroker]) -> tuple[str, dict[str, str]]:
+        address, running = started
+        live = running.config.broker
+        metrics = f"http://127.0.0.1:{running.metrics_port}/metrics" if running.metrics_port else "off"
+        text = (
+            f"downrange is ready after {time.monotonic() - _STARTED:.2f} s\n"
+            f"  name server  {address}\n"
+            f"  broker       {live.address} ({live.broker_name})\n"
+            f"  data         {directory}\n"
+            f"  metrics      {metrics}\n"
+            "Try in another terminal:\n"
+            f"  downrange topic list -n {address}\n"
+            f"  downrange message send hello 'Hello, world' -n {address}\n"
+            "Stop with Ctrl-C or: downrange shutdown broker"
+        )
+        return text, {"namesrv": address, "broker": live.address}
 
-        def ready(started: tuple[str, RunningBroker]) -> None:
-            address, running = started
-            live = running.config.broker
-            notes.enter_context(run_files.noted("namesrv", address))
-            notes.enter_context(run_files.noted("broker", live.address))
-            metrics = f"http://127.0.0.1:{running.metrics_port}/metrics" if running.metrics_port else "off"
-            typer.echo(
-                f"downrange is ready after {time.monotonic() - _STARTED:.2f} s\n"
-                f"  name server  {address}\n"
-                f"  broker       {live.address} ({live.broker_name})\n"
-                f"  data         {directory}\n"
-                f"  metrics      {metrics}\n"
-                "Try in another terminal:\n"
-                f"  downrange topic list -n {address}\n"
-                f"  downrange message send hello 'Hello, world' -n {address}\n"
-                "Stop with Ctrl-C or: downrange shutdown broker"
-            )
-
-        serve(both(), ready)
+    serve(both(), ready)
 
 
 def run_shutdown(
-    role: str = typer.Argument(..., metavar="broker|namesrv", help="What to stop."),
-    seconds: float = typer.Option(30.0, "--wait", help="How long to wait for each.", min=0),
+    role: str = typer.Argument(..., metavar="broker|namesrv", help="Kind of server to stop."),
+    seconds: float = typer.Option(30.0, "--wait", help="Seconds to wait for each server.", min=0),
 ) -> None:
-    """Stop the brokers or name servers this user started on this machine, as mqshutdown does."""
+    """Stop the brokers or name servers that you started on this machine, as mqshutdown does."""
     if role not in ("broker", "namesrv"):
         raise ConfigError(f"there is no role {role}: expected broker or namesrv")
     servers = run_files.running(role)
     if not servers:
-        typer.echo(f"downrange: no {role} of yours is running here", err=True)
+        typer.echo(f"downrange: no {role} started by you is running here", err=True)
         raise typer.Exit(1)
     for server in servers:
         if run_files.stop(server, seconds):

@@ -1,4 +1,4 @@
-"""`downrange cluster up|status|down`: a whole cluster on this machine, and how its copies do."""
+"""`downrange cluster up|status|down`: a whole cluster on this machine, and the state of its replicas."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from downrange.cli.asking import ask, broker_row
+from downrange.cli.cluster_actions import ask, broker_row
 from downrange.cli.local_cluster import ClusterFailed, LocalCluster, Member, names
 from downrange.cli.options import Json, Namesrv, UsageError
 from downrange.cli.output import Answer, Column, Table, print_answer
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from downrange.client.admin import Admin
     from downrange.client.admin.cluster import Replica
     from downrange.client.brokers import Broker
-    from downrange.client.outcomes import Outcomes
+    from downrange.client.per_server import PerServer
 
 Data = Annotated[Path, typer.Option("--data", "-d", help="Directory of the local cluster.")]
 _DEFAULT = Path("downrange-cluster")
@@ -25,9 +25,9 @@ _MAX_PROCESSES = 64
 
 
 def up(
-    brokers: Annotated[int, typer.Option(help="Masters.", min=1)] = 2,
+    brokers: Annotated[int, typer.Option(help="Number of masters.", min=1)] = 2,
     replicas: Annotated[int, typer.Option(help="Copies of each broker, the master included.", min=1)] = 2,
-    sync: Annotated[bool, typer.Option("--sync", help="A send is acknowledged when a slave has it, too.")] = False,
+    sync: Annotated[bool, typer.Option("--sync", help="Acknowledge a send only when a slave has it, too.")] = False,
     data: Data = _DEFAULT,
     namesrv_port: Annotated[
         int, typer.Option(help="Port of the name server; 0 takes a free one.", min=0, max=65535)
@@ -35,7 +35,7 @@ def up(
 ) -> None:
     """Start a whole cluster on this machine: a name server, masters and slaves, a process each.
 
-    A directory that holds a cluster already is started again as it was; what runs is left alone.
+    If the directory holds a cluster already, this cluster is started again; running processes are left alone.
     """
     if brokers * replicas > _MAX_PROCESSES:
         raise UsageError(f"{brokers} brokers with {replicas} copies each are more than {_MAX_PROCESSES} processes")
@@ -47,11 +47,11 @@ def up(
         raise UsageError(f"the cluster in {cluster.directory} runs already: downrange cluster status --data {data}")
     else:
         masters = sum(1 for member in cluster.members if member.broker and member.broker_id == 0)
-        typer.echo(f"{cluster.directory} holds a cluster of {masters} brokers: it is started again as it was")
+        typer.echo(f"{cluster.directory} holds a cluster of {masters} brokers: starting it again")
     before = cluster.running
     try:
         cluster.start()
-    except BaseException:  # Ctrl-C, too: half a cluster is of no use, and one that never ran is laid out anew next time
+    except BaseException:  # also Ctrl-C: half a cluster is useless, and a new one is laid out again next time
         cluster.stop(10, except_for=before)
         if is_new:
             cluster.forget()
@@ -73,7 +73,7 @@ def status(
     data: Data = _DEFAULT,
     json: Json = False,
 ) -> None:
-    """Show every broker process: its role, where its log ends, and how far a slave is behind its master.
+    """Show every broker process with its role, the end of its log, and how far a slave is behind its master.
 
     Asks the name servers given with -n, else those of the local cluster in --data, else those of $NAMESRV_ADDR.
     """
@@ -90,7 +90,7 @@ def status(
     print_answer(ask(namesrv if cluster is None else cluster.namesrv, action), as_json=json)
 
 
-def _status(replicas: Outcomes[Broker, Replica], dead: list[Member]) -> Answer:
+def _status(replicas: PerServer[Broker, Replica], dead: list[Member]) -> Answer:
     ends = {broker.name: replica.max_offset for broker, replica in replicas.done.items() if broker.broker_id == 0}
     rows: list[dict[str, Any]] = []
     for broker, replica in sorted(replicas.done.items(), key=lambda item: (item[0].name, item[0].broker_id)):
@@ -117,8 +117,8 @@ def _status(replicas: Outcomes[Broker, Replica], dead: list[Member]) -> Answer:
 
 def down(
     data: Data = _DEFAULT,
-    delete: Annotated[bool, typer.Option("--delete", help="Delete its directory, messages and all.")] = False,
-    seconds: Annotated[float, typer.Option("--wait", help="How long to wait for each kind of server.", min=0)] = 30.0,
+    delete: Annotated[bool, typer.Option("--delete", help="Delete the directory with all messages.")] = False,
+    seconds: Annotated[float, typer.Option("--wait", help="Seconds to wait for each kind of server.", min=0)] = 30.0,
 ) -> None:
     """Stop the local cluster in order; its messages are kept unless --delete is given."""
     cluster = LocalCluster.load(data)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from downrange.cli.asking import answer, broker_row
 from downrange.cli.cluster import told
-from downrange.cli.options import Broker, Cluster, Json, Namesrv, UsageError, command_family, key_values
+from downrange.cli.cluster_actions import asks, broker_row
+from downrange.cli.options import Broker, Changes, Cluster, UsageError, command_family, key_values
 from downrange.cli.output import Answer, cell
 
 if TYPE_CHECKING:
@@ -20,49 +20,35 @@ app = command_family("Settings of running brokers: show and change.")
 
 
 @app.command("get")
-def get(
+@asks
+async def get(
+    admin: Admin,
     key: Annotated[str | None, typer.Argument(help="Only this key.")] = None,
     broker: Broker = None,
     cluster: Cluster = None,
-    namesrv: Namesrv = None,
-    json: Json = False,
-) -> None:
+) -> Answer:
     """Show the settings brokers run with."""
-
-    async def action(admin: Admin) -> Answer:
-        settings = await admin.cluster.config(cluster, broker)
-        rows: list[dict[str, Any]] = [
-            {
-                **broker_row(one),
-                "config": {name: value for name, value in sorted(found.table.items()) if key in (None, name)},
-            }
-            for one, found in settings.done.items()
-        ]
-        if key is not None and not settings.failed and not any(row["config"] for row in rows):
-            near = difflib.get_close_matches(key, {name for found in settings.done.values() for name in found.table})
-            hint = f"; did you mean {' or '.join(near)}?" if near else ""
-            raise UsageError(f"no broker has a setting {key}{hint}")
-        parts = [settings_text(str(one), row["config"]) for one, row in zip(settings.done, rows, strict=True)]
-        return Answer({"brokers": rows}, parts, settings.failed)
-
-    answer(namesrv, json, action)
+    settings = await admin.cluster.config(cluster, broker)
+    rows: list[dict[str, Any]] = [
+        {
+            **broker_row(one),
+            "config": {name: value for name, value in sorted(found.table.items()) if key in (None, name)},
+        }
+        for one, found in settings.done.items()
+    ]
+    if key is not None and not settings.failed and not any(row["config"] for row in rows):
+        near = difflib.get_close_matches(key, {name for found in settings.done.values() for name in found.table})
+        hint = f"; did you mean {' or '.join(near)}?" if near else ""
+        raise UsageError(f"no broker has a setting {key}{hint}")
+    parts = [settings_text(str(one), row["config"]) for one, row in zip(settings.done, rows, strict=True)]
+    return Answer({"brokers": rows}, parts, settings.failed)
 
 
 @app.command("update")
-def update(
-    changes: Annotated[list[str], typer.Argument(help="key=value, any number of them.")],
-    broker: Broker = None,
-    cluster: Cluster = None,
-    namesrv: Namesrv = None,
-    json: Json = False,
-) -> None:
+@asks
+async def update(admin: Admin, changes: Changes, broker: Broker = None, cluster: Cluster = None) -> Answer:
     """Change settings while brokers run."""
-    table = key_values(changes)
-
-    async def action(admin: Admin) -> Answer:
-        return told("settings updated", await admin.cluster.update_config(table, cluster, broker))
-
-    answer(namesrv, json, action)
+    return told("settings updated", await admin.cluster.update_config(key_values(changes), cluster, broker))
 
 
 def settings_text(server: str, table: Mapping[str, Any]) -> str:

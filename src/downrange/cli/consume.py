@@ -6,6 +6,7 @@ import asyncio
 import json as json_text
 import os
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -30,10 +31,10 @@ def run(
     topic: Topic,
     group: Annotated[
         str | None,
-        typer.Option("--group", "-g", help="Read as a member of this group; without it nothing is committed."),
+        typer.Option("--group", "-g", help="Read as a member of this group; without a group no offset is committed."),
     ] = None,
     tag: Annotated[str | None, typer.Option("--tag", help="Only these tags: 'A || B'.")] = None,
-    sql: Annotated[str | None, typer.Option("--sql", help="Only what this SQL92 expression matches.")] = None,
+    sql: Annotated[str | None, typer.Option("--sql", help="Only messages that this SQL92 expression matches.")] = None,
     start: Annotated[
         str | None,
         typer.Option(
@@ -42,15 +43,15 @@ def run(
             "[first; last with --follow and no group]",
         ),
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", help="Go on with messages that come, until Ctrl-C.")] = False,
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Stop after so many messages.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", help="Wait for new messages, until Ctrl-C.")] = False,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Stop after this many messages.")] = None,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Time, place, tag and keys before the body.")
     ] = False,
     namesrv: Namesrv = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object for each message.")] = False,
 ) -> None:
-    """Print the messages of a topic, one a line: those that are there, or with --follow also those that come."""
+    """Print the messages of a topic, one a line; with --follow go on with new ones."""
     from downrange.transport.loop import run as run_loop
 
     if tag is not None and sql is not None:
@@ -65,31 +66,21 @@ def run(
         typer.echo("downrange: no messages", err=True)
 
 
+@dataclass
 class Reading:
-    """One run of the command: from the first message to the last, to the limit, or to Ctrl-C."""
+    """One run of the command: it ends with the last message, at the limit, or with Ctrl-C."""
 
-    def __init__(
-        self,
-        topic: str,
-        tags: str,
-        sql: str | None,
-        start: str,
-        timestamp: int | None,
-        follow: bool,
-        limit: int | None,
-        show: Callable[[ReceivedMessage], str],
-    ) -> None:
-        self._topic = topic
-        self._tags = tags
-        self._sql = sql
-        self._start = start
-        self._timestamp = timestamp
-        self._follow = follow
-        self._limit = limit
-        self._show = show
-        self.count = 0
-        self.is_cut_off = False
-        """Whether whoever read our output went away."""
+    topic: str
+    tags: str
+    sql: str | None
+    start: str
+    timestamp: int | None
+    follow: bool
+    limit: int | None
+    show: Callable[[ReceivedMessage], str]
+    count: int = 0
+    is_cut_off: bool = False
+    """Whether the reader of our output went away."""
 
     async def run(self, namesrv: str | None, group: str | None) -> None:
         from downrange.cli.progress import progress
@@ -101,54 +92,54 @@ class Reading:
         where = {"first": ConsumeFromWhere.FIRST_OFFSET, "last": ConsumeFromWhere.LAST_OFFSET}
         config = LitePullConfig(
             auto_commit=group is not None,
-            consume_from_where=where.get(self._start, ConsumeFromWhere.TIMESTAMP),
-            consume_timestamp=self._timestamp,
+            consume_from_where=where.get(self.start, ConsumeFromWhere.TIMESTAMP),
+            consume_timestamp=self.timestamp,
             pull_batch_size=BATCH,
         )
         consumer = AsyncLitePullConsumer(group or TOOLS_GROUP, namesrv, config)
-        with stop_on_signal() as stop, progress("read", self._limit, shares_terminal=True) as shown:
+        with stop_on_signal() as stop, progress("read", self.limit, shares_terminal=True) as shown:
             async with consumer:
                 try:
                     await stop.or_result(self._begin(consumer, is_member=group is not None))
                     await self._read(consumer, stop, shown)
                 except BrokenPipeError:
-                    # Nobody reads on, as after `| head`: what could not be written stays for the next reader.
+                    # The reader of our output is gone, as after `| head`: messages it did not get are not committed.
                     self.is_cut_off = True
                     await consumer.close(last_are_done=False)
                     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
     async def _begin(self, consumer: AsyncLitePullConsumer, *, is_member: bool) -> None:
         if is_member:
-            if not self._follow:
-                await consumer.queues(self._topic)  # a topic that is not there would be waited for
-            await consumer.subscribe(self._topic, self._tags, sql=self._sql)
+            if not self.follow:
+                await consumer.queues(self.topic)  # raises if there is no such topic: polling would wait for it
+            await consumer.subscribe(self.topic, self.tags, sql=self.sql)
             return
-        queues = await consumer.queues(self._topic)
-        await consumer.assign(queues, self._tags, sql=self._sql)
+        queues = await consumer.queues(self.topic)
+        await consumer.assign(queues, self.tags, sql=self.sql)
         for queue in queues:
-            if self._timestamp is not None:
-                await consumer.seek_to_time(queue, self._timestamp)
-            elif self._start == "first":
+            if self.timestamp is not None:
+                await consumer.seek_to_time(queue, self.timestamp)
+            elif self.start == "first":
                 await consumer.seek_to_begin(queue)
             else:
                 await consumer.seek_to_end(queue)
 
     async def _read(self, consumer: AsyncLitePullConsumer, stop: StopRequest, shown: Progress) -> None:
         ends: dict[MessageQueue, int] = {}
-        while not stop.is_made and self.count != self._limit:
-            if not self._follow and await self._is_at_end(consumer, ends):
+        while not stop.is_made and self.count != self.limit:
+            if not self.follow and await self._is_at_end(consumer, ends):
                 return
-            most = BATCH if self._limit is None else min(BATCH, self._limit - self.count)
-            # Short waits: the end may be reached by messages that were not for us.
-            messages = await stop.or_result(consumer.poll(5.0 if self._follow else 0.05, most))
+            most = BATCH if self.limit is None else min(BATCH, self.limit - self.count)
+            # Short waits without --follow: the last messages may not match our filter, then none arrives.
+            messages = await stop.or_result(consumer.poll(5.0 if self.follow else 0.05, most))
             if messages:
-                # In a thread: a terminal that stands still must not keep us from telling brokers that we live.
-                await asyncio.to_thread(_write, [self._show(message) for message in messages])
+                # In a thread: a terminal that blocks must not keep us from sending heartbeats.
+                await asyncio.to_thread(_write, [self.show(message) for message in messages])
                 self.count += len(messages)
                 shown.add(len(messages))
 
     async def _is_at_end(self, consumer: AsyncLitePullConsumer, ends: dict[MessageQueue, int]) -> bool:
-        """Whether everything was read that was there when we came to each queue."""
+        """Whether every message was read that was in its queue when we got the queue."""
         for queue in consumer.assignment:
             if queue not in ends:
                 ends[queue] = await consumer.max_offset(queue)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from downrange.cli.asking import answer, ask
-from downrange.cli.options import DryRun, Group, Json, Namesrv, UsageError, command_family
+from downrange.cli.cluster_actions import ask, asks
+from downrange.cli.options import DryRun, Group, Namesrv, UsageError, command_family
 from downrange.cli.output import Answer, Column, Table, one_line, print_answer
 from downrange.cli.times import parse_time, time_text
 
@@ -24,7 +24,7 @@ app = command_family("Dead letters: messages a consumer group gave up on.")
 Begin = Annotated[str | None, typer.Option("--begin", help="Given up at this time or later.")]
 End = Annotated[str | None, typer.Option("--end", help="Given up at this time or earlier.")]
 Ids = Annotated[list[str] | None, typer.Option("--id", help="Only the message with this id; any number of them.")]
-Limit = Annotated[int | None, typer.Option("--limit", min=1, help="At most so many.")]
+Limit = Annotated[int | None, typer.Option("--limit", min=1, help="At most this many.")]
 
 COLUMNS = (
     Column("MsgId", "msgId"),
@@ -49,34 +49,19 @@ def _span(begin: str | None, end: str | None, ids: list[str] | None, limit: int 
 
 
 @app.command("list")
-def list_letters(
-    group: Group,
-    begin: Begin = None,
-    end: End = None,
-    ids: Ids = None,
-    limit: Limit = 100,
-    namesrv: Namesrv = None,
-    json: Json = False,
-) -> None:
+@asks
+async def list_letters(
+    admin: Admin, group: Group, begin: Begin = None, end: End = None, ids: Ids = None, limit: Limit = 100
+) -> Answer:
     """Show the dead letters of a group."""
-    chosen = _span(begin, end, ids, limit)
+    from downrange.client.dead_letters import DeadLetters
 
-    async def action(admin: Admin) -> Answer:
-        from downrange.client.dead_letters import DeadLetters
-
-        letters = DeadLetters(admin.session, group)
-        rows = [letter.document() async for letter in letters.read(**chosen)]
-        total = await letters.count()
-        return Answer(
-            {"group": group, "total": total, "letters": rows},
-            [Table(COLUMNS, rows), f"{len(rows)} of {total} dead letters of {group}"] if total else [_none(group)],
-        )
-
-    answer(namesrv, json, action)
-
-
-def _none(group: str) -> str:
-    return f"{group} has no dead letters"
+    letters = DeadLetters(admin.session, group)
+    rows = [letter.document() async for letter in letters.read(**_span(begin, end, ids, limit))]
+    total = await letters.count()
+    parts: list[Table | str] = [Table(COLUMNS, rows)] if total else []
+    parts.append(f"{len(rows)} of {total} dead letters of {group}" if total else f"{group} has no dead letters")
+    return Answer({"group": group, "total": total, "letters": rows}, parts)
 
 
 @app.command("export")
@@ -89,7 +74,7 @@ def export(
     limit: Limit = None,
     namesrv: Namesrv = None,
 ) -> None:
-    """Write dead letters as JSON lines: whole messages, with everything known about them."""
+    """Write dead letters as JSON lines, each a whole message with all its fields."""
     chosen = _span(begin, end, ids, limit)
 
     async def action(admin: Admin) -> int:
@@ -122,9 +107,9 @@ def resend(
     group: Group,
     topic: Annotated[
         str | None,
-        typer.Option("--topic", "-t", help="Send them to this topic, for all its groups, not to this group alone."),
+        typer.Option("--topic", "-t", help="Send to this topic, for all its groups, instead of to this group alone."),
     ] = None,
-    again: Annotated[bool, typer.Option("--again", help="Also those that were sent again before.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Also dead letters that were sent again before.")] = False,
     begin: Begin = None,
     end: End = None,
     ids: Ids = None,
@@ -133,7 +118,7 @@ def resend(
     namesrv: Namesrv = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object for each message.")] = False,
 ) -> None:
-    """Send dead letters again: to this group alone, with all its retries before it."""
+    """Send dead letters again, to this group alone; each gets all its retries anew."""
     chosen = _span(begin, end, ids, limit)
 
     async def action(admin: Admin) -> list[dict[str, Any]]:

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from downrange.cli.asking import answer, broker_row
-from downrange.cli.cluster import told
+from downrange.cli.cluster import PROGRESS_COLUMNS, progress_row, told
+from downrange.cli.cluster_actions import asks, broker_row
 from downrange.cli.config import settings_text
-from downrange.cli.options import Broker, Cluster, DryRun, Group, Json, Namesrv, Topic, UsageError, command_family
+from downrange.cli.options import Broker, Cluster, DryRun, Group, Topic, UsageError, command_family
 from downrange.cli.output import Answer, Column, Table
 from downrange.cli.times import parse_time, time_text
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from downrange.client.admin import Admin
     from downrange.client.admin.offsets import BrokerMoves
     from downrange.client.brokers import Broker as BrokerProcess
-    from downrange.client.outcomes import Outcomes
+    from downrange.client.per_server import PerServer
     from downrange.model.errors import MQError
 
 app = command_family("Consumer groups: list, look at, create, delete, move their offsets.")
@@ -26,115 +26,90 @@ OneTopic = Annotated[str | None, typer.Option("--topic", "-t", help="Only this t
 
 
 @app.command("list")
-def list_groups(namesrv: Namesrv = None, json: Json = False) -> None:
+@asks
+async def list_groups(admin: Admin) -> Answer:
     """List groups with their members and how far they are behind."""
-
-    async def action(admin: Admin) -> Answer:
-        overview = await admin.groups.overview()
-        rows = [
-            {
-                "group": one.group,
-                "count": one.members,
-                "version": one.version or "OFFLINE",
-                "consumeType": one.consume_type,
-                "messageModel": one.message_model,
-                "consumeTps": one.consume_tps,
-                "diffTotal": one.behind,
-            }
-            for one in overview.groups
-        ]
-        columns = [
-            Column("Group", "group"),
-            Column("Count", "count"),
-            Column("Version", "version"),
-            Column("Type", "consumeType"),
-            Column("Model", "messageModel"),
-            Column("TPS", "consumeTps"),
-            Column("Diff Total", "diffTotal"),
-        ]
-        return Answer({"groups": rows}, [Table(columns, rows)], overview.failed)
-
-    answer(namesrv, json, action)
+    overview = await admin.groups.overview()
+    rows = [
+        {
+            "group": one.group,
+            "count": one.members,
+            "version": one.version or "OFFLINE",
+            "consumeType": one.consume_type,
+            "messageModel": one.message_model,
+            "consumeTps": one.consume_tps,
+            "diffTotal": one.behind,
+        }
+        for one in overview.groups
+    ]
+    columns = [
+        Column("Group", "group"),
+        Column("Count", "count"),
+        Column("Version", "version"),
+        Column("Type", "consumeType"),
+        Column("Model", "messageModel"),
+        Column("TPS", "consumeTps"),
+        Column("Diff Total", "diffTotal"),
+    ]
+    return Answer({"groups": rows}, [Table(columns, rows)], overview.failed)
 
 
 @app.command("progress")
-def show_progress(group: Group, topic: OneTopic = None, namesrv: Namesrv = None, json: Json = False) -> None:
-    """Show how far a group is in every queue."""
-
-    async def action(admin: Admin) -> Answer:
-        stats = await admin.groups.progress(group, topic)
-        rows: list[dict[str, Any]] = [
-            {
-                "topic": queue.topic,
-                "broker": queue.broker_name,
-                "queueId": queue.queue_id,
-                "brokerOffset": offsets.broker_offset,
-                "consumerOffset": offsets.consumer_offset,
-                "diff": offsets.behind,
-                "lastTimestamp": offsets.last_timestamp,
-            }
-            for queue, offsets in sorted(
-                item for answered in stats.done.values() for item in answered.offset_table.items()
-            )
-        ]
-        columns = [
-            Column("Topic", "topic"),
-            Column("Broker Name", "broker"),
-            Column("QID", "queueId"),
-            Column("Broker Offset", "brokerOffset"),
-            Column("Consumer Offset", "consumerOffset"),
-            Column("Diff", "diff"),
-            Column("LastTime", "lastTimestamp", lambda millis: time_text(millis) or "N/A"),
-        ]
-        tps = sum(answered.consume_tps for answered in stats.done.values())
-        behind = sum(row["diff"] for row in rows)
-        document = {"group": group, "queues": rows, "consumeTps": tps, "diffTotal": behind}
-        return Answer(document, [Table(columns, rows), f"\nConsume TPS: {tps:.2f}\nDiff Total: {behind}"], stats.failed)
-
-    answer(namesrv, json, action)
+@asks
+async def show_progress(admin: Admin, group: Group, topic: OneTopic = None) -> Answer:
+    """Show the offset of a group in every queue and how far it is behind."""
+    stats = await admin.groups.progress(group, topic)
+    rows: list[dict[str, Any]] = [
+        {"topic": queue.topic, **progress_row(queue, offsets)}
+        for queue, offsets in sorted(item for answered in stats.done.values() for item in answered.offset_table.items())
+    ]
+    columns = [
+        Column("Topic", "topic"),
+        *PROGRESS_COLUMNS,
+        Column("LastTime", "lastTimestamp", lambda millis: time_text(millis) or "N/A"),
+    ]
+    tps = sum(answered.consume_tps for answered in stats.done.values())
+    behind = sum(row["diff"] for row in rows)
+    document = {"group": group, "queues": rows, "consumeTps": tps, "diffTotal": behind}
+    return Answer(document, [Table(columns, rows), f"\nConsume TPS: {tps:.2f}\nDiff Total: {behind}"], stats.failed)
 
 
 @app.command("config")
-def show_config(
-    group: Group, cluster: Cluster = None, broker: Broker = None, namesrv: Namesrv = None, json: Json = False
-) -> None:
+@asks
+async def show_config(admin: Admin, group: Group, cluster: Cluster = None, broker: Broker = None) -> Answer:
     """Show the configuration of a group on every broker."""
+    from downrange.client.admin.groups import to_table
+    from downrange.client.errors import GroupNotFound
 
-    async def action(admin: Admin) -> Answer:
-        from downrange.client.admin.groups import to_table
-        from downrange.client.errors import GroupNotFound
-
-        configs = await admin.groups.configs(cluster, broker)
-        found = {one: table[group] for one, table in configs.done.items() if group in table}
-        if not found and not configs.failed:
-            raise GroupNotFound(f"no broker knows the consumer group {group}")
-        rows = [{**broker_row(one), "config": to_table(config)} for one, config in found.items()]
-        parts = [settings_text(str(one), to_table(config)) for one, config in found.items()]
-        return Answer({"group": group, "brokers": rows}, parts, configs.failed)
-
-    answer(namesrv, json, action)
+    configs = await admin.groups.configs(cluster, broker)
+    found = {one: table[group] for one, table in configs.done.items() if group in table}
+    if not found and not configs.failed:
+        raise GroupNotFound(f"no broker knows the consumer group {group}")
+    rows = [{**broker_row(one), "config": to_table(config)} for one, config in found.items()]
+    parts = [settings_text(str(one), to_table(config)) for one, config in found.items()]
+    return Answer({"group": group, "brokers": rows}, parts, configs.failed)
 
 
 @app.command("create")
-def create(
+@asks
+async def create(
+    admin: Admin,
     group: Group,
     cluster: Cluster = None,
     broker: Broker = None,
-    consume: Annotated[bool, typer.Option("--consume/--no-consume", help="May it consume?")] = True,
-    from_min: Annotated[bool, typer.Option("--from-min/--no-from-min", help="May it begin at the oldest?")] = True,
+    consume: Annotated[bool, typer.Option("--consume/--no-consume", help="May the group consume?")] = True,
+    from_min: Annotated[bool, typer.Option("--from-min/--no-from-min", help="May it start at the oldest?")] = True,
     broadcast: Annotated[bool, typer.Option("--broadcast/--no-broadcast", help="May it broadcast?")] = True,
     retry_queues: Annotated[int, typer.Option("--retry-queues", min=0, help="Queues of its retry topic.")] = 1,
     retry_max_times: Annotated[
-        int, typer.Option("--retry-max-times", min=-1, max=2**31 - 1, help="Retries before dead letter.")
+        int, typer.Option("--retry-max-times", min=-1, max=2**31 - 1, help="Retries before a message is a dead letter.")
     ] = 16,
     broker_id: Annotated[int, typer.Option("--broker-id", min=0, help="Broker id it reads from.")] = 0,
     slow_broker_id: Annotated[
-        int, typer.Option("--slow-broker-id", min=0, help="Broker id when it is far behind.")
+        int, typer.Option("--slow-broker-id", min=0, help="Broker id to read from when far behind.")
     ] = 1,
     notify: Annotated[bool, typer.Option("--notify/--no-notify", help="Tell members when others come and go.")] = True,
-    namesrv: Namesrv = None,
-    json: Json = False,
-) -> None:
+) -> Answer:
     """Create a group, or replace its configuration."""
     from downrange.model.topics import SubscriptionGroupConfig
 
@@ -149,84 +124,73 @@ def create(
         which_broker_when_consume_slowly=slow_broker_id,
         notify_consumer_ids_changed_enable=notify,
     )
-
-    async def action(admin: Admin) -> Answer:
-        return told(f"group {group} created", await admin.groups.create(config, cluster, broker))
-
-    answer(namesrv, json, action)
+    return told(f"group {group} created", await admin.groups.create(config, cluster, broker))
 
 
 @app.command("delete")
-def delete(
+@asks
+async def delete(
+    admin: Admin,
     group: Group,
     cluster: Cluster = None,
     broker: Broker = None,
     offsets: Annotated[bool, typer.Option("--offsets/--keep-offsets", help="Delete its offsets too.")] = False,
     topics: Annotated[bool, typer.Option("--topics", help="Delete its retry and dead-letter topics too.")] = False,
-    namesrv: Namesrv = None,
-    json: Json = False,
-) -> None:
+) -> Answer:
     """Delete a group."""
+    from downrange.client.errors import NoRoute
+    from downrange.model.topics import dlq_topic, retry_topic
 
-    async def action(admin: Admin) -> Answer:
-        from downrange.client.errors import NoRoute
-        from downrange.model.topics import dlq_topic, retry_topic
-
-        if not offsets:  # they may be left of a group that is gone
-            await admin.groups.brokers_of(group)
-        outcomes = await admin.groups.delete(group, cluster, broker, remove_offsets=offsets)
-        failed: dict[Any, MQError] = {**outcomes.failed}
-        deleted = []
-        for topic in (retry_topic(group), dlq_topic(group)) if topics and not failed else ():
-            try:
-                deletion = await admin.topics.delete(topic)
-            except NoRoute:
-                continue  # it never had to be made
-            deleted.append(topic)
-            failed.update(deletion.brokers.failed)
-            failed.update(deletion.namesrvs.failed)
-        document = {"done": [broker_row(one) for one in outcomes.done], "topics": deleted}
-        lines = [f"group {group} deleted on {one}" for one in outcomes.done]
-        return Answer(document, [*lines, *(f"topic {topic} deleted" for topic in deleted)], failed)
-
-    answer(namesrv, json, action)
+    if not offsets:  # offsets may be left of a group that was deleted before
+        await admin.groups.brokers_of(group)
+    outcomes = await admin.groups.delete(group, cluster, broker, remove_offsets=offsets)
+    failed: dict[Any, MQError] = {**outcomes.failed}
+    deleted = []
+    for topic in (retry_topic(group), dlq_topic(group)) if topics and not failed else ():
+        try:
+            deletion = await admin.topics.delete(topic)
+        except NoRoute:
+            continue  # the group never needed this topic
+        deleted.append(topic)
+        failed.update(deletion.brokers.failed)
+        failed.update(deletion.namesrvs.failed)
+    document = {"done": [broker_row(one) for one in outcomes.done], "topics": deleted}
+    lines = [f"group {group} deleted on {one}" for one in outcomes.done]
+    return Answer(document, [*lines, *(f"topic {topic} deleted" for topic in deleted)], failed)
 
 
 @app.command("connections")
-def show_connections(group: Group, namesrv: Namesrv = None, json: Json = False) -> None:
-    """Show the running members of a group and what they subscribe."""
+@asks
+async def show_connections(admin: Admin, group: Group) -> Answer:
+    """Show the running members of a group and their subscriptions."""
+    from downrange.client.admin.groups import member_row
 
-    async def action(admin: Admin) -> Answer:
-        from downrange.client.admin.groups import member_row
-
-        connections = await admin.groups.connections(group)
-        online = [one for one in connections.done.values() if one is not None]
-        members = {member.client_id: member_row(member) for one in online for member in one.connection_set}
-        subscriptions: dict[str, dict[str, str]] = {
-            topic: {"topic": topic, "subExpression": subscription.expression, "type": subscription.expression_type}
-            for one in online
-            for topic, subscription in one.subscription_table.items()
-        }
-        document: dict[str, Any] = {
-            "group": group,
-            "members": [members[name] for name in sorted(members)],
-            "subscriptions": [subscriptions[name] for name in sorted(subscriptions)],
-            "consumeType": online[0].consume_type if online else None,
-            "messageModel": online[0].message_model if online else None,
-            "consumeFromWhere": online[0].consume_from_where if online else None,
-        }
-        if not online:
-            return Answer(document, [f"group {group} has no running member"], connections.failed)
-        parts: list[Table | str] = [
-            Table(_MEMBER_COLUMNS, document["members"]),
-            "\nSubscriptions:",
-            Table([Column("Topic", "topic"), Column("SubExpression", "subExpression")], document["subscriptions"]),
-            f"\nConsumeType: {document['consumeType']}\nMessageModel: {document['messageModel']}\n"
-            f"ConsumeFromWhere: {document['consumeFromWhere']}",
-        ]
-        return Answer(document, parts, connections.failed)
-
-    answer(namesrv, json, action)
+    connections = await admin.groups.connections(group)
+    online = [one for one in connections.done.values() if one is not None]
+    members = {member.client_id: member_row(member) for one in online for member in one.connection_set}
+    subscriptions: dict[str, dict[str, str]] = {
+        topic: {"topic": topic, "subExpression": subscription.expression, "type": subscription.expression_type}
+        for one in online
+        for topic, subscription in one.subscription_table.items()
+    }
+    document: dict[str, Any] = {
+        "group": group,
+        "members": [members[name] for name in sorted(members)],
+        "subscriptions": [subscriptions[name] for name in sorted(subscriptions)],
+        "consumeType": online[0].consume_type if online else None,
+        "messageModel": online[0].message_model if online else None,
+        "consumeFromWhere": online[0].consume_from_where if online else None,
+    }
+    if not online:
+        return Answer(document, [f"group {group} has no running member"], connections.failed)
+    parts: list[Table | str] = [
+        Table(_MEMBER_COLUMNS, document["members"]),
+        "\nSubscriptions:",
+        Table([Column("Topic", "topic"), Column("SubExpression", "subExpression")], document["subscriptions"]),
+        f"\nConsumeType: {document['consumeType']}\nMessageModel: {document['messageModel']}\n"
+        f"ConsumeFromWhere: {document['consumeFromWhere']}",
+    ]
+    return Answer(document, parts, connections.failed)
 
 
 _MEMBER_COLUMNS = [
@@ -238,63 +202,53 @@ _MEMBER_COLUMNS = [
 
 
 @app.command("producers")
-def show_producers(
+@asks
+async def show_producers(
+    admin: Admin,
     group: Annotated[str, typer.Argument(help="Producer group.")],
     topic: Annotated[str, typer.Option("--topic", "-t", help="A topic it sends to.")],
-    namesrv: Namesrv = None,
-    json: Json = False,
-) -> None:
+) -> Answer:
     """Show the running producers of a producer group."""
+    from downrange.client.admin.groups import member_row
 
-    async def action(admin: Admin) -> Answer:
-        from downrange.client.admin.groups import member_row
-
-        connections = await admin.groups.producers(group, topic)
-        rows = [
-            {**broker_row(broker), **member_row(member)}
-            for broker, one in connections.done.items()
-            for member in one.connection_set
-        ]
-        columns = [Column("Broker Name", "broker"), *_MEMBER_COLUMNS]
-        return Answer({"group": group, "producers": rows}, [Table(columns, rows)], connections.failed)
-
-    answer(namesrv, json, action)
+    connections = await admin.groups.producers(group, topic)
+    rows = [
+        {**broker_row(broker), **member_row(member)}
+        for broker, one in connections.done.items()
+        for member in one.connection_set
+    ]
+    columns = [Column("Broker Name", "broker"), *_MEMBER_COLUMNS]
+    return Answer({"group": group, "producers": rows}, [Table(columns, rows)], connections.failed)
 
 
 @app.command("status")
-def show_status(
+@asks
+async def show_status(
+    admin: Admin,
     group: Group,
-    client: Annotated[
-        str | None, typer.Option("--client", "-i", help="One member by client id; all without it.")
-    ] = None,
+    client: Annotated[str | None, typer.Option("--client", "-i", help="Only the member with this client id.")] = None,
     stack: Annotated[bool, typer.Option("--stack", "-s", help="With the stacks of its threads.")] = False,
-    namesrv: Namesrv = None,
-    json: Json = False,
-) -> None:
-    """Show what running members say about themselves."""
+) -> Answer:
+    """Show the state that running members report: queues, offsets, rates, settings."""
+    from downrange.client.per_server import ask_each
 
-    async def action(admin: Admin) -> Answer:
-        from downrange.client.outcomes import ask_each
-
-        if client is not None:
-            members = {client}
-        else:
-            connections = await admin.groups.connections(group)
-            connections.raise_if_none()
-            online = [one for one in connections.done.values() if one is not None]
-            members = {member.client_id for one in online for member in one.connection_set}
-        infos = await ask_each(sorted(members), lambda name: admin.groups.running_info(group, name, with_stack=stack))
-        if client is not None:
-            infos.raise_if_none()
-        documents = [_running(name, info) for name, info in infos.done.items()]
-        parts: list[Table | str] = []
-        for document in documents:
-            parts += _running_parts(document)
-        if not members:
-            parts = [f"group {group} has no running member"]
-        return Answer({"group": group, "members": documents}, parts, infos.failed)
-
-    answer(namesrv, json, action)
+    if client is not None:
+        members = {client}
+    else:
+        connections = await admin.groups.connections(group)
+        connections.raise_if_none()
+        online = [one for one in connections.done.values() if one is not None]
+        members = {member.client_id for one in online for member in one.connection_set}
+    infos = await ask_each(sorted(members), lambda name: admin.groups.running_info(group, name, with_stack=stack))
+    if client is not None:
+        infos.raise_if_none()
+    documents = [_running(name, info) for name, info in infos.done.items()]
+    parts: list[Table | str] = []
+    for document in documents:
+        parts += _running_parts(document)
+    if not members:
+        parts = [f"group {group} has no running member"]
+    return Answer({"group": group, "members": documents}, parts, infos.failed)
 
 
 def _running(client_id: str, info: Any) -> dict[str, Any]:
@@ -368,53 +322,42 @@ def _running_parts(document: dict[str, Any]) -> list[Table | str]:
 
 
 @app.command("reset-offset")
-def reset_offset(
+@asks
+async def reset_offset(
+    admin: Admin,
     group: Group,
     topic: Topic,
     to: Annotated[str, typer.Option("--time", "-s", help="`now` (the end), a local time, or milliseconds since 1970.")],
     force: Annotated[bool, typer.Option("--force/--no-force", help="Move forward too, skipping messages.")] = True,
     dry_run: DryRun = False,
-    namesrv: Namesrv = None,
-    json: Json = False,
-) -> None:
-    """Let a group continue at the messages stored at a time, whether its members are running or not."""
+) -> Answer:
+    """Let a group continue at the messages stored at a given time, whether its members are running or not."""
     timestamp = -1 if to in ("now", "-1") else parse_time(to)
-
-    async def action(admin: Admin) -> Answer:
-        return _moves(group, topic, await admin.offsets.reset(group, topic, timestamp, force=force, dry_run=dry_run))
-
-    answer(namesrv, json, action)
+    return _moves(group, topic, await admin.offsets.reset(group, topic, timestamp, force=force, dry_run=dry_run))
 
 
 @app.command("skip")
-def skip(group: Group, topic: Topic, dry_run: DryRun = False, namesrv: Namesrv = None, json: Json = False) -> None:
-    """Let a group continue with the next message sent; what waits is not consumed."""
-
-    async def action(admin: Admin) -> Answer:
-        return _moves(group, topic, await admin.offsets.skip_accumulated(group, topic, dry_run=dry_run))
-
-    answer(namesrv, json, action)
+@asks
+async def skip(admin: Admin, group: Group, topic: Topic, dry_run: DryRun = False) -> Answer:
+    """Let a group continue with the next message sent; messages that wait now are not consumed."""
+    return _moves(group, topic, await admin.offsets.skip_accumulated(group, topic, dry_run=dry_run))
 
 
 @app.command("clone")
-def clone(
+@asks
+async def clone(
+    admin: Admin,
     source: Annotated[str, typer.Argument(help="Group whose offsets are taken.")],
     target: Annotated[str, typer.Argument(help="Group that gets them.")],
     topic: Topic,
-    namesrv: Namesrv = None,
-    json: Json = False,
-) -> None:
-    """Let one group continue where another one is."""
+) -> Answer:
+    """Copy the offsets of one group to another."""
     if source == target:
         raise UsageError("source and target are the same group")
-
-    async def action(admin: Admin) -> Answer:
-        return _moves(target, topic, await admin.offsets.clone(source, target, topic))
-
-    answer(namesrv, json, action)
+    return _moves(target, topic, await admin.offsets.clone(source, target, topic))
 
 
-def _moves(group: str, topic: str, outcomes: Outcomes[BrokerProcess, BrokerMoves]) -> Answer:
+def _moves(group: str, topic: str, outcomes: PerServer[BrokerProcess, BrokerMoves]) -> Answer:
     rows = [
         {
             "broker": move.queue.broker_name,
@@ -439,7 +382,7 @@ def _moves(group: str, topic: str, outcomes: Outcomes[BrokerProcess, BrokerMoves
 
 
 def how(moved: BrokerMoves) -> str:
-    """`members told`: running members get there within some seconds; `written`: the group starts there."""
+    """`members told`: running members move within a few seconds; `written`: the group starts there next time."""
     if not moved.applied:
         return "dry run, online" if moved.online else "dry run, offline"
     return "members told" if moved.online else "written"

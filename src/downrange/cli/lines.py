@@ -17,9 +17,9 @@ MAX_LINE_BYTES: Final = 16 * 1024 * 1024
 
 
 async def lines(source: Path, stop: StopRequest) -> AsyncIterator[bytes]:
-    """Every line without its end; `-` is standard input, where a line is there as soon as it was written.
+    """Yield every line without its end; `-` is standard input, whose lines come as soon as they were written.
 
-    Waiting for standard input ends when somebody says stop; a file is the caller's to leave.
+    A stop request ends the wait for standard input; the caller itself stops reading a file.
     """
     if str(source) != "-":
         try:
@@ -31,7 +31,7 @@ async def lines(source: Path, stop: StopRequest) -> AsyncIterator[bytes]:
         return
     stdin = sys.stdin.buffer
     mode = os.fstat(stdin.fileno()).st_mode
-    if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or stdin.isatty()):  # a file, /dev/null: nothing to wait for
+    if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or stdin.isatty()):  # reading a file or /dev/null never waits
         for line in stdin:
             yield line.rstrip(b"\r\n")
         return

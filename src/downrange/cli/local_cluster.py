@@ -1,9 +1,9 @@
 """A whole cluster on this machine for trying things out: its directory, its processes, starting and stopping them.
 
     DIRECTORY/cluster.json            the members with their ports, and the process each runs in
-    DIRECTORY/conf/NAME.conf          the configuration of one broker, in RocketMQ's words: yours to edit
-    DIRECTORY/data/NAME               its store
-    DIRECTORY/logs/NAME.log           what it says
+    DIRECTORY/conf/NAME.conf          the configuration of one broker with RocketMQ's keys; users may edit it
+    DIRECTORY/data/NAME               the store of this broker
+    DIRECTORY/logs/NAME.log           the log of this broker
 
 Ports are chosen once and kept, so that a cluster that was stopped comes back where clients look for it.
 """
@@ -43,7 +43,7 @@ class ClusterFailed(MQError):
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One process of the cluster; `pid` and `since` name it as long as it runs and are 0 and empty before."""
+    """One server of the cluster. `pid` and `since` identify its process; they are 0 and empty before it ever ran."""
 
     name: str
     broker: str  # empty: a name server
@@ -62,7 +62,7 @@ class Member:
 
 
 class LocalCluster:
-    """A cluster in a directory. Holds always: what `cluster.json` says is what was started last."""
+    """A cluster in a directory. Holds always: `cluster.json` names the processes that were started last."""
 
     def __init__(self, directory: Path, members: list[Member]) -> None:
         self.directory = directory
@@ -70,7 +70,7 @@ class LocalCluster:
 
     @classmethod
     def load(cls, directory: Path) -> LocalCluster | None:
-        """The cluster of a directory; None when there is none."""
+        """The cluster of a directory; None when the directory holds none."""
         directory = directory.resolve()
         try:
             document = json.loads((directory / "cluster.json").read_text())
@@ -127,7 +127,7 @@ class LocalCluster:
         return [member for member in self.members if member.is_running]
 
     def start(self) -> None:
-        """Start what does not run: the name server, then masters, then slaves, each when the ones before are ready."""
+        """Start what does not run: the name server, then masters, then slaves, each kind when the last is ready."""
         with _interrupt_later() as raise_if_interrupted:
             for stage in (0, 1, 2):
                 starting = []
@@ -140,11 +140,11 @@ class LocalCluster:
                     self._wait_ready(member, log_start, deadline, raise_if_interrupted)
 
     def forget(self) -> None:
-        """Let another layout take the place of this one; configuration, stores and logs stay."""
+        """Remove `cluster.json`, so that a new layout can replace this one; configuration, stores and logs stay."""
         (self.directory / "cluster.json").unlink(missing_ok=True)
 
     def stop(self, seconds: float, except_for: Collection[Member] = ()) -> list[Member]:
-        """Stop masters, then slaves, which so get the last of the log, then the name server. Who was stopped."""
+        """Stop masters, then slaves, which so get the end of the log, then the name server; return those stopped."""
         stopped = []
         for stage in (1, 2, 0):
             members = [
@@ -170,7 +170,7 @@ class LocalCluster:
         return self.directory / "logs" / f"{member.name}.log"
 
     def _launch(self, member: Member) -> tuple[Member, int]:
-        """Start a member unless it runs, and where its log began then."""
+        """Start a member unless it runs; return it with the size that its log file had before."""
         log_path = self.log(member)
         if member.is_running:
             return member, 0
@@ -188,11 +188,11 @@ class LocalCluster:
                 stderr=subprocess.STDOUT,
                 cwd=self.directory,
                 env={**os.environ, "PYTHONUNBUFFERED": "1"},
-                start_new_session=True,  # Ctrl-C at the terminal is not meant for it
+                start_new_session=True,  # Ctrl-C at the terminal must not reach it
             )
         started = replace(member, pid=process.pid, since=run_files.started(process.pid))
         self.members[self.members.index(member)] = started
-        self._save()  # at once: a process that nobody remembers could not be stopped
+        self._save()  # at once: a process that is not in the file could not be stopped
         return started, log_start
 
     def _wait_ready(
@@ -221,7 +221,7 @@ class LocalCluster:
 
 @contextmanager
 def _interrupt_later() -> Iterator[Callable[[], None]]:
-    """Ctrl-C is told at the moments asked about: anywhere else it could lose a process that was just started."""
+    """Delay Ctrl-C until the yielded function is called: at other moments a process just started could be lost."""
     pressed: list[int] = []
 
     def raise_if_interrupted() -> None:
@@ -236,12 +236,12 @@ def _interrupt_later() -> Iterator[Callable[[], None]]:
 
 
 def _stage(member: Member) -> int:
-    """0 name server, 1 master, 2 slave."""
+    """The place in the order of starting: 0 for a name server, 1 for a master, 2 for a slave."""
     return 0 if not member.broker else 1 if member.broker_id == 0 else 2
 
 
 def _letters(number: int) -> str:
-    """a, b, … z, aa, ab, …"""
+    """The letters with this number in the series a, b, … z, aa, ab, …"""
     text = ""
     number += 1
     while number:
@@ -251,9 +251,9 @@ def _letters(number: int) -> str:
 
 
 def _take(taken: ExitStack, *, for_broker: bool = False) -> int:
-    """A free port, held until the layout is complete; a broker also needs those of its VIP channel and its slaves.
+    """A free port, held until the layout is complete; for a broker with free ports for its VIP channel and its slaves.
 
-    Not one of those that the system gives to outgoing connections: the cluster comes back to it, again and again.
+    It is not in the range for outgoing connections: later starts of the cluster need the same port again.
     """
     for _ in range(_PORT_ATTEMPTS):
         attempt = ExitStack()

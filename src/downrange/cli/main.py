@@ -1,8 +1,7 @@
 """Entry point of the `downrange` command.
 
-Errors we raise on purpose, and those of files, end a command with one line and an exit code: 2 when what was asked for
-cannot work as asked (usage, configuration, a name that breaks a rule, an address that cannot be listened on), 1 when it
-failed.
+An MQError or an error of a file ends a command with one line and an exit code: 2 when the command was wrong (usage,
+configuration, a name that breaks a rule, an address that cannot be listened on), 1 when it failed.
 """
 
 from __future__ import annotations
@@ -98,7 +97,7 @@ def main() -> NoReturn:
         try:
             app()
         finally:
-            sys.stdout.flush()  # here, where a disk that is full can still be told
+            sys.stdout.flush()  # here, where a full disk can still be reported
     except MQError as error:
         print(f"downrange: {one_line(error)}", file=sys.stderr)
         sys.exit(2 if isinstance(error, ConfigError | ListenFailed | MessageError | UsageError) else 1)
@@ -106,8 +105,8 @@ def main() -> NoReturn:
         print(f"downrange: {error.object!r} is not UTF-8 text", file=sys.stderr)
         sys.exit(2)
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what could not be written is not tried again at the end
-        if not isinstance(error, BrokenPipeError):  # that one: whoever read this has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python would try the failed write again at exit
+        if not isinstance(error, BrokenPipeError):  # a closed pipe only says that its reader has seen enough
             where = f"{error.filename}: " if error.filename else ""
             print(f"downrange: {where}{error.strerror or error}", file=sys.stderr)
         sys.exit(1)
@@ -115,9 +114,9 @@ def main() -> NoReturn:
 
 
 def _open_standard_streams() -> None:
-    """Where one of them was closed, as by `>&-`, a socket would get its number, and with it what is printed.
+    """Open streams that were closed, as by `>&-`: else a socket would get the number, and then all that is printed.
 
-    What the encoding of a terminal does not have is printed as a question mark.
+    Characters that the encoding of the terminal does not have are printed as question marks.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from downrange.cli.asking import answer
-from downrange.cli.options import Json, Namesrv, Topic, UsageError, command_family, key_values
+from downrange.cli.cluster_actions import asks
+from downrange.cli.options import Topic, UsageError, command_family, key_values
 from downrange.cli.output import Answer, Column, Table
 from downrange.cli.times import parse_time, time_text
+from downrange.settings import camel_case
 
 if TYPE_CHECKING:
     from downrange.client.admin import Admin
@@ -20,127 +21,107 @@ if TYPE_CHECKING:
 app = command_family("Single messages: find, send, hand to a consumer.")
 
 MessageId = Annotated[str, typer.Argument(help="Offset message id, or unique id together with --topic.")]
-OfTopic = Annotated[str | None, typer.Option("--topic", "-t", help="Its topic; needed for a unique id.")]
+OfTopic = Annotated[str | None, typer.Option("--topic", "-t", help="Topic of the message; needed for a unique id.")]
+Save = Annotated[Path | None, typer.Option("--save", help="Write the body to this file.")]
 
 
 @app.command("view")
-def view(
-    message_id: MessageId,
-    topic: OfTopic = None,
-    save: Annotated[Path | None, typer.Option("--save", help="Write the body to this file.")] = None,
-    namesrv: Namesrv = None,
-    json: Json = False,
-) -> None:
+@asks
+async def view(admin: Admin, message_id: MessageId, topic: OfTopic = None, save: Save = None) -> Answer:
     """Show one message."""
-
-    async def action(admin: Admin) -> Answer:
-        return _found(await admin.messages.view(message_id, topic), save)
-
-    answer(namesrv, json, action)
+    return _found(await admin.messages.view(message_id, topic), save)
 
 
 @app.command("at")
-def at(
+@asks
+async def at(
+    admin: Admin,
     topic: Topic,
     broker: Annotated[str, typer.Argument(help="Broker name.")],
     queue: Annotated[int, typer.Argument(min=0, help="Queue id.")],
     offset: Annotated[int, typer.Argument(min=0, help="Number of the message in the queue.")],
-    save: Annotated[Path | None, typer.Option("--save", help="Write the body to this file.")] = None,
-    namesrv: Namesrv = None,
-    json: Json = False,
-) -> None:
-    """Show the message at one place of a queue."""
-
-    async def action(admin: Admin) -> Answer:
-        return _found(await admin.messages.by_queue_offset(topic, broker, queue, offset), save)
-
-    answer(namesrv, json, action)
+    save: Save = None,
+) -> Answer:
+    """Show the message at one offset of a queue."""
+    return _found(await admin.messages.by_queue_offset(topic, broker, queue, offset), save)
 
 
 @app.command("query")
-def query(
+@asks
+async def query(
+    admin: Admin,
     topic: Topic,
     key: Annotated[str, typer.Argument(help="Message key.")],
     max_messages: Annotated[int, typer.Option("--max", min=1, max=10_000, help="At most this many per broker.")] = 64,
     begin: Annotated[str | None, typer.Option("--begin", help="Stored at this time or later.")] = None,
     end: Annotated[str | None, typer.Option("--end", help="Stored at this time or earlier.")] = None,
-    namesrv: Namesrv = None,
-    json: Json = False,
-) -> None:
+) -> Answer:
     """Find messages by key."""
     span = {name: parse_time(text) for name, text in (("begin", begin), ("end", end)) if text is not None}
-
-    async def action(admin: Admin) -> Answer:
-        found = await admin.messages.by_key(topic, key, max_messages=max_messages, **span)
-        rows = [
-            {
-                "msgId": message.message_id,
-                "offsetMsgId": message.offset_message_id,
-                "broker": broker.name,
-                "queueId": message.queue_id,
-                "queueOffset": message.queue_offset,
-                "storeTimestamp": message.store_timestamp,
-            }
-            for broker, messages in found.done.items()
-            for message in messages
-        ]
-        columns = [
-            Column("Message ID", "msgId"),
-            Column("Broker Name", "broker"),
-            Column("QID", "queueId"),
-            Column("Offset", "queueOffset"),
-            Column("Store Timestamp", "storeTimestamp", time_text),
-        ]
-        return Answer({"topic": topic, "key": key, "messages": rows}, [Table(columns, rows)], found.failed)
-
-    answer(namesrv, json, action)
+    found = await admin.messages.by_key(topic, key, max_messages=max_messages, **span)
+    rows = [
+        {
+            "msgId": message.message_id,
+            "offsetMsgId": message.offset_message_id,
+            "broker": broker.name,
+            "queueId": message.queue_id,
+            "queueOffset": message.queue_offset,
+            "storeTimestamp": message.store_timestamp,
+        }
+        for broker, messages in found.done.items()
+        for message in messages
+    ]
+    columns = [
+        Column("Message ID", "msgId"),
+        Column("Broker Name", "broker"),
+        Column("QID", "queueId"),
+        Column("Offset", "queueOffset"),
+        Column("Store Timestamp", "storeTimestamp", time_text),
+    ]
+    return Answer({"topic": topic, "key": key, "messages": rows}, [Table(columns, rows)], found.failed)
 
 
 @app.command("send")
-def send(
+@asks
+async def send(
+    admin: Admin,
     topic: Topic,
     body: Annotated[str | None, typer.Argument(help="Body, as text.")] = None,
     file: Annotated[Path | None, typer.Option("--file", help="Take the body from this file.")] = None,
     tags: Annotated[str | None, typer.Option("--tag", "--tags", help="Tag.")] = None,
     keys: Annotated[str | None, typer.Option("--key", "--keys", help="Keys, separated by spaces.")] = None,
     properties: Annotated[list[str] | None, typer.Option("--property", help="name=value, any number of them.")] = None,
-    broker: Annotated[str | None, typer.Option("--broker", "-b", help="Broker name; any without it.")] = None,
-    queue: Annotated[int | None, typer.Option("--queue", "-i", min=0, help="Queue id; any without it.")] = None,
-    namesrv: Namesrv = None,
-    json: Json = False,
-) -> None:
+    broker: Annotated[str | None, typer.Option("--broker", "-b", help="Broker name. [any]")] = None,
+    queue: Annotated[int | None, typer.Option("--queue", "-i", min=0, help="Queue id. [any]")] = None,
+) -> Answer:
     """Send one message."""
     from downrange.model.message import Message
 
     if (body is None) == (file is None):
         raise UsageError("give the body either as an argument or with --file")
     message = Message(topic, _body(body, file), tags, keys, properties=key_values(properties or []))
-
-    async def action(admin: Admin) -> Answer:
-        result = await admin.messages.send(message, broker, queue)
-        row = {
-            "broker": result.queue.broker_name,
-            "queueId": result.queue.queue_id,
-            "queueOffset": result.queue_offset,
-            "sendStatus": result.status.value,
-            "msgId": result.message_id,
-            "offsetMsgId": result.offset_message_id,
-        }
-        columns = [
-            Column("Broker Name", "broker"),
-            Column("QID", "queueId"),
-            Column("Offset", "queueOffset"),
-            Column("Send Result", "sendStatus"),
-            Column("MsgId", "msgId"),
-        ]
-        return Answer({"topic": topic, **row}, [Table(columns, [row])])
-
-    answer(namesrv, json, action)
+    result = await admin.messages.send(message, broker, queue)
+    row = {
+        "broker": result.queue.broker_name,
+        "queueId": result.queue.queue_id,
+        "queueOffset": result.queue_offset,
+        "sendStatus": result.status.value,
+        "msgId": result.message_id,
+        "offsetMsgId": result.offset_message_id,
+    }
+    columns = [
+        Column("Broker Name", "broker"),
+        Column("QID", "queueId"),
+        Column("Offset", "queueOffset"),
+        Column("Send Result", "sendStatus"),
+        Column("MsgId", "msgId"),
+    ]
+    return Answer({"topic": topic, **row}, [Table(columns, [row])])
 
 
 def _body(text: str | None, file: Path | None) -> bytes:
     if file is None:
-        return os.fsencode(text or "")  # as it was typed, also where that is not UTF-8
+        return os.fsencode(text or "")  # the bytes as they were typed, even if they are not UTF-8
     try:
         return file.read_bytes()
     except OSError as error:
@@ -148,52 +129,40 @@ def _body(text: str | None, file: Path | None) -> bytes:
 
 
 @app.command("consume-directly")
-def consume_directly(
+@asks
+async def consume_directly(
+    admin: Admin,
     message_id: MessageId,
     group: Annotated[str, typer.Option("--group", "-g", help="Consumer group.")],
     client: Annotated[str, typer.Option("--client", "-d", help="Client id of a running member.")],
     topic: OfTopic = None,
-    namesrv: Namesrv = None,
-    json: Json = False,
-) -> None:
-    """Hand a message to a running consumer and show what it made of it."""
+) -> Answer:
+    """Hand a message to a running consumer and show its result."""
+    from msgspec.structs import asdict
 
-    async def action(admin: Admin) -> Answer:
-        result = await admin.messages.consume_directly(group, client, message_id, topic)
-        row = {
-            "consumeResult": result.consume_result,
-            "remark": result.remark,
-            "spentTimeMills": result.spent_time_mills,
-            "order": result.order,
-            "autoCommit": result.auto_commit,
-        }
-        columns = [
-            Column("Result", "consumeResult"),
-            Column("Spent(ms)", "spentTimeMills"),
-            Column("Order", "order"),
-            Column("AutoCommit", "autoCommit"),
-            Column("Remark", "remark"),
-        ]
-        return Answer(row, [Table(columns, [row])])
-
-    answer(namesrv, json, action)
+    result = await admin.messages.consume_directly(group, client, message_id, topic)
+    row = {camel_case(name): value for name, value in asdict(result).items()}
+    columns = [
+        Column("Result", "consumeResult"),
+        Column("Spent(ms)", "spentTimeMills"),
+        Column("Order", "order"),
+        Column("AutoCommit", "autoCommit"),
+        Column("Remark", "remark"),
+    ]
+    return Answer(row, [Table(columns, [row])])
 
 
 @app.command("resume-check")
-def resume_check(
+@asks
+async def resume_check(
+    admin: Admin,
     message_id: Annotated[str, typer.Argument(help="Unique or offset id of a message in TRANS_CHECK_MAX_TIME_TOPIC.")],
-    namesrv: Namesrv = None,
-    json: Json = False,
-) -> None:
+) -> Answer:
     """Ask producers again about a transactional message that was given up."""
-
-    async def action(admin: Admin) -> Answer:
-        message = await admin.messages.resume_check(message_id)
-        topic = message.properties.get("REAL_TOPIC")
-        document = {"msgId": message.message_id, "offsetMsgId": message.offset_message_id, "topic": topic}
-        return Answer(document, [f"{message.message_id} of {topic} will be checked again"])
-
-    answer(namesrv, json, action)
+    message = await admin.messages.resume_check(message_id)
+    topic = message.properties.get("REAL_TOPIC")
+    document = {"msgId": message.message_id, "offsetMsgId": message.offset_message_id, "topic": topic}
+    return Answer(document, [f"{message.message_id} of {topic} will be checked again"])
 
 
 def _found(message: StoredMessage, save: Path | None) -> Answer:

@@ -1,7 +1,7 @@
 """`downrange mqadmin NAME …`: the names and option letters of RocketMQ's own tool.
 
-Each name is another way to write one of our commands, so a line is translated and run as that command. Output and exit
-codes are ours.
+Each mqadmin command is translated into one of our commands and run as that. Output and exit codes are those of our
+command.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from downrange.cli.options import UsageError
 
 @dataclass(frozen=True)
 class Alias:
-    """How one name of mqadmin is written with our commands.
+    """How one command of mqadmin is translated into one of ours.
 
-    Keys are mqadmin's option letters. `arguments` become positional, in this order; those in `optional` may be left
-    out. `options` take a value along, `switches` take none, `booleans` turn mqadmin's `true`/`false` into one of two
-    switches of ours. `instead` names the alias to use when that letter is given.
+    Keys are mqadmin's option letters. `arguments` become positional, in this order; letters in `optional` may be left
+    out. `options` have a value, `switches` have none, `booleans` turn mqadmin's `true`/`false` into one of our two
+    switches. `instead` names the alias that is used when its letter is given.
     """
 
     command: tuple[str, ...]
@@ -32,7 +32,7 @@ class Alias:
     booleans: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     instead: Mapping[str, Alias] = field(default_factory=dict)
     joined: bool = False
-    """The last two arguments are a key and its value, ours is one `key=value`."""
+    """The last two arguments are a key and its value; our command takes them as one `key=value`."""
 
 
 _WHERE = {"b": "--broker", "c": "--cluster"}
@@ -117,72 +117,50 @@ ALIASES: dict[str, Alias] = {
     "wipeWritePerm": Alias(("namesrv-admin", "wipe-write-perm"), "b"),
 }
 
-# Long spellings mqadmin has for its letters; where commands differ, the first letter the command knows is meant.
-LONG_NAMES: dict[str, str] = {
-    "namesrvAddr": "n",
-    "brokerAddr": "b",
-    "brokerName": "b",
-    "clusterName": "c",
-    "topic": "t",
-    "groupName": "g",
-    "consumerGroup": "g",
-    "group": "g",
-    "producerGroup": "g",
-    "msgId": "i",
-    "msgKey": "k",
-    "readQueueNums": "r",
-    "writeQueueNums": "w",
-    "perm": "p",
-    "order": "o",
-    "key": "k",
-    "value": "v",
-    "namespace": "s",
-    "timestamp": "s",
-    "force": "f",
-    "jstack": "s",
-    "clientId": "di",
-    "moreStats": "m",
-    "activeTopic": "a",
-    "clusterModel": "c",
-    "consumeEnable": "s",
-    "consumeFromMinEnable": "m",
-    "consumeBroadcastEnable": "d",
-    "retryQueueNums": "q",
-    "retryMaxTimes": "r",
-    "brokerId": "i",
-    "whichBrokerWhenConsumeSlowly": "w",
-    "notifyConsumerIdsChanged": "a",
-    "removeOffset": "r",
-    "srcGroup": "s",
-    "destGroup": "d",
-    "offline": "o",
-    "body": "p",
-    "keys": "k",
-    "tags": "c",
-    "qid": "i",
-    "offset": "o",
-    "traceTopic": "t",
-    "beginTimestamp": "b",
-    "endTimestamp": "e",
-    "maxNum": "c",
+# mqadmin's long spellings of its letters; of several letters, the first that the command knows is meant.
+LONG_NAMES = {
+    name: letters
+    for letters, names in {
+        "n": ("namesrvAddr",),
+        "b": ("brokerAddr", "brokerName", "beginTimestamp"),
+        "c": ("clusterName", "clusterModel", "tags", "maxNum"),
+        "t": ("topic", "traceTopic"),
+        "g": ("groupName", "consumerGroup", "group", "producerGroup"),
+        "i": ("msgId", "brokerId", "qid"),
+        "k": ("msgKey", "key", "keys"),
+        "r": ("readQueueNums", "retryMaxTimes", "removeOffset"),
+        "w": ("writeQueueNums", "whichBrokerWhenConsumeSlowly"),
+        "p": ("perm", "body"),
+        "o": ("order", "offline", "offset"),
+        "v": ("value",),
+        "s": ("namespace", "timestamp", "jstack", "consumeEnable", "srcGroup"),
+        "f": ("force",),
+        "di": ("clientId",),
+        "m": ("moreStats", "consumeFromMinEnable"),
+        "a": ("activeTopic", "notifyConsumerIdsChanged"),
+        "d": ("consumeBroadcastEnable", "destGroup"),
+        "q": ("retryQueueNums",),
+        "e": ("endTimestamp",),
+    }.items()
+    for name in names
 }
 
 
 def run(context: typer.Context) -> None:
-    """Run a command by the name and option letters mqadmin has for it; without a name, list the names."""
+    """Run a command by mqadmin's name and option letters for it; without a name, list the names."""
     if not context.args or context.args[0] in ("-h", "--help", "help"):
         for name, alias in ALIASES.items():
             typer.echo(f"{name:<26}downrange {' '.join(alias.command)}")
         return
     arguments = translate(context.args)
     root = context.find_root().command
-    # Not standalone: errors come back here and on to `main`, an exit code is returned.
+    # Not standalone: then errors are raised and reach `main`, and an exit code is returned.
     code = root.main(args=arguments, prog_name="downrange", standalone_mode=False)
     raise typer.Exit(code or 0)
 
 
 def translate(line: Sequence[str]) -> list[str]:
-    """A line of mqadmin as arguments of ours."""
+    """Translate a command line of mqadmin into arguments of `downrange`."""
     name, *rest = line
     alias = ALIASES.get(name)
     if alias is None:
@@ -203,7 +181,7 @@ def translate(line: Sequence[str]) -> list[str]:
     ours = [*alias.command, *passed_on]
     for letter, value in given.items():
         ours += _option(name, alias, letter, value)
-    # What follows is taken literally, also when it begins with a dash.
+    # Behind `--`, values are taken literally, even if they begin with a dash.
     return [*ours, "--", *values]
 
 
@@ -220,7 +198,7 @@ def _takes_no_value(alias: Alias, letter: str) -> bool:
 
 
 def _letters(name: str, alias: Alias, rest: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Letter -> value, and the options every command of ours has."""
+    """The given option letters with their values, and the arguments for options that all our commands have."""
     given: dict[str, str] = {}
     passed_on: list[str] = []
     words = iter(rest)
@@ -245,7 +223,7 @@ def _letters(name: str, alias: Alias, rest: Sequence[str]) -> tuple[dict[str, st
 
 
 def _arguments(name: str, alias: Alias, given: dict[str, str]) -> list[str]:
-    """The values of the positional arguments, taken out of `given`."""
+    """Take the values of the positional arguments out of `given`."""
     missing = [letter for letter in alias.arguments if letter not in given and letter not in alias.optional]
     if missing:
         raise UsageError(f"mqadmin {name} needs {' and '.join('-' + letter for letter in missing)}")

@@ -2,47 +2,39 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from pathlib import Path
 
 import typer
-
-from downrange.cli import run_files
-from downrange.settings import Property
 
 
 def run(
     port: int | None = typer.Option(None, "--port", "-p", help="Port to listen on; 0 takes a free one. [9876]"),
     bind: str | None = typer.Option(None, "--bind", "-b", help="Address to listen on. [127.0.0.1]"),
     config_file: Path | None = typer.Option(None, "--config", "-c", help="RocketMQ name server properties file."),
-    data: Path | None = typer.Option(None, "--data", "-d", help="Directory for what it keeps. [~/namesrv]"),
-    insecure: bool = typer.Option(False, "--insecure", help="Allow an address other machines can reach."),
+    data: Path | None = typer.Option(None, "--data", "-d", help="Directory for settings. [~/namesrv]"),
+    insecure: bool = typer.Option(False, "--insecure", help="Allow an address that other machines can reach."),
     log_level: str = typer.Option("INFO", "--log-level", help="DEBUG, INFO, WARNING or ERROR."),
 ) -> None:
     """Run a name server until it is stopped with SIGTERM or Ctrl-C."""
-    from downrange.cli.process import check_bind, serve, start_logging
+    from downrange.cli.process import check_bind, overrides, serve, start_logging, warn
     from downrange.namesrv.app import load_config, name_server
     from downrange.transport.server import Server
 
-    overrides = {}
-    for key, value in (
-        ("listenPort", port),
-        ("bindAddress", bind),
-        ("kvConfigPath", data and data / "kvConfig.json"),
-        ("configStorePath", data and data / "namesrv.properties"),
-    ):
-        if value is not None:
-            overrides[key] = Property(str(value), "command line")
-    config, warnings = load_config(config_file, overrides)
+    config, warnings = load_config(
+        config_file,
+        overrides(
+            listenPort=port,
+            bindAddress=bind,
+            kvConfigPath=data and data / "kvConfig.json",
+            configStorePath=data and data / "namesrv.properties",
+        ),
+    )
     check_bind(config.bind_address, insecure=insecure)
     start_logging(log_level)
-    for warning in warnings:
-        typer.echo(f"downrange: warning: {warning}", err=True)
-    with ExitStack() as notes:
+    warn(warnings)
 
-        def ready(server: Server) -> None:
-            address = f"{server.host}:{server.port}"
-            notes.enter_context(run_files.noted("namesrv", address))
-            typer.echo(f"name server ready on {address}")
+    def ready(server: Server) -> tuple[str, dict[str, str]]:
+        address = f"{server.host}:{server.port}"
+        return f"name server ready on {address}", {"namesrv": address}
 
-        serve(name_server(config), ready)
+    serve(name_server(config), ready)

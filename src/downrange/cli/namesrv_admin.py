@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from downrange.cli.asking import answer
+from downrange.cli.cluster_actions import asks
 from downrange.cli.config import settings_text
-from downrange.cli.options import Json, Namesrv, command_family, key_values
+from downrange.cli.options import Changes, command_family, key_values
 from downrange.cli.output import Answer, Column, Table
 
 if TYPE_CHECKING:
     from downrange.client.admin import Admin
-    from downrange.client.outcomes import Outcomes
+    from downrange.client.per_server import PerServer
 
 app = command_family("Running name servers: settings, key-value store, write permission of brokers.")
 
@@ -22,110 +22,77 @@ Key = Annotated[str, typer.Argument(help="Key.")]
 BrokerName = Annotated[str, typer.Argument(help="Broker name.")]
 
 
-def told(what: str, outcomes: Outcomes[str, None]) -> Answer:
+def told(what: str, outcomes: PerServer[str, None]) -> Answer:
     return Answer({"done": list(outcomes.done)}, [f"{what} on {one}" for one in outcomes.done], outcomes.failed)
 
 
 @app.command("config")
-def show_config(namesrv: Namesrv = None, json: Json = False) -> None:
+@asks
+async def show_config(admin: Admin) -> Answer:
     """Show the settings of every name server."""
-
-    async def action(admin: Admin) -> Answer:
-        settings = await admin.namesrv.config()
-        tables = {one: dict(sorted(table.items())) for one, table in settings.done.items()}
-        rows = [{"address": one, "config": table} for one, table in tables.items()]
-        return Answer({"namesrvs": rows}, [settings_text(*item) for item in tables.items()], settings.failed)
-
-    answer(namesrv, json, action)
+    settings = await admin.namesrv.config()
+    tables = {one: dict(sorted(table.items())) for one, table in settings.done.items()}
+    rows = [{"address": one, "config": table} for one, table in tables.items()]
+    return Answer({"namesrvs": rows}, [settings_text(*item) for item in tables.items()], settings.failed)
 
 
 @app.command("update-config")
-def update_config(
-    changes: Annotated[list[str], typer.Argument(help="key=value, any number of them.")],
-    namesrv: Namesrv = None,
-    json: Json = False,
-) -> None:
+@asks
+async def update_config(admin: Admin, changes: Changes) -> Answer:
     """Change settings on every name server."""
-    table = key_values(changes)
-
-    async def action(admin: Admin) -> Answer:
-        return told("settings updated", await admin.namesrv.update_config(table))
-
-    answer(namesrv, json, action)
+    return told("settings updated", await admin.namesrv.update_config(key_values(changes)))
 
 
 @app.command("wipe-write-perm")
-def wipe_write_perm(broker: BrokerName, namesrv: Namesrv = None, json: Json = False) -> None:
-    """Let producers leave a broker: take the write permission from all its topics."""
-
-    async def action(admin: Admin) -> Answer:
-        return _counted(broker, "lost", await admin.namesrv.wipe_write_perm(broker))
-
-    answer(namesrv, json, action)
+@asks
+async def wipe_write_perm(admin: Admin, broker: BrokerName) -> Answer:
+    """Keep producers away from a broker: take the write permission from all its topics."""
+    return _counted(broker, "lost", await admin.namesrv.wipe_write_perm(broker))
 
 
 @app.command("add-write-perm")
-def add_write_perm(broker: BrokerName, namesrv: Namesrv = None, json: Json = False) -> None:
-    """Let producers come back to a broker."""
-
-    async def action(admin: Admin) -> Answer:
-        return _counted(broker, "got", await admin.namesrv.add_write_perm(broker))
-
-    answer(namesrv, json, action)
+@asks
+async def add_write_perm(admin: Admin, broker: BrokerName) -> Answer:
+    """Let producers come back to a broker: give the write permission back to all its topics."""
+    return _counted(broker, "got", await admin.namesrv.add_write_perm(broker))
 
 
-def _counted(broker: str, verb: str, outcomes: Outcomes[str, int]) -> Answer:
+def _counted(broker: str, verb: str, outcomes: PerServer[str, int]) -> Answer:
     rows = [{"address": one, "topics": count} for one, count in outcomes.done.items()]
     lines = [f"{count} topics of {broker} {verb} write permission on {one}" for one, count in outcomes.done.items()]
     return Answer({"broker": broker, "namesrvs": rows}, lines, outcomes.failed)
 
 
 @app.command("kv-get")
-def get_kv(namespace: Namespace, key: Key, namesrv: Namesrv = None, json: Json = False) -> None:
+@asks
+async def get_kv(admin: Admin, namespace: Namespace, key: Key) -> Answer:
     """Show one value of the key-value store."""
-
-    async def action(admin: Admin) -> Answer:
-        value = await admin.namesrv.get_kv(namespace, key)
-        return Answer({"namespace": namespace, "key": key, "value": value}, [value])
-
-    answer(namesrv, json, action)
+    value = await admin.namesrv.get_kv(namespace, key)
+    return Answer({"namespace": namespace, "key": key, "value": value}, [value])
 
 
 @app.command("kv-list")
-def list_kv(namespace: Namespace, namesrv: Namesrv = None, json: Json = False) -> None:
+@asks
+async def list_kv(admin: Admin, namespace: Namespace) -> Answer:
     """List a namespace of the key-value store."""
-
-    async def action(admin: Admin) -> Answer:
-        table = await admin.namesrv.list_kv(namespace)
-        rows = [{"key": key, "value": value} for key, value in sorted(table.items())]
-        return Answer(
-            {"namespace": namespace, "items": rows}, [Table([Column("Key", "key"), Column("Value", "value")], rows)]
-        )
-
-    answer(namesrv, json, action)
+    table = await admin.namesrv.list_kv(namespace)
+    rows = [{"key": key, "value": value} for key, value in sorted(table.items())]
+    return Answer(
+        {"namespace": namespace, "items": rows}, [Table([Column("Key", "key"), Column("Value", "value")], rows)]
+    )
 
 
 @app.command("kv-put")
-def put_kv(
-    namespace: Namespace,
-    key: Key,
-    value: Annotated[str, typer.Argument(help="Value.")],
-    namesrv: Namesrv = None,
-    json: Json = False,
-) -> None:
+@asks
+async def put_kv(
+    admin: Admin, namespace: Namespace, key: Key, value: Annotated[str, typer.Argument(help="Value.")]
+) -> Answer:
     """Set a value on every name server."""
-
-    async def action(admin: Admin) -> Answer:
-        return told(f"{namespace} {key} set", await admin.namesrv.put_kv(namespace, key, value))
-
-    answer(namesrv, json, action)
+    return told(f"{namespace} {key} set", await admin.namesrv.put_kv(namespace, key, value))
 
 
 @app.command("kv-delete")
-def delete_kv(namespace: Namespace, key: Key, namesrv: Namesrv = None, json: Json = False) -> None:
+@asks
+async def delete_kv(admin: Admin, namespace: Namespace, key: Key) -> Answer:
     """Delete a value on every name server."""
-
-    async def action(admin: Admin) -> Answer:
-        return told(f"{namespace} {key} deleted", await admin.namesrv.delete_kv(namespace, key))
-
-    answer(namesrv, json, action)
+    return told(f"{namespace} {key} deleted", await admin.namesrv.delete_kv(namespace, key))

@@ -17,11 +17,12 @@ Cluster = Annotated[str | None, typer.Option("--cluster", "-c", help="All master
 Broker = Annotated[str | None, typer.Option("--broker", "-b", help="One broker: its name or host:port.")]
 Topic = Annotated[str, typer.Argument(help="Topic.")]
 Group = Annotated[str, typer.Argument(help="Consumer group.")]
+Changes = Annotated[list[str], typer.Argument(help="key=value, any number of them.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be done and change nothing.")]
 
 
 class UsageError(MQError):
-    """The command line cannot be carried out as it stands; the text says what would be right."""
+    """The command line cannot be carried out; the text says what would be right."""
 
 
 def command_family(help: str) -> typer.Typer:
@@ -29,7 +30,7 @@ def command_family(help: str) -> typer.Typer:
 
 
 def key_values(texts: list[str]) -> dict[str, str]:
-    """`key=value` arguments."""
+    """Split `key=value` arguments."""
     table = {}
     for text in texts:
         key, equals, value = text.partition("=")
@@ -50,5 +51,5 @@ def parse_perm(text: str) -> int:
 
 
 def perm_text(perm: int) -> str:
-    """As RocketMQ prints it: `RW-`."""
+    """The permission as RocketMQ prints it: `RW-`."""
     return ("R" if perm & 4 else "-") + ("W" if perm & 2 else "-") + ("X" if perm & 1 else "-")

@@ -30,7 +30,7 @@ def cell(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column: its header, the member of a row it shows, and how."""
+    """One column: its header, the field of a row it shows, and the function that formats the field."""
 
     header: str
     key: str
@@ -45,7 +45,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a command has to say: `document` to programs, `parts` to people, and the servers that failed to both."""
+    """The result of a command: `document` for programs, `parts` for people, and for both the servers that failed."""
 
     document: dict[str, Any]
     parts: Sequence[Table | str]
@@ -53,7 +53,7 @@ class Answer:
 
 
 def print_answer(answer: Answer, *, as_json: bool) -> None:
-    """Print it; the command ends with exit code 1 when a server failed."""
+    """Print an answer; the command ends with exit code 1 when a server failed."""
     failed = [{"server": str(server), "error": one_line(error)} for server, error in answer.failed.items()]
     if as_json:
         print(json.dumps({**answer.document, "failed": failed}, indent=2, ensure_ascii=False))
@@ -62,7 +62,7 @@ def print_answer(answer: Answer, *, as_json: bool) -> None:
             if isinstance(part, str):
                 print(visible(part))
             elif not part.rows and failed:
-                continue  # a table of nothing would look like an answer
+                continue  # an empty table would look like an answer
             else:
                 _print_table(part)
     for failure in failed:
@@ -73,19 +73,19 @@ def print_answer(answer: Answer, *, as_json: bool) -> None:
 
 
 def one_line(error: BaseException) -> str:
-    """RocketMQ's remarks may run over several lines."""
+    """The text of an error on one line: RocketMQ's remarks may have several."""
     return visible(" ".join(str(error).split()))
 
 
 def visible(text: str) -> str:
-    """Without control characters: what a message or a server says must not steer the reader's terminal."""
+    """The text without control characters: a message or a server must not control the reader's terminal."""
     return "".join(
         letter if letter.isprintable() or letter in "\n\t" else "\N{REPLACEMENT CHARACTER}" for letter in text
     )
 
 
 def _print_table(table: Table) -> None:
-    """Framed on a terminal wide enough for it; else columns in line, every value whole."""
+    """Print a frame on a terminal that is wide enough, else aligned columns; no value is ever cut."""
     lines = [[column.header for column in table.columns]]
     lines += [[visible(column.show(row.get(column.key))) for column in table.columns] for row in table.rows]
     widths = [max(map(len, texts)) for texts in zip(*lines, strict=True)]

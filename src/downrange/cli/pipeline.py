@@ -1,4 +1,4 @@
-"""`downrange pipeline …`: bulk work on Spark; each command calls the function of downrange.spark.pipelines."""
+"""`downrange pipeline …`: bulk work on Spark; each command calls one function of downrange.spark.pipelines."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class OutputForm(Enum):
 
 
 class OutputMode(Enum):
-    """Which rows of a streaming result are new: see Spark's output modes."""
+    """Which rows of a streaming result are shown: see Spark's output modes."""
 
     append = "append"
     update = "update"
@@ -59,27 +59,25 @@ def archive(
     lake: LakeArgument,
     topics: Annotated[list[str] | None, typer.Argument(metavar="TOPIC…", help="Topics to archive.")] = None,
     pattern: Annotated[
-        str | None, typer.Option("--pattern", help="Every topic this regular expression matches, also later ones.")
+        str | None, typer.Option("--pattern", help="Topics that this regular expression matches, also later ones.")
     ] = None,
-    continuous: Annotated[bool, typer.Option("--continuous", help="Go on until Ctrl-C; else until caught up.")] = False,
-    every: Annotated[float, typer.Option("--every", help="Seconds from batch to batch, with --continuous.")] = 10.0,
-    compact_after: Annotated[bool, typer.Option("--compact", help="Afterwards join small files.")] = False,
-    name: Annotated[
-        str, typer.Option("--name", help="Several archives may fill one lake, each with a name.")
-    ] = "archive",
+    continuous: Annotated[bool, typer.Option("--continuous", help="Go on after catching up, until Ctrl-C.")] = False,
+    every: Annotated[float, typer.Option("--every", help="Seconds between batches, with --continuous.")] = 10.0,
+    compact_after: Annotated[bool, typer.Option("--compact", help="Join small files afterwards.")] = False,
+    name: Annotated[str, typer.Option("--name", help="Name of this archive: several may fill one lake.")] = "archive",
     store: Store = None,
     options: Options = None,
     namesrv: Namesrv = None,
     master: Master = None,
     json: Json = False,
 ) -> None:
-    """Write topics to a lake of Parquet files, every message once. Run again, it goes on where it was."""
+    """Write topics to a lake of Parquet files, every message once. The next run continues where this one ended."""
     source = _source(topics, pattern, store, namesrv, options)
     with asked_rightly():
         from downrange.spark.pipelines.archive import archive as run
         from downrange.spark.pipelines.archive import checked
 
-        checked(source, name, every)  # before Spark takes its time to start
+        checked(source, name, every)  # before Spark, which takes seconds to start
         began = time.monotonic()
         with spark_session(master) as spark, shown_progress(began) as shown, stopped_by_signal() as stop:
             done = run(
@@ -117,7 +115,7 @@ def compact(
     target: Annotated[int, typer.Option("--target", min=1, help="Size of the files to make, in MiB.")] = 256,
     json: Json = False,
 ) -> None:
-    """Join small files of a lake, day by day. The archive may go on meanwhile."""
+    """Join small files of a lake, day by day. Archives may run at the same time."""
     with asked_rightly():
         document, text = _compacted(_lake(lake), topics or (), target << 20)
     print_answer(Answer({"compacted": document}, [text]), as_json=json)
@@ -133,7 +131,7 @@ def check(lake: LakeArgument, json: Json = False) -> None:
         wrong = list(problems(found))
         files = found.files()
     document = {"files": len(files), "messages": sum(file.rows for file in files), "problems": wrong}
-    verdict = f"{len(wrong)} problems" if wrong else "all as the manifest says"
+    verdict = f"{len(wrong)} problems" if wrong else "everything is as the manifest says"
     text = f"{document['files']:,} files, {document['messages']:,} messages: {verdict}"
     print_answer(Answer(document, [*wrong, text]), as_json=json)
     if wrong:
@@ -148,20 +146,20 @@ def replay(
     to_own: Annotated[bool, typer.Option("--to-own", help="Send each message to the topic it came from.")] = False,
     begin: Begin = None,
     end: End = None,
-    keys: Annotated[list[str] | None, typer.Option("--key", help="With this key; any number of them.")] = None,
+    keys: Annotated[list[str] | None, typer.Option("--key", help="Only messages with this key; repeatable.")] = None,
     where: Annotated[
-        str | None, typer.Option("--where", help="A condition in Spark SQL, such as \"tags = 'paid'\".")
+        str | None, typer.Option("--where", help="Only messages for which this Spark SQL is true: \"tags = 'paid'\".")
     ] = None,
-    rate: Annotated[float | None, typer.Option("--rate", help="At most so many messages a second.")] = None,
-    again: Annotated[bool, typer.Option("--again", help="Also what an earlier run of this command sent.")] = False,
+    rate: Annotated[float | None, typer.Option("--rate", help="At most this many messages a second.")] = None,
+    again: Annotated[bool, typer.Option("--again", help="Also messages that an earlier run sent.")] = False,
     dry_run: DryRun = False,
     namesrv: Namesrv = None,
     master: Master = None,
     json: Json = False,
 ) -> None:
-    """Send messages of a lake to a topic. The same command again goes on where it stopped."""
+    """Send messages of a lake to a topic. If stopped, the same command continues where it was."""
     if (to is None) is not to_own:
-        raise UsageError("say where to: --to TOPIC, or --to-own for the topics they came from")
+        raise UsageError("say where to send: --to TOPIC, or --to-own for the topics the messages came from")
     with asked_rightly():
         from downrange.model.topics import check_topic_name
         from downrange.spark.pipelines.replay_plan import Choice
@@ -191,9 +189,9 @@ def sql(
     topics: Annotated[list[str] | None, typer.Option("--topic", "-t", help="[VIEW=]TOPIC, a view of a topic.")] = None,
     stores: Annotated[list[str] | None, typer.Option("--store", help="[VIEW=]DIR, a view of a store's topics.")] = None,
     lakes: Annotated[list[str] | None, typer.Option("--lake", help="[VIEW=]DIR, a view of a lake.")] = None,
-    stream: Annotated[bool, typer.Option("--stream", help="Go on with messages as they come, until Ctrl-C.")] = False,
+    stream: Annotated[bool, typer.Option("--stream", help="Go on with new messages, until Ctrl-C.")] = False,
     mode: Annotated[OutputMode, typer.Option("--mode", help="Which rows of a stream to show.")] = OutputMode.append,
-    until_caught_up: Annotated[bool, typer.Option("--until-caught-up", help="With --stream: end then.")] = False,
+    until_caught_up: Annotated[bool, typer.Option("--until-caught-up", help="With --stream: end there.")] = False,
     form: Annotated[OutputForm, typer.Option("--output", help="How to show the result.")] = OutputForm.table,
     to: Annotated[Path | None, typer.Option("--to", help="Where the Parquet files go.")] = None,
     options: Options = None,
@@ -240,7 +238,7 @@ def stats(
     window: Annotated[
         str, typer.Option("--window", help="Length of a window: `10 seconds`, `5 minutes`.")
     ] = "1 minute",
-    traces: Annotated[bool, typer.Option("--traces/--no-traces", help="Also sends, from the trace topic.")] = True,
+    traces: Annotated[bool, typer.Option("--traces/--no-traces", help="Also count sends in the trace topic.")] = True,
     options: Options = None,
     namesrv: Namesrv = None,
     master: Master = None,
@@ -279,13 +277,13 @@ def stats(
     print_answer(Answer(document, [text, *(f"wrote {path}" for path in report.written)]), as_json=json)
 
 
-# --- what the commands share ------------------------------------------------------------------------------------------
+# --- helpers that the commands share ----------------------------------------------------------------------------------
 
 
 def _source(
     topics: list[str] | None, pattern: str | None, store: Path | None, namesrv: str | None, options: list[str] | None
 ) -> dict[str, str]:
-    """The options of `rocketmq` that the command line says."""
+    """The options of the source `rocketmq` that the command line gives."""
     source = key_values(options or [])
     if topics:
         source["subscribe"] = ",".join(topics)
@@ -349,7 +347,7 @@ def _replayed(
     with progress("sent", shares_terminal=as_json) as shown, stopped_by_signal() as stop:
         report = replay(spark, lake, choice, namesrv, rate=rate, again=again, on_sent=shown.add, stop=stop)
     if stop.is_set():
-        typer.echo(f"downrange: interrupted after {report.sent:,} messages; the same command goes on there", err=True)
+        typer.echo(f"downrange: interrupted after {report.sent:,} messages; the same command continues there", err=True)
         raise typer.Exit(130)
     if report.was_done:
         text = f"an earlier run sent all {report.sent:,} messages: --again sends them once more"

@@ -1,4 +1,4 @@
-"""What every server process does: log to standard error, run until it is told to stop, stop cleanly."""
+"""The frame of every server process: logs to standard error, runs until it is stopped, stops cleanly."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ import logging
 import resource
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractAsyncContextManager
 from typing import TypeVar
 
-from downrange.settings import ConfigError
+import typer
+
+from downrange.cli import run_files
+from downrange.settings import ConfigError, Property
 from downrange.transport.loop import run
 
 S = TypeVar("S")
@@ -28,7 +31,7 @@ def start_logging(level: str) -> None:
 
 
 def check_bind(host: str, *, insecure: bool) -> None:
-    """A server anybody can reach and nobody has to log in to must be asked for by name."""
+    """Refuse an address that other machines can reach without a login, unless `insecure` asks for it."""
     try:
         is_loopback = ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -37,8 +40,21 @@ def check_bind(host: str, *, insecure: bool) -> None:
         raise ConfigError(f"{host} can be reached from other machines, without a login: add --insecure if you mean it")
 
 
-def serve(server: AbstractAsyncContextManager[S], ready: Callable[[S], None]) -> None:
-    """Run a server until SIGTERM or SIGINT; a second signal ends the process at once."""
+def overrides(**given: object) -> dict[str, Property]:
+    """Settings from the options of the command line that were given."""
+    return {key: Property(str(value), "command line") for key, value in given.items() if value is not None}
+
+
+def warn(warnings: Iterable[str]) -> None:
+    for warning in warnings:
+        typer.echo(f"downrange: warning: {warning}", err=True)
+
+
+def serve(server: AbstractAsyncContextManager[S], ready: Callable[[S], tuple[str, dict[str, str]]]) -> None:
+    """Run a server until SIGTERM or SIGINT; a second signal ends the process at once.
+
+    `ready` returns a text to print, and the addresses by role under which `downrange shutdown` finds this process.
+    """
     _take_all_descriptors()
 
     async def until_signal() -> None:
@@ -53,14 +69,18 @@ def serve(server: AbstractAsyncContextManager[S], ready: Callable[[S], None]) ->
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, on_signal)
         async with server as running:
-            ready(running)
+            text, addresses = ready(running)
+            for role, address in addresses.items():
+                notes.enter_context(run_files.noted(role, address))
+            typer.echo(text)
             await stop.wait()
 
-    run(until_signal())
+    with contextlib.ExitStack() as notes:
+        run(until_signal())
 
 
 def _take_all_descriptors() -> None:
-    """Systems begin with 1,024, for the sake of old programs, and allow as many as a thousand connections need."""
+    """Raise the limit of open files as far as allowed: it starts at 1,024, too few for a thousand connections."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(OSError, ValueError):  # where the kernel allows less, it stays as it is
+    with contextlib.suppress(OSError, ValueError):  # if the kernel allows less, the limit stays as it is
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -18,8 +18,8 @@ from downrange.cli.output import one_line
 if TYPE_CHECKING:
     from downrange.cli.progress import Progress
     from downrange.cli.until_signal import StopRequest
-    from downrange.client.producer import AsyncProducer
-    from downrange.client.send_result import SendResult
+    from downrange.client.producer.producer import AsyncProducer
+    from downrange.client.producer.send_result import SendResult
     from downrange.model.errors import MQError
     from downrange.model.message import Message
 
@@ -28,12 +28,12 @@ PRODUCER_GROUP = "downrange_produce"
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of a run. After the first failure nothing more is sent."""
+    """The result of a run. After the first failure nothing more is sent."""
 
     latencies: list[float] = field(default_factory=list)
     byte_count: int = 0
     failed: tuple[int, MQError] | None = None
-    """The number of the message, from 1, and why it was not sent."""
+    """The number of the message that could not be sent, counted from 1, and the reason."""
 
 
 def run(
@@ -46,10 +46,10 @@ def run(
     properties: Annotated[list[str] | None, typer.Option("--property", help="name=value, any number of them.")] = None,
     delay: Annotated[int, typer.Option("--delay", min=0, help="Delay level: 1 to 18 mean 1 s to 2 h.")] = 0,
     shard: Annotated[
-        str | None, typer.Option("--shard", help="Sharding key: all go to one queue, in their order.")
+        str | None, typer.Option("--shard", help="Sharding key: all messages go to one queue, in their order.")
     ] = None,
-    count: Annotated[int | None, typer.Option("--count", min=1, help="Send so many messages made up here.")] = None,
-    size: Annotated[int | None, typer.Option("--size", min=1, help="Bytes of each of them. [128]")] = None,
+    count: Annotated[int | None, typer.Option("--count", min=1, help="Send this many generated messages.")] = None,
+    size: Annotated[int | None, typer.Option("--size", min=1, help="Bytes of a generated message. [128]")] = None,
     in_flight: Annotated[
         int, typer.Option("--in-flight", min=1, max=10_000, help="Sends at the same time; 1 with --shard.")
     ] = 64,
@@ -57,16 +57,16 @@ def run(
     namesrv: Namesrv = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object for each message sent.")] = False,
 ) -> None:
-    """Send each line of standard input or a file as a message, or make messages up for load."""
+    """Send each line of standard input or a file as a message, or generate messages for load."""
     from downrange.model.message import Message
     from downrange.model.topics import check_topic_name
     from downrange.transport.loop import run as run_loop
 
     check_topic_name(topic)
     if count is not None and str(file) != "-":
-        raise UsageError("--count makes messages up and --file reads them: give one of them")
+        raise UsageError("--count generates messages and --file reads them: give only one of them")
     if size is not None and count is None:
-        raise UsageError("--size is the size of made-up messages: give --count as well")
+        raise UsageError("--size is the size of generated messages: give --count as well")
     pattern = Message(
         topic, b"", tag, key, properties=key_values(properties or []), delay_level=delay, sharding_key=shard
     )
@@ -110,7 +110,7 @@ async def _produce(
 ) -> tuple[bool, Outcome, float]:
     from downrange.cli.progress import progress
     from downrange.cli.until_signal import stop_on_signal
-    from downrange.client.producer import AsyncProducer
+    from downrange.client.producer.producer import AsyncProducer
 
     outcome = Outcome()
     with stop_on_signal() as stop, progress("sent", count, shares_terminal=as_json) as shown:
@@ -129,7 +129,7 @@ async def _produce(
 
 
 class _Source:
-    """Hands out bodies, one to each who asks, until there are no more or somebody says stop."""
+    """Hands out message bodies, one for each call, until there are no more or a stop is requested."""
 
     def __init__(self, bodies: AsyncIterator[bytes], stop: StopRequest) -> None:
         self._bodies = bodies
@@ -153,7 +153,7 @@ class _Source:
 async def _send(
     producer: AsyncProducer, pattern: Message, source: _Source, outcome: Outcome, shown: Progress, as_json: bool
 ) -> None:
-    """One of several that send at the same time, each one message after another."""
+    """Send one message after another; several of these tasks run at the same time."""
     from dataclasses import replace
 
     from downrange.model.errors import MQError

@@ -1,4 +1,4 @@
-"""How far long work is: one line on standard error, rewritten in place, and only where somebody can see it."""
+"""The progress of long work: one line on standard error, rewritten in place, and only on a terminal."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Progress:
             sys.stderr.flush()
 
     def clear(self) -> None:
-        """Make room for other output."""
+        """Erase the line to make room for other output."""
         if self._has_line:
             self._has_line = False
             sys.stderr.write("\r\x1b[K")
@@ -49,7 +49,7 @@ class Progress:
 
 @contextmanager
 def progress(what: str, total: int | None = None, *, shares_terminal: bool = False) -> Iterator[Progress]:
-    """`shares_terminal`: the work itself writes to standard output, which must then be another place than this line."""
+    """Show the progress of a block, but with `shares_terminal` only if standard output is not a terminal."""
     is_shown = sys.stderr.isatty() and not (shares_terminal and sys.stdout.isatty())
     shown = Progress(what, total, is_shown)
     try:

@@ -1,6 +1,6 @@
-"""Which servers of this user run on this machine: a small file for each, so that `downrange shutdown` finds them.
+"""Small files, one for each server that this user runs on this machine, so that `downrange shutdown` finds them.
 
-A file names the process and when it started: a number that was given to another process since is never signalled.
+A file has the process id and the start time: a process that got the same id later is never signalled.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def directory() -> Path:
 
 @contextmanager
 def noted(role: str, address: str) -> Iterator[None]:
-    """Keep the note while the block runs. A directory that cannot be written costs only `downrange shutdown`."""
+    """Keep the file of a server while the block runs. Without a writable directory only `downrange shutdown` fails."""
     path = directory() / f"{role}-{address.rpartition(':')[2]}"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -44,7 +44,7 @@ def noted(role: str, address: str) -> Iterator[None]:
 
 
 def running(role: str) -> list[RunningServer]:
-    """The servers of this role; notes of dead processes are removed on the way."""
+    """The running servers of a role; files of dead processes are removed."""
     found = []
     for path in sorted(directory().glob(f"{role}-*")):
         try:
@@ -71,7 +71,7 @@ def stop(server: RunningServer, seconds: float) -> bool:
 
 
 def started(pid: int) -> str:
-    """When a process started, in the kernel's count; empty when it is gone or a zombie."""
+    """The start time of a process in clock ticks of the kernel; empty when it is gone or a zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

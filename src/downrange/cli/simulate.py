@@ -24,11 +24,11 @@ class StrategyChoice(StrEnum):
 
 
 def run(
-    producers: Annotated[int, typer.Option(help="Producers.")] = 2000,
-    brokers: Annotated[int, typer.Option(help="Brokers.")] = 200,
-    brokers_per_topic: Annotated[int, typer.Option(help="Brokers each topic lies on.")] = 8,
-    faulty: Annotated[int | None, typer.Option(help="Brokers the scenario befalls. [one in ten]")] = None,
-    rate: Annotated[float, typer.Option(help="Messages a second of one producer.")] = 2.0,
+    producers: Annotated[int, typer.Option(help="Number of producers.")] = 2000,
+    brokers: Annotated[int, typer.Option(help="Number of brokers.")] = 200,
+    brokers_per_topic: Annotated[int, typer.Option(help="Number of brokers that serve each topic.")] = 8,
+    faulty: Annotated[int | None, typer.Option(help="Number of brokers that fail. [one in ten]")] = None,
+    rate: Annotated[float, typer.Option(help="Messages that each producer sends a second.")] = 2.0,
     scenario: Annotated[
         str,
         typer.Option(
@@ -36,19 +36,19 @@ def run(
         ),
     ] = "crash",
     strategy: Annotated[StrategyChoice, typer.Option(help="Fault strategy.")] = StrategyChoice.ALL,
-    seconds: Annotated[float, typer.Option(help="Simulated time; the fault is from a sixth to a half of it.")] = 120.0,
-    send_timeout: Annotated[float, typer.Option(help="Time for a send with all its attempts, ms.")] = 3000.0,
-    attempt_timeout: Annotated[float, typer.Option(help="Limit of one attempt, ms; 0: none.")] = 1000.0,
+    seconds: Annotated[float, typer.Option(help="Simulated time; the fault lasts from 1/6 to 1/2 of it.")] = 120.0,
+    send_timeout: Annotated[float, typer.Option(help="Time limit of a send with all its attempts, ms.")] = 3000.0,
+    attempt_timeout: Annotated[float, typer.Option(help="Time limit of one attempt, ms; 0: none.")] = 1000.0,
     retries: Annotated[int, typer.Option(help="retryTimesWhenSendFailed.")] = 2,
     route_refresh: Annotated[float, typer.Option(help="Seconds between route look-ups.")] = 30.0,
     probes_refresh_route: Annotated[
-        bool, typer.Option(help="Probing a broker that the route has lost looks the route up again.")
+        bool, typer.Option(help="Look the route up again when a probed broker is no longer in it.")
     ] = True,
     seed: Annotated[int, typer.Option(help="The same seed gives the same run.")] = 1,
     json: Json = False,
 ) -> None:
     """Run fault strategies through failures of a simulated cluster and compare them."""
-    from downrange.client.fault import STRATEGIES
+    from downrange.client.producer.fault import STRATEGIES
     from downrange.simulation import SCENARIOS, Plan, simulate
 
     try:

@@ -1,4 +1,4 @@
-"""Spark under a command: started without its talk, ended in order, its errors told in one line."""
+"""Spark for a command: started without its own output, ended in order, its errors shown in one line."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def asked_rightly() -> Iterator[None]:
-    """Wrong input ends with exit code 2, and so does an installation without Spark."""
+    """Turn errors about wrong input, and about an installation without Spark, into a UsageError."""
     try:
         import pyarrow  # noqa: F401
         import pyspark  # noqa: F401
@@ -44,7 +44,7 @@ def asked_rightly() -> Iterator[None]:
 
 @contextmanager
 def spark_session(master: str | None) -> Iterator[SparkSession]:
-    """A Spark session that keeps its own talk off the terminal."""
+    """A Spark session that writes nothing to the terminal."""
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
         raise UsageError("Spark needs Java 17 or newer: install it, or set JAVA_HOME")
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
@@ -54,7 +54,7 @@ def spark_session(master: str | None) -> Iterator[SparkSession]:
     from downrange.spark.pipelines.errors import PipelineFailed
 
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
-        logging.getLogger(name).setLevel(logging.CRITICAL + 1)  # pages for what our one line says
+        logging.getLogger(name).setLevel(logging.CRITICAL + 1)  # it logs pages where we print one line
     try:
         with _quiet_start():
             spark = downrange.spark.session("downrange pipeline", master=master, log_level="OFF")
@@ -69,7 +69,7 @@ def spark_session(master: str | None) -> Iterator[SparkSession]:
 
 @contextmanager
 def _quiet_start() -> Iterator[None]:
-    """Spark's JVM greets on standard error before anybody can tell it not to; it keeps what it is started with."""
+    """Hide standard error while Spark's JVM starts: it prints before its log level can be set."""
     sys.stderr.flush()
     kept = os.dup(2)
     silence = os.open(os.devnull, os.O_WRONLY)
@@ -84,8 +84,8 @@ def _quiet_start() -> Iterator[None]:
 
 @contextmanager
 def stopped_by_signal() -> Iterator[threading.Event]:
-    """Set by the first Ctrl-C or SIGTERM; a second one ends the process at once."""
-    # No exception: it would come in the middle of what is said to the JVM.
+    """An event that the first Ctrl-C or SIGTERM sets; a second signal ends the process at once."""
+    # Not an exception: it could interrupt a conversation with the JVM.
     asked = threading.Event()
 
     def ask(*_: object) -> None:
@@ -103,7 +103,7 @@ def stopped_by_signal() -> Iterator[threading.Event]:
 
 @contextmanager
 def shown_progress(began: float) -> Iterator[Callable[[ArchiveProgress], None]]:
-    """How far the archive is: a line that is rewritten on a terminal, else a line for each new count."""
+    """Show the progress of an archive: one line that is rewritten on a terminal, else a line for each new count."""
     is_terminal = sys.stderr.isatty()
     last = 0
 

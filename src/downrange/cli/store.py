@@ -1,4 +1,4 @@
-"""`downrange store …`: look into a store directory, with or without a broker. Nothing is ever changed."""
+"""`downrange store …`: look into a store directory, whether a broker runs on it or not, without changing it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from downrange.store.check.directory import StoreDirectory
     from downrange.store.check.store_check import StoreReport
 
-app = command_family("Look into a store directory, running or not. Nothing is ever changed.")
+app = command_family("Look into a store directory, whether a broker runs on it or not. Nothing is ever changed.")
 
 Directory = Annotated[Path, typer.Argument(metavar="DIR", help="The store: storePathRootDir of the broker.")]
 ConfigFile = Annotated[
@@ -85,15 +85,15 @@ def cat(
     queue: Annotated[int | None, typer.Option("--queue", "-i", min=0, help="Only this queue of the topic.")] = None,
     start: Annotated[
         str | None,
-        typer.Option("--from", help="Offset in the log (with --queue: in the queue) or a time, to begin with."),
+        typer.Option("--from", help="Begin at this offset in the log (with --queue: in the queue), or at this time."),
     ] = None,
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="At most so many messages.")] = None,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="At most this many messages.")] = None,
     key: Annotated[str | None, typer.Option("--key", "-k", help="Only messages with this key or unique id.")] = None,
     body: Annotated[BodyForm | None, typer.Option("--body", help="Print whole bodies, in this form.")] = None,
     config_file: ConfigFile = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON document a line, with every field.")] = False,
 ) -> None:
-    """Print messages in the order of the log, or those of one queue."""
+    """Print messages in the order of the log, or the messages of one queue."""
     from downrange.store.check.message_source import MessageSource
 
     if queue is not None and topic is None:
@@ -107,7 +107,7 @@ def cat(
         for message in islice(found, limit):
             print(show(message, body))
         sys.stdout.flush()
-    except BrokenPipeError:  # whoever read this has seen enough
+    except BrokenPipeError:  # the reader has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if message is None:
         print("downrange: no messages", file=sys.stderr)
@@ -138,7 +138,7 @@ def _cannot_read(why: str) -> NoReturn:
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str, int, int], None]]:
-    """Bars on a terminal, silence elsewhere."""
+    """Show progress bars on a terminal, and nothing elsewhere."""
     if not sys.stderr.isatty():
         yield lambda what, done, total: None
         return
@@ -186,7 +186,7 @@ def _text_line(message: StoredMessage, form: BodyForm | None) -> str:
 
 
 def _preview(body: bytes) -> str:
-    """The beginning of a body on one line: as text if it is text."""
+    """The beginning of a body on one line, as text if the body is text."""
     shown = body.decode() if _is_text(body) else f"hex:{body[:_PREVIEW_CHARACTERS].hex()}"
     shown = "".join(one if one.isprintable() else " " for one in shown[: _PREVIEW_CHARACTERS + 1])
     return f"{shown[:_PREVIEW_CHARACTERS]}…" if len(shown) > _PREVIEW_CHARACTERS else shown
@@ -203,7 +203,7 @@ def _encoded(body: bytes, form: BodyForm) -> str:
 
 
 def _plain_body(message: StoredMessage) -> bytes:
-    """The body as it was sent; as it is stored where its compression is not known here."""
+    """The body as it was sent; as it is stored if its compression is unknown here."""
     from downrange.client.compression import plain_body
     from downrange.model.errors import MessageError
 

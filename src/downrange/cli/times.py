@@ -10,7 +10,7 @@ _FORMATS = ("%Y-%m-%d#%H:%M:%S:%f", "%Y-%m-%d#%H:%M:%S")
 
 
 def parse_time(text: str) -> int:
-    """Milliseconds since 1970 of a number, `2026-11-15 08:00`, `2026-11-15T08:00:00.5` or `2026-11-15#08:00:00:000`."""
+    """Read milliseconds, `2026-11-15 08:00`, `2026-11-15T08:00:00.5` or `2026-11-15#08:00:00:000`."""
     if is_number(text):
         return int(text)
     for form in _FORMATS:
@@ -25,7 +25,7 @@ def parse_time(text: str) -> int:
 
 
 def is_number(text: str) -> bool:
-    """Whether it counts something that has at most 64 bits."""
+    """Whether the text is a whole number of at most 64 bits."""
     return text.isascii() and text.isdigit() and len(text) < 19
 
 
@@ -34,7 +34,7 @@ def _millis(moment: datetime) -> int:
 
 
 def time_text(millis: int | None) -> str:
-    """`2026-11-15 08:41:59,823`, or nothing for no time; the number of what no calendar has, as in damaged records."""
+    """`2026-11-15 08:41:59,823`; empty for no time, a plain number if no calendar has it, as in damaged records."""
     if not millis or millis < 0:
         return ""
     try:

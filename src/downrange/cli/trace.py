@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from downrange.cli.asking import answer
-from downrange.cli.options import Json, Namesrv
+from downrange.cli.cluster_actions import asks
 from downrange.cli.output import Answer
 from downrange.cli.times import time_text
+from downrange.settings import camel_case
 
 if TYPE_CHECKING:
     from downrange.client.admin import Admin
@@ -19,24 +19,20 @@ if TYPE_CHECKING:
     from downrange.model.message import StoredMessage
 
 
-def run(
+@asks
+async def run(
+    admin: Admin,
     message_id: Annotated[str, typer.Argument(help="Message id: the unique id, or the offset id.")],
     topic: Annotated[str, typer.Option("--topic", "-t", help="Trace topic.")] = "RMQ_SYS_TRACE_TOPIC",
-    namesrv: Namesrv = None,
-    json: Json = False,
-) -> None:
-    """Draw the life of a message: sent, stored, consumed by which groups. Its clients must have written traces."""
-
-    async def action(admin: Admin) -> Answer:
-        trace = await _trace(admin, message_id, topic)
-        stored = await _stored(admin, trace)
-        return Answer(_document(trace, stored), ["\n".join(_lines(trace, stored))])
-
-    answer(namesrv, json, action)
+) -> Answer:
+    """Draw the life of a message: sent, stored, consumed by which groups. Needs clients that write traces."""
+    trace = await _trace(admin, message_id, topic)
+    stored = await _stored(admin, trace)
+    return Answer(_document(trace, stored), ["\n".join(_lines(trace, stored))])
 
 
 async def _trace(admin: Admin, message_id: str, topic: str) -> MessageTrace:
-    """By the id traces carry, which is the unique one; an offset id leads to it."""
+    """Find the trace of a message: traces carry its unique id, to which an offset id leads."""
     from downrange.client.errors import MessageNotFound, NoRoute
     from downrange.model.errors import MQError
 
@@ -44,7 +40,7 @@ async def _trace(admin: Admin, message_id: str, topic: str) -> MessageTrace:
         return await admin.messages.trace(message_id, topic)
     except NoRoute:
         raise MessageNotFound(
-            f"nobody has written a trace yet: there is no topic {topic}; clients write it only if told to"
+            f"no trace was written yet: there is no topic {topic}; clients write traces only if configured to"
         ) from None
     except MessageNotFound as missing:
         try:
@@ -57,7 +53,7 @@ async def _trace(admin: Admin, message_id: str, topic: str) -> MessageTrace:
 
 
 async def _stored(admin: Admin, trace: MessageTrace) -> StoredMessage | None:
-    """The message itself; None when nobody reported its topic, or it is too old to be there any more."""
+    """The message itself; None when no trace names its topic, or when it has expired."""
     from downrange.model.errors import MQError
 
     if not trace.sends:
@@ -93,11 +89,7 @@ def _document(trace: MessageTrace, stored: StoredMessage | None) -> dict[str, An
 
 
 def _row(part: Any) -> dict[str, Any]:
-    row: dict[str, Any] = {}
-    for name, value in asdict(part).items():
-        first, *rest = name.split("_")
-        row[first + "".join(map(str.capitalize, rest))] = getattr(value, "name", value)
-    return row
+    return {camel_case(name): getattr(value, "name", value) for name, value in asdict(part).items()}
 
 
 # --- for people

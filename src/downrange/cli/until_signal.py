@@ -1,4 +1,4 @@
-"""Work that ends early, but in order, when somebody says so: Ctrl-C or SIGTERM."""
+"""Work that ends early, but in order, on Ctrl-C or SIGTERM."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class StopRequest:
 
     def make(self) -> None:
         if self._asked.is_set():
-            os._exit(130)  # not sys.exit: a thread may be stuck in a write to a terminal that stands still
+            os._exit(130)  # not sys.exit, which would wait for a thread that is stuck in writing to a terminal
         self._asked.set()
 
     async def or_result(self, work: Awaitable[T]) -> T | None:

@@ -1,4 +1,4 @@
-"""The event loop that blocking clients run on: one thread for the whole process, there while anybody needs it."""
+"""The event loop that blocking clients run on: one thread for the whole process, as long as there are such clients."""
 
 from __future__ import annotations
 
@@ -15,66 +15,62 @@ T = TypeVar("T")
 
 
 class Cancellable(Protocol):
-    """Work under way, as far as a call needs it."""
+    """Work under way that can be stopped."""
 
     def cancel(self) -> object: ...
 
 
-class Call(Generic[T]):
-    """Something begun on the loop for a thread that waits. A lock is the cheapest thing to wait on.
+class WaitingThread(Generic[T]):
+    """A thread that waits for one answer, a result or an error. A lock is the cheapest thing to wait on.
 
-    Holds always: the thread goes on after the first of `set_result` and `set_exception`; each call gets exactly one.
+    Holds always: the answer is set at most once, and the thread is woken at most once.
     """
 
-    __slots__ = ("_begin", "_done", "_error", "_result", "_work")
+    __slots__ = ("_woken", "error", "is_answered", "is_woken", "result")
 
-    def __init__(self, begin: Callable[[Call[T]], Cancellable]) -> None:
-        self._begin = begin
-        self._done = threading.Lock()
-        self._done.acquire()
-        self._work: Cancellable | None = None
-        self._result: T
-        self._error: BaseException | None = None
+    def __init__(self) -> None:
+        self.is_answered = False
+        self.is_woken = False
+        self.result: T
+        self.error: BaseException | None = None
+        self._woken = threading.Lock()
+        self._woken.acquire()
 
-    def begin(self) -> None:
-        """On the loop's thread."""
-        try:
-            self._work = self._begin(self)
-        except BaseException as error:
-            self.set_exception(error)
+    def wait(self, seconds: float = threading.TIMEOUT_MAX) -> None:
+        """On the thread that waits."""
+        self._woken.acquire(timeout=min(seconds, threading.TIMEOUT_MAX))
+
+    def wake(self) -> None:
+        self.is_woken = True
+        self._woken.release()
+
+    def answer(self) -> T:
+        """The result that was set; raises the error that was set."""
+        if self.error is not None:
+            raise self.error
+        return self.result
+
+    # --- the Waiter of transport/outstanding.py -------------------------------------------------------------------
+
+    def done(self) -> bool:
+        return self.is_answered
 
     def set_result(self, result: T, /) -> None:
-        """On the loop's thread."""
-        self._result = result
-        self._done.release()
+        self.result = result
+        self.is_answered = True
+        self.wake()
 
     def set_exception(self, error: BaseException, /) -> None:
-        """On the loop's thread."""
-        self._error = error
-        self._done.release()
-
-    def cancel(self) -> None:
-        """On the loop's thread."""
-        if self._work is not None:
-            self._work.cancel()
-
-    def wait(self, background: BackgroundLoop) -> T:
-        try:
-            self._done.acquire()
-        except BaseException:  # Ctrl-C must not leave the work running behind our back
-            background.call_soon(self.cancel)
-            raise
-        if self._error is None:
-            return self._result
-        if isinstance(self._error, asyncio.CancelledError):
-            raise ClientClosed("the call was given up: its client was closed")
-        raise self._error
+        self.error = error
+        self.is_answered = True
+        self.wake()
 
 
 class BackgroundLoop:
     """A thread that runs an event loop. Made and ended by `hold` and `let_go` only.
 
-    Holds always: what `call_soon` took is run, also while the loop is being stopped, so that no thread waits for ever.
+    Holds always: a function that `call_soon` took is run, also while the loop is being stopped, so that no thread waits
+    for ever.
     """
 
     def __init__(self) -> None:
@@ -95,20 +91,39 @@ class BackgroundLoop:
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run `coroutine` on the loop and wait for its result. Any thread but the loop's own may call."""
         try:
-            return self.call(lambda call: self._loop.create_task(_tell(call, coroutine)))
+            return self.call(lambda waiting: self._loop.create_task(_tell(waiting, coroutine)))
         except ClientClosed:
-            coroutine.close()  # it never began, or has ended
+            coroutine.close()  # the coroutine never began, or has ended
             raise
 
-    def call(self, begin: Callable[[Call[T]], Cancellable]) -> T:
-        """Run `begin` on the loop and wait until it, or what it began, has told the call a result.
+    def call(self, begin: Callable[[WaitingThread[T]], Cancellable]) -> T:
+        """Run `begin` on the loop and wait until the work that it began sets a result or an error.
 
-        Any thread but the loop's own may call. `begin` returns what to cancel should the thread be interrupted.
+        Any thread but the loop's own may call. `begin` returns the work, to be cancelled if the thread is interrupted.
         """
         self.refuse_its_own_thread()
-        call = Call(begin)
-        self.call_soon(call.begin)
-        return call.wait(self)
+        waiting: WaitingThread[T] = WaitingThread()
+        work: list[Cancellable] = []
+
+        def start() -> None:
+            try:
+                work.append(begin(waiting))
+            except BaseException as error:
+                waiting.set_exception(error)
+
+        def cancel() -> None:
+            for each in work:
+                each.cancel()
+
+        self.call_soon(start)
+        try:
+            waiting.wait()
+        except BaseException:  # Ctrl-C must not leave the work running behind our back
+            self.call_soon(cancel)
+            raise
+        if isinstance(waiting.error, asyncio.CancelledError):
+            raise ClientClosed("the call was given up: its client was closed")
+        return waiting.answer()
 
     def refuse_its_own_thread(self) -> None:
         """Raise ClientClosed when called on the loop's thread."""
@@ -127,19 +142,19 @@ class BackgroundLoop:
         self._loop.run_forever()
         with self._gate:
             self._is_open = False
-        # Whoever came through the gate in time finds its client closed, and is told so.
+        # Calls that came through the gate in time find their client closed, and raise that.
         self._loop.run_until_complete(_finish_the_rest())
         self._loop.close()
 
 
-async def _tell(call: Call[T], coroutine: Coroutine[Any, Any, T]) -> None:
+async def _tell(waiting: WaitingThread[T], coroutine: Coroutine[Any, Any, T]) -> None:
     # The waiting thread goes on from here: a callback of the task would cost it another turn of the loop.
     try:
         result = await coroutine
     except BaseException as error:
-        call.set_exception(error)
+        waiting.set_exception(error)
     else:
-        call.set_result(result)
+        waiting.set_result(result)
 
 
 async def _finish_the_rest() -> None:
@@ -158,7 +173,7 @@ _inherited: Final[list[BackgroundLoop]] = []
 
 
 def open_client(opening: Coroutine[Any, Any, T]) -> tuple[BackgroundLoop, T]:
-    """Open a client on the loop of this process, which is started if need be. One that fails to open holds nothing."""
+    """Open a client on the loop of this process, which is started if need be and let go if opening fails."""
     background = hold()
     try:
         return background, background.run(opening)
@@ -168,7 +183,7 @@ def open_client(opening: Coroutine[Any, Any, T]) -> tuple[BackgroundLoop, T]:
 
 
 def close_client(background: BackgroundLoop, closing: Coroutine[Any, Any, object]) -> None:
-    """Close a client that `open_client` opened. Once for each; the loop ends with the last, also when closing fails."""
+    """Close a client that `open_client` opened, once. The loop ends with the last client, also when closing fails."""
     try:
         background.run(closing)
     finally:
@@ -186,7 +201,7 @@ def hold() -> BackgroundLoop:
 
 
 def let_go(background: BackgroundLoop) -> None:
-    """Stop the loop and its thread when nobody needs them any more."""
+    """Stop the loop and its thread after the last `hold` was answered."""
     global _current
     with _lock:
         background.users -= 1

@@ -1,4 +1,4 @@
-"""Tasks that run beside a client's calls, and end with it."""
+"""The background tasks of a client, which end with it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Broker processes as operators and routes name them."""
+"""Broker processes, by name, address and cluster."""
 
 from __future__ import annotations
 

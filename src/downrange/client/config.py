@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from downrange.client.compression import Compression, check_compression
-from downrange.client.fault import STRATEGIES, StrategyName
+from downrange.client.producer.fault import STRATEGIES, StrategyName
 from downrange.model.topics import AUTO_CREATE_TOPIC, TRACE_TOPIC, check_topic_name
 from downrange.settings import ConfigError, credentials, namesrv_addresses
 from downrange.transport.errors import ConnectFailed
@@ -23,14 +23,14 @@ class ClientConfig:
     connect_timeout_seconds: float = 3.0
     request_timeout_seconds: float = 5.0
     relay_timeout_seconds: float = 12.0
-    """For requests a broker hands on to a consumer; the broker itself gives up after 10 s."""
+    """The time-out of requests that a broker hands on to a consumer; the broker itself gives up after 10 s."""
     route_seconds: float = 30.0
     """How long a route is used before it is looked up again."""
     route_lock_seconds: float = 3.0
-    """How long to wait for somebody else who is looking up the same route."""
+    """How long to wait while another call looks up the same route."""
     heartbeat_seconds: float = 30.0
     access_key: str | None = None
-    """User of a cluster with access control: every request is signed with the secret key."""
+    """The user of a cluster with access control: every request is signed with the secret key."""
     secret_key: str | None = field(default=None, repr=False)
     security_token: str | None = field(default=None, repr=False)
 

@@ -17,8 +17,8 @@ from downrange.client.consumer.messages import ReceivedMessage
 from downrange.client.consumer.pull import PullConsumer, PullStatus
 from downrange.client.errors import NoRoute
 from downrange.client.message_document import message_document
-from downrange.client.producer import AsyncProducer
-from downrange.client.send_result import STATUS_OF_CODE
+from downrange.client.producer.producer import AsyncProducer
+from downrange.client.producer.send_result import STATUS_OF_CODE
 from downrange.client.session import Session
 from downrange.model import properties as names
 from downrange.model.errors import MQError
@@ -30,7 +30,7 @@ from downrange.protocol.command import request
 
 PRODUCER_GROUP = "TOOLS_PRODUCER"
 _COMPRESSION = int(SysFlag.COMPRESSED | SysFlag.ZLIB)
-# What belongs to the deliveries that failed; the message starts anew without it.
+# Properties of the deliveries that failed: a message that is sent again starts without them.
 _OF_THE_PAST = (
     names.DELAY,
     names.RECONSUME_TIME,
@@ -44,12 +44,12 @@ _OF_THE_PAST = (
 
 
 class DeadLettersUnreadable(NoRoute):
-    """There is a dead-letter topic, but nobody may read it, as 4.8 brokers make it."""
+    """The dead-letter topic may not be read: brokers of 4.8 create it so."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """One message a group gave up on: where it came from, and whether it was sent again."""
+    """One message a group gave up on: where the message came from, and whether it was sent again."""
 
     message: ReceivedMessage
     was_resent: bool
@@ -74,7 +74,7 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class Resent:
-    """What came of sending one dead letter again: the id it is stored under now, or the error."""
+    """The result of sending one dead letter again: its new message id, or the error."""
 
     letter: DeadLetter
     offset_message_id: str | None = None
@@ -179,7 +179,7 @@ class DeadLetters:
         try:
             route = await self._session.look_up_route(self.topic)
         except NoRoute:
-            await GroupAdmin(self._session).brokers_of(self.group)  # a group nobody knows is a mistake
+            await GroupAdmin(self._session).brokers_of(self.group)  # raises for a group that no broker knows
             return ()
         try:
             return await self._reader.queues(self.topic)
@@ -225,7 +225,7 @@ def _is_wanted(letter: DeadLetter, begin: int | None, end: int | None, message_i
 
 
 def _anew(letter: DeadLetter, topic: str) -> Message:
-    """The message as its producer could have sent it to `topic`."""
+    """The message to send to `topic`, as its producer would have made it."""
     message = letter.message
     properties = {
         name: value

@@ -1,4 +1,4 @@
-"""What can be wrong before a server has refused anything: nobody to ask, or nobody known to serve it.
+"""Errors of the client itself: a server that is not known or not reached, a call that cannot be made.
 
 ClientError
 ├── NoNameServer      no configured name server answers                                  retriable
@@ -28,11 +28,11 @@ from downrange.protocol.errors import BrokerError
 from downrange.transport.errors import RequestTimedOut, TransportError
 
 if TYPE_CHECKING:
-    from downrange.client.send_result import SendResult
+    from downrange.client.producer.send_result import SendResult
 
 
 class ClientCode(IntEnum):
-    """What a client's own errors carry where a broker's carry its response code. [ClientErrorCode]"""
+    """The codes of the client's own errors, in the place of a broker's response code. [ClientErrorCode]"""
 
     CONNECT_BROKER_EXCEPTION = 10001
     ACCESS_BROKER_TIMEOUT = 10002
@@ -42,7 +42,7 @@ class ClientCode(IntEnum):
 
 
 class ClientError(MQError):
-    """The client could not do what was asked; the text says what to do about it."""
+    """The client could not do what was asked; the text says how to help it."""
 
     code: int | None = None
 
@@ -105,13 +105,13 @@ class NotAssigned(ClientError):
 
 
 class CommitFailed(ClientError):
-    """Not every offset arrived at its broker; those that did not are committed with the next try."""
+    """Not every offset arrived at its broker; the next commit sends the missing ones again."""
 
     retriable = True
 
 
 class FailedAttempt(NamedTuple):
-    """One try of a send: where to, how long it took, what came of it."""
+    """One attempt to send: its queue, how long it took, and its error."""
 
     queue: MessageQueue
     cost_millis: float

@@ -1,7 +1,7 @@
-"""How often this process has forked itself off: tells a child from its parent.
+"""How many forks lie between this process and its first ancestor: tells a child of a fork from its parent.
 
-The process id tells the same, but asking for it is a system call, and so is asyncio.get_running_loop, which asks for it
-up to Python 3.11. Both take more time than choosing a queue.
+The process id would do, but reading it is a system call, which takes more time than choosing a queue.
+asyncio.get_running_loop reads it as well, up to Python 3.11.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What tells brokers that a client lives, and which groups it belongs to."""
+"""Heartbeats: they tell brokers that a client lives, and which groups it belongs to."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
-from downrange.client.outcomes import Outcomes, ask_each
+from downrange.client.per_server import PerServer, ask_each
 from downrange.clock import Clock
 from downrange.protocol.bodies.body import encode_body
 from downrange.protocol.bodies.groups import ConsumerData, HeartbeatData, ProducerData, UnregisterClientRequest
@@ -25,8 +25,8 @@ Ask = Callable[[str, Command, float], Awaitable[Command]]
 class Heartbeats:
     """The groups of one client and the beats that announce them: to masters, with consumers to slaves too.
 
-    One beat carries all groups of the client. `addresses(masters_only)` says whom the routes in use name; a broker that
-    appears there is told at once (`beat_soon`), the others every `period_seconds`. Used on the session's event loop.
+    One beat carries all groups of the client. `addresses(masters_only)` gives the brokers that the routes in use name:
+    a new one gets a beat at once (`beat_soon`), all of them every `period_seconds`. Used on the session's event loop.
     """
 
     def __init__(
@@ -68,14 +68,14 @@ class Heartbeats:
             await self._leave(header, masters_only=False)
 
     def beat_soon(self) -> None:
-        """Somebody joined or a broker appeared: do not wait for the next period."""
+        """Beat at once, because a group was joined or a broker appeared."""
         self._due.set()
 
-    async def beat(self) -> Outcomes[str, Command]:
+    async def beat(self) -> PerServer[str, Command]:
         """Tell every broker now."""
         self._due.clear()
         if not self._producers and not self._consumers:
-            return Outcomes()
+            return PerServer()
         body = encode_body(
             HeartbeatData(
                 client_id=self.client_id,
@@ -105,7 +105,7 @@ class Heartbeats:
         for address, error in outcomes.failed.items():
             log.info("unregister failed broker=%s reason=%s", address, error)
 
-    async def _tell(self, command: Command, masters_only: bool) -> Outcomes[str, Command]:
+    async def _tell(self, command: Command, masters_only: bool) -> PerServer[str, Command]:
         return await ask_each(
             self._addresses(masters_only),
             lambda address: self._ask(address, command, HEARTBEAT_TIMEOUT_SECONDS),

@@ -12,7 +12,7 @@ def message_document(message: ReceivedMessage) -> dict[str, Any]:
     """Everything about a message. A body that is not text stands in `bodyHex`, and `body` is null."""
     try:
         body = message.body
-    except MessageError:  # compressed in a way we cannot undo: better as it is than not at all
+    except MessageError:  # compressed with a library that is missing: the compressed body is better than none
         body = message.stored_body
     try:
         text: str | None = body.decode()

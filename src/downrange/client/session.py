@@ -16,7 +16,8 @@ from downrange.client.brokers import Broker, master_of, masters_of, reachable, s
 from downrange.client.config import ClientConfig
 from downrange.client.errors import BrokerNotFound, ClusterNotFound, NoNameServer, NoRoute
 from downrange.client.heartbeats import Heartbeats
-from downrange.client.outcomes import Outcomes, ask_each
+from downrange.client.per_server import PerServer, ask_each
+from downrange.client.producer.stored_reply import take_stored
 from downrange.client.signing import Signer
 from downrange.client.unique_id import local_address
 from downrange.clock import Clock, SystemClock
@@ -33,8 +34,8 @@ from downrange.protocol.command import Command, request
 from downrange.protocol.errors import TopicNotExist, broker_error
 from downrange.transport.connection import Connection
 from downrange.transport.errors import ConnectionLost, TransportError
-from downrange.transport.handler import Handler, LaterReply, refuse
 from downrange.transport.pool import Pool
+from downrange.transport.serving import CommandHandler, LaterReply, refuse, serve_commands
 
 if TYPE_CHECKING:
     from downrange.client.consumer.broker_requests import GroupMember
@@ -47,18 +48,18 @@ ONLY_SUCCESS: Collection[int] = (ResponseCode.SUCCESS,)
 
 
 class Session:
-    """What a process knows about a cluster: one name server that answers, the routes it gave, the connections made.
+    """A client's view of a cluster: the name server in use, the routes it gave, and the open connections.
 
-    An error reply becomes the exception of its code here and nowhere else (`accepted`). What brokers ask a client is
-    answered from `handlers`, to which producers and consumers add their codes. `start` begins what goes on for as long
-    as the session does: refreshing the routes that are followed, and heartbeats. Used on one event loop.
+    An error reply becomes the exception of its code here and nowhere else (`accepted`). Requests of
+    brokers are answered from `handlers`, to which producers and consumers add their codes. `start` begins the work in
+    the background: refreshing the routes that are followed, and heartbeats. Used on one event loop.
     """
 
     def __init__(
         self,
         config: ClientConfig,
         *,
-        handler: Handler = refuse,
+        handler: CommandHandler = refuse,
         clock: Clock | None = None,
         random_source: random.Random | None = None,
         instance_name: str | None = None,
@@ -67,7 +68,7 @@ class Session:
         self.config = config
         self.clock = clock or SystemClock()
         self.client_id = new_client_id() if instance_name is None else f"{local_address()}@{instance_name}"
-        self.handlers: dict[int, Handler] = {}
+        self.handlers: dict[int, CommandHandler] = {}
         self.members: dict[str, GroupMember] = {}
         """The consumers of this client by group; see consumer/broker_requests.py."""
         self.heartbeats = Heartbeats(
@@ -78,15 +79,17 @@ class Session:
         if config.access_key and config.secret_key:
             self._signer = Signer(config.access_key, config.secret_key, config.security_token)
         self.is_signing = self._signer is not None
-        self._pool = Pool(self._serve, connect_timeout=config.connect_timeout_seconds)
+        self._pool = Pool(
+            serve_commands(self._answer), read_replies=take_stored, connect_timeout=config.connect_timeout_seconds
+        )
         self.connection_known = self._pool.known
         # Clients that start together must not all load the first name server of the list.
         self._namesrvs = list(config.namesrv_addresses)
         (random_source or random.Random()).shuffle(self._namesrvs)  # noqa: S311  spreads load, guards nothing
         self._chosen = 0
         self._routes: dict[str, tuple[float, TopicRouteData]] = {}
-        self.route_seen = self._routes.get
-        """`known_route` with the time it was seen at; asked for every send, so without a function of ours."""
+        self.route_changes = 0
+        """Counts the changes of routes: anything derived from a route at another count may be out of date."""
         self._followed: dict[str, None] = {}  # a set that keeps its order
         self._looking_up: dict[str, asyncio.Lock] = {}
         self._refreshed: dict[str, float] = {}
@@ -116,7 +119,7 @@ class Session:
         await self._work.cancel()
         await self._pool.close()
 
-    def _serve(self, command: Command, connection: Connection) -> Command | LaterReply | None:
+    def _answer(self, command: Command, connection: Connection) -> Command | LaterReply | None:
         return self.handlers.get(command.code, self._other_requests)(command, connection)
 
     # --- asking ---------------------------------------------------------------------------------------------------
@@ -169,39 +172,39 @@ class Session:
         )
 
     async def _ask_over_live_connection(self, address: str, command: Command) -> Command:
-        """A connection kept since the last question may have died unnoticed: losing it says nothing of the server.
+        """Ask again over a new connection if a kept one was lost: it may have died unnoticed, with the server well.
 
-        Only for questions that may be asked twice, as all of `ask_namesrv` are.
+        Only for requests that may be sent twice, as all of `ask_namesrv` are.
         """
         try:
             return await self.invoke(address, command)
         except ConnectionLost:
             return await self.invoke(address, command)
 
-    async def ask_every_namesrv(self, ask: Callable[[str], Awaitable[T]]) -> Outcomes[str, T]:
-        """Name servers know nothing of each other: what is written must be written to each."""
+    async def ask_every_namesrv(self, ask: Callable[[str], Awaitable[T]]) -> PerServer[str, T]:
+        """Ask each name server: they know nothing of each other, so every change must be sent to all."""
         return await ask_each(self.config.namesrv_addresses, ask)
 
     # --- routes ---------------------------------------------------------------------------------------------------
 
     async def route(self, topic: str) -> TopicRouteData:
-        """Who serves `topic`, as known or, when that is too old, as looked up."""
+        """The route of `topic`: the known one, or a fresh one when that is older than `route_seconds`."""
         known = self._routes.get(topic)
         if known is not None and self.clock.monotonic() - known[0] < self.config.route_seconds:
             return known[1]
         return await self.look_up_route(topic)
 
     async def look_up_route(self, topic: str) -> TopicRouteData:
-        """Who serves `topic` now; raises NoRoute."""
+        """The route of `topic`, asked from a name server; raises NoRoute."""
         command = request(
             RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRouteInfoRequest(topic, accept_standard_json_only=True)
         )
         try:
             reply = await self.ask_namesrv(command)
         except TopicNotExist:
-            # A name server that has just started knows no topics yet: those we work with keep their last route.
-            if topic not in self._followed:
-                self._routes.pop(topic, None)
+            # A name server that has just started knows no topics yet: followed topics keep their last route.
+            if topic not in self._followed and self._routes.pop(topic, None) is not None:
+                self.route_changes += 1
             raise NoRoute(topic, f"no broker serves the topic {topic}, says name server {self.namesrv}") from None
         route = decode_body(TopicRouteData, reply.body_bytes)
         self._store_route(topic, route)
@@ -219,8 +222,8 @@ class Session:
     ) -> TopicRouteData:
         """The route of a topic this client works with; from now on it is looked up again every `route_seconds`.
 
-        `otherwise` gives the route to go on with when nobody serves the topic yet. Of those who ask at the same time,
-        one looks it up and the others wait for its answer, no longer than `route_lock_seconds`.
+        `otherwise` gives the route to use when no broker serves the topic yet. Of several calls at the same time one
+        looks the route up, and the others wait for its answer, no longer than `route_lock_seconds`.
         """
         self._followed.setdefault(topic, None)
         lock = self._looking_up.setdefault(topic, asyncio.Lock())
@@ -252,14 +255,14 @@ class Session:
             lock.release()
 
     def refresh_soon(self, topic: str) -> None:
-        """A broker did not answer as its route promised: look the route up in the background, once a second at most."""
+        """Look a route up in the background, because a broker failed; once a second at most."""
         now = self.clock.monotonic()
         if self._is_started and now - self._refreshed.get(topic, float("-inf")) >= 1:
             self._refreshed[topic] = now
             self._work.start(self._refresh(topic), f"route of {topic}")
 
     async def refresh_followed(self) -> None:
-        """Look up all topics this client works with, and let go of brokers that no route names any more."""
+        """Look up all followed topics, and disconnect from brokers that no route names any more."""
         for topic in list(self._followed):
             await self._refresh(topic)
         self._drop_offline_brokers()
@@ -277,9 +280,12 @@ class Session:
 
     def _store_route(self, topic: str, route: TopicRouteData) -> None:
         known = self._routes.get(topic)
-        if known is not None and known[1] == route:
+        is_same = known is not None and known[1] == route
+        if known is not None and is_same:
             route = known[1]  # the same object: what was derived from it stays valid
         self._routes[topic] = (self.clock.monotonic(), route)
+        if not is_same:
+            self.route_changes += 1
         addresses = {address for data in route.broker_datas for address in data.broker_addrs.values()}
         if topic in self._followed and not addresses <= self._addresses:
             self._addresses |= addresses
@@ -323,7 +329,7 @@ class Session:
         ]
 
     async def masters(self, cluster: str | None = None) -> list[Broker]:
-        """The master of every broker name. One that is down stands there without an address: asking it fails."""
+        """The master of every broker name. A master that is down has no address, and asking it fails."""
         return masters_of(await self.brokers(cluster))
 
     async def masters_of_topic(self, topic: str) -> list[Broker]:
@@ -342,7 +348,7 @@ class Session:
 
 
 def accepted(reply: Command, accept: Collection[int]) -> Command:
-    """The reply, or the BrokerError of its code: the one door where reply codes become errors."""
+    """The reply; raises the BrokerError of its code. Reply codes become errors here and nowhere else."""
     if reply.code not in accept:
         raise broker_error(reply.code, reply.remark)
     return reply

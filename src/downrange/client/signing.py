@@ -36,7 +36,7 @@ class Signer:
         return f"<Signer {self.access_key}>"
 
     def sign(self, command: Command) -> Command:
-        """The same request with the user's name and signature."""
+        """A copy of the request with the user's name and signature."""
         fields = {**command.ext_fields, ACCESS_KEY: self.access_key}
         if self._token is not None:
             fields[SECURITY_TOKEN] = self._token

@@ -24,7 +24,7 @@ DEFAULT_REGION: Final = "DefaultRegion"
 
 
 class MessageType(IntEnum):
-    """Of a message that was sent, as entries number it."""
+    """The type of a sent message, as entries number it."""
 
     NORMAL = 0
     HALF = 1
@@ -85,7 +85,7 @@ def encode_sub_before(
     retry_times: int,
     keys: str | None,
 ) -> str:
-    """The entry of one message a callback is about to get. What one call gets has one `request_id`."""
+    """The entry of one message that a callback is about to get. All messages of one call have one `request_id`."""
     return _entry("SubBefore", timestamp, region_id, group, request_id, message_id, retry_times, keys)
 
 

@@ -1,4 +1,4 @@
-"""What the trace topic tells about one message: who sent it, how its transaction ended, who consumed it and how often.
+"""The traces of one message: its sending, the end of its transaction, and its deliveries to consumers.
 
 Reads the entries of 4.x and 5.x clients (client/trace.py has their fields). Entries of a kind or length unknown here
 are passed over: newer clients may add some.
@@ -36,7 +36,7 @@ class TracedSend:
 
 @dataclass(frozen=True, slots=True)
 class TracedTransaction:
-    """A producer told a broker how a transaction ended; `from_check` when it had been asked."""
+    """The end of a transaction as a producer told it; `from_check` when the broker had asked."""
 
     timestamp: int
     group: str
@@ -48,7 +48,7 @@ class TracedTransaction:
 
 @dataclass(frozen=True, slots=True)
 class TracedDelivery:
-    """One call of a consumer's callback. Without `success` it has not ended, as far as is known."""
+    """One call of a consumer's callback. `success` is None when no trace says that the call has ended."""
 
     timestamp: int
     group: str
@@ -120,7 +120,7 @@ class _Entry:
 
 
 def trace_of(message_id: str, reports: Iterable[tuple[str, str]]) -> MessageTrace:
-    """What `reports` (body of a trace message, host it came from) say about one message."""
+    """The trace of one message out of `reports`: pairs of a trace message's body and the host that sent it."""
     entries = list(_entries(reports))
     return MessageTrace(
         message_id,
@@ -182,7 +182,7 @@ def _deliveries(message_id: str, entries: Sequence[_Entry]) -> Iterator[TracedDe
             begun = (entry.number(1), entry.word(3), entry.host, entry.number(6))
             end = ends.pop(entry.fields[4], None)
             yield TracedDelivery(*begun) if end is None else TracedDelivery(*begun, *_end(end))
-    for end in ends.values():  # their beginnings are not reported, or not yet
+    for end in ends.values():  # calls whose begin was not traced, or is not stored yet
         if len(end.fields) >= 9:
             yield TracedDelivery(end.number(7) - end.number(3), end.word(8), end.host, None, *_end(end))
 

@@ -1,4 +1,4 @@
-"""Traces of what a client did, written to the trace topic in the background. Encoding: client/trace.py."""
+"""Traces of sends and deliveries, written to the trace topic in the background. Encoding: client/trace.py."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Final, NamedTuple
 
-from downrange.client.hooks import SendContext
 from downrange.client.namespace import unwrap
-from downrange.client.retry import SendKind
+from downrange.client.producer.hooks import SendContext
+from downrange.client.producer.retry import SendKind
 from downrange.client.trace import DEFAULT_REGION, encode_end_transaction, encode_pub
 from downrange.clock import Clock
 from downrange.model.errors import MQError
@@ -33,7 +33,7 @@ class _Report(NamedTuple):
 
 
 class TraceWriter:
-    """Reports what a client did, some at a time; for producers it is a send hook.
+    """Writes trace entries, several in one message; for producers it is a send hook.
 
     Holds always: it never makes a send or a callback fail or wait. What cannot be written, or comes faster than it can
     be, is dropped with a warning. Made on the client's event loop; `add` may be called from any thread.
@@ -60,7 +60,7 @@ class TraceWriter:
         return f"<TraceWriter {self._topic} waiting={len(self._waiting)} dropped={self._dropped}>"
 
     def before_send(self, context: SendContext) -> None:
-        """A trace tells what came of a send."""
+        """Nothing is traced before the attempt has ended."""
 
     def after_send(self, context: SendContext) -> None:
         if context.kind is SendKind.ONEWAY or not context.results or not context.trace_on:
@@ -93,7 +93,7 @@ class TraceWriter:
         state: str,
         from_check: bool,
     ) -> None:
-        """A broker was told how a transaction ended; `state` as RocketMQ names it: COMMIT_MESSAGE, …"""
+        """Trace the end of a transaction; `state` is RocketMQ's name for it: COMMIT_MESSAGE, …"""
         text = encode_end_transaction(
             timestamp=self._clock.now(),
             group=group,
@@ -109,7 +109,7 @@ class TraceWriter:
         self.add(text, message_id, keys)
 
     def add(self, text: str, message_id: str, keys: str | None) -> None:
-        """Have an entry written; it will be found by the message's id and by each of its keys."""
+        """Write an entry soon, to be found by the message's id and by each of its keys."""
         if len(self._waiting) >= MAX_WAITING:
             self._dropped += 1
             return
@@ -120,7 +120,7 @@ class TraceWriter:
                 self._loop.call_soon_threadsafe(self._has_work.set)
 
     async def flush(self) -> None:
-        """Write everything that waits."""
+        """Write all waiting entries."""
         self._has_work.clear()
         if self._dropped:
             log.warning("traces dropped count=%d reason=they come faster than they can be written", self._dropped)
@@ -132,7 +132,7 @@ class TraceWriter:
                 log.warning("trace not written topic=%s reason=%s", self._topic, error)
 
     async def close(self) -> None:
-        """Write what waits, then stop."""
+        """Write all waiting entries, then stop."""
         self._task.cancel()
         await asyncio.wait([self._task])
         await self.flush()

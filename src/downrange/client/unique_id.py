@@ -7,12 +7,25 @@ import os
 import random
 import socket
 import time
-from typing import Final
+from collections.abc import Callable
+from typing import Final, NamedTuple
 
 from downrange.clock import Clock
 
 _MILLIS: Final = 0xFFFFFFFF
 _COUNTER: Final = 0xFFFF
+
+
+class IdMonth(NamedTuple):
+    """The ids of one month. A compiled step reads the fields by position."""
+
+    prefix: str
+    """The first 20 digits of all ids."""
+    start: int
+    end: int
+    next_number: Callable[[], int]
+    stem: Callable[[int], str]
+    """`UniqueIds.stem`, for a message that is born in another month."""
 
 
 class UniqueIds:
@@ -26,27 +39,25 @@ class UniqueIds:
         self._now = clock.now
         address = socket.inet_aton(host or local_address())
         process = (os.getpid() if process_id is None else process_id) & 0xFFFF
-        # Java takes the hash of a class loader here: any number that differs between processes of one id does.
+        # Java takes the hash of a class loader here; any number does that differs between processes with the same pid.
         constant = random.getrandbits(32)
-        self._prefix = (address + process.to_bytes(2, "big") + constant.to_bytes(4, "big")).hex().upper()
-        self.number = itertools.count().__next__  # no two threads get the same
-        self.month = self._prefix, 0, 0
-        """What all ids of the current month begin with, when it begins and when it ends."""
+        prefix = (address + process.to_bytes(2, "big") + constant.to_bytes(4, "big")).hex().upper()
+        self.next_number = itertools.count().__next__  # no two threads get the same
+        self.month = IdMonth(prefix, 0, 0, self.next_number, self.stem)
         # All but the counter is the same for every message of a millisecond.
         self._stem = -1, ""
 
     def next(self) -> str:
-        return f"{self.stem(self._now())}{self.number() & _COUNTER:04X}"
+        return f"{self.stem(self._now())}{self.next_number() & _COUNTER:04X}"
 
     def stem(self, now: int) -> str:
-        """An id made now, without the last four digits, which are those of a `number`."""
+        """The id of a message born at `now`, but for the last four digits, which are those of a `next_number`."""
         millis, stem = self._stem
         if now != millis:
-            _, start, end = self.month
-            if not start <= now < end:
+            if not self.month.start <= now < self.month.end:
                 start, end = month_around(now)
-                self.month = self._prefix, start, end
-            stem = f"{self._prefix}{(now - start) & _MILLIS:08X}"
+                self.month = self.month._replace(start=start, end=end)
+            stem = f"{self.month.prefix}{(now - self.month.start) & _MILLIS:08X}"
             self._stem = now, stem
         return stem
 

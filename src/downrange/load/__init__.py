@@ -1,11 +1,11 @@
-"""The load generator: pre-encoded frames over plain sockets, driven by one thread that is not the bottleneck.
+"""The load generator: one thread sends pre-encoded frames over plain sockets, so that it is not the bottleneck.
 
     target = run(find_target(topic="bench", queues=4, broker="127.0.0.1:10911"))    target.py
-    report = send_load(target, SendPlan(size=128))    sending.py: as fast as it goes, or at a rate
+    report = send_load(target, SendPlan(size=128))    sending.py: as fast as possible, or at a rate
     report = pull_load(target, PullPlan())            pulling.py: drain a backlog
     report = end_to_end(target, SendPlan(rate=500))   end_to_end.py: from when a message is due until a puller has it
 
-Nothing but the remoting protocol is spoken: any RocketMQ-compatible broker can be measured.
+It speaks only the remoting protocol, so that any RocketMQ-compatible broker can be measured.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Many connections to one broker, read and written together.
 
-With one request on its way on each of many connections, reading and writing each of them alone takes the generator
-longer than the broker takes for the request. What limits the rate would be the generator.
+With one request under way on each of many connections, reading and writing each of them alone takes the generator
+longer than the broker needs for the request, so that the generator would limit the rate.
 """
 
 from __future__ import annotations
@@ -17,35 +17,34 @@ from downrange.transport.errors import ConnectionLost
 
 
 class Member(steps.Socket):
-    """One connection, and what is unfinished on it."""
+    """One connection, and the incomplete frame on it."""
 
     __slots__ = ("connected", "unread", "unsent")
 
     def __init__(self, connected: socket.socket) -> None:
         self.connected = connected
         self.descriptor = connected.fileno()
-        self.host = b""
-        self.is_between_frames = True
+        self.is_gathered = True
         self.unread = b""
         self.unsent = b""
 
     def whole_frames(self, data: bytes) -> tuple[bytes, int]:
-        """All that have come whole by now, and how many; the rest waits for what comes next."""
+        """The complete frames so far, and their number; an incomplete one is kept for the next call."""
         data = self.unread + data
         at = count = 0
         while len(data) - at >= 4 and (end := at + 4 + int.from_bytes(data[at : at + 4], "big")) <= len(data):
             at = end
             count += 1
         self.unread = data[at:]
-        self.is_between_frames = not self.unread
+        self.is_gathered = not self.unread
         return data[:at], count
 
 
 class Crowd(Closing):
     """A `Wire` of many connections, for a closed loop; `with` closes them. Needs the compiled module.
 
-    Holds always: each connection is written as many frames as replies were read from it, `outstanding` at first.
-    Replies that are read together count as having come at once, frames that are written together as written at once.
+    Holds always: each connection gets a frame for every reply read from it, and `outstanding` frames at first.
+    Replies that are read together, and frames that are written together, have the same time.
     """
 
     def __init__(self, address: str, count: int, outstanding: int) -> None:
@@ -65,11 +64,11 @@ class Crowd(Closing):
         self.all = [self]
 
     def wait(self, seconds: float) -> list[Crowd]:
-        """Itself if there is something to read, `seconds` from now at the latest."""
+        """Wait for at most `seconds`; a list with this object if there is something to read, else an empty list."""
         return self.all if self._poll.poll(seconds * 1000) else []
 
     def read(self) -> bytes:
-        """Whole replies of any connections."""
+        """Complete replies of all connections."""
         received = self._watched.receive_joined()
         if received is None:
             return b""
@@ -90,7 +89,7 @@ class Crowd(Closing):
         return replies
 
     def write(self, frames: memoryview) -> None:
-        """Frames of one length, each for the connection whose turn it is."""
+        """Write frames of one length, each to the next connection in turn."""
         count = len(frames) // (4 + int.from_bytes(frames[:4], "big"))
         members, self._next = self._next[:count], self._next[count:]
         for member, rest in steps.send_frames(members, frames):

@@ -1,7 +1,7 @@
-"""From the moment a message is due until a puller has it: an open loop with one producer and one long-polling puller.
+"""Measures the time from when a message is due until a puller has it, with one producer and one long-polling puller.
 
-Latency counts from when a message was due, not from when it could be sent: a broker that stands still for a while
-delays all messages of that while, and they all count.
+Latency counts from when a message was due, not from when it could be sent: if a broker stands still for a while, the
+delay of all messages that were due in this time counts.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from downrange.transport.errors import RequestTimedOut
 _HOLD_MILLIS: Final = 15_000
 _PULLED_AT_ONCE: Final = 32
 _LONG_HOSTS: Final = int(SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6)
-# A record with IPv4 hosts: its size, the last byte of sysFlag, what its body begins with.
+# A record with IPv4 hosts: its size, the last byte of sysFlag, the number at the beginning of its body.
 _RECORD: Final = struct.Struct(f">i35xB48x{NUMBER_WIDTH}s")
 _LONG_HOST: Final = 12
 _NOTHING_YET: Final = frozenset(
@@ -42,7 +42,7 @@ _NOTHING_YET: Final = frozenset(
 
 
 class Puller:
-    """One held pull for each queue, on one connection. `due` says which numbers are awaited, and since when."""
+    """One waiting pull for each queue, on one connection. `due` has the awaited numbers and when they were due."""
 
     def __init__(self, target: Target, plan: SendPlan, link: Link) -> None:
         self._link = link
@@ -59,7 +59,7 @@ class Puller:
         self._pull(self._offsets)
 
     def forget(self, number: bytes) -> None:
-        """This one will not come. If it does nevertheless, it does not count."""
+        """Do not wait for this message any more; if it arrives nevertheless, it does not count."""
         self.due.pop(number, None)
 
     def receive(self) -> None:
@@ -83,7 +83,7 @@ class Puller:
             self._pull(answered)
 
     def _pull(self, queue_ids: Iterable[int]) -> None:
-        """All in one write, as clients do whose replies came together."""
+        """Send the pulls of these queues in one write, as clients do after replies that arrive together."""
         frame, offsets = self._requests.frame, self._offsets
         self._link.write(
             b"".join(frame(queue_id + 1, queue_id, offsets[queue_id], _PULLED_AT_ONCE) for queue_id in queue_ids)
@@ -91,20 +91,18 @@ class Puller:
 
     def _found(self, body: bytes) -> None:
         now = time.monotonic_ns()
-        moments: list[int] = []
         at = 0
         take, read = self.due.pop, _RECORD.unpack_from
-        while len(body) - at >= _RECORD.size:  # none of ours is shorter
+        while len(body) - at >= _RECORD.size:  # no record of this load is shorter
             size, flags, number = read(body, at)
             if flags & _LONG_HOSTS:
                 start = at + _RECORD.size + _LONG_HOST * (flags & _LONG_HOSTS).bit_count()
                 number = body[start - NUMBER_WIDTH : start]
             moment = take(number, None)
-            if moment is not None:  # else: the first message, which only tried the connection, or somebody else's
-                moments.append(moment)
+            if moment is not None:  # None for the first message, which only tests the connection, and for strange ones
+                self.latency.record(now - moment)
+                self.messages += 1
             at += size
-        self.latency.record_since(moments, now)
-        self.messages += len(moments)
 
 
 def end_to_end(target: Target, plan: SendPlan) -> LoadReport:
@@ -127,7 +125,7 @@ def end_to_end(target: Target, plan: SendPlan) -> LoadReport:
             if measured.ended is None:
                 room = sender.frames.most_outstanding - max(len(sender.outstanding), len(puller.due))
                 sender.send_due(producing, schedule.due(now, room), puller.due.update)
-                if room > 0:  # else it is for the broker to make room
+                if room > 0:  # else the broker has to answer first
                     wait = schedule.next_due - time.monotonic()
             seen = sender.messages + puller.messages
             for link in links.wait(min(wait, 0.1)):

@@ -1,9 +1,9 @@
-"""Send requests of one length in one buffer, so that "send k more" is one slice and one write.
+"""A ring buffer of send requests of one length, of which any number can be sent with one slice and one write.
 
-A frame is encoded once, by the codec everybody uses, with marks where frames differ; it is repeated, and the marks are
-filled in column by column: a column (one byte of every frame) is one strided assignment. The buffer is used in a ring.
-When a part of it comes round again, its frames get the next generation number and the time, so that no two messages of
-a run have the same unique key, key or body.
+A frame is encoded once, by the ordinary codec, with marks where frames differ; it is repeated, and the marks are
+filled in column by column: a column (one byte of every frame) is one strided assignment. When a part of the ring is
+used again, its frames get the next generation number and the time, so that no two messages of a run have the same
+unique key, key or body.
 
 With several topics each frame goes to a random one, and to a random queue of it; no queue is left out.
 """
@@ -32,15 +32,15 @@ _TOPIC: Final = b"^" * TOPIC_DIGITS
 _TIME: Final = 1_111_111_111_111  # as many digits as the milliseconds of this century have
 _LEAST_FRAMES: Final = 1024
 _MOST_FRAMES: Final = 16_384
-_WANTED_BYTES: Final = 4 << 20  # what stays in the processor's cache is sent faster
+_WANTED_BYTES: Final = 4 << 20  # a ring that fits the processor's cache is sent faster
 _PARTS: Final = 4
 
 
 class SendFrames:
     """The ring of frames.
 
-    Holds always: frames taken less than three quarters of the ring ago are not touched, so as long as no more than
-    `most_outstanding` are on their way, what a socket still has to write stays as it is.
+    Holds always: the last three quarters of the ring that were taken are not changed. So with at most
+    `most_outstanding` frames under way, bytes that a socket still has to write do not change.
     """
 
     def __init__(self, plan: SendPlan, topic: str, queues: int, broker_name: str = "", topics: int = 1) -> None:
@@ -59,7 +59,7 @@ class SendFrames:
         self._generations = itertools.count(1)
         self._generation_at = [found.start() for found in re.finditer(re.escape(_GENERATION), template)]
         self._time_at = template.index(b"%d" % _TIME)
-        self._stamps = [(_GENERATION, b"%d" % _TIME)] * _PARTS  # what each part has now
+        self._stamps = [(_GENERATION, b"%d" % _TIME)] * _PARTS  # generation and time of each part
         self._numbers = [_NUMBER_FORMAT % number for number in range(self.count)]
         for found in re.finditer(re.escape(_NUMBER), template):
             self._fill(found.start(), self._numbers)
@@ -75,7 +75,7 @@ class SendFrames:
             self._fill(8 + 5, [opaque.to_bytes(4, "big") for opaque in opaques])
 
     def take(self, wanted: int) -> tuple[int, int]:
-        """The next frames, no more than wanted, at least one: `first` and `end` of `slice`."""
+        """Take the next frames, at least one and at most `wanted`: `first` and `end` for `slice`."""
         first = self._next
         end = self._next = min(first + wanted, self.count)
         while self._renew_at < end:
@@ -89,7 +89,7 @@ class SendFrames:
         return self._view[first * self.frame_size : end * self.frame_size]
 
     def body_numbers(self, first: int, end: int) -> list[bytes]:
-        """What the bodies of frames taken just now begin with: no other message of this run has the same."""
+        """The numbers at the beginning of the bodies of frames just taken, which are unique in this run."""
         numbers: list[bytes] = []
         while first < end:
             part = first // self._part
@@ -100,7 +100,7 @@ class SendFrames:
         return numbers
 
     def _renew(self, part: int) -> None:
-        """The next generation for one part of the ring."""
+        """Give one part of the ring the next generation number."""
         old_generation, old_time = self._stamps[part]
         generation = b"%04X" % (next(self._generations) & 0xFFFF)
         now = b"%d" % (time.time_ns() // 1_000_000)
@@ -117,7 +117,7 @@ class SendFrames:
                 self._buffer[first + place : end : self.frame_size] = bytes([after]) * self._part
 
     def _fill(self, at: int, texts: list[bytes]) -> None:
-        """A text for each frame, all of one length."""
+        """Put a text into each frame; all texts have one length."""
         width = len(texts[0])
         joined = b"".join(texts)
         for place in range(width):
@@ -128,7 +128,7 @@ def _template(plan: SendPlan, topic: str, broker_name: str) -> bytes:
     random_bytes = random.Random(plan.size)  # noqa: S311  a body, not a secret
     run = f"{random.getrandbits(64):016X}"
     number = (_GENERATION + _NUMBER).decode()
-    # A batch of messages with equal numbers would not be unique: each has its place in the batch, too.
+    # The messages of a batch have one number; their place in the batch makes them unique.
     entries = []
     for place in range(plan.batch):
         unique = f"{run}{place:06X}{number}"
@@ -158,7 +158,7 @@ def _template(plan: SendPlan, topic: str, broker_name: str) -> bytes:
 
 
 def _places(count: int, topics: int, queues: int) -> list[tuple[int, int]]:
-    """The number of a topic and a queue for each frame: of one topic all queues in turn, of many any, in any order."""
+    """Topic and queue numbers for all frames: the queues of a single topic in turn; of many topics, random ones."""
     every = [(number, queue_id) for number in range(1, topics + 1) for queue_id in range(queues)]
     if topics == 1:
         return [every[number % queues] for number in range(count)]

@@ -1,8 +1,7 @@
-"""Latencies by the thousand: counts in buckets whose width grows with the value."""
+"""A histogram for many latencies: counts in buckets whose width grows with the value."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
 _PRECISION_BITS: Final = 7  # buckets are at most 1/64 of their value wide
@@ -11,12 +10,10 @@ _LONGEST: Final = (1 << 63) - 1  # 292 years
 
 
 class Histogram:
-    """How often which latency was seen, in nanoseconds, each to within 1.6 per cent; the largest is kept exactly.
+    """Counts of latencies in nanoseconds, with an error of at most 1.6 per cent; the largest is kept exactly.
 
-    One thread records.
+    For one thread.
     """
-
-    __slots__ = ("_counts", "count", "largest", "total")
 
     def __init__(self) -> None:
         self._counts = [0] * (_bucket(_LONGEST) + 1)
@@ -33,21 +30,8 @@ class Histogram:
         self._counts[_bucket(nanos)] += times
         self.count += times
         self.total += nanos * times
-        if nanos > self.largest:  # for every message: `max` takes twice as long
+        if nanos > self.largest:  # called for every message: `max` takes twice as long
             self.largest = nanos
-
-    def record_since(self, moments: Sequence[int], now: int) -> None:
-        """`record` for what began at each of these moments and ended now; in half the time."""
-        if not moments:
-            return
-        latencies = [now - moment if moment < now else 0 for moment in moments]
-        counts = self._counts
-        for nanos in latencies:
-            shift = nanos.bit_length() - _PRECISION_BITS  # `_bucket`, written out
-            counts[nanos if shift <= 0 else shift * _LINEAR + (nanos >> shift)] += 1
-        self.count += len(latencies)
-        self.total += sum(latencies)
-        self.largest = max(self.largest, max(latencies))
 
     @property
     def mean(self) -> float:
@@ -65,7 +49,7 @@ class Histogram:
 
 
 def _bucket(nanos: int) -> int:
-    """Small values have buckets of their own; above, each doubling has 64."""
+    """The bucket of a value: each small value has its own; above, each power of two has 64."""
     shift = nanos.bit_length() - _PRECISION_BITS
     return nanos if shift <= 0 else shift * _LINEAR + (nanos >> shift)
 

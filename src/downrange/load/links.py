@@ -1,6 +1,6 @@
-"""Plain sockets to one broker and the thread that waits for them.
+"""Plain sockets to one broker, and waiting for them.
 
-An event loop would do as well but for one thing: it counts time in milliseconds, and an open loop must not be late.
+Not an event loop, because it counts time in milliseconds, and messages that are due must not be sent late.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
-from types import TracebackType
 from typing import Final, Protocol, Self
 
 from downrange.transport.errors import ConnectFailed, ConnectionLost, RequestTimedOut
@@ -21,10 +20,10 @@ from downrange.transport.pool import split_address
 _READ_AT_ONCE: Final = 1 << 18
 _LONG_SECONDS: Final = 0.1
 _WAKING_SECONDS: Final = 0.0002
-"""Who sleeps until some moment wakes up later, by less than this if the machine is quiet: the rest is spent awake."""
+"""A thread that sleeps wakes up late, by less than this on a quiet machine: it stays awake for the last moments."""
 _CONNECT_SECONDS: Final = 3.0
 PATIENCE_SECONDS: Final = 10.0
-"""A broker that answers nothing for so long is taken for dead."""
+"""A broker that answers nothing for this long counts as dead."""
 
 
 class Wire(Protocol):
@@ -36,9 +35,7 @@ class Wire(Protocol):
 
 
 class Closing(ABC):
-    """What `with` closes."""
-
-    __slots__ = ()
+    """An object that `with` closes."""
 
     @abstractmethod
     def close(self) -> None: ...
@@ -46,16 +43,12 @@ class Closing(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
 class Link:
-    """One connection. What the kernel does not take at once waits; the caller must leave those bytes as they are."""
-
-    __slots__ = ("_epoll", "_socket", "_space", "_waiting", "descriptor")
+    """One connection. Bytes that the kernel does not take at once wait; the caller must not change them."""
 
     def __init__(self, connected: socket.socket, epoll: select.epoll, space: memoryview) -> None:
         self._socket = connected
@@ -74,7 +67,7 @@ class Link:
             self._epoll.modify(self.descriptor, select.EPOLLIN | select.EPOLLOUT)
 
     def write_waiting(self) -> None:
-        """The kernel takes more."""
+        """Write waiting bytes, when the kernel can take more."""
         while self._waiting:
             view = self._waiting[0]
             sent = self._send(view)
@@ -108,19 +101,17 @@ class Link:
 
 
 class WaitingLink(Closing):
-    """One connection whose thread waits in `read`: asleep, or, if it `polls`, by asking all the time.
+    """One connection whose thread waits in `read`: it sleeps, or if it `polls`, it asks all the time.
 
-    Nothing is between a request and its reply but the two calls of the kernel.
+    Between a request and its reply there are only two system calls.
     """
-
-    __slots__ = ("_address", "_polls", "_socket", "_space")
 
     def __init__(self, address: str, *, polls: bool = False) -> None:
         self._address = address
         self._polls = polls
         self._space = memoryview(bytearray(_READ_AT_ONCE))
         self._socket = open_socket(address)
-        # Not `settimeout`, which asks the kernel for more before each read.
+        # Not `settimeout`, which makes a further system call before each read.
         self._socket.setblocking(True)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", int(PATIENCE_SECONDS), 0))
 
@@ -165,11 +156,11 @@ class Links(Closing):
         *,
         polls: bool = False,
     ) -> None:
-        """`greet` is called with each socket while it still blocks. If it `polls`, the thread never sleeps."""
+        """`greet` is called with each socket while the socket still blocks. With `polls` the thread never sleeps."""
         self._greet = greet
         self._polls = polls
         self._epoll = select.epoll()
-        # One for all: memory for the most that may come, asked for anew at each read, costs more than the copy.
+        # One buffer for all: allocating the largest size at each read costs more than copying the bytes out of it.
         self._space = memoryview(bytearray(_READ_AT_ONCE))
         self.all: list[Link] = []
         self._by_descriptor: dict[int, Link] = {}
@@ -181,7 +172,7 @@ class Links(Closing):
             raise
 
     def wait(self, seconds: float) -> list[Link]:
-        """The connections with something to read, `seconds` from now at the latest, which is kept to microseconds."""
+        """Wait for connections with something to read, for at most `seconds`, with a precision of microseconds."""
         readable = []
         for descriptor, event in self._events(seconds):
             link = self._by_descriptor[descriptor]
@@ -196,7 +187,7 @@ class Links(Closing):
     def _events(self, seconds: float) -> list[tuple[int, int]]:
         if self._polls:
             return self._poll_until(time.monotonic() + seconds)
-        if seconds >= _LONG_SECONDS:  # epoll counts in milliseconds, which is good enough
+        if seconds >= _LONG_SECONDS:  # epoll counts in milliseconds, which is precise enough here
             return self._epoll.poll(seconds, 1024)
         if seconds <= _WAKING_SECONDS:
             select.select((self._epoll,), (), (), max(seconds, 0.0))

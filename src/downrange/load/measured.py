@@ -1,35 +1,30 @@
-"""The part of a load that counts: after the warm-up, before the end."""
+"""The measured part of a load: after the warm-up, before the end."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from downrange.load.histogram import Histogram
-from downrange.load.plans import SendPlan
 from downrange.load.report import LoadReport, Moment
 from downrange.load.target import Target
 
+if TYPE_CHECKING:
+    from downrange.load.sending import Sender
+
 
 class Timed(Protocol):
-    """Something that keeps latencies: a sender, a puller, a schedule."""
+    """An object that keeps latencies: a sender, a puller, a schedule."""
 
     latency: Histogram
     refused: Counter[str]
 
 
-class Sends(Timed, Protocol):
-    """A sender, as far as it is looked at here."""
-
-    plan: SendPlan
-    messages: int
-
-
 class Measured:
     """The part of a load between warm-up and end."""
 
-    def __init__(self, sender: Sends, target: Target, started: float, more: Mapping[str, Timed] | None = None) -> None:
+    def __init__(self, sender: Sender, target: Target, started: float, more: Mapping[str, Timed] | None = None) -> None:
         self._sender = sender
         self._timed: dict[str, Timed] = {"reply": sender, **(more or {})}
         self._server = target.server
@@ -39,7 +34,7 @@ class Measured:
         self.ended: Moment | None = None
 
     def look(self, now: float) -> None:
-        """Called all the time; acts when a part begins."""
+        """Called all the time; starts and ends the measured part when it is time."""
         if self._begun is None and now >= self._begin_at:
             for timed in self._timed.values():
                 timed.latency = Histogram()
@@ -50,7 +45,7 @@ class Measured:
 
     @property
     def _has_answers(self) -> bool:
-        """A broker that has just stood still gets the time it needs: without any answer there is no measurement."""
+        """Whether there is an answer since the start: without any there would be nothing to measure, so we wait."""
         assert self._begun is not None
         return self._sender.messages > self._begun.messages or bool(self._sender.refused)
 

@@ -1,4 +1,4 @@
-"""Which requests of a load are on their way, and since when."""
+"""The unanswered requests of a load, and when they were sent."""
 
 from __future__ import annotations
 
@@ -6,17 +6,15 @@ from array import array
 from collections.abc import Sequence
 from typing import Final
 
-FIRST_OPAQUE: Final = 100_000_000  # nine digits, and so are all that follow
+FIRST_OPAQUE: Final = 100_000_000  # nine digits, as all opaques that follow
 
 
 class Outstanding:
-    """A request has a slot, and `FIRST_OPAQUE` plus its slot for opaque. One thread uses it.
+    """The times of unanswered requests. Each has a slot; its opaque is `FIRST_OPAQUE` plus the slot. For one thread.
 
-    Holds always: a slot's moment (in nanoseconds) is zero exactly when its request is not on its way, and `count` is
-    the number of those that are.
+    Holds always: the time of a slot (in nanoseconds) is zero exactly when its request is not under way, and `count` is
+    the number of requests under way.
     """
-
-    __slots__ = ("count", "moments")
 
     def __init__(self, slots: int) -> None:
         self.moments = array("q", bytes(8 * slots))
@@ -29,20 +27,20 @@ class Outstanding:
         return not (any(self.moments[first:end]) if end - first > 1 else self.moments[first])
 
     def add(self, first: int, end: int, moment: int) -> None:
-        """The free slots `first` to `end`, all sent at once."""
-        if end - first == 1:  # spares an array
+        """Note that the requests of the free slots `first` to `end` were sent at one moment."""
+        if end - first == 1:  # saves making an array
             self.moments[first] = moment
         else:
             self.moments[first:end] = array("q", (moment,)) * (end - first)
         self.count += end - first
 
     def add_each(self, first: int, moments: Sequence[int]) -> None:
-        """The free slots from `first` on, a moment for each."""
+        """Note the times of the requests of the free slots from `first` on."""
         self.moments[first : first + len(moments)] = array("q", moments)
         self.count += len(moments)
 
     def take(self, opaque: int) -> int:
-        """The moment of a request that was answered; zero when it was not on its way."""
+        """Free the slot of an answered request and return its time; zero when it was not under way."""
         slot = opaque - FIRST_OPAQUE
         if not 0 <= slot < len(self.moments):
             return 0

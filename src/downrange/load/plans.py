@@ -1,4 +1,4 @@
-"""What a load consists of."""
+"""The plans of loads."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from downrange.protocol.codes import SerializeType
 from downrange.settings import ConfigError
 
 HEADERS: Final = {"json": SerializeType.JSON, "binary": SerializeType.ROCKETMQ}
-"""How request headers can be written, by the name an operator uses."""
+"""The encodings of request headers, by the name on the command line."""
 MAX_QUEUES: Final = 10
-"""A queue's number takes one digit in every frame."""
+"""The number of a queue has one digit in every frame."""
 TOPIC_DIGITS: Final = 5
-"""Of the number that the name of each of several topics ends with."""
+"""Digits of the number at the end of the names of several topics."""
 MAX_TOPICS: Final = 10**TOPIC_DIGITS - 1
 SMALLEST_BODY: Final = 16
 """A body begins with the number of its message."""
@@ -21,8 +21,8 @@ SMALLEST_BODY: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class SendPlan:
-    """Sends of one kind. Without `rate` the loop is closed: `connections` x `outstanding` frames are always on their
-    way. With a rate (messages a second, all connections together) it is open: a frame is sent when it is due."""
+    """Sends of one kind. Without `rate` the loop is closed: `connections` x `outstanding` frames are always under way.
+    With a rate (messages a second over all connections) it is open: a frame is sent when it is due."""
 
     seconds: float = 5.0
     warm_up_seconds: float = 1.0
@@ -34,31 +34,31 @@ class SendPlan:
     has_keys: bool = True
     header: SerializeType = SerializeType.JSON
     tags: tuple[str, ...] = ("TagA",)
-    """Of the messages of a batch, one after the other."""
+    """The tags of the messages of a batch, in turn."""
     polls: bool = False
-    """Wait for replies by asking for them all the time, instead of sleeping: takes a core of its own."""
+    """Wait for replies by polling instead of sleeping, which occupies one core."""
     each_alone: bool = False
-    """Read and write each connection by itself, also where all of them can be read and written together."""
+    """Read and write each connection separately, even if all of them could be read and written together."""
     ring: int = 0
-    """At least so many frames are made beforehand, and used again and again."""
+    """The least number of frames that are made in advance and used repeatedly."""
 
     def __post_init__(self) -> None:
-        _check("seconds", self.seconds, 0.01, 86_400)
-        _check("warm-up", self.warm_up_seconds, 0, 3600)
-        _check("size", self.size, SMALLEST_BODY, 4 << 20)
-        _check("batch", self.batch, 1, 4096)
-        _check("connections", self.connections, 1, 60_000)
-        _check("outstanding", self.outstanding, 1, 100_000)
-        _check("ring", self.ring, 0, 1_000_000)
+        check_range("seconds", self.seconds, 0.01, 86_400)
+        check_range("warm-up", self.warm_up_seconds, 0, 3600)
+        check_range("size", self.size, SMALLEST_BODY, 4 << 20)
+        check_range("batch", self.batch, 1, 4096)
+        check_range("connections", self.connections, 1, 60_000)
+        check_range("outstanding", self.outstanding, 1, 100_000)
+        check_range("ring", self.ring, 0, 1_000_000)
         if self.size * self.batch > 4 << 20:
             raise ConfigError(f"a batch of {self.batch} x {self.size} bytes is larger than a broker takes, 4 MiB")
         if self.rate is not None:
-            _check("rate", self.rate, 0.1, 10_000_000)
+            check_range("rate", self.rate, 0.1, 10_000_000)
 
 
 @dataclass(frozen=True, slots=True)
 class PullPlan:
-    """Read all queues from their first message to the last one there is at the start, or for `seconds`."""
+    """Read all queues from the first message to the one that is last at the start, or for `seconds`."""
 
     seconds: float = 60.0
     connections: int = 4
@@ -66,15 +66,15 @@ class PullPlan:
     max_messages: int = 32
     header: SerializeType = SerializeType.JSON
     tags: str = "*"
-    """Which messages are wanted: those are counted."""
+    """The tags of the wanted messages; only those are counted."""
 
     def __post_init__(self) -> None:
-        _check("seconds", self.seconds, 0.01, 86_400)
-        _check("connections", self.connections, 1, 10_000)
-        _check("outstanding", self.outstanding, 1, 10_000)
-        _check("messages a pull", self.max_messages, 1, 10_000)
+        check_range("seconds", self.seconds, 0.01, 86_400)
+        check_range("connections", self.connections, 1, 10_000)
+        check_range("outstanding", self.outstanding, 1, 10_000)
+        check_range("messages a pull", self.max_messages, 1, 10_000)
 
 
-def _check(name: str, value: float, least: float, most: float) -> None:
+def check_range(name: str, value: float, least: float, most: float) -> None:
     if not least <= value <= most:
         raise ConfigError(f"{name} {value}: expected {least} to {most}")

@@ -1,4 +1,4 @@
-"""Replies to pulls, walked by their length and looked at where they lie: nothing of a body is copied."""
+"""Reads replies to pulls in place: frames are found by their length, and bodies are not copied."""
 
 from __future__ import annotations
 
@@ -18,17 +18,15 @@ RECORD_START: Final = struct.Struct(">4xI4xi4xq")
 
 MAX_OFFSET: Final = (1 << 63) - 1
 
-# Key of the request, empty when only the whole reply can tell; start of the frame, start of its body, end.
+# Key of the request (empty if the whole reply must be decoded to know it), start of the frame, start of its body, end.
 Place = tuple[bytes, int, int, int]
 
 
 class PullReplies:
-    """Bytes of one connection in; out come the places of whole replies in `data`, which stays until the next `feed`.
+    """Finds complete replies in the bytes of one connection; their places refer to `data`, valid until the next `feed`.
 
-    Holds always: a key stands for a reply whose code is SUCCESS.
+    Holds always: a reply with a key has the code SUCCESS.
     """
-
-    __slots__ = ("_at", "data")
 
     def __init__(self) -> None:
         self.data = b""
@@ -59,7 +57,7 @@ class PullReplies:
 
 
 def expected_header(header: SerializeType, next_offset: int) -> bytes:
-    """What stands in the header of a reply that leads to `next_offset`, and in no other."""
+    """A text that only the headers of replies with this `next_offset` contain."""
     if header is SerializeType.JSON:
         return b'"nextBeginOffset":"%d"' % next_offset
     digits = b"%d" % next_offset
@@ -67,7 +65,7 @@ def expected_header(header: SerializeType, next_offset: int) -> bytes:
 
 
 def next_offset_in(header: SerializeType, data: bytes, at: int, stop: int) -> int:
-    """Where the reply whose header stands there leads to; -1 when it does not say so."""
+    """The next offset in the header of a reply at this place; -1 when it has none."""
     mark = b'"nextBeginOffset":"' if header is SerializeType.JSON else b"\0\x0fnextBeginOffset\0\0\0"
     found = data.find(mark, at, stop)
     if found < 0:
@@ -79,12 +77,12 @@ def next_offset_in(header: SerializeType, data: bytes, at: int, stop: int) -> in
 
 
 def count_records(data: bytes, at: int, stop: int, end: int = MAX_OFFSET) -> int:
-    """How many records lie there whose queue offsets are below `end`."""
+    """The number of records in this part of `data` whose queue offsets are below `end`."""
     count = 0
     while at < stop:
         size = int.from_bytes(data[at : at + 4], "big")
         if not 0 < size <= stop - at:
-            raise RemoteProtocolError(f"a pull reply holds a record of {size} bytes where {stop - at} are left")
+            raise RemoteProtocolError(f"a pull reply has a record of {size} bytes where {stop - at} are left")
         count += end == MAX_OFFSET or RECORD_START.unpack_from(data, at)[2] < end
         at += size
     return count

@@ -15,7 +15,7 @@ _REMEMBERED: Final = 4096
 
 
 class PullRequests:
-    """Makes frames. All requests that differ in nothing but an offset of so many digits are one template."""
+    """Makes frames from templates; requests share one if they differ only in an offset with equally many digits."""
 
     def __init__(
         self, topic: str, header: SerializeType, broker_name: str = "", *, hold_millis: int = 0, tags: str = "*"
@@ -55,7 +55,7 @@ class PullRequests:
         frame = encode(Command(RequestCode.PULL_MESSAGE, opaque, raw_ext=fields, serialize_type=int(self._header)))
         between = b'":"' if self._header is SerializeType.JSON else len(offset).to_bytes(4, "big")
         before = b"queueOffset" + between
-        assert frame.count(before) == 1, "no name of a topic or tag can hold this"
-        # A topic's name and a length may hold a percent sign.
+        assert frame.count(before) == 1, "no name of a topic or tag can contain this"
+        # The name of a topic and the bytes of a length may contain percent signs.
         start, end = (part.replace(b"%", b"%%") for part in frame.split(before + offset.encode()))
         return start + before.replace(b"%", b"%%") + b"%b" + end

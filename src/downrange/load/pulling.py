@@ -1,9 +1,9 @@
-"""Drain a backlog: every queue from its first message to its last.
+"""Drains a backlog: pulls every queue from its first message to its last.
 
-Queues are cut into stretches. A lane takes a stretch and pulls it, each pull where the last one ended; a connection has
-as many lanes as it may have pulls outstanding. Of every reply the code, the opaque, the next offset and the first
-record are checked; of every `_WALKED`th, all records are counted. Where only some messages are wanted, how far a pull
-comes is the broker's choice, and the records of every reply are counted.
+Queues are cut into stretches. A lane pulls one stretch after another, each pull beginning where the last one ended; a
+connection has a lane for each pull that may be outstanding. In every reply the code, the opaque, the next offset and
+the first record are checked; in every `_WALKED`th reply all records are counted. With a filter by tags the broker
+decides how far a pull gets, and the records of every reply are counted.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from downrange.load.histogram import Histogram
-from downrange.load.links import PATIENCE_SECONDS, Link, Links
+from downrange.load.links import Link, Links
 from downrange.load.outstanding import FIRST_OPAQUE
 from downrange.load.plans import PullPlan
 from downrange.load.pull_replies import (
@@ -28,23 +28,22 @@ from downrange.load.pull_replies import (
 from downrange.load.pull_requests import PullRequests
 from downrange.load.replies import ReplyLayout, decode_reply, learn_layout
 from downrange.load.report import LoadReport, Moment
-from downrange.load.sending import NOT_NOW
+from downrange.load.sending import NOT_NOW, check_alive
 from downrange.load.target import Target
 from downrange.model.record import MAGIC_V1, MAGIC_V2
 from downrange.protocol.bodies.pull import PullMessageResponse
 from downrange.protocol.codes import ResponseCode, SerializeType
 from downrange.protocol.errors import RemoteProtocolError, broker_error, code_name
 from downrange.settings import ConfigError
-from downrange.transport.errors import RequestTimedOut
 
 _STRETCH: Final = 2048  # messages
-_LONG_STRETCH: Final = 16_384  # where a pull looks at hundreds, and may go on behind the end of a stretch
+_LONG_STRETCH: Final = 16_384  # with a filter, a pull looks at hundreds of messages and may pass the end of a stretch
 _WALKED: Final = 16
 
 
 @dataclass(slots=True)
 class _Lane:
-    """One pull at a time. If it finds as many as it asks for, `usual` stands in its reply, and in no other."""
+    """Makes one pull at a time. Only a reply with as many messages as asked for contains the bytes `usual`."""
 
     link: Link
     opaque: int
@@ -100,9 +99,7 @@ class _Drain:
                 break
             for link in readable:
                 self._receive(link)
-            last_answer = now if readable else last_answer
-            if now - last_answer > PATIENCE_SECONDS:
-                raise RequestTimedOut(f"{self._target.address} has answered nothing for {PATIENCE_SECONDS:g} s")
+            last_answer = check_alive(self._target.address, now if readable else last_answer, now)
         ended = Moment.now(self._target.server, self._messages)
         return LoadReport.between("pull", begun, ended, self._target.server, {"pull": self._latency}, self._refused)
 
@@ -151,7 +148,7 @@ class _Drain:
             link.write(b"".join(pulls))
 
     def _unusual(self, frame: bytes) -> _Lane | None:
-        """A reply that has to be decoded whole: the first one, a refusal, or one with fewer messages than asked for."""
+        """Decode a whole reply: the first one, a refusal, or one with fewer messages than asked for."""
         reply = decode_reply(frame)
         if not reply.is_response:
             return None
@@ -166,7 +163,7 @@ class _Drain:
                 self._layout = learn_layout(frame[:body_at], reply)
                 self._kind = SerializeType.JSON if self._layout.is_json else SerializeType.ROCKETMQ
                 self._by_key = {self._layout.key(opaque): lane for opaque, lane in self._lanes.items()}
-        elif reply.code == ResponseCode.PULL_RETRY_IMMEDIATELY and self._picks:  # there was nothing among hundreds
+        elif reply.code == ResponseCode.PULL_RETRY_IMMEDIATELY and self._picks:  # none of hundreds of messages matched
             lane.offset = max(lane.offset, reply.header(PullMessageResponse).next_begin_offset)
         elif reply.code in NOT_NOW or reply.code == ResponseCode.PULL_RETRY_IMMEDIATELY:
             self._refused[code_name(reply.code)] += 1
@@ -190,7 +187,7 @@ class _Drain:
         lane.offset = next_offset
 
     def _picked(self, lane: _Lane, next_offset: int, data: bytes, at: int, stop: int) -> None:
-        """The same where some messages are passed over; those behind the stretch belong to another lane."""
+        """Count a reply to a pull with a filter; messages behind the stretch belong to another lane."""
         if stop - at < RECORD_START.size:
             raise RemoteProtocolError(f"the broker found nothing in queue {lane.queue_id} at {lane.offset} and said so")
         magic, queue_id, queue_offset = RECORD_START.unpack_from(data, at)
@@ -209,7 +206,7 @@ class _Drain:
 
 
 def stretches(target: Target, length: int) -> Iterator[tuple[int, int, int]]:
-    """`(queue, first, end)` pieces of the backlog, of all queues in turn."""
+    """Yield stretches `(queue, first, end)` of the backlog, of all queues in turn."""
     reach = target.ranges or {}
     longest = max(end - first for first, end in reach.values())
     for past in range(0, longest, length):

@@ -1,17 +1,14 @@
-"""Replies to sends, walked by their length and checked where it matters.
+"""Reads replies to sends: frames are found by their length, code and opaque of every reply are checked.
 
-Of every reply the code and the opaque are checked. They are looked for at the place where the first reply, which was
-decoded whole, had them; a reply that does not look like that is decoded whole, too.
+They are expected where the first reply, which is decoded completely, has them. A reply that looks different is decoded
+completely, too.
 """
 
 from __future__ import annotations
 
 import struct
-from array import array
-from functools import partial
 from typing import Final, NamedTuple
 
-from downrange.compiled import steps as compiled
 from downrange.load.outstanding import FIRST_OPAQUE, Outstanding
 from downrange.protocol.codes import ResponseCode, SerializeType
 from downrange.protocol.command import Command
@@ -19,27 +16,25 @@ from downrange.protocol.errors import RemoteProtocolError
 from downrange.protocol.framing import MAX_FRAME, FrameDecoder
 
 _LENGTH: Final = struct.Struct(">i")
-_BINARY_OPAQUE: Final = struct.Struct(">i")
-_BINARY_OPAQUE_AT: Final = 13
 _OPAQUE: Final = b'"opaque":'
 OPAQUE_DIGITS: Final = 9
 
 
 class ReplyLayout(NamedTuple):
-    """Where a broker's replies have their opaque: so far from the end of the frame in JSON, else at a fixed place."""
+    """The position of the opaque in the replies of a broker: in JSON counted from the end of the frame, else fixed."""
 
     is_json: bool
     start: bytes
-    """What the header of a reply with code 0 starts with; empty when replies follow no order we know."""
+    """The beginning of the header of a reply with code 0; empty when the order of its fields is unknown."""
     after_opaque: int
 
     def key(self, opaque: int) -> bytes:
-        """The opaque as it stands in a reply."""
+        """The bytes of the opaque in a reply."""
         return b"%d" % opaque if self.is_json else (opaque & 0xFFFFFFFF).to_bytes(4, "big")
 
 
 def learn_layout(frame: bytes, reply: Command) -> ReplyLayout:
-    """From one reply, as it came and decoded."""
+    """The layout of replies, from the bytes of one reply and the decoded reply."""
     if reply.serialize_type != SerializeType.JSON:
         return ReplyLayout(False, b"\0\0", 0)
     header_end = 8 + int.from_bytes(frame[5:8], "big")
@@ -50,98 +45,50 @@ def learn_layout(frame: bytes, reply: Command) -> ReplyLayout:
 
 
 class ReplyReader:
-    """Bytes of one connection in; out come the moments of the requests that succeeded, and the replies that did not.
-
-    Every reply answers a request that is outstanding, which then no longer is; any other is an error.
-    """
-
-    __slots__ = ("_outstanding", "_read", "_rest")
+    """Reads the bytes of one connection. Every reply must answer an outstanding request, which it ends."""
 
     def __init__(self, layout: ReplyLayout, outstanding: Outstanding) -> None:
+        self._layout = layout
         self._outstanding = outstanding
-        self._read = partial(
-            read_replies if compiled is None else compiled.read_replies, *layout, FIRST_OPAQUE, outstanding.moments
-        )
         self._rest = b""
 
-    def feed(self, data: bytes) -> tuple[int, list[int], list[Command]]:
-        """How many succeeded; their moments, each followed by how many in a row were sent then; what was refused."""
-        if self._rest:
-            data = self._rest + data
-        at, count, succeeded = self._read(data, 0)
-        self._outstanding.count -= count
-        if at == len(data):  # nearly always
-            self._rest = b""
-            return count, succeeded, []
+    def feed(self, data: bytes) -> tuple[list[int], list[Command]]:
+        """The send times of the requests that succeeded, and the replies with an error."""
+        data = self._rest + data
+        is_json, start, after = self._layout
+        before = after + OPAQUE_DIGITS
+        length_at, sent_at = _LENGTH.unpack_from, self._outstanding.moments
+        moments: list[int] = []
         refused: list[Command] = []
-        while frame := _whole_frame(data, at):
-            reply = decode_reply(frame)
-            if reply.is_response:
+        at, end = 0, len(data)
+        while end - at >= _LENGTH.size:
+            (length,) = length_at(data, at)
+            if not 4 <= length <= MAX_FRAME:
+                raise RemoteProtocolError(f"the broker sent a frame of {length} bytes")
+            stop = at + 4 + length
+            if stop > end:
+                break
+            slot = -1
+            if start and data.startswith(start, at + 8) and length >= 4 + before:
+                if not is_json:
+                    slot = int.from_bytes(data[at + 13 : at + 17], "big") - FIRST_OPAQUE
+                elif (digits := data[stop - before : stop - after]).isdigit():
+                    slot = int(digits) - FIRST_OPAQUE
+            if 0 <= slot < len(sent_at) and (moment := sent_at[slot]):
+                sent_at[slot] = 0
+                self._outstanding.count -= 1
+                moments.append(moment)
+            elif (reply := decode_reply(data[at:stop])).is_response:
                 moment = self._outstanding.take(reply.opaque)
                 if not moment:
                     raise RemoteProtocolError(f"the broker answered a request that is not outstanding: {reply.opaque}")
                 if reply.code == ResponseCode.SUCCESS:
-                    succeeded += moment, 1
-                    count += 1
+                    moments.append(moment)
                 else:
                     refused.append(reply)
-            at, more, moments = self._read(data, at + len(frame))
-            self._outstanding.count -= more
-            count += more
-            succeeded += moments
+            at = stop
         self._rest = data[at:]
-        return count, succeeded, refused
-
-
-def _whole_frame(data: bytes, at: int) -> bytes:
-    """The frame that begins here; nothing when it has not come whole."""
-    if len(data) - at < _LENGTH.size:
-        return b""
-    (length,) = _LENGTH.unpack_from(data, at)
-    if not 4 <= length <= MAX_FRAME:
-        raise RemoteProtocolError(f"the broker sent a frame of {length} bytes")
-    stop = at + _LENGTH.size + length
-    return data[at:stop] if stop <= len(data) else b""
-
-
-def read_replies(
-    is_json: bool, start: bytes, after: int, first_opaque: int, moments: array[int], data: bytes, at: int
-) -> tuple[int, int, list[int]]:
-    """Replies from `at` on that look as expected and answer a request on its way, which is not on its way any more.
-
-    Where they end, how many there are, and their moments as `ReplyReader.feed` returns them.
-    """
-    before = after + OPAQUE_DIGITS
-    shortest = 4 + max(len(start), before if is_json else 9)  # as the length counts
-    slots, end = len(moments), len(data)
-    answered: list[int] = []
-    count = last = times = 0
-    length_at, opaque_at = _LENGTH.unpack_from, _BINARY_OPAQUE.unpack_from
-    while start and end - at >= 8:
-        (length,) = length_at(data, at)
-        stop = at + 4 + length
-        if length < shortest or stop > end or not data.startswith(start, at + 8):
-            break
-        if not is_json:
-            slot = opaque_at(data, at + _BINARY_OPAQUE_AT)[0] - first_opaque
-        elif (digits := data[stop - before : stop - after]).isdigit():
-            slot = int(digits) - first_opaque
-        else:
-            break
-        if not 0 <= slot < slots or (moment := moments[slot]) == 0:
-            break
-        moments[slot] = 0
-        if moment == last:
-            times += 1
-        else:
-            if times:
-                answered += last, times
-                count += times
-            last, times = moment, 1
-        at = stop
-    if times:
-        answered += last, times
-    return at, count + times, answered
+        return moments, refused
 
 
 def decode_reply(frame: bytes) -> Command:

@@ -1,4 +1,4 @@
-"""What came of a load."""
+"""The report of a load."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from downrange.load.server_process import ServerProcess
 
 
 class Moment(NamedTuple):
-    """Time, CPU time and count at one moment of a load; a figure is the difference of two."""
+    """Time, CPU time and count at one moment of a load; figures are differences of two moments."""
 
     nanos: int
     own_cpu: float
@@ -29,7 +29,7 @@ class Moment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """In milliseconds."""
+    """Percentiles of a latency in milliseconds."""
 
     mean: float
     p50: float
@@ -46,20 +46,20 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """Figures of the measured part of a load, without its warm-up. The server's are None when it is not to be seen."""
+    """Figures of the measured part of a load. Those of the server are None when its process is unknown."""
 
     workload: str
     messages: int
     seconds: float
     latency: Mapping[str, Latency]
-    """By what was measured: `reply`, `pull`, `end to end`; in an open loop also `sent late`, by the generator."""
+    """By kind: `reply`, `pull`, `end to end`; with a rate also `sent late`, the delay that the generator caused."""
     own_cpu_micros: float
     """CPU time of the generator a message, in microseconds."""
     server_cpu_micros: float | None = None
     server_resident_bytes: int | None = None
     server_private_bytes: int | None = None
     refused: Mapping[str, int] = field(default_factory=dict)
-    """Requests answered with a code that means "not now", by its name."""
+    """The number of requests refused with a code that means "not now", by the name of the code."""
 
     @classmethod
     def between(

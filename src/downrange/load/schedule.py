@@ -1,4 +1,4 @@
-"""When the messages of an open loop are due."""
+"""The times at which the messages of an open loop are due."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from downrange.load.histogram import Histogram
 
 
 class Schedule:
-    """When each message is due. One that could not be sent in time stays due since then: waiting counts as latency.
+    """The times at which messages are due. Latency counts from then, even if a message could not be sent in time.
 
-    `latency` is how late they were sent, all that were sent together as late as the first of them: what the generator,
-    or the machine it runs on, adds to every latency that counts from then.
+    `latency` is the delay of sending (for messages sent together, that of the first): the part of each latency that the
+    generator or its machine causes.
     """
 
     def __init__(self, rate: float, started: float) -> None:
@@ -19,14 +19,14 @@ class Schedule:
         self._started = started
         self._sent = 0
         self.latency = Histogram()
-        self.refused: Counter[str] = Counter()  # never any
+        self.refused: Counter[str] = Counter()  # always empty
 
     @property
     def next_due(self) -> float:
         return self._started + self._sent * self._period
 
     def due(self, now: float, most: int) -> list[int]:
-        """The moments, in nanoseconds, of all messages due by now; no more than `most`, the rest later."""
+        """The times, in nanoseconds, of messages that are due by now, but at most `most` of them."""
         count = min(int((now - self._started) / self._period) + 1 - self._sent, most)
         if count <= 0:
             return []

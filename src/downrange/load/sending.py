@@ -1,4 +1,4 @@
-"""Sends: as many as go (closed loop), or as many as are due (open loop)."""
+"""The load of sends: as many as possible (closed loop), or those that are due (open loop)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ NOT_NOW: Final = frozenset(
         ResponseCode.SERVICE_NOT_AVAILABLE,
     }
 )
-"""Counted; any other code but success ends the load."""
+"""Response codes that are counted as refusals; any other code except success ends the load."""
 
 
 class Sender:
@@ -56,10 +56,10 @@ class Sender:
         self.refused: Counter[str] = Counter()
         self.latency = Histogram()
         self.on_refused: Callable[[bytes], object] = lambda number: None
-        """Told the number that the body of a message begins with that was not accepted."""
+        """Called with the number at the beginning of the body of a message that was refused."""
 
     def send(self, link: Wire, count: int) -> None:
-        """`count` frames, now."""
+        """Send `count` frames now."""
         while count:
             first, end = self._take(count)
             frames = self.frames.slice(first, end)
@@ -71,7 +71,7 @@ class Sender:
     def send_due(
         self, link: Wire, due: Sequence[int], note: Callable[[Iterable[tuple[bytes, int]]], object] | None = None
     ) -> None:
-        """One frame for each moment of `due`; `note` is told the numbers that their bodies begin with."""
+        """Send one frame for each time in `due`; `note` gets the numbers at the beginning of their bodies."""
         while due:
             first, end = self._take(len(due))
             now_due, due = due[: end - first], due[end - first :]
@@ -81,7 +81,7 @@ class Sender:
             link.write(self.frames.slice(first, end))
 
     def _take(self, count: int) -> tuple[int, int]:
-        """Frames whose opaques are free: a reply may be so late that the ring has come round meanwhile."""
+        """Take frames whose opaques are free: a reply may be so late that the ring was used up in the meantime."""
         while True:
             first, end = self.frames.take(count)
             if self.outstanding.is_free(first, end):
@@ -89,29 +89,24 @@ class Sender:
             count = max(1, count // 2)
 
     def receive(self, link: Wire) -> int:
-        """Read what is there; how many requests it answered."""
+        """Read the replies that have arrived; return the number of requests they answer."""
         received = link.read()
         now = time.monotonic_ns()
-        count, moments, refused = self._readers[link].feed(received)
-        if len(moments) == 2:  # nearly always
-            self.latency.record(now - moments[0], moments[1])
-        elif 2 * count == len(moments):  # no two were sent at once
-            self.latency.record_since(moments[::2], now)
-        else:
-            for moment, times in zip(moments[::2], moments[1::2], strict=True):
-                self.latency.record(now - moment, times)
-        self.messages += count * self.plan.batch
+        moments, refused = self._readers[link].feed(received)
+        for moment, times in Counter(moments).items():
+            self.latency.record(now - moment, times)
+        self.messages += len(moments) * self.plan.batch
         for reply in refused:
             if reply.code not in NOT_NOW:
                 raise broker_error(reply.code, reply.remark)
             self.refused[code_name(reply.code)] += 1
             slot = reply.opaque - FIRST_OPAQUE
             self.on_refused(*self.frames.body_numbers(slot, slot + 1))
-        return count + len(refused)
+        return len(moments) + len(refused)
 
 
 def first_reply(address: str, frames: SendFrames) -> ReplyLayout:
-    """Send one message and look at the answer; raises what the broker has against it."""
+    """Send one message and learn the layout of its reply; raises the error if the broker refuses it."""
     with open_socket(address) as connected:
         connected.settimeout(PATIENCE_SECONDS)
         connected.sendall(frames.slice(*frames.take(1)))
@@ -152,13 +147,13 @@ def links_of(plan: SendPlan, address: str) -> Links | Crowd:
     """The connections of a closed loop."""
     if plan.connections == 1 or plan.polls or plan.each_alone or not hasattr(compiled, "Sockets"):
         return Links(address, plan.connections, polls=plan.polls)
-    from downrange.load.crowd import Crowd  # it exists only where the compiled module does
+    from downrange.load.crowd import Crowd  # can be imported only with the compiled module
 
     return Crowd(address, plan.connections, plan.outstanding)
 
 
 def _one_at_a_time(sender: Sender, link: WaitingLink, target: Target) -> LoadReport:
-    """A closed loop without an epoll: as a client does that sends, waits, and sends again."""
+    """A closed loop without epoll, like a client that sends, waits, and sends again."""
     measured = Measured(sender, target, time.monotonic())
     while measured.ended is None:
         sender.send(link, 1)
@@ -183,7 +178,7 @@ def _closed_loop(sender: Sender, links: Links | Crowd, target: Target) -> LoadRe
             answered = sender.receive(link)
             if answered and measured.ended is None:
                 sender.send(link, answered)
-        last_answer = _check_alive(target.address, now if readable else last_answer, now)
+        last_answer = check_alive(target.address, now if readable else last_answer, now)
     return measured.report("send")
 
 
@@ -202,16 +197,16 @@ def _open_loop(sender: Sender, links: Links, target: Target) -> LoadReport:
             if due := schedule.due(now, room):
                 sender.send_due(links.all[turn % len(links.all)], due)
                 turn += 1
-            if room > 0:  # else it is for the broker to make room
+            if room > 0:  # else the broker has to answer first
                 wait = schedule.next_due - time.monotonic()
         readable = links.wait(min(wait, 0.1))
         for link in readable:
             sender.receive(link)
-        last_answer = _check_alive(target.address, now if readable or not sender.outstanding else last_answer, now)
+        last_answer = check_alive(target.address, now if readable or not sender.outstanding else last_answer, now)
     return measured.report("send at a rate")
 
 
-def _check_alive(address: str, last_answer: float, now: float) -> float:
+def check_alive(address: str, last_answer: float, now: float) -> float:
     if now - last_answer > PATIENCE_SECONDS:
         raise RequestTimedOut(f"{address} has answered nothing for {PATIENCE_SECONDS:g} s")
     return last_answer

@@ -19,19 +19,19 @@ _LISTENING: Final = "0A"
 
 @dataclass(frozen=True, slots=True)
 class ServerProcess:
-    """A process by its number; it may be a Java machine as well as ours."""
+    """A process by its id; it may be a JVM as well as one of our servers."""
 
     pid: int
 
     @property
     def cpu_seconds(self) -> float:
-        """User and system time so far, of all its threads."""
+        """User and system time of all threads so far."""
         fields = self._read("stat").rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / _TICK
 
     @property
     def private_bytes(self) -> int:
-        """Memory that belongs to no file: pages of mapped store files come and go as the kernel likes."""
+        """Memory without mapped files, since the kernel decides how many pages of store files are in memory."""
         return self._status("RssAnon")
 
     @property
@@ -52,7 +52,7 @@ class ServerProcess:
 
 
 def listening_at(address: str) -> ServerProcess | None:
-    """The process that listens at a local address; None if that is another machine or cannot be found out."""
+    """The process that listens at a local address; None if the address is remote or the process cannot be found."""
     host, port = split_address(address)
     if not _is_this_machine(host):
         return None
@@ -63,12 +63,12 @@ def listening_at(address: str) -> ServerProcess | None:
                 if os.readlink(descriptor).removeprefix("socket:[").rstrip("]") in inodes:
                     return ServerProcess(int(directory.parent.name))
         except OSError:
-            continue  # somebody else's process, or one that has just ended
+            continue  # the process of another user, or one that has just ended
     return None
 
 
 def _is_this_machine(host: str) -> bool:
-    """Whether somebody here could listen at this address; names other than localhost are not looked up."""
+    """Whether the address is one of this machine; names other than localhost are not looked up."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.bind(("127.0.0.1" if host == "localhost" else str(ipaddress.ip_address(host)), 0))

@@ -1,4 +1,4 @@
-"""The broker under load: where it is, the topic it gets, the queues of that topic."""
+"""The broker under load: its address, and the topics and queues for the load."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from downrange.client.brokers import Broker, reachable
 from downrange.client.config import ClientConfig
 from downrange.client.errors import BrokerNotFound
 from downrange.client.session import Session
-from downrange.load.plans import MAX_QUEUES, MAX_TOPICS, TOPIC_DIGITS
+from downrange.load.plans import MAX_QUEUES, MAX_TOPICS, TOPIC_DIGITS, check_range
 from downrange.load.server_process import ServerProcess, listening_at
 from downrange.model.topics import AUTO_CREATE_TOPIC, check_topic_name
 from downrange.protocol.bodies.body import decode_body
@@ -28,9 +28,9 @@ _CREATED_AT_ONCE: Final = 500
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One broker, and one topic of it or several, whose names are `topic` and a number.
+    """One broker with one topic, or with several topics, whose names are `topic` and a number.
 
-    `ranges`: the first offset and the end of each queue of the one topic, before the load.
+    `ranges` has the first offset and the end of each queue of a single topic, before the load.
     """
 
     address: str
@@ -51,9 +51,9 @@ async def find_target(
     broker: str | None = None,
     server_pid: int | None = None,
 ) -> Target:
-    """Find the broker and create topics that are not there; one that is keeps its queues, of which ten are used."""
-    _check_range("queues", queues, MAX_QUEUES)
-    _check_range("topics", topics, MAX_TOPICS)
+    """Find the broker and create missing topics; an existing topic keeps its queues, of which at most ten are used."""
+    check_range("queues", queues, 1, MAX_QUEUES)
+    check_range("topics", topics, 1, MAX_TOPICS)
     check_topic_name(_names(topic, topics)[-1])
     async with Session(ClientConfig.of(namesrv)) as session:
         one = reachable(await session.broker(broker) if broker else await _only_broker(session))
@@ -74,11 +74,6 @@ def _names(topic: str, topics: int) -> list[str]:
     return [topic] if topics == 1 else [f"{topic}-{number:0{TOPIC_DIGITS}}" for number in range(1, topics + 1)]
 
 
-def _check_range(name: str, value: int, most: int) -> None:
-    if not 1 <= value <= most:
-        raise ConfigError(f"{name} {value}: expected 1 to {most}")
-
-
 async def _only_broker(session: Session) -> Broker:
     masters = await session.masters()
     if not masters:
@@ -90,7 +85,7 @@ async def _only_broker(session: Session) -> Broker:
 
 
 async def _ranges(session: Session, address: str, topic: str) -> dict[int, tuple[int, int]]:
-    """The reach of each queue, of none when there is no such topic."""
+    """The offset range of each queue; empty when there is no such topic."""
     try:
         reply = await session.invoke(address, request(RequestCode.GET_TOPIC_STATS_INFO, TopicRequest(topic)))
     except TopicNotExist:
@@ -101,11 +96,11 @@ async def _ranges(session: Session, address: str, topic: str) -> dict[int, tuple
 
 
 async def _create_missing(session: Session, address: str, names: list[str], queues: int) -> int:
-    """Create those that are not there; how many queues each of them has at least."""
+    """Create missing topics; return the smallest number of queues of a topic."""
     reply = await session.invoke(address, request(RequestCode.GET_ALL_TOPIC_CONFIG))
     known = decode_body(TopicConfigTable, reply.body_bytes).topic_config_table
     missing = [name for name in names if name not in known]
-    # Many at once, as each is told to the name servers before it is answered.
+    # Many at the same time, since the broker registers each topic with the name servers before it answers.
     for first in range(0, len(missing), _CREATED_AT_ONCE):
         await asyncio.gather(
             *(_create(session, address, name, queues) for name in missing[first : first + _CREATED_AT_ONCE])
@@ -123,6 +118,6 @@ async def _create(session: Session, address: str, topic: str, queues: int) -> No
         perm=6,
         topic_filter_type="SINGLE_TAG",
     )
-    # Not everybody may create topics; perhaps the broker does so when the first message arrives.
+    # We may not be allowed to create topics; perhaps the broker creates them when the first message arrives.
     with suppress(BrokerError):
         await session.invoke(address, request(RequestCode.UPDATE_AND_CREATE_TOPIC, header))

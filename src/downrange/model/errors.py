@@ -1,12 +1,58 @@
-"""The root of every error Downrange raises on purpose.
+"""The root of every error Downrange raises on purpose, and the whole tree: each error with the file it stands in.
 
-MQError
-├── ConfigError                  settings.py: names the key, the value and the file line
-├── MessageError                 a message, topic or group that breaks a rule; nothing was sent or stored
-├── ProtocolError                protocol/errors.py: LocalProtocolError: our fault; RemoteProtocolError: the peer's
-├── BrokerError(code, remark)    protocol/errors.py: a peer answered with an error code; one class per code
-├── TransportError               transport/errors.py: ConnectFailed, ConnectionLost, RequestTimedOut, …; retriable
-└── StoreError                   store/errors.py: CorruptRecord, StoreLocked, DiskFull, …
+MQError                                                                        model/errors.py
+├── ConfigError                                                                settings.py
+│   └── CompressionMissing                                                     client/compression.py
+├── MessageError                                                               model/errors.py
+│   ├── InvalidGroup, InvalidTopic, ForbiddenTopic, InvalidProperty            client/producer/outgoing.py
+│   ├── InvalidDelayLevel, InvalidBatch                                        client/producer/outgoing.py
+│   ├── InvalidBody                                                            client/producer/outgoing.py
+│   │   └── BodyMissing, BodyTooLarge                                          client/producer/outgoing.py
+│   └── NotARequest                                                            client/producer/request_reply.py
+├── StoreError                                                                 model/errors.py
+│   ├── CorruptRecord                                                          model/record.py
+│   ├── StoreLocked, StoreCorrupt, StoreClosed, DiskFull, FlushFailed          store/errors.py
+│   └── NotAStore                                                              store/check/directory.py
+├── ProtocolError                                                              protocol/errors.py
+│   └── LocalProtocolError, RemoteProtocolError                                protocol/errors.py
+├── JavaJsonError                                                              protocol/java_json.py
+├── BodyError                                                                  protocol/bodies/body.py
+├── FieldError                                                                 protocol/bodies/fields.py
+├── BrokerError                                                                protocol/errors.py
+│   ├── InternalError, SystemBusy, RequestCodeNotSupported, MessageIllegal     protocol/errors.py
+│   ├── ServiceNotAvailable, NoPermission, TopicNotExist, PullOffsetMoved      protocol/errors.py
+│   ├── QueryNotFound, SubscriptionParseFailed, SubscriptionNotExist           protocol/errors.py
+│   ├── SubscriptionNotLatest, SubscriptionGroupNotExist, FilterDataNotExist   protocol/errors.py
+│   ├── FilterDataNotLatest, ConsumerNotOnline, ConsumeMessageTimeout          protocol/errors.py
+│   └── SlaveNotAvailable, FlowControl                                         protocol/errors.py
+├── TransportError                                                             transport/errors.py
+│   ├── ConnectFailed, ListenFailed, ConnectionLost, RequestTimedOut           transport/errors.py
+│   └── TransportClosed                                                        transport/errors.py
+├── SqlError                                                                   broker/sql/errors.py
+├── ReplicationError                                                           broker/replication/errors.py
+│   └── SlaveAhead, SlaveTooFarBehind, LogsDiffer                              broker/replication/errors.py
+├── ClientError                                                                client/errors.py
+│   ├── NoRoute                                                                client/errors.py
+│   │   └── DeadLettersUnreadable                                              client/dead_letters.py
+│   ├── NoNameServer, BrokerNotFound, ClusterNotFound, GroupNotFound           client/errors.py
+│   ├── ClientNotFound, GroupOnline, MessageNotFound, ClientClosed             client/errors.py
+│   ├── TooManySends, SubscriptionConflict, NotAssigned, CommitFailed          client/errors.py
+│   ├── SendFailed                                                             client/errors.py
+│   ├── ClusterNotChosen                                                       client/admin/chosen_brokers.py
+│   ├── ReplyTimedOut                                                          client/producer/request_reply.py
+│   └── BrokerAway                                                             spark/brokers.py
+├── NoQueue                                                                    client/producer/fault/chooser.py
+├── BadAnswer                                                                  client/consumer/retry.py
+├── SparkSourceError                                                           spark/errors.py
+│   └── OptionError, SchemaMismatch, NothingToRead, DataLost                   spark/errors.py
+├── BadPage                                                                    spark/half_message_lists.py
+├── MarkersUnreadable                                                          spark/markers.py
+├── NotSafelyStored, GivenUp                                                   spark/sink_sending.py
+├── LakeError                                                                  spark/lake/layout.py
+│   └── LakeBusy                                                               spark/lake/layout.py
+├── PipelineError, PipelineFailed                                              spark/pipelines/errors.py
+├── UsageError                                                                 cli/options.py
+└── ClusterFailed                                                              cli/local_cluster.py
 
 An error carries what its catcher needs to decide: `retriable` says whether the same call may succeed later.
 """
@@ -22,3 +68,7 @@ class MQError(Exception):
 
 class MessageError(MQError):
     """A message, topic or group name breaks a rule; the text says which."""
+
+
+class StoreError(MQError):
+    """A store, or a record of a store, cannot be read or written."""

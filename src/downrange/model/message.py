@@ -23,7 +23,7 @@ class TopicQueue(NamedTuple):
 
 
 class MessageQueue(NamedTuple):
-    """One queue of a topic, anywhere in the cluster; sorts as every client of a group must sort it."""
+    """One queue of a topic, anywhere in the cluster. All clients of a group must sort queues in this order."""
 
     topic: str
     broker_name: str
@@ -53,7 +53,7 @@ COMPRESSION_TYPE_MASK = 0x700
 
 @dataclass(slots=True)
 class Message:
-    """What a producer hands over: topic, body and what the user attached to them."""
+    """A message as a producer gets it from the user: topic, body, keys, tags and other properties."""
 
     topic: str
     body: bytes
@@ -113,5 +113,5 @@ class StoredMessage:
 
     @property
     def message_id(self) -> str:
-        """The unique id when the producer gave one, else the offset id: what users call *the* message id."""
+        """The id that users call *the* message id: the unique id if the producer gave one, else the offset id."""
         return self.unique_key or self.offset_message_id

@@ -24,7 +24,7 @@ class HostPort(NamedTuple):
         return f"{self.host}:{self.port}"
 
 
-# Reading an address costs several microseconds, and the same few peers come in record after record.
+# Parsing an address takes several microseconds, and most records name one of a few peers.
 @lru_cache(maxsize=4096)
 def pack_host(host: str, port: int) -> bytes:
     """4 or 16 address bytes, then the port as 4 bytes: 8 or 20 in all."""

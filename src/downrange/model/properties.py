@@ -1,9 +1,14 @@
-"""Message properties: reserved names, and the text form `name \\x01 value \\x02 …` that travels and is stored."""
+"""Message properties: reserved names, and the text form `name \\x01 value \\x02 …` that travels and is stored.
+
+The text form means what Java's decoder reads: pieces between \\x02, each of a name up to its first \\x01 and a value
+behind that. A piece without a name, without \\x01 or with an empty value is dropped; of several values of one name the
+last counts. Everything that reads properties uses the functions at the end of this file, in C `_compiled/properties.h`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import AnyStr, Final
 
 NAME_VALUE_SEPARATOR: Final = "\x01"
 PROPERTY_SEPARATOR: Final = "\x02"
@@ -69,7 +74,7 @@ def encode_properties(properties: Mapping[str, str]) -> str:
 
 
 def decode_properties(text: str) -> dict[str, str]:
-    """Read the text form; a piece without a name or a value is dropped, a later duplicate wins."""
+    """All properties of the text form."""
     properties = {}
     for piece in text.split(PROPERTY_SEPARATOR):
         name, separator, value = piece.partition(NAME_VALUE_SEPARATOR)
@@ -79,17 +84,35 @@ def decode_properties(text: str) -> dict[str, str]:
 
 
 def find_property(text: str, name: str) -> str | None:
-    """One property out of the text form, without reading the others: several times cheaper than a dict."""
-    # A value may hold \x01 but never \x02, so a name stands at the start or right after \x02. Later duplicates win.
-    wanted = name + NAME_VALUE_SEPARATOR
-    at = text.rfind(PROPERTY_SEPARATOR + wanted)
-    if at >= 0:
-        start = at + 1 + len(wanted)
-    elif text.startswith(wanted):
-        start = len(wanted)
-    else:
-        return None
-    end = text.find(PROPERTY_SEPARATOR, start)
-    value = text[start:] if end < 0 else text[start:end]
-    # An empty value counts as none at all, so an earlier one may stand.
-    return value or decode_properties(text).get(name)
+    """The value that `decode_properties` finds under `name`, without reading the other properties.
+
+    `name` is not empty and holds no separator.
+    """
+    return _last_value(f"\x02{text}\x02", f"\x02{name}\x01", "\x02")
+
+
+def find_in_bytes(properties: bytes, name: bytes) -> bytes | None:
+    """`find_property` for the text form as it is stored, in UTF-8."""
+    return _last_value(b"\x02%b\x02" % properties, b"\x02%b\x01" % name, b"\x02")
+
+
+def find_tags_and_keys(text: str) -> tuple[str | None, str | None, str | None]:
+    """TAGS, UNIQ_KEY and KEYS: the properties that a consume queue and the key index are made of."""
+    framed = f"\x02{text}\x02"
+    return (
+        _last_value(framed, "\x02TAGS\x01", "\x02"),
+        _last_value(framed, "\x02UNIQ_KEY\x01", "\x02"),
+        _last_value(framed, "\x02KEYS\x01", "\x02"),
+    )
+
+
+def _last_value(framed: AnyStr, name: AnyStr, separator: AnyStr) -> AnyStr | None:
+    """The last value of a name that is not empty. `framed` has separators at both ends, `name` on both sides."""
+    at = framed.rfind(name)
+    while at >= 0:
+        start = at + len(name)
+        value = framed[start : framed.find(separator, start)]
+        if value:
+            return value
+        at = framed.rfind(name, 0, at + 1)
+    return None

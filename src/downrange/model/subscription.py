@@ -1,4 +1,4 @@
-"""What a consumer group wants of a topic: a tag expression or an SQL92 expression."""
+"""Which messages of a topic a consumer group wants: a tag expression or an SQL92 expression."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SQL92 = "SQL92"
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """One topic of a group's subscription, with the tag hashes the broker compares and the texts the client does."""
+    """One topic of a group's subscription: the broker compares the tag hashes, the client the texts of the tags."""
 
     topic: str
     expression: str = SUB_ALL
@@ -29,7 +29,7 @@ class Subscription:
 
 
 def parse_tags(expression: str | None) -> frozenset[str]:
-    """`A || B` -> {A, B}; nothing, blank or `*` -> the empty set, which matches everything."""
+    """`A || B` gives {A, B}; None, a blank text or `*` gives the empty set, which matches every message."""
     if not expression or expression == SUB_ALL:
         return frozenset()
     return frozenset(part for piece in expression.split("||") if (part := piece.strip()))

@@ -27,7 +27,7 @@ CHECK_MAX_TIME_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"
 SELF_TEST_TOPIC: Final = "SELF_TEST_TOPIC"
 OFFSET_MOVED_TOPIC: Final = "OFFSET_MOVED_EVENT"
 
-# Not to be created or deleted by anyone but the broker itself.
+# Topics that only the broker itself creates or deletes.
 SYSTEM_TOPICS: Final = frozenset(
     {
         AUTO_CREATE_TOPIC,
@@ -41,7 +41,7 @@ SYSTEM_TOPICS: Final = frozenset(
         OFFSET_MOVED_TOPIC,
     }
 )
-# Not to be sent to by clients.
+# Topics to which clients may not send.
 SEND_FORBIDDEN_TOPICS: Final = frozenset(
     {SCHEDULE_TOPIC, HALF_TOPIC, OP_HALF_TOPIC, CHECK_MAX_TIME_TOPIC, SELF_TEST_TOPIC, OFFSET_MOVED_TOPIC}
 )
@@ -62,7 +62,7 @@ _NAME_CHARACTERS: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQ
 
 
 class Perm(IntFlag):
-    """What may be done with a topic's queues."""
+    """The permission bits of a topic."""
 
     INHERIT = 1
     WRITE = 2
@@ -115,18 +115,17 @@ def is_system_topic(topic: str) -> bool:
 
 def check_topic_name(topic: str) -> None:
     """Raise MessageError with RocketMQ's words when `topic` breaks a naming rule."""
-    if not topic.strip():
-        raise MessageError("The specified topic is blank.")
-    if not _NAME_CHARACTERS.issuperset(topic):
-        raise MessageError("The specified topic contains illegal characters, allowing only ^[%|a-zA-Z0-9_-]+$")
-    if len(topic) > MAX_TOPIC_LENGTH:
-        raise MessageError("The specified topic is longer than topic max length.")
+    _check_name("topic", topic, MAX_TOPIC_LENGTH)
 
 
 def check_group_name(group: str) -> None:
-    if not group.strip():
-        raise MessageError("The specified group is blank.")
-    if not _NAME_CHARACTERS.issuperset(group):
-        raise MessageError("The specified group contains illegal characters, allowing only ^[%|a-zA-Z0-9_-]+$")
-    if len(group) > MAX_GROUP_LENGTH:
-        raise MessageError("The specified group is longer than group max length.")
+    _check_name("group", group, MAX_GROUP_LENGTH)
+
+
+def _check_name(kind: str, name: str, most: int) -> None:
+    if not name.strip():
+        raise MessageError(f"The specified {kind} is blank.")
+    if not _NAME_CHARACTERS.issuperset(name):
+        raise MessageError(f"The specified {kind} contains illegal characters, allowing only ^[%|a-zA-Z0-9_-]+$")
+    if len(name) > most:
+        raise MessageError(f"The specified {kind} is longer than {kind} max length.")

@@ -1,1 +1,1 @@
-"""The name server: who serves what, and who is alive."""
+"""The name server: knows which brokers are alive and which topics they serve."""

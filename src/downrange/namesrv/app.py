@@ -1,4 +1,4 @@
-"""Wiring of a name server, and its life from start to stop."""
+"""Builds a name server from its parts and runs it from start to stop."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from downrange.clock import Clock, SystemClock
+from downrange.compiled import VARIANT
 from downrange.namesrv.config import REMOTELY_CHANGEABLE, WITHOUT_EFFECT, NamesrvConfig
 from downrange.namesrv.handlers import NamesrvHandlers
 from downrange.namesrv.kv_config import KVConfig
@@ -17,14 +18,15 @@ from downrange.namesrv.route_table import RouteTable
 from downrange.settings import Property, check_known, configure, read_properties
 from downrange.transport.connection import Connection
 from downrange.transport.limits import Limits
+from downrange.transport.running_services import running_services
 from downrange.transport.server import Server
-from downrange.transport.services import running_services
+from downrange.transport.serving import serve_commands
 
 log = logging.getLogger(__name__)
 
 
 def load_config(path: Path | None, overrides: dict[str, Property]) -> tuple[NamesrvConfig, list[str]]:
-    """The configuration of a file and a command line, with what was changed while running, and warnings."""
+    """The configuration from a file, a command line and changes made while running; and warnings about its keys."""
     properties = {**(read_properties(path) if path else {}), **overrides}
     warnings = check_known(properties, [NamesrvConfig], WITHOUT_EFFECT)
     config = configure(NamesrvConfig, properties)
@@ -49,14 +51,16 @@ async def name_server(
             log.info("broker gone address=%s reason=connection closed", address)
 
     limits = replace(Limits(), idle_seconds=float(config.server_channel_max_idle_time_seconds))
-    server = Server(handlers, config.bind_address, config.listen_port, limits=limits, tls=tls, on_close=closed)
+    serve = serve_commands(handlers)
+    server = Server(serve, config.bind_address, config.listen_port, limits=limits, tls=tls, on_close=closed)
     pause = config.scan_not_active_broker_interval / 1000
     async with server, running_services(expiry=expire_brokers(routes, clock, pause)):
+        log.info("name server started port=%d variant=%s", server.port, VARIANT)
         yield server
 
 
 async def expire_brokers(routes: RouteTable, clock: Clock, pause_seconds: float) -> None:
-    """Forget brokers that fell silent; their connections are closed."""
+    """Forget brokers that fell silent and close their connections."""
     await clock.sleep(min(5.0, pause_seconds))
     while True:
         for connection in routes.expire(clock.now()):

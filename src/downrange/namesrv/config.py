@@ -19,22 +19,22 @@ class NamesrvConfig:
     config_store_path: Path = setting(
         Path.home() / "namesrv" / "namesrv.properties", "File that keeps settings changed while running."
     )
-    order_message_enable: bool = setting(False, "Add the order configuration of a topic to its route.")
+    order_message_enable: bool = setting(False, "Add the ORDER_TOPIC_CONFIG of a topic to its route.")
     delete_topic_with_broker_registration: bool = setting(False, "Forget a topic when its broker registers without it.")
     scan_not_active_broker_interval: int = setting(
         10_000, "Pause between two searches for silent brokers.", unit="ms", minimum=100
     )
     server_channel_max_idle_time_seconds: int = setting(
-        120, "Close a connection that was idle for so long.", unit="seconds", minimum=1
+        120, "Close a connection that was silent for this long.", unit="seconds", minimum=1
     )
 
 
-# What may be changed while running (request 318): values without consequences for files, ports or limits.
+# Keys that may be changed while running (request 318): none that concerns files, ports or limits.
 REMOTELY_CHANGEABLE: Final = frozenset({"orderMessageEnable", "deleteTopicWithBrokerRegistration"})
-# Never, whatever their value: changing them remotely is how two CVEs of RocketMQ worked.
+# Keys that are refused with RocketMQ's own words: changing them remotely is how two CVEs of RocketMQ worked.
 BLACK_LIST: Final = frozenset({"configBlackList", "configStorePath", "kvConfigPath", "rocketmqHome"})
 
-# Keys a RocketMQ name server has and that mean nothing here: one event loop instead of thread pools.
+# Keys of a RocketMQ name server that have no effect here, where one event loop does what thread pools do there.
 WITHOUT_EFFECT: Final = frozenset(
     {
         "rocketmqHome",

@@ -1,4 +1,4 @@
-"""Request code -> route_table call. Each function reads its header, acts, and makes the reply."""
+"""The handlers of a name server. Each reads the header of its request, calls the route table, and makes the reply."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ from downrange.settings import (
     to_properties,
 )
 from downrange.transport.connection import Connection
-from downrange.transport.handler import LaterReply, refuse
+from downrange.transport.serving import LaterReply, refuse
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class NamesrvHandlers:
         self._kv = kv
         self._clock = clock
         self.config = config
-        # Routes as bytes, kept until some route changes: clients ask for the same ones every 30 s.
+        # Encoded routes, kept until a route changes: clients ask for the same routes every 30 s.
         self._encoded_routes: dict[tuple[str, bool | None, str | None], bytes] = {}
         self._encoded_revision = routes.revision
         self._handlers: Mapping[int, Callable[[Command, Connection], Command]] = {
@@ -117,7 +117,7 @@ class NamesrvHandlers:
         data = command.body_bytes
         if header.body_crc32 and zlib.crc32(data) & 0x7FFFFFFF != header.body_crc32:
             raise BrokerError("crc32 not match")
-        # A broker repeats itself every 30 s, with thousands of topics: what was said last time need not be read again.
+        # A broker registers every 30 s with thousands of topics: an unchanged registration is not parsed again.
         fingerprint = blake2b(data, digest_size=16).digest()
         version = self._routes.version_by(header.broker_addr, fingerprint)
         topics: Iterable[TopicConfig] = ()
@@ -205,13 +205,9 @@ class NamesrvHandlers:
         return command.reply(body=encode_body(TopicList(names, broker_addr)))
 
     def get_unit_topics(self, command: Command, connection: Connection) -> Command:
-        match command.code:
-            case RequestCode.GET_UNIT_TOPIC_LIST:
-                topics = self._routes.unit_topics(with_bits=UNIT_BIT)
-            case RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST:
-                topics = self._routes.unit_topics(with_bits=UNIT_SUB_BIT)
-            case _:
-                topics = self._routes.unit_topics(with_bits=UNIT_SUB_BIT, without_bits=UNIT_BIT)
+        wanted = UNIT_BIT if command.code == RequestCode.GET_UNIT_TOPIC_LIST else UNIT_SUB_BIT
+        unwanted = UNIT_BIT if command.code == RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST else 0
+        topics = self._routes.unit_topics(with_bits=wanted, without_bits=unwanted)
         return command.reply(body=encode_body(TopicList(topics)))
 
     # --- operators ----------------------------------------------------------------------------------------------
@@ -238,7 +234,7 @@ class NamesrvHandlers:
         return command.reply(body=format_properties(to_properties(self.config)).encode())
 
     def update_config(self, command: Command, connection: Connection) -> Command:
-        """Change what may be changed while running: all of the request or, when a key or value is wrong, nothing."""
+        """Change settings that may be changed while running; one wrong key or value, and nothing is changed."""
         try:
             given = parse_properties(command.body_bytes.decode())
         except UnicodeDecodeError:
@@ -251,7 +247,7 @@ class NamesrvHandlers:
                 changes[known.field] = parse_value(known, known.key, given.pop(known.key))
         if given:
             allowed = ", ".join(sorted(REMOTELY_CHANGEABLE))
-            raise NoPermission(f"{min(given)} can not be updated while running; what can: {allowed}")
+            raise NoPermission(f"{min(given)} can not be updated while running; these keys can: {allowed}")
         self._apply(changes)
         return command.reply()
 
@@ -271,9 +267,7 @@ class NamesrvHandlers:
     # --- key-value configuration --------------------------------------------------------------------------------
 
     def put_kv_config(self, command: Command, connection: Connection) -> Command:
-        fields = command.ext_fields
-        if not fields.get("namespace") or not fields.get("key"):
-            raise BrokerError("namespace or key is null")
+        _check_kv_names(command)
         header = command.header(PutKVConfigRequest)
         self._kv.put(header.namespace, header.key, header.value)
         return command.reply()
@@ -286,9 +280,7 @@ class NamesrvHandlers:
         return command.reply(header=GetKVConfigResponse(value))
 
     def delete_kv_config(self, command: Command, connection: Connection) -> Command:
-        fields = command.ext_fields
-        if not fields.get("namespace") or not fields.get("key"):
-            raise BrokerError("namespace or key is null")
+        _check_kv_names(command)
         header = command.header(KVConfigRequest)
         self._kv.delete(header.namespace, header.key)
         return command.reply()
@@ -299,6 +291,11 @@ class NamesrvHandlers:
         if table is None:
             raise QueryNotFound(f"No config item, Namespace: {namespace}")
         return command.reply(body=encode_body(KVTable(table)))
+
+
+def _check_kv_names(command: Command) -> None:
+    if not command.ext_fields.get("namespace") or not command.ext_fields.get("key"):
+        raise BrokerError("namespace or key is null")
 
 
 def _registration_of(header: RegisterBrokerRequest, data: bytes) -> RegisterBrokerBody:

@@ -15,9 +15,9 @@ class _File(msgspec.Struct):
 
 
 class KVConfig:
-    """Values by namespace and key; every change is on disk before the caller is told.
+    """Values by namespace and key; every change is on disk before its method returns.
 
-    The file is replaced as a whole, the one before stays as `.bak`.
+    A change replaces the whole file; the file before it stays as `.bak`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -67,5 +67,5 @@ class KVConfig:
         return self._table.get(namespace, {}).get(key)
 
     def namespace(self, namespace: str) -> dict[str, str] | None:
-        """All of a namespace; None when nothing was ever put there."""
+        """All keys and values of a namespace; None when nothing was ever put there."""
         return self._table.get(namespace)

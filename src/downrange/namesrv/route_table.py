@@ -1,8 +1,8 @@
-"""Who serves what, who is alive. Pure: time and connections come in as arguments, nothing is sent from here.
+"""Which brokers are alive and which topics they serve. Pure: takes time and connections as arguments, sends nothing.
 
-topic -> broker name -> queues;  broker name -> {id: address};  address -> when it was last heard of.
+topic -> broker name -> queues;  broker name -> {id: address};  address -> when the broker was last heard of.
 A broker is known by its address; id 0 is the master. Topics are taken from masters only, and only when their data
-version changed. A topic stays when it vanishes from a broker's table; it goes when its last broker does, or by request.
+version changed. A topic that a broker no longer names stays; it goes with its last broker, or by request.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ UNIT_SUB_BIT: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class BrokerIdentity:
-    """Which broker speaks."""
+    """The identity a broker registers with."""
 
     cluster_name: str
     broker_name: str
@@ -36,7 +36,7 @@ class BrokerIdentity:
 
 @dataclass(slots=True)
 class LiveBroker:
-    """The last that was heard of one address, and over which connection."""
+    """The last registration or heartbeat of a broker, and the connection it came over."""
 
     heard_millis: int
     data_version: DataVersion
@@ -48,7 +48,7 @@ class LiveBroker:
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """What a slave wants to know after registering; empty for masters and while the master is away."""
+    """The master's addresses, for a slave that registered; empty for masters and while the master is away."""
 
     master_addr: str | None = None
     ha_server_addr: str | None = None
@@ -59,13 +59,13 @@ class RouteTable:
 
     def __init__(self, *, drop_topics_left_out: bool = False) -> None:
         self.drop_topics_left_out = drop_topics_left_out
-        """5.x's deleteTopicWithBrokerRegistration: a topic missing from a registration is removed."""
+        """deleteTopicWithBrokerRegistration of RocketMQ 5: remove a topic that is missing from a registration."""
         self._queues: dict[str, dict[str, QueueData]] = {}
         self._brokers: dict[str, BrokerData] = {}
         self._clusters: dict[str, set[str]] = {}
         self._live: dict[str, LiveBroker] = {}
         self.revision = 0
-        """Grows with every change that some route shows."""
+        """Grows with every change that is visible in a route."""
 
     def __repr__(self) -> str:
         return f"<RouteTable brokers={len(self._live)} topics={len(self._queues)}>"
@@ -85,7 +85,7 @@ class RouteTable:
         enable_acting_master: bool | None = None,
         fingerprint: bytes = b"",
     ) -> Registered:
-        """Take a broker in, or refresh it; the `fingerprint` is of version and topics, for `version_by`."""
+        """Add a broker or refresh it; `fingerprint` is a hash of its version and topics, for `version_by`."""
         known = self._brokers.get(broker.broker_name)
         addresses = dict(known.broker_addrs) if known else {}
         # An address has one id: a slave that comes back as master must not stay listed as slave.
@@ -117,7 +117,7 @@ class RouteTable:
     def _take_topics(self, broker_name: str, topics: Iterable[TopicConfig]) -> None:
         self.revision += 1
         named = set()
-        alike: dict[QueueData, QueueData] = {}  # ten thousand topics have a few kinds of queues
+        alike: dict[QueueData, QueueData] = {}  # ten thousand topics share a few different QueueData
         for config in topics:
             topic = intern(config.topic_name)
             named.add(topic)
@@ -129,7 +129,7 @@ class RouteTable:
                 topic_sys_flag=config.topic_sys_flag,
             )
             self._queues.setdefault(topic, {})[broker_name] = alike.setdefault(queues, queues)
-        # A registration of one topic is an incremental one: it says nothing about the others.
+        # A registration of a single topic is incremental: it says nothing about the other topics.
         if self.drop_topics_left_out and len(named) != 1:
             for topic in [topic for topic, brokers in self._queues.items() if topic not in named]:
                 self._drop_queues(topic, {broker_name})
@@ -140,14 +140,14 @@ class RouteTable:
         return Registered(address, live.ha_server_addr) if live else Registered()
 
     def register_topic(self, topic: str, queues: Iterable[QueueData]) -> None:
-        """5.x: one topic's queues, from a broker that is known already."""
+        """Add the queues of one topic on a known broker (a request of RocketMQ 5)."""
         self.revision += 1
         for queue in queues:
             if queue.broker_name in self._brokers:
                 self._queues.setdefault(topic, {})[queue.broker_name] = queue
 
     def heartbeat(self, broker_addr: str, *, now: int, connection: Hashable) -> None:
-        """5.x: still there."""
+        """Note that a broker is still alive (a request of RocketMQ 5)."""
         live = self._live.get(broker_addr)
         if live is not None:
             live.heard_millis = now
@@ -156,7 +156,7 @@ class RouteTable:
     def query_data_version(
         self, broker_addr: str, version: DataVersion, *, now: int
     ) -> tuple[bool, DataVersion | None]:
-        """Whether the broker has to register again, and the version known here; a broker that has not is refreshed."""
+        """Whether the broker must register again, and its known version; if it need not, it counts as heard of."""
         live = self._live.get(broker_addr)
         if live is None:
             return True, None
@@ -174,11 +174,11 @@ class RouteTable:
             )
 
     def drop_connection(self, connection: Hashable) -> list[str]:
-        """Forget the brokers that were heard over `connection`; return their addresses."""
+        """Forget the brokers that registered over `connection`; return their addresses."""
         return self._drop([address for address, live in self._live.items() if live.connection == connection])
 
     def expire(self, now: int) -> list[Hashable]:
-        """Forget brokers that were silent for too long; return their connections, which are to be closed."""
+        """Forget brokers that were silent for too long; return their connections for the caller to close."""
         silent = {
             address: live.connection
             for address, live in self._live.items()
@@ -198,16 +198,11 @@ class RouteTable:
         return addresses
 
     def _keep_addresses(self, known: BrokerData, addresses: dict[int, str]) -> None:
-        """Reduce a broker name to `addresses`; without any, its cluster entry and its topics go too."""
+        """Keep only `addresses` of a broker name; if there are none, forget its cluster entry and topics, too."""
         self.revision += 1
         name = known.broker_name
         if addresses:
-            self._brokers[name] = BrokerData(
-                cluster=known.cluster,
-                broker_name=name,
-                broker_addrs=addresses,
-                enable_acting_master=known.enable_acting_master,
-            )
+            self._brokers[name] = structs.replace(known, broker_addrs=addresses)
             return
         del self._brokers[name]
         names = self._clusters.get(known.cluster, set())
@@ -227,7 +222,7 @@ class RouteTable:
     # --- questions ----------------------------------------------------------------------------------------------
 
     def route(self, topic: str) -> TopicRouteData | None:
-        """All queues and all brokers of a topic, slaves included; None when no broker of it is known."""
+        """All queues and all brokers of a topic, slaves included; None when no known broker serves it."""
         queues = self._queues.get(topic, {})
         brokers = tuple(self._brokers[name] for name in sorted(queues) if name in self._brokers)
         if not brokers:
@@ -256,7 +251,7 @@ class RouteTable:
         return tuple(dict.fromkeys(names)), next(iter(self._live), None)
 
     def unit_topics(self, *, with_bits: int, without_bits: int = 0) -> tuple[str, ...]:
-        """Topics by the bits of their system flag."""
+        """Topics whose system flag has `with_bits` and none of `without_bits`."""
         return tuple(
             topic
             for topic, queues in self._queues.items()

@@ -1,1 +1,1 @@
-"""Remoting bytes <-> commands. No sockets, files, clocks or logging: bytes in, values out."""
+"""Converts between remoting bytes and commands, without sockets, files, clocks or logging."""

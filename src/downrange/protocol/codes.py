@@ -1,4 +1,4 @@
-"""Numbers of the remoting protocol: what is asked, what is answered, who asks."""
+"""The numbers of the remoting protocol: request codes, response codes, languages and header encodings."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class RequestCode(IntEnum):
-    """What a request asks for. Codes only 5.x knows are here too, so that a refusal can name them."""
+    """The kinds of requests, including codes that only 5.x knows, so that a refusal can name them."""
 
     SEND_MESSAGE = 10
     PULL_MESSAGE = 11
@@ -165,7 +165,7 @@ class RequestCode(IntEnum):
 
 
 class ResponseCode(IntEnum):
-    """How a request went. 209-211 mean other things in answers of 5.x: read them with the request in mind."""
+    """The results of requests. In answers of 5.x, 209-211 have other meanings, which depend on the request."""
 
     RPC_TIME_OUT = -1006
     RPC_SEND_TO_CHANNEL_FAILED = -1004
@@ -255,22 +255,20 @@ class LanguageCode(IntEnum):
 
 
 class SerializeType(IntEnum):
-    """How a frame's header is written; each frame says so itself."""
+    """The encoding of a frame's header, which every frame names."""
 
     JSON = 0
     ROCKETMQ = 1
 
 
 VERSION_4_9_8 = 409
-"""The release whose behaviour we announce and follow; every command carries it."""
+"""The release whose behaviour we follow; every command we send names it."""
 VERSION_STANDARD_JSON = 401
-"""4.9.4: from this client version on a name server answers routes in standard JSON."""
-VERSION_TOPIC_MAPPING = 413
-"""5.0.0: a compressed registration has a mapping section."""
+"""4.9.4: clients of this version and later get routes in standard JSON from a name server."""
 
 
 def version_name(version: int) -> str:
-    """`409` -> `V4_9_8`: releases and snapshots alternate from 4.0.0 on."""
+    """The name of a version, as `V4_9_8` for 409: releases and snapshots alternate from 4.0.0 on."""
     steps, is_release = divmod(max(version, 213) - 213 + 1, 2)
     major, rest = divmod(steps, 100)
     return f"V{4 + major}_{rest // 10}_{rest % 10}" + ("" if is_release else "_SNAPSHOT")

@@ -1,4 +1,4 @@
-"""One request or one reply: the unit both header encodings carry."""
+"""Commands: a request or a reply, in either header encoding."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ ONEWAY_FLAG: Final = 2
 class Command(msgspec.Struct, frozen=True, eq=False, gc=False):
     """One request or reply, as a value.
 
-    `raw_ext` is the ext-field block as it came (JSON text or binary pairs, by `serialize_type`) or a dict as we built
-    it. It is read only when asked for: `header(Type)` turns the text straight into a typed header, which costs half of
-    the detour over a dict, and a request that is refused early is never read at all.
+    `raw_ext` is the ext-field block as it arrived (JSON text or binary pairs, by `serialize_type`), or a dict that we
+    made. It is read only when needed: `header(Type)` turns the text directly into a typed header, at half the cost of
+    the way over a dict, and the fields of a request that is refused early are never read.
     """
 
     code: int
@@ -34,7 +34,7 @@ class Command(msgspec.Struct, frozen=True, eq=False, gc=False):
     raw_ext: bytes | msgspec.Raw | Mapping[str, str] | None = None
     body: Body = b""
     remark: str | None = None
-    # Plain numbers, not enum members: every frame written looks its language up, and hashing a member is slow.
+    # Numbers, not enum members: writing a frame looks up the language, and hashing an enum member is slow.
     language: int = int(LanguageCode.PYTHON)
     version: int = VERSION_4_9_8
     serialize_type: int = int(SerializeType.JSON)
@@ -49,7 +49,7 @@ class Command(msgspec.Struct, frozen=True, eq=False, gc=False):
 
     @property
     def ext_fields(self) -> Mapping[str, str]:
-        """All ext fields by name. Raises RemoteProtocolError when the peer wrote something that cannot be read."""
+        """All ext fields by name. Raises RemoteProtocolError when they cannot be read."""
         raw = self.raw_ext
         if raw is None:
             return {}
@@ -60,7 +60,7 @@ class Command(msgspec.Struct, frozen=True, eq=False, gc=False):
         return raw
 
     def header(self, header_type: type[H]) -> H:
-        """The ext fields as a typed header. Raises FieldError that names the missing or wrong field."""
+        """The ext fields as a typed header. Raises a FieldError that names a missing or wrong field."""
         if isinstance(self.raw_ext, msgspec.Raw):
             typed = header_json.decode_typed(self.raw_ext, header_type)
             if typed is not None:
@@ -83,7 +83,7 @@ class Command(msgspec.Struct, frozen=True, eq=False, gc=False):
         ext_fields: Mapping[str, str] | msgspec.Raw | None = None,
         body: Body = b"",
     ) -> Command:
-        """The answer to this request: same opaque, same header encoding. `ext_fields` may be JSON text already."""
+        """The answer to this request, with its opaque and header encoding. `ext_fields` may be JSON text already."""
         return Command(
             code=code,
             opaque=self.opaque,
@@ -129,7 +129,7 @@ def request(
     remark: str | None = None,
     serialize_type: int = SerializeType.JSON,
 ) -> Command:
-    """A request; the connection that sends it gives it its opaque."""
+    """Make a request; the connection that sends it sets the opaque."""
     return Command(
         code=code,
         flag=ONEWAY_FLAG if oneway else 0,

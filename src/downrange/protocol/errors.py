@@ -1,9 +1,9 @@
-"""What can be wrong with bytes, and the table reply code <-> error.
+"""Errors of the protocol, and errors for the response codes of a server.
 
 ProtocolError
-├── LocalProtocolError    we tried to write something the protocol cannot carry
-└── RemoteProtocolError   the peer's bytes break the rules: its connection cannot be read any further
-BrokerError(code, remark) the peer understood and refused; one class per code that callers tell apart
+├── LocalProtocolError    we tried to write something that the protocol cannot express
+└── RemoteProtocolError   the peer's bytes break the rules: the rest of its connection cannot be read
+BrokerError(code, remark) the peer understood and refused; one class for each code that callers distinguish
 """
 
 from __future__ import annotations
@@ -19,19 +19,21 @@ class ProtocolError(MQError):
 
 
 class LocalProtocolError(ProtocolError):
-    """We broke the rules."""
+    """Our own command breaks the rules of the protocol."""
 
 
 class RemoteProtocolError(ProtocolError):
-    """The peer broke the rules."""
+    """The bytes of the peer break the rules of the protocol."""
 
 
 class BrokerError(MQError):
-    """A server answered with an error code. `remark` is its own explanation."""
+    """A server answered with an error code. `remark` is the explanation of the server."""
 
     default_code: ClassVar[int] = ResponseCode.SYSTEM_ERROR
-    refresh_route: ClassVar[bool] = False
-    """The route this request followed may be stale: look it up again before the next try."""
+
+    def __init_subclass__(cls, *, code: ResponseCode, retriable: bool = False) -> None:
+        cls.default_code = code
+        cls.retriable = retriable
 
     def __init__(self, remark: str | None = None, code: int | None = None) -> None:
         self.code = self.default_code if code is None else code
@@ -46,102 +48,68 @@ def code_name(code: int) -> str:
         return f"response code {code}"
 
 
-class InternalError(BrokerError):
-    """Something failed inside the server."""
-
-    default_code = ResponseCode.SYSTEM_ERROR
-    retriable = True
+class InternalError(BrokerError, code=ResponseCode.SYSTEM_ERROR, retriable=True):
+    """An operation failed inside the server."""
 
 
-class SystemBusy(BrokerError):
+class SystemBusy(BrokerError, code=ResponseCode.SYSTEM_BUSY):
     """Flow control: the server sheds load. Trying again at once makes it worse."""
 
-    default_code = ResponseCode.SYSTEM_BUSY
+
+class RequestCodeNotSupported(BrokerError, code=ResponseCode.REQUEST_CODE_NOT_SUPPORTED): ...
 
 
-class RequestCodeNotSupported(BrokerError):
-    default_code = ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+class MessageIllegal(BrokerError, code=ResponseCode.MESSAGE_ILLEGAL): ...
 
 
-class MessageIllegal(BrokerError):
-    default_code = ResponseCode.MESSAGE_ILLEGAL
+class ServiceNotAvailable(BrokerError, code=ResponseCode.SERVICE_NOT_AVAILABLE, retriable=True): ...
 
 
-class ServiceNotAvailable(BrokerError):
-    default_code = ResponseCode.SERVICE_NOT_AVAILABLE
-    retriable = True
+class NoPermission(BrokerError, code=ResponseCode.NO_PERMISSION, retriable=True): ...
 
 
-class NoPermission(BrokerError):
-    default_code = ResponseCode.NO_PERMISSION
-    retriable = True
-    refresh_route = True
+class TopicNotExist(BrokerError, code=ResponseCode.TOPIC_NOT_EXIST, retriable=True): ...
 
 
-class TopicNotExist(BrokerError):
-    default_code = ResponseCode.TOPIC_NOT_EXIST
-    retriable = True
-    refresh_route = True
+class PullOffsetMoved(BrokerError, code=ResponseCode.PULL_OFFSET_MOVED): ...
 
 
-class PullOffsetMoved(BrokerError):
-    default_code = ResponseCode.PULL_OFFSET_MOVED
+class QueryNotFound(BrokerError, code=ResponseCode.QUERY_NOT_FOUND): ...
 
 
-class QueryNotFound(BrokerError):
-    default_code = ResponseCode.QUERY_NOT_FOUND
+class SubscriptionParseFailed(BrokerError, code=ResponseCode.SUBSCRIPTION_PARSE_FAILED): ...
 
 
-class SubscriptionParseFailed(BrokerError):
-    default_code = ResponseCode.SUBSCRIPTION_PARSE_FAILED
+class SubscriptionNotExist(BrokerError, code=ResponseCode.SUBSCRIPTION_NOT_EXIST, retriable=True): ...
 
 
-class SubscriptionNotExist(BrokerError):
-    default_code = ResponseCode.SUBSCRIPTION_NOT_EXIST
-    retriable = True
+class SubscriptionNotLatest(BrokerError, code=ResponseCode.SUBSCRIPTION_NOT_LATEST, retriable=True): ...
 
 
-class SubscriptionNotLatest(BrokerError):
-    default_code = ResponseCode.SUBSCRIPTION_NOT_LATEST
-    retriable = True
+class SubscriptionGroupNotExist(BrokerError, code=ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST): ...
 
 
-class SubscriptionGroupNotExist(BrokerError):
-    default_code = ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
+class FilterDataNotExist(BrokerError, code=ResponseCode.FILTER_DATA_NOT_EXIST, retriable=True): ...
 
 
-class FilterDataNotExist(BrokerError):
-    default_code = ResponseCode.FILTER_DATA_NOT_EXIST
-    retriable = True
+class FilterDataNotLatest(BrokerError, code=ResponseCode.FILTER_DATA_NOT_LATEST, retriable=True): ...
 
 
-class FilterDataNotLatest(BrokerError):
-    default_code = ResponseCode.FILTER_DATA_NOT_LATEST
-    retriable = True
+class ConsumerNotOnline(BrokerError, code=ResponseCode.CONSUMER_NOT_ONLINE): ...
 
 
-class ConsumerNotOnline(BrokerError):
-    default_code = ResponseCode.CONSUMER_NOT_ONLINE
+class ConsumeMessageTimeout(BrokerError, code=ResponseCode.CONSUME_MSG_TIMEOUT, retriable=True): ...
 
 
-class ConsumeMessageTimeout(BrokerError):
-    default_code = ResponseCode.CONSUME_MSG_TIMEOUT
-    retriable = True
+class SlaveNotAvailable(BrokerError, code=ResponseCode.SLAVE_NOT_AVAILABLE, retriable=True): ...
 
 
-class SlaveNotAvailable(BrokerError):
-    default_code = ResponseCode.SLAVE_NOT_AVAILABLE
-    retriable = True
-
-
-class FlowControl(BrokerError):
-    default_code = ResponseCode.FLOW_CONTROL
-    retriable = True
+class FlowControl(BrokerError, code=ResponseCode.FLOW_CONTROL, retriable=True): ...
 
 
 ERRORS: dict[int, type[BrokerError]] = {error.default_code: error for error in BrokerError.__subclasses__()}
 
 
 def broker_error(code: int, remark: str | None) -> BrokerError:
-    """The error for a reply code; codes nobody tells apart share the base class."""
+    """The error for a response code; codes without a class of their own give a BrokerError."""
     return ERRORS.get(code, BrokerError)(remark, code)

@@ -9,10 +9,12 @@ A text of length zero counts as absent, as in every reader since 4.9.4.
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from downrange.protocol.errors import LocalProtocolError, RemoteProtocolError
+
+if TYPE_CHECKING:
+    from downrange.protocol.command import Command
 
 FIXED: Final = struct.Struct(">hbhiii")  # code … flag, remark length
 assert FIXED.size == 17
@@ -31,7 +33,7 @@ class BinaryHeader(NamedTuple):
 
 
 def decode(header: bytes) -> BinaryHeader:
-    """The fixed part, the remark, and the ext-field block as it is."""
+    """The fixed part, the remark, and the ext-field block as raw bytes."""
     try:
         code, language, version, opaque, flag, remark_length = FIXED.unpack_from(header)
         ext_start = FIXED.size + remark_length
@@ -49,10 +51,11 @@ def decode(header: bytes) -> BinaryHeader:
 
 def decode_ext_fields(block: bytes) -> dict[str, str]:
     """The pairs of an ext-field block."""
-    # Latin-1 maps bytes to characters one to one, so texts are cut from one string; only texts that turn out not to be
-    # ASCII are decoded again. That halves the cost of decoding each piece.
+    # Latin-1 maps bytes to characters one to one, so texts can be cut from one string; only texts that are not ASCII
+    # are decoded again. This takes half the time of decoding each text.
     fields = {}
     text = block.decode("latin-1")
+    is_ascii = block.isascii()
     end = len(block)
     at = 0
     try:
@@ -71,9 +74,9 @@ def decode_ext_fields(block: bytes) -> dict[str, str]:
             if value_length < 0 or at > end:
                 raise RemoteProtocolError(f"binary header: ext value of {value_length} bytes, {end - start} are left")
             value = text[start:at]
-            if not value.isascii():
+            if not is_ascii and not value.isascii():
                 value = block[start:at].decode()
-            if not key.isascii():
+            if not is_ascii and not key.isascii():
                 key = key.encode("latin-1").decode()
             if key and value:
                 fields[key] = value
@@ -82,25 +85,16 @@ def decode_ext_fields(block: bytes) -> dict[str, str]:
     return fields
 
 
-def encode(
-    code: int,
-    language: int,
-    version: int,
-    opaque: int,
-    flag: int,
-    remark: str | None,
-    ext_fields: Mapping[str, str] | None,
-) -> bytes:
-    remark_bytes = remark.encode() if remark else b""
+def encode(command: Command, opaque: int) -> bytes:
+    remark_bytes = command.remark.encode() if command.remark else b""
     pieces: list[bytes] = []
-    for key, value in (ext_fields or {}).items():
+    for key, value in command.ext_fields.items():
         key_bytes, value_bytes = key.encode(), value.encode()
         pieces += (len(key_bytes).to_bytes(2, "big"), key_bytes, len(value_bytes).to_bytes(4, "big"), value_bytes)
     block = b"".join(pieces)
     try:
-        fixed = FIXED.pack(code, language, version, opaque, flag, len(remark_bytes))
+        fixed = FIXED.pack(command.code, command.language, command.version, opaque, command.flag, len(remark_bytes))
     except struct.error:
-        raise LocalProtocolError(
-            f"code {code} or version {version} does not fit a binary header: send it with a JSON one"
-        ) from None
+        what = f"code {command.code} or version {command.version}"
+        raise LocalProtocolError(f"{what} does not fit a binary header: send it with a JSON one") from None
     return b"".join((fixed, remark_bytes, len(block).to_bytes(4, "big"), block))

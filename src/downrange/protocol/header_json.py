@@ -7,14 +7,16 @@ absent.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cache
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 
 from downrange.protocol.codes import LanguageCode
 from downrange.protocol.errors import RemoteProtocolError
+
+if TYPE_CHECKING:
+    from downrange.protocol.command import Command
 
 H = TypeVar("H", bound=msgspec.Struct)
 
@@ -45,7 +47,7 @@ class JsonHeader(msgspec.Struct, gc=False, rename={"ext": "extFields"}):
 
 
 def language_code(language: str | int | None) -> int:
-    """The number of a language given by name or number; what we do not know is OTHER."""
+    """The number of a language given by name or number; OTHER for an unknown language."""
     return _LANGUAGE_CODES.get(language, _OTHER)
 
 
@@ -84,7 +86,7 @@ def _typed_decoder(header_type: type[H]) -> msgspec.json.Decoder[H]:
 
 
 def decode_typed(raw: msgspec.Raw, header_type: type[H]) -> H | None:
-    """Straight from text to the typed header, or None when it takes the lenient way or an error message."""
+    """The typed header, directly from the text; None when it has to be read leniently, or is wrong."""
     decoder: msgspec.json.Decoder[H] = _typed_decoder(header_type)
     try:
         return decoder.decode(raw)
@@ -92,25 +94,20 @@ def decode_typed(raw: msgspec.Raw, header_type: type[H]) -> H | None:
         return None
 
 
-def encode(
-    code: int,
-    language: int,
-    version: int,
-    opaque: int,
-    flag: int,
-    remark: str | None,
-    ext_fields: Mapping[str, str] | msgspec.Raw | None,
-) -> bytes:
-    if remark is None and isinstance(ext_fields, msgspec.Raw):  # nearly every send and its reply
-        return _READY_FIELDS % (code, ext_fields, flag, _LANGUAGE_BYTES.get(language, b"OTHER"), opaque, version)
+def encode(command: Command, opaque: int) -> bytes:
+    code, flag, version, raw_ext = command.code, command.flag, command.version, command.raw_ext
+    # Ext fields that are JSON text already are not encoded again: senders of many requests make it themselves.
+    is_ready = isinstance(raw_ext, msgspec.Raw)
+    if command.remark is None and is_ready:  # nearly all sends and their replies
+        return _READY_FIELDS % (code, raw_ext, flag, _LANGUAGE_BYTES.get(command.language, b"OTHER"), opaque, version)
     header: dict[str, Any] = {"code": code}
-    if ext_fields is not None:
-        header["extFields"] = ext_fields
+    if raw_ext is not None:
+        header["extFields"] = raw_ext if is_ready else command.ext_fields
     header["flag"] = flag
-    header["language"] = _LANGUAGE_NAMES.get(language, "OTHER")
+    header["language"] = _LANGUAGE_NAMES.get(command.language, "OTHER")
     header["opaque"] = opaque
-    if remark is not None:
-        header["remark"] = remark
+    if command.remark is not None:
+        header["remark"] = command.remark
     header["serializeTypeCurrentRPC"] = "JSON"
     header["version"] = version
     return _encode(header)

@@ -1,14 +1,14 @@
-"""Reading what Java peers call JSON.
+"""Reads JSON as Java peers write it.
 
-RocketMQ's JSON writer goes beyond the standard in three ways, and this module accepts all of them:
+RocketMQ's JSON writer goes beyond the standard in three ways, which this module accepts:
 
     {0:"10.0.0.1:10911"}                          a number in key position
     {{"brokerName":"b","queueId":0,"topic":"T"}:5}  an object in key position
-    {"$ref":"$.a.b[0]"}                           an object that already stood elsewhere in the text
+    {"$ref":"$.a.b[0]"}                           a reference to an object elsewhere in the text
 
-A key that is not a string becomes one: a number its text, an object its compact JSON with sorted members. A reference
-becomes a copy of its target; one that points nowhere, or at an object around it, becomes null. Standard JSON takes the
-fast path. Time and memory grow with the length of the text, whatever the text says; only `JavaJsonError` is raised.
+A number as a key becomes its text, an object as a key its compact JSON with sorted members. A reference becomes a copy
+of its target; a reference that points nowhere, or at an object around it, becomes null. Standard JSON takes the fast
+path. Time and memory grow with the length of the text, whatever its content; only `JavaJsonError` is raised.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import msgspec
 from downrange.model.errors import MQError
 
 MAX_DEPTH: Final = 128
-# References can multiply a text (a thousand pointers to one long list): no genuine body comes near this.
+# References can multiply a text (a thousand references to one long list); no genuine body comes near this limit.
 MAX_REFERENCED_VALUES: Final = 100_000
 
 _TOKEN: Final = re.compile(
@@ -42,7 +42,7 @@ _MISSING: Final = object()
 
 
 class JavaJsonError(MQError):
-    """The text is not JSON, not even as Java writes it."""
+    """The text is not JSON, not even in Java's form."""
 
 
 def loads(data: bytes | str) -> Any:
@@ -55,16 +55,8 @@ def loads(data: bytes | str) -> Any:
     return _resolve_references(value) if has_references else value
 
 
-def to_standard(data: bytes) -> bytes:
-    """The same value as standard JSON."""
-    try:
-        return msgspec.json.encode(loads(data))
-    except (ValueError, RecursionError) as error:
-        raise JavaJsonError(f"not representable as JSON: {error}") from None
-
-
 def canonical(value: Any) -> str:
-    """Compact JSON with sorted members: how an object in key position is named."""
+    """Compact JSON with sorted members: the name of an object in key position."""
     return msgspec.json.encode(value, order="sorted").decode()
 
 
@@ -78,7 +70,7 @@ def _text(data: bytes | str) -> str:
 
 
 class _TolerantReader:
-    """One pass over one text; a value in key position is read like any other and then turned into a string."""
+    """Reads one text in one pass; a value in key position is read like any other and then turned into a string."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -164,7 +156,7 @@ class _TolerantReader:
         if kind in ("number", "word"):
             self._advance()
             return lexeme
-        # A key within a key within a key would double its escapes each time: exponential in the depth.
+        # Each level of keys within keys would double the escapes: they would grow exponentially with the depth.
         if self._inside_key:
             raise JavaJsonError(f"an object key inside an object key at character {self._at}")
         self._inside_key = True
@@ -180,7 +172,7 @@ class _TolerantReader:
                 text = json.loads(lexeme, strict=False)
             except ValueError:
                 raise JavaJsonError(f"bad escape in the string at character {self._at}") from None
-        # Java strings may hold half a surrogate pair; UTF-8 has no bytes for it.
+        # Java strings may contain half a surrogate pair, which UTF-8 cannot encode.
         return text if text.isascii() else _SURROGATE.sub("\ufffd", text)
 
     def _number(self, lexeme: str) -> int | float:
@@ -195,11 +187,11 @@ def _resolve_references(root: Any) -> Any:
 
 
 class _References:
-    """Copies a value, putting in place of each reference a copy of what it points at."""
+    """Copies a value and replaces each reference by a copy of its target."""
 
     def __init__(self, root: Any) -> None:
         self._root = root
-        self._around: set[int] = set()  # containers being copied: a reference to one of them is a circle
+        self._around: set[int] = set()  # containers that are being copied: a reference to one of them is a circle
         self._budget = MAX_REFERENCED_VALUES
         self._expanding = 0
 
@@ -233,7 +225,7 @@ class _References:
         return copied
 
     def _follow(self, path: str) -> Any:
-        # `@` (itself), `..` (its parent) and `$` alone always point at something around them: circles, so null.
+        # `@` (itself), `..` (its parent) and `$` alone always point at a container around them: circles, so null.
         if not path.startswith("$"):
             return _MISSING
         value, at = self._root, 1

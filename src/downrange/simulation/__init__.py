@@ -1,4 +1,4 @@
-"""Fault strategies judged beyond one machine: thousands of producers, hundreds of brokers, virtual time.
+"""Compares fault strategies in clusters larger than one machine: thousands of producers, hundreds of brokers.
 
 report = simulate(Plan(producers=1000, brokers=50), "crash", strategy("adaptive"))
 """

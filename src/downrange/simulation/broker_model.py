@@ -1,8 +1,8 @@
-"""A broker as a producer meets it: it takes its time, has a queue, and at times is not well.
+"""A model of a broker as a producer sees it: it takes time, has a queue, and has faults at known times.
 
 A message waits for its turn (the broker takes `capacity` a second), is then stored within a log-normal time, and the
-reply travels back. One that would wait longer than RocketMQ's `waitTimeMillsInSendQueue` is answered with flow control.
-Since faults are known beforehand, the fate of an attempt is known the moment it arrives.
+reply travels back. A message that would wait longer than `waitTimeMillsInSendQueue` is refused with flow control.
+Since all faults are known in advance, the fate of an attempt is computed the moment it arrives.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from math import inf, log
 from random import Random
 from typing import Final, NamedTuple
 
-from downrange.client.fault import Outcome
+from downrange.client.producer.fault import Outcome
 from downrange.simulation.plan import Plan
 
 SEND_QUEUE_WAIT_MILLIS: Final = 200.0
 
 
 class Ailment(StrEnum):
-    CRASHED = "crashed"  # connections are refused; what was under way is lost
-    STOPPED = "stopped"  # as by SIGSTOP: requests lie in the socket and are carried out afterwards
+    CRASHED = "crashed"  # connections are refused; requests under way are lost
+    STOPPED = "stopped"  # as by SIGSTOP: requests wait in the socket and are served afterwards
     SILENT = "silent"  # the network swallows everything
     SLOW = "slow"  # every answer takes `added_millis` more
     SLOW_DISK = "slow disk"  # messages take `added_millis` more, probes do not
@@ -31,7 +31,7 @@ class Ailment(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What is wrong with one broker from `start` until `end`, in milliseconds."""
+    """A fault of one broker, from `start` until `end` in milliseconds."""
 
     broker: int
     start: float
@@ -42,7 +42,7 @@ class Fault:
 
 
 class Fate(NamedTuple):
-    """What becomes of one request: when the producer knows what, and whether the message is in the log."""
+    """The fate of one request: when the producer learns which outcome, and whether the message is in the log."""
 
     ends_at: float
     outcome: Outcome
@@ -69,7 +69,7 @@ class SimulatedBroker:
             self._next_fault += 1
         if self._fault is not None and self._fault.end <= now:
             if self._fault.ailment is Ailment.CRASHED:
-                self._free_at = self._fault.end  # it starts with an empty queue
+                self._free_at = self._fault.end  # after the fault the broker starts with an empty queue
             self._fault = None
         return self._fault
 
@@ -100,7 +100,7 @@ class SimulatedBroker:
         return self._seen_by_the_producer(now, timeout, stored_at, stored_at + self._half_way, Outcome.OK)
 
     def probe(self, now: float, timeout: float) -> tuple[float, bool]:
-        """When the answer to a probe is there or given up, and whether it was good. It waits in no queue."""
+        """When a probe is answered or given up, and whether it succeeded. Probes wait in no queue."""
         fault = self.fault_at(now)
         replied = now + 2 * self._half_way + self._service()
         if fault is not None:
@@ -123,7 +123,7 @@ class SimulatedBroker:
     def _seen_by_the_producer(
         self, now: float, timeout: float, stored_at: float, replied: float, outcome: Outcome
     ) -> Fate:
-        """A fault that begins before the reply is there may change the fate of the request."""
+        """The fate of a request, which a fault that begins before the reply arrives may change."""
         if self._next_fault < len(self._faults) and self._faults[self._next_fault].start < replied:
             fault = self._faults[self._next_fault]
             match fault.ailment:

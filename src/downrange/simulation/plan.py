@@ -1,4 +1,4 @@
-"""How large a simulated cluster is, how it is loaded and how its producers are set up."""
+"""The size of a simulated cluster, its load and the settings of its producers."""
 
 from __future__ import annotations
 
@@ -6,41 +6,41 @@ import math
 from dataclasses import dataclass, fields
 from typing import Final
 
-from downrange.client.retry import SendKind, attempts_allowed
+from downrange.client.producer.retry import SendKind, attempts_allowed
 from downrange.settings import ConfigError
 
 LEAST_CAPACITY: Final = 1000.0
 HEADROOM: Final = 3.0
-"""A broker that is well takes this many times its fair load."""
+"""A broker without a fault can take this many times its fair load."""
 MOST: Final = {"producers": 100_000, "brokers": 100_000, "seconds": 86_400, "retry_times": 1000}
 MOST_SENDS: Final = 100_000_000
-"""What is simulated in an hour or so."""
+"""The number of sends whose simulation takes about an hour."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Load and sizes of one run. Every topic lies on `brokers_per_topic` brokers; every producer sends to one topic."""
+    """Load and sizes of one run. `brokers_per_topic` brokers serve each topic; every producer sends to one topic."""
 
     producers: int = 2000
     brokers: int = 200
     brokers_per_topic: int = 8
     queues_per_broker: int = 4
     faulty: int | None = None
-    """Brokers the scenario befalls; None: one in ten."""
+    """The number of brokers that fail; None: one in ten."""
     rate_per_producer: float = 2.0
-    """Messages a second, at random moments that do not wait for earlier answers."""
+    """Messages a second, sent at random moments without waiting for earlier answers."""
     seconds: float = 120.0
     send_timeout_millis: float = 3000.0
     attempt_timeout_millis: float | None = 1000.0
-    """Limit of one attempt; None: an attempt may use up the whole send time-out, as in RocketMQ 4.x."""
+    """Time limit of one attempt; None: an attempt may use up the whole send time-out, as in RocketMQ 4.x."""
     retry_times: int = 2
     route_refresh_seconds: float = 30.0
     probes_refresh_route: bool = True
-    """Whether a probe of a broker that the route has lost looks the route up again."""
+    """Whether a producer looks the route up again when a probed broker is no longer in it."""
     network_millis: float = 0.4
-    """There and back."""
+    """Time on the network for a request and its reply together."""
     service_millis: float = 1.0
-    """Median of the time a broker takes for a message, its waiting apart."""
+    """Median of the time a broker takes for a message, not counting its wait."""
     service_sigma: float = 0.6
     """Spread of that time: the standard deviation of its logarithm."""
     seed: int = 1
@@ -54,7 +54,7 @@ class Plan:
                     f"simulation: {one.name} must be {'0 or more' if may_be_zero else 'positive'}: {value}"
                 )
         if self.seconds < 12:
-            raise ConfigError(f"simulation: seconds must be at least 12, for before, during and after: {self.seconds}")
+            raise ConfigError(f"simulation: seconds must be at least 12, so that a fault fits in: {self.seconds}")
         for name, most in MOST.items():
             if getattr(self, name) > most:
                 raise ConfigError(f"simulation: {name} must be at most {most}: {getattr(self, name)}")
@@ -65,13 +65,13 @@ class Plan:
 
     @property
     def faulty_brokers(self) -> tuple[int, ...]:
-        """Spread over the cluster, so that few topics have more than one of them."""
+        """The brokers that fail, spread over the cluster so that few topics have more than one of them."""
         count = max(1, self.brokers // 10) if self.faulty is None else self.faulty
         return tuple(place * self.brokers // count for place in range(count))
 
     @property
     def fair_load(self) -> float:
-        """Messages a second of one broker while all are well."""
+        """Messages a second for each broker while none has a fault."""
         return self.producers * self.rate_per_producer / self.brokers
 
     @property

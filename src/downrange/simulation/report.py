@@ -1,4 +1,4 @@
-"""What is counted during a run, and the figures made of it."""
+"""The counters of a run, and the report made from them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Final
 
 BUCKET_MILLIS: Final = 500.0
 AVOIDED_BELOW: Final = 0.1
-"""Brokers count as avoided when their share is below this part of the fair one..."""
+"""Brokers count as avoided while their share of attempts is below this part of their fair share..."""
 RETURNED_ABOVE: Final = 0.5
-"""...and as returned when it is above this."""
+"""...and as used again when it is above this part."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One strategy in one scenario. Latencies are of whole sends, retries included, failed ones too."""
+    """The figures of one strategy in one scenario. Latencies are of whole sends with retries, also of failed sends."""
 
     scenario: str
     strategy: str
@@ -31,11 +31,11 @@ class Report:
     p99_millis: float
     max_millis: float
     fault_p99_millis: float
-    """Of the sends that began during the fault."""
+    """The 99th percentile for sends that began during the fault."""
     fault_share: float
-    """Part of the attempts during the fault that went to a broker while it was faulty."""
+    """The share of the attempts during the fault that went to a broker while it was faulty."""
     fair_share: float
-    """What that would be if every broker got the same all the time."""
+    """The value of `fault_share` if every broker got the same number of attempts all the time."""
     seconds_to_avoid: float | None
     """From the start of the fault until the faulty brokers' share is below a tenth of the fair one; None: never."""
     seconds_to_return: float | None
@@ -79,19 +79,19 @@ class Tally:
             self.fault_latencies.append(now - started)
 
     def report(self, scenario: str, strategy: str, fair_share: float, suspects_share: float) -> Report:
-        """`suspects_share` is the fair share of all brokers the scenario befalls at some time."""
+        """Compute the report. `suspects_share` is the fair share of all brokers that fail at some time."""
         latencies = sorted(self.latencies)
         shares = tuple(
             suspects / attempts if attempts else 0.0
             for suspects, attempts in zip(self.attempts_on_suspects, self.attempts_by_bucket, strict=True)
         )
-        # A half second without any attempt is one in which everybody waited: nobody was avoided.
+        # In a half second without any attempt all producers waited: it does not show that a broker was avoided.
         avoided = [
             attempts > 0 and share < AVOIDED_BELOW * suspects_share
             for share, attempts in zip(shares, self.attempts_by_bucket, strict=True)
         ]
         returned = [share > RETURNED_ABOVE * suspects_share for share in shares]
-        # With no broker left aside there is nowhere to go and nothing to return from.
+        # If all brokers fail, there is no other broker to go to and nothing to return from.
         is_partial = suspects_share < 1 - 1e-9
         return Report(
             scenario=scenario,
@@ -120,7 +120,7 @@ def percentile(ascending: Sequence[float], part: float) -> float:
 
 
 def _seconds_until(flags: Sequence[bool], since: float, until: float | None) -> float | None:
-    """From `since` to the first whole bucket that is flagged."""
+    """The seconds from `since` to the first whole bucket that is flagged."""
     first = ceil(since / BUCKET_MILLIS)
     last = len(flags) - 1 if until is None else int(until / BUCKET_MILLIS)  # the last bucket of a run is not full
     for bucket in range(first, last):

@@ -1,7 +1,7 @@
 """One run: producers, brokers and faults on a virtual clock, event by event.
 
-The producers decide with the very code of the real one: `client/fault` chooses and learns, `client/retry` says what
-follows an attempt. Only the brokers and the network between are made up (`broker_model.py`).
+The producers decide with the code of the real client: `client/fault` chooses and learns, `client/retry` decides what
+follows an attempt. Only the brokers and the network are simulated (`broker_model.py`).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from math import inf
 from random import Random
 from typing import Any, Final
 
-from downrange.client.fault import PROBE_TIMEOUT_MILLIS, Attempt, FaultStrategy, Outcome, QueueChooser
-from downrange.client.retry import Decision, after_attempt, attempt_timeout
+from downrange.client.producer.fault import PROBE_TIMEOUT_MILLIS, Attempt, FaultStrategy, Outcome, QueueChooser
+from downrange.client.producer.retry import Decision, after_attempt, attempt_timeout
 from downrange.model.message import MessageQueue
 from downrange.protocol.codes import ResponseCode
 from downrange.settings import ConfigError
@@ -30,7 +30,7 @@ Event = tuple[float, int, Callable[..., None], tuple[Any, ...]]
 
 @dataclass(slots=True, eq=False)
 class SimulatedProducer:
-    """One producer: its topic's queues as its route has them, what it has learned, and its next look for probes."""
+    """One producer: the queues in its route, what it has learned about brokers, and when it next sends probes."""
 
     number: int
     queues: tuple[MessageQueue, ...]
@@ -58,7 +58,7 @@ def simulate(plan: Plan, scenario: str, strategy: FaultStrategy[Any]) -> Report:
 
 
 class Simulation:
-    """Holds always: events are handled in order of virtual time, those of one moment in order of their making."""
+    """Holds always: events are handled in the order of virtual time, those of one moment in the order of creation."""
 
     def __init__(self, plan: Plan, faults: Sequence[Fault], strategy: FaultStrategy[Any]) -> None:
         self.plan = plan
@@ -87,7 +87,7 @@ class Simulation:
             producer = SimulatedProducer(number, queues, QueueChooser(self.strategy, self._random(f"index {number}")))
             producers.append(producer)
             self._at(starts.random() * self.plan.route_refresh_seconds * 1000, self._refresh_routes, producer)
-        # Random moments of many producers together are random moments of one stream, each of a random producer.
+        # Many producers that send at random moments are one stream of random moments, each with a random producer.
         arrivals = self._random("arrivals")
         rate_per_milli = self.plan.producers * self.plan.rate_per_producer / 1000
         now = arrivals.expovariate(rate_per_milli)
@@ -150,14 +150,14 @@ class Simulation:
 
     def _probe(self, now: float, producer: SimulatedProducer) -> None:
         if producer.probes_at != now:
-            return  # an earlier look took its place
+            return  # an earlier round of probes replaced this one
         producer.probes_at = None
         for name in producer.chooser.probes(now):
             self._tally.probes += 1
             if any(queue.broker_name == name for queue in producer.queues):
                 ends_at, ok = self._brokers[name].probe(now, PROBE_TIMEOUT_MILLIS)
             else:
-                ends_at, ok = now, False  # the route has no address of it
+                ends_at, ok = now, False  # the route no longer has an address of this broker
                 if self.plan.probes_refresh_route:
                     self._refresh_soon(now, producer)
             self._at(ends_at, self._probed, producer, name, ok, ends_at - now)
@@ -172,13 +172,13 @@ class Simulation:
             self._at(now + self.plan.route_refresh_seconds * 1000, self._refresh_routes, producer)
 
     def _refresh_soon(self, now: float, producer: SimulatedProducer) -> None:
-        """An error makes the session look the route up again, once a second at most."""
+        """After an error, look the route up again, at most once a second."""
         if now - producer.refreshed_at >= REFRESH_SOON_MILLIS:
             producer.refreshed_at = now
             self._at(now + self.plan.network_millis, self._take_route, producer)
 
     def _take_route(self, now: float, producer: SimulatedProducer) -> None:
-        """The name server leaves out a broker whose connection is gone; an empty route is not taken over."""
+        """Take the name server's route, which leaves out brokers without a connection; an empty route is ignored."""
         producer.queues = self._queues(producer.number, now) or producer.queues
 
     def _queues(self, producer: int, now: float) -> tuple[MessageQueue, ...]:

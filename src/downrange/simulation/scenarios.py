@@ -1,6 +1,6 @@
-"""What befalls a cluster: each scenario is a list of faults within one window of the run.
+"""The scenarios: each is a list of faults within one window of the run.
 
-The window is from a sixth to a half of the run, so that there is a time before, during and after.
+The window is from a sixth to a half of the run, so that there is a time before, during and after the faults.
 """
 
 from __future__ import annotations
@@ -30,28 +30,11 @@ def _brief_window_of(plan: Plan) -> Window:
     return Window(start, min(end, start + SHORT_MILLIS))
 
 
-def _throughout(plan: Plan, window: Window, ailment: Ailment, *, added_millis: float = 0.0) -> list[Fault]:
-    return [Fault(broker, *window, ailment, added_millis) for broker in plan.faulty_brokers]
-
-
-def _crash(plan: Plan) -> list[Fault]:
-    return _throughout(plan, window_of(plan), Ailment.CRASHED)
-
-
-def _stopped(plan: Plan) -> list[Fault]:
-    return _throughout(plan, _brief_window_of(plan), Ailment.STOPPED)
-
-
-def _silent(plan: Plan) -> list[Fault]:
-    return _throughout(plan, window_of(plan), Ailment.SILENT)
-
-
-def _brownout(plan: Plan) -> list[Fault]:
-    return _throughout(plan, window_of(plan), Ailment.SLOW, added_millis=ADDED_MILLIS)
-
-
-def _slow_disk(plan: Plan) -> list[Fault]:
-    return _throughout(plan, window_of(plan), Ailment.SLOW_DISK, added_millis=ADDED_MILLIS)
+def _throughout(
+    ailment: Ailment, window_of: Callable[[Plan], Window] = window_of, added_millis: float = 0.0
+) -> Callable[[Plan], list[Fault]]:
+    """All faulty brokers have this ailment for the whole window."""
+    return lambda plan: [Fault(broker, *window_of(plan), ailment, added_millis) for broker in plan.faulty_brokers]
 
 
 def _overload(plan: Plan) -> list[Fault]:
@@ -69,7 +52,7 @@ def _flapping(plan: Plan) -> list[Fault]:
 
 
 def _rolling(plan: Plan) -> list[Fault]:
-    """Every broker restarts once, as many at a time as the plan has faulty ones."""
+    """Every broker restarts once; `plan.faulty` brokers restart at a time."""
     window = window_of(plan)
     groups = len(plan.faulty_brokers)
     turns = -(-plan.brokers // groups)
@@ -95,11 +78,19 @@ class Scenario(NamedTuple):
 
 
 SCENARIOS: Final = {
-    "crash": Scenario("faulty brokers are down: connections refused", _crash),
-    "stopped": Scenario("faulty brokers are stopped for 10 s, then carry out what has piled up", _stopped),
-    "silent": Scenario("faulty brokers cannot be reached: everything times out", _silent),
-    "brownout": Scenario("faulty brokers take 800 ms more for everything", _brownout),
-    "slow-disk": Scenario("faulty brokers take 800 ms more for messages, probes stay fast", _slow_disk),
+    "crash": Scenario("faulty brokers are down: connections refused", _throughout(Ailment.CRASHED)),
+    "stopped": Scenario(
+        "faulty brokers are stopped for 10 s, then serve the requests that have piled up",
+        _throughout(Ailment.STOPPED, _brief_window_of),
+    ),
+    "silent": Scenario("faulty brokers cannot be reached: everything times out", _throughout(Ailment.SILENT)),
+    "brownout": Scenario(
+        "faulty brokers take 800 ms more for everything", _throughout(Ailment.SLOW, added_millis=ADDED_MILLIS)
+    ),
+    "slow-disk": Scenario(
+        "faulty brokers take 800 ms more for messages, probes stay fast",
+        _throughout(Ailment.SLOW_DISK, added_millis=ADDED_MILLIS),
+    ),
     "overload": Scenario("faulty brokers can take half of their fair load only", _overload),
     "flapping": Scenario("faulty brokers are down 5 s, up 5 s, down 5 s, …", _flapping),
     "rolling": Scenario("all brokers restart in turn", _rolling),

@@ -1,4 +1,4 @@
-"""Topics as Spark DataFrames: the data source `rocketmq`, its sink, pipelines. The only package that imports pyspark.
+"""Topics as Spark DataFrames: the data source `rocketmq`, its sink, and pipelines. No other package imports pyspark.
 
 import downrange.spark
 spark = downrange.spark.session()

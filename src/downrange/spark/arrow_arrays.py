@@ -1,6 +1,6 @@
-"""Arrow arrays made of NumPy arrays and pieces of buffers, and back.
+"""Converts between Arrow arrays and NumPy arrays or parts of buffers.
 
-Never by `pa.array` and `to_numpy`: the first call in a process imports pandas, which takes a new worker longer than
+This is done without `pa.array` and `to_numpy`: their first call in a process imports pandas, which takes longer than
 reading a hundred thousand messages.
 """
 
@@ -15,7 +15,7 @@ import pyarrow as pa
 
 
 def numbers(values: npt.NDArray[Any], kind: pa.DataType, valid: npt.NDArray[np.bool_] | None = None) -> pa.Array:
-    """Numbers as Arrow sees them: `values` is not copied where it can be helped. Null where not `valid`."""
+    """An Arrow array of numbers, null where not `valid`; `values` are copied only if necessary."""
     bits = None if valid is None else pa.py_buffer(np.packbits(valid, bitorder="little"))
     return pa.Array.from_buffers(kind, len(values), [bits, pa.py_buffer(np.ascontiguousarray(values))])
 
@@ -33,9 +33,9 @@ def spans(
     kind: pa.DataType,
     valid: npt.NDArray[np.bool_] | None = None,
 ) -> pa.Array:
-    """The pieces `start` to `stop` of `data` as one Arrow array; null where not `valid`.
+    """The pieces `start` to `stop` of `data` as one Arrow array, null where not `valid`.
 
-    Arrow copies them: all pieces and the gaps between them are one array over `data`, of which every second is taken.
+    Arrow copies them: pieces and the gaps between them make one array over `data`, of which every second item is taken.
     """
     count = len(start)
     if not count:
@@ -48,7 +48,7 @@ def spans(
 
 
 def constant(text: str, count: int) -> pa.Array:
-    """The same string in every row."""
+    """An array with one string in all rows."""
     value = text.encode()
     edges = (
         np.arange(0, (count + 1) * len(value), len(value), dtype=np.int32) if value else np.zeros(count + 1, np.int32)

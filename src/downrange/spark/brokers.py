@@ -1,4 +1,4 @@
-"""Asking whichever process of a broker answers: its master, else its slaves, again and again for a while."""
+"""Sends requests to a broker: to its master, else to its slaves, repeatedly for a limited time."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _ANSWERS: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """The answer to one pull: records as they lie in the log, and where to go on."""
+    """The answer to one pull: records as they are in the log, and the offset for the next pull."""
 
     code: int
     body: bytes | bytearray
@@ -53,15 +53,15 @@ class Pulled:
 
 
 class BrokerAway(ClientError):
-    """No process of a broker answered for as long as we were willing to ask."""
+    """No process of a broker answered within the time limit."""
 
     retriable = True
 
 
 class Brokers:
-    """The brokers behind the queues of a read. Remembers which process of each answered; used on one event loop.
+    """The brokers of the queues of a read. Remembers which process of each answered; used on one event loop.
 
-    Pulls go over connections of their own where these are given.
+    If connections for pulls are given, pulls use them.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Brokers:
         self._pull_fields: dict[tuple[MessageQueue, str | None, bool], bytes] = {}
 
     async def ask(self, queue: MessageQueue, command: Command, accept: Collection[int] | None = None) -> Command:
-        """The reply of the broker of `queue`. An answer of the broker, good or bad, ends the search for one."""
+        """The reply of the broker of `queue`. Any answer of a process, also a refusal, is taken as its reply."""
         begun = self.session.clock.monotonic()
         pause = _PAUSE_SECONDS
         while True:
@@ -102,7 +102,7 @@ class Brokers:
             await self._look_up(queue.topic)
 
     async def _ask_each(self, queue: MessageQueue, command: Command, accept: Collection[int] | None) -> Command:
-        """Ask the process that answered last, then the others of the same broker, the master first."""
+        """Ask the process that answered last, then the other processes of the broker, the master first."""
         problem: MQError | None = None
         for broker_id, address in self._processes(await self._route(queue.topic), queue.broker_name):
             try:
@@ -128,7 +128,7 @@ class Brokers:
     async def _look_up(self, topic: str) -> None:
         try:
             await self.session.follow(topic)
-        except MQError as error:  # the last route seen is better than none
+        except MQError as error:  # the last known route is better than none
             log.warning("route not refreshed topic=%s reason=%s", topic, error)
 
     def _processes(self, route: TopicRouteData, broker_name: str) -> list[tuple[int, str]]:
@@ -144,8 +144,8 @@ class Brokers:
         )
 
     async def takes_bulk_pulls(self, queue: MessageQueue) -> bool:
-        """Does the broker of `queue` say that it is ours and gives as many messages as it is asked for?"""
-        # Here and not above: tasks never ask, and would wait for the import of everything an operator can do.
+        """Whether the broker of `queue` is a Downrange broker that takes bulk pulls."""
+        # Imported here: tasks do not need it, and importing the admin client takes time.
         from downrange.client.admin.cluster import properties_table
 
         reply = await self.ask(queue, request(RequestCode.GET_BROKER_CONFIG))
@@ -160,7 +160,7 @@ class Brokers:
         *,
         is_bulk: bool = False,
     ) -> Pulled:
-        """Messages from `offset` on, without waiting for any. `is_bulk` only where the broker takes bulk pulls."""
+        """Messages from `offset` on, without waiting for new ones. `is_bulk` only if the broker takes bulk pulls."""
         key = queue, None if subscription is None else subscription.expression, is_bulk
         rest = self._pull_fields.get(key)
         if rest is None:
@@ -179,7 +179,7 @@ class Brokers:
 
 
 def _pull_fields(group: str, queue: MessageQueue, subscription: Subscription | None, *, is_bulk: bool) -> bytes:
-    """The ext fields that all pulls of a queue have in common, as the end of their JSON text."""
+    """The ext fields that all pulls of a queue share, as the end of their JSON text."""
     header = PullMessageRequest(
         consumer_group=group,
         topic=queue.topic,
@@ -201,7 +201,7 @@ def _pull_fields(group: str, queue: MessageQueue, subscription: Subscription | N
 
 
 def _may_pass(error: MQError) -> bool:
-    """Is it worth asking again? A broker that says no will say no again."""
+    """Whether it is useful to ask again: not if the broker refused, since it would refuse again."""
     if isinstance(error, BrokerError):
         return isinstance(error, FlowControl | ServiceNotAvailable | InternalError)
     return error.retriable or isinstance(error, TransportError)

@@ -1,4 +1,4 @@
-"""A cluster as the driver sees it: its queues, how far they reach, and what groups have committed."""
+"""A cluster for the driver: its queues, their offset ranges, and the committed offsets of a group."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ T = TypeVar("T")
 
 
 class Cluster:
-    """Answers a planner's questions by asking name servers and brokers; blocks until they answer.
+    """Asks name servers and brokers what a planner needs to know; blocks until they answer.
 
-    Topics, queues and brokers are looked up anew at every `queues()`, so that those that appear are seen.
+    Every `queues()` looks up topics, queues and brokers again, so that new ones are found.
     """
 
     def __init__(self, options: SourceOptions, loop: WorkerLoop) -> None:
@@ -80,7 +80,7 @@ class Cluster:
             for topic in decode_body(TopicList, reply.body_bytes).topic_list
             if pattern.fullmatch(topic)
             and not is_system_topic(topic)
-            # `.*` means everybody's topics, not every group's retries.
+            # `.*` means the topics of users, not the retry topics of groups.
             and (not topic.startswith("%") or "%" in pattern.pattern)
         )
 
@@ -108,9 +108,9 @@ class Cluster:
             except BrokerAway as error:
                 if must_answer:
                     raise
-                log.warning("queue is not read for now queue=%s reason=%s", queue, error)
+                log.warning("queue cannot be read at present queue=%s reason=%s", queue, error)
                 return None
-            # A genuine broker answers -1 or a minimum beyond the end for a queue that never held a message.
+            # For a queue that never had a message, RocketMQ's broker answers -1, or a minimum beyond the end.
             return Reach(max(0, min(minimum, maximum)), max(0, maximum))
 
         found = self._loop.run(_for_each(queues, ask))
@@ -120,7 +120,7 @@ class Cluster:
         return (await self._brokers.ask(queue, command)).header(OffsetResponse).offset
 
     def at_time(self, times: Mapping[MessageQueue, int], reach: Mapping[MessageQueue, Reach]) -> Offsets:
-        """Found by halving: what brokers answer themselves is the nearest message, before or after that time."""
+        """Found by bisection, because brokers themselves answer with the nearest message, before or after a time."""
 
         async def find(queue: MessageQueue) -> int:
             low, high = reach[queue].minimum, reach[queue].maximum
@@ -157,7 +157,7 @@ class Cluster:
         return {queue: offset for queue, offset in found.items() if offset is not None}
 
     def commit(self, offsets: Offsets) -> None:
-        """Tell the brokers how far the group is. What does not arrive is told again with the next batch."""
+        """Commit the offsets of the group. A commit that fails is made up for by that of the next batch."""
 
         async def tell(queue: MessageQueue) -> None:
             header = UpdateConsumerOffsetRequest(
@@ -176,20 +176,20 @@ class Cluster:
         self._loop.run(_for_each(offsets, tell))
 
     def bulk_brokers(self, queues: Collection[MessageQueue]) -> frozenset[str]:
-        """The names of those brokers of `queues` that take bulk pulls. Each is asked until it has answered once."""
+        """The names of the brokers of `queues` that take bulk pulls. Each broker is asked until it answers once."""
 
         async def ask(queue: MessageQueue) -> None:
             try:
                 self._takes_bulk_pulls[queue.broker_name] = await self._brokers.takes_bulk_pulls(queue)
-            except MQError as error:  # one that may not be asked is not ours; one that is away is asked again
-                log.info("broker is pulled from as any other broker=%s reason=%s", queue.broker_name, error)
+            except MQError as error:  # a broker that refuses is not ours; one that is away is asked again
+                log.info("broker gets no bulk pulls broker=%s reason=%s", queue.broker_name, error)
 
         names = {queue.broker_name: queue for queue in queues}
         self._loop.run(_for_each([one for name, one in names.items() if name not in self._takes_bulk_pulls], ask))
         return frozenset(name for name in names if self._takes_bulk_pulls.get(name))
 
     def check_filter(self, queues: Collection[MessageQueue]) -> None:
-        """Ask a broker whether it can evaluate the SQL expression: a pull with a bad one would bring everything."""
+        """Ask a broker whether it can evaluate the SQL expression: pulls with a bad one would bring all messages."""
         if self._options.sql_filter is None or not queues:
             return
         queue = min(queues)
@@ -212,6 +212,6 @@ def subscription_of(options: SourceOptions, topic: str) -> Subscription:
 
 
 async def _for_each(items: Collection[T], ask: Any) -> dict[T, Any]:
-    """Ask for all of them at once."""
+    """Call `ask` for all items at the same time; return the results by item."""
     work: list[Coroutine[Any, Any, Any]] = [ask(item) for item in items]
     return dict(zip(items, await asyncio.gather(*work), strict=True))

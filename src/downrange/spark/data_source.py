@@ -1,9 +1,9 @@
-"""The data source `rocketmq`: the one class Spark knows. Readers are in source.py, writers in sink.py."""
+"""The data source `rocketmq`, the only class that Spark knows by name. Readers are in source.py, writers in sink.py."""
 
 from __future__ import annotations
 
 from collections.abc import MutableMapping
-from typing import TYPE_CHECKING
+from functools import cached_property
 
 import pyarrow as pa
 from pyspark.sql.datasource import (
@@ -18,12 +18,9 @@ from pyspark.sql.types import StructType
 
 from downrange.model.errors import MQError
 from downrange.spark.errors import SchemaMismatch, one_line_errors
-from downrange.spark.garbage import freeze_imports
+from downrange.spark.frozen_imports import freeze_imports
 from downrange.spark.options import SourceOptions, parse_options
 from downrange.spark.schema import COLUMNS, PROPERTIES, message_schema
-
-if TYPE_CHECKING:
-    from downrange.spark.source import BatchReader
 
 
 class RocketMQDataSource(DataSource):
@@ -32,7 +29,6 @@ class RocketMQDataSource(DataSource):
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
         freeze_imports()  # also for the processes that only plan a read, or make a writer for every micro-batch
-        self._source_options: SourceOptions | None = None
 
     @classmethod
     def name(cls) -> str:
@@ -40,21 +36,21 @@ class RocketMQDataSource(DataSource):
 
     def schema(self) -> StructType:
         with one_line_errors():
-            return message_schema(include_properties=self._parsed().include_properties)
+            return message_schema(include_properties=self._source_options.include_properties)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         from downrange.spark.source import BatchReader, FilteringBatchReader
 
         with one_line_errors():
-            options = self._parsed()
-            kind: type[BatchReader] = FilteringBatchReader if options.push_down_filters else BatchReader
+            options = self._source_options
+            kind = FilteringBatchReader if options.push_down_filters else BatchReader
             return kind(options, arrow_schema(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  Spark's name
         from downrange.spark.source import BrokenStream, StreamReader
 
         try:
-            return StreamReader(self._parsed(), arrow_schema(schema))
+            return StreamReader(self._source_options, arrow_schema(schema))
         except MQError as error:
             return BrokenStream(error)
 
@@ -70,15 +66,14 @@ class RocketMQDataSource(DataSource):
         with one_line_errors():
             return sink.stream_writer(self.options, schema, overwrite)
 
-    def _parsed(self) -> SourceOptions:
-        # Writers have other options: what is given is read when Spark asks for a reader.
-        if self._source_options is None:
-            self._source_options = parse_options(self.options)
-        return self._source_options
+    @cached_property
+    def _source_options(self) -> SourceOptions:
+        """Parsed only when Spark asks for a reader: writers have other options."""
+        return parse_options(self.options)
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """What the batches must look like; raises SchemaMismatch for a schema that is not made of our columns."""
+    """The Arrow schema of the batches; raises SchemaMismatch for a schema that is not made of our columns."""
     known = {**COLUMNS, "properties": PROPERTIES}
     if not schema.fields:
         raise SchemaMismatch(f"the schema has no column; there are {', '.join(known)}")

@@ -1,11 +1,12 @@
-"""Records as they lie in a buffer -> Arrow batches with the columns asked for. See design notes in record_arrays.py."""
+"""Decodes records in a buffer into Arrow batches with the wanted columns. See the notes in record_arrays.py."""
 
 from __future__ import annotations
 
 import mmap
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -23,7 +24,7 @@ from downrange.spark.property_arrays import PropertyArrays, SplitProperties, rea
 from downrange.spark.record_arrays import Positions, RecordArrays, field
 
 MAX_ROWS: Final = 10_000
-"""Larger batches are not faster, and Spark holds a batch in memory as a whole."""
+"""Larger batches are not faster, and Spark holds each batch in memory as a whole."""
 MAX_BYTES: Final = 32 << 20
 
 _HEX: Final = np.frombuffer(b"".join(b"%02X" % value for value in range(256)), np.uint16)
@@ -34,7 +35,7 @@ _BY_PROPERTY: Final = {"unique_key": names.UNIQ_KEY, "keys": names.KEYS, "tags":
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where records come from: a queue, which of its messages (for errors), what is added to their queue offsets."""
+    """The origin of records: a queue, which of its messages (for errors), and what to add to their queue offsets."""
 
     queue: MessageQueue
     start: int
@@ -43,36 +44,28 @@ class Origin:
 
 
 class Fetched(NamedTuple):
-    """Records that were read but not decoded: where they begin in a buffer, and where they come from."""
+    """Records that were read but not decoded: a buffer, the positions of records in it, and their origin."""
 
     buffer: bytes | bytearray | mmap.mmap
     starts: Positions
     origin: Origin
 
 
+@dataclass(frozen=True, slots=True)
 class Decoder:
-    """Turns records into batches of one schema. Holds no data between calls; one per task.
+    """Turns records into batches of one schema. Has no state between calls; one per task.
 
-    `tags`: only records with one of them; empty for all. `store_time`: only those stored in these milliseconds.
+    `tags` keeps records with one of these tags, all if it is empty; `store_time` keeps records stored in this range.
     """
 
-    def __init__(
-        self,
-        schema: pa.Schema,
-        *,
-        tags: frozenset[str] = frozenset(),
-        store_time: range | None = None,
-        max_body_bytes: int = MAX_BODY_BYTES,
-        check_crc: bool = False,
-    ) -> None:
-        self._schema = schema
-        self._tags = tags
-        self._store_time = store_time
-        self._max_body_bytes = max_body_bytes
-        self._check_crc = check_crc
+    schema: pa.Schema
+    tags: frozenset[str] = frozenset()
+    store_time: range | None = None
+    max_body_bytes: int = MAX_BODY_BYTES
+    check_crc: bool = False
 
     def batches(self, fetched: Fetched) -> Iterator[pa.RecordBatch]:
-        """The records, as far as they are wanted, in batches of bounded size."""
+        """The wanted records in batches of bounded size."""
         data = pa.py_buffer(fetched.buffer)
         origin = fetched.origin
         raw = np.frombuffer(data, np.uint8)
@@ -89,18 +82,18 @@ class Decoder:
             ) from None
 
     def _batch(self, records: RecordArrays, data: pa.Buffer, origin: Origin) -> pa.RecordBatch:
-        if self._store_time is not None:
+        if self.store_time is not None:
             stored = records.store_time
-            records = records.select((stored >= self._store_time.start) & (stored < self._store_time.stop))
-        if self._tags:
-            # The broker compares hashes of tags only.
+            records = records.select((stored >= self.store_time.start) & (stored < self.store_time.stop))
+        if self.tags:
+            # The broker compares only hashes of tags.
             tags = read_properties(records, data, [names.TAGS], wants_map=False).column(names.TAGS)
-            has_tag = as_numpy(pc.is_in(tags, value_set=strings(sorted(self._tags))).cast(pa.uint8())) != 0
+            has_tag = as_numpy(pc.is_in(tags, value_set=strings(sorted(self.tags))).cast(pa.uint8())) != 0
             if not has_tag.all():
                 records = records.select(has_tag)
-        if self._check_crc:
+        if self.check_crc:
             _check_crc(records, data)
-        return _Columns(records, data, origin, self._max_body_bytes, self._schema).batch()
+        return _Columns(records, data, origin, self.max_body_bytes, self.schema).batch()
 
 
 def _parts(raw: npt.NDArray[np.uint8], starts: Positions) -> Iterator[Positions]:
@@ -117,24 +110,21 @@ def _parts(raw: npt.NDArray[np.uint8], starts: Positions) -> Iterator[Positions]
 
 def _check_crc(records: RecordArrays, data: pa.Buffer) -> None:
     whole = memoryview(data)
-    stored = records.body_crc
+    stored = records.number("body_crc")
     for number, (start, stop) in enumerate(zip(records.body_start.tolist(), records.body_stop.tolist(), strict=True)):
         if crc32(whole[start:stop]) != stored[number]:
             raise CorruptRecord(f"record at byte {int(records.starts[number])}: the checksum of its body is wrong")
 
 
+@dataclass(frozen=True)
 class _Columns:
-    """The columns of one batch, each made when it is asked for."""
+    """The columns of one batch, each made when it is needed by the method of its name."""
 
-    def __init__(
-        self, records: RecordArrays, data: pa.Buffer, origin: Origin, max_body_bytes: int, schema: pa.Schema
-    ) -> None:
-        self._records = records
-        self._data = data
-        self._origin = origin
-        self._max_body_bytes = max_body_bytes
-        self._schema = schema
-        self._properties: PropertyArrays | SplitProperties | None = None
+    _records: RecordArrays
+    _data: pa.Buffer
+    _origin: Origin
+    _max_body_bytes: int
+    _schema: pa.Schema
 
     def batch(self) -> pa.RecordBatch:
         return pa.RecordBatch.from_arrays([self._column(one) for one in self._schema], schema=self._schema)
@@ -144,15 +134,12 @@ class _Columns:
             return self.properties.all(one.type)
         if one.name in _BY_PROPERTY:
             return self.properties.column(_BY_PROPERTY[one.name])
-        return _MAKERS[one.name](self)
+        return getattr(self, one.name)()
 
-    @property
+    @cached_property
     def properties(self) -> PropertyArrays | SplitProperties:
-        if self._properties is None:
-            wanted = [_BY_PROPERTY[name] for name in self._schema.names if name in _BY_PROPERTY]
-            wants_map = "properties" in self._schema.names
-            self._properties = read_properties(self._records, self._data, wanted, wants_map=wants_map)
-        return self._properties
+        wanted = [_BY_PROPERTY[name] for name in self._schema.names if name in _BY_PROPERTY]
+        return read_properties(self._records, self._data, wanted, wants_map="properties" in self._schema.names)
 
     def topic(self) -> pa.Array:
         return constant(self._origin.queue.topic, len(self._records))
@@ -161,20 +148,20 @@ class _Columns:
         return constant(self._origin.queue.broker_name, len(self._records))
 
     def queue_id(self) -> pa.Array:
-        return numbers(self._records.queue_id, pa.int32())
+        return numbers(self._records.number("queue_id"), pa.int32())
 
     def queue_offset(self) -> pa.Array:
-        return numbers(self._records.queue_offset + self._origin.offset_delta, pa.int64())
+        return numbers(self._records.number("queue_offset") + self._origin.offset_delta, pa.int64())
 
     def physical_offset(self) -> pa.Array:
-        return numbers(self._records.physical_offset, pa.int64())
+        return numbers(self._records.number("physical_offset"), pa.int64())
 
     def msg_id(self) -> pa.Array:
         records = self._records
         count = len(records)
         if records.has_v6:
             hosts = self._packed_hosts(records.store_host_at, SysFlag.STORE_HOST_V6)
-            return strings(list(map(offset_message_id, hosts, records.physical_offset.tolist())))
+            return strings(list(map(offset_message_id, hosts, records.number("physical_offset").tolist())))
         parts = np.empty((count, 2), np.uint64)
         parts[:, 0] = records.packed_v4_hosts("store_host")
         parts[:, 1] = records.packed_physical_offset
@@ -195,13 +182,13 @@ class _Columns:
         return pc.replace_with_mask(found, pa.array(compressed), pa.array(plain, pa.binary()))
 
     def _name(self, row: int) -> str:
-        """A message in the words of an error."""
+        """The description of a message in an error text."""
         queue = self._origin.queue
-        offset = int(self._records.queue_offset[row]) + self._origin.offset_delta
+        offset = int(self._records.number("queue_offset")[row]) + self._origin.offset_delta
         return f"message {offset} of {queue.topic} on {queue.broker_name} queue {queue.queue_id}"
 
     def born_time(self) -> pa.Array:
-        return _timestamps(self._records.born_time)
+        return _timestamps(self._records.number("born_time"))
 
     def store_time(self) -> pa.Array:
         return _timestamps(self._records.store_time)
@@ -221,7 +208,7 @@ class _Columns:
     def _hosts(self, which: str, at: Positions, flag: SysFlag) -> pa.Array:
         if self._records.has_v6:
             return strings([str(unpack_host(packed)) for packed in self._packed_hosts(at, flag)])
-        # The same few peers come again and again: each is written out once.
+        # Most records name one of a few hosts: the text of each host is made once.
         encoded = numbers(self._records.packed_v4_hosts(which), pa.uint64()).dictionary_encode()
         texts = [str(unpack_host(value.to_bytes(8, sys.byteorder))) for value in encoded.dictionary.to_pylist()]
         return strings(texts).take(encoded.indices)
@@ -233,15 +220,6 @@ class _Columns:
 
 
 def _timestamps(millis: npt.NDArray[np.int64]) -> pa.Array:
-    # The born time is the sender's word: an absurd one must not become another time by overflow.
+    # The born time comes from the sender: an absurd value must not overflow into another time.
     micros = np.clip(millis, -_MAX_MILLIS, _MAX_MILLIS) * 1000
     return numbers(micros, pa.timestamp("us", "UTC"))
-
-
-_MAKERS: Final[dict[str, Callable[[_Columns], pa.Array]]] = {
-    name: getattr(_Columns, name)
-    for name in (
-        "topic", "broker", "queue_id", "queue_offset", "physical_offset", "msg_id", "body", "born_time", "store_time",
-        "born_host", "store_host", "reconsume_times", "sys_flag",
-    )
-}  # fmt: skip

@@ -1,22 +1,21 @@
-"""What a batch may promise and what has to be done to keep it; pure decisions, no connection, no clock.
+"""The promises of the delivery levels, and the steps that keep them. Pure: no connections, no clock.
 
 A *batch* is one micro-batch of a streaming query, or one batch write. Spark runs its tasks, then calls `commit` on the
-driver, then writes its own checkpoint. The driver may die between any two of these, and then runs the same batch again.
+driver, then writes its own checkpoint. The driver may die between any two of these; a new driver runs the batch again.
 
-at-least-once   Tasks await every acknowledgement. Nothing is remembered: what runs again is sent again.
-idempotent      `commit` writes a marker. A batch whose marker is there is not sent again.
-transactional   Tasks send half messages, which nobody can consume. Then, on the driver:
+at-least-once   Tasks await every acknowledgement. Nothing is remembered: a batch that runs again is sent again.
+idempotent      `commit` writes a marker. A batch that has a marker is not sent again.
+transactional   Tasks send half messages, which cannot be consumed. Then, on the driver:
 
-    DECIDE      an open marker with the tokens of the task attempts that count: the commit point
-    END         every half message of these attempts becomes a message
-    CLOSE       a closed marker: whatever is still a half message is now the broker's check-back to finish
+    DECIDE      writes an open marker with the tokens of the task attempts that count: this is the commit point
+    END         turns every half message of these attempts into a message
+    CLOSE       writes a closed marker: the broker's check-back ends the remaining half messages
 
-    A driver that died after DECIDE finds the open marker when it runs the batch again. Its tasks send nothing, and it
-    does SETTLE instead of END: a broker would deliver a message twice whose transaction is ended twice, so each is
-    looked for in its topic first.
+    After a driver died behind DECIDE, the next one finds the open marker when it runs the batch again. Its tasks send
+    nothing, and SETTLE replaces END: a broker delivers a message twice if its transaction is ended twice, so SETTLE
+    looks for each message in its topic first.
 
-The token is new for each task attempt. Without it, halves of an attempt that failed could not be told from those of the
-attempt that took its place.
+Every task attempt has a new token, which distinguishes its half messages from those of an attempt that failed.
 """
 
 from __future__ import annotations
@@ -26,8 +25,10 @@ from dataclasses import dataclass
 from enum import Enum, StrEnum
 from typing import Final
 
+from downrange.client.producer.transaction_producer import LocalTransactionState
+
 HANDOVER_MILLIS: Final = 10 * 60 * 1000
-"""After this time an open marker counts as left behind: its driver has died and nobody ran the batch again."""
+"""After this time an open marker counts as abandoned: its driver has died and no other ran the batch again."""
 
 
 class Level(StrEnum):
@@ -37,7 +38,7 @@ class Level(StrEnum):
 
 
 class Step(Enum):
-    """What `commit` does, in this order."""
+    """The steps of `commit`, in this order."""
 
     ROLL_BACK = "roll back the halves of this attempt"
     DECIDE = "write the open marker"
@@ -46,47 +47,39 @@ class Step(Enum):
     CLOSE = "write the closed marker"
 
 
-class Verdict(Enum):
-    """The answer to a broker that asks what became of a half message."""
-
-    COMMIT = "commit"
-    ROLL_BACK = "roll back"
-    UNKNOWN = "unknown"
-
-
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """The durable word on one batch of a query. Open: decided, but its halves may not all be messages yet."""
+    """The durable decision about one batch of a query. While it is open, half messages may be left to commit."""
 
     query: str
     batch: int
     is_closed: bool
     tokens: tuple[str, ...] = ()
     pages: tuple[str, ...] = ()
-    """Ids of the messages that list the halves."""
+    """Ids of the messages that list the half messages."""
     written: int = 0
-    """When the broker stored it, in milliseconds."""
+    """When the broker stored the marker, in milliseconds."""
 
 
 def valid_marker(markers: Iterable[Marker]) -> Marker | None:
-    """The marker that counts: of the newest batch; of one batch what was decided first, and closed before open."""
+    """The marker that counts: that of the newest batch; of several the first decision, closed if any is closed."""
     found = list(markers)
     if not found:
         return None
     batch = max(marker.batch for marker in found)
     of_batch = [marker for marker in found if marker.batch == batch]
-    # Two drivers of one query may have decided. The tokens of the first are what the check-back went by.
+    # Two drivers of one query may have decided. The check-back used the tokens of the first decision.
     first = min(of_batch, key=lambda marker: marker.written)
     return next((marker for marker in of_batch if marker.is_closed and marker.tokens == first.tokens), first)
 
 
 def is_delivered(marker: Marker | None, batch: int) -> bool:
-    """Whether tasks have nothing to send, because the batch, or a later one, was decided before."""
+    """Whether tasks have nothing to send because the batch, or a later one, was decided before."""
     return marker is not None and marker.batch >= batch
 
 
 def commit_steps(level: Level, marker: Marker | None, batch: int, *, rows: int) -> tuple[Step, ...]:
-    """What `commit` has to do for a batch whose tasks sent `rows` messages, given the marker that counts now."""
+    """The steps of `commit` for a batch whose tasks sent `rows` messages, given the marker that counts now."""
     match level:
         case Level.AT_LEAST_ONCE:
             return ()
@@ -96,29 +89,33 @@ def commit_steps(level: Level, marker: Marker | None, batch: int, *, rows: int) 
             if not is_delivered(marker, batch):
                 return (Step.DECIDE, Step.END, Step.CLOSE) if rows else ()
             assert marker is not None
-            # Tasks that sent although the batch was decided lost a race with another driver of the same query.
+            # Tasks that sent although the batch was decided lost a race against another driver of the query.
             undo = (Step.ROLL_BACK,) if rows else ()
             is_open = marker.batch == batch and not marker.is_closed
             return (*undo, Step.SETTLE, Step.CLOSE) if is_open else undo
 
 
 def may_roll_back(*, all_tasks_ended: bool) -> bool:
-    """Whether `abort` may undo the halves of the tasks it knows.
+    """Whether `abort` may roll back the half messages of the tasks it knows.
 
-    Spark calls it after a failed task, and after a failed `commit` as well. Then the marker may be written or still be
-    on its way, and its halves must stay: the next run of the batch, or the check-back, decides by the marker.
+    Spark calls `abort` after a failed task and after a failed `commit`. In the second case the marker may be written or
+    under way, and its half messages must stay: the next run of the batch, or the check-back, decides by the marker.
     """
     return not all_tasks_ended
 
 
-def verdict(of_batch: Marker | None, newest: Marker | None, batch: int, token: str, now: int) -> Verdict:
-    """What became of a half message, by the marker of its batch and the newest of its query."""
+def verdict(of_batch: Marker | None, newest: Marker | None, batch: int, token: str, now: int) -> LocalTransactionState:
+    """How to end a half message, by the marker of its batch and the newest marker of its query."""
     if of_batch is None:
-        # A query goes on only when a batch is decided: this one was, and without any half of this attempt.
-        return Verdict.ROLL_BACK if newest is not None and newest.batch > batch else Verdict.UNKNOWN
+        # A later batch exists only if this one was decided, and then without a half message of this attempt.
+        return (
+            LocalTransactionState.ROLLBACK
+            if newest is not None and newest.batch > batch
+            else LocalTransactionState.UNKNOWN
+        )
     if token not in of_batch.tokens:
-        return Verdict.ROLL_BACK
-    # While the marker is open the driver is at work; a second END would deliver the message twice.
+        return LocalTransactionState.ROLLBACK
+    # While the marker is open the driver ends half messages; a second end would deliver the message twice.
     if of_batch.is_closed or now - of_batch.written > HANDOVER_MILLIS:
-        return Verdict.COMMIT
-    return Verdict.UNKNOWN
+        return LocalTransactionState.COMMIT
+    return LocalTransactionState.UNKNOWN

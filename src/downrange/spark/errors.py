@@ -1,4 +1,4 @@
-"""What can be wrong with a read or a stream, and how it is told in one line.
+"""Errors of reads and streams, and how they are shown in one line.
 
 SparkSourceError
 ├── OptionError       an option that is unknown, malformed or does not go with another
@@ -25,7 +25,7 @@ class OptionError(SparkSourceError):
 
 
 class SchemaMismatch(SparkSourceError):
-    """The text names the column and what it may be."""
+    """The text names the column and its possible types."""
 
 
 class NothingToRead(SparkSourceError):
@@ -33,15 +33,15 @@ class NothingToRead(SparkSourceError):
 
 
 class DataLost(SparkSourceError):
-    """Raised under failOnDataLoss=true only; with false a warning is logged and the query goes on behind the gap."""
+    """Raised with failOnDataLoss=true only; with false a warning is logged and the query continues after the gap."""
 
 
 @contextmanager
 def one_line_errors() -> Iterator[None]:
-    """Spark shows the traceback of a worker's exception; for an error we raise on purpose its text alone says more."""
+    """Hide the traceback that Spark shows for an exception in a worker: the text of our own errors is enough."""
     try:
         yield
     except MQError:
-        # The worker process reports this exception and ends, so this setting touches nothing else.
+        # The worker process reports this exception and ends, so the setting has no other effect.
         os.environ["SPARK_HIDE_TRACEBACK"] = "1"
         raise

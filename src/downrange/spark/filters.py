@@ -1,4 +1,4 @@
-"""Filters of a query, as far as they let us read less: by topic, broker, queue, queue offset, store time and tag."""
+"""Filters of a query that let us read less: by topic, broker, queue, queue offset, store time and tag."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _EVERYTHING: Final = range(-_MOST, _MOST)
 
 @dataclass(frozen=True, slots=True)
 class Narrowed:
-    """What a query's filters leave to read. Always at least what they let through; what it leaves out cannot match."""
+    """The part of a topic that the filters of a query leave to read. Messages outside of it cannot match."""
 
     chosen: dict[str, frozenset[Any]] = field(default_factory=dict)
     queue_offsets: range = _EVERYTHING
@@ -80,27 +80,27 @@ class Narrowed:
         return one._replace(start=max(one.start, self.queue_offsets.start), stop=min(one.stop, self.queue_offsets.stop))
 
     def tags_of(self, wanted: frozenset[str]) -> frozenset[str]:
-        """The tags to keep, beside those the option `tags` asks for; empty means all of them."""
+        """The tags to keep, given those that the option `tags` asks for; empty means all tags."""
         if "tags" not in self.chosen:
             return wanted
         found = self.chosen["tags"] & wanted if wanted else self.chosen["tags"]
-        # No tag is left: a text no tag can be, since it would be separated there.
+        # No tag is left: then a text that no tag can be, since it separates properties.
         return found or frozenset({"\x02"})
 
 
 def _cut(known: range, one: Filter, number: Callable[[Any], int]) -> range:
-    """`known` without what the comparison rules out."""
+    """`known` without the values that the comparison rules out."""
     low, high = known.start, known.stop
     match one:
         case EqualTo(value=value) | EqualNullSafe(value=value) if value is not None:
             low, high = max(low, number(value)), min(high, number(value) + 1)
         case GreaterThan(value=value) | GreaterThanOrEqual(value=value):
-            low = max(low, number(value))  # a boundary too many is harmless: Spark compares again
+            low = max(low, number(value))  # one value too many is harmless: Spark compares again
         case LessThan(value=value) | LessThanOrEqual(value=value):
             high = min(high, number(value) + 1)
     return range(low, high)
 
 
 def _millis(moment: datetime) -> int:
-    """Spark hands over a time without a zone as UTC."""
+    """Milliseconds of a time; Spark passes a time without a zone as UTC."""
     return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)

@@ -1,4 +1,4 @@
-"""Half messages of a task: sent, and ended when the driver has decided."""
+"""Sends the half messages of a task, and ends them when the driver has decided."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final, TypeVar
 
 from downrange.client.errors import ClientCode, code_of
-from downrange.client.transaction_producer import AsyncTransactionProducer, HalfSent, LocalTransactionState
+from downrange.client.producer.transaction_producer import AsyncTransactionProducer, HalfSent, LocalTransactionState
 from downrange.model.errors import MQError
 from downrange.model.message import Message, MessageQueue
-from downrange.spark.halves import Half, HalfList
+from downrange.spark.half_message_lists import Half, HalfList
 from downrange.spark.sink_sending import check_safe, queue_of, unless_busy
 
 log = logging.getLogger(__name__)
 
 HALVES_PER_REQUEST: Final = 32
-"""Half messages cannot be sent in batches; so many of them count as one request in flight."""
+"""Half messages cannot be sent in batches; this many count as one request in flight."""
 MAX_ENDS: Final = 256
 
 _OUR_CODES: Final = frozenset(map(int, ClientCode))
@@ -26,9 +26,9 @@ T = TypeVar("T")
 
 
 class HalfSending:
-    """Sends the half messages of one task, each alone, and keeps what is needed to end them.
+    """Sends the half messages of one task, each alone, and remembers them so that they can be ended.
 
-    Holds always: when `put` returns or raises, nothing is on its way. Used on one event loop.
+    Holds always: when `put` returns or raises, no send is under way. Used on one event loop.
     """
 
     def __init__(self, producer: AsyncTransactionProducer, *, max_in_flight: int, check_after_seconds: int) -> None:
@@ -50,10 +50,10 @@ class HalfSending:
         await in_chains([*ordered.values(), *chains], self._send, self._max_in_flight)
 
     async def finish(self) -> None:
-        """Everything was acknowledged when `put` returned."""
+        """Nothing to do: all sends were acknowledged when `put` returned."""
 
     async def give_up(self) -> None:
-        """Nothing is on its way."""
+        """Nothing to do: no send is under way."""
 
     async def _send(self, one: tuple[Message, MessageQueue | None]) -> None:
         message, queue = one
@@ -72,9 +72,9 @@ async def end_halves(
     state: LocalTransactionState,
     is_to_end: Callable[[HalfSent], Awaitable[bool]] | None = None,
 ) -> int:
-    """End transactions, ordered ones of one queue one after the other; how many. Raises the first error at the end.
+    """End transactions, ordered ones of a queue one after the other; return how many. Raises the first error at last.
 
-    What a broker refuses to end it is asking about already, or will: it is left to the check.
+    A transaction that a broker refuses to end is left to the check, in which the broker asks about it.
     """
     ordered: dict[MessageQueue, list[HalfSent]] = {}
     chains: list[Sequence[HalfSent]] = []
@@ -83,7 +83,7 @@ async def end_halves(
             ordered.setdefault(half.sent.result.queue, []).append(half.sent)
         else:
             chains.append((half.sent,))
-    for chain in ordered.values():  # half messages of a broker lie in one queue: their numbers are the order of sending
+    for chain in ordered.values():  # a broker has one queue of half messages: offsets in it are the order of sending
         chain.sort(key=lambda sent: sent.state_table_offset)
     ended = refused = 0
 
@@ -109,9 +109,9 @@ async def end_halves(
 
 
 async def in_chains(chains: Sequence[Sequence[T]], work: Callable[[T], Awaitable[None]], max_at_once: int) -> None:
-    """Work on many chains at a time, on the members of each one after the other.
+    """Call `work` for the members of many chains at a time, but for the members of each chain one after the other.
 
-    After an error nothing more is begun, and it is raised when all that was begun has ended.
+    After an error no more work is started; the error is raised when all work that was started has ended.
     """
     waiting = iter(chains)
     errors: list[MQError] = []

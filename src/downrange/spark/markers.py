@@ -1,8 +1,8 @@
-"""Markers as messages of a topic: where the two upper levels remember which batches are done.
+"""Markers, with which the levels idempotent and transactional remember finished batches, as messages of a topic.
 
-A topic, because it is reached from the driver and from every task over the connection they have anyway, without a file
-system that all share; and because a marker is then exactly as safe as the messages it speaks of. Each marker carries
-the keys `query` and `query/batch` and is found by them with an ordinary message query, on any RocketMQ.
+In a topic, because the driver and every task can reach it over the connection they have anyway, without a shared file
+system, and because a marker is then exactly as safe as the messages of its batch. Each marker has the keys `query` and
+`query/batch` and is found by them with an ordinary message query, on any RocketMQ.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import msgspec
 from downrange.client.admin.messages import MessageAdmin
 from downrange.client.compression import plain_body as _plain
 from downrange.client.errors import NoRoute
-from downrange.client.producer import AsyncProducer
+from downrange.client.producer.producer import AsyncProducer
 from downrange.clock import Clock
 from downrange.model.errors import MQError
 from downrange.model.message import Message, StoredMessage
 from downrange.spark.delivery import Marker, valid_marker
-from downrange.spark.halves import Half, halves_of
+from downrange.spark.half_message_lists import Half, halves_of
 from downrange.spark.sink_sending import check_safe, unless_busy
 
 _MARKER_TAG: Final = "marker"
@@ -30,7 +30,7 @@ _REMEMBERED_SECONDS: Final = 1.0
 
 
 class MarkersUnreadable(MQError):
-    """Whether a batch was delivered before cannot be known now; going on might deliver it twice."""
+    """It cannot be known now whether a batch was delivered before; sending it might deliver it twice."""
 
     retriable = True
 
@@ -45,9 +45,9 @@ class _Body(msgspec.Struct):
 
 
 class Markers:
-    """The markers of all queries that use one topic. Readers may be anywhere; one driver at a time writes for a query.
+    """The markers of all queries that use one topic. Any process may read; one driver at a time writes for a query.
 
-    Holds always: what `write` returned from is found by every later read, or the read raises MarkersUnreadable.
+    Holds always: a later read finds every marker whose `write` returned, or raises MarkersUnreadable.
     """
 
     def __init__(self, topic: str, producer: AsyncProducer, messages: MessageAdmin) -> None:
@@ -64,7 +64,7 @@ class Markers:
         return valid_marker(marker for marker in markers if marker.batch == batch)
 
     async def write(self, marker: Marker) -> None:
-        """Returns when a broker has it."""
+        """Write a marker; returns when a broker has stored it."""
         body = _Body(marker.query, marker.batch, marker.is_closed, marker.tokens, marker.pages)
         await self._send(
             Message(
@@ -76,7 +76,7 @@ class Markers:
         )
 
     async def write_pages(self, query: str, pages: Iterable[bytes]) -> tuple[str, ...]:
-        """Store lists of halves; the ids under which `read_pages` finds them."""
+        """Store lists of half messages; return the ids by which `read_pages` finds them."""
         return tuple(
             [await self._send(Message(self._topic, page, tags=_PAGE_TAG, keys=f"{query}/pages")) for page in pages]
         )
@@ -101,7 +101,7 @@ class Markers:
         try:
             answers = await self._messages.by_key(self._topic, key)
         except NoRoute:
-            return []  # nobody has ever written a marker
+            return []  # no marker was ever written
         for broker, error in answers.failed.items():
             raise MarkersUnreadable(
                 f"{broker} cannot be asked for the markers of {query} in {self._topic}: {error}"
@@ -111,9 +111,9 @@ class Markers:
 
 
 class AskedMarkers:
-    """Markers for the answers to brokers, which ask about thousands of half messages of one batch at a time.
+    """Caches markers for answers to brokers, which ask about thousands of half messages of one batch at a time.
 
-    What was read is good for a second: an old marker at worst leaves a question open that is asked again.
+    A marker is kept for a second: an outdated one at worst leaves a question open, which the broker asks again.
     """
 
     def __init__(self, markers: Markers, clock: Clock) -> None:
@@ -122,7 +122,7 @@ class AskedMarkers:
         self._known: dict[tuple[str, int], tuple[float, asyncio.Task[tuple[Marker | None, Marker | None]]]] = {}
 
     async def get(self, query: str, batch: int) -> tuple[Marker | None, Marker | None]:
-        """The marker of a batch, and the newest of its query."""
+        """The marker of a batch, and the newest marker of its query."""
         now = self._clock.monotonic()
         since, reading = self._known.get((query, batch), (-_REMEMBERED_SECONDS, None))
         if reading is None or now - since >= _REMEMBERED_SECONDS:

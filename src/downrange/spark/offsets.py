@@ -1,4 +1,4 @@
-"""How far a stream is: the next message to read of every queue, and its JSON form in Spark's checkpoint.
+"""The position of a stream: the offset of the next message of every queue, and its JSON form in Spark's checkpoint.
 
     {"v": 1, "q": {"orders": {"broker-a": {"0": 42, "1": 17}}}}
 
@@ -33,7 +33,7 @@ def to_tree(offsets: Mapping[MessageQueue, int]) -> Tree:
 
 
 def to_json(offsets: Mapping[MessageQueue, int]) -> dict[str, Any]:
-    """What Spark keeps in its checkpoint."""
+    """The form of offsets that Spark keeps in its checkpoint."""
     return {"v": VERSION, "q": to_tree(offsets)}
 
 
@@ -63,7 +63,7 @@ def _from_tree(tree: Any) -> Offsets:
 
 
 def parse_offsets(option: str, text: str) -> Offsets:
-    """Offsets or times a user wrote; raises OptionError."""
+    """Parse offsets or times that a user gave; raises OptionError."""
     try:
         return _from_tree(_loads(text))
     except (ValueError, TypeError, AttributeError) as error:
@@ -73,7 +73,7 @@ def parse_offsets(option: str, text: str) -> Offsets:
 
 
 def parse_assign(option: str, text: str) -> QueueChoice:
-    """Queues a user chose; raises OptionError."""
+    """Parse the queues that a user chose; raises OptionError."""
     try:
         found = {
             topic: {broker: frozenset(_queue_id(one) for one in ids) for broker, ids in brokers.items()}
@@ -102,10 +102,10 @@ def _loads(text: str) -> Any:
 
 
 def _reason(error: Exception) -> str:
-    # What Python says of a list where an object should be would not help anybody.
+    # Python's own words about a list in place of an object would not help a user.
     return str(error) if isinstance(error, ValueError) else "an object is missing where one is expected"
 
 
 def describe(queues: Iterable[MessageQueue]) -> str:
-    """Queues in the words of an error or log line."""
+    """Queues in the form for an error or a log line."""
     return ", ".join(f"{queue.topic} on {queue.broker_name} queue {queue.queue_id}" for queue in sorted(queues))

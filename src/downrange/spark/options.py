@@ -1,7 +1,7 @@
 """The options of `spark.read.format("rocketmq")` and `spark.readStream.format("rocketmq")`.
 
-Names follow Spark's Kafka source where it has the same thing. A value that does not fit, an unknown name and two
-options that exclude each other are refused when the DataFrame is made, before anything is read.
+Names follow Spark's Kafka source where it has the same option. A wrong value, an unknown name and two options that
+exclude each other are refused when the DataFrame is made, before anything is read.
 """
 
 from __future__ import annotations
@@ -25,33 +25,33 @@ LATEST: Final = "latest"
 GROUP: Final = "group"
 
 _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-# Spark itself hands these to every source.
+# Options that Spark itself passes to every source.
 _OF_SPARK: Final = frozenset({"path", "header", "inferschema", "checkpointlocation", "queryname", "outputmode"})
 
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """Every option of the source as it was given; what it means is in the properties. Frozen and picklable."""
+    """Every option of the source as it was given; properties give the parsed values. Frozen and picklable."""
 
     namesrv: str | None = setting(
-        None, "Name servers, `host:port;host:port`. Else NAMESRV_ADDR of the driver, else 127.0.0.1:9876."
+        None, "Name servers, `host:port;host:port`. Default: NAMESRV_ADDR of the driver, else 127.0.0.1:9876."
     )
     subscribe: str | None = setting(None, "Topics, separated by commas.")
     subscribe_pattern: str | None = setting(
-        None, "A regular expression: every topic it matches as a whole, also topics that appear later."
+        None, "A regular expression: every topic whose whole name it matches, also topics that appear later."
     )
     assign: str | None = setting(None, 'Single queues as JSON: `{"orders": {"broker-a": [0, 1]}}`.')
     store_path: str | None = setting(
         None,
-        "Read this store directory (live, stopped or a copy) instead of asking a broker. Every worker must see it.",
+        "Read this store directory (live, stopped or a copy) instead of asking a broker. Every worker must be able to.",
     )
     broker_name: str | None = setting(
         None,
-        "With storePath: what the column broker says. Else the name in the store's configuration, or of the directory.",
+        "With storePath: value of the column broker. Default: name in the store's configuration, or of the directory.",
     )
     starting_offsets: str | None = setting(
         None,
-        "earliest, latest, group (where `group` has committed) or JSON: "
+        "earliest, latest, group (the committed offsets of `group`) or JSON: "
         '`{"orders": {"broker-a": {"0": 42}}}`, -2 is earliest, -1 latest. Reads begin at earliest, streams at latest.',
     )
     ending_offsets: str | None = setting(None, "Reads only: latest, group or JSON as above, exclusive.")
@@ -64,28 +64,28 @@ class SourceOptions:
     )
     ending_offsets_by_timestamp: str | None = setting(None, "Reads only: endingTimestamp for single queues.")
     max_offsets_per_trigger: int | None = setting(
-        None, "Streams: the most messages of one batch, shared out by what each queue has waiting.", minimum=1
+        None, "Streams: the most messages of one batch, divided in proportion to the backlog of each queue.", minimum=1
     )
     min_offsets_per_trigger: int | None = setting(
-        None, "Streams: wait for so many messages, but no longer than maxTriggerDelay.", minimum=1
+        None, "Streams: wait for this many messages, but no longer than maxTriggerDelay.", minimum=1
     )
     max_trigger_delay: str = setting("15m", "Streams: see minOffsetsPerTrigger. A number with ms, s, m, h or d.")
     min_partitions: int | None = setting(
-        None, "At least so many tasks for a read or batch, if it has as many messages."
+        None, "At least this many tasks for a read or batch, if it has as many messages."
     )
     max_records_per_partition: int = setting(
         100_000, "The most messages of one task; small batches are one task.", minimum=1
     )
     fail_on_data_loss: bool = setting(
-        True, "Whether messages that were deleted before they were read end the query; else a warning is logged."
+        True, "End the query if messages were deleted before they were read; false: log a warning and go on."
     )
     group: str = setting(TOOLS_GROUP, "The consumer group to read as.")
     commit_group_offsets: bool = setting(
-        False, "Streams: commit to `group` after each batch, so that `consumerProgress` shows how far the stream is."
+        False, "Streams: commit to `group` after each batch, so that `consumerProgress` shows its progress."
     )
     tags: str | None = setting(None, "Only messages with one of these tags: `paid || shipped`. Filtered by the broker.")
     sql_filter: str | None = setting(
-        None, "Only messages this SQL92 expression is true for: `amount > 100`. Filtered by the broker."
+        None, "Only messages for which this SQL92 expression is true: `amount > 100`. Filtered by the broker."
     )
     include_properties: bool = setting(False, "Add the column `properties`, a map: the most expensive column.")
     push_down_filters: bool = setting(
@@ -99,13 +99,13 @@ class SourceOptions:
     )
     check_crc: bool = setting(False, "Compare the checksum of every body.")
     pulls_in_flight: int = setting(
-        16, "How many pulls of one task wait for an answer at a time.", minimum=1, maximum=256
+        16, "Most pulls of one task that wait for an answer at a time.", minimum=1, maximum=256
     )
     retry_timeout: str = setting(
-        "60s", "How long a task goes on asking when a broker does not answer, its slaves included."
+        "60s", "How long a task repeats a request when neither a broker nor its slaves answer."
     )
-    access_key: str | None = setting(None, "For clusters with ACL.")
-    secret_key: str | None = setting(None, "For clusters with ACL.")
+    access_key: str | None = setting(None, "User of a cluster with access control.")
+    secret_key: str | None = setting(None, "Secret of this user.")
 
     # `secret_key` must not appear in a plan or a log.
     def __repr__(self) -> str:
@@ -119,7 +119,7 @@ class SourceOptions:
     def __post_init__(self) -> None:
         chosen = [key for key, value in self._choices() if value is not None]
         if not chosen:
-            raise OptionError("what to read is not said: give one of subscribe, subscribePattern and assign")
+            raise OptionError("nothing to read is named: give one of subscribe, subscribePattern and assign")
         if len(chosen) > 1:
             raise OptionError(f"{' and '.join(chosen)} exclude each other: give one of them")
         for topic in self.topics:
@@ -195,11 +195,11 @@ class SourceOptions:
         return parse_assign("assign", self.assign) if self.assign is not None else {}
 
     @property
-    def starting(self) -> Place:
+    def starting(self) -> ReadPosition:
         return _place("starting", self.starting_offsets, self.starting_timestamp, self.starting_offsets_by_timestamp)
 
     @property
-    def ending(self) -> Place:
+    def ending(self) -> ReadPosition:
         return _place("ending", self.ending_offsets, self.ending_timestamp, self.ending_offsets_by_timestamp)
 
     @property
@@ -218,7 +218,7 @@ class SourceOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ReadPosition:
     """Where to begin or end: a word, a time for every queue, or a number or time for single queues."""
 
     word: str | None = None
@@ -228,21 +228,21 @@ class Place:
 
     @property
     def is_given(self) -> bool:
-        return self != Place()
+        return self != ReadPosition()
 
 
-def _place(which: str, offsets: str | None, timestamp: str | None, by_timestamp: str | None) -> Place:
+def _place(which: str, offsets: str | None, timestamp: str | None, by_timestamp: str | None) -> ReadPosition:
     if timestamp is not None:
-        return Place(millis=_millis(f"{which}Timestamp", timestamp))
+        return ReadPosition(millis=_millis(f"{which}Timestamp", timestamp))
     if by_timestamp is not None:
-        return Place(times=parse_offsets(f"{which}OffsetsByTimestamp", by_timestamp))
+        return ReadPosition(times=parse_offsets(f"{which}OffsetsByTimestamp", by_timestamp))
     if offsets is None:
-        return Place()
+        return ReadPosition()
     if offsets.lower() in (EARLIEST, LATEST, GROUP):
-        return Place(word=offsets.lower())
+        return ReadPosition(word=offsets.lower())
     if not offsets.lstrip().startswith("{"):
         raise OptionError(f"{which}Offsets={offsets}: expected earliest, latest, group or JSON")
-    return Place(offsets=parse_offsets(f"{which}Offsets", offsets))
+    return ReadPosition(offsets=parse_offsets(f"{which}Offsets", offsets))
 
 
 def _millis(key: str, text: str) -> int:
@@ -254,7 +254,7 @@ def _millis(key: str, text: str) -> int:
         raise OptionError(
             f"{key}={text}: expected milliseconds since 1970 or a time such as 2026-11-15T12:00:00Z"
         ) from None
-    # Without a zone it is UTC: the driver's zone must not decide what is read.
+    # A time without a zone is UTC: the zone of the driver must not decide what is read.
     return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
@@ -266,7 +266,7 @@ def duration_seconds(key: str, text: str) -> float:
 
 
 def _told(key: str, check: object) -> None:
-    """Run `check`; an error of ours gets the name of the option in front."""
+    """Run `check`; put the name of the option in front of the text of its error."""
     try:
         check()  # type: ignore[operator]
     except OptionError:
@@ -276,7 +276,7 @@ def _told(key: str, check: object) -> None:
 
 
 def parse_options(given: Mapping[str, str]) -> SourceOptions:
-    """The options of one read or stream. Spark does not tell upper from lower case in their names; neither do we."""
+    """The options of one read or stream. As in Spark, upper and lower case in their names are equal."""
     known = {one.key.lower(): one for one in source_settings()}
     properties = {}
     for name, value in given.items():

@@ -1,4 +1,4 @@
-"""What one batch reads and how it is shared out over tasks: arithmetic on offsets, no broker and no Spark in it."""
+"""Plans which messages a batch reads and how tasks divide them: arithmetic on offsets, without brokers or Spark."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from downrange.spark.offsets import Offsets
 
 
 class QueueRange(NamedTuple):
-    """Messages `start` to `stop` (exclusive) of one queue. A new queue may begin later than that: nothing is lost."""
+    """Messages `start` to `stop` (exclusive) of one queue. A new queue may begin after `start` without a loss."""
 
     queue: MessageQueue
     start: int
@@ -25,14 +25,14 @@ class QueueRange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """How far a queue reaches at one moment: its oldest message, and the number the next one will get."""
+    """The offset range of a queue at one moment: its oldest message, and the offset of the next one."""
 
     minimum: int
     maximum: int
 
 
 class Loss(NamedTuple):
-    """Messages of a queue that can no longer be read: from where we are to where the queue now begins or ends."""
+    """Messages of a queue that can no longer be read, from our offset to the present range of the queue."""
 
     queue: MessageQueue
     expected: int
@@ -43,13 +43,13 @@ class Loss(NamedTuple):
             what = f"messages {self.expected} to {self.found.minimum - 1} were deleted before they were read"
         else:
             what = (
-                f"message {self.expected} was to be read, but the queue ends at {self.found.maximum}: it was made anew"
+                f"message {self.expected} was to be read, but the queue ends at {self.found.maximum}: it is a new queue"
             )
         return f"{self.queue.topic} on {self.queue.broker_name} queue {self.queue.queue_id}: {what}"
 
 
 def ranges(start: Offsets, end: Offsets) -> list[QueueRange]:
-    """What lies between two offsets. A queue that `start` does not know appeared since: all of it is read."""
+    """The messages between two offsets. A queue that is not in `start` is new: all of it is read."""
     return [
         QueueRange(queue, start.get(queue, 0), stop, is_new=queue not in start)
         for queue, stop in sorted(end.items())
@@ -58,7 +58,7 @@ def ranges(start: Offsets, end: Offsets) -> list[QueueRange]:
 
 
 def losses(start: Offsets, reach: Mapping[MessageQueue, Reach]) -> list[Loss]:
-    """Queues that no longer have what comes next."""
+    """The queues that no longer have the next message to read."""
     return [
         Loss(queue, offset, found)
         for queue, offset in sorted(start.items())
@@ -67,9 +67,9 @@ def losses(start: Offsets, reach: Mapping[MessageQueue, Reach]) -> list[Loss]:
 
 
 def latest(start: Offsets, reach: Mapping[MessageQueue, Reach]) -> Offsets:
-    """The end of everything there is. Queues whose broker is away stay where they are.
+    """The ends of all queues. Queues whose broker is away stay at their offset.
 
-    A queue that was made anew ends before it starts: its end is its beginning, and the next batch reads on from there.
+    A queue that was created again ends before our offset: we go back to its beginning, where the next batch starts.
     """
     found = dict(start)
     for queue, there in reach.items():
@@ -83,9 +83,9 @@ def waiting(start: Offsets, end: Offsets) -> int:
 
 
 def limited(start: Offsets, end: Offsets, most: int, begin: Mapping[MessageQueue, int] | None = None) -> Offsets:
-    """`end`, or so much less that at most `most` messages lie before it, shared out by what each queue has waiting.
+    """`end`, reduced so that at most `most` messages lie before it, in proportion to the backlog of each queue.
 
-    `begin` says where queues that `start` does not know begin.
+    `begin` has the first offsets of queues that are not in `start`.
     """
     known = {**(begin or {}), **start}
     sizes = {queue: max(0, stop - known.get(queue, 0)) for queue, stop in end.items()}
@@ -95,7 +95,7 @@ def limited(start: Offsets, end: Offsets, most: int, begin: Mapping[MessageQueue
     cut = {}
     rest = most
     remaining = total
-    # Whole numbers that add up: each queue takes its share of what is left, so nothing is lost to rounding.
+    # Each queue takes its share of what is left, so that the whole numbers add up to `most`.
     for queue, size in sorted(sizes.items()):
         share = min(size, -(-rest * size // remaining)) if remaining else 0
         share = min(share, rest)
@@ -106,7 +106,7 @@ def limited(start: Offsets, end: Offsets, most: int, begin: Mapping[MessageQueue
 
 
 def capped(end: Offsets, target: Offsets) -> Offsets:
-    """`end`, but nothing behind `target`: what Trigger.AvailableNow saw when it began."""
+    """`end`, but not beyond `target`, the ends of the queues when Trigger.AvailableNow began."""
     return {queue: min(offset, target[queue]) for queue, offset in end.items() if queue in target}
 
 
@@ -122,7 +122,7 @@ def tasks(wanted: Sequence[QueueRange], *, most: int, at_least: int | None = Non
     for one in wanted:
         start = one.start
         while start < one.stop:
-            # Where the current task ends, counted in messages from the very first: rounding never adds up.
+            # The end of the current task, counted in messages from the first of all, so that roundings do not add up.
             room = total * (len(found) + 1) // number - done
             taken = min(room, one.stop - start)
             current.append(one._replace(start=start, stop=start + taken))

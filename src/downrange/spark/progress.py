@@ -1,4 +1,4 @@
-"""How far a stream is behind, from the progress Spark reports after each batch.
+"""The lag of a stream, from the progress that Spark reports after each batch.
 
 query = orders.writeStream.start()
 lag_of(query.lastProgress)          # <Lag 120 messages in 4 queues>
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """Messages that were there when a batch was planned and come in a later one."""
+    """Messages that existed when a batch was planned, but that a later batch will read."""
 
     by_queue: dict[MessageQueue, int]
 
@@ -38,7 +38,7 @@ class Lag:
 
 
 def lag_of(progress: Mapping[str, Any] | Any) -> Lag | None:
-    """The lag of a query over all its `rocketmq` sources; None when it has none, or when nothing was read yet."""
+    """The lag of a query over all its `rocketmq` sources; None without such a source, or before the first batch."""
     sources = progress["sources"] if isinstance(progress, Mapping) else progress.sources
     found: dict[MessageQueue, int] = {}
     is_ours = False
@@ -56,7 +56,7 @@ def _field(source: Any, name: str) -> Any:
 
 
 def _offsets(value: Any) -> Offsets | None:
-    """Offsets of ours, or None for those of another source. Spark gives them as text or as what the text says."""
+    """Our offsets; None for those of another source. Spark gives them as JSON text or as parsed JSON."""
     try:
         parsed = json.loads(value) if isinstance(value, str) else value
         return from_json(parsed) if isinstance(parsed, Mapping) else None
@@ -65,7 +65,7 @@ def _offsets(value: Any) -> Offsets | None:
 
 
 class LagListener(StreamingQueryListener):
-    """Calls `report` with a query's name (or id) and its lag after every batch; logs it when no function is given."""
+    """Calls `report` with the name (or id) and the lag of a query after every batch; without `report` logs them."""
 
     def __init__(self, report: Callable[[str, Lag], None] | None = None) -> None:
         self._report = report or _log

@@ -1,19 +1,20 @@
-"""The properties of many records at once: single ones as columns, all of them as a map.
+"""Reads the properties of many records at once: single properties as columns, all of them as a map.
 
-Works on positions of the separators (`name \\x01 value \\x02 …`); model/properties.py says what counts as a property.
+Works on positions of the separators (`name \\x01 value \\x02 …`); model/properties.py defines what a property is.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from downrange.compiled import steps
+from downrange.compiled import accelerated
 from downrange.spark.arrow_arrays import as_numpy, numbers, spans
 from downrange.spark.record_arrays import Bytes, Positions, RecordArrays
 
@@ -22,13 +23,13 @@ _PROPERTY: Final = 2
 _MOST_BITS: Final = 60
 
 _Texts = tuple[bytes | None, bytes, bytes]
-"""Validity, edges and data of strings, as Arrow keeps them."""
+"""The buffers of an Arrow array of strings: validity, offsets and data."""
 _Map = tuple[bytes, bytes, bytes, bytes, bytes]
-"""Edges of the rows, edges and data of names, edges and data of values."""
+"""The buffers of an Arrow map: offsets of rows, offsets and data of names, offsets and data of values."""
 
 
 class PropertyArrays:
-    """The properties of `records`, read once; columns are cut out when asked for."""
+    """The properties of `records`, scanned once; a column is made when it is needed."""
 
     def __init__(self, records: RecordArrays, data: pa.Buffer) -> None:
         self._rows = len(records)
@@ -41,15 +42,15 @@ class PropertyArrays:
         self._row, self._start, self._equals, self._stop = self._pieces()
 
     def _pieces(self) -> tuple[Positions, Positions, Positions, Positions]:
-        """Of every name-value pair: its row, where it starts, where the name ends, where the value ends."""
+        """For every name-value pair its row, its start, the end of its name and the end of its value."""
         raw, edges = self._raw, self._edges.astype(np.int64)
         ends = np.flatnonzero(raw == _PROPERTY)
         rows = np.searchsorted(edges[1:], ends, side="right")
-        # The last property of a row may do without a separator: the end of the row is the end of its value.
+        # The last property of a row need not end with a separator: then it ends with the row.
         filled = np.flatnonzero(edges[1:] > edges[:-1])
         unended = filled[raw[edges[filled + 1] - 1] != _PROPERTY]
         if len(unended):
-            # Such an end has the position of the next row's first byte, which may be a separator: it comes first.
+            # Such an end has the position of the first byte of the next row; it comes before a separator there.
             order = np.argsort(np.concatenate((2 * ends + 1, 2 * edges[unended + 1])), kind="stable")
             ends = np.concatenate((ends, edges[unended + 1]))[order]
             rows = np.concatenate((rows, unended))[order]
@@ -59,7 +60,7 @@ class PropertyArrays:
             starts[1:] = np.where(rows[1:] == rows[:-1], ends[:-1] + 1, edges[rows[1:]])
         equals = np.flatnonzero(raw == _NAME_VALUE)
         if len(equals) != len(ends) or not ((equals > starts) & (equals < ends)).all():
-            # A value may hold \x01 itself, a piece may hold none: take the first of each piece.
+            # A value may contain \x01, a piece may contain none: take the first \x01 of each piece.
             equals = np.append(equals, len(raw))[np.searchsorted(equals, starts)]
         good = (equals > starts) & (equals + 1 < ends)
         if good.all():
@@ -74,7 +75,7 @@ class PropertyArrays:
             window = np.ndarray((len(self._raw) - len(wanted) + 1,), f"S{len(wanted)}", self._raw.data, strides=(1,))
             found = found[window[self._start[found]] == wanted]
         row = self._row[found]
-        # Rows without it get an empty span at their own place, so that the spans ascend. Of duplicates the last counts.
+        # Rows without the property get an empty span at their own place, so that spans ascend. The last value counts.
         start = self._edges[:-1].copy()
         stop = start.copy()
         start[row] = self._equals[found] + 1
@@ -84,7 +85,7 @@ class PropertyArrays:
         return self._text(start, stop, None if valid.all() else valid)
 
     def all(self, kind: pa.DataType) -> pa.Array:
-        """Everything as a map."""
+        """All properties as a map."""
         keep = self._without_duplicates()
         row, start, equals, stop = self._row, self._start, self._equals, self._stop
         if keep is not None:
@@ -96,13 +97,13 @@ class PropertyArrays:
         )
 
     def _without_duplicates(self) -> npt.NDArray[np.bool_] | None:
-        """Which pairs to keep so that no row has a name twice; None for all. The last of a name counts."""
+        """Which pairs to keep so that no row has a name twice; None for all. Of equal names the last counts."""
         if not len(self._row):
             return None
         names = self._text(self._start, self._equals).dictionary_encode()
         codes = as_numpy(names.indices).astype(np.int64)
         if len(names.dictionary) <= _MOST_BITS:
-            # A name that a row has twice adds its bit twice, but sets it once.
+            # If a row has a name twice, the sum of bits has it twice and the union once.
             bits = np.int64(1) << codes
             first = np.flatnonzero(np.append(True, self._row[1:] != self._row[:-1]))
             if (np.add.reduceat(bits, first) == np.bitwise_or.reduceat(bits, first)).all():
@@ -119,14 +120,14 @@ class PropertyArrays:
         return _as_text(spans(self._data, start, stop, pa.binary(), valid))
 
 
+@dataclass(frozen=True, slots=True)
 class SplitProperties:
-    """What the compiled twin has made of the properties of records: the same columns as those of PropertyArrays."""
+    """The properties of records as the compiled function made them: the same columns as those of PropertyArrays."""
 
-    def __init__(self, rows: int, is_ascii: bool, columns: Mapping[str, _Texts], in_map: _Map | None) -> None:
-        self._rows = rows
-        self._is_ascii = is_ascii
-        self._columns = columns
-        self._map = in_map
+    _rows: int
+    _is_ascii: bool
+    _columns: Mapping[str, _Texts]
+    _map: _Map | None
 
     def column(self, name: str) -> pa.Array:
         return self._text(self._rows, self._columns[name])
@@ -152,14 +153,21 @@ class SplitProperties:
 def read_properties(
     records: RecordArrays, data: pa.Buffer, names: Sequence[str], *, wants_map: bool
 ) -> PropertyArrays | SplitProperties:
-    """The properties of `records`, of which the columns `names` and maybe the map of all will be asked for."""
-    if steps is not None:
-        wanted = tuple(name.encode() for name in names)
-        found = steps.split_properties(data, records.properties_start, records.properties_stop, wanted, wants_map)
-        if found is not None:
-            is_ascii, columns, in_map = found
-            return SplitProperties(len(records), is_ascii, dict(zip(names, columns, strict=True)), in_map)
-    return PropertyArrays(records, data)
+    """The properties of `records`, with the columns `names` and, if `wants_map`, the map of all."""
+    wanted = tuple(name.encode() for name in names)
+    found = split_properties(data, records.properties_start, records.properties_stop, wanted, wants_map)
+    if found is None:
+        return PropertyArrays(records, data)
+    is_ascii, columns, in_map = found
+    return SplitProperties(len(records), is_ascii, dict(zip(names, columns, strict=True)), in_map)
+
+
+@accelerated
+def split_properties(
+    buffer: Any, starts: Any, stops: Any, names: tuple[bytes, ...], wants_map: bool
+) -> tuple[bool, tuple[_Texts, ...], _Map | None] | None:
+    """Whether all text is ASCII, a column for each name, and the map; None: that is left to `PropertyArrays`."""
+    return None
 
 
 def _as_text(found: pa.Array) -> pa.Array:

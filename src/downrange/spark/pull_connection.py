@@ -1,7 +1,7 @@
-"""Connections for nothing but pulls: the body of an answer is received where it stays, whatever its size.
+"""Connections for pulls only, which receive the body of an answer into its final buffer, whatever its size.
 
-A client's ordinary connection (transport/connection.py) copies a large frame three times on its way; with answers of a
-megabyte that took longer than turning them into columns.
+The ordinary connection of a client (transport/connection.py) copies a large frame three times; with answers of a
+megabyte this took longer than turning them into columns.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from downrange.transport.pool import split_address
 log = logging.getLogger(__name__)
 
 _HEAD_BYTES: Final = 2 * MAX_HEADER
-"""Room for the longest header; small answers come whole, and several at a time."""
+"""Space for the longest header; small answers fit completely, often several at a time."""
 
 
 class PullConnection(asyncio.BufferedProtocol):
@@ -67,7 +67,7 @@ class PullConnection(asyncio.BufferedProtocol):
             raise
 
     def _send(self, frame: bytes) -> None:
-        """Queue a frame; everything queued in one turn of the loop leaves in one write, which costs most of a pull."""
+        """Queue a frame; one write, the largest cost of a pull, sends all frames queued in one turn of the loop."""
         if not self._out:
             self._loop.call_soon(self._flush)
         self._out.append(frame)
@@ -81,7 +81,7 @@ class PullConnection(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.abort()
 
-    # --- what the loop calls --------------------------------------------------------------------------------------
+    # --- called by the loop ---------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -137,7 +137,7 @@ class PullConnection(asyncio.BufferedProtocol):
 
     def _deliver(self, serialize_type: int, header: bytes, body: bytes | bytearray) -> None:
         reply = decode_frame((serialize_type, header, cast(bytes, body)))
-        if not reply.is_response:  # no broker asks anything of a client that sends no heartbeats
+        if not reply.is_response:  # brokers send no requests to a client without heartbeats
             return
         asked = self._asked.requests.pop(reply.opaque, None)
         if asked is not None and not asked[0].done():
@@ -145,7 +145,7 @@ class PullConnection(asyncio.BufferedProtocol):
 
 
 class PullConnections:
-    """address -> connection, made when first needed and again when lost. Of one task; used on one event loop."""
+    """The connections of one task by address, made when first needed and after a loss. Used on one event loop."""
 
     def __init__(self, connect_timeout: float) -> None:
         self._connect_timeout = connect_timeout
@@ -163,7 +163,7 @@ class PullConnections:
         if attempt is None:
             attempt = self._connecting[address] = asyncio.create_task(self._connect(address))
             attempt.add_done_callback(lambda task: self._end_attempt(address, task))
-        # Several pulls share the attempt: one that is cancelled must not cancel it for the others.
+        # Several pulls share the attempt: cancelling one of them must not cancel it for the others.
         return await asyncio.shield(attempt)
 
     async def _connect(self, address: str) -> PullConnection:
@@ -182,7 +182,7 @@ class PullConnections:
     def _end_attempt(self, address: str, task: asyncio.Task[PullConnection]) -> None:
         self._connecting.pop(address, None)
         if not task.cancelled():
-            task.exception()  # whoever still waits is told; mark it as looked at
+            task.exception()  # pulls that wait get the exception; this only marks it as retrieved
 
     async def close(self) -> None:
         """Close every connection. Pulls under way end with ConnectionLost."""
@@ -193,4 +193,4 @@ class PullConnections:
         for connection in self._open.values():
             connection.close()
         self._open.clear()
-        await asyncio.sleep(0)  # a turn of the loop, in which the sockets are closed
+        await asyncio.sleep(0)  # the sockets are closed in this turn of the loop

@@ -1,7 +1,7 @@
-"""Many records of one buffer at once: where their parts lie, and their fixed fields as NumPy arrays.
+"""Reads many records of one buffer at once: the positions of their parts, and their fixed fields, as NumPy arrays.
 
-The layout is that of model/record.py. A view that advances by one byte lets NumPy pick a field of every record with a
-single indexing; nothing is done per record in Python. Buffers are smaller than 2 GiB, as commit-log files are.
+The layout is that of model/record.py. A view with a stride of one byte lets NumPy take a field of every record with a
+single indexing; nothing is done per record in Python. Buffers, like commit-log files, are smaller than 2 GiB.
 """
 
 from __future__ import annotations
@@ -12,32 +12,46 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from downrange.compiled import steps
+from downrange.compiled import accelerated_if_usual
 from downrange.model.message import SysFlag
-from downrange.model.record import FIXED_SIZE, IPV6_EXTRA, MAGIC_V1, MAGIC_V2, CorruptRecord
+from downrange.model.record import (
+    FIXED_SIZE,
+    HEAD_V4,
+    IPV6_EXTRA,
+    MAGIC_V1,
+    MAGIC_V2,
+    PHYSICAL_OFFSET_AT,
+    STORE_TIMESTAMP_AT,
+    SYS_FLAG_AT,
+    V6_FLAGS,
+    CorruptRecord,
+)
 
 Positions = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 
 _SIZE: Final = struct.Struct(">i")
-_V6_HOSTS: Final = int(SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6)
-
 
 HEAD: Final = np.dtype(
     [
         ("size", ">i4"), ("magic", ">u4"), ("body_crc", ">u4"), ("queue_id", ">i4"), ("flag", ">i4"),
         ("queue_offset", ">i8"), ("physical_offset", ">i8"), ("sys_flag", ">i4"), ("born_time", ">i8"),
-        # From here on only where hosts are IPv4.
+        # The fields from here on have these positions only if both hosts are IPv4.
         ("born_host", "=u8"), ("store_time", ">i8"), ("store_host", "=u8"), ("reconsume_times", ">i4"),
         ("prepared_transaction_offset", ">i8"), ("body_length", ">i4"),
     ]
 )  # fmt: skip
-"""The first bytes of a record, of those with IPv4 hosts all up to the body."""
-assert HEAD.itemsize + 3 == FIXED_SIZE
+"""HEAD_V4 for NumPy: the first bytes of a record; they end where the body begins if both hosts are IPv4."""
+assert HEAD.itemsize == HEAD_V4.size
+assert [HEAD.fields[name][1] for name in ("physical_offset", "sys_flag", "store_time")] == [  # type: ignore[index]
+    PHYSICAL_OFFSET_AT,
+    SYS_FLAG_AT,
+    STORE_TIMESTAMP_AT,
+]
 
 
 def _native(stored: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """A column of heads as an array of its own, in the machine's byte order."""
+    """A field of the heads as an array of its own, in the machine's byte order."""
     return stored.astype(stored.dtype.newbyteorder("="))
 
 
@@ -49,13 +63,13 @@ def field(raw: Bytes, kind: str, at: Positions) -> npt.NDArray[Any]:
 
 
 def walk(buffer: bytes | bytearray | memoryview) -> Positions:
-    """Where the records of a pull reply begin: one behind the other, to the end of the buffer."""
-    if steps is not None and (found := steps.walk_records(buffer)) is not None:
-        return np.frombuffer(found, np.int64)
-    return walk_in_python(buffer)
+    """The positions of the records of a pull reply, which follow each other to the end of the buffer."""
+    return np.frombuffer(walk_records(buffer), np.int64)
 
 
-def walk_in_python(buffer: bytes | bytearray | memoryview) -> Positions:
+@accelerated_if_usual
+def walk_records(buffer: bytes | bytearray | memoryview) -> bytes:
+    """The positions of `walk` as the bytes of 64-bit numbers."""
     starts = []
     at, end = 0, len(buffer)
     size_at = _SIZE.unpack_from
@@ -65,13 +79,13 @@ def walk_in_python(buffer: bytes | bytearray | memoryview) -> Positions:
         if size < FIXED_SIZE or at + size > end:
             raise CorruptRecord(f"record at byte {at} says {size} bytes, {end - at} are there")
         at += size
-    return np.array(starts, np.int64)
+    return np.array(starts, np.int64).tobytes()
 
 
 class RecordArrays:
-    """Records that begin at `starts` of `raw`, checked: the parts of each add up to its size.
+    """Records that begin at the ascending positions `starts` of `raw`.
 
-    Raises CorruptRecord for the first that does not. `starts` ascend.
+    Raises CorruptRecord for the first record whose parts do not add up to its size.
     """
 
     def __init__(self, raw: Bytes, starts: Positions) -> None:
@@ -79,7 +93,7 @@ class RecordArrays:
         self.starts = starts
         self._check(starts >= 0, "begins before the buffer")
         self._check(starts + FIXED_SIZE <= len(raw), "is cut off")
-        # What all records have at the same place is copied together once: they lie far apart, their heads do not.
+        # The heads are copied together once: fields are picked quicker out of them than out of the whole buffer.
         every_byte = np.ndarray((len(raw) - HEAD.itemsize + 1,), f"V{HEAD.itemsize}", raw.data, strides=(1,))
         self._head = head = every_byte[starts].view(HEAD) if len(starts) else np.empty(0, HEAD)
         size = head["size"].astype(np.int64)
@@ -90,8 +104,8 @@ class RecordArrays:
         has_v2 = bool(is_v2.any())
         self._check((head["magic"] == MAGIC_V1) | is_v2, "has no magic number of a record")
         self.sys_flag = _native(head["sys_flag"])
-        self.has_v6 = bool((self.sys_flag & _V6_HOSTS).any())
-        self.store_time_at = starts + 56
+        self.has_v6 = bool((self.sys_flag & V6_FLAGS).any())
+        self.store_time_at = starts + STORE_TIMESTAMP_AT
         if self.has_v6:
             self.store_time_at = self.store_time_at + self._is(SysFlag.BORN_HOST_V6) * IPV6_EXTRA
         self.store_host_at = self.store_time_at + 8
@@ -136,25 +150,9 @@ class RecordArrays:
             first = int(self.starts[int(np.argmin(good))])
             raise CorruptRecord(f"record at byte {first} {problem}")
 
-    @property
-    def body_crc(self) -> npt.NDArray[np.uint32]:
-        return _native(self._head["body_crc"])
-
-    @property
-    def queue_id(self) -> npt.NDArray[np.int32]:
-        return _native(self._head["queue_id"])
-
-    @property
-    def queue_offset(self) -> npt.NDArray[np.int64]:
-        return _native(self._head["queue_offset"])
-
-    @property
-    def physical_offset(self) -> npt.NDArray[np.int64]:
-        return _native(self._head["physical_offset"])
-
-    @property
-    def born_time(self) -> npt.NDArray[np.int64]:
-        return _native(self._head["born_time"])
+    def number(self, name: str) -> npt.NDArray[Any]:
+        """A field of `HEAD` that precedes the hosts, of every record."""
+        return _native(self._head[name])
 
     @property
     def store_time(self) -> npt.NDArray[np.int64]:
@@ -169,13 +167,13 @@ class RecordArrays:
         return _native(self._head["reconsume_times"])
 
     def packed_v4_hosts(self, which: str) -> npt.NDArray[np.uint64]:
-        """`born_host` or `store_host` as eight bytes, in the order of the log. Only where no host is IPv6."""
+        """`born_host` or `store_host` as eight bytes, in the byte order of the log. Only if no host is IPv6."""
         found: npt.NDArray[np.uint64] = np.ascontiguousarray(self._head[which])
         return found
 
     @property
     def packed_physical_offset(self) -> npt.NDArray[np.uint64]:
-        """Eight bytes in the order of the log."""
+        """The physical offsets as eight bytes, in the byte order of the log."""
         return self._head["physical_offset"].view(np.uint64)
 
     def host_sizes(self, flag: SysFlag) -> npt.NDArray[np.int64]:

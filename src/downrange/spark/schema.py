@@ -1,4 +1,4 @@
-"""The columns of a message in Spark, in order, with their Spark types. The whole package relies on them."""
+"""The columns of a message in Spark, in order, with their Spark types."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COLUMNS: Final[dict[str, DataType]] = {
     "physical_offset": LongType(),
     "msg_id": StringType(),  # the offset message id: store host and physical offset
     "unique_key": StringType(),
-    "keys": StringType(),  # as RocketMQ keeps them: separated by blanks
+    "keys": StringType(),  # separated by blanks, as in RocketMQ
     "tags": StringType(),
     "body": BinaryType(),
     "born_time": TimestampType(),
@@ -34,11 +34,11 @@ COLUMNS: Final[dict[str, DataType]] = {
     "reconsume_times": IntegerType(),
     "sys_flag": IntegerType(),
 }
-PROPERTIES: Final = MapType(StringType(), StringType())  # the dearest column, above all in Spark itself: on request
+PROPERTIES: Final = MapType(StringType(), StringType())  # only on request: the most expensive column
 
 
 def message_schema(*, include_properties: bool = False) -> StructType:
-    """All columns; the types are built by hand because `StructType.fromDDL` fails inside workers."""
+    """The schema of all columns. It is built by hand because `StructType.fromDDL` fails inside workers."""
     fields = [StructField(name, kind) for name, kind in COLUMNS.items()]
     if include_properties:
         fields.append(StructField("properties", PROPERTIES))

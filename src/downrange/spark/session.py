@@ -1,4 +1,4 @@
-"""A Spark session with settings that suit small machines and this connector; `rocketmq` is registered in it."""
+"""A Spark session with settings for small machines and this connector, in which `rocketmq` is registered."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 _SETTINGS: Final = {
-    # Topics are read in UTC on every machine; a local zone would shift what a query prints.
+    # Times are shown in UTC on every machine; a local zone would change the output of a query.
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
-    # Lets `pushDownFilters` hand a filter to the broker.
+    # Needed by `pushDownFilters`.
     "spark.sql.python.filterPushdown.enabled": "true",
     "spark.sql.streaming.metricsEnabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }
-# For a master that runs inside this process.
+# Settings for a master that runs inside this process.
 _LOCAL_SETTINGS: Final = {
     "spark.ui.enabled": "false",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
-    # 200 shuffle partitions make a small query crawl.
+    # Spark's default of 200 shuffle partitions makes small queries slow.
     "spark.sql.shuffle.partitions": str(os.cpu_count() or 2),
-    # What workers and the JVM tell each other goes through Unix sockets: a sixth less CPU for a scan than by TCP.
+    # Workers and the JVM exchange data through Unix sockets: a scan takes a sixth less CPU than with TCP.
     "spark.python.unix.domain.socket.enabled": "true",
-    # The other way to write a checkpoint, which Spark would choose, starts a process `readlink` for every file it looks
-    # at when these are local: a third of a small micro-batch.
+    # Spark's default for local checkpoints starts a process `readlink` for every file: a third of the time of a small
+    # micro-batch.
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
@@ -44,9 +44,9 @@ def session(
     log_level: str = "WARN",
     settings: Mapping[str, str] | None = None,
 ) -> SparkSession:
-    """The Spark session of this process, made when there is none, with the data source `rocketmq` registered.
+    """The Spark session of this process, created if missing, with the data source `rocketmq` registered.
 
-    `master` is `local[*]` unless given here or by spark-submit. `settings` win over ours. On a cluster, ship the
+    `master` is `local[*]` unless given here or by spark-submit. `settings` override ours. On a cluster, ship the
     package with `--py-files` or install it on every node.
     """
     existing = SparkSession.getActiveSession()
@@ -65,9 +65,9 @@ def session(
 
 
 def _choose_worker_python(master: str) -> None:
-    """Workers must be this Python: the one where downrange and pyarrow are installed."""
+    """Let workers run this Python, in which downrange and pyarrow are installed."""
     starter = Path(__file__).with_name("worker-python")
-    # It reads our environment, which only a JVM that we start hands on; and only the workers of this machine get.
+    # The worker reads our environment, which only workers of this machine get, and only from a JVM that we start.
     starts_jvm = SparkContext._gateway is None and "PYSPARK_GATEWAY_PORT" not in os.environ
     if starts_jvm and master.partition("[")[0] == "local" and os.access(starter, os.X_OK):
         os.environ["DOWNRANGE_SPARK_PYTHON"] = sys.executable
@@ -76,23 +76,23 @@ def _choose_worker_python(master: str) -> None:
 
 
 def register(spark: SparkSession) -> None:
-    """Make `rocketmq` known to a session that was made elsewhere, Spark Connect included."""
+    """Register `rocketmq` in a session that was created elsewhere, also one of Spark Connect."""
     from downrange.spark.data_source import RocketMQDataSource
 
     spark.dataSource.register(RocketMQDataSource)
 
 
 def _is_registered(spark: SparkSession) -> bool:
-    """Has Spark found the source by itself? It looks among installed packages, not in what `--py-files` brought."""
-    java: Any = getattr(spark, "_jsparkSession", None)  # a session of Spark Connect has none
+    """Whether Spark found the source by itself: it looks at installed packages, not at those of `--py-files`."""
+    java: Any = getattr(spark, "_jsparkSession", None)  # None for a session of Spark Connect
     return java is not None and bool(java.sessionState().dataSourceManager().dataSourceExists("rocketmq"))
 
 
 def _submitted_master() -> str | None:
-    """What spark-submit was given: it starts the JVM before us and passes its settings in this variable's presence."""
+    """The master given to spark-submit, which starts the JVM before us and sets this variable."""
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
         return None
     from pyspark import SparkConf
 
-    SparkContext._ensure_initialized()  # the JVM is there already; this only connects to it
+    SparkContext._ensure_initialized()  # the JVM runs already; this only connects to it
     return SparkConf().get("spark.master")

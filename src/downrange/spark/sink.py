@@ -1,7 +1,7 @@
-"""`df.write.format("rocketmq")` and `df.writeStream.format("rocketmq")`: what Spark calls, and where.
+"""The writers of `df.write.format("rocketmq")` and `df.writeStream.format("rocketmq")`.
 
-The writer is made on the driver. `write` runs in a worker for each task, `commit` and `abort` in a process beside the
-driver. What each level promises and which step follows which is in delivery.py.
+A writer is made on the driver. `write` runs in a worker for each task, `commit` and `abort` in a process beside the
+driver. The promises of the levels and the order of the steps are in delivery.py.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from downrange.client.transaction_producer import LocalTransactionState
+from downrange.client.producer.transaction_producer import LocalTransactionState
 from downrange.model.errors import MQError
 from downrange.spark.delivery import Level, Marker, Step, commit_steps, is_delivered, may_roll_back
 from downrange.spark.errors import OptionError, one_line_errors
-from downrange.spark.garbage import freeze_imports
+from downrange.spark.frozen_imports import freeze_imports
+from downrange.spark.half_message_lists import Half, halves_of
 from downrange.spark.half_sending import HalfSending, end_halves
-from downrange.spark.halves import Half, halves_of
 from downrange.spark.sink_client import SinkClient, client_of
 from downrange.spark.sink_options import SinkOptions, sink_options
 from downrange.spark.sink_rows import RowKey, RowReader, check_columns
@@ -36,26 +36,26 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TaskSent(WriterCommitMessage):
-    """What one task attempt tells the driver."""
+    """The report of one task attempt to the driver."""
 
     query: str
     batch: int
     token: str
     rows: int
     pages: tuple[bytes, ...] = ()
-    """Its half messages, see halves.py."""
+    """The half messages of the task, see half_message_lists.py."""
 
 
 def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
-    """The writer of `df.write`; raises what is wrong with options or columns."""
+    """The writer of `df.write`; raises an error if options or columns are wrong."""
     return BatchSink(_checked(options, schema, overwrite))
 
 
 def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
-    """The writer of `df.writeStream`; raises what is wrong with options or columns."""
+    """The writer of `df.writeStream`; raises an error if options or columns are wrong."""
     found = _checked(options, schema, overwrite)
     if found.write_id is not None:
-        raise OptionError("writeId is for batch writes: a stream is known by its checkpoint")
+        raise OptionError("writeId is for batch writes: a stream is identified by its checkpoint")
     return StreamSink(found)
 
 
@@ -68,7 +68,7 @@ def _checked(options: Mapping[str, str], schema: StructType, overwrite: bool) ->
 
 
 class Delivery:
-    """The work of one batch at its level. `perform` is one step of the commit; a crash may come between any two."""
+    """The work of one batch at its level. `perform` does one step of the commit; a crash may come between any two."""
 
     def __init__(self, client: SinkClient, query: str, batch: int) -> None:
         self._client = client
@@ -113,13 +113,13 @@ class Delivery:
         return Sending(self._client.producer, batch_bytes=options.batch_bytes, max_in_flight=options.max_in_flight)
 
     def _undo(self, sending: Sending | HalfSending) -> None:
-        """The task fails. What it has sent cannot be taken back, but halves can be forgotten at once."""
+        """Undo the sends of a failed task: messages cannot be taken back, but half messages can be rolled back."""
         self._client.run(sending.give_up())
         if isinstance(sending, HalfSending):
             self.roll_back(halves_of(sending.sent.pages()))
 
     def roll_back(self, halves: Sequence[Half]) -> None:
-        """Best effort: the broker asks about what is left, and is told the same."""
+        """Roll back half messages as far as possible: the broker asks about the others and gets the same answer."""
         client = self._client
         try:
             client.run(end_halves(client.transactions, halves, LocalTransactionState.ROLLBACK))
@@ -136,7 +136,7 @@ class Delivery:
             marker = self.perform(step, marker, tasks)
 
     def perform(self, step: Step, marker: Marker | None, tasks: Sequence[TaskSent]) -> Marker | None:
-        """One step; returns the marker that counts after it."""
+        """Do one step; return the marker that counts after it."""
         client, markers = self._client, self._client.markers
         pages = [page for task in tasks for page in task.pages]
         match step:
@@ -173,7 +173,7 @@ class Delivery:
 
 
 class BatchSink(DataSourceArrowWriter):
-    """One `df.write`. Spark pickles it: driver, tasks and commit work with copies."""
+    """The sink of one `df.write`. Spark pickles it: driver, tasks and commit work with copies."""
 
     def __init__(self, options: SinkOptions) -> None:
         if options.delivery_level is Level.IDEMPOTENT and options.write_id is None:
@@ -201,7 +201,7 @@ class BatchSink(DataSourceArrowWriter):
 
 
 class StreamSink(DataSourceStreamArrowWriter):
-    """The sink of a streaming query. Spark makes a new one for every commit, so it holds nothing but options."""
+    """The sink of a streaming query. Spark makes a new one for every commit, so it has only options."""
 
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
@@ -238,7 +238,7 @@ def _task() -> TaskContext:
 
 
 def _sent(messages: list[WriterCommitMessage | None]) -> list[TaskSent]:
-    """Spark commits only when every task has ended well."""
+    """The reports of all tasks; Spark commits only when every task has succeeded."""
     sent = [message for message in messages if isinstance(message, TaskSent)]
-    assert len(sent) == len(messages), "a commit without the word of every task"
+    assert len(sent) == len(messages), "a commit without the report of every task"
     return sent

@@ -10,28 +10,22 @@ from downrange.client import background_loop
 from downrange.client.admin.messages import MessageAdmin
 from downrange.client.consumer.messages import ReceivedMessage
 from downrange.client.errors import NoRoute
-from downrange.client.producer import AsyncProducer
+from downrange.client.producer.producer import AsyncProducer
+from downrange.client.producer.transaction_producer import AsyncTransactionProducer, HalfSent, LocalTransactionState
 from downrange.client.session import Session
-from downrange.client.transaction_producer import AsyncTransactionProducer, HalfSent, LocalTransactionState
 from downrange.model.errors import MessageError
-from downrange.spark.delivery import Level, Verdict, verdict
+from downrange.spark.delivery import Level, verdict
 from downrange.spark.markers import AskedMarkers, Markers
 from downrange.spark.sink_options import SinkOptions
 from downrange.spark.sink_rows import ATTEMPT_PROPERTY, ROW_PROPERTY, RowKey
 
 T = TypeVar("T")
 
-_STATES: Final = {
-    Verdict.COMMIT: LocalTransactionState.COMMIT,
-    Verdict.ROLL_BACK: LocalTransactionState.ROLLBACK,
-    Verdict.UNKNOWN: LocalTransactionState.UNKNOWN,
-}
-
 
 class SinkClient:
-    """One producer, and what finds markers, on the background thread of this process.
+    """One producer and the markers, on the background thread of this process.
 
-    At the transactional level every such process answers brokers that ask about half messages of its group.
+    At the transactional level every such process answers questions of brokers about half messages of its group.
     """
 
     def __init__(self, options: SinkOptions) -> None:
@@ -61,35 +55,35 @@ class SinkClient:
         return self.producer
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` on the background thread and wait for it. Called by Spark's thread."""
+        """Run `work` on the background thread and wait for it. Called in Spark's thread."""
         return self._background.run(work)
 
     async def check(self, message: ReceivedMessage) -> LocalTransactionState:
-        """A broker asks what became of a half message: the markers know."""
+        """Answer a broker that asks how the transaction of a half message ended, by the markers."""
         properties = message.properties
         token = properties.get(ATTEMPT_PROPERTY)
         if token is None:
             raise MessageError(
                 f"the half message {message.message_id} was not sent by the Spark sink: "
-                f"its group {self.options.producer_group} must not be used by anybody else"
+                f"its group {self.options.producer_group} must be used by this sink only"
             )
         row = RowKey.parse(properties.get(ROW_PROPERTY, ""))
         of_batch, newest = await self._asked.get(row.query, row.batch)
-        state = _STATES[verdict(of_batch, newest, row.batch, token, self.session.clock.now())]
+        state = verdict(of_batch, newest, row.batch, token, self.session.clock.now())
         if state is LocalTransactionState.COMMIT and not await self._is_half(message.topic, message.message_id):
-            # A broker that asked before made a copy and asks about that one, too. The message is there already.
+            # A broker that asked before made a copy and asks about the copy, too. The message was delivered already.
             return LocalTransactionState.ROLLBACK
         return state
 
     async def is_half(self, sent: HalfSent) -> bool:
-        """Whether a half message has not become a message yet, as far as the brokers of its topic know."""
+        """Whether a half message has not become a message yet, according to the brokers of its topic."""
         return await self._is_half(sent.topic, sent.transaction_id)
 
     async def _is_half(self, topic: str, message_id: str) -> bool:
         try:
             found = await self.messages.all_by_unique_key(topic, message_id)
         except NoRoute:
-            return True  # no message of this topic has ever been visible
+            return True  # the topic does not exist, so no half message of it was committed
         for error in found.failed.values():
             raise error
         return not any(found.done.values())
@@ -109,7 +103,7 @@ _clients: Final[dict[tuple[int, SinkOptions], SinkClient]] = {}
 
 
 def client_of(options: SinkOptions) -> SinkClient:
-    """The client of this process for these options; a process that was forked makes its own."""
+    """The client of this process for these options; a forked process makes its own."""
     key = (os.getpid(), options)
     client = _clients.get(key)
     if client is None:

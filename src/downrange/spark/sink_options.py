@@ -1,4 +1,4 @@
-"""What a writer of messages may be told: `.option("deliveryLevel", "transactional")` and its siblings."""
+"""The options of a writer of messages, such as `.option("deliveryLevel", "transactional")`."""
 
 from __future__ import annotations
 
@@ -9,43 +9,43 @@ from dataclasses import dataclass
 from typing import Final
 
 from downrange.client.config import ClientConfig, ProducerConfig
-from downrange.client.messages import check_producer_group, check_topic
+from downrange.client.producer.outgoing import check_producer_group, check_topic
 from downrange.model.errors import MQError
 from downrange.settings import Property, configure, setting, settings_of
 from downrange.spark.delivery import Level
 from downrange.spark.errors import OptionError
 from downrange.spark.options import duration_seconds
 
-# Spark hands its own options of a query on to the sink.
+# Options of a query that Spark passes on to the sink.
 _OF_SPARK: Final = frozenset({"checkpointlocation", "path", "outputmode", "queryname"})
 ATTEMPT_SECONDS: Final = 10.0
-"""The longest one attempt may take, so that there is time for another broker."""
-# Part of a message's row key, where a slash separates.
+"""Longest time of one attempt, so that there is time for another broker."""
+# The write id is part of the row key of a message, whose parts are separated by slashes.
 _WRITE_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,100}")
 
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
-    """The options of one write. Hashable: a worker process keeps one client for each different set."""
+    """The options of one write. Hashable: a worker process keeps one client for each set of options."""
 
     namesrv: str | None = setting(None, "Name servers, `host:port`, several separated by `;`.")
-    topic: str | None = setting(None, "Topic of all rows; wins over the column `topic`.")
-    delivery_level: Level = setting(Level.AT_LEAST_ONCE, "What is promised when something fails.")
+    topic: str | None = setting(None, "Topic of all rows; overrides the column `topic`.")
+    delivery_level: Level = setting(Level.AT_LEAST_ONCE, "Promise about messages when something fails.")
     producer_group: str = setting("spark_sink", "Producer group of all tasks.")
-    send_timeout: str = setting("30s", "For one send with all its attempts. A number with ms, s, m, h or d.")
+    send_timeout: str = setting("30s", "Time limit of one send with all its attempts: a number with ms, s, m, h or d.")
     retries: int = setting(2, "Further attempts when a send fails, on another broker.", minimum=0)
     batch_bytes: int = setting(
-        512 * 1024, "Rows go out in requests of about this size.", unit="bytes", minimum=1024, maximum=4 * 1024 * 1024
+        512 * 1024, "Rows are sent in requests of about this size.", unit="bytes", minimum=1024, maximum=4 * 1024 * 1024
     )
     max_in_flight: int = setting(8, "Requests of one task that wait for an answer; more in transactions.", minimum=1)
     check_after: str = setting(
         "2m",
-        "Transactional: when brokers ask about half messages they have heard nothing of. Longer than a batch takes.",
+        "Transactional: age at which brokers ask about half messages. Must be longer than a batch takes.",
     )
-    marker_topic: str = setting("SPARK_SINK_MARKERS", "Where the two upper levels remember finished batches.")
+    marker_topic: str = setting("SPARK_SINK_MARKERS", "Topic that remembers finished batches, at the upper two levels.")
     write_id: str | None = setting(None, "Names a batch write, so that repeating it sends nothing twice.")
     access_key: str | None = setting(None, "User of a cluster with access control.")
-    secret_key: str | None = setting(None, "The user's secret.")
+    secret_key: str | None = setting(None, "Secret of this user.")
 
     def __post_init__(self) -> None:
         checks: tuple[tuple[str, str | None, Callable[[str], None]], ...] = (
@@ -63,7 +63,7 @@ class SinkOptions:
             raise OptionError(f"writeId={self.write_id}: expected up to 100 letters, digits and . - _")
         if (self.access_key is None) != (self.secret_key is None):
             raise OptionError("accessKey and secretKey go together: give both")
-        self.client_config(), self.producer_config(), self.check_after_seconds  # what cannot be is told here
+        self.client_config(), self.producer_config(), self.check_after_seconds  # each raises if a value is wrong
 
     def __repr__(self) -> str:
         return f"<SinkOptions {self.delivery_level} topic={self.topic} namesrv={self.namesrv}>"
@@ -81,7 +81,7 @@ class SinkOptions:
         return ClientConfig(
             addresses.namesrv_addresses,
             "option namesrv" if self.namesrv is not None else addresses.source,
-            # All sends of a task begin at once: those who wait until the first has found a route have as much time.
+            # All sends of a task begin at once: those that wait for the first look-up of the route need as much time.
             route_lock_seconds=self.send_timeout_seconds,
             access_key=self.access_key,
             secret_key=self.secret_key,
@@ -96,7 +96,7 @@ class SinkOptions:
 
 
 def sink_options(given: Mapping[str, str]) -> SinkOptions:
-    """The options of a write, read once at its start; Spark has lost the case of their names."""
+    """The options of a write. Spark does not keep upper and lower case of their names."""
     known = {one.key.lower(): one.key for one in settings_of(SinkOptions)}
     properties = {}
     for name, value in given.items():

@@ -1,9 +1,9 @@
-"""Rows of a DataFrame -> messages. Which columns there may be is checked once, at the start of a write."""
+"""Turns rows of a DataFrame into messages. The columns are checked once, at the start of a write."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 ROW_PROPERTY: Final = "SPARK_ROW"
-"""`query/batch/partition/row`: the same when a batch or a task runs again, so that consumers can tell a repetition."""
+"""The row key `query/batch/partition/row`: equal if a batch or task runs again, so that consumers see a repetition."""
 ATTEMPT_PROPERTY: Final = "SPARK_ATTEMPT"
 """The token of the task attempt that sent a half message."""
 
@@ -66,12 +66,12 @@ def check_columns(schema: StructType, options: SinkOptions) -> None:
         raise SchemaMismatch("the column topic is missing; without it the option topic must name one for all rows")
     if "delay" in names and options.delivery_level is Level.TRANSACTIONAL:
         raise SchemaMismatch(
-            "the column delay does not go with deliveryLevel=transactional: RocketMQ has no such thing"
+            "the column delay does not go with deliveryLevel=transactional: RocketMQ cannot delay transactions"
         )
 
 
 def _is_same(given: DataType, wanted: DataType) -> bool:
-    """Whether columns may hold nulls, or texts have a collation, is no difference here."""
+    """Whether two types are equal, apart from nullability and the collation of texts."""
     match given, wanted:
         case ArrayType(), ArrayType():
             return _is_same(given.elementType, wanted.elementType)
@@ -83,7 +83,7 @@ def _is_same(given: DataType, wanted: DataType) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class RowKey:
-    """What `SPARK_ROW` says."""
+    """The parts of the property `SPARK_ROW`."""
 
     query: str
     batch: int
@@ -103,7 +103,7 @@ class RowKey:
 
 
 class RowReader:
-    """The rows of one task attempt as messages. Rows are numbered from 0 in the order they come."""
+    """Turns the rows of one task attempt into messages. Rows are numbered from 0 in the order of arrival."""
 
     def __init__(self, topic: str | None, first: RowKey, token: str | None = None) -> None:
         self._topic = topic
@@ -112,7 +112,7 @@ class RowReader:
         self._token = token
 
     def messages(self, batch: pa.RecordBatch) -> list[Message]:
-        """One message for each row; raises MessageError that names row and column."""
+        """One message for each row; raises a MessageError that names row and column."""
         start = self.count
         size = batch.num_rows
         self.count += size
@@ -156,12 +156,8 @@ def _values(columns: dict[str, Any], name: str, none: Sequence[None]) -> Sequenc
 
 
 def _joined(keys: Sequence[str | None], number: int) -> str | None:
-    """Keys as RocketMQ keeps them: one text, separated by blanks."""
+    """Keys as one text, separated by blanks, as in RocketMQ."""
     for key in keys:
         if key is not None and " " in key:
             raise MessageError(f"row {number}: the key {key!r} holds a blank, which separates keys")
-    return " ".join(_present(keys)) or None
-
-
-def _present(keys: Sequence[str | None]) -> Iterator[str]:
-    return (key for key in keys if key)
+    return " ".join(key for key in keys if key) or None

@@ -1,4 +1,4 @@
-"""Messages of a task on their way: many requests at a time, those with a sharding key in order."""
+"""Sends the messages of a task: many requests at a time, but messages with a sharding key in order."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from downrange.client.errors import SendFailed, code_of
-from downrange.client.producer import AsyncProducer
-from downrange.client.retry import FLOW_CONTROL_CODES
-from downrange.client.send_result import SendResult, SendStatus
+from downrange.client.producer.producer import AsyncProducer
+from downrange.client.producer.retry import FLOW_CONTROL_CODES
+from downrange.client.producer.send_result import SendResult, SendStatus
 from downrange.model.errors import MQError
 from downrange.model.hashing import java_hash
 from downrange.model.message import Message, MessageQueue
@@ -19,13 +19,13 @@ from downrange.model.topics import RETRY_PREFIX
 
 MAX_BATCH_ROWS: Final = 2000
 _OVERHEAD: Final = 150
-"""About what a small message takes in a batch besides its body."""
+"""Bytes that a small message takes in a batch besides its body, roughly."""
 FIRST_PAUSE_SECONDS: Final = 0.02
 LONGEST_PAUSE_SECONDS: Final = 1.0
 
 
 class NotSafelyStored(MQError):
-    """A broker has the message, but not as safe as its settings promise; the text has its word for it."""
+    """A broker has the message, but not as safely as its settings promise; the text has the send status."""
 
     retriable = True
 
@@ -36,7 +36,7 @@ class GivenUp(MQError):
 
 @dataclass(slots=True)
 class _Lane:
-    """Messages that wait to become a request. With a queue each request of the lane waits for the one before."""
+    """Messages for the next request. If the lane has a queue, each request waits for the one before."""
 
     topic: str
     queue: MessageQueue | None
@@ -65,7 +65,7 @@ class Sending:
             queue = await queue_of(message, self._producer, self._queues) if message.sharding_key else None
             lane = self._lane(message.topic, queue)
             if self._goes_alone(message):
-                # What came before it must go first, for the sake of the order.
+                # Earlier messages of the lane must be sent first, to keep the order.
                 await self._flush(lane)
                 await self._start(lane, [message])
                 continue
@@ -79,7 +79,7 @@ class Sending:
         self._raise_error()
 
     async def finish(self) -> None:
-        """Send what waits and await every acknowledgement. When it raises, nothing is on its way any more."""
+        """Send waiting messages and await every acknowledgement. When it raises, no send is under way."""
         try:
             for lane in self._lanes.values():
                 await self._flush(lane)
@@ -88,7 +88,7 @@ class Sending:
         self._raise_error()
 
     async def give_up(self) -> None:
-        """Send nothing more; returns when nothing is on its way any more."""
+        """Send nothing more; returns when no send is under way."""
         self._error = self._error or GivenUp("the task failed")
         await self._all_back()
 
@@ -160,7 +160,7 @@ class Sending:
 async def queue_of(
     message: Message, producer: AsyncProducer, known: dict[str, tuple[MessageQueue, ...]]
 ) -> MessageQueue:
-    """The queue the producer's own ordered send would choose; by `known` it is the same until the task ends."""
+    """The queue that an ordered send of the producer would choose; `known` keeps the queues for the whole task."""
     queues = known.get(message.topic)
     if queues is None:
         queues = known[message.topic] = await producer.queues(message.topic)
@@ -178,13 +178,13 @@ def check_safe(results: Iterable[SendResult]) -> None:
 
 
 def _is_busy(error: MQError) -> bool:
-    """Whether nothing but flow control stood in the way: after a time-out the message may be stored all the same."""
+    """Whether only flow control made a send fail, so that it was not stored; after a time-out it may be stored."""
     errors = [attempt.error for attempt in error.attempts] if isinstance(error, SendFailed) else [error]
     return all(code_of(one) in FLOW_CONTROL_CODES for one in errors)
 
 
 async def unless_busy(send: Callable[[], Awaitable[None]], seconds: float) -> None:
-    """A broker under load refuses what it did not store: sending it again a little later does no harm."""
+    """Call `send` again while a busy broker refuses it: a refused message was not stored, so this is harmless."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds
     pause = FIRST_PAUSE_SECONDS

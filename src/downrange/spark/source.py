@@ -1,4 +1,4 @@
-"""Reading topics into DataFrames: what Spark asks a reader, answered with the planner, a place to read from, a decoder.
+"""The readers of topics, which Spark calls: they use the planner, a cluster or a store, and a decoder.
 
     spark = downrange.spark.session()
     orders = (
@@ -33,10 +33,10 @@ from downrange.spark.cluster import Cluster
 from downrange.spark.decoder import Decoder
 from downrange.spark.errors import DataLost, NothingToRead, OptionError, one_line_errors
 from downrange.spark.filters import Narrowed
-from downrange.spark.garbage import freeze_imports
+from downrange.spark.frozen_imports import freeze_imports
+from downrange.spark.offset_resolution import Origins, resolve
 from downrange.spark.offsets import Offsets, from_json, to_json
 from downrange.spark.options import EARLIEST, LATEST, SourceOptions
-from downrange.spark.places import Origins, resolve
 from downrange.spark.planner import Loss, QueueRange, Reach
 from downrange.spark.store_reader import StoreReader, Stores
 from downrange.spark.wire_reader import WireReader
@@ -47,17 +47,17 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Task(InputPartition):
-    """What one task reads. Travels to a worker."""
+    """The ranges that one task reads; sent to a worker."""
 
     ranges: tuple[QueueRange, ...]
     tags: frozenset[str] = frozenset()
     store_time: range | None = None
     bulk_brokers: frozenset[str] = frozenset()
-    """Those that give more messages at a time than a genuine broker does."""
+    """The names of brokers that take bulk pulls."""
 
 
 class _Reading:
-    """What reads and streams have in common. Spark pickles it: it holds nothing that is open."""
+    """The common part of reads and streams. Spark pickles it, so it has no open files or connections."""
 
     def __init__(self, options: SourceOptions, schema: pa.Schema) -> None:
         self._options = options
@@ -69,7 +69,7 @@ class _Reading:
         return Cluster(self._options, worker_loop())
 
     def _existing(self, origins: Origins) -> dict[MessageQueue, Reach]:
-        """The queues to begin with; an error when there are none, or when one that was named is missing."""
+        """The queues at the start; raises an error when there are none, or when a named one is missing."""
         queues = origins.queues()
         topics = {queue.topic for queue in queues}
         missing = [topic for topic in (*self._options.topics, *self._options.assigned) if topic not in topics]
@@ -101,8 +101,8 @@ class _Reading:
             log.warning("messages lost %s", loss)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """On a worker: the batches of one task."""
-        if not isinstance(partition, Task):  # Spark's way to say that there is nothing to read
+        """Runs on a worker: the batches of one task."""
+        if not isinstance(partition, Task):  # Spark passes something else if there is nothing to read
             return
         freeze_imports()
         options = self._options
@@ -124,14 +124,16 @@ class _Reading:
 
 
 class BatchReader(_Reading, DataSourceReader):
-    """`spark.read`: everything between the starting and the ending offsets, as they are when the query is planned."""
+    """The reader of `spark.read`: messages between starting and ending offsets, fixed when the query is planned."""
+
+    _narrowed = Narrowed()
 
     def partitions(self) -> Sequence[InputPartition]:
         with one_line_errors():
-            return self._planned(Narrowed())
+            return self._planned()
 
-    def _planned(self, narrowed: Narrowed) -> list[InputPartition]:
-        options = self._options
+    def _planned(self) -> list[InputPartition]:
+        options, narrowed = self._options, self._narrowed
         origins = self._origins()
         reach = {queue: there for queue, there in self._existing(origins).items() if narrowed.has_queue(queue)}
         start = resolve("starting", options.starting, EARLIEST, reach, origins)
@@ -155,30 +157,22 @@ def _furthest(one: Offsets, other: Offsets, choose: Any) -> Offsets:
 
 
 class FilteringBatchReader(BatchReader):
-    """A BatchReader that narrows what it reads by the query's filters. Spark checks every row again.
+    """A BatchReader that uses the filters of the query to read less. Spark checks every row again.
 
-    A class of its own: Spark refuses any reader that has `pushFilters` while its own setting is off.
+    It is a separate class because Spark refuses readers with `pushFilters` while its own setting is off.
     """
-
-    def __init__(self, options: SourceOptions, schema: pa.Schema) -> None:
-        super().__init__(options, schema)
-        self._narrowed = Narrowed()
 
     def pushFilters(self, filters: list[Any]) -> Any:  # noqa: N802  Spark's name
         with one_line_errors():
             self._narrowed = Narrowed.by(filters)
-        return filters  # all of them: what we leave out is only what surely does not match
-
-    def partitions(self) -> Sequence[InputPartition]:
-        with one_line_errors():
-            return self._planned(self._narrowed)
+        return filters  # Spark must apply all of them: we only leave out rows that cannot match
 
 
 class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """`spark.readStream`. Lives in one Python process of the driver; `read` runs on copies elsewhere.
+    """The reader of `spark.readStream`. Lives in one Python process of the driver; `read` runs on copies in workers.
 
-    Holds always: `latestOffset` never goes beyond what AvailableNow saw when it began, and, but for a queue that was
-    made anew, no queue goes back.
+    Holds always: `latestOffset` never goes beyond the ends that AvailableNow saw when it began, and no queue goes back,
+    except one that was created again.
     """
 
     def __init__(self, options: SourceOptions, schema: pa.Schema) -> None:
@@ -227,7 +221,7 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
             self._commit(begin)
             reach = self._reach()
             self._lost(planner.losses(begin, reach))
-            # A queue may have lost its oldest messages; the batch then begins behind them, as `losses` has told.
+            # A queue may have lost its oldest messages; then the batch begins behind them, and `losses` reports them.
             end = planner.latest(begin, reach)
             self._latest = end
             if self._target is not None:
@@ -240,13 +234,13 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
             return to_json(end)
 
     def _reach(self) -> dict[MessageQueue, Reach]:
-        if not self._is_checked:  # restarted from a checkpoint: the same errors as at a first start
+        if not self._is_checked:  # restarted from a checkpoint: check as at a first start
             self._is_checked = True
             return self._existing(self._source)
         return self._source.reach(self._source.queues(), must_answer=False)
 
     def _is_due(self, begin: Offsets, end: Offsets) -> bool:
-        """minOffsetsPerTrigger: is there enough, or did we wait long enough?"""
+        """Whether there are minOffsetsPerTrigger messages, or the wait for them was long enough."""
         least = self._options.min_offsets_per_trigger
         if least is None or self._target is not None:
             return True
@@ -261,7 +255,7 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
         return False
 
     def _commit(self, done: Offsets) -> None:
-        """What Spark asks to continue from has been written. (Its own `commit` comes a batch later, or never.)"""
+        """Commit offsets from which Spark continues, which means that their batch was written."""
         if self._options.commit_group_offsets and done != self._committed:
             self._source.commit(
                 {queue: offset for queue, offset in done.items() if self._committed.get(queue) != offset}
@@ -278,7 +272,7 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
 
 
 class BrokenStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Stands for a stream that cannot be, and says why as soon as Spark asks anything of it.
+    """Stands for a stream with wrong options, and raises their error at the first call of Spark.
 
     An error raised while a reader is made never reaches the user: Spark 4 fails to clean up and reports that instead.
     """
@@ -286,21 +280,8 @@ class BrokenStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, error: MQError) -> None:
         self._error = error
 
-    def _tell(self) -> NoReturn:
+    def _tell(self, *_: Any, **__: Any) -> NoReturn:
         with one_line_errors():
             raise self._error
 
-    def initialOffset(self) -> dict[str, Any]:  # noqa: N802  Spark's names
-        self._tell()
-
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        self._tell()
-
-    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        self._tell()
-
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        self._tell()
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        self._tell()
+    initialOffset = latestOffset = prepareForTriggerAvailableNow = partitions = read = _tell  # noqa: N815  Spark's names

@@ -1,7 +1,7 @@
-"""Consume queues and commit-log files of a store directory, read as arrays. Nothing is locked, changed or created.
+"""Reads consume queues and commit-log files of a store directory as arrays, without locking or changing anything.
 
-A live store grows while we look at it: its broker writes a record before the queue entry that points at it, and the
-head of a record after the rest of it, so an entry whose record has its head can be read.
+A live store grows while we read it: its broker writes a record before the queue entry that points at it, and the head
+of a record after the rest of it, so an entry can be read if its record has its head.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from downrange.model.message import SysFlag
-from downrange.model.record import IPV6_EXTRA, MAGIC_V1, MAGIC_V2
+from downrange.model.record import SIZE_AND_MAGIC, STORE_TIMESTAMP_END, record_size, store_timestamp_of
 from downrange.spark.planner import Reach
 from downrange.store.queue.consume_queue import ENTRY_SIZE, count_valid
 
@@ -26,14 +25,14 @@ assert ENTRY.itemsize == ENTRY_SIZE
 Entries = npt.NDArray[Any]
 
 _PRE_BLANK_SIZE: Final = 2**31 - 1
-"""The size Java gives entries that only fill the space before a queue's first message."""
+"""The size in entries with which Java fills the space before the first message of a queue."""
 _MOST_MAPPED: Final = 4
 
 
 class LogFiles:
-    """The commit-log files of one store: single records by their offset, whole files as buffers.
+    """The commit-log files of one store: single records by offset, whole files as buffers.
 
-    At most a few files are mapped at a time. One thread uses it.
+    At most a few files are mapped at a time. For one thread.
     """
 
     def __init__(self, file_size: int, files: dict[int, Path]) -> None:
@@ -49,7 +48,7 @@ class LogFiles:
         return physical_offset - physical_offset % self.file_size
 
     def map(self, start: int) -> mmap.mmap | None:
-        """The file that begins at `start`; None when there is none (any more)."""
+        """The file that begins at `start`; None when it does not exist (any more)."""
         found = self._mapped.get(start)
         if found is None:
             path = self._files.get(start)
@@ -62,7 +61,7 @@ class LogFiles:
                 return None
             self._mapped[start] = found
             if len(self._mapped) > _MOST_MAPPED:
-                self._mapped.popitem(last=False)  # closed when nobody reads from it any more
+                self._mapped.popitem(last=False)  # closed with the last reference to it
         return found
 
     def _bytes(self, physical_offset: int, count: int) -> bytes:
@@ -71,29 +70,22 @@ class LogFiles:
         return b"" if whole is None else whole[physical_offset - start : physical_offset - start + count]
 
     def has_record(self, physical_offset: int, size: int) -> bool:
-        """Does a record of this size begin there, and is it whole?"""
-        head = self._bytes(physical_offset, 8)
-        return (
-            len(head) == 8
-            and int.from_bytes(head[:4], "big") == size
-            and int.from_bytes(head[4:], "big") in (MAGIC_V1, MAGIC_V2)
-        )
+        """Whether a complete record of this size begins at this offset."""
+        return record_size(self._bytes(physical_offset, SIZE_AND_MAGIC.size)) == size
 
     def store_time(self, physical_offset: int) -> int:
-        head = self._bytes(physical_offset, 64 + IPV6_EXTRA)
-        at = 56 + (IPV6_EXTRA if int.from_bytes(head[36:40], "big") & SysFlag.BORN_HOST_V6 else 0)
-        return int.from_bytes(head[at : at + 8], "big")
+        return store_timestamp_of(self._bytes(physical_offset, STORE_TIMESTAMP_END))
 
 
 class QueueFiles:
-    """The entries of one consume queue by their number. Files are opened for each read: queues are many."""
+    """The entries of one consume queue by number. Files are opened for each read, because there may be many queues."""
 
     def __init__(self, directory: Path, file_size: int) -> None:
         self._directory = directory
         self._file_size = file_size
 
     def _starts(self) -> list[int]:
-        """Where the files begin, in bytes from the first entry ever."""
+        """The first bytes of the files, counted from the first entry ever."""
         return sorted(int(name) for name in os.listdir(self._directory) if name.isascii() and name.isdecimal())
 
     def _read(self, start: int, at: int, count: int) -> bytes:
@@ -119,7 +111,7 @@ class QueueFiles:
         return (int(found["physical_offset"][0]), int(found["size"][0])) if len(found) else None
 
     def reach(self, log: LogFiles) -> Reach:
-        """From the first entry whose record is still in the log to the last whose record is there already."""
+        """The range of entries whose records are in the log: the oldest may be deleted, the newest not written yet."""
         starts = self._starts()
         if not starts:
             return Reach(0, 0)
@@ -132,7 +124,7 @@ class QueueFiles:
         return Reach(minimum, end)
 
     def _end(self, starts: list[int]) -> int:
-        """The number behind the last entry written."""
+        """The number after that of the last written entry."""
         for start in reversed(starts):
             entries = self._file_size // ENTRY_SIZE
             written = _first(entries, lambda number, start=start: not self._is_written(start, number))
@@ -162,7 +154,7 @@ class QueueFiles:
 
 
 def _first(count: int, is_true: Any) -> int:
-    """The first number below `count` for which it is true, found by halving; `count` when there is none."""
+    """The first number below `count` for which `is_true`, found by bisection; `count` when there is none."""
     low, high = 0, count
     while low < high:
         middle = (low + high) // 2

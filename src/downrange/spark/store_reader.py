@@ -1,4 +1,4 @@
-"""Reading a store directory with no broker at all: the driver plans with `Stores`, tasks read with `StoreReader`."""
+"""Reads a store directory without a broker: the driver plans with `Stores`, tasks read with `StoreReader`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _ENTRIES_AT_ONCE: Final = 50_000
 
 
 class _Store:
-    """One directory: its log, and the files of each queue. Listed when made; make a new one to see what came since."""
+    """The log and the queue files of one directory, as they were when this object was made."""
 
     def __init__(self, options: SourceOptions) -> None:
         root = Path(options.store_path or "")
@@ -48,14 +48,14 @@ class _Store:
 
 
 def _broker_name(root: Path) -> str:
-    """As the broker that wrote the store calls itself, else the name of the directory."""
+    """The name of the broker that wrote the store, else the name of the directory."""
     kept = root / "config" / "broker.properties"
     known = read_properties(kept).get("brokerName") if kept.is_file() else None
     return known.value if known is not None else root.resolve().name
 
 
 class Stores:
-    """A store directory as a planner sees it."""
+    """A store directory, for the planner."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
@@ -91,7 +91,7 @@ class Stores:
 
 
 class StoreReader:
-    """Hands out the records of ranges, undecoded, as places in mapped commit-log files."""
+    """Gives the records of ranges, not decoded, as positions in mapped commit-log files."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
@@ -116,7 +116,7 @@ class StoreReader:
         offsets = entries["physical_offset"].astype(np.int64)
         files = offsets - offsets % log_files.file_size
         chosen = self._with_tags(wanted.queue.topic, entries["tags_code"].astype(np.int64))
-        # Entries of a queue ascend in the log: each file is one stretch of them.
+        # Entries of a queue ascend in the log, so those of one log file follow each other.
         edges = [0, *(np.flatnonzero(np.diff(files)) + 1).tolist(), len(files)]
         for first, last in pairwise(edges):
             start = int(files[first])
@@ -129,8 +129,8 @@ class StoreReader:
                 yield Fetched(buffer, starts, Origin(wanted.queue, at + first, at + last))
 
     def _with_tags(self, topic: str, codes: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Which entries may have one of the tags; hashes only, the texts are compared when the records are decoded."""
-        if not len(self._codes) or topic == SCHEDULE_TOPIC:  # there it is the time a message is due
+        """Which entries may have one of the tags, by hash; the decoder compares the texts."""
+        if not len(self._codes) or topic == SCHEDULE_TOPIC:  # there the code is the time when a message is due
             return np.ones(len(codes), np.bool_)
         return np.isin(codes, self._codes) | (codes <= LAST_ADDRESS)
 

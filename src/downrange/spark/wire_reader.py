@@ -1,7 +1,7 @@
-"""Ranges of queues, pulled from brokers: several pulls under way at once, records handed over in order, undecoded.
+"""Pulls ranges of queues from brokers, with several pulls under way at once, and gives the records in order.
 
-Answers come with a few messages each (32 on a genuine broker), so one pull after the other would mostly wait. A pull
-needs an offset, not the answer before it: a range is cut into stretches that are fetched side by side.
+An answer has few messages (32 from RocketMQ's broker), so pulling one after the other would mostly be waiting. A pull
+needs only an offset, not the answer to the pull before: a range is cut into stretches that are fetched in parallel.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _PULLS_OF_A_STRETCH: Final = 8
 _MOST_OF_A_STRETCH: Final = 1 << 16
 _STRETCH_BYTES: Final = 1 << 20
 _MOST_OF_A_PULL: Final = 4096
-# Answers to bulk pulls are so large that few of them keep a broker busy; a stretch is one of them.
+# Answers to bulk pulls are so large that a few keep a broker busy; a stretch is one such answer.
 _BULK_STRETCH_BYTES: Final = 7 << 19
 _BULK_PULLS_IN_FLIGHT: Final = 4
-# What is worth a batch: fewer rows take the decoder longer each, and joining more of them costs more than it brings.
+# Rows of a good batch: with fewer rows the decoder needs longer for each, and joining more costs more than it saves.
 _ENOUGH_ROWS: Final = 4096
 _ENOUGH_BYTES: Final = 3 << 20
 _SLAVE_PAUSE_SECONDS: Final = 0.2
@@ -49,7 +49,7 @@ class _Answer(NamedTuple):
 
 
 class _Stretch(NamedTuple):
-    """What came of one stretch, and how many pulls it took."""
+    """The answers for one stretch, and the number of pulls."""
 
     answers: list[_Answer]
     pulls: int
@@ -64,10 +64,10 @@ class _Stretch(NamedTuple):
 
 
 class WireReader:
-    """Fetches ranges for one task. Not thread-safe; its pulls go on only while somebody asks for the next piece."""
+    """Fetches ranges for one task. Not thread-safe; pulls progress only while the caller waits for the next piece."""
 
     def __init__(self, options: SourceOptions, loop: WorkerLoop, bulk: frozenset[str] = frozenset()) -> None:
-        """`bulk`: the names of the brokers that take bulk pulls."""
+        """`bulk` has the names of brokers that take bulk pulls."""
         self._options = options
         self._bulk = bulk
         self._loop = loop
@@ -97,7 +97,7 @@ class WireReader:
                 if not under_way:
                     break
                 current, task = under_way.popleft()
-                stretch = self._loop.run(_result(task))
+                stretch = self._loop.run(task)
                 pieces.learn(current, stretch, is_bulk=current.queue.broker_name in self._bulk)
                 ready += stretch.answers
                 rows += stretch.rows
@@ -110,11 +110,11 @@ class WireReader:
             for _, task in under_way:
                 task.cancel()
             if under_way:
-                self._loop.run(_settled([task for _, task in under_way]))
+                self._loop.run(asyncio.gather(*(task for _, task in under_way), return_exceptions=True))
             self._loop.run(self._connections.close())
 
     async def _fetch(self, wanted: QueueRange) -> _Stretch:
-        """Every record of one stretch, pull by pull."""
+        """Fetch all records of one stretch, pull by pull."""
         pulls = 0
         found: list[_Answer] = []
         subscription = subscription_of(self._options, wanted.queue.topic)
@@ -127,7 +127,7 @@ class WireReader:
             asked_for = subscription if is_filtered else None
             pulled = await self._brokers.pull(wanted.queue, at, most, asked_for, is_bulk=is_bulk)
             if pulled.next_offset == at or pulled.code == ResponseCode.PULL_NOT_FOUND:
-                # A slave that is behind its master, or a master that starts: what we know to be there will come.
+                # A slave may be behind its master, or a master may be starting: messages that exist will come.
                 begun = await self._wait(wanted, at, pulled, begun)
                 continue
             begun = None
@@ -139,7 +139,7 @@ class WireReader:
             if not is_filtered and len(starts) < pulled.next_offset - at:
                 self._lost(wanted, at, pulled)
             if is_filtered and len(starts):
-                # Looking for matches, the broker goes on behind our stretch: those belong to the next one.
+                # A broker that looks for matches goes on behind our stretch: those messages belong to the next stretch.
                 offsets = field(np.frombuffer(pulled.body, np.uint8), ">i8", starts + 20) + pulled.offset_delta
                 starts = starts[offsets < wanted.stop]
             if len(starts):
@@ -160,28 +160,27 @@ class WireReader:
         return now if begun is None else begun
 
     def _moved(self, wanted: QueueRange, at: int, pulled: Pulled) -> int:
-        """The broker says that `at` lies outside the queue: where to go on, if we may."""
+        """The offset to continue at, if the broker says that `at` is outside the queue; or raise DataLost."""
         if not (wanted.is_new and pulled.next_offset > at):
             self._lost(wanted, at, pulled)
         return pulled.next_offset if pulled.next_offset > at else wanted.stop
 
     def _lost(self, wanted: QueueRange, at: int, pulled: Pulled) -> None:
-        loss = Loss(wanted.queue, at, Reach(max(pulled.min_offset, pulled.next_offset), pulled.max_offset))
-        if pulled.next_offset <= at:
-            loss = Loss(wanted.queue, at, Reach(pulled.min_offset, pulled.max_offset))
+        first = pulled.min_offset if pulled.next_offset <= at else max(pulled.min_offset, pulled.next_offset)
+        loss = Loss(wanted.queue, at, Reach(first, pulled.max_offset))
         if self._options.fail_on_data_loss:
             raise DataLost(f"{loss} (failOnDataLoss=false would go on without them)")
         log.warning("messages lost %s", loss)
 
 
 class _Stretches:
-    """Cuts ranges into what is fetched at once; their size follows what the answers so far have shown."""
+    """Cuts ranges into stretches, whose size depends on the answers so far."""
 
     def __init__(self, ranges: Sequence[QueueRange]) -> None:
         self._rest = deque(ranges)
         self._size = _FIRST_STRETCH
         self.is_probing = True
-        """Nothing is known of the size of messages yet: one stretch at a time."""
+        """While the size of messages is unknown, one stretch is fetched at a time."""
 
     def next(self) -> QueueRange | None:
         if not self._rest:
@@ -204,7 +203,7 @@ class _Stretches:
 
 
 def _joined(answers: Sequence[_Answer], wanted: QueueRange) -> Iterator[Fetched]:
-    """The answers as one buffer; as several only where a queue was moved to another broker in between."""
+    """The answers as one buffer; as several only if the queue was moved to another broker in between."""
     at = 0
     while at < len(answers):
         delta = answers[at].offset_delta
@@ -220,11 +219,3 @@ def _joined(answers: Sequence[_Answer], wanted: QueueRange) -> Iterator[Fetched]
         bases = np.cumsum([0, *(len(answer.body) for answer in same[:-1])])
         starts = np.concatenate([answer.starts + base for answer, base in zip(same, bases, strict=True)])
         yield Fetched(b"".join(answer.body for answer in same), starts, origin)
-
-
-async def _result(task: asyncio.Task[_Stretch]) -> _Stretch:
-    return await task
-
-
-async def _settled(tasks: Sequence[asyncio.Task[_Stretch]]) -> None:
-    await asyncio.gather(*tasks, return_exceptions=True)

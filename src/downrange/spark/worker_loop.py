@@ -1,14 +1,14 @@
-"""One event loop and one session per cluster for each Python process Spark runs us in; they outlive single tasks.
+"""One event loop and one session per cluster for each Python process of Spark; they outlive single tasks.
 
-The loop runs only while somebody waits for it, in the caller's own thread: a task alternates between waiting for pulls
-and decoding, and a second thread would only fight it for the interpreter.
+The loop runs only while a caller waits for it, in the thread of the caller: a task alternates between waiting for pulls
+and decoding, and a second thread would only compete for the interpreter.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Coroutine
 from typing import Any, Final, TypeVar
 
 from downrange.client.config import ClientConfig
@@ -18,7 +18,7 @@ from downrange.transport.loop import loop_factory
 T = TypeVar("T")
 
 _TURNS_TO_CATCH_UP: Final = 4
-"""One to read the end of a connection, one to close it, one to tell the pool; and one to spare."""
+"""One turn to read the end of a connection, one to close it, one to tell the pool, and one in reserve."""
 
 
 class WorkerLoop:
@@ -28,11 +28,11 @@ class WorkerLoop:
         self._loop = (loop_factory() or asyncio.new_event_loop)()
         self._sessions: dict[ClientConfig, Session] = {}
 
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
+    def run(self, work: Awaitable[T]) -> T:
         return self._loop.run_until_complete(work)
 
     def catch_up(self) -> None:
-        """Notice what happened while the loop stood still: connections that a server closed in the meantime."""
+        """Notice connections that a server closed while the loop did not run."""
 
         async def turn() -> None:
             for _ in range(_TURNS_TO_CATCH_UP):
@@ -41,7 +41,7 @@ class WorkerLoop:
         self.run(turn())
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Begin `work`; it goes on whenever `run` is called."""
+        """Start `work`; it progresses whenever `run` is called."""
         return self._loop.create_task(work)
 
     def session(self, config: ClientConfig) -> Session:
@@ -64,7 +64,7 @@ _current: tuple[int, WorkerLoop] | None = None
 
 
 def worker_loop() -> WorkerLoop:
-    """The loop of this process. A forked child makes its own: the parent's sockets are not its to use."""
+    """The loop of this process. A forked child makes its own: it must not use the sockets of its parent."""
     global _current
     if _current is None or _current[0] != os.getpid():
         _current = (os.getpid(), WorkerLoop())

@@ -1,1 +1,1 @@
-"""Messages <-> files, byte-compatible with Apache RocketMQ 4.9. Synchronous: no sockets, no event loop, no threads."""
+"""Stores messages in files as Apache RocketMQ 4.9 does. Synchronous: no sockets, no event loop, no threads."""

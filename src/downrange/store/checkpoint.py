@@ -1,4 +1,4 @@
-"""How far each part of the store is safe, whether the last run ended in order, and who has the directory open.
+"""Records how far each part of the store is on disk, whether the last run ended in order, and which process uses it.
 
 Three small files in the root directory: `checkpoint`, `abort` and `lock`. Layout: docs/formats/checkpoint.md.
 """
@@ -12,18 +12,18 @@ from pathlib import Path
 from typing import Final
 
 from downrange.store.errors import StoreLocked
-from downrange.store.files import Files
+from downrange.store.files import Files, write_synced
 
-# Store times up to which commit log, consume queues and index are on disk. What follows in the file is not ours.
+# Store times up to which commit log, consume queues and index are on disk. The rest of the file belongs to RocketMQ.
 _TIMES: Final = struct.Struct(">qqq")
 _FILE_SIZE: Final = 4096
-# Recovery starts that much before the safe time: times are taken before the bytes are written.
+# Recovery starts this much before the safe time, since times are taken before the bytes are written.
 _SAFETY_MILLIS: Final = 3000
 _FLOCK: Final = struct.Struct("hhqqi")  # struct flock of Linux: type, whence, start, length, pid
 
 
 class Checkpoint:
-    """Times before which nothing needs to be recovered. They move only after the files they speak of were synced."""
+    """Store times up to which nothing needs to be recovered. Each moves only after its files were synced."""
 
     def __init__(self, path: Path, files: Files) -> None:
         self._path = path
@@ -41,18 +41,12 @@ class Checkpoint:
             self.physic_msg_timestamp, self.logics_msg_timestamp, self.index_msg_timestamp = _TIMES.unpack(raw)
 
     def write(self) -> None:
-        """Put the times on disk. May run in a worker thread."""
-        self._files.create(self._path, _FILE_SIZE)
-        descriptor = self._files.open(self._path)
-        try:
-            times = _TIMES.pack(self.physic_msg_timestamp, self.logics_msg_timestamp, self.index_msg_timestamp)
-            self._files.write_at(descriptor, times, 0)
-            self._files.sync(descriptor)
-        finally:
-            self._files.close(descriptor)
+        """Write the times to the disk. May run in a worker thread."""
+        times = _TIMES.pack(self.physic_msg_timestamp, self.logics_msg_timestamp, self.index_msg_timestamp)
+        write_synced(self._files, self._path, _FILE_SIZE, times)
 
     def safe_timestamp(self, *, with_index: bool) -> int:
-        """A record stored up to this time is on disk in every structure."""
+        """The time up to which all records are on disk with their queue entries, and `with_index` in the index."""
         safe = min(self.physic_msg_timestamp, self.logics_msg_timestamp)
         if with_index:
             safe = min(safe, self.index_msg_timestamp)
@@ -60,10 +54,10 @@ class Checkpoint:
 
 
 class AbortMarker:
-    """The file `abort`: there while a store is open, so finding it at the start means that the last run crashed.
+    """The file `abort`, which exists while a store is open: if it exists at the start, the last run crashed.
 
-    Java leaves it empty. We write the id of the machine's boot into it: when that is still the same, only the process
-    died, and everything it had written to its mappings is intact.
+    Java leaves it empty. We write the boot id of the machine into it: if the id is still the same, only the process
+    died, and all that it had written to memory maps is intact.
     """
 
     def __init__(self, path: Path, files: Files, boot_id: str | None = None) -> None:
@@ -83,13 +77,7 @@ class AbortMarker:
             return False
 
     def set(self) -> None:
-        self._files.create(self._path, len(self._boot_id))
-        descriptor = self._files.open(self._path)
-        try:
-            self._files.write_at(descriptor, self._boot_id.encode("ascii"), 0)
-            self._files.sync(descriptor)
-        finally:
-            self._files.close(descriptor)
+        write_synced(self._files, self._path, len(self._boot_id), self._boot_id.encode("ascii"))
         self._files.sync_directory(self._path.parent)
 
     def clear(self) -> None:
@@ -105,13 +93,13 @@ def _current_boot_id() -> str:
 
 
 class DirectoryLock:
-    """The file `lock`: byte 0 is locked, as Java locks it, by the one process that has the directory open.
+    """The file `lock`, whose byte 0 is locked, as in Java, by the only process that has the directory open.
 
-    The kernel gives the lock back when the process ends, however it ends. It also gives it back when this process
-    closes any other descriptor of the file: nobody else may open it.
+    The kernel releases the lock when the process ends in any way. It also releases the lock when this process closes
+    another descriptor of the file: so no other part of the process may open it.
     """
 
-    # Record locks do not keep a process from itself.
+    # A record lock does not exclude the process that has it.
     _held: Final[set[tuple[int, Path]]] = set()
 
     def __init__(self, path: Path) -> None:
@@ -142,8 +130,8 @@ class DirectoryLock:
             self._held.discard(self._key())
 
     def owner(self) -> int | None:
-        """The id of the process that has the directory open, 0 when it is not known, None when nobody has."""
-        if self._key() in self._held:  # opening the file here would give the lock back
+        """The id of the process that has the directory open; 0 if the id is unknown, None if there is no process."""
+        if self._key() in self._held:  # opening and closing the file here would release the lock
             return os.getpid()
         try:
             descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
@@ -159,7 +147,7 @@ class DirectoryLock:
 
 
 def _owner_of_lock(descriptor: int) -> int | None:
-    """Who keeps others from the lock: a process id, 0 when the kernel does not tell, None when nobody does."""
+    """The id of the process that has the lock; 0 if the kernel does not tell it, None if the lock is free."""
     question = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
     try:
         kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, question)[: _FLOCK.size])

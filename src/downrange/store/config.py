@@ -1,7 +1,7 @@
 """StoreConfig: every key of RocketMQ's MessageStoreConfig that a store, its flushing, retention or replication reads.
 
-`broker.conf` feeds it through `settings.configure`. Sizes of files must be the same on every program that opens a
-directory: they are not written down in it.
+`settings.configure` fills it from a `broker.conf`. A store directory does not record the sizes of its files: every
+program that opens the directory must be given the same sizes.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Final
 from downrange.settings import ConfigError, setting
 
 DEFAULT_MAX_MESSAGE_SIZE: Final = 4 << 20
-# What a record may hold beside its body: hosts, topic, properties. RocketMQ adds the same 64 KiB to maxMessageSize.
+# Bytes of a record beside its body: hosts, topic, properties. RocketMQ, too, adds 64 KiB to maxMessageSize.
 RECORD_OVERHEAD: Final = 64 << 10
-# At least that much stays free at the end of a commit-log file, for the blank record.
+# Every commit-log file keeps this many bytes free at its end, for the blank record.
 BLANK_SIZE: Final = 8
 DEFAULT_DELAY_LEVELS: Final = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
 _UNIT_MILLIS: Final = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -31,7 +31,7 @@ class FlushDiskType(Enum):
 
 
 class BrokerRole(Enum):
-    """Who writes this log: the broker itself, or its master through replication."""
+    """Whether this broker writes its log itself (as a master) or copies the log of its master (as a slave)."""
 
     ASYNC_MASTER = "ASYNC_MASTER"
     SYNC_MASTER = "SYNC_MASTER"
@@ -42,12 +42,12 @@ class BrokerRole(Enum):
 class StoreConfig:
     """How a store lays out its files and when it syncs and deletes them."""
 
-    store_path_root_dir: Path = setting(Path.home() / "store", "Directory that holds everything the broker keeps.")
+    store_path_root_dir: Path = setting(Path.home() / "store", "Directory in which the broker keeps all its files.")
     store_path_commit_log: str = setting(
-        "", "Directory of the commit log, or a comma list of several; empty: commitlog under storePathRootDir."
+        "", "Directory of the commit log, or several separated by commas; empty: commitlog in storePathRootDir."
     )
     read_only_commit_log_store_paths: str = setting(
-        "", "Comma list of commit-log directories that are read but get no new files."
+        "", "Commit-log directories, separated by commas, that are read but get no new files."
     )
     mapped_file_size_commit_log: int = setting(
         1 << 30,
@@ -74,42 +74,41 @@ class StoreConfig:
         maximum=(1 << 31) - 1,
         aliases=("mapedFileSizeConsumeQueueExt",),
     )
-    bit_map_length_consume_queue_ext: int = setting(
-        64, "Bits of a filter bit map; the Bloom filter's own length replaces it.", minimum=8, maximum=1 << 17
+    flush_disk_type: FlushDiskType = setting(
+        FlushDiskType.ASYNC_FLUSH, "Answer a send at once (ASYNC_FLUSH), or when it is on disk (SYNC_FLUSH)."
     )
-    flush_disk_type: FlushDiskType = setting(FlushDiskType.ASYNC_FLUSH, "When a send counts as stored.")
-    broker_role: BrokerRole = setting(BrokerRole.ASYNC_MASTER, "Master or slave, and whether sends wait for slaves.")
+    broker_role: BrokerRole = setting(BrokerRole.ASYNC_MASTER, "Sends to a SYNC_MASTER wait for a slave.")
     flush_interval_commit_log: int = setting(500, "Pause between flushes of the commit log.", unit="ms", minimum=1)
-    flush_commit_log_timed: bool = setting(True, "Flush by the clock only, not after every append.")
-    flush_commit_log_least_pages: int = setting(4, "Dirty pages that make a flush worth while.", minimum=0)
+    flush_commit_log_timed: bool = setting(
+        True,
+        "Flush every flushIntervalCommitLog only; false: also once flushCommitLogLeastPages pages are dirty.",
+    )
+    flush_commit_log_least_pages: int = setting(4, "A regular flush waits for this many unsaved pages.", minimum=0)
     flush_commit_log_thorough_interval: int = setting(
-        10_000, "After that long whatever is dirty is flushed.", unit="ms", minimum=1
+        10_000, "Every so often the log is flushed however little is unsaved.", unit="ms", minimum=1
     )
     commit_interval_commit_log: int = setting(
         200, "Pause between commits of the transient pool to the file.", unit="ms", minimum=1
     )
-    commit_commit_log_least_pages: int = setting(4, "Pages in the pool that make a commit worth while.", minimum=0)
+    commit_commit_log_least_pages: int = setting(4, "A regular commit waits for this many pages.", minimum=0)
     commit_commit_log_thorough_interval: int = setting(
-        200, "After that long whatever is in the pool is committed.", unit="ms", minimum=1
+        200, "Every so often the pool is committed however little is in it.", unit="ms", minimum=1
     )
     flush_interval_consume_queue: int = setting(1000, "Pause between consume-queue flushes.", unit="ms", minimum=1)
     flush_consume_queue_least_pages: int = setting(
-        2, "Dirty pages of a queue that make a flush worth while.", minimum=0
+        2, "A regular flush leaves out queues with fewer unsaved pages.", minimum=0
     )
     flush_consume_queue_thorough_interval: int = setting(
-        60_000, "After that long every queue is flushed and the checkpoint written.", unit="ms", minimum=1
+        60_000, "Every so often all queues are flushed and the checkpoint is written.", unit="ms", minimum=1
     )
-    sync_flush_timeout: int = setting(5000, "A SYNC_FLUSH send that waited longer fails.", unit="ms", minimum=1)
-    slave_timeout: int = setting(3000, "A SYNC_MASTER send that waited longer for a slave fails.", unit="ms", minimum=1)
-    clean_resource_interval: int = setting(10_000, "Pause between clean-up rounds.", unit="ms", minimum=1)
+    sync_flush_timeout: int = setting(5000, "Longest wait of a SYNC_FLUSH send for the disk.", unit="ms", minimum=1)
+    slave_timeout: int = setting(3000, "Longest wait of a SYNC_MASTER send for a slave.", unit="ms", minimum=1)
+    clean_resource_interval: int = setting(10_000, "Pause between searches for expired files.", unit="ms", minimum=1)
     delete_commit_log_files_interval: int = setting(
-        100, "Pause between two deletions of commit-log files.", unit="ms", minimum=0
-    )
-    delete_consume_queue_files_interval: int = setting(
-        100, "Pause between two deletions of consume-queue files.", unit="ms", minimum=0
+        100, "Pause between the deletions of two commit-log files in one clean-up round.", unit="ms", minimum=0
     )
     delete_when: str = setting("04", "Hours of the day, separated by ';', when expired files are deleted.")
-    file_reserved_time: int = setting(72, "How long a commit-log file is kept.", unit="hours", minimum=0)
+    file_reserved_time: int = setting(72, "Age at which a commit-log file expires.", unit="hours", minimum=0)
     disk_max_used_space_ratio: int = setting(
         75, "Disk use above which expired files are deleted at any hour.", unit="percent", minimum=10, maximum=95
     )
@@ -123,34 +122,34 @@ class StoreConfig:
     disk_space_warning_level_ratio: int = setting(
         90, "Disk use above which every send is refused.", unit="percent", minimum=10, maximum=100
     )
-    clean_file_forcibly_enable: bool = setting(True, "May files that are not expired be deleted when the disk fills.")
+    clean_file_forcibly_enable: bool = setting(True, "Obey diskSpaceCleanForciblyRatio.")
     max_message_size: int = setting(
         DEFAULT_MAX_MESSAGE_SIZE, "Largest message body.", unit="bytes", minimum=10, maximum=(1 << 31) - (1 << 20)
     )
     check_crc_on_recover: bool = setting(True, "Compare body checksums during recovery.", key="checkCRCOnRecover")
     max_transfer_bytes_on_message_in_memory: int = setting(
-        256 << 10, "Most bytes of one read of recent messages.", unit="bytes", minimum=1
+        256 << 10, "Most bytes in the answer to one pull of recent messages.", unit="bytes", minimum=1
     )
-    max_transfer_count_on_message_in_memory: int = setting(32, "Most messages of one read of recent ones.", minimum=1)
+    max_transfer_count_on_message_in_memory: int = setting(32, "Most messages in such an answer.", minimum=1)
     max_transfer_bytes_on_message_in_disk: int = setting(
-        64 << 10, "Most bytes of one read of old messages.", unit="bytes", minimum=1
+        64 << 10, "Most bytes in the answer to one pull of old messages.", unit="bytes", minimum=1
     )
-    max_transfer_count_on_message_in_disk: int = setting(8, "Most messages of one read of old ones.", minimum=1)
+    max_transfer_count_on_message_in_disk: int = setting(8, "Most messages in such an answer.", minimum=1)
     access_message_in_memory_max_ratio: int = setting(
         40,
-        "Messages within that share of the machine's memory from the end of the log count as recent.",
+        "The end of the log that would fill this share of the machine's memory counts as recent.",
         unit="percent",
         minimum=0,
         maximum=100,
     )
-    message_index_enable: bool = setting(True, "Keep the index by message key.")
-    message_index_safe: bool = setting(False, "Start recovery no later than the index was known to be safe.")
+    message_index_enable: bool = setting(True, "Keep an index for searches by message key.")
+    message_index_safe: bool = setting(False, "After a crash, replay the log from where the index is safe.")
     max_hash_slot_num: int = setting(5_000_000, "Hash slots of one index file.", minimum=1, maximum=100_000_000)
     max_index_num: int = setting(20_000_000, "Entries of one index file.", minimum=2, maximum=100_000_000)
-    max_msgs_num_batch: int = setting(64, "Most messages of one query by key.", minimum=1)
-    default_query_max_num: int = setting(32, "Messages of one query by unique key.", minimum=1)
+    max_msgs_num_batch: int = setting(64, "Most messages in the answer to one query by key.", minimum=1)
+    default_query_max_num: int = setting(32, "Most messages in the answer to a query by unique key.", minimum=1)
     ha_listen_port: int = setting(
-        0, "Port at which a master waits for slaves; 0: listenPort + 1.", minimum=0, maximum=65535
+        0, "Port at which slaves connect to this master; 0: listenPort + 1.", minimum=0, maximum=65535
     )
     ha_send_heartbeat_interval: int = setting(5000, "Pause between replication heartbeats.", unit="ms", minimum=1)
     ha_housekeeping_interval: int = setting(
@@ -161,47 +160,37 @@ class StoreConfig:
     )
     ha_slave_fallbehind_max: int = setting(
         256 << 20,
-        "A slave further behind does not count for SYNC_MASTER.",
+        "A SYNC_MASTER does not wait for slaves that are further behind.",
         unit="bytes",
         minimum=0,
         aliases=("haMaxGapNotInSync",),
     )
-    ha_master_address: str = setting("", "Replication address of the master; empty: the name server tells.")
-    message_delay_level: str = setting(DEFAULT_DELAY_LEVELS, "Delay of each level, from level 1 on; units s, m, h, d.")
+    ha_master_address: str = setting("", "Replication address of the master; empty: a name server tells it.")
+    message_delay_level: str = setting(DEFAULT_DELAY_LEVELS, "Delays of level 1, 2 and so on; units s, m, h, d.")
     flush_delay_offset_interval: int = setting(
         10_000, "Pause between writes of delayOffset.json.", unit="ms", minimum=1
     )
-    offset_check_in_slave: bool = setting(False, "Does a slave correct the offsets of pulls outside its range.")
-    disk_fall_recorded: bool = setting(True, "Keep statistics of how far consumers are behind.")
+    offset_check_in_slave: bool = setting(False, "Let a slave correct pulls from offsets it does not have.")
     os_page_cache_busy_timeout_millis: int = setting(
         1000,
-        "An append that takes longer means that the page cache is busy.",
+        "Refuse sends while an append takes longer than this: the page cache of the system is busy.",
         unit="ms",
         minimum=1,
         key="osPageCacheBusyTimeOutMills",
     )
     transient_store_pool_enable: bool = setting(
-        False, "Append to memory and commit to the file later; only with ASYNC_FLUSH on a master."
+        False, "Append to a memory pool and commit it to the files later; only with ASYNC_FLUSH on a master."
     )
-    transient_store_pool_size: int = setting(5, "Buffers of the transient pool, each as large as a file.", minimum=1)
+    transient_store_pool_size: int = setting(5, "Buffers of this pool, each as large as a commit-log file.", minimum=1)
     fast_fail_if_no_buffer_in_store_pool: bool = setting(
-        False, "Refuse to open a file for which the transient pool has no buffer."
+        False, "Refuse a new commit-log file for which the pool has no buffer left."
     )
     warm_mapped_file_enable: bool = setting(
         False,
-        "Claim the blocks and pages of a new commit-log file before it is used.",
+        "Reserve the disk blocks and memory pages of a new commit-log file before it is used.",
         key="warmMapedFileEnable",
         aliases=("warmMappedFileEnable",),
     )
-    enable_schedule_async_deliver: bool = setting(False, "Deliver delayed messages without waiting for each.")
-    schedule_async_deliver_max_pending_limit: int = setting(2000, "Most deliveries under way per level.", minimum=1)
-    schedule_async_deliver_max_resend_num_2_blocked: int = setting(
-        3,
-        "Failed resends after which a level takes no new messages.",
-        minimum=0,
-        key="scheduleAsyncDeliverMaxResendNum2Blocked",
-    )
-    enable_schedule_message_stats: bool = setting(True, "Keep statistics of delayed messages.")
 
     def __post_init__(self) -> None:
         room = self.mapped_file_size_commit_log - BLANK_SIZE
@@ -233,11 +222,6 @@ class StoreConfig:
             and self.flush_disk_type is FlushDiskType.ASYNC_FLUSH
             and self.broker_role is not BrokerRole.SLAVE
         )
-
-    @property
-    def largest_record(self) -> int:
-        """No record above this many bytes is stored: RocketMQ's own limit, or what fits a file."""
-        return min(self.max_message_size + RECORD_OVERHEAD, self.mapped_file_size_commit_log - BLANK_SIZE)
 
     def delay_level_millis(self) -> tuple[int, ...]:
         """The delay of level 1, 2, … in milliseconds."""

@@ -1,63 +1,68 @@
-"""From a record of the log to its consume queue and the key index.
+"""From the records of the log to their consume queues and the key index.
 
-The same code runs for a message that was just appended and for one that is replayed after a crash, so both leave the
-same bytes behind.
+Messages that were just appended and records that are replayed, after a crash or on a slave, take this one way.
 """
 
 from __future__ import annotations
 
+import logging
+from array import array
 from collections.abc import Callable
 from typing import Final
 
-from downrange.compiled import steps
+from downrange.compiled import accelerated
 from downrange.model.hashing import tags_code
-from downrange.store.index.key_hashes import Keyed
+from downrange.model.message import PhysicalOffset
+from downrange.model.properties import DELAY, TAGS, find_property, find_tags_and_keys
+from downrange.store.bulk_replay import BulkReplay
+from downrange.store.errors import StoreError
 from downrange.store.index.key_index import KeyIndex
-from downrange.store.log.walk import WalkedRecord
-from downrange.store.queue.consume_queue import ENTRY, ConsumeQueue
-from downrange.store.queue.queue_tails import BLOCK, PUT_STATE, ROW, RUN_DONE
+from downrange.store.log.commit_log import CommitLog
+from downrange.store.log.walk import Walk, WalkedRecord
+from downrange.store.new_message import NewMessage
+from downrange.store.new_messages import NewMessages, Place
+from downrange.store.queue.queue_tails import ROW
 from downrange.store.queue.queues import ConsumeQueues, QueueState
-from downrange.store.run import Run
+from downrange.store.refusals import Refusals
 
-_TRANSACTION_MASK: Final = 12
-_COMMIT: Final = 8
-_ROLLBACK: Final = 12
+log = logging.getLogger(__name__)
+
+_NOT_IN_A_QUEUE: Final = 4  # the bit of sysFlag that prepared and rolled-back messages have
+_ROLLBACK: Final = 12  # these bits of sysFlag
+_NO_HOST: Final = bytes(8)
 
 # topic, properties, store timestamp -> the bit map of the filters that match
 BitmapOf = Callable[[str, bytes, int], bytes]
 
 
-def find_in(properties: bytes, name: bytes) -> bytes | None:
-    """The value of one property in the stored text; `name` ends with the separator \\x01."""
-    at = properties.rfind(b"\x02" + name)
-    if at >= 0:
-        start = at + 1 + len(name)
-    elif properties.startswith(name):
-        start = len(name)
-    else:
-        return None
-    end = properties.find(b"\x02", start)
-    return (properties[start:] if end < 0 else properties[start:end]) or None
+@accelerated
+def put_entries(
+    messages: NewMessages, number: int, stop: int, rows: array[int], memory: bytearray
+) -> tuple[int, list[int]]:
+    """Put the queue entries of messages from `number` on, up to `stop` or the first message that is unusual.
+
+    Return the number of the first message without an entry, and the rows of the queues that are full now and have to be
+    written. `rows` and `memory` are those of `QueueTails`, with room for a block for each message.
+    """
+    places = messages.places[number:stop]
+    for each, place, state in zip(range(number, stop), places, messages.states[number:stop], strict=True):
+        if messages.sys_flag(each) & _NOT_IN_A_QUEUE:
+            continue
+        if place[2] == 0 and state.queue.max_physical_offset > 0:
+            return each, []  # the first message of a queue that has messages is unusual
+        put_entry(messages, each, place, state)
+    return stop, []
 
 
-def _find(text: str, name: str) -> str | None:
-    """The same in the decoded text; `name` stands between its separators \\x02 and \\x01."""
-    start = text.rfind(name)
-    if start >= 0:
-        start += len(name)
-    elif text.startswith(name[1:]):
-        start = len(name) - 1
-    else:
-        return None
-    end = text.find("\x02", start)
-    return (text[start:] if end < 0 else text[start:end]) or None
-
-
-def _looked_up(text: str) -> tuple[int, str | None, str | None]:
-    """All that queue and index want of a message's properties: its tag as a hash, its unique id, its keys."""
-    tags = _find(text, "\x02TAGS\x01")
-    code = 0 if tags is None else tags_code(tags)
-    return code, _find(text, "\x02UNIQ_KEY\x01"), _find(text, "\x02KEYS\x01")
+def put_entry(messages: NewMessages, number: int, place: Place, state: QueueState) -> None:
+    """Put the queue entry of one stored message."""
+    code = messages.code(number)
+    if code is None:
+        code = tags_code(messages.tags(number) or "")
+    physical_offset, size, queue_offset = place
+    state.queue.put(queue_offset, physical_offset, size, code)
+    if state.tails.rows[state.row] <= queue_offset:  # it is replayed: nothing has numbered it
+        state.next_offset = state.queue.max_offset
 
 
 class Dispatcher:
@@ -76,104 +81,72 @@ class Dispatcher:
         self._bitmap_of = bitmap_of
         # Store time of the newest record that has its queue entry: what the checkpoint may claim after a flush.
         self.last_store_timestamp = 0
-        # Records before this offset need not be offered to the index again.
-        self.indexed_up_to = 0
 
-    def apply(
-        self,
-        state: QueueState,
-        queue_offset: int,
-        physical_offset: int,
-        size: int,
-        sys_flag: int,
-        store_timestamp: int,
-        text: str,
-    ) -> None:
-        """Enter one record into its queue and the index; what is there already stays as it is.
+    def apply(self, messages: NewMessages, number: int, stop: int) -> None:
+        """Enter messages that lie in the log, from `number` to `stop`, into their queues and the index.
 
-        `text` is that of its properties.
+        What is there already stays as it is.
         """
-        kind = sys_flag & _TRANSACTION_MASK
-        if kind == _ROLLBACK:
-            return
-        code, unique, keys = _looked_up(text)
-        if kind == 0 or kind == _COMMIT:
-            if state.is_special:
-                code = self._special_code(state, code, physical_offset + size, store_timestamp, text)
-            state.queue.put(queue_offset, physical_offset, size, code)
-            self.last_store_timestamp = store_timestamp
-        if self.index is not None and (unique or keys):
-            self.index.put(state.topic, unique, keys, physical_offset, store_timestamp)
+        if messages.special:
+            self._set_codes(messages, number, stop)
+        at, queues = number, self.queues
+        tails = queues.tails
+        while at < stop:
+            at, full = put_entries(messages, at, stop, tails.rows, tails.memory)
+            self._spill(full)
+            if at < stop:
+                self._put_unusual(messages, at)
+                at += 1
+        self.last_store_timestamp = messages.timestamp(stop - 1)
+        if self.index is not None:
+            self.index.put(messages, number, stop)
 
-    def apply_run(self, run: Run, store_timestamp: int) -> None:
-        """`apply` for records that were appended in one run to queues that are not special."""
-        if steps is not None and self._apply_compiled(run, store_timestamp):
-            return
-        tails = self.queues.tails
-        tails.make_room(len(run))
-        rows, memory = tails.rows, tails.memory
-        unpack, pack, pack_entry = PUT_STATE.unpack_from, RUN_DONE.pack_into, ENTRY.pack_into
-        full: dict[int, ConsumeQueue] = {}
-        keyed: list[Keyed] = []
-        for message, (physical_offset, size, queue_offset) in zip(run.messages, run.places, strict=True):
-            state = message[0]
-            code, unique, keys = _looked_up(message[3])
-            # What `ConsumeQueue.put` does, but for writing what is full, which is done for all at the end.
-            numbers = state.row * 8 + 8
-            position = queue_offset * 20
-            physical_end = physical_offset + size
-            end, last_physical_end, at, count, total, spill_at = unpack(rows, numbers)
-            if position != end or physical_end <= last_physical_end or not spill_at:
-                takes_place = state.queue.prepare(position, physical_end)
-                _, _, at, count, total, spill_at = unpack(rows, numbers)
-            else:
-                takes_place = True
-            if takes_place:
-                if not at % BLOCK:
-                    at = tails.take_block(at)
-                pack_entry(memory, at, physical_offset, size, code)
-                pack(rows, numbers, position + 20, physical_end, at + 20, count + 1, total + size)
-                if position + 20 >= spill_at:
-                    full[state.row] = state.queue
-            if unique or keys:
-                keyed.append((state.topic, unique, keys, physical_offset))
-        self.last_store_timestamp = store_timestamp
-        for queue in full.values():
-            queue.spill()
-        if self.index is not None and keyed:
-            self.index.put_run(keyed, store_timestamp)
-
-    def _apply_compiled(self, run: Run, store_timestamp: int) -> bool:
-        """The same by the compiled twins; False, and nothing was done, when they do not take this run."""
-        assert steps is not None
+    def apply_usual(self, messages: NewMessages) -> None:
+        """Apply replayed messages up to the first that does not simply come next in its queue; cut off the rest."""
         queues = self.queues
-        full = steps.put_entries(run, queues.tails.rows, queues.tails.memory)
-        if full is None:
-            return False
-        self.last_store_timestamp = store_timestamp
+        reached, full = put_entries(messages, 0, len(messages), queues.tails.rows, queues.tails.memory)
+        self._spill(full)
+        messages.cut(reached)
+        if reached:
+            self.last_store_timestamp = messages.timestamp(reached - 1)
+            if self.index is not None:
+                self.index.put(messages, 0, reached)
+
+    def _spill(self, full: list[int]) -> None:
         for row in full:
-            state = queues.by_row[row // ROW]
+            state = self.queues.by_row[row // ROW]
             assert state is not None
             state.queue.spill()
-        index = self.index
-        if index is not None and not index.put_compiled(run, store_timestamp):
-            keyed: list[Keyed] = []
-            for message, place in zip(run.messages, run.places, strict=True):
-                _, unique, keys = _looked_up(message[3])
-                if unique or keys:
-                    keyed.append((message[0].topic, unique, keys, place[0]))
-            if keyed:
-                index.put_run(keyed, store_timestamp)
-        return True
+
+    def _put_unusual(self, messages: NewMessages, number: int) -> None:
+        """Put the entry of a message that does not simply come next in its queue."""
+        state, place = messages.states[number], messages.places[number]
+        physical_offset, size, queue_offset = place
+        if queue_offset == 0 and physical_offset + size > state.queue.max_physical_offset > 0:
+            # A queue has one first message. This topic was deleted and made again: forget its former life.
+            self.queues.destroy(state)
+        put_entry(messages, number, place, state)
+
+    def _set_codes(self, messages: NewMessages, number: int, stop: int) -> None:
+        """Say what the entries of special queues hold."""
+        states, places = messages.states, messages.places
+        for special in messages.special:
+            if number <= special < stop:
+                text = messages.properties(special).decode("utf-8", "replace")
+                physical_offset, size, _ = places[special]
+                tags = tags_code(find_property(text, TAGS) or "")
+                timestamp = messages.timestamp(special)
+                code = self._special_code(states[special], tags, physical_offset + size, timestamp, text)
+                messages.set_code(special, code)
 
     def index_only(self, record: WalkedRecord) -> None:
         """Enter a replayed record into the index and leave its queue alone."""
         physical_offset, _, topic, _, _, sys_flag, store_timestamp, properties = record
-        if self.index is not None and sys_flag & _TRANSACTION_MASK != _ROLLBACK:
-            text = properties.decode("utf-8", "replace")
-            _, unique, keys = _looked_up(text)
+        if self.index is not None and sys_flag & _ROLLBACK != _ROLLBACK:
+            _, unique, keys = find_tags_and_keys(properties.decode("utf-8", "replace"))
             if unique or keys:
-                self.index.put(topic.decode("utf-8", "replace"), unique, keys, physical_offset, store_timestamp)
+                name = topic.decode("utf-8", "replace")
+                self.index.put_keys([(name, unique, keys, physical_offset, store_timestamp)])
 
     def _special_code(self, state: QueueState, code: int, physical_end: int, store_timestamp: int, text: str) -> int:
         """What stands in the entry of a delayed message, or of one with an ext unit, instead of a tag hash."""
@@ -185,32 +158,89 @@ class Dispatcher:
         return state.ext.put(code, store_timestamp, bitmap)
 
     def _delivery_time(self, text: str, store_timestamp: int, otherwise: int) -> int:
-        delay = _find(text, "\x02DELAY\x01")
+        delay = find_property(text, DELAY)
         if delay is None or not (delay.isascii() and delay.isdigit()):
             return otherwise
         level = min(int(delay), len(self._delay_millis))
         return store_timestamp + self._delay_millis[level - 1] if level > 0 else otherwise
 
-    def replay(self, record: WalkedRecord) -> QueueState | None:
-        """Apply one record of a walk; return its queue when the record takes part in one."""
+    def replay(self, record: WalkedRecord) -> NewMessages | None:
+        """Apply one record of a walk; return it when it takes part in a queue."""
         physical_offset, size, topic, queue_id, queue_offset, sys_flag, store_timestamp, properties = record
         state = self.queues.of_record(topic, queue_id)
         if state is None:
             return None
-        text = properties.decode("utf-8", "replace")
-        if sys_flag & 4:  # prepared or rolled back
-            self.apply(state, queue_offset, physical_offset, size, sys_flag, store_timestamp, text)
-            return None
-        queue = state.queue
-        if physical_offset + size <= queue.max_physical_offset:
-            if physical_offset < self.indexed_up_to:
-                self.last_store_timestamp = store_timestamp
-                return state
-        elif queue_offset == 0 and queue.max_physical_offset > 0:
-            # A queue has one first message. This topic was deleted and made again: forget its former life.
-            self.queues.destroy(state)
-        self.apply(state, queue_offset, physical_offset, size, sys_flag, store_timestamp, text)
-        # With the transient pool messages may have been numbered that are not in the queue yet.
-        if state.next_offset < queue.max_offset:
-            state.next_offset = queue.max_offset
-        return state
+        messages = NewMessages()
+        message = NewMessage(state.topic, queue_id, b"", properties, 0, _NO_HOST, _NO_HOST, 0, sys_flag)
+        messages.add(state, message, True)
+        messages.place([(physical_offset, size, queue_offset)], store_timestamp)
+        self.apply(messages, 0, 1)
+        return None if sys_flag & _NOT_IN_A_QUEUE else messages
+
+
+class LogFollower:
+    """Lets queues and index follow the log, in order and without gaps.
+
+    Holds always: every record before `offset` is in its queue and in the index. For the store's own thread.
+    """
+
+    def __init__(
+        self, commit_log: CommitLog, dispatcher: Dispatcher, refusals: Refusals, *, at_once: bool, is_slave: bool
+    ) -> None:
+        self.offset = 0
+        self.at_once = at_once
+        """Can records be applied when they were appended? Those in the transient pool only after a commit."""
+        self.dispatcher = dispatcher
+        self._commit_log = commit_log
+        self._refusals = refusals
+        self._is_slave = is_slave
+
+    def __repr__(self) -> str:
+        return f"<LogFollower offset={self.offset} behind={self.behind_bytes}>"
+
+    @property
+    def behind_bytes(self) -> int:
+        # A slave may know that the rest of a file is blank before it has got it.
+        return max(0, self._commit_log.max_offset - self.offset)
+
+    def dispatch_pending(self, applied: Callable[[NewMessages], None] = lambda messages: None) -> None:
+        """Apply what lies in the log beyond the last applied record; `applied` is called with the messages."""
+        commit_log = self._commit_log
+        while self.offset < commit_log.max_offset:
+            bulk = BulkReplay(self.dispatcher, applied)
+            walk = commit_log.walk(PhysicalOffset(max(self.offset, commit_log.min_offset)), bulk=bulk)
+            try:
+                for record in walk:
+                    self.offset = record.physical_offset  # until this one is applied, too
+                    messages = self.dispatcher.replay(record)
+                    if messages is not None:
+                        applied(messages)
+            except (OSError, StoreError) as error:
+                self.failed(error)
+                return
+            self.offset = walk.end
+            if walk.records:
+                commit_log.last_store_timestamp = walk.last_timestamp
+            if self._is_slave:
+                if walk.end < commit_log.max_offset and not walk.is_cut_short:
+                    self._refuse_to_follow(walk)
+                    return
+                break  # the rest of this record is still under way
+            if walk.damage is None:
+                break
+            log.error("cannot dispatch: %s; the rest of this file is skipped", walk.damage)
+            self.offset = min(commit_log.next_file_offset(self.offset), commit_log.max_offset)
+        self._refusals.allow("dispatch")
+
+    def failed(self, error: Exception) -> None:
+        """The log has the record, its queue does not: refuse more until `dispatch_pending` got through."""
+        log.error("dispatch failed offset=%d: %s", self.offset, error)
+        self._refusals.refuse("dispatch", f"a consume queue or the index cannot be written: {error}")
+
+    def _refuse_to_follow(self, walk: Walk) -> None:
+        """What the master sent cannot be read: its log is not the continuation of this one."""
+        found = walk.damage or f"no record at {walk.end}: zeros"
+        text = f"the log from the master does not fit this one: {found}; give this slave an empty directory"
+        if self._refusals.get("master's log") != text:
+            log.error("cannot follow: %s", text)
+        self._refusals.refuse("master's log", text)

@@ -1,12 +1,10 @@
-"""What can go wrong with files."""
+"""Errors of the store."""
 
 from __future__ import annotations
 
-from downrange.model.errors import MQError
+from downrange.model.errors import StoreError
 
-
-class StoreError(MQError):
-    """The store cannot do what was asked."""
+__all__ = ["DiskFull", "FlushFailed", "StoreClosed", "StoreCorrupt", "StoreError", "StoreLocked"]
 
 
 class StoreLocked(StoreError):
@@ -14,15 +12,15 @@ class StoreLocked(StoreError):
 
 
 class StoreCorrupt(StoreError):
-    """Files of this store contradict each other in a way that must not be repaired silently."""
+    """Files of this store contradict each other, and it would be wrong to repair them silently."""
 
 
 class DiskFull(StoreError):
-    """The disk took no more bytes."""
+    """The disk is full."""
 
 
 class FlushFailed(StoreError):
-    """The disk refused a sync. What was written may be lost even if a later sync succeeds: the log takes no more."""
+    """A sync failed. Bytes may be lost even if a later sync succeeds, so the log takes no more messages."""
 
 
 class StoreClosed(StoreError):

@@ -1,10 +1,10 @@
-"""The seam to the operating system: every byte the store writes, syncs or removes goes through a `Files`.
+"""The interface to the operating system: the store writes, syncs and removes files only through a `Files`.
 
-`OsFiles` is the real one. A test passes its own to fail the n-th write or fsync, or to record what was written in which
-order. Reading goes through memory maps and `pread` directly: surviving a failing read is not something we promise.
+`OsFiles` is the real one. A test passes its own to make the n-th write or fsync fail, or to record the order of writes.
+Reads use memory maps and `pread` directly: the store does not promise to survive a read that fails.
 
 `mmap.flush` holds the GIL while it waits for the disk (stalls of a second were measured); `os.fdatasync` does not, and
-it writes mapped pages too. So a file is always synced by descriptor.
+it writes mapped pages, too. So a file is always synced by its descriptor.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import ctypes
 import errno
 import mmap
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -21,7 +22,7 @@ _ZEROS: Final = bytes(1 << 20)
 
 
 class Files(Protocol):
-    """What takes a path as text does so because there may be forty thousand queues: a Path takes longer than a call."""
+    """File operations. Some take a path as text: there may be forty thousand queues, and making a Path takes time."""
 
     def create(self, path: Path | str, size: int) -> None: ...
 
@@ -48,11 +49,29 @@ class Files(Protocol):
     def replace(self, source: Path, target: Path) -> None: ...
 
 
+@contextlib.contextmanager
+def opened(files: Files, path: Path | str, *, writable: bool = True) -> Iterator[int]:
+    """A descriptor of a file, which is closed at the end of the block."""
+    descriptor = files.open(path, writable=writable)
+    try:
+        yield descriptor
+    finally:
+        files.close(descriptor)
+
+
+def write_synced(files: Files, path: Path, size: int, data: bytes) -> None:
+    """Write the beginning of a small file, which is made with `size` bytes if it is missing, and sync it."""
+    files.create(path, size)
+    with opened(files, path) as descriptor:
+        files.write_at(descriptor, data, 0)
+        files.sync(descriptor)
+
+
 class OsFiles:
-    """Straight to the kernel."""
+    """File operations of the operating system."""
 
     def create(self, path: Path | str, size: int) -> None:
-        """Make a zero-filled, sparse file of exactly `size` bytes, parents included; an existing one is kept."""
+        """Create a sparse file of `size` zeros, with its parent directories; an existing file is kept."""
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         try:
             descriptor = os.open(path, flags, 0o644)
@@ -84,13 +103,13 @@ class OsFiles:
             position += written
 
     def reserve(self, descriptor: int, position: int, length: int) -> None:
-        """Claim disk blocks for this range. Storing to a mapped page for which the disk has no block left kills the
-        process (SIGBUS); this call fails with an error instead."""
+        """Reserve disk blocks for this range, or raise an error if the disk is full. A write to a mapped page without a
+        block on a full disk would kill the process (SIGBUS)."""
         os.posix_fallocate(descriptor, position, length)
 
     def clear_from(self, path: Path, position: int) -> None:
-        """Zero everything from `position` to the end, front first. The size never changes, not even for a moment: a
-        process that died in between would leave a file that no start accepts. Holes of a sparse file stay holes."""
+        """Fill the file with zeros from `position` to its end, front first. The size never changes, not even briefly:
+        if the process died in between, no start would accept the file. Holes of a sparse file stay holes."""
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
             size = os.fstat(descriptor).st_size
@@ -98,7 +117,7 @@ class OsFiles:
                 try:
                     position = os.lseek(descriptor, position, os.SEEK_DATA)
                 except OSError as error:
-                    if error.errno == errno.ENXIO:  # nothing but a hole is left
+                    if error.errno == errno.ENXIO:  # the rest of the file is a hole
                         break
                     raise
                 length = min(len(_ZEROS), os.lseek(descriptor, position, os.SEEK_HOLE) - position, size - position)
@@ -112,7 +131,7 @@ class OsFiles:
         os.fdatasync(descriptor)
 
     def sync_directory(self, path: Path) -> None:
-        """Make the names in a directory as safe as the bytes of its files."""
+        """Sync the names of the files in a directory."""
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(descriptor)
@@ -120,10 +139,10 @@ class OsFiles:
             os.close(descriptor)
 
     def sync_file_system(self, path: Path) -> None:
-        """Sync every file and name of the file system that `path` lies on: thousands at once, in one call."""
+        """Sync all files and names of the file system of `path`: one call for thousands of files."""
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            # Python has no name for syncfs. Called this way it releases the GIL.
+            # Python does not offer syncfs. Called through ctypes it releases the GIL.
             if ctypes.CDLL(None, use_errno=True).syncfs(descriptor) != 0:
                 number = ctypes.get_errno()
                 raise OSError(number, os.strerror(number), str(path))

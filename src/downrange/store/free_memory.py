@@ -1,14 +1,14 @@
-"""Giving memory back to the system after many objects have gone, where the C library can be asked for it."""
+"""Gives memory back to the system after many objects were freed, if the C library can do this."""
 
 from __future__ import annotations
 
 import ctypes
 
-# glibc keeps what was freed below something that is still in use; others have no such function.
+# glibc keeps freed memory below memory that is still in use; other libraries have no such function.
 _trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
 
 
 def give_back_memory() -> None:
-    """Takes some milliseconds: for the moment after a start, or after thousands of queues fell asleep."""
+    """Give free memory back. It takes milliseconds: for after a start, or when thousands of queues fell asleep."""
     if _trim is not None:
         _trim(0)

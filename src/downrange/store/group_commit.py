@@ -1,8 +1,8 @@
-"""When to flush, and for whom. Pure: takes the time, returns what to do; the broker's services do it.
+"""Decides when to flush and which senders to tell. Pure: the broker's services do the flushing.
 
-`FlushPolicy` answers "is it time?" for the commit log, the transient pool and the consume queues. `GroupCommit` is the
-waiting room of SYNC_FLUSH: one sync serves everybody whose message was appended before it began. `QuickSyncs` says
-whether a sync is worth another thread, `LoneSender` whether it is worth looking for others to share it with.
+`FlushPolicy` decides when the commit log, the transient pool and the consume queues are flushed. `GroupCommit` has the
+senders that wait under SYNC_FLUSH: one sync serves all whose messages were appended before it began. `QuickSyncs`
+decides whether a sync goes to another thread, `LoneSender` whether it waits for other senders to share it.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from downrange.store.config import StoreConfig
 
 Token = TypeVar("Token")
 
+_SOON_MILLIS: Final = 10  # with flushCommitLogTimed=false: how often to look whether enough pages are dirty
+
 
 class FlushRound(NamedTuple):
-    """What a flusher should do now: sync if so many pages are dirty; 0 pages means thoroughly."""
+    """A round of flushing: sync if at least `least_pages` are dirty; a round with 0 is thorough."""
 
     least_pages: int
 
@@ -29,7 +31,7 @@ class FlushRound(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FlushTimes:
-    """Pause between rounds, the pages that make one worth while, and after how long a round is thorough."""
+    """Pause between rounds, the least dirty pages for a sync, and the time after which a round is thorough."""
 
     interval_millis: int
     least_pages: int
@@ -38,7 +40,7 @@ class FlushTimes:
     @classmethod
     def of_commit_log(cls, config: StoreConfig) -> FlushTimes:
         return cls(
-            config.flush_interval_commit_log,
+            config.flush_interval_commit_log if config.flush_commit_log_timed else _SOON_MILLIS,
             config.flush_commit_log_least_pages,
             config.flush_commit_log_thorough_interval,
         )
@@ -61,7 +63,7 @@ class FlushTimes:
 
 
 class FlushPolicy:
-    """Says when the next round is due and whether it is a thorough one."""
+    """Decides when the next round is due and whether it is thorough."""
 
     def __init__(self, times: FlushTimes, now: int) -> None:
         self._times = times
@@ -73,11 +75,11 @@ class FlushPolicy:
         return self._last_round + self._times.interval_millis
 
     def due(self, now: int) -> FlushRound | None:
-        """The round to do now, or None when it is too early. A round that is handed out counts as done."""
+        """The round to do now, or None when it is too early. A round that is returned counts as done."""
         if self._last_round <= now < self.next_due:
             return None
         self._last_round = now
-        # A clock that was set back makes a round thorough rather than never.
+        # After the clock was set back the round is thorough: otherwise none might be for a long time.
         if not self._last_thorough <= now < self._last_thorough + self._times.thorough_interval_millis:
             self._last_thorough = now
             return FlushRound(0)
@@ -90,11 +92,11 @@ _MOST_AWAY: Final = 4096
 
 
 class QuickSyncs:
-    """Whether the thread that appends does the next sync itself.
+    """Decides whether the thread that appends does the next sync itself.
 
-    To hand a sync to another thread and hear of its end takes longer than a good disk needs, and all the more when the
-    one that appends is busy. So it does them as long as they are quick. After a slow one the next go to the other
-    thread, more of them every time in a row.
+    Passing a sync to another thread and learning of its end takes longer than a sync of a good disk, above all when the
+    appending thread is busy. So this thread syncs itself as long as syncs are quick. After a slow sync the next ones go
+    to the other thread, twice as many each time in a row.
     """
 
     def __init__(self) -> None:
@@ -103,11 +105,11 @@ class QuickSyncs:
 
     @property
     def is_away(self) -> bool:
-        """Will the next one go to the other thread?"""
+        """Whether the next sync goes to the other thread."""
         return self._away > 0
 
     def is_next_here(self) -> bool:
-        """To be asked once before each sync; after a True, tell `took`."""
+        """Call this once before each sync; if it is True, sync and then call `took`."""
         if self._away:
             self._away -= 1
             return False
@@ -125,10 +127,10 @@ _ALONE: Final = 8
 
 
 class LoneSender:
-    """Whether one who comes to wait is the only one, as far as one can know.
+    """Decides whether a sender is probably the only one, so that it is useless to wait for others to share its sync.
 
-    Then looking for others to share the sync with is in vain. A sender is alone when so many syncs in a row served one
-    each, and nobody else came in the same turn of the loop.
+    A sender counts as alone when the last syncs, `_ALONE` of them, served one sender each, and no other sender came in
+    the same turn of the loop.
     """
 
     def __init__(self) -> None:
@@ -136,7 +138,7 @@ class LoneSender:
         self._is_turn_taken = False
 
     def is_here(self) -> bool:
-        """To be asked when one comes while nobody waits. After a True, tell when this turn of the loop is over."""
+        """Call this when a sender comes while none waits. If True, call `turn_over` after this turn of the loop."""
         if self._is_turn_taken:
             self._alike = 0
         self._is_turn_taken = self._alike >= _ALONE
@@ -146,12 +148,12 @@ class LoneSender:
         self._is_turn_taken = False
 
     def served(self, waiters: int) -> None:
-        """A sync served so many."""
+        """Note how many senders a sync served."""
         self._alike = self._alike + 1 if waiters == 1 else 0
 
 
 class FlushOutcome(Enum):
-    """How waiting for a flush ended."""
+    """How the wait for a flush ended."""
 
     FLUSHED = "FLUSHED"
     TIMED_OUT = "TIMED_OUT"
@@ -159,7 +161,7 @@ class FlushOutcome(Enum):
 
 
 class Waiter(NamedTuple, Generic[Token]):
-    """Somebody who waits until the log is safe up to an offset."""
+    """A sender that waits until the log is on disk up to an offset."""
 
     target_offset: int
     deadline: int
@@ -167,16 +169,16 @@ class Waiter(NamedTuple, Generic[Token]):
 
 
 class Settled(NamedTuple, Generic[Token]):
-    """A waiter whose wait is over."""
+    """A sender whose wait is over."""
 
     token: Token
     outcome: FlushOutcome
 
 
 class GroupCommit(Generic[Token]):
-    """Those who wait for the disk, in the order of their offsets.
+    """The senders that wait for the disk, in the order of their offsets. For the store's own thread.
 
-    Who is told FLUSHED is safe: `settle` only passes offsets that a sync has reached. For the store's own thread.
+    Holds always: a sender gets FLUSHED only after a sync has reached its offset.
     """
 
     def __init__(self, timeout_millis: int) -> None:
@@ -187,11 +189,11 @@ class GroupCommit(Generic[Token]):
         return len(self._waiting)
 
     def wait_for(self, target_offset: int, token: Token, now: int) -> None:
-        """Enter the waiting room. Offsets only grow from caller to caller, as appends do."""
+        """Let a sender wait. Offsets must grow from call to call, as those of appends do."""
         self._waiting.append(Waiter(target_offset, now + self._timeout_millis, token))
 
     def settle(self, flushed_offset: int) -> list[Settled[Token]]:
-        """A sync succeeded up to here: release everybody whose message lies before."""
+        """After a sync up to `flushed_offset`: release the senders whose messages end at or before it."""
         released = []
         waiting = self._waiting
         while waiting and waiting[0].target_offset <= flushed_offset:
@@ -199,18 +201,14 @@ class GroupCommit(Generic[Token]):
         return released
 
     def fail(self) -> list[Settled[Token]]:
-        """A sync failed: nobody who waits now can be promised anything."""
+        """After a sync failed: release all senders as failed."""
         failed = [Settled(waiter.token, FlushOutcome.FAILED) for waiter in self._waiting]
         self._waiting.clear()
         return failed
 
     def expire(self, now: int) -> list[Settled[Token]]:
-        """Give up on those who waited too long: their message is stored, whether it is safe is not known."""
+        """Release senders that waited too long: their messages are stored, but perhaps not on disk."""
         late = []
         while self._waiting and self._waiting[0].deadline <= now:
             late.append(Settled(self._waiting.popleft().token, FlushOutcome.TIMED_OUT))
         return late
-
-    @property
-    def next_deadline(self) -> int | None:
-        return self._waiting[0].deadline if self._waiting else None

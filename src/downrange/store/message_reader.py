@@ -6,22 +6,22 @@ import os
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from downrange.model.message_id import parse_offset_message_id
+from downrange.model.message import PhysicalOffset
 from downrange.store.config import BrokerRole, StoreConfig
 from downrange.store.errors import StoreClosed
 from downrange.store.index.key_index import KeyIndex
 from downrange.store.log.commit_log import CommitLog
-from downrange.store.queue.backlog import Backlog, records_of
-from downrange.store.queue.consume_queue import ENTRY, ENTRY_SIZE
+from downrange.store.queue.backlog import Backlog, Picked, pick_all
+from downrange.store.queue.consume_queue import ENTRY, ENTRY_SIZE, ConsumeQueue
 from downrange.store.queue.consume_queue_ext import ConsumeQueueExt, ExtUnit, UnitTest
 from downrange.store.queue.property_filter import PropertyFilter
 from downrange.store.queue.queues import ConsumeQueues, QueueState
 from downrange.store.queue.tag_codes import TagCodes
 from downrange.store.read_result import GetMessageStatus, QueryResult, ReadResult
 
+_FOUND: Final = GetMessageStatus.FOUND
 _SCAN_ENTRIES: Final = 800
 _QUERY_ROUNDS: Final = 3
-_COPY_PIECES_BELOW: Final = 8 * 1024
 _BULK_MESSAGES: Final = 4096
 # Reading from the disk holds everybody up: a bulk read of old messages takes no more than this at a time.
 _COLD_BULK_BYTES: Final = 1 << 20
@@ -29,10 +29,8 @@ _COLD_BULK_BYTES: Final = 1 << 20
 # tags code (None: unknown) and ext unit, if any, of a queue entry -> may the message match?
 MatchesEntry = Callable[[int | None, ExtUnit | None], bool]
 MatchesRecord = Callable[[memoryview], bool]
-# A test that can pick what passes it out of many entries at once, where they have no units.
-Picker = TagCodes | PropertyFilter
-# A backlog, how many entries were looked at for it, and whether its messages are no longer in memory.
-FoundBacklog = tuple[Backlog, int, bool]
+# Which of many entries a reader wants, the most entries and bytes of one reply given; None: look at them one by one.
+Pick = Callable[[Backlog, int, int], Picked | None]
 
 
 class QueueEntry(NamedTuple):
@@ -76,11 +74,11 @@ class MessageReader:
             raise StoreClosed(self._closed)
 
     @property
-    def min_offset(self) -> int:
+    def min_offset(self) -> PhysicalOffset:
         return self.commit_log.min_offset
 
     @property
-    def max_offset(self) -> int:
+    def max_offset(self) -> PhysicalOffset:
         return self.commit_log.max_offset
 
     def read(
@@ -100,119 +98,97 @@ class MessageReader:
         """
         self._check_open()
         state = self._states.get((topic, queue_id))
-        min_offset = state.queue.min_offset if state is not None else 0
-        max_offset = state.queue.max_offset if state is not None else 0
-        if state is None or max_offset == 0:
+        if state is None:
+            return ReadResult(GetMessageStatus.NO_MESSAGE_IN_QUEUE, self._corrected(0, offset), 0, 0)
+        queue = state.queue
+        min_offset, max_offset = queue.min_offset, queue.max_offset
+        if min_offset <= offset < max_offset:
+            if bulk_bytes and max_messages > _BULK_MESSAGES:
+                max_messages = _BULK_MESSAGES
+            pick = _pick_of(state, matches, matches_record)
+            if pick is not None:
+                found = self._read_at_once(queue, offset, max_messages, pick, bulk_bytes, min_offset, max_offset)
+                if found is not None:
+                    return found
+            raw = queue.read(offset, max(_SCAN_ENTRIES, max_messages))
+            if raw:
+                return self._read_one_by_one(state, offset, raw, max_messages, matches, matches_record, bulk_bytes)
+            status = GetMessageStatus.OFFSET_FOUND_NULL
+            position = self._corrected(queue.next_file_offset(offset), offset)
+        elif max_offset == 0:
             status, position = GetMessageStatus.NO_MESSAGE_IN_QUEUE, self._corrected(0, offset)
         elif offset < min_offset:
             status, position = GetMessageStatus.OFFSET_TOO_SMALL, self._corrected(min_offset, offset)
         elif offset == max_offset:
             status, position = GetMessageStatus.OFFSET_OVERFLOW_ONE, offset
-        elif offset > max_offset:
-            status, position = GetMessageStatus.OFFSET_OVERFLOW_BADLY, self._corrected(max_offset, offset)
         else:
-            if bulk_bytes:
-                max_messages = min(max_messages, _BULK_MESSAGES)
-            entries = max(_SCAN_ENTRIES, max_messages)
-            is_everything = not bulk_bytes and matches is None and matches_record is None
-            picker = None if bulk_bytes else self.picker_of(state, matches, matches_record)
-            if is_everything or picker is not None:
-                found = self._read_simply(state, offset, max_messages, picker)
-                if found is not None:
-                    return found
-            if is_everything:
-                # Without a filter every entry counts: no need to look at more than fit a batch, and one to see its end.
-                limits = self.config
-                most = max(limits.max_transfer_count_on_message_in_memory, limits.max_transfer_count_on_message_in_disk)
-                few = max(1, min(max_messages, most)) + 1
-                raw = state.queue.read(offset, few)
-                if raw:
-                    result = self._scan(state, offset, raw, max_messages, None, None)
-                    if result.next_begin_offset < offset + few:  # else some are gone, and there is room for others
-                        return result
-            raw = state.queue.read(offset, entries)
-            if raw:
-                return self._scan(state, offset, raw, max_messages, matches, matches_record, bulk_bytes)
-            status = GetMessageStatus.OFFSET_FOUND_NULL
-            position = self._corrected(state.queue.next_file_offset(offset), offset)
+            status, position = GetMessageStatus.OFFSET_OVERFLOW_BADLY, self._corrected(max_offset, offset)
         return ReadResult(status, position, min_offset, max_offset)
 
-    def picker_of(
-        self, state: QueueState, matches: MatchesEntry | None, matches_record: MatchesRecord | None
-    ) -> Picker | None:
-        """The one test that tells which messages of this queue pass both, if it can be made of many at once."""
-        if state.ext is not None:
-            return None
-        if matches_record is None:
-            return matches if isinstance(matches, TagCodes) else None
-        if isinstance(matches_record, PropertyFilter) and (matches is None or isinstance(matches, UnitTest)):
-            return matches_record
-        return None
-
-    def backlog(
-        self, state: QueueState, offset: int, max_messages: int, picker: Picker | None = None
-    ) -> FoundBacklog | None:
-        """What the wanted records of a queue from `offset` on can be read with; None when that takes `read`.
-
-        Its entries are those of a reply, unless their records have more bytes than allowed. They may be none.
-        """
-        self._check_open()
-        config, segments, queue = self.config, self._segments, state.queue
-        most_bytes = config.max_transfer_bytes_on_message_in_memory
-        most = config.max_transfer_count_on_message_in_memory
+    def _limits(self, max_messages: int, bulk_bytes: int, is_cold: bool) -> tuple[int, int]:
+        """The most messages and bytes of one reply; cold messages are no longer in memory."""
+        config = self.config
+        if bulk_bytes:
+            most, most_bytes = max_messages, min(bulk_bytes, _COLD_BULK_BYTES) if is_cold else bulk_bytes
+        elif is_cold:
+            most = config.max_transfer_count_on_message_in_disk
+            most_bytes = config.max_transfer_bytes_on_message_in_disk
+        else:
+            most = config.max_transfer_count_on_message_in_memory
+            most_bytes = config.max_transfer_bytes_on_message_in_memory
         if max_messages < most:
-            most = max_messages if max_messages > 0 else 1
-        raw = queue.read(offset, most if picker is None else max(_SCAN_ENTRIES, max_messages))
+            most = max_messages
+        return (most if most > 0 else 1), most_bytes
+
+    def _read_at_once(
+        self,
+        queue: ConsumeQueue,
+        offset: int,
+        max_messages: int,
+        pick: Pick,
+        bulk_bytes: int,
+        min_offset: int,
+        max_offset: int,
+    ) -> ReadResult | None:
+        """`read` where all records lie in one file of the log and have the same limits; None when they do not."""
+        most, most_bytes = self._limits(max_messages, bulk_bytes, False)
+        raw = queue.read(offset, most if pick is pick_all else max(_SCAN_ENTRIES, max_messages))
         if not raw:
             return None
         first = int.from_bytes(raw[:8], "big")
+        segments = self._segments
         segment = segments.find(first)
         if segment is None:
             return None
         hot_from = segments.max_offset - self._memory_limit
         is_cold = first < hot_from
         if is_cold:
-            most_bytes = config.max_transfer_bytes_on_message_in_disk
-            most = max(1, min(max_messages, config.max_transfer_count_on_message_in_disk))
-            if picker is None:
+            most, most_bytes = self._limits(max_messages, bulk_bytes, True)
+            if pick is pick_all:
                 raw = queue.read(offset, most + 1)
-        if picker is None:
-            entries = raw[: most * ENTRY_SIZE]
-            scanned = len(entries) // ENTRY_SIZE
-        else:
-            picked = picker.pick((raw, segment.view, segment.start, segment.readable, most_bytes), most)
-            if picked is None:
-                return None
-            entries, scanned = picked
+        view, start, readable = segment.view, segment.start, segment.readable
+        picked = pick((raw, view, start, readable), most, most_bytes)
+        if picked is None:
+            return None
+        entries, scanned, byte_count = picked
         if is_cold:
             # Other limits are those of recent messages. Neither the last one may be recent nor the one behind it.
             last = scanned * ENTRY_SIZE - ENTRY_SIZE
             for at in (last, last + ENTRY_SIZE):
                 if int.from_bytes(raw[at : at + 8], "big") >= hot_from:
                     return None
-        return (entries, segment.view, segment.start, segment.readable, most_bytes), scanned, is_cold
-
-    def _read_simply(
-        self, state: QueueState, offset: int, max_messages: int, picker: Picker | None
-    ) -> ReadResult | None:
-        found = self.backlog(state, offset, max_messages, picker)
-        if found is None:
-            return None
-        backlog, scanned, is_cold = found
-        status, slices, count, byte_count = GetMessageStatus.NO_MATCHED_MESSAGE, [], 0, 0
-        if backlog[0]:
-            simple = records_of(backlog)
-            if simple is None:
-                return None
-            pieces, count, byte_count = simple
-            status = GetMessageStatus.FOUND
-            slices = [pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))]
-        queue = state.queue
         return ReadResult(
-            status, offset + scanned, queue.min_offset, queue.max_offset, slices, count, byte_count, is_cold
+            _FOUND if entries else GetMessageStatus.NO_MATCHED_MESSAGE,
+            offset + scanned,
+            min_offset,
+            max_offset,
+            (entries, view, start, readable) if entries else [],
+            len(entries) // ENTRY_SIZE,
+            byte_count,
+            is_cold,
         )
 
-    def _scan(
+    def _read_one_by_one(
         self,
         state: QueueState,
         offset: int,
@@ -220,19 +196,14 @@ class MessageReader:
         max_messages: int,
         matches: MatchesEntry | None,
         matches_record: MatchesRecord | None,
-        bulk_bytes: int = 0,
+        bulk_bytes: int,
     ) -> ReadResult:
-        config = self.config
+        """`read` for any entries: in several files, with units, removed already, tested by any function."""
         find = self._segments.find
         log_max = self.commit_log.max_offset
         hot_from = log_max - self._memory_limit
-        hot_bytes = config.max_transfer_bytes_on_message_in_memory
-        hot_count = min(max_messages, config.max_transfer_count_on_message_in_memory)
-        cold_bytes = config.max_transfer_bytes_on_message_in_disk
-        cold_count = min(max_messages, config.max_transfer_count_on_message_in_disk)
-        if bulk_bytes:
-            hot_bytes, cold_bytes = bulk_bytes, min(bulk_bytes, _COLD_BULK_BYTES)
-            hot_count = cold_count = max_messages
+        hot_count, hot_bytes = self._limits(max_messages, bulk_bytes, False)
+        cold_count, cold_bytes = self._limits(max_messages, bulk_bytes, True)
 
         status = GetMessageStatus.NO_MATCHED_MESSAGE
         slices: list[memoryview] = []
@@ -288,8 +259,6 @@ class MessageReader:
             byte_count += size
         if run_end > run_at and view is not None:
             slices.append(view[run_at:run_end])
-        if bulk_bytes and byte_count < len(slices) * _COPY_PIECES_BELOW:
-            slices = [memoryview(b"".join(slices))]
         return ReadResult(
             GetMessageStatus.FOUND if count else status,
             offset + scanned,
@@ -315,11 +284,11 @@ class MessageReader:
         state = self._states.get((topic, queue_id))
         return state.queue.max_offset if state is not None else 0
 
-    def physical_offset_of(self, topic: str, queue_id: int, queue_offset: int) -> int:
+    def physical_offset_of(self, topic: str, queue_id: int, queue_offset: int) -> PhysicalOffset:
         """Where the message with this queue offset lies in the log; -1 when the queue has no such entry."""
         state = self._states.get((topic, queue_id))
         raw = state.queue.read(queue_offset, 1) if state is not None else b""
-        return ENTRY.unpack(raw)[0] if raw else -1
+        return ENTRY.unpack(raw)[0] if raw else PhysicalOffset(-1)
 
     def entries(self, topic: str, queue_id: int, offset: int, max_entries: int) -> list[QueueEntry]:
         """Some entries of a queue from `offset` on, without their messages; none when `offset` lies outside of it."""
@@ -361,24 +330,20 @@ class MessageReader:
         return state.queue.search_by_time(
             timestamp,
             self.min_offset,
-            lambda physical_offset, size: self.commit_log.store_timestamp_at(physical_offset),
+            lambda physical_offset, size: self.commit_log.store_timestamp_at(PhysicalOffset(physical_offset)),
         )
 
     def record_at(self, physical_offset: int) -> memoryview | None:
         """The record that begins at this offset of the log, or None."""
         self._check_open()
-        return self.commit_log.record_at(physical_offset)
-
-    def record_by_id(self, message_id: str) -> memoryview | None:
-        """The record an offset message id points at, or None. The host in the id is not compared."""
-        return self.record_at(parse_offset_message_id(message_id).physical_offset)
+        return self.commit_log.record_at(PhysicalOffset(physical_offset))
 
     def query(self, topic: str, key: str, max_messages: int, begin: int, end: int) -> QueryResult:
         """Records whose key has the same hash, stored from `begin` to `end`; who asks compares the key text."""
         self._check_open()
         if self.index is None:
             return QueryResult([], 0, 0)
-        timestamp = physical_offset = 0
+        timestamp, physical_offset = 0, PhysicalOffset(0)
         wanted = min(max_messages, self.config.max_msgs_num_batch)
         for _ in range(_QUERY_ROUNDS):
             found = self.index.query(topic, key, wanted, begin, end)
@@ -394,3 +359,16 @@ class MessageReader:
             if end < begin:
                 break
         return QueryResult([], timestamp, physical_offset)
+
+
+def _pick_of(state: QueueState, matches: MatchesEntry | None, matches_record: MatchesRecord | None) -> Pick | None:
+    """The one test that tells which messages of this queue pass both, if it can be made of many at once."""
+    if matches is None and matches_record is None:
+        return pick_all
+    if state.ext is not None:
+        return None
+    if matches_record is None:
+        return matches.pick if isinstance(matches, TagCodes) else None
+    if isinstance(matches_record, PropertyFilter) and (matches is None or isinstance(matches, UnitTest)):
+        return matches_record.pick
+    return None

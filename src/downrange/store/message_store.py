@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -11,12 +11,10 @@ from downrange.clock import SystemClock
 from downrange.model.message import TopicQueue
 from downrange.store.checkpoint import AbortMarker, Checkpoint, DirectoryLock
 from downrange.store.config import BrokerRole, StoreConfig
-from downrange.store.dispatcher import BitmapOf, Dispatcher
-from downrange.store.dispatching import Dispatching
+from downrange.store.dispatcher import BitmapOf, Dispatcher, LogFollower
 from downrange.store.errors import StoreError
 from downrange.store.files import OS_FILES, Files
 from downrange.store.flushing import Flushing
-from downrange.store.growth import Growth
 from downrange.store.index.key_index import KeyIndex
 from downrange.store.log.commit_log import CommitLog
 from downrange.store.log.headroom import Stretch
@@ -24,6 +22,7 @@ from downrange.store.log.segments import BufferPool, Segments, disk_use, storage
 from downrange.store.message_appender import MessageAppender
 from downrange.store.message_limits import MessageLimits
 from downrange.store.message_reader import MatchesEntry, MatchesRecord, MessageReader, QueueEntry
+from downrange.store.new_messages import NewMessages
 from downrange.store.queue.queues import ConsumeQueues
 from downrange.store.recovery import Recovery, RecoveryReport
 from downrange.store.refusals import Refusals
@@ -97,19 +96,16 @@ class MessageStore(MessageReader):
         self._refusals = Refusals()
         self._refusals.refuse("closed", "the store is not open")
         self._dispatcher = Dispatcher(queues, index, config.delay_level_millis(), bitmap_of)
-        self._dispatching = Dispatching(
+        self._follower = LogFollower(
             self.commit_log, self._dispatcher, self._refusals, at_once=self._pool is None, is_slave=is_slave
         )
-        self._flushing = Flushing(self.commit_log, self._dispatching, self.checkpoint, self._refusals)
+        self._flushing = Flushing(self.commit_log, self._follower, self.checkpoint, self._refusals)
         self._removal = Removal(segments, queues, index, self._flushing, self._refusals, files)
         # Called for every message, so without a step in between. The rest is below: an object with more than thirty
         # attributes is slower to all who use it.
-        appender = MessageAppender(self.commit_log, self._dispatching, self.limits, self._refusals, self._now)
+        appender = MessageAppender(self.commit_log, self._follower, self.limits, self._refusals, self._now)
+        self.add = appender.add
         self.append = appender.append
-        self.append_run = appender.append_run
-        self.append_together = appender.append_together
-        self.takes_together = appender.takes_together
-        self.append_batch = appender.append_batch
         self.append_data = appender.append_data
 
     # Opening and closing.
@@ -178,13 +174,12 @@ class MessageStore(MessageReader):
             self._dispatcher,
             self.checkpoint,
             self._files,
-            check_crc=self.config.check_crc_on_recover,
-            index_safe=self.config.message_index_safe,
+            self.config,
             machine_stopped=not keep_index,
-            is_slave=self.config.broker_role is BrokerRole.SLAVE,
             writable=not self.read_only,
         ).run(report)
-        self._dispatching.offset = self.commit_log.max_offset
+        self.queues.take_counts()  # those of the replay: the messages came in before
+        self._follower.offset = self.commit_log.max_offset
         self._dispatcher.last_store_timestamp = self.commit_log.last_store_timestamp
         if not self.read_only and (report.rebuilt_queues or (clean and report.replayed)):
             # The checkpoint already vouches for these entries: they must not be lost again by a crash that follows.
@@ -265,8 +260,13 @@ class MessageStore(MessageReader):
         return self.commit_log.flushed_offset
 
     @property
+    def applies_at_once(self) -> bool:
+        """Are messages in their queues when `append` returns? With the transient pool only after a commit."""
+        return self._follower.at_once
+
+    @property
     def dispatch_behind_bytes(self) -> int:
-        return self._dispatching.behind_bytes
+        return self._follower.behind_bytes
 
     @property
     def is_transient_pool_deficient(self) -> bool:
@@ -282,8 +282,8 @@ class MessageStore(MessageReader):
     def check_takes_data(self) -> None:
         self._refusals.check_takes_data()
 
-    def dispatch_pending(self, watched: Mapping[tuple[str, int], object] | None = None) -> Growth:
-        return self._dispatching.dispatch_pending(watched)
+    def dispatch_pending(self, applied: Callable[[NewMessages], None] = lambda messages: None) -> None:
+        self._follower.dispatch_pending(applied)
 
     def commit(self, least_pages: int = 0) -> bool:
         return self._flushing.commit(least_pages)

@@ -1,4 +1,4 @@
-"""What goes into the store, and what comes back from an append."""
+"""One message on its way into the store, and what an append comes to."""
 
 from __future__ import annotations
 
@@ -28,31 +28,8 @@ class NewMessage(msgspec.Struct, gc=False):
     prepared_transaction_offset: int = 0
 
 
-class BatchUnit(NamedTuple):
-    """One message of a batch; topic, queue, hosts and further properties are those of the batch."""
-
-    flag: int
-    body: bytes
-    properties: bytes
-
-    def message_of(self, batch: NewMessage) -> NewMessage:
-        """The message as it would be if it had come alone."""
-        return NewMessage(
-            batch.topic, batch.queue_id, self.body, join_properties(self.properties, batch.properties),
-            batch.born_timestamp, batch.born_host, batch.store_host, self.flag, batch.sys_flag, batch.reconsume_times,
-            batch.prepared_transaction_offset,
-        )  # fmt: skip
-
-
-def join_properties(own: bytes, shared: bytes) -> bytes:
-    """Properties of a batch's unit, then those of the whole batch."""
-    if own and shared and not own.endswith(b"\x02"):
-        return own + b"\x02" + shared
-    return own + shared
-
-
 class PutMessageStatus(Enum):
-    """How an append ended, in RocketMQ's words. The flush and slave ones are found out by who waits for them."""
+    """How an append ended, in RocketMQ's words. Flush and slave statuses come from the parts that wait for those."""
 
     PUT_OK = "PUT_OK"
     FLUSH_DISK_TIMEOUT = "FLUSH_DISK_TIMEOUT"
@@ -66,18 +43,23 @@ class PutMessageStatus(Enum):
     UNKNOWN_ERROR = "UNKNOWN_ERROR"
 
 
+class Refusal(NamedTuple):
+    """Why messages were not stored."""
+
+    status: PutMessageStatus
+    reason: str
+
+
 class AppendResult(msgspec.Struct, frozen=True, gc=False):
-    """Where a message went. For a batch: the first message, all sizes together, and every physical offset."""
+    """Where one message went, or why it was not stored."""
 
     status: PutMessageStatus
     physical_offset: int = 0
     size: int = 0
     queue_offset: int = 0
-    store_timestamp: int = 0
-    physical_offsets: tuple[int, ...] = ()
     reason: str = ""
 
     @property
     def end_offset(self) -> int:
-        """The log is safe for this message once it is flushed or replicated up to here."""
+        """The message is safe once the log is flushed or replicated up to this offset."""
         return self.physical_offset + self.size

@@ -1,10 +1,12 @@
-"""What a read of a queue or a query by key returns."""
+"""The results of a read of a queue and of a query by key."""
 
 from __future__ import annotations
 
 from enum import Enum
 
 import msgspec
+
+from downrange.store.queue.backlog import Records, are_better_copied, pieces_of
 
 
 class GetMessageStatus(Enum):
@@ -21,25 +23,32 @@ class GetMessageStatus(Enum):
     NO_MESSAGE_IN_QUEUE = "NO_MESSAGE_IN_QUEUE"
 
 
-class ReadResult(msgspec.Struct, frozen=True):
+class ReadResult(msgspec.Struct, frozen=True, gc=False):
     """Records of one queue as they lie on disk, and where to go on.
 
-    `slices` are views of the log, several records in one where they lie next to each other, or of a copy. Holding one
-    keeps its file readable, even after it was deleted.
+    `records` keeps the files that it has views of readable, even after they were deleted.
     """
 
     status: GetMessageStatus
     next_begin_offset: int
     min_offset: int
     max_offset: int
-    slices: list[memoryview] = []
+    records: Records = []
     message_count: int = 0
     byte_count: int = 0
     suggest_pulling_from_slave: bool = False
 
+    @property
+    def slices(self) -> list[memoryview]:
+        """The records, one behind the other: views of the log, or of a copy where they are small and lie apart."""
+        if not self.byte_count:
+            return []
+        pieces = pieces_of(self.records, self.byte_count)
+        return [memoryview(b"".join(pieces))] if are_better_copied(pieces, self.byte_count) else pieces
+
 
 class QueryResult(msgspec.Struct, frozen=True):
-    """Records found by key, oldest first, and how far the index reaches."""
+    """Records found by key, oldest first, and the last offset and time in the index."""
 
     slices: list[memoryview]
     index_last_update_timestamp: int

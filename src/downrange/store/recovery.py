@@ -1,7 +1,7 @@
-"""Bringing a store back: find the end of the log, cut what is torn, and replay what the queues and the index lack.
+"""Recovers a store: finds the end of the log, cuts a torn record, and replays what queues and index lack.
 
-After an orderly stop the queues say where the log ends, and only what follows is read. After a crash reading starts
-with the file that the checkpoint vouches for, as RocketMQ does.
+After an orderly stop the queues say where the log ends, and only records behind it are read. After a crash reading
+starts with the file that is safe according to the checkpoint, as in RocketMQ.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from downrange.model.record import MAGIC_V1, MAGIC_V2
+from downrange.model.message import PhysicalOffset
+from downrange.model.record import MAGIC_V1, MAGIC_V2, PHYSICAL_OFFSET_AT
 from downrange.store.bulk_replay import BulkReplay
 from downrange.store.checkpoint import Checkpoint
+from downrange.store.config import BrokerRole, StoreConfig
 from downrange.store.dispatcher import Dispatcher
 from downrange.store.files import Files
 from downrange.store.index.key_index import IndexQuery, KeyIndex
@@ -25,8 +27,8 @@ from downrange.store.queue.queues import QueueState
 
 log = logging.getLogger(__name__)
 
-# After an orderly stop whose queues do not tell the end, and after a crash without checkpoint, RocketMQ looks into so
-# many files at the end.
+# RocketMQ reads this many files at the end of the log after an orderly stop if the queues do not say where it ends, and
+# after a crash without checkpoint.
 _FILES_TO_SCAN: Final = 3
 _NOT_IN_A_QUEUE: Final = 4  # the bit that prepared and rolled-back messages have in sysFlag
 _MAGICS: Final = (MAGIC_V1.to_bytes(4, "big"), MAGIC_V2.to_bytes(4, "big"))
@@ -34,11 +36,11 @@ _MAGICS: Final = (MAGIC_V1.to_bytes(4, "big"), MAGIC_V2.to_bytes(4, "big"))
 
 @dataclass(slots=True)
 class RecoveryReport:
-    """What was found and done when the store was opened; warnings are for the operator."""
+    """The findings and repairs of a recovery; warnings are for the operator."""
 
     clean: bool
-    start_offset: int = 0
-    end_offset: int = 0
+    start_offset: PhysicalOffset = PhysicalOffset(0)
+    end_offset: PhysicalOffset = PhysicalOffset(0)
     records: int = 0
     replayed: int = 0
     cut_bytes: int = 0
@@ -49,8 +51,8 @@ class RecoveryReport:
 class Recovery:
     """One recovery of one store; call `run` once, before anything is appended.
 
-    Afterwards: the log ends behind its last valid record and zeros follow; every record before that end has its queue
-    entry; nothing points behind the end.
+    Afterwards the log ends with its last valid record and zeros follow; every record has its queue entry; no entry
+    points behind the end.
     """
 
     def __init__(
@@ -59,11 +61,9 @@ class Recovery:
         dispatcher: Dispatcher,
         checkpoint: Checkpoint,
         files: Files,
+        config: StoreConfig,
         *,
-        check_crc: bool,
-        index_safe: bool,
         machine_stopped: bool,
-        is_slave: bool = False,
         writable: bool,
     ) -> None:
         self._log = commit_log
@@ -73,12 +73,11 @@ class Recovery:
         self._dispatcher = dispatcher
         self._checkpoint = checkpoint
         self._files = files
-        self._check_crc = check_crc
-        self._index_safe = index_safe
-        # Not only the process ended: what was not synced may be missing, in the log too. And a master sends its log cut
-        # anywhere: a slave's may end within a record, also after an orderly stop.
-        self._may_end_anywhere = machine_stopped or is_slave
-        # Then its last message may lack some of its keys, and is indexed again.
+        self._config = config
+        # If the machine stopped, bytes that were not synced may be missing, also in the log. And a master sends its log
+        # cut anywhere: the log of a slave may end within a record, even after an orderly stop.
+        self._may_end_anywhere = machine_stopped or config.broker_role is BrokerRole.SLAVE
+        # Then the last message in the index may lack some of its keys, and is indexed again.
         self._index_was_cut = machine_stopped
         self._writable = writable
 
@@ -91,19 +90,18 @@ class Recovery:
         report.start_offset = start
         dispatched = 0 if headless or not report.clean else self._queues.max_physical_offset
         self._index_up_to(max(start, dispatched))
-        self._dispatcher.indexed_up_to = index_end(self._index) if self._index is not None else 1 << 62
 
-        bulk = self._bulk(begin=dispatched) if self._writable else None
-        walk = self._log.walk(start, check_crc=self._check_crc, bulk=bulk)
+        bulk = BulkReplay(self._dispatcher, begin=dispatched) if self._writable else None
+        walk = self._log.walk(start, check_crc=self._config.check_crc_on_recover, bulk=bulk)
         from_the_beginning = start <= self._log.min_offset
         incomplete: dict[tuple[bytes, int], QueueState] = {}
         for record in walk:
-            if self._writable and record[0] >= dispatched:
+            if self._writable and record.physical_offset >= dispatched:
                 report.replayed += 1
                 if from_the_beginning or not self._lacks_earlier_entries(record, incomplete):
                     self._dispatcher.replay(record)
                 else:
-                    walk.bulk = None  # more of its records will come, which are for the index only
+                    walk.bulk = None  # the records that follow are for the index only
                     self._dispatcher.index_only(record)
         if bulk is not None:
             report.replayed += bulk.records
@@ -120,11 +118,10 @@ class Recovery:
             self._queues.truncate(walk.end)
             self._cut_index(walk.end, last_timestamp)
             self._rebuild(incomplete, report)
-        self._dispatcher.indexed_up_to = 0
         self._queues.correct_min_offsets(self._log.min_offset)
 
     def _forget_everything(self, report: RecoveryReport) -> None:
-        """No log, no messages: queue entries and index would point at nothing."""
+        """Remove queues and index of an empty log, whose entries would point at nothing."""
         if not self._writable:
             return
         if len(self._queues):
@@ -133,8 +130,8 @@ class Recovery:
         if self._index is not None:
             self._index.destroy()
 
-    def _start(self, clean: bool) -> int:
-        """The offset of a record from which on everything is looked at."""
+    def _start(self, clean: bool) -> PhysicalOffset:
+        """The offset of the first record that is read."""
         segments = list(self._segments)
         if clean or not self._writable:
             end = self._end_of_queues()
@@ -143,27 +140,27 @@ class Recovery:
             if not len(self._queues):
                 return segments[0].start
             return segments[max(0, len(segments) - _FILES_TO_SCAN)].start
-        limit = self._checkpoint.safe_timestamp(with_index=self._index is not None and self._index_safe)
+        with_index = self._index is not None and self._config.message_index_safe
+        limit = self._checkpoint.safe_timestamp(with_index=with_index)
         for segment in reversed(segments):
             timestamp = self._log.store_timestamp_at(segment.start)
             if self._log.record_at(segment.start) is not None and 0 < timestamp <= limit:
                 return segment.start
         return segments[0].start
 
-    def _end_of_queues(self) -> int | None:
-        """Where the last record with a queue entry ends; None when that entry and the log do not agree."""
-        newest = self._queues.newest()
-        raw = newest.queue.read(newest.queue.max_offset - 1, 1) if newest is not None else b""
-        if not raw:
+    def _end_of_queues(self) -> PhysicalOffset | None:
+        """The end of the last record that has a queue entry; None when this entry and the log do not agree."""
+        newest = self._newest_entry()
+        if newest is None:
             return None
-        physical_offset, size, _ = ENTRY.unpack(raw)
+        physical_offset, size = newest
         record = self._log.record_at(physical_offset)
         if record is None or len(record) != size:
             return None
-        return int(physical_offset + size)
+        return PhysicalOffset(physical_offset + size)
 
     def _destroy_headless_queues(self, report: RecoveryReport) -> bool:
-        """A log that never lost a file holds the first message of every queue: one without it lost files of its own."""
+        """Remove queues without their first entry, if the log has all its files: they lost files of their own."""
         if self._log.min_offset > 0 or not self._writable:
             return False
         headless = [state for state in self._queues if state.queue.min_offset > 0]
@@ -178,70 +175,73 @@ class Recovery:
         report.warnings.append(f"entries of queue {name} were missing: built again from the commit log")
 
     def _lacks_earlier_entries(self, record: WalkedRecord, incomplete: dict[tuple[bytes, int], QueueState]) -> bool:
-        """Does the queue of this record end before it? What is missing may lie before the start of this walk."""
-        topic, queue_id, queue_offset, sys_flag = record[2], record[3], record[4], record[5]
-        if sys_flag & _NOT_IN_A_QUEUE or not queue_offset:
+        """Whether the queue of this record lacks entries of earlier records, perhaps of records not read here."""
+        if record.sys_flag & _NOT_IN_A_QUEUE or not record.queue_offset:
             return False
-        if (topic, queue_id) in incomplete:
+        key = record.topic, record.queue_id
+        if key in incomplete:
             return True
-        state = self._queues.of_record(topic, queue_id)
-        if state is None or queue_offset <= state.queue.max_offset:
+        state = self._queues.of_record(*key)
+        if state is None or record.queue_offset <= state.queue.max_offset:
             return False
-        incomplete[topic, queue_id] = state
+        incomplete[key] = state
         return True
 
     def _rebuild(self, incomplete: dict[tuple[bytes, int], QueueState], report: RecoveryReport) -> None:
-        """Fill queues whose files were lost, from the beginning of the log."""
+        """Fill queues whose files were lost by reading the whole log."""
         if not incomplete:
             return
         for state in incomplete.values():
             self._queues.destroy(state)
             self._note_rebuilt(state, report)
         for record in self._log.walk(self._log.min_offset):
-            if (record[2], record[3]) in incomplete:
+            if (record.topic, record.queue_id) in incomplete:
                 self._dispatcher.replay(record)
 
     def _index_up_to(self, offset: int) -> None:
-        """Index again what lies between the end of the index and `offset`, where replaying begins.
+        """Index again the records between the end of the index and `offset`, where replaying begins.
 
-        RocketMQ leaves this gap: the newest index file is dropped after a crash and only filled from there on.
+        RocketMQ does not: it drops the newest index file after a crash and indexes only what it replays.
         """
         if self._index is None or not self._writable:
             return
         found = index_reach(self._index)
-        bulk = self._bulk(only_index=True, begin=found.last_update_physical_offset + 1, end=offset)
-        for record in self._log.walk(max(found.last_update_physical_offset, self._log.min_offset), bulk=bulk):
-            if record[0] >= offset:
+        last = found.last_update_physical_offset
+        bulk = BulkReplay(self._dispatcher, only_index=True, begin=last + 1, end=offset)
+        for record in self._log.walk(max(last, self._log.min_offset), bulk=bulk):
+            if record.physical_offset >= offset:
                 return
-            is_new = record[0] > found.last_update_physical_offset or not found.last_update_timestamp
+            is_new = record.physical_offset > last or not found.last_update_timestamp
             if is_new or self._index_was_cut:
                 self._dispatcher.index_only(record)
 
-    def _bulk(self, *, begin: int, end: int = 1 << 62, only_index: bool = False) -> BulkReplay:
-        return BulkReplay(self._dispatcher, only_index=only_index, begin=begin, end=end)
-
     def _cut_index(self, end: int, last_timestamp: int) -> None:
-        """Index files that mention records behind the end would keep those places from ever being indexed again."""
-        if self._index is not None and index_end(self._index) >= end:
+        """Remove index files with records behind the end: they would keep later records there from being indexed."""
+        if self._index is not None and index_reach(self._index).last_update_physical_offset >= end:
             self._index.load(drop_newer_than=last_timestamp - 1)
             self._index_was_cut = True
             self._index_up_to(end)
 
     def _last_known_timestamp(self) -> int:
-        """The store time of the record that the last entry of all points at; 0 when it cannot be read."""
+        """The store time of the last record that has a queue entry; 0 when it cannot be read."""
+        newest = self._newest_entry()
+        return 0 if newest is None else max(0, self._log.store_timestamp_at(newest[0]))
+
+    def _newest_entry(self) -> tuple[PhysicalOffset, int] | None:
+        """Physical offset and size of the last record that has a queue entry."""
         newest = self._queues.newest()
         raw = newest.queue.read(newest.queue.max_offset - 1, 1) if newest is not None else b""
-        return max(0, self._log.store_timestamp_at(ENTRY.unpack(raw)[0])) if raw else 0
+        return ENTRY.unpack(raw)[:2] if raw else None
 
-    def _cut(self, end: int, damage: str | None, report: RecoveryReport) -> None:
-        """Make `end` the end of the log. Bytes behind it are zeroed; whole records among them are put aside first."""
+    def _cut(self, end: PhysicalOffset, damage: str | None, report: RecoveryReport) -> None:
+        """Cut the log at `end`. Bytes behind it become zeros; if there are whole records, a copy is kept first."""
         torn = self._segments.find(end)
         later = [segment for segment in self._segments if segment.start > end]
         dirty = torn is not None and torn.has_data_from(end - torn.start)
         survivors = [segment for segment in later if segment.has_data_from(0)]
         if dirty or survivors:
             if damage is None:
-                # The head of a record is written last: this is what a process leaves that dies in between.
+                # The head of a record is written last: a process that dies in between leaves such bytes.
                 damage = "files behind the end have data" if survivors else "the last record was not finished"
             report.warnings.append(f"{damage}; the log was cut at {end}")
             log.warning("log cut offset=%d reason=%s", end, damage)
@@ -253,13 +253,11 @@ class Recovery:
                     report.cut_bytes += segment.size
                 self._discard(segment, segment in survivors, report)
         self._segments.cut(end)
-        if not report.clean:
-            # What a dead process left in the page cache was not necessarily synced.
-            first = self._segments.find(report.start_offset)
-            if first is not None:
-                self._mark_unflushed(report.start_offset)
+        if not report.clean and self._segments.find(report.start_offset) is not None:
+            # Bytes that a dead process left in the page cache may not be synced yet.
+            self._mark_unflushed(report.start_offset)
 
-    def _mark_unflushed(self, offset: int) -> None:
+    def _mark_unflushed(self, offset: PhysicalOffset) -> None:
         for segment in self._segments:
             if segment.start + segment.size > offset:
                 segment.flushed = max(0, min(segment.wrote, offset - segment.start))
@@ -281,17 +279,17 @@ class Recovery:
         if has_data and find_record(segment, 0, self._log) is not None:
             aside = _aside(segment.path, "")
             self._files.replace(segment.path, aside)
-            report.warnings.append(f"{segment.path} lies behind the damage and holds whole records: kept as {aside}")
+            report.warnings.append(f"{segment.path} lies behind the damage and has whole records: kept as {aside}")
         else:
             self._files.remove(segment.path)
 
 
 def has_torn_text(record: WalkedRecord) -> bool:
-    """Is the text at the end of this record zeros or no text at all? The checksum covers only the body.
+    """Whether the properties of this record are zeros or no text: the checksum covers only the body.
 
-    Asked of the last record after the machine stopped, where a page that never reached the disk reads as zeros.
+    For the last record after the machine stopped: a page that never reached the disk reads as zeros.
     """
-    text = record[2] + record[7]
+    text = record.topic + record.properties
     try:
         text.decode()
     except UnicodeDecodeError:
@@ -304,20 +302,17 @@ def index_reach(index: KeyIndex) -> IndexQuery:
     return index.query("", "", 0, 0, 0)
 
 
-def index_end(index: KeyIndex) -> int:
-    return index_reach(index).last_update_physical_offset
-
-
-def find_record(segment: Segment, position: int, commit_log: CommitLog) -> int | None:
-    """The offset of a whole record at or behind `position`, judged by magic number, own offset and checksum."""
+def find_record(segment: Segment, position: int, commit_log: CommitLog) -> PhysicalOffset | None:
+    """The offset of the first whole record at or behind `position`, found by magic number, offset and checksum."""
     mapping = segment.mapping
     for start, end in segment.chunks_with_data(position):
         for magic in _MAGICS:
             at = mapping.find(magic, max(start, position), min(end + 3, segment.size))
             while at >= 0:
                 begin = at - 4
-                offset = segment.start + begin
-                if begin >= position and int.from_bytes(mapping[begin + 28 : begin + 36], "big") == offset:
+                offset = PhysicalOffset(segment.start + begin)
+                stored = mapping[begin + PHYSICAL_OFFSET_AT : begin + PHYSICAL_OFFSET_AT + 8]
+                if begin >= position and int.from_bytes(stored, "big") == offset:
                     walk = commit_log.walk(offset, check_crc=True)
                     if next(iter(walk), None) is not None:
                         return offset
@@ -326,7 +321,7 @@ def find_record(segment: Segment, position: int, commit_log: CommitLog) -> int |
 
 
 def _aside(path: Path, suffix: str) -> Path:
-    """A name next to the commit-log directory (not in it: only its own files may lie there) that is not taken."""
+    """A free name beside the commit-log directory; the directory itself may have only log files."""
     directory = path.parent.with_name(path.parent.name + ".cut")
     directory.mkdir(parents=True, exist_ok=True)
     number = 0

@@ -1,4 +1,4 @@
-"""Why a store takes no messages at the moment."""
+"""The reasons why a store takes no messages at present."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _MASTERS_BUSINESS: Final = frozenset(("slave", "disk full"))
 
 
 class Refusals:
-    """Reasons by name, each with a text for the operator; several may hold at once.
+    """Reasons by name, each with a text for the operator; there may be several at once.
 
-    Holds always: `any` is whether there is one. It is read for every message. Reasons may come from a worker thread.
+    Holds always: `any`, which is read for every message, says whether there is one. Worker threads may add reasons.
     """
 
     __slots__ = ("any", "texts")
@@ -44,10 +44,10 @@ class Refusals:
 
     @property
     def has_broken_files(self) -> bool:
-        """Has the disk refused something that the files need in order to agree with each other?"""
+        """Whether the disk refused a write without which the files do not agree with each other."""
         return "flush" in self.texts or "dispatch" in self.texts
 
     def check_takes_data(self) -> None:
-        """Raise StoreClosed when no more of a master's log can be taken, or what was taken cannot be read."""
+        """Raise StoreClosed when no more of a master's log can be taken, or when the part taken cannot be read."""
         if not self.texts.keys() <= _MASTERS_BUSINESS:
             raise StoreClosed("; ".join(text for reason, text in self.texts.items() if reason not in _MASTERS_BUSINESS))

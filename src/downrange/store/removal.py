@@ -1,9 +1,10 @@
-"""What goes: the oldest files of the log, what points at them, and queues that nobody wants any more."""
+"""Removes the oldest files of the log, queue and index files that point at them, and unwanted queues."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -22,36 +23,28 @@ log = logging.getLogger(__name__)
 _LMQ_PREFIX: Final = "%LMQ%"
 
 
+@dataclass(eq=False)
 class Removal:
-    """Removes what it is told to; which files are old enough is up to `retention.py`.
+    """Removes files; `retention.py` decides which are old enough.
 
-    Holds always: a file of the log goes only after the queue entries of its messages are on disk. `remove_files` may
-    run in a worker thread, the rest is for the store's own.
+    Holds always: a log file is removed only after the queue entries of its messages are on disk. `remove_files` may run
+    in a worker thread, the other methods are for the store's own.
     """
 
-    def __init__(
-        self,
-        segments: Segments,
-        queues: ConsumeQueues,
-        index: KeyIndex | None,
-        flushing: Flushing,
-        refusals: Refusals,
-        files: Files,
-    ) -> None:
-        self._segments = segments
-        self._queues = queues
-        self._index = index
-        self._flushing = flushing
-        self._refusals = refusals
-        self._files = files
+    _segments: Segments
+    _queues: ConsumeQueues
+    _index: KeyIndex | None
+    _flushing: Flushing
+    _refusals: Refusals
+    _files: Files
 
     def take_oldest_files(self, count: int) -> list[Path]:
-        """Take the first files out of the log, never the last one; `remove_files` then removes them for good."""
+        """Take the first files out of the log, but never the last; `remove_files` then deletes them."""
         taken = []
         for _ in range(count):
             if self._segments.min_offset + self._segments.file_size > self._flushing.queues_safe_up_to:
-                # Queue entries of these messages may only be in memory. If they were lost together with the log that
-                # they can be built from, a restart would give their queue offsets to other messages.
+                # Queue entries of these messages may be in memory only. If they were lost together with the log from
+                # which they can be rebuilt, a restart would give their queue offsets to other messages.
                 self._flushing.flush_all_queues()
             path = self._segments.take_oldest()
             if path is None:
@@ -60,7 +53,7 @@ class Removal:
         return taken
 
     def remove_files(self, paths: Iterable[Path]) -> None:
-        """Unlink what was taken out. May run in a worker thread. What cannot be removed is back at the next start."""
+        """Delete files, in any thread. A file that cannot be deleted is part of the log again at the next start."""
         for path in paths:
             try:
                 self._files.remove(path)
@@ -68,7 +61,7 @@ class Removal:
                 log.error("cannot remove %s: %s", path, error.strerror or error)
 
     def delete_dependents(self) -> int:
-        """Remove queue and index files that only point at deleted messages, and correct the queues' beginnings."""
+        """Remove queue and index files that only point at deleted messages; correct the first offsets of queues."""
         minimum = self._segments.min_offset
         removed = self._queues.delete_expired(minimum)
         if self._index is not None:

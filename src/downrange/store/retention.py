@@ -1,10 +1,10 @@
-"""Which files may go, given the time and the fill of the disks; and the round that removes them.
+"""Decides which files may be deleted, by the time and the fill of the disks, and removes them in rounds.
 
 | fill above | effect |
 |---|---|
 | diskMaxUsedSpaceRatio (75 %) | expired files are deleted at any hour |
 | diskSpaceCleanForciblyRatio (85 %) | the oldest files are deleted although not expired |
-| diskSpaceWarningLevelRatio (90 %) | and nothing more is appended |
+| diskSpaceWarningLevelRatio (90 %) | messages are refused, too |
 """
 
 from __future__ import annotations
@@ -26,20 +26,12 @@ _HOUR_MILLIS: Final = 3_600_000
 
 
 class Decision(NamedTuple):
-    """What a clean-up round may do."""
+    """The decision about one clean-up round: whether it deletes files, also unexpired ones, and why."""
 
     delete: bool
     forced: bool
     disk_full: bool
     reason: str
-
-
-class RoundResult(NamedTuple):
-    """What a clean-up round did."""
-
-    decision: Decision
-    deleted_files: list[Path]
-    deleted_dependents: int
 
 
 def local_hour(now: int) -> int:
@@ -49,7 +41,7 @@ def local_hour(now: int) -> int:
 def decide(
     config: StoreConfig, *, hour: int, commit_log_use: float, queue_use: float, manual: bool = False
 ) -> Decision:
-    """Judge one moment. A negative fill means that the path is missing, which counts as a reason to clean up."""
+    """Decide for one moment. A negative fill means that the path is missing, which is a reason to clean up."""
     forced = disk_full = space = False
     for use in (commit_log_use, queue_use):
         disk_full = disk_full or use * 100 > config.disk_space_warning_level_ratio
@@ -61,7 +53,7 @@ def decide(
         for holds, text in (
             (hour in config.delete_hours(), f"hour {hour:02d} is in deleteWhen"),
             (space, f"disks are {commit_log_use:.0%} and {queue_use:.0%} full"),
-            (manual, "asked for by hand"),
+            (manual, "requested by an operator"),
         )
         if holds
     ]
@@ -71,7 +63,7 @@ def decide(
 def count_expired(
     file_times: Iterable[int], now: int, reserved_hours: int, *, forced: bool, most: int = FILES_PER_ROUND
 ) -> int:
-    """How many of the oldest files may go: all expired ones up to the first that is not, never the newest."""
+    """The number of oldest files to delete: all before the first that is not expired, but never the newest."""
     count = 0
     for changed in list(file_times)[:-1]:
         if count == most or not (forced or now >= changed + reserved_hours * _HOUR_MILLIS):
@@ -81,7 +73,7 @@ def count_expired(
 
 
 class Retention:
-    """Clean-up rounds on a store, in three steps so that the slow one can go to a worker thread."""
+    """Clean-up rounds: `judge`, then remove the files, perhaps in a worker thread, then `clean_dependents`."""
 
     def __init__(self, store: MessageStore, *, hour_of: Callable[[int], int] = local_hour) -> None:
         self._store = store
@@ -90,11 +82,11 @@ class Retention:
         self._cleaned_up_to = store.min_offset
 
     def arm_manually(self) -> None:
-        """Let the next rounds delete expired files whatever the hour (request 329)."""
+        """Let the next rounds delete expired files at any hour (request 329)."""
         self._manual_rounds = MANUAL_ROUNDS
 
     def judge(self, now: int) -> tuple[Decision, list[Path]]:
-        """Set or clear the store's disk-full mark, and take out of the log what may go. For the store's own thread."""
+        """Set or clear the disk-full mark of the store, and take expired files out of the log, in its own thread."""
         store = self._store
         manual = self._manual_rounds > 0
         decision = decide(
@@ -115,14 +107,8 @@ class Retention:
         return decision, taken
 
     def clean_dependents(self) -> int:
-        """Remove queue and index files that point at nothing any more. For the store's own thread."""
+        """Remove queue and index files that only point at deleted messages. For the store's own thread."""
         if self._store.min_offset <= self._cleaned_up_to:
             return 0
         self._cleaned_up_to = self._store.min_offset
         return self._store.delete_dependents()
-
-    def run_round(self, now: int) -> RoundResult:
-        """All three steps at once."""
-        decision, taken = self.judge(now)
-        self._store.remove_files(taken)
-        return RoundResult(decision, taken, self.clean_dependents())

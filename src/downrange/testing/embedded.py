@@ -1,4 +1,4 @@
-"""A broker and a name server on a thread of their own, on free ports, over a directory that vanishes with them."""
+"""A broker and a name server on a thread of their own, on free ports, in a directory that is deleted at the end."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-if TYPE_CHECKING:  # pytest loads this file at every start: nothing is imported before a test asks for a broker
+if TYPE_CHECKING:  # pytest loads this file at every start, so the imports wait until a test asks for a broker
     from downrange.broker.app import RunningBroker
-    from downrange.client.blocking import Producer
     from downrange.client.config import ProducerConfig
     from downrange.client.consumer.messages import ReceivedMessage
+    from downrange.client.producer.blocking.producer import Producer
     from downrange.clock import ManualClock
 
 T = TypeVar("T")
 
 BROKER_NAME: Final = "broker-a"
-# Small files, and a developer's full disk is no reason to refuse a test's messages.
+# Small files, and no refusal of messages because the disk of a developer is nearly full.
 _PROPERTIES: Final = {
     "mappedFileSizeCommitLog": str(64 << 20),
     "maxHashSlotNum": "10000",
@@ -31,7 +31,7 @@ _PROPERTIES: Final = {
     "diskSpaceCleanForciblyRatio": "99",
     "diskMaxUsedSpaceRatio": "95",
     "metricsPort": "-1",
-    "waitTimeMillsInSendQueue": "5000",  # a busy machine is no reason to refuse
+    "waitTimeMillsInSendQueue": "5000",  # a busy machine must not make sends fail
     "listenPort": "0",
     "brokerName": BROKER_NAME,
 }
@@ -49,27 +49,27 @@ class EmbeddedBroker:
         clock: ManualClock | None,
     ) -> None:
         self.namesrv = namesrv
-        """What clients are given: `host:port`."""
+        """The address of the name server, for clients: `host:port`."""
         self.address = running.config.broker.address
-        """The broker itself."""
+        """The address of the broker itself."""
         self.data = data
         self._running = running
         self._loop = loop
         self._clock = clock
         self.clients = ExitStack()
-        """What is closed before the broker stops; `mq.clients.enter_context(…)` adds a client of yours."""
+        """Closes clients before the broker stops; `mq.clients.enter_context(…)` adds one of your own."""
 
     def __repr__(self) -> str:
         return f"<EmbeddedBroker namesrv={self.namesrv} broker={self.address}>"
 
     def producer(self, group: str = "testing", config: ProducerConfig | None = None) -> Producer:
         """A started producer; closed with the broker at the latest."""
-        from downrange.client.blocking import Producer
+        from downrange.client.producer.blocking.producer import Producer
 
         return self.clients.enter_context(Producer(group, self.namesrv, config))
 
     def create_topic(self, topic: str, queues: int = 4) -> None:
-        """For tests that need a certain number of queues; otherwise the first message creates its topic."""
+        """Create a topic with a certain number of queues; without this, the first message creates its topic."""
         from downrange.client.admin import Admin
         from downrange.client.config import ClientConfig
         from downrange.model.topics import TopicConfig
@@ -81,7 +81,7 @@ class EmbeddedBroker:
         self._run(create())
 
     def messages(self, topic: str) -> list[ReceivedMessage]:
-        """Everything stored under a topic, in the order it arrived; bodies as they were sent."""
+        """All messages of a topic in the order of their arrival, with the bodies as they were sent."""
 
         async def read() -> list[ReceivedMessage]:  # the store belongs to the broker's thread
             return self._read(topic)
@@ -89,7 +89,7 @@ class EmbeddedBroker:
         return self._run(read())
 
     def wait_for(self, topic: str, count: int, timeout: float = 5.0) -> list[ReceivedMessage]:
-        """`messages` as soon as there are `count`; TimeoutError when they do not come."""
+        """Wait until a topic has `count` messages and return all; TimeoutError when they do not come."""
 
         async def wait() -> list[ReceivedMessage]:
             try:
@@ -103,7 +103,7 @@ class EmbeddedBroker:
         return self._run(wait())
 
     def advance(self, seconds: float) -> None:
-        """Move the broker's clock: delayed messages and retries come due at once. Needs `broker(clock=…)`."""
+        """Move the broker's clock, which makes delayed messages and retries due. Needs `broker(clock=…)`."""
         if self._clock is None:
             raise RuntimeError("this broker runs on the machine's clock: start it with broker(clock=ManualClock())")
         self._run(self._clock.advance(seconds))
@@ -151,7 +151,7 @@ class _Servers:
         self._failure: BaseException | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wanted = asyncio.Event()
-        # As a daemon: a test run that is given up must not wait for it.
+        # A daemon: an aborted test run must not wait for this thread.
         self._thread = threading.Thread(target=self._main, name="downrange broker", daemon=True)
 
     def start(self) -> EmbeddedBroker:
@@ -159,9 +159,9 @@ class _Servers:
         return self._started.result()
 
     def stop(self) -> None:
-        """Raises the error the broker failed with, if it did."""
+        """Stop both servers; raises the error with which the broker failed, if it did."""
         if self._loop is not None and self._thread.is_alive():
-            with contextlib.suppress(RuntimeError):  # it failed and closed its loop meanwhile
+            with contextlib.suppress(RuntimeError):  # the broker failed and its loop is closed already
                 self._loop.call_soon_threadsafe(self._wanted.set)
         self._thread.join()
         if self._failure is not None:
@@ -172,7 +172,7 @@ class _Servers:
 
         try:
             run(self._serve())
-        except BaseException as error:  # told to the thread that waits for us
+        except BaseException as error:  # raised in the thread that waits for us
             if self._started.done():
                 self._failure = error
             else:
@@ -204,7 +204,7 @@ class _Servers:
 def broker(
     properties: Mapping[str, str] | None = None, *, data: Path | None = None, clock: ManualClock | None = None
 ) -> Iterator[EmbeddedBroker]:
-    """A broker for the length of a `with` block.
+    """A broker that runs for the length of a `with` block.
 
     `properties` are keys of a broker.conf, `data` a directory to keep, `clock` a clock that moves only with
     `EmbeddedBroker.advance`. A broker that failed meanwhile raises its error at the end of the block.

@@ -11,6 +11,6 @@ from downrange.testing.embedded import EmbeddedBroker, broker
 
 @pytest.fixture
 def rocketmq() -> Iterator[EmbeddedBroker]:
-    """A RocketMQ broker and name server of this test's own, empty, on free ports of this machine."""
+    """An empty RocketMQ broker with a name server, for this test alone, on free ports of this machine."""
     with broker() as running:
         yield running

@@ -1,8 +1,8 @@
-"""Wait for a lone caller's next request with open eyes.
+"""Wait for a lone caller's next request without sleeping.
 
-Who sends one request at a time waits most of all for two processors to wake up: ours when the request comes, the
-caller's when the reply does. While we are about to be asked again anyway, turning the loop a little longer instead of
-putting its thread to sleep saves the first of the two, half of the round trip.
+A caller that sends one request at a time waits most of all for two processors to wake up: the server's when the request
+comes, and its own when the reply comes. The next request comes soon, so the server's loop turns a little longer instead
+of sleeping. That saves the first of the two, half of the round trip.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from time import perf_counter
 from typing import Final
 
 ALIKE: Final = 8
-"""So many chunks in a row must bring one request each, all from one connection, before it counts as a lone caller."""
+"""After so many chunks in a row with one request each, all from one connection, its peer counts as a lone caller."""
 FIRST_REST_SECONDS: Final = 0.002
 LONGEST_REST_SECONDS: Final = 1.0
-"""After polling in vain there is a rest, twice as long each time in a row."""
+"""After polling in vain there is a rest; each rest in a row is twice as long as the one before."""
 
 
 class BusyPoll:
-    """Keeps a loop turning for some microseconds after each reply to a lone caller.
+    """Keeps a loop turning for a few microseconds after each reply to a lone caller.
 
-    Holds always: nothing turns without a request that was just answered, nor while several connections are active; a
+    Holds always: the loop turns only after a request was answered, and not while several connections are active; a
     caller that is slower than the polling soon costs no more than one poll every LONGEST_REST_SECONDS.
     """
 
@@ -31,7 +31,7 @@ class BusyPoll:
     ) -> None:
         self._call_soon = loop.call_soon
         self._seconds = seconds
-        self._time = time  # the loop's own has a resolution of a millisecond
+        self._time = time  # the clock of the loop has a resolution of a millisecond
         self._caller: object = None
         self._alike = 0
         self._rest = FIRST_REST_SECONDS
@@ -39,10 +39,10 @@ class BusyPoll:
         self._rests_until = 0.0
         self.is_polling = False
         self.looks: list[Callable[[], object]] = []
-        """Called in each turn: who need not wait for the loop to tell that something has come."""
+        """Called in each turn; each looks for received bytes without waiting for the loop to report them."""
 
     def answered(self, caller: object, requests: int) -> None:
-        """So many requests came in one chunk from this connection, and their replies were just sent."""
+        """So many requests came at once, the last of them from this connection, and their replies were just sent."""
         if caller is not self._caller or requests != 1:
             self._caller = caller
             self._alike = 0
@@ -61,7 +61,7 @@ class BusyPoll:
         self._polls_until = now + self._seconds
 
     def _turn(self) -> None:
-        if not self._alike:  # somebody else has come, who would be kept waiting
+        if not self._alike:  # another connection is active, and would be kept waiting
             self.is_polling = False
         elif (now := self._time()) < self._polls_until:
             self._call_soon(self._turn)

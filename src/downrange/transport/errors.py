@@ -1,4 +1,4 @@
-"""What can go wrong between two sockets. All of it may work on the next try, perhaps with another peer."""
+"""The errors between two sockets. Most are retriable: the next try may succeed, perhaps with another peer."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ class TransportError(MQError):
 
 
 class ConnectFailed(TransportError):
-    """No connection: the request was never sent."""
+    """The connection could not be opened: the request was never sent."""
 
 
 class ListenFailed(TransportError):
-    """This address cannot be listened on: in use, not ours, or not allowed."""
+    """This address cannot be listened on: it is in use, not of this machine, or not allowed."""
 
     retriable = False
 
 
 def listen_failed(host: str, port: int, error: OSError | OverflowError, what_for: str = "") -> ListenFailed:
-    """The kernel's reason in a word: what event loops put around it says the address once more."""
+    """The error with the kernel's reason alone: the text that event loops add repeats the address."""
     number = error.errno if isinstance(error, OSError) else None
     reason = os.strerror(number) if number and number > 0 else getattr(error, "strerror", None) or str(error)
     return ListenFailed(f"cannot listen on {host}:{port}{what_for}: {reason.lower()}")
@@ -35,10 +35,10 @@ class ConnectionLost(TransportError):
 
 
 class RequestTimedOut(TransportError):
-    """No answer in time."""
+    """The answer did not come in time."""
 
 
 class TransportClosed(TransportError):
-    """This connection or pool was closed by us."""
+    """This end has closed the connection or pool."""
 
     retriable = False

@@ -1,4 +1,4 @@
-"""How much one peer, and all peers together, may make us hold in memory."""
+"""How much memory one peer, and all peers together, may make this process hold."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ MIB = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds of one endpoint. A request is outstanding from its arrival until its reply is handed to the socket."""
+    """Bounds of one endpoint. A request counts from its arrival until its reply is handed to the socket."""
 
     max_requests_per_connection: int = 20_000
     max_requests: int = 200_000
@@ -17,17 +17,14 @@ class Limits:
     max_unsent_bytes: int = 512 * MIB
     idle_seconds: float = 120.0
     frame_seconds: float = 60.0
-    """The longest a peer may take to send one frame, once it has begun."""
+    """How long a peer may take to send one frame after the frame's first byte."""
+    drain_seconds: float = 5.0
+    """How long a server that stops waits for the replies under way on each connection."""
 
 
+@dataclass(eq=False, slots=True)
 class Usage:
     """What all connections of one endpoint hold at this moment. Changed by the connections, on the loop's thread."""
 
-    __slots__ = ("requests", "unsent_bytes")
-
-    def __init__(self) -> None:
-        self.requests = 0
-        self.unsent_bytes = 0
-
-    def __repr__(self) -> str:
-        return f"<Usage requests={self.requests} unsent_bytes={self.unsent_bytes}>"
+    requests: int = 0
+    unsent_bytes: int = 0

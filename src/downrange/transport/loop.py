@@ -1,4 +1,4 @@
-"""Which event loop runs us: uvloop where it is installed, asyncio's own otherwise."""
+"""The event loop: uvloop where it is installed, asyncio's own otherwise."""
 
 from __future__ import annotations
 
@@ -18,6 +18,6 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Like asyncio.run, on the fastest loop there is."""
+    """Like asyncio.run, on the fastest loop that is installed."""
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         return runner.run(main)

@@ -1,29 +1,32 @@
-"""What one connection has yet to send."""
+"""The frames that one connection has yet to send."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from downrange.protocol.command import Buffer
 from downrange.transport.errors import TransportClosed
 from downrange.transport.limits import Limits, Usage
 
+if TYPE_CHECKING:
+    from downrange.transport.socket_transport import SocketTransport
+
 log = logging.getLogger(__name__)
 
-# Buffers up to this size are joined before writing: one copy is cheaper than another entry of a gathering write.
+# Frames up to this size together are joined before they are written: the copy is cheaper than a gathering write.
 _JOIN_BELOW: Final = 32 * 1024
-# Requests of one chunk are answered in one write, up to this much: small requests may have big replies.
+# Replies are queued and leave in one write, up to this much: small requests may have big replies.
 _FLUSH_ABOVE: Final = 256 * 1024
 
 
 class Output:
     """Queues frames, and writes them.
 
-    Holds always: frames leave in the order they came; all that is queued in one turn of the loop leaves in one write,
-    unless it is much; a peer that leaves too much unsent is cut off. Used by its connection only.
+    Holds always: frames leave in the order they were queued; a peer that leaves too much unread is cut off. Used by its
+    connection only.
     """
 
     __slots__ = (
@@ -39,6 +42,7 @@ class Output:
         "is_scheduled",
         "last_sent",
         "peer",
+        "socket",
         "why_closed",
     )
 
@@ -47,10 +51,12 @@ class Output:
         self.is_full = False
         """The socket takes no more for now."""
         self.is_scheduled = False
-        """Somebody will flush: the loop at the end of its turn, or whoever has said so."""
+        """The loop will call `flush` at the end of its turn."""
         self.last_sent = 0.0
+        self.socket: SocketTransport | None = None
+        """The transport, if `Sockets` reads the connection: other frames may be sent past this queue then."""
         self.why_closed = ""
-        """What the peer sent that is no frame: then it is another kind of server than the caller thinks."""
+        """How the peer broke the protocol; it is another kind of server than the caller thinks."""
         self._loop = loop
         self._time = loop.time
         self._limits = limits
@@ -68,56 +74,59 @@ class Output:
             raise TransportClosed(f"connection to {self.peer} is closed{self.why_closed}")
 
     def send(self, frame: Buffer) -> None:
-        """Queue a frame; raises TransportClosed."""
-        if self._transport is None or self._transport.is_closing():  # without a call more, for every send
+        """Queue a frame that leaves at the end of the loop's turn; raises TransportClosed."""
+        if self._transport is None or self._transport.is_closing():  # not by a call: this runs for every send
             self.raise_if_closed()
         self._parts.append(frame)
         self._size += len(frame)
         if not self.is_scheduled:
-            self.is_scheduled = True
-            self._loop.call_soon(self.flush)
+            self._schedule()
 
     def send_parts(self, parts: Sequence[Buffer]) -> None:
-        """The same for one in parts."""
+        """Queue a frame in parts that leaves at the end of the loop's turn; raises TransportClosed."""
         self.raise_if_closed()
         self.add_parts(parts)
         if not self.is_scheduled:
-            self.is_scheduled = True
-            self._loop.call_soon(self.flush)
-
-    def add(self, frame: Buffer) -> None:
-        """Queue a frame; whoever does so flushes afterwards."""
-        self._parts.append(frame)
-        self._size += len(frame)
+            self._schedule()
 
     def add_parts(self, parts: Sequence[Buffer]) -> None:
+        """Queue a frame in parts; the caller calls `write` afterwards. When much is queued it leaves at once."""
         self._parts += parts
         for part in parts:
             self._size += len(part)
+        if self._size > _FLUSH_ABOVE:
+            self.write()
+
+    def _schedule(self) -> None:
+        self.is_scheduled = True
+        self._loop.call_soon(self.flush)
+        if self.socket is not None:
+            self.socket.has_queued = True
 
     def flush(self) -> None:
-        """Write what is queued."""
+        """Write all queued frames, and note that the peer is active if it reads."""
         self.write()
         if not self.is_full:
             self.last_sent = self._time()
 
-    def flush_much(self) -> None:
-        """The same if that is much; the rest waits for whom it waited for."""
-        if self._size > _FLUSH_ABOVE:
-            is_scheduled = self.is_scheduled
-            self.flush()
-            self.is_scheduled = is_scheduled
-
-    def write(self) -> bool:
-        """`flush` for who knows that the peer is there; False when there was nothing to write."""
-        self.is_scheduled = False
-        parts, size = self._parts, self._size
-        if not parts:
-            return False
-        self._parts, self._size = [], 0
+    def write(self, frames: Buffer = b"") -> None:
+        """Write all queued frames, and `frames` behind them, at once."""
+        if self.is_scheduled:
+            self.is_scheduled = False
+            if self.socket is not None:
+                self.socket.has_queued = False
+        parts = self._parts
+        if parts:
+            if frames:
+                parts.append(frames)
+            size, self._parts, self._size = self._size + len(frames), [], 0
+        else:
+            size = len(frames)
         if not size or self._transport is None or self._transport.is_closing():
-            return False
-        if len(parts) == 1:
+            return
+        if not parts:
+            self._transport.write(frames)
+        elif len(parts) == 1:
             self._transport.write(parts[0])
         elif size <= _JOIN_BELOW:
             self._transport.write(b"".join(parts))
@@ -125,7 +134,6 @@ class Output:
             self._transport.writelines(parts)
         if self.is_full:
             self._check_unsent()
-        return True
 
     def pause(self) -> None:
         """The socket takes no more for now."""
@@ -133,11 +141,13 @@ class Output:
         self._check_unsent()
 
     def resume(self) -> None:
+        """The socket takes more, because the peer has read."""
         self.is_full = False
+        self.last_sent = self._time()
         self._count_unsent(0)
 
     def close(self) -> None:
-        """The connection is gone."""
+        """The connection is closed: nothing will be sent any more."""
         self._count_unsent(0)
         self._parts, self._size = [], 0
 

@@ -1,4 +1,4 @@
-"""The requests of one connection that wait for their replies."""
+"""The requests of one connection that are outstanding: they wait for their replies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _CLOSE_ENOUGH: Final = 0.001  # seconds; timers of a loop are no finer
 
 
 class Waiter(Protocol):
-    """Whoever waits for a reply: a future, or something cheaper."""
+    """An object that waits for a reply: a future, or something cheaper."""
 
     def done(self) -> bool: ...
 
@@ -23,16 +23,16 @@ class Waiter(Protocol):
 
 
 Asked = tuple[Waiter, float, int, float, Any]
-"""Who waits, until when, the request's code, its time-out, and what an express needs to make something of the reply;
-None leaves the reply as it is, a Command."""
+"""One request: its waiter, deadline, code and time-out, and what the reply reader needs to make a result of the reply;
+None when the waiter wants the reply itself, a Command. A plain tuple, because there is one for every send."""
 
 
 class Outstanding:
-    """Requests by opaque, each with who waits for its reply and how long.
+    """Requests by opaque.
 
-    Holds always: a waiter is told exactly once, unless it is done before; the one timer stands at the earliest deadline
-    or before it. Deadlines mostly ascend, so a request moves the timer about once in its time-out instead of having a
-    timer of its own. Used by its connection only.
+    Holds always: a waiter is told exactly once, unless it was cancelled before; the timer stands at the earliest
+    deadline or before it. One timer serves all requests: deadlines mostly ascend, so it is moved about once in a
+    time-out. `requests` is always the same dict. Used by its connection only.
     """
 
     __slots__ = ("_loop", "_on_room", "_time", "_timer", "peer", "requests", "timer_at")
@@ -54,16 +54,17 @@ class Outstanding:
             self.set_timer(deadline)
 
     def forget_given_up(self) -> None:
-        """Let go of those whose waiter was cancelled."""
+        """Remove the requests whose waiter was cancelled."""
         for opaque in [opaque for opaque, request in self.requests.items() if request[0].done()]:
             del self.requests[opaque]
             self._on_room()
 
     def fail_all(self, make_error: Callable[[], BaseException]) -> None:
-        """The connection is gone."""
-        requests, self.requests = self.requests, {}
+        """Tell all waiters that the connection is closed."""
+        requests = list(self.requests.values())
+        self.requests.clear()
         self.set_timer(inf)
-        for waiter, *_ in requests.values():
+        for waiter, *_ in requests:
             if not waiter.done():
                 waiter.set_exception(make_error())
 

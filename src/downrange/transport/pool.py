@@ -1,30 +1,33 @@
-"""address -> connection: made when first needed, shared by all, made again when lost, with growing pauses."""
+"""The connections of a client, by address: opened when first needed, shared, and opened again after a loss."""
 
 from __future__ import annotations
 
 import asyncio
 import ssl
 from collections.abc import Callable
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, TypeVar
 
 from downrange.protocol.command import Command
 from downrange.protocol.framing import MAX_FRAME, FrameDecoder
 from downrange.transport.connection import Connection
 from downrange.transport.errors import ConnectFailed, TransportClosed
-from downrange.transport.handler import Handler, refuse
-from downrange.transport.limits import Limits, Usage
+from downrange.transport.limits import Limits
+from downrange.transport.serving import Endpoint, ReplyReader, Serve, refuse_all
+
+P = TypeVar("P", bound=asyncio.BaseProtocol)
 
 FIRST_PAUSE: Final = 0.05
 LONGEST_PAUSE: Final = 3.0
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """`host:port`, cut at the last colon; `[::1]:9876` is taken too."""
+    """Host and port of `host:port`, cut at the last colon; `[::1]:9876` works too."""
     host, colon, port = address.strip().rpartition(":")
     if not colon or not host or not port.isdecimal() or len(port) > 5 or not 0 < int(port) < 65536:
         raise ConnectFailed(f"not an address: {address!r}; expected host:port")
     try:
-        host.encode("idna")  # as the look-up does, where it would not be an error of ours
+        host.encode("idna")  # the look-up does the same, but would raise UnicodeError
     except UnicodeError:
         raise ConnectFailed(f"not an address: {address!r}; no host can have this name") from None
     return host.removeprefix("[").removesuffix("]"), int(port)
@@ -32,68 +35,64 @@ def split_address(address: str) -> tuple[str, int]:
 
 async def connect(
     address: str,
-    handler: Handler = refuse,
+    endpoint: Endpoint | None = None,
     *,
     timeout: float = 3.0,
     tls: ssl.SSLContext | None = None,
-    limits: Limits | None = None,
-    usage: Usage | None = None,
     on_close: Callable[[Connection], None] | None = None,
 ) -> Connection:
-    """One connection to `address`; `handler` answers what the peer asks."""
-    host, port = split_address(address)
+    """One connection to `address`, which belongs to `endpoint`."""
 
     def make() -> Connection:
         # Replies to large batches list every message id in their header, so a client takes headers of any legal size.
-        decoder = FrameDecoder(max_header=MAX_FRAME)
-        return Connection(handler, limits=limits, usage=usage, decoder=decoder, on_close=on_close)
+        return Connection(endpoint, decoder=FrameDecoder(max_header=MAX_FRAME), on_close=on_close)
 
+    return await open_link(make, address, timeout, tls)
+
+
+async def open_link(make: Callable[[], P], address: str, timeout: float, tls: ssl.SSLContext | None = None) -> P:
+    """The protocol that `make` makes, connected to `address`; raises ConnectFailed."""
+    host, port = split_address(address)
     try:
         async with asyncio.timeout(timeout):
-            _, connection = await asyncio.get_running_loop().create_connection(make, host, port, ssl=tls)
+            return (await asyncio.get_running_loop().create_connection(make, host, port, ssl=tls))[1]
     except TimeoutError:
         raise ConnectFailed(f"cannot connect to {address}: no answer within {timeout:g} s") from None
     except OSError as error:
         raise ConnectFailed(f"cannot connect to {address}: {error.strerror or error}") from None
-    return connection
 
 
+@dataclass(slots=True)
 class _Attempt:
-    """Failures in a row at one address, and when the next try is due."""
+    """The failures in a row at one address, and the time of the next try."""
 
-    __slots__ = ("error", "failures", "next_try")
-
-    def __init__(self) -> None:
-        self.failures = 0
-        self.next_try = 0.0
-        self.error: ConnectFailed | None = None
+    failures: int = 0
+    next_try: float = 0.0
+    error: ConnectFailed | None = None
 
 
-class Pool:
+class Pool(Endpoint):
     """The connections of one client process, one per address.
 
-    Holds always: at most one connection and one attempt to connect per address. While an address pauses after a failed
-    attempt, asking for it fails at once with that attempt's error, so that a caller can go to another address instead.
+    Holds always: at most one connection and one attempt to connect per address. After a failed attempt an address
+    pauses, longer each time: asking for its connection then fails at once, so that a caller can try another address.
     """
 
     def __init__(
         self,
-        handler: Handler = refuse,
+        serve: Serve = refuse_all,
         *,
+        read_replies: ReplyReader | None = None,
         connect_timeout: float = 3.0,
         tls: ssl.SSLContext | None = None,
         limits: Limits | None = None,
-        on_close: Callable[[str], None] | None = None,
     ) -> None:
-        self._handler = handler
+        super().__init__(serve, read_replies=read_replies, limits=limits)
         self._connect_timeout = connect_timeout
         self._tls = tls
-        self._limits = limits or Limits()
-        self._usage = Usage()
-        self._on_close = on_close
         self._connections: dict[str, Connection] = {}
         self.known = self._connections.get
-        """The last connection to an address, open or not; asked for every send, so without a function of ours."""
+        """The last connection to an address, open or closed. The dict's own method, because every send calls it."""
         self._connecting: dict[str, asyncio.Task[Connection]] = {}
         self._attempts: dict[str, _Attempt] = {}
         self._is_closed = False
@@ -123,7 +122,7 @@ class Pool:
         return connection if connection is not None and connection.is_open else None
 
     async def request(self, address: str, command: Command, timeout: float) -> Command:
-        """Connect if need be, ask, wait; `timeout` covers both."""
+        """Connect if need be, send the request, wait for its reply; `timeout` covers all of it."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
         try:
@@ -140,7 +139,7 @@ class Pool:
         connection.oneway(command)
 
     def drop(self, address: str) -> None:
-        """Close the connection to an address nobody needs any more."""
+        """Close the connection to an address that is not needed any more."""
         connection = self._connections.get(address)
         if connection is not None:
             connection.close()
@@ -159,18 +158,8 @@ class Pool:
         def forget(connection: Connection) -> None:
             if self._connections.get(address) is connection:
                 del self._connections[address]
-            if self._on_close is not None:
-                self._on_close(address)
 
-        connection = await connect(
-            address,
-            self._handler,
-            timeout=self._connect_timeout,
-            tls=self._tls,
-            limits=self._limits,
-            usage=self._usage,
-            on_close=forget,
-        )
+        connection = await connect(address, self, timeout=self._connect_timeout, tls=self._tls, on_close=forget)
         self._connections[address] = connection
         return connection
 

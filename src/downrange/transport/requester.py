@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from math import inf
 
 from downrange.protocol.command import Command
@@ -10,7 +11,6 @@ from downrange.protocol.framing import encode_parts
 from downrange.transport.errors import ConnectionLost, RequestTimedOut
 from downrange.transport.output import Output
 from downrange.transport.outstanding import Asked, Outstanding, Waiter
-from downrange.transport.room import RoomWaiters
 
 
 class Requester:
@@ -21,7 +21,7 @@ class Requester:
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, output: Output, most: int) -> None:
-        """`most`: how many requests may wait for their replies, of either end."""
+        """`most`: how many requests of either end may wait for their replies at a time."""
         self.peer = "?"
         self._loop = loop
         self._time = loop.time
@@ -29,7 +29,8 @@ class Requester:
         self._most = most
         self._opaque = 0
         self._asked = Outstanding(loop, self._wake)
-        self._waiting = RoomWaiters(loop)
+        self._waiting: deque[asyncio.Future[bool]] = deque()
+        """Coroutines that wait until the connection takes another request. Each tries again when it is woken."""
 
     async def request(self, command: Command, timeout: float) -> Command:
         """Send a request and wait for its reply, whatever its code."""
@@ -44,7 +45,7 @@ class Requester:
             raise
 
     def request_nowait(self, command: Command, timeout: float = inf) -> asyncio.Future[Command]:
-        """Send a request; its reply is the future's result. Who cancels the future calls `forget_given_up`."""
+        """Send a request; its reply is the future's result. After cancelling the future, call `forget_given_up`."""
         reply: asyncio.Future[Command] = self._loop.create_future()
         opaque = self.next_opaque()
         self._output.send_parts(encode_parts(command, opaque))
@@ -55,15 +56,15 @@ class Requester:
         """Send a request that wants no answer."""
         self._output.send_parts(encode_parts(command, self.next_opaque()))
 
-    # --- with frames that others have made ------------------------------------------------------------------------
+    # --- requests that the caller has encoded ------------------------------------------------------------------------
 
     def next_opaque(self) -> int:
-        """What the next request is known by."""
+        """The number of the next request, which its reply repeats."""
         opaque = self._opaque = (self._opaque + 1) & 0x7FFFFFFF
         return opaque
 
     def opaque_if_room(self) -> int | None:
-        """The same if `has_room`."""
+        """`next_opaque` if `has_room`, else None."""
         if self._output.is_full or len(self._asked.requests) >= self._most:
             return None
         opaque = self._opaque = (self._opaque + 1) & 0x7FFFFFFF
@@ -72,13 +73,13 @@ class Requester:
     def ask_encoded(
         self, opaque: int, frame: bytes, waiter: Waiter, code: int, timeout: float, expected: object = None
     ) -> None:
-        """Send a request; its reply, or why there is none, is told to `waiter`.
+        """Send a request; `waiter` is told its reply, or the error that is the reason for having none.
 
-        The reply is a Command, or what `express` makes of it and of `expected`.
+        The reply is a Command, or the result that the endpoint's reply reader makes of the reply and of `expected`.
         """
         self._output.send(frame)
         asked = self._asked
-        deadline = self._time() + timeout  # `add`, for every send
+        deadline = self._time() + timeout  # as `asked.add` does; this runs for every send
         asked.requests[opaque] = (waiter, deadline, code, timeout, expected)
         if deadline < asked.timer_at:
             asked.set_timer(deadline)
@@ -91,27 +92,28 @@ class Requester:
 
     @property
     def requests(self) -> dict[int, Asked]:
-        """The requests that wait for their replies, by opaque. An express takes out those it answers."""
+        """The requests that wait for their replies, by opaque. A reply reader removes those it has a reply for."""
         return self._asked.requests
 
     def forget_given_up(self) -> None:
-        """Make room of the requests nobody waits for any more; late replies to them are ignored."""
+        """Forget the requests whose waiter was cancelled; late replies to them are ignored."""
         self._asked.forget_given_up()
 
     def _replied(self, reply: Command) -> None:
         asked = self._asked.requests.pop(reply.opaque, None)
         if asked is not None:
-            if not asked[0].done():
-                asked[0].set_result(reply)
+            waiter = asked[0]
+            if not waiter.done():
+                waiter.set_result(reply)
             self._wake()
 
     def _lost(self, reason: str) -> None:
-        """The connection is gone."""
+        """The connection is closed."""
         self._asked.fail_all(lambda: ConnectionLost(f"connection to {self.peer} was lost{reason}"))
-        while self._waiting.wake():  # each finds the connection closed
-            pass
+        while self._waiting:  # each finds the connection closed
+            _tell(self._waiting.popleft(), True)
 
-    # --- room -----------------------------------------------------------------------------------------------------
+    # --- room for another request ---------------------------------------------------------------------------------
 
     @property
     def has_room(self) -> bool:
@@ -119,23 +121,39 @@ class Requester:
         return not self._output.is_full and len(self._asked.requests) < self._most
 
     async def wait_writable(self, timeout: float) -> None:
-        """Wait while the peer does not read: who sends without waiting for answers would fill the memory."""
+        """Wait while the peer does not read: requests that want no answer would fill the memory."""
         deadline = self._loop.time() + timeout
         while self._output.is_full:
             await self._wait_for_room(deadline, 0)
 
     async def _wait_for_room(self, deadline: float, code: int) -> None:
-        """Wait until the peer reads again or an answer makes room; one waiter is woken for each."""
+        """Wait until the peer reads again or a reply makes room; each of these wakes one coroutine."""
         self._output.raise_if_closed()
-        if not await self._waiting.wait(deadline):
-            raise RequestTimedOut(f"{self.peer} takes no more data: request {code} was not sent")
+        waiter: asyncio.Future[bool] = self._loop.create_future()
+        self._waiting.append(waiter)
+        timer = self._loop.call_at(deadline, _tell, waiter, False)
+        try:
+            if not await waiter:
+                raise RequestTimedOut(f"{self.peer} takes no more data: request {code} was not sent")
+        finally:
+            timer.cancel()
 
     def room_made(self, replies: int) -> None:
-        """So many replies were taken by an express."""
-        while replies and self._waiting.waiters:
+        """The reply reader has taken so many replies."""
+        while replies and self._waiting:
             replies -= 1
             self._wake()
 
     def _wake(self) -> None:
-        if not self._output.is_full:
-            self._waiting.wake()
+        """Wake the coroutine that has waited the longest."""
+        while not self._output.is_full and self._waiting:
+            if _tell(self._waiting.popleft(), True):
+                break
+
+
+def _tell(waiter: asyncio.Future[bool], is_woken: bool) -> bool:
+    """Wake a coroutine; False when it was woken before or has given up."""
+    if waiter.done():
+        return False
+    waiter.set_result(is_woken)
+    return True

@@ -1,4 +1,4 @@
-"""Accept connections and hand their requests to one handler."""
+"""Accept connections and serve their requests."""
 
 from __future__ import annotations
 
@@ -8,52 +8,45 @@ import os
 import socket
 import ssl
 from collections.abc import Callable
-from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import Final
 
 from downrange.compiled import steps
-from downrange.transport.busy_poll import BusyPoll
 from downrange.transport.connection import Connection
 from downrange.transport.errors import listen_failed
-from downrange.transport.handler import Express, Handler, Together
-from downrange.transport.limits import Limits, Usage
+from downrange.transport.limits import Limits
+from downrange.transport.serving import Endpoint, Serve
 
-if TYPE_CHECKING:
+READS_TOGETHER: Final = hasattr(steps, "Sockets")
+"""Whether plain TCP connections are read together (sockets.py); it takes the compiled module and Linux."""
+if READS_TOGETHER:
     from downrange.transport.sockets import Sockets
 
 log = logging.getLogger(__name__)
 
 
-class Server:
+class Server(Endpoint):
     """A listening socket and the connections it accepted.
 
-    `async with Server(handler, host, port) as server:` serves until the block ends, then drains.
+    `async with Server(serve, host, port) as server:` serves until the block ends, then drains. `serve`, `on_close` and
+    `busy_poll` may be set until `start`.
     """
 
     def __init__(
         self,
-        handler: Handler,
+        serve: Serve,
         host: str = "127.0.0.1",
         port: int = 0,
         *,
         limits: Limits | None = None,
         tls: ssl.SSLContext | None = None,
         on_close: Callable[[Connection], None] | None = None,
-        drain_seconds: float = 5.0,
-        busy_poll: BusyPoll | None = None,
     ) -> None:
+        super().__init__(serve, limits=limits)
         self.host = host
         self.port = port
-        self.connections: set[Connection] = set()
-        self.limits = limits or Limits()
-        self.usage = Usage()
-        self.handler = handler
-        self.express: Express | None = None
-        self.together: Together | None = None
-        self._tls = tls
         self.on_close = on_close
-        self._drain_seconds = drain_seconds
-        self._busy_poll = busy_poll
+        self.connections: set[Connection] = set()
+        self._tls = tls
         self._listening: asyncio.Server | None = None
         self._sockets: Sockets | None = None
         self._sweeper: asyncio.Task[None] | None = None
@@ -62,7 +55,7 @@ class Server:
         return f"<Server {self.host}:{self.port} connections={len(self.connections)} {self.usage!r}>"
 
     async def bind(self) -> None:
-        """Take the address, so that `port` is known, without accepting anybody yet."""
+        """Take the address, so that `port` is known, without accepting connections yet."""
         loop = asyncio.get_running_loop()
         try:
             self._listening = await loop.create_server(
@@ -78,22 +71,17 @@ class Server:
             await self.bind()
         assert self._listening is not None
         try:
-            if self._tls is None and steps is not None and hasattr(steps, "Sockets"):
-                self._read_together(self._listening)
+            if self._tls is None and READS_TOGETHER:
+                self._sockets = Sockets(self, self._accept)
+                self._sockets.listen([socket.socket(fileno=os.dup(one.fileno())) for one in self._listening.sockets])
             else:
                 await self._listening.start_serving()
         except OSError as error:
             raise listen_failed(self.host, self.port, error) from None
         self._sweeper = asyncio.get_running_loop().create_task(self._sweep())
 
-    def _read_together(self, bound: asyncio.Server) -> None:
-        from downrange.transport.sockets import Sockets  # it exists only where the compiled module does
-
-        self._sockets = Sockets(self._accept, self.together, self.limits, self.usage, self._busy_poll)
-        self._sockets.listen([socket.socket(fileno=os.dup(one.fileno())) for one in bound.sockets])
-
     async def stop(self) -> None:
-        """Stop accepting, answer what is in flight, close every connection."""
+        """Stop accepting, wait for the replies under way, close every connection."""
         if self._listening is None:
             return
         self._listening.close()
@@ -102,7 +90,8 @@ class Server:
         if self._sweeper is not None:
             self._sweeper.cancel()
         if self.connections:
-            await asyncio.gather(*(connection.drain(self._drain_seconds) for connection in list(self.connections)))
+            seconds = self.limits.drain_seconds
+            await asyncio.gather(*(connection.drain(seconds) for connection in list(self.connections)))
         await self._listening.wait_closed()
         if self._sockets is not None:
             self._sockets.close()
@@ -112,21 +101,11 @@ class Server:
         await self.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
     def _accept(self) -> Connection:
-        return Connection(
-            self.handler,
-            express=self.express,
-            limits=self.limits,
-            usage=self.usage,
-            on_open=self.connections.add,
-            on_close=self._closed,
-            busy_poll=self._busy_poll,
-        )
+        return Connection(self, on_open=self.connections.add, on_close=self._closed)
 
     def _closed(self, connection: Connection) -> None:
         self.connections.discard(connection)

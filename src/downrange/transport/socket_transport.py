@@ -1,11 +1,11 @@
-"""The transport of one plain TCP connection, which is read together with all others of its server (sockets.py)."""
+"""The transport of one plain TCP connection that is read together with all others of its server (sockets.py)."""
 
 from __future__ import annotations
 
 import asyncio
 import select
 import socket
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 from downrange.compiled import steps
 from downrange.protocol.command import Buffer
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 HIGH_WATER: Final = 64 * 1024
 LOW_WATER: Final = HIGH_WATER // 4
-"""How much may wait to be sent before the protocol is paused, and before it may go on: as with asyncio's transports."""
-_MOST_PARTS: Final = 1024  # that the kernel takes in one gathering write
+"""The protocol is paused when more bytes are unsent, and resumed when no more are: as by asyncio's transports."""
+_MOST_PARTS: Final = 1024  # the kernel takes no more in one gathering write
 
 
 class SocketTransport(steps.Socket):
-    """What `asyncio.Transport` promises, as far as a `Connection` makes use of it.
+    """The methods of `asyncio.Transport` that a `Connection` uses.
 
-    Holds always: bytes leave in the order they were written; the protocol hears of the end exactly once, from the loop.
+    Holds always: bytes leave in the order they were written; the loop calls `connection_lost` exactly once.
     Used on the loop's thread only.
     """
 
@@ -35,7 +35,6 @@ class SocketTransport(steps.Socket):
         "_reads",
         "_unsent",
         "_watched",
-        "chunks_alone",
         "protocol",
     )
 
@@ -47,9 +46,7 @@ class SocketTransport(steps.Socket):
         protocol: Connection,
     ) -> None:
         self.descriptor = accepted.fileno()
-        self.is_between_frames = True
-        self.chunks_alone = 0
-        """So many more chunks are not worth offering to be answered together with others'."""
+        self.is_gathered = True
         self.protocol = protocol
         self._accepted = accepted
         self._peer = peer
@@ -58,11 +55,10 @@ class SocketTransport(steps.Socket):
         self._unsent = bytearray()
         self._reads = True
         self._is_paused = self._is_closing = False
-        protocol.connection_made(cast(asyncio.Transport, self))
-        self.host = protocol.peer_host
+        protocol.socket_made(self)
         try:
             self._watch()
-        except OSError as error:  # the kernel lacks the memory for another one
+        except OSError as error:  # the kernel lacks the memory to watch another socket
             self.end(error)
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
@@ -137,11 +133,6 @@ class SocketTransport(steps.Socket):
 
     # --- reading ------------------------------------------------------------------------------------------------
 
-    def received(self, data: bytes) -> None:
-        """What came and is not a number of whole frames, or came behind the beginning of one."""
-        self.protocol.data_received(data)
-        self.is_between_frames = self.protocol.is_between_frames
-
     def pause_reading(self) -> None:
         self._reads = False
         self._watch()
@@ -161,7 +152,7 @@ class SocketTransport(steps.Socket):
         return self._is_closing
 
     def close(self) -> None:
-        """Send what waits, then end."""
+        """Send the bytes that wait, then end."""
         if not self._is_closing:
             self._is_closing = True
             if self.is_full:

@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
+from downrange.broker.admission import FlowControl
 from downrange.broker.clients import Client, Consumers, Producers
 from downrange.broker.config import BrokerConfig
-from downrange.broker.flow_control import FlowControl
 from downrange.broker.groups import CommittedOffsets, Groups
 from downrange.broker.handlers.config import ConfigHandlers
 from downrange.broker.handlers.consumers import ConsumerHandlers
@@ -22,7 +22,7 @@ from downrange.broker.handlers.statistics import StatisticsHandlers
 from downrange.broker.handlers.topics import TopicHandlers
 from downrange.broker.json_file import JsonFile
 from downrange.broker.live_config import LiveConfig
-from downrange.broker.routes import handler_of
+from downrange.broker.routes import Commands
 from downrange.broker.statistics import Statistics
 from downrange.broker.topics import Topics
 from downrange.clock import ManualClock
@@ -38,8 +38,9 @@ from downrange.store.message_store import MessageStore
 from downrange.store.new_message import AppendResult, NewMessage, PutMessageStatus
 from downrange.store.retention import Retention
 from downrange.transport.connection import Connection
-from downrange.transport.handler import Handler, refuse
+from downrange.transport.serving import CommandHandler, Endpoint, refuse, serve_commands
 from tests.support.golden import scenarios
+from tests.support.stores import append
 
 NOW = 1_700_000_000_000
 HOST = pack_host("127.0.0.1", 10911)
@@ -81,9 +82,9 @@ class LinkedTransport(asyncio.Transport):
         return 0
 
 
-def linked(near: Handler, far: Handler, far_address: tuple[str, int]) -> tuple[Connection, Connection]:
+def linked(near: CommandHandler, far: CommandHandler, far_address: tuple[str, int]) -> tuple[Connection, Connection]:
     """Both ends of one connection; the near end sees the far one at `far_address`."""
-    ends = Connection(near), Connection(far)
+    ends = Connection(Endpoint(serve_commands(near))), Connection(Endpoint(serve_commands(far)))
     transports = LinkedTransport(far_address), LinkedTransport(("127.0.0.1", 10911))
     for own, other, transport in zip(ends, reversed(ends), transports, strict=True):
         transport.own, transport.other = own, other
@@ -130,7 +131,7 @@ class AdminBroker:
         self.delay = FixedDelay()
         self.registrations = 0
         self.settings_path = directory / "broker.properties"
-        handler = handler_of(
+        tables = [
             TopicHandlers(
                 self.config,
                 self.topics,
@@ -165,7 +166,8 @@ class AdminBroker:
             ).routes,
             ConsumerHandlers(self.config, self.topics, self.offsets, self.consumers, self.store).routes,
             ConfigHandlers(self.config, self.store, self.topics, self.settings_path, self.clock).routes,
-        )
+        ]
+        handler = Commands(tables, self.statistics).answer
         _, self.operator = linked(handler, refuse, ("10.0.0.7", 40000))
 
     async def register(self) -> None:
@@ -197,9 +199,8 @@ class AdminBroker:
     def put(self, topic: str = "TopicA", queue_id: int = 0, body: bytes = b"hello", **properties: str) -> AppendResult:
         """Store one message; the next one is stored a second later."""
         text = "\x02".join(f"{name}\x01{value}" for name, value in properties.items())
-        result = self.store.append(
-            NewMessage(topic, queue_id, body, text.encode(), born_timestamp=NOW, born_host=HOST, store_host=HOST)
-        )
+        message = NewMessage(topic, queue_id, body, text.encode(), born_timestamp=NOW, born_host=HOST, store_host=HOST)
+        result = append(self.store, message)
         assert result.status is PutMessageStatus.PUT_OK, result
         self.clock.tick(1)
         return result
@@ -210,7 +211,7 @@ class AdminBroker:
         client_id: str = "10.0.0.9@1",
         *,
         topics: Mapping[str, str] | None = None,
-        handler: Handler = refuse,
+        handler: CommandHandler = refuse,
         version: int = 409,
         port: int = 52000,
     ) -> Connection:

@@ -20,7 +20,6 @@ from downrange.model.properties import decode_properties
 from downrange.model.subscription import subscribe
 from downrange.model.topics import HALF_TOPIC, SCHEDULE_TOPIC
 from downrange.protocol.bodies.offsets import DelayOffsets
-from downrange.protocol.command import Command
 from downrange.store.config import BrokerRole
 from tests.support.golden_store import unpack
 from tests.unit.broker.wired import FakeConnection, WiredBroker, wire
@@ -41,7 +40,7 @@ def send(broker: WiredBroker, body: bytes = b"hello", level: int = 1, topic: str
     """Store a delayed message as the send handler does."""
     message = new_message(body, topic, **changes)
     properties = decode_properties(message.properties.decode())
-    result = broker.writer.append(delayed(message, properties, level, broker.writer.max_delay_level))
+    result = broker.writer.append_one(delayed(message, properties, level, broker.writer.max_delay_level))
     assert result.status.value == "PUT_OK", result
 
 
@@ -159,8 +158,8 @@ async def test_a_message_behind_another_disturbs_nobody(broker: WiredBroker, mon
             send(broker)
             await settle()
         assert looked == 0
-    service.wake(17)
-    service.wake(99)
+    service.wake(17, None)
+    service.wake(99, None)
 
 
 async def test_messages_of_a_level_keep_their_order(broker: WiredBroker) -> None:
@@ -210,9 +209,8 @@ async def test_a_clock_set_back_a_little_makes_nothing_early(broker: WiredBroker
 
 async def test_what_is_delivered_is_what_was_sent(broker: WiredBroker) -> None:
     service = broker.delay_service()
-    held = broker.held.hold(
-        TopicQueue("orders", 3), 0, tag_filter(subscribe("orders", "t")), lambda: Command(code=0), FakeConnection(), 60
-    )
+    wanted = tag_filter(subscribe("orders", "t"))
+    waiting = broker.wait_for(TopicQueue("orders", 3), 0, wanted, FakeConnection())
     send(broker, b"\x00\xff", 1, properties={"KEYS": "k", "TAGS": "t"}, queue_id=3, flag=5, reconsume_times=2)
     broker.clock.tick(1)
     service.deliver()
@@ -236,7 +234,7 @@ async def test_what_is_delivered_is_what_was_sent(broker: WiredBroker) -> None:
     (entry,) = broker.store.entries("orders", 3, 0, 9)
     assert entry.tags_code == tags_code("t")
     await settle()
-    assert held.done()
+    assert waiting.done()
 
 
 async def test_delivery_is_byte_for_byte_that_of_the_genuine_broker(tmp_path: Path) -> None:
@@ -273,7 +271,7 @@ async def test_delivery_is_byte_for_byte_that_of_the_genuine_broker(tmp_path: Pa
 async def test_what_belongs_nowhere_is_dropped(broker: WiredBroker, caplog: pytest.LogCaptureFixture) -> None:
     service = broker.delay_service()
     send(broker, b"half", topic=HALF_TOPIC)
-    broker.writer.append(new_message(b"homeless", SCHEDULE_TOPIC, 0, {"DELAY": "1"}))
+    broker.writer.append_one(new_message(b"homeless", SCHEDULE_TOPIC, 0, {"DELAY": "1"}))
     send(broker, b"good")
     broker.clock.tick(1)
     service.deliver()

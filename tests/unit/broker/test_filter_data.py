@@ -23,7 +23,8 @@ from downrange.store.message_store import MessageStore
 from downrange.store.new_message import NewMessage
 from downrange.store.queue.consume_queue import ENTRY
 from downrange.store.queue.consume_queue_ext import ExtUnit
-from downrange.transport.services import running_services
+from downrange.transport.running_services import running_services
+from tests.support.stores import append
 from tests.unit.broker.wired import wire
 from tests.unit.store.small_store import small_config
 
@@ -207,7 +208,7 @@ def test_bit_maps_are_made_when_messages_are_stored_and_again_when_they_are_repl
             if not units:
                 for value in (b"1", b"2"):
                     filters.clock.tick(1)
-                    store.append(NewMessage("orders", 0, b"body", b"a\x01" + value, 1, host, host))
+                    append(store, NewMessage("orders", 0, b"body", b"a\x01" + value, 1, host, host))
             state = store.queues.get("orders", 0)
             assert state is not None
             assert state.ext is not None

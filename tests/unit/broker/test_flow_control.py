@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from downrange.broker.admission import FlowControl
 from downrange.broker.config import BrokerConfig
-from downrange.broker.flow_control import FlowControl
 from downrange.broker.live_config import LiveConfig
 from downrange.protocol.errors import SystemBusy
 from downrange.store.message_store import MessageStore
@@ -86,23 +86,30 @@ async def test_sends_are_rejected_while_the_transient_pool_is_empty(tmp_path: Pa
 
 @pytest.mark.parametrize("waited_seconds", [0, 0.1, 0.3, 3.5, 6])
 @pytest.mark.parametrize("is_enabled", [True, False])
-async def test_patience_says_what_the_checks_say(store: MessageStore, waited_seconds: float, is_enabled: bool) -> None:
+async def test_while_the_broker_is_calm_every_check_says_yes(
+    store: MessageStore, waited_seconds: float, is_enabled: bool
+) -> None:
     flow = flow_control(store, broker_fast_failure_enable=is_enabled)
     flow.last_tick -= waited_seconds
-    for check, patience in ((flow.check_send, flow.send_patience), (flow.check_pull, flow.pull_patience)):
-        is_refused = asyncio.get_running_loop().time() - flow.last_tick > patience
-        if is_refused:
-            with pytest.raises(SystemBusy):
-                check()
-        else:
+    flow._set_patience()
+    is_calm = asyncio.get_running_loop().time() <= flow.calm_until
+    assert is_calm == (waited_seconds < 0.2 or not is_enabled)
+    for check in (flow.check_send, flow.check_pull, flow.check_heartbeat, flow.check_end_transaction):
+        if is_calm:
             check()
 
 
-async def test_there_is_no_patience_while_the_page_cache_is_busy(store: MessageStore) -> None:
+async def test_a_broker_is_not_calm_while_the_page_cache_is_busy(store: MessageStore) -> None:
     flow = flow_control(store)
     flow.appended(1.1)
-    assert asyncio.get_running_loop().time() - flow.last_tick > flow.send_patience
+    assert asyncio.get_running_loop().time() > flow.calm_until
     ticking = asyncio.create_task(flow.tick())
     await asyncio.sleep(0)
-    assert asyncio.get_running_loop().time() - flow.last_tick < flow.send_patience
+    assert asyncio.get_running_loop().time() < flow.calm_until
     ticking.cancel()
+
+
+async def test_a_broker_with_a_transient_pool_is_never_calm(tmp_path: Path) -> None:
+    config = replace(small_config(tmp_path), transient_store_pool_enable=True, transient_store_pool_size=1)
+    with MessageStore.open(config) as store:
+        assert asyncio.get_running_loop().time() > flow_control(store).calm_until

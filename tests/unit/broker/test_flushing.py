@@ -7,6 +7,7 @@ import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+from downrange.broker.services.flushing import Flusher
 from downrange.clock import ManualClock
 from downrange.store.config import FlushDiskType
 from downrange.store.files import OS_FILES, Files, OsFiles
@@ -28,10 +29,17 @@ async def sync_flushing(root: Path, files: Files = OS_FILES) -> AsyncIterator[Wi
         broker.close()
 
 
+def flushed(flusher: Flusher, end_offset: int) -> asyncio.Future[FlushOutcome]:
+    """How waiting for the disk ends."""
+    outcome: asyncio.Future[FlushOutcome] = asyncio.get_running_loop().create_future()
+    flusher.tell_when_flushed(end_offset, outcome.set_result, may_block=False)
+    return outcome
+
+
 async def test_under_sync_flush_a_message_nobody_waits_for_reaches_the_disk_too(tmp_path: Path) -> None:
     async with sync_flushing(tmp_path) as broker:
         await asyncio.sleep(0)
-        end = broker.writer.append(new_message()).end_offset
+        end = broker.writer.append_one(new_message()).end_offset
         assert broker.store.flushed_offset < end
         async with asyncio.timeout(30):
             while broker.store.flushed_offset < end:
@@ -62,8 +70,8 @@ async def test_a_slow_sync_sends_the_next_ones_to_the_worker(tmp_path: Path) -> 
         async with asyncio.timeout(30):
             for seconds in (0.0, 0.0, 0.02, *[0.0] * 16, 0.0):
                 disk.seconds = seconds
-                end = broker.writer.append(new_message()).end_offset
-                assert await broker.flusher.wait_for(end) is FlushOutcome.FLUSHED
+                end = broker.writer.append_one(new_message()).end_offset
+                assert await flushed(broker.flusher, end) is FlushOutcome.FLUSHED
                 assert broker.store.flushed_offset >= end
         assert disk.is_here == [True, True, True, *[False] * 16, True]
 
@@ -73,7 +81,7 @@ async def test_all_who_wait_are_told_by_one_sync(tmp_path: Path) -> None:
     async with sync_flushing(tmp_path, disk) as broker:
         disk.clock = broker.clock
         async with asyncio.timeout(30):
-            waiting = [broker.flusher.wait_for(broker.writer.append(new_message()).end_offset) for _ in range(5)]
+            waiting = [flushed(broker.flusher, broker.writer.append_one(new_message()).end_offset) for _ in range(5)]
             assert await asyncio.gather(*waiting) == [FlushOutcome.FLUSHED] * 5
         assert disk.is_here == [True]
 
@@ -85,12 +93,12 @@ async def test_a_sync_waits_for_those_who_are_coming_in(tmp_path: Path) -> None:
         waiting = []
         async with asyncio.timeout(30):
             for _ in range(5):  # each turn of the loop reads a request of another connection
-                waiting.append(broker.flusher.wait_for(broker.writer.append(new_message()).end_offset))
+                waiting.append(flushed(broker.flusher, broker.writer.append_one(new_message()).end_offset))
                 await asyncio.sleep(0)
             assert await asyncio.gather(*waiting) == [FlushOutcome.FLUSHED] * 5
             assert disk.is_here == [True]
             for _ in range(40):  # but not for ever
-                waiting.append(broker.flusher.wait_for(broker.writer.append(new_message()).end_offset))
+                waiting.append(flushed(broker.flusher, broker.writer.append_one(new_message()).end_offset))
                 broker.clock.tick(0.0002)
                 await asyncio.sleep(0)
             assert len(disk.is_here) > 3
@@ -101,7 +109,7 @@ async def test_room_is_prepared_as_soon_as_some_was_used(tmp_path: Path) -> None
     broker = wire(tmp_path)
     running = asyncio.create_task(broker.flusher.run(lambda: None))
     await asyncio.sleep(0)
-    broker.writer.append(new_message())
+    broker.writer.append_one(new_message())
     async with asyncio.timeout(30):
         while broker.store.needs_next_file:
             await asyncio.sleep(0.001)  # another thread's work; the clock stands still
@@ -120,7 +128,7 @@ async def test_a_lone_sender_is_told_at_once(tmp_path: Path) -> None:
         def send() -> bool:
             """Whether its outcome is known at once."""
             before = len(told)
-            broker.flusher.tell_when_flushed(broker.writer.append(new_message()).end_offset, told.append)
+            broker.flusher.tell_when_flushed(broker.writer.append_one(new_message()).end_offset, told.append)
             return len(told) > before
 
         async def at_once(*, together: int = 1) -> list[bool]:
@@ -150,11 +158,11 @@ async def test_a_lone_sender_is_told_when_the_disk_says_no(tmp_path: Path) -> No
         async with asyncio.timeout(30):
             for _ in range(8):
                 assert (
-                    await broker.flusher.wait_for(broker.writer.append(new_message()).end_offset)
+                    await flushed(broker.flusher, broker.writer.append_one(new_message()).end_offset)
                     is FlushOutcome.FLUSHED
                 )
         files.fail["sync"] = errno.EIO
         told: list[FlushOutcome] = []
-        broker.flusher.tell_when_flushed(broker.writer.append(new_message()).end_offset, told.append)
+        broker.flusher.tell_when_flushed(broker.writer.append_one(new_message()).end_offset, told.append)
         assert told == [FlushOutcome.FAILED]
         assert not broker.store.is_writable

@@ -99,7 +99,7 @@ async def test_black_listed_keys_are_refused_as_captured(broker: AdminBroker, ke
 @pytest.mark.parametrize(
     ("body", "code", "part_of_remark"),
     [
-        (b"fileReservedTime=24\nlistenPort=1", 16, "listenPort can not be updated while running; what can: "),
+        (b"fileReservedTime=24\nlistenPort=1", 16, "listenPort can not be updated while running; these keys can: "),
         (b"storePathRootDir=/tmp/x", 16, "storePathRootDir can not be updated"),
         (b"noSuchKey=1\nfileReservedTime=24", 16, "noSuchKey can not be updated"),
         (b"fileReservedTime=soon\nbrokerPermission=4", 1, "fileReservedTime=soon: expected a whole number"),

@@ -27,7 +27,7 @@ from downrange.protocol.bodies.groups import (
 )
 from downrange.protocol.codes import LanguageCode, RequestCode, ResponseCode
 from downrange.store.config import BrokerRole
-from downrange.transport.handler import refuse
+from downrange.transport.serving import refuse
 from tests.unit.broker.admin_broker import NOW, AdminBroker, golden_reply, linked
 
 

@@ -21,6 +21,7 @@ from downrange.protocol.bodies.topics import CreateTopicRequest, TopicConfigs, T
 from downrange.protocol.codes import RequestCode, ResponseCode
 from downrange.store.config import BrokerRole
 from tests.unit.broker.admin_broker import NOW, AdminBroker, golden_reply
+from tests.unit.store.small_store import clean_up_round
 
 
 @pytest.fixture
@@ -249,9 +250,9 @@ async def test_expired_files_are_deleted_outside_the_hour_once_asked_for(tmp_pat
     for _ in range(20):
         broker.put("TopicA")
     in_the_future = 32_503_680_000_000
-    assert broker.retention.run_round(in_the_future).deleted_files == []
+    assert clean_up_round(broker.retention, broker.store, in_the_future)[0] == []
     assert (await broker.ask(RequestCode.DELETE_EXPIRED_COMMITLOG)).code == 0
-    assert broker.retention.run_round(in_the_future).deleted_files != []
+    assert clean_up_round(broker.retention, broker.store, in_the_future)[0] != []
     broker.store.close()
 
 

@@ -20,7 +20,7 @@ from prometheus_client.samples import Sample
 from downrange.broker.clients import Client, ConsumerGroup
 from downrange.broker.config import BrokerConfig
 from downrange.broker.live_config import LiveConfig
-from downrange.broker.metrics import MetricsServer
+from downrange.broker.metrics import MetricSources, MetricsServer
 from downrange.broker.metrics_collector import BrokerCollector
 from downrange.broker.metrics_http import MAX_CONNECTIONS, HttpReply, HttpServer
 from downrange.broker.statistics import Statistics
@@ -29,6 +29,7 @@ from downrange.protocol.bodies.offsets import ConsumerOffsets
 from downrange.store.config import StoreConfig
 from downrange.transport.connection import Connection
 from downrange.transport.errors import ListenFailed
+from tests.unit.broker.counted_puts import put
 
 NOW = 1_794_732_390_000
 DOCUMENT = Path(__file__).parents[3] / "docs" / "reference" / "metrics.md"
@@ -65,6 +66,12 @@ def client(name: str, language: int = 0, version: int = 409) -> Client:
     return Client(cast(Connection, object()), name, language, version, NOW)
 
 
+class Family:
+    """A family of requests that has served none."""
+
+    accelerated = not_accelerated = 0
+
+
 class Broker:
     """The parts a metrics server reads, to be filled by a test."""
 
@@ -72,18 +79,17 @@ class Broker:
         self.clock = ManualClock(NOW)
         self.statistics = Statistics(NOW)
         self.store = FakeStore()
+        self.sends, self.pulls = Family(), Family()
         self.consumers: list[ConsumerGroup] = []
         self.producers: list[tuple[str, list[Client]]] = []
         self.offsets: dict[str, dict[int, int]] = {}
         self.metrics_port = 0
         self.half_messages: Callable[[], Mapping[str, int]] | None = None
-        self.pulled_offset: Callable[[str, str, int], int | None] | None = None
-        self.watermarks: Callable[[], Mapping[str, int]] | None = None
         self.slave_lags: Callable[[], Mapping[str, int]] | None = None
 
     def server(self) -> MetricsServer:
         config = BrokerConfig(broker_name="broker-a", broker_permission=6, metrics_port=self.metrics_port)
-        return MetricsServer(
+        sources = MetricSources(
             LiveConfig(config, StoreConfig()),
             self.store,
             ["A", "B", "C"],
@@ -93,11 +99,11 @@ class Broker:
             self.producers,
             self.statistics,
             self.clock,
+            families={"sends": self.sends, "pulls": self.pulls},
             half_messages=self.half_messages,
-            pulled_offset=self.pulled_offset,
-            watermarks=self.watermarks,
             slave_lags=self.slave_lags,
         )
+        return MetricsServer(sources)
 
     async def scrape(self) -> str:
         async with serving(self.server()) as port:
@@ -162,19 +168,19 @@ def labels(**values: str) -> frozenset[tuple[str, str]]:
 
 def documented() -> dict[str, str]:
     """Name -> type of every metric in the reference page."""
-    rows = re.findall(r"^\| `(rocketmq_\w+)` \| (\w+)", DOCUMENT.read_text("utf-8"), re.MULTILINE)
+    rows = re.findall(r"^\| `((?:rocketmq|downrange)_\w+)` \| (\w+)", DOCUMENT.read_text("utf-8"), re.MULTILINE)
     return dict(rows)
 
 
 async def test_every_documented_metric_is_there_with_its_type_and_no_other(broker: Broker) -> None:
-    types = re.findall(r"^# TYPE (rocketmq_\w+) (\w+)$", await broker.scrape(), re.MULTILINE)
+    types = re.findall(r"^# TYPE ((?:rocketmq|downrange)_\w+) (\w+)$", await broker.scrape(), re.MULTILINE)
     assert len(types) == len(dict(types))
     assert dict(types) == documented()
 
 
 async def test_documented_labels_are_the_labels(broker: Broker) -> None:
     statistics = broker.statistics
-    statistics.put("A", 1, 100)
+    put(statistics, "A", 1, 100)
     statistics.got("A", "g", 1, 100)
     statistics.sent_to_dlq("g")
     statistics.committed("A")
@@ -184,17 +190,17 @@ async def test_documented_labels_are_the_labels(broker: Broker) -> None:
     broker.consumers = [ConsumerGroup("g", "CONSUME_PASSIVELY", "CLUSTERING", "", {}, _members(client("c1")))]
     broker.offsets = {"A@g": {0: 50}}
     broker.half_messages = lambda: {"A": 1}
-    broker.pulled_offset = lambda topic, group, queue_id: 60
-    broker.watermarks = lambda: {"pull": 3}
     broker.slave_lags = lambda: {"10.0.0.2:42911": 8}
     text = await broker.scrape()
     wanted = {
         name: {part.strip() for part in row.split(",") if part.strip()}
-        for name, row in re.findall(r"^\| `(rocketmq_\w+)` \|[^|]*\|([^|]*)\|", DOCUMENT.read_text(), re.MULTILINE)
+        for name, row in re.findall(
+            r"^\| `((?:rocketmq|downrange)_\w+)` \|[^|]*\|([^|]*)\|", DOCUMENT.read_text(), re.MULTILINE
+        )
     }
     common = {"cluster", "node_type", "node_id", "le", "storage_type", "storage_medium"}
     for sample in parse(text):
-        if sample.name.startswith("rocketmq_"):
+        if sample.name.startswith(("rocketmq_", "downrange_")):
             name = re.sub(r"_(bucket|count|sum)$", "", sample.name)
             assert sample.labels.keys() - common == wanted.pop(name, sample.labels.keys() - common), name
     assert wanted == {}  # each had a sample
@@ -204,23 +210,30 @@ def _members(*clients: Client) -> dict[Connection, Client]:
     return {one.connection: one for one in clients}
 
 
-async def test_incoming_messages_by_topic_and_type(broker: Broker) -> None:
-    broker.statistics.put("A", 3, 900)
-    broker.statistics.put("A", 1, 5000, "delay")
-    broker.statistics.put("SCHEDULE_TOPIC_XXXX", 1, 100, "delay")
+async def test_incoming_messages_by_topic(broker: Broker) -> None:
+    put(broker.statistics, "A", 3, 900)
+    put(broker.statistics, "A", 1, 5000)
+    put(broker.statistics, "SCHEDULE_TOPIC_XXXX", 1, 100)
     assert await broker.samples("rocketmq_messages_in_total") == {
-        labels(topic="A", message_type="normal", is_system="false"): 3,
-        labels(topic="A", message_type="delay", is_system="false"): 1,
-        labels(topic="SCHEDULE_TOPIC_XXXX", message_type="delay", is_system="true"): 1,
+        labels(topic="A", message_type="normal", is_system="false"): 4,
+        labels(topic="SCHEDULE_TOPIC_XXXX", message_type="normal", is_system="true"): 1,
     }
     sizes = await broker.samples("rocketmq_throughput_in_total")
-    assert sizes[labels(topic="A", message_type="normal", is_system="false")] == 900
-    assert sizes[labels(topic="A", message_type="delay", is_system="false")] == 5000
+    assert sizes[labels(topic="A", message_type="normal", is_system="false")] == 5900
+
+
+async def test_requests_that_a_compiled_step_has_served_and_those_that_it_has_not(broker: Broker) -> None:
+    broker.sends.accelerated, broker.sends.not_accelerated, broker.pulls.accelerated = 7, 2, 1
+    for name, counts in (("accelerated", (7, 1)), ("not_accelerated", (2, 0))):
+        assert await broker.samples(f"downrange_requests_{name}_total") == {
+            labels(family="sends"): counts[0],
+            labels(family="pulls"): counts[1],
+        }
 
 
 async def test_message_sizes_accumulate(broker: Broker) -> None:
-    broker.statistics.put("A", 2, 2048)
-    broker.statistics.put("A", 1, 5000)
+    put(broker.statistics, "A", 2, 2048)
+    put(broker.statistics, "A", 1, 5000)
     buckets = await broker.samples("rocketmq_message_size_bucket")
     ends = {dict(key)["le"]: value for key, value in buckets.items()}
     assert ends == {"1024": 2, "4096": 2, "524288": 3, "1048576": 3, "2097152": 3, "4194304": 3, "+Inf": 3}
@@ -253,18 +266,6 @@ async def test_lag_is_what_a_group_has_not_consumed(broker: Broker) -> None:
         }
     ready = await broker.samples("rocketmq_consumer_ready_messages")
     assert ready[labels(topic="A", consumer_group="behind", **group)] == 10
-    assert await broker.samples("rocketmq_consumer_inflight_messages") == {}
-
-
-@pytest.mark.parametrize(("pulled", "inflight"), [(97, 7), (None, 0), (80, 0), (500, 10)])
-async def test_messages_pulled_and_not_consumed_are_in_flight(
-    broker: Broker, pulled: int | None, inflight: int
-) -> None:
-    broker.offsets = {"A@g": {0: 90}}
-    broker.pulled_offset = lambda topic, group, queue_id: pulled
-    assert list((await broker.samples("rocketmq_consumer_inflight_messages")).values()) == [inflight]
-    assert list((await broker.samples("rocketmq_consumer_ready_messages")).values()) == [10 - inflight]
-    assert list((await broker.samples("rocketmq_consumer_lag_messages")).values()) == [10]
 
 
 async def test_connections_by_language_and_version(broker: Broker) -> None:
@@ -307,7 +308,7 @@ async def test_requests_and_delays_as_histograms(broker: Broker) -> None:
     broker.statistics.rpc(310, 0, 0.4)
     broker.statistics.rpc(310, 0, 4.0)
     broker.statistics.rpc(9999, 777, 1.0)
-    broker.statistics.delayed(61)
+    broker.statistics.delayed(61, 1)
     assert await broker.samples("rocketmq_rpc_latency_count") == {
         labels(request_code="send_message_v2", response_code="success", protocol_type="remoting"): 2,
         labels(request_code="9999", response_code="777", protocol_type="remoting"): 1,
@@ -318,7 +319,7 @@ async def test_requests_and_delays_as_histograms(broker: Broker) -> None:
 
 async def test_names_of_any_kind_survive_the_text(broker: Broker) -> None:
     topic = 'odd"name\\with\nlines and ünicode'
-    broker.statistics.put(topic, 1, 100)
+    put(broker.statistics, topic, 1, 100)
     (key,) = await broker.samples("rocketmq_messages_in_total")
     assert dict(key)["topic"] == topic
 
@@ -327,14 +328,14 @@ async def test_counters_only_grow_over_scrapes(broker: Broker) -> None:
     async with serving(broker.server()) as port:
         seen = []
         for _ in range(3):
-            broker.statistics.put("A", 2, 200)
+            put(broker.statistics, "A", 2, 200)
             _, _, body = await get(port, "/metrics?x=1")
             seen += [one.value for one in parse(body.decode()) if one.name == "rocketmq_messages_in_total"]
     assert seen == [2, 4, 6]
 
 
 async def test_several_scrapers_at_once_get_the_same_page(broker: Broker) -> None:
-    broker.statistics.put("A", 1, 100)
+    put(broker.statistics, "A", 1, 100)
     async with serving(broker.server()) as port:
         answers = await asyncio.gather(*(get(port, "/metrics") for _ in range(8)))
     pages = {re.sub(rb"(?m)^(# \w+ )?process_.*\n", b"", body) for _, _, body in answers}
@@ -557,7 +558,7 @@ async def test_a_page_that_fails_is_a_500_and_a_log_line(caplog: pytest.LogCaptu
 
 def test_a_large_page_comes_in_small_pieces_and_is_whole(broker: Broker) -> None:
     for number in range(500):
-        broker.statistics.put(f"topic-{number}", 1, 100)
+        put(broker.statistics, f"topic-{number}", 1, 100)
         broker.offsets[f"topic-{number}@g"] = {0: 0}
     pieces = list(BrokerCollector(broker.server()._sources).pieces())
     assert max(piece.count(b"\n") for piece in pieces) <= 66

@@ -66,27 +66,27 @@ async def test_requests_for_an_unknown_topic_are_answered_as_by_the_genuine_brok
 
 async def test_a_commit_is_found_again(broker: WiredBroker) -> None:
     reply = broker.ask(commit(7))
-    assert (reply.code, reply.raw_ext) == (0, {})
-    assert broker.ask(query()).raw_ext == {"offset": "7"}
+    assert (reply.code, reply.raw_ext is None, reply.ext_fields) == (0, False, {})
+    assert broker.ask(query()).ext_fields == {"offset": "7"}
     broker.ask(commit(3))
-    assert broker.ask(query()).raw_ext == {"offset": "3"}
+    assert broker.ask(query()).ext_fields == {"offset": "3"}
 
 
 async def test_a_new_group_on_a_young_queue_starts_at_its_beginning(broker: WiredBroker) -> None:
-    assert broker.ask(query("unknown")).raw_ext == {"offset": "0"}
+    assert broker.ask(query("unknown")).ext_fields == {"offset": "0"}
     for _ in range(3):
         put(broker.store, topic="orders")
-    assert broker.ask(query()).raw_ext == {"offset": "0"}
+    assert broker.ask(query()).ext_fields == {"offset": "0"}
     broker.ask(commit(-1))
-    assert broker.ask(query()).raw_ext == {"offset": "0"}
+    assert broker.ask(query()).ext_fields == {"offset": "0"}
 
 
 async def test_a_5_x_client_may_forbid_that(broker: WiredBroker) -> None:
     reply = broker.ask(query(zero=False))
-    assert (reply.code, reply.remark, reply.raw_ext) == (22, NOT_FOUND, {})
+    assert (reply.code, reply.remark, reply.raw_ext is None, reply.ext_fields) == (22, NOT_FOUND, False, {})
     assert broker.ask(query(zero=True)).code == 0
     broker.ask(commit(4))
-    assert broker.ask(query(zero=False)).raw_ext == {"offset": "4"}
+    assert broker.ask(query(zero=False)).ext_fields == {"offset": "4"}
 
 
 async def test_nothing_is_found_when_the_first_message_lies_beyond_memory(tmp_path: Path) -> None:
@@ -146,10 +146,10 @@ async def test_the_ends_of_a_queue(broker: WiredBroker) -> None:
         put(broker.store, topic="orders")
         broker.clock.tick(1)
     header = GetMaxOffsetRequest(topic="orders", queue_id=0, committed=True, bname="broker-a")
-    assert broker.ask(request(RequestCode.GET_MAX_OFFSET, header)).raw_ext == {"offset": "4"}
-    assert broker.ask(queue(RequestCode.GET_MIN_OFFSET)).raw_ext == {"offset": "0"}
-    assert broker.ask(queue(RequestCode.GET_EARLIEST_MSG_STORETIME)).raw_ext == {"timestamp": str(NOW)}
-    assert broker.ask(queue(RequestCode.GET_EARLIEST_MSG_STORETIME, queue_id=1)).raw_ext == {"timestamp": "-1"}
+    assert broker.ask(request(RequestCode.GET_MAX_OFFSET, header)).ext_fields == {"offset": "4"}
+    assert broker.ask(queue(RequestCode.GET_MIN_OFFSET)).ext_fields == {"offset": "0"}
+    assert broker.ask(queue(RequestCode.GET_EARLIEST_MSG_STORETIME)).ext_fields == {"timestamp": str(NOW)}
+    assert broker.ask(queue(RequestCode.GET_EARLIEST_MSG_STORETIME, queue_id=1)).ext_fields == {"timestamp": "-1"}
 
 
 async def test_an_offset_is_found_by_time(broker: WiredBroker) -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
 from downrange.broker.config import BrokerConfig
-from downrange.broker.held_pulls import HeldPulls
 from downrange.broker.live_config import LiveConfig
 from downrange.broker.message_writer import MessageWriter
 from downrange.broker.replication.errors import ReplicationError
@@ -20,6 +19,7 @@ from downrange.broker.replication.waiting import WaitingSenders
 from downrange.broker.replication.wire import HEADER, REPORT
 from downrange.broker.services.flushing import Flusher
 from downrange.broker.statistics import Statistics
+from downrange.broker.waiting_pulls import WaitingPulls
 from downrange.clock import ManualClock
 from downrange.store.config import BrokerRole
 from downrange.store.errors import StoreError
@@ -30,6 +30,13 @@ from tests.unit.broker.fake_transport import FakeTransport
 from tests.unit.store.small_store import NOW, put, small_config
 
 PUT_OK = PutMessageStatus.PUT_OK
+
+
+def copied(ask: Callable[..., None], end_offset: int, **options: Any) -> asyncio.Future[PutMessageStatus]:
+    """How the wait for a slave ends."""
+    status: asyncio.Future[PutMessageStatus] = asyncio.get_running_loop().create_future()
+    ask(end_offset, status.set_result, **options)
+    return status
 
 
 @pytest.fixture
@@ -61,7 +68,7 @@ def connect(slaves: Slaves) -> tuple[SlaveLink, FakeTransport]:
 
 async def test_a_sender_waits_until_any_slave_has_its_message(config: LiveConfig, clock: ManualClock) -> None:
     senders = WaitingSenders(config, clock)
-    first, second = senders.wait_for(100, slaves=2), senders.wait_for(200, slaves=2)
+    first, second = copied(senders.tell_when_copied, 100, slaves=2), copied(senders.tell_when_copied, 200, slaves=2)
     senders.acknowledge(99)
     assert not first.done()
     senders.acknowledge(150)
@@ -69,14 +76,14 @@ async def test_a_sender_waits_until_any_slave_has_its_message(config: LiveConfig
     assert first.result() is PUT_OK
     assert not second.done()
     assert senders.acknowledged_offset == 150
-    assert senders.wait_for(150, slaves=1).result() is PUT_OK
+    assert copied(senders.tell_when_copied, 150, slaves=1).result() is PUT_OK
 
 
 async def test_a_sender_gives_up_after_the_slave_timeout(config: LiveConfig, clock: ManualClock) -> None:
     senders = WaitingSenders(config, clock)
-    early = senders.wait_for(100, slaves=1)
+    early = copied(senders.tell_when_copied, 100, slaves=1)
     await clock.advance(1)
-    late = senders.wait_for(200, slaves=1)
+    late = copied(senders.tell_when_copied, 200, slaves=1)
     await clock.advance(2)
     senders.expire()
     assert early.result() is PutMessageStatus.FLUSH_SLAVE_TIMEOUT
@@ -86,9 +93,9 @@ async def test_a_sender_gives_up_after_the_slave_timeout(config: LiveConfig, clo
 
 async def test_without_a_slave_near_enough_nobody_waits(config: LiveConfig, clock: ManualClock) -> None:
     senders = WaitingSenders(config, clock)
-    assert senders.wait_for(100, slaves=0).result() is PutMessageStatus.SLAVE_NOT_AVAILABLE
-    assert senders.wait_for(3000, slaves=1).result() is PutMessageStatus.SLAVE_NOT_AVAILABLE
-    assert not senders.wait_for(2999, slaves=1).done()
+    assert copied(senders.tell_when_copied, 100, slaves=0).result() is PutMessageStatus.SLAVE_NOT_AVAILABLE
+    assert copied(senders.tell_when_copied, 3000, slaves=1).result() is PutMessageStatus.SLAVE_NOT_AVAILABLE
+    assert not copied(senders.tell_when_copied, 2999, slaves=1).done()
 
 
 # --- the master's side --------------------------------------------------------------------------------------------
@@ -99,12 +106,12 @@ async def test_a_connection_is_no_slave_before_it_reports(
 ) -> None:
     slaves = Slaves(store, config, clock)
     link, transport = connect(slaves)
-    assert slaves.wait_for(10).result() is PutMessageStatus.SLAVE_NOT_AVAILABLE
+    assert copied(slaves.tell_when_copied, 10).result() is PutMessageStatus.SLAVE_NOT_AVAILABLE
     link.data_received(REPORT.pack(0)[:5])
     assert transport.taken() == b""
     link.data_received(REPORT.pack(0)[5:])
     assert transport.taken() == HEADER.pack(0, 0)
-    assert not slaves.wait_for(10).done()
+    assert not copied(slaves.tell_when_copied, 10).done()
 
 
 async def test_what_arrives_in_one_turn_goes_out_in_one_packet(
@@ -325,7 +332,7 @@ async def test_a_message_is_safe_when_disk_and_slave_have_it(
     slaves, flusher = Slaves(store, config, clock), HeldFlusher()
     link, _ = connect(slaves)
     link.data_received(REPORT.pack(0))
-    writer = MessageWriter(store, HeldPulls(), cast(Flusher, flusher), Statistics(NOW, "c"), clock, slaves)
+    writer = MessageWriter(store, WaitingPulls(), cast(Flusher, flusher), Statistics(NOW, "c"), clock, slaves)
     end = put(store).end_offset
     told: list[PutMessageStatus] = []
     writer.tell_when_safe(end, told.append)

@@ -15,7 +15,9 @@ from downrange.protocol.bodies.kv_config import KVTable
 from downrange.protocol.framing import FrameDecoder
 from downrange.store.message_store import MessageStore
 from tests.support.golden import scenarios
-from tests.unit.store.small_store import NOW, open_store, put
+from tests.unit.broker.counted_puts import put
+from tests.unit.store.small_store import NOW, open_store
+from tests.unit.store.small_store import put as store_one
 
 RATES = {"putTps", "getFoundTps", "getMissTps", "getTotalTps", "getTransferedTps"}
 
@@ -53,7 +55,7 @@ def test_the_texts_have_the_form_of_a_genuine_broker(store: MessageStore) -> Non
 
     statistics = Statistics(NOW - 117_000)
     for second in range(116):
-        statistics.put("A", 1, 200)
+        put(statistics, "A", 1, 200)
         statistics.got("A", "g", 1, 200)
         statistics.get_missed()
         statistics.sample(NOW - 116_000 + second * 1001)
@@ -67,12 +69,12 @@ def test_the_texts_have_the_form_of_a_genuine_broker(store: MessageStore) -> Non
 def test_statistics_of_the_captured_minute_read_the_same(store: MessageStore) -> None:
     golden = captured()
     statistics = Statistics(int(golden["bootTimestamp"]))
-    statistics.put("A", 50, 12_069)
+    put(statistics, "A", 50, 12_069)
     statistics.got("A", "g", 72, 9000)
     statistics.get_latency(7.4)
     for millis, count in ((0, 14), (1, 7), (2, 2), (12, 1)):
         for _ in range(count):
-            statistics.put_latency(millis)
+            statistics.sent_together(310, 1, millis)
     now = statistics.started_millis
     for _ in range(61):
         now += 1000
@@ -100,7 +102,7 @@ def test_a_fresh_broker(store: MessageStore) -> None:
 def test_rates_stand_side_by_side_and_empty_when_unknown(store: MessageStore) -> None:
     statistics = Statistics(NOW)
     statistics.sample(NOW + 1000)
-    statistics.put("A", 30, 3000)
+    put(statistics, "A", 30, 3000)
     statistics.get_missed()
     for second in range(2, 12):
         statistics.sample(NOW + second * 1000)
@@ -111,7 +113,7 @@ def test_rates_stand_side_by_side_and_empty_when_unknown(store: MessageStore) ->
 
 
 def test_the_store_speaks_for_itself(store: MessageStore) -> None:
-    result = put(store, b"x" * 2000)
+    result = store_one(store, b"x" * 2000)
     ours = info(store, Statistics(NOW), NOW + 90_061_000, waited_millis=12.7)
     assert ours["commitLogMinOffset"] == "0"
     assert ours["commitLogMaxOffset"] == str(result.size)
@@ -125,7 +127,7 @@ def test_the_store_speaks_for_itself(store: MessageStore) -> None:
 
 def test_with_the_transient_pool_what_waits_for_its_commit_is_told(tmp_path: Path) -> None:
     with open_store(tmp_path, transient_store_pool_enable=True) as store:
-        result = put(store)
+        result = store_one(store)
         ours = info(store, Statistics(NOW), transient_buffers=4)
         assert ours["remainHowManyDataToCommit"] == f"{result.size} B"
         assert ours["remainTransientStoreBufferNumbs"] == "4"

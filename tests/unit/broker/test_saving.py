@@ -34,7 +34,7 @@ async def test_a_table_is_saved_every_so_often_also_after_a_failure(
     await clock.advance(0.1)
     async with asyncio.timeout(30):
         await file.over.wait()
-        while "cannot save CommittedOffsets, trying on" not in caplog.text:
+        while "cannot save CommittedOffsets, trying again" not in caplog.text:
             await asyncio.sleep(0)
         (tmp_path / "config").unlink()
         file.over.clear()

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from downrange.broker.sql.errors import EvaluationError, SqlError
+from downrange.broker.sql.errors import SqlError
 from downrange.broker.sql.expression import compile_sql
 from downrange.broker.sql.java_values import order_doubles, to_double, to_int, to_long
 from downrange.broker.sql.parser import MAX_DEPTH
@@ -18,8 +18,8 @@ ERROR = "error"
 def result(expression: str, properties: Mapping[str, str]) -> bool | str | None:
     compiled = compile_sql(expression)
     try:
-        answer = compiled.evaluate(properties.get)
-    except EvaluationError:
+        answer = compiled.condition(properties.get)
+    except ValueError:
         assert not compiled.matches(properties.get)
         return ERROR
     assert compiled.matches(properties.get) is (answer is True)
@@ -242,7 +242,7 @@ def test_text_behind_the_end_is_ignored_and_reported(expression: str, same_as: s
     ],
 )
 def test_what_is_nested_or_long_still_evaluates(expression: str) -> None:
-    compile_sql(expression).evaluate({"a": "7"}.get)
+    compile_sql(expression).condition({"a": "7"}.get)
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ def test_only_the_properties_that_matter_are_looked_up() -> None:
         asked.append(name)
         return "1"
 
-    compile_sql("a = 1 OR b = 2").evaluate(look_up)
+    compile_sql("a = 1 OR b = 2").condition(look_up)
     assert asked == ["a"]
 
 

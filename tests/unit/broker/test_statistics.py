@@ -14,6 +14,7 @@ from downrange.protocol.bodies.body import decode_body
 from downrange.protocol.bodies.statistics import BrokerStatsData, StatsItem
 from downrange.protocol.framing import FrameDecoder
 from tests.support.golden import scenarios
+from tests.unit.broker.counted_puts import put
 
 NOW = 1_794_732_390_000
 NOTHING = StatsItem()
@@ -58,8 +59,8 @@ def test_rates_are_unknown_until_there_are_samples_enough(seconds: Seconds) -> N
 
 def test_rates_cover_their_span_and_no_more(seconds: Seconds) -> None:
     seconds.run(1)
-    seconds.statistics.put("A", 30, 3000)
-    seconds.statistics.put("B", 30, 3000)
+    put(seconds.statistics, "A", 30, 3000)
+    put(seconds.statistics, "B", 30, 3000)
     seconds.run(10)
     assert seconds.statistics.put_rates == Rates(6.0, None, None)
     seconds.run(1)
@@ -86,18 +87,18 @@ def test_pulls_count_found_missed_and_messages_apart(seconds: Seconds) -> None:
 
 def test_a_clock_that_stands_still_or_runs_back_gives_no_rate(seconds: Seconds) -> None:
     for step in range(11):
-        seconds.statistics.put("A", 1, 100)
+        put(seconds.statistics, "A", 1, 100)
         seconds.statistics.sample(NOW - step)
     assert seconds.statistics.put_rates.ten_seconds == 0.0
     assert seconds.data("TOPIC_PUT_NUMS", "A").stats_minute == StatsItem(sum=10, tps=0.0, avgpt=1.0)
 
 
 def test_a_minute_holds_six_times_ten_seconds(seconds: Seconds) -> None:
-    seconds.statistics.put("A", 12, 1200)
+    put(seconds.statistics, "A", 12, 1200)
     assert seconds.data("TOPIC_PUT_NUMS", "A").stats_minute == NOTHING
     seconds.run(10)
     assert seconds.data("TOPIC_PUT_NUMS", "A").stats_minute == StatsItem(sum=12, tps=1.2, avgpt=12.0)
-    seconds.statistics.put("A", 48, 4800)
+    put(seconds.statistics, "A", 48, 4800)
     seconds.run(10)
     assert seconds.data("TOPIC_PUT_NUMS", "A").stats_minute == StatsItem(sum=60, tps=3.0, avgpt=30.0)
     seconds.run(40)
@@ -110,16 +111,16 @@ def test_a_minute_holds_six_times_ten_seconds(seconds: Seconds) -> None:
 
 
 def test_a_key_is_measured_from_its_own_beginning(seconds: Seconds) -> None:
-    seconds.statistics.put("old", 1, 100)
+    put(seconds.statistics, "old", 1, 100)
     seconds.run(25)
-    seconds.statistics.put("new", 6, 600)
+    put(seconds.statistics, "new", 6, 600)
     seconds.run(15)
     assert seconds.data("TOPIC_PUT_NUMS", "new").stats_minute == StatsItem(sum=6, tps=0.3, avgpt=6.0)  # 20 s, not 40
     assert seconds.data("TOPIC_PUT_NUMS", "old").stats_minute == StatsItem(sum=1, tps=1 / 40, avgpt=1.0)
 
 
 def test_hours_and_days_have_their_own_samples(seconds: Seconds) -> None:
-    seconds.statistics.put("A", 7200, 720_000)
+    put(seconds.statistics, "A", 7200, 720_000)
     seconds.run(600)
     data = seconds.data("TOPIC_PUT_NUMS", "A")
     assert (data.stats_hour, data.stats_day) == (StatsItem(sum=7200, tps=12.0, avgpt=7200.0), NOTHING)
@@ -135,17 +136,17 @@ def test_hours_and_days_have_their_own_samples(seconds: Seconds) -> None:
 
 def test_an_idle_key_that_wakes_up_counts_right(seconds: Seconds) -> None:
     """Samples of idle keys are left out: nobody must see that."""
-    seconds.statistics.put("A", 5, 500)
+    put(seconds.statistics, "A", 5, 500)
     seconds.run(400)
-    seconds.statistics.put("A", 6, 600)
+    put(seconds.statistics, "A", 6, 600)
     seconds.run(10)
     assert seconds.data("TOPIC_PUT_NUMS", "A").stats_minute == StatsItem(sum=6, tps=0.1, avgpt=6.0)
 
 
 def test_sizes_groups_and_send_backs_have_their_names(seconds: Seconds) -> None:
     statistics = seconds.statistics
-    statistics.put("A", 2, 500)
-    statistics.put("B", 1, 100)
+    put(statistics, "A", 2, 500)
+    put(statistics, "B", 1, 100)
     statistics.got("A", "g", 4, 1000)
     statistics.got("A", "h", 1, 50)
     statistics.sent_back("A", "g")
@@ -163,7 +164,7 @@ def test_sizes_groups_and_send_backs_have_their_names(seconds: Seconds) -> None:
         ]
     }
     assert list(sums.values()) == [2, 500, 4, 1000, 1, 3, 5]
-    assert (statistics.put_tps("A"), statistics.get_tps("A", "g"), statistics.get_tps("A", "x")) == (0.2, 0.4, 0.0)
+    assert (statistics.get_tps("A", "g"), statistics.get_tps("A", "x")) == (0.4, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -177,11 +178,10 @@ def test_sizes_groups_and_send_backs_have_their_names(seconds: Seconds) -> None:
     ],
 )
 def test_what_was_never_counted_does_not_exist(seconds: Seconds, name: str, key: str) -> None:
-    seconds.statistics.put("A", 1, 100)
+    put(seconds.statistics, "A", 1, 100)
     seconds.statistics.got("A", "g", 1, 100)
     seconds.run(10)
     assert seconds.statistics.data(name, key) is None
-    assert seconds.statistics.put_tps("B") == 0.0  # asking must not create the key either
     assert seconds.statistics.data("TOPIC_PUT_NUMS", "B") is None
 
 
@@ -201,11 +201,11 @@ def test_windows_agree_with_a_genuine_broker() -> None:
 
 
 def test_keys_idle_for_a_day_are_forgotten_but_totals_stay(seconds: Seconds) -> None:
-    seconds.statistics.put("idle", 5, 500)
+    put(seconds.statistics, "idle", 5, 500)
     seconds.statistics.got("idle", "g", 3, 300)
     seconds.run(10)
     for _ in range(8639):
-        seconds.statistics.put("busy", 1, 100)
+        put(seconds.statistics, "busy", 1, 100)
         seconds.run(10)
     assert seconds.statistics.data("TOPIC_PUT_NUMS", "idle") is not None
     seconds.run(10)
@@ -219,7 +219,7 @@ def test_keys_idle_for_a_day_are_forgotten_but_totals_stay(seconds: Seconds) -> 
 def test_deleted_topics_and_groups_are_forgotten(seconds: Seconds) -> None:
     statistics = seconds.statistics
     for topic in ("A", "B"):
-        statistics.put(topic, 1, 100)
+        put(statistics, topic, 1, 100)
         statistics.committed(topic)
         statistics.rolled_back(topic)
         for group in ("g", "h"):
@@ -238,7 +238,7 @@ def test_deleted_topics_and_groups_are_forgotten(seconds: Seconds) -> None:
 
 
 def test_memory_follows_what_is_in_use(seconds: Seconds) -> None:
-    seconds.statistics.put("A", 1, 100)
+    put(seconds.statistics, "A", 1, 100)
     seconds.run(3600 * 23)
     ((_, tally),) = seconds.statistics.puts()
     assert [len(rows) // 3 for rows in tally.windows] == [7, 7, 24]
@@ -250,19 +250,10 @@ def test_memory_follows_what_is_in_use(seconds: Seconds) -> None:
 )
 def test_sizes_fall_under_the_first_bound_not_below_them(size: int, bucket: int) -> None:
     statistics = Statistics(NOW)
-    statistics.put("A", 1, size)
+    put(statistics, "A", 1, size)
     ((_, tally),) = statistics.puts()
     assert [place for place, count in enumerate(tally.by_size) if count] == [bucket]
     assert len(tally.by_size) == len(SIZE_BOUNDS) + 1
-
-
-def test_special_messages_are_part_of_all(seconds: Seconds) -> None:
-    seconds.statistics.put("A", 1, 100)
-    seconds.statistics.put("A", 2, 300, "delay")
-    seconds.statistics.put("A", 1, 100, "delay")
-    ((_, tally),) = seconds.statistics.puts()
-    assert (tally.messages, tally.bytes) == (4, 500)
-    assert {kind: (one.messages, one.bytes) for kind, one in tally.special.items()} == {"delay": (3, 400)}
 
 
 def test_latencies_are_those_of_the_last_full_minute(seconds: Seconds) -> None:
@@ -270,7 +261,7 @@ def test_latencies_are_those_of_the_last_full_minute(seconds: Seconds) -> None:
     assert statistics.latencies.counts() is None
     assert statistics.latencies.percentile(0.99) == 0.0
     for millis in (0, 0.9, 1, 9.9, 10, 49, 50, 99, 100, 200, 500, 1000, 2000, 3000, 4000, 5000, 9999, 10_000):
-        statistics.put_latency(millis)
+        statistics.sent_together(310, 1, millis)
     seconds.run(59)
     assert statistics.latencies.counts() is None
     seconds.run(1)
@@ -285,7 +276,7 @@ def test_percentiles_agree_with_a_genuine_broker(seconds: Seconds) -> None:
     """Captured: of 24 puts 14 took no time, 9 less than 10 ms, 1 longer; both percentiles were 2 ms."""
     for millis, count in ((0, 14), (1, 7), (2, 2), (12, 1)):
         for _ in range(count):
-            seconds.statistics.put_latency(millis)
+            seconds.statistics.sent_together(310, 1, millis)
     seconds.run(60)
     assert seconds.statistics.latencies.percentile(0.99) == 2.0
     assert seconds.statistics.latencies.percentile(0.999) == 2.0
@@ -296,12 +287,12 @@ def test_percentiles_agree_with_a_genuine_broker(seconds: Seconds) -> None:
 def test_totals_are_copied_at_midnight() -> None:
     day = 86_400_000
     statistics = Statistics(3 * day + 1000, day_of=lambda now: now // day)
-    statistics.put("A", 5, 500)
+    put(statistics, "A", 5, 500)
     statistics.got("A", "g", 2, 200)
     statistics.sample(4 * day - 1)
     assert (statistics.put_days, statistics.get_days) == (DayTotals(0, 0, 5), DayTotals(0, 0, 2))
     statistics.sample(4 * day)
-    statistics.put("A", 1, 100)
+    put(statistics, "A", 1, 100)
     statistics.sample(4 * day + 1000)
     assert (statistics.put_days, statistics.get_days) == (DayTotals(0, 5, 6), DayTotals(0, 2, 2))
     statistics.sample(4 * day - 1)  # the clock wobbles around midnight
@@ -314,7 +305,7 @@ def test_totals_are_copied_at_midnight() -> None:
 def test_a_clock_set_back_by_days_does_not_stop_the_midnights() -> None:
     day = 86_400_000
     statistics = Statistics(300 * day, day_of=lambda now: now // day)
-    statistics.put("A", 5, 500)
+    put(statistics, "A", 5, 500)
     statistics.sample(10 * day)
     statistics.sample(11 * day)
     assert statistics.put_days == DayTotals(0, 5, 5)
@@ -342,7 +333,7 @@ async def test_the_service_samples_every_second() -> None:
     service = asyncio.create_task(run_statistics(statistics, clock))
     await asyncio.sleep(0)
     await clock.advance(1)
-    statistics.put("A", 20, 2000)
+    put(statistics, "A", 20, 2000)
     await clock.advance(9)
     assert statistics.put_rates == Rates(None, None, None)
     await clock.advance(1)
@@ -371,18 +362,17 @@ def test_requests_that_were_answered_together_share_the_time() -> None:
     assert statistics.get_millis_max == 6
 
 
-def test_plain_puts_are_counted_at_once_and_by_topic_when_somebody_asks(seconds: Seconds) -> None:
+def test_puts_are_counted_at_once_and_by_topic_when_somebody_asks(seconds: Seconds) -> None:
     statistics = seconds.statistics
-    stored = [("A", 3, 5400), ("B", 1, 100), ("A", 1, 100)]
+    stored = [("A", 3, 5400), ("B", 1, 100), ("A", 2, 200)]
 
     def take() -> list[tuple[str, int, int]]:
         taken = stored[:]
         stored.clear()
         return taken
 
-    statistics.take_plain_puts = take
-    statistics.put("A", 1, 100)
-    statistics.plain_puts += 5
+    statistics.take_puts = take
+    statistics.new_puts += 6
     statistics.put_large("A", 5200)
     assert statistics.put_messages == 6
     assert stored
@@ -392,11 +382,11 @@ def test_plain_puts_are_counted_at_once_and_by_topic_when_somebody_asks(seconds:
     assert tallies == {"A": (5, 5, 5600, [4, 0, 1]), "B": (1, 1, 100, [1, 0, 0])}
     assert statistics.put_messages == 6
     stored.append(("B", 6, 600))
-    statistics.plain_puts += 6
+    statistics.new_puts += 6
     seconds.run(10)
     assert seconds.data("TOPIC_PUT_NUMS", "B").stats_minute.sum == 7
     stored.append(("B", 1, 100))
-    statistics.plain_puts += 1
+    statistics.new_puts += 1
     statistics.forget_topic("B")
     assert statistics.put_messages == 13
     assert [topic for topic, _ in statistics.puts()] == ["A"]

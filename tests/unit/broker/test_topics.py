@@ -119,21 +119,21 @@ def test_what_may_be_sent_to_follows_the_table(open_topics: Open) -> None:
     assert topics.get(SCHEDULE_TOPIC) is not None
 
 
-def test_plain_sends_may_go_to_topics_without_anything_special(open_topics: Open) -> None:
+def test_usual_sends_may_go_to_topics_without_anything_special(open_topics: Open) -> None:
     topics = open_topics()
     topics.put(TopicConfig("orders", write_queue_nums=3))
     topics.put(TopicConfig("many", topic_filter_type="MULTI_TAG"))
     topics.put(TopicConfig("%RETRY%group"))
-    assert topics.plain["orders"] == 3
-    assert not topics.plain.keys() & {"many", "%RETRY%group", *SEND_FORBIDDEN_TOPICS}
+    assert topics.usual["orders"] == 3
+    assert not topics.usual.keys() & {"many", "%RETRY%group", *SEND_FORBIDDEN_TOPICS}
     topics.put(TopicConfig("orders", topic_filter_type="MULTI_TAG"))
-    assert "orders" not in topics.plain
+    assert "orders" not in topics.usual
     topics.put(TopicConfig("orders", write_queue_nums=5))
-    assert topics.plain["orders"] == 5
+    assert topics.usual["orders"] == 5
     topics.delete("orders")
-    assert "orders" not in topics.plain
+    assert "orders" not in topics.usual
     topics.replace_all(TopicConfigTable(topic_config_table={"new": TopicConfig("new")}))
-    assert topics.plain == {"new": TopicConfig("new").write_queue_nums}
+    assert topics.usual == {"new": TopicConfig("new").write_queue_nums}
 
 
 def test_system_topics_are_known(open_topics: Open) -> None:

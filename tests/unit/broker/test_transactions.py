@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import random
 from collections import Counter
 from dataclasses import replace
@@ -19,6 +20,7 @@ from downrange.protocol.command import request
 from downrange.store.config import FlushDiskType
 from tests.support.golden_store import unpack
 from tests.unit.broker.transactional import COMMIT, GROUP, ROLLBACK, UNKNOWN, Half, TransactionalBroker, asked
+from tests.unit.broker.wired import FakeConnection
 from tests.unit.store.small_store import FailingFiles
 
 NO_SPACE = 28
@@ -189,10 +191,11 @@ async def test_a_commit_that_cannot_be_stored_leaves_the_transaction_open(make: 
 
 async def test_who_wants_an_answer_gets_it_when_the_end_is_on_disk(make: Any) -> None:
     broker = make(flush_disk_type=FlushDiskType.SYNC_FLUSH)
-    later = broker.handle(broker.end_command(_stored_half(broker), COMMIT))
-    assert not later.done()
+    producer = FakeConnection()
+    assert broker.parts.handle(broker.end_command(_stored_half(broker), COMMIT), producer) is None
     broker.parts.flusher.close()  # the disk will never answer
-    assert (await later).code == ResponseCode.FLUSH_DISK_TIMEOUT
+    await asyncio.sleep(0)
+    assert [reply.code for reply in producer.replies()] == [ResponseCode.FLUSH_DISK_TIMEOUT]
 
 
 def _stored_half(broker: TransactionalBroker) -> Half:
@@ -543,7 +546,7 @@ async def test_ops_that_5x_wrote_in_one_count_after_a_restart(broker: Transactio
         broker.send()
     op = operation(0, 0, 0, b"\x0a\0\0\1\0\0\0\1")
     op.body = b"0,2,"
-    broker.parts.writer.append(op)
+    broker.parts.writer.append_one(op)
     broker.restart()
     assert list(broker.half_messages.offsets_waiting()) == [1]
 

@@ -9,19 +9,14 @@ from typing import Any, NamedTuple
 
 from downrange.broker.clients import Client
 from downrange.broker.config import BrokerConfig
-from downrange.broker.handlers.send import SendHandlers
-from downrange.broker.handlers.transactions import TransactionHandlers
-from downrange.broker.routes import handler_of
 from downrange.broker.services.transactions import TransactionService
-from downrange.broker.transactions.half_messages import HalfMessages
 from downrange.clock import ManualClock
 from downrange.model.message import StoredMessage
-from downrange.model.message_id import pack_host, parse_offset_message_id
+from downrange.model.message_id import parse_offset_message_id
 from downrange.protocol.bodies.send import SendMessageRequest, SendMessageResponse
 from downrange.protocol.bodies.transactions import CheckTransactionStateRequest, EndTransactionRequest
 from downrange.protocol.codes import RequestCode
 from downrange.protocol.command import Command, request
-from downrange.transport.handler import LaterReply, error_reply
 from tests.unit.broker.wired import BROKER, FakeConnection, WiredBroker, wire
 from tests.unit.store.small_store import read_all
 
@@ -43,8 +38,7 @@ class TransactionalBroker:
     def __init__(self, root: Path, *, broker: Mapping[str, Any] | None = None, **store: Any) -> None:
         self._root = root
         self._store = store
-        # Nothing ticks here, so a slow machine would look like a busy broker.
-        self._config: BrokerConfig = replace(BROKER, broker_fast_failure_enable=False, **(broker or {}))
+        self._config: BrokerConfig = replace(BROKER, **(broker or {}))
         self.clock: ManualClock | None = None
         self.sent = 0
         self._open()
@@ -53,15 +47,10 @@ class TransactionalBroker:
         self.parts: WiredBroker = wire(self._root, broker=self._config, clock=self.clock, **self._store)
         self.clock = self.parts.clock
         parts = self.parts
-        host = pack_host(self._config.broker_ip1, self._config.listen_port)
-        self.half_messages = HalfMessages(parts.store, parts.writer, parts.offsets, host)
+        self.half_messages = parts.half_messages
         self.service = TransactionService(
             parts.config, self.half_messages, parts.producers, parts.topics, parts.writer, parts.clock
         )
-        send = SendHandlers(parts.config, parts.topics, parts.groups, parts.writer, parts.flow)
-        send.on_half = self.half_messages.stored
-        ends = TransactionHandlers(parts.config, self.half_messages, parts.writer, parts.flusher, parts.flow)
-        self._handle = handler_of(send.routes, ends.routes)
 
     def restart(self, *, save: bool = True) -> None:
         """Start anew on the same files; what was not saved is forgotten, as after a crash."""
@@ -73,16 +62,11 @@ class TransactionalBroker:
     def close(self) -> None:
         self.parts.close()
 
-    def handle(self, command: Command) -> Command | LaterReply | None:
-        try:
-            return self._handle(command, FakeConnection())
-        except Exception as error:
-            return error_reply(command, error)
+    def handle(self, command: Command) -> Command | None:
+        return self.parts.handle(command)
 
     def ask(self, command: Command) -> Command:
-        reply = self.handle(command)
-        assert isinstance(reply, Command)
-        return reply
+        return self.parts.ask(command)
 
     # --- producers ----------------------------------------------------------------------------------------------
 

@@ -22,7 +22,9 @@ def lake(tmp_path: Path) -> Lake:
 
 
 def test_compact_and_check(command: Command, lake: Lake) -> None:
-    assert command("pipeline", "check", str(lake.root)).out == "3 files, 30 messages: all as the manifest says\n"
+    assert (
+        command("pipeline", "check", str(lake.root)).out == "3 files, 30 messages: everything is as the manifest says\n"
+    )
     done = command("pipeline", "compact", str(lake.root), "--json")
     assert [(one["replaced"], one["messages"]) for one in done.document["compacted"]] == [(3, 30)]
     assert command("pipeline", "compact", str(lake.root)).out == "joined 0 files into 0\n"
@@ -42,9 +44,9 @@ def test_compact_and_check(command: Command, lake: Lake) -> None:
         (["archive", "{lake}", "or/ders"], "illegal characters"),
         (["archive", "{lake}", "orders", "--store", "nowhere"], "nowhere is not a store directory"),
         (["archive", "{lake}", "orders", "--name", "a/b"], "'a/b' cannot name a pipeline"),
-        (["archive", "{lake}", "orders", "--every", "0"], "expected more than none"),
+        (["archive", "{lake}", "orders", "--every", "0"], "expected more than 0"),
         (["archive", "{lake}", "orders", "--every", "nan"], "nan seconds between batches"),
-        (["replay", "{lake}"], "say where to: --to TOPIC, or --to-own"),
+        (["replay", "{lake}"], "say where to send: --to TOPIC, or --to-own"),
         (["replay", "{lake}", "--to", "a", "--to-own"], "say where to"),
         (["replay", "{lake}", "--to", "a/b"], "illegal characters"),
         (["replay", "{lake}", "--to", "again", "--begin", "noon"], "'noon' is not a time"),

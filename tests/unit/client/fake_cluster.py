@@ -21,9 +21,9 @@ from downrange.protocol.codes import RequestCode, ResponseCode
 from downrange.protocol.command import Command, request
 from downrange.protocol.framing import FrameDecoder
 from downrange.transport.connection import Connection
-from downrange.transport.handler import refuse
 from downrange.transport.pool import connect
 from downrange.transport.server import Server
+from downrange.transport.serving import refuse, serve_commands
 from tests.support.golden import scenarios
 
 TOPIC = "orders"
@@ -148,7 +148,7 @@ async def fake_cluster(directory: Path, *names: str) -> AsyncIterator[FakeCluste
         connections: dict[str, Connection] = {}
         for name in names or ("broker-a",):
             broker = FakeBroker(name)
-            server = await stack.enter_async_context(Server(broker))
+            server = await stack.enter_async_context(Server(serve_commands(broker)))
             broker.address = f"127.0.0.1:{server.port}"
             brokers[name] = broker
             connections[name] = await connect(address)

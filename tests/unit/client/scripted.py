@@ -9,7 +9,7 @@ from math import isclose
 from typing import Any, cast
 
 from downrange.client.config import ClientConfig, ProducerConfig
-from downrange.client.producer import AsyncProducer
+from downrange.client.producer.producer import AsyncProducer
 from downrange.client.session import Session
 from downrange.clock import Clock, ManualClock
 from downrange.protocol.bodies.body import encode_body
@@ -18,8 +18,9 @@ from downrange.protocol.bodies.send import SendMessageRequest, SendMessageRespon
 from downrange.protocol.codes import RequestCode, ResponseCode
 from downrange.protocol.command import Command
 from downrange.transport.connection import Connection
-from downrange.transport.handler import LaterReply
+from downrange.transport.limits import Limits
 from downrange.transport.server import Server
+from downrange.transport.serving import LaterReply, serve_commands
 from tests.unit.client.fake_cluster import Answering, FakeBroker, FakeCluster, reply
 
 SEND = RequestCode.SEND_MESSAGE_V2
@@ -151,6 +152,6 @@ async def scripted_namesrv(**addresses: str) -> AsyncIterator[tuple[ScriptedName
     namesrv = ScriptedNamesrv()
     if addresses:
         namesrv.routes["orders"] = route_of(addresses)
-    async with Server(namesrv, drain_seconds=0.2) as server:
+    async with Server(serve_commands(namesrv), limits=Limits(drain_seconds=0.2)) as server:
         namesrv.address = f"127.0.0.1:{server.port}"
         yield namesrv, server

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from downrange.client.admin import Admin
-from downrange.client.admin.choice import ClusterNotChosen
+from downrange.client.admin.chosen_brokers import ClusterNotChosen
 from downrange.client.admin.runtime import BrokerRuntime
 from downrange.client.config import ClientConfig
 from downrange.client.errors import BrokerNotFound

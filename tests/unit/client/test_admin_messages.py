@@ -7,7 +7,7 @@ import pytest
 from downrange.client.admin import Admin
 from downrange.client.admin.messages import choose_queue
 from downrange.client.errors import MessageNotFound, NoRoute
-from downrange.client.send_result import SendStatus
+from downrange.client.producer.send_result import SendStatus
 from downrange.model.errors import MessageError
 from downrange.model.message import Message, MessageQueue, StoredMessage
 from downrange.model.message_id import pack_host

@@ -14,7 +14,7 @@ from downrange.client.config import ClientConfig
 from downrange.client.consumer.messages import ReceivedMessage
 from downrange.client.dead_letters import DeadLetter, DeadLetters, DeadLettersUnreadable
 from downrange.client.errors import GroupNotFound
-from downrange.client.messages import ForbiddenTopic
+from downrange.client.producer.outgoing import ForbiddenTopic
 from downrange.client.session import Session
 from downrange.model.topics import SubscriptionGroupConfig, TopicConfig
 from downrange.protocol.errors import SubscriptionGroupNotExist

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from downrange.client.direct_connection import DirectConnection
+from downrange.client.producer.blocking.direct_connection import DirectConnection
 from downrange.protocol.command import Command
 from downrange.protocol.errors import RemoteProtocolError
 from downrange.protocol.framing import FrameDecoder, decode_frame, encode
@@ -77,9 +77,9 @@ def answering(*pieces: bytes) -> Callable[[socket.socket], None]:
 
 
 def ask(connection: DirectConnection, seconds: float) -> Command:
-    frames = connection.exchange(REQUEST, seconds)
+    frames = connection.write_and_read(REQUEST, seconds)
     while not frames:
-        frames = connection.exchange(b"", seconds)
+        frames = connection.write_and_read(b"", seconds)
     (frame,) = frames
     return decode_frame(frame)
 
@@ -122,7 +122,7 @@ def test_a_reply_longer_than_one_read() -> None:
 @pytest.mark.parametrize("pieces", [(), (REPLY[:7],)])
 def test_silence_is_nothing(pieces: tuple[bytes, ...]) -> None:
     with connected(answering(*pieces)) as connection:
-        assert connection.exchange(REQUEST, 0.05) == []
+        assert connection.write_and_read(REQUEST, 0.05) == []
 
 
 def test_a_peer_that_does_not_read() -> None:
@@ -133,25 +133,25 @@ def test_a_peer_that_does_not_read() -> None:
 
     with connected(script) as connection:
         with pytest.raises(TimeoutError, match="no more data"):
-            connection.exchange(bytes(50_000_000), 0.05)
+            connection.write_and_read(bytes(50_000_000), 0.05)
         gone.set()
 
 
 def test_a_peer_that_goes_away_instead_of_answering() -> None:
     with connected(receive) as connection, pytest.raises(ConnectionError):
-        connection.exchange(REQUEST, 5)
+        connection.write_and_read(REQUEST, 5)
 
 
 def test_what_is_no_frame() -> None:
     with connected(answering(b"\xff" * 8)) as connection, pytest.raises(RemoteProtocolError, match="frame of"):
-        connection.exchange(REQUEST, 5)
+        connection.write_and_read(REQUEST, 5)
 
 
 def test_several_replies_at_once() -> None:
     with connected(answering(REPLY + REPLY + REPLY[:3], REPLY[3:])) as connection:
-        frames = connection.exchange(REQUEST, 5)
+        frames = connection.write_and_read(REQUEST, 5)
         while len(frames) < 3:
-            frames += connection.exchange(b"", 5)
+            frames += connection.write_and_read(b"", 5)
         assert list(map(decode_frame, frames)) == [Command(0, 1, 1)] * 3
 
 
@@ -192,7 +192,7 @@ def test_another_thread_can_end_the_waiting() -> None:
         cutting = threading.Thread(target=cut)
         cutting.start()
         with pytest.raises(ConnectionError):
-            connection.exchange(REQUEST, 30)
+            connection.write_and_read(REQUEST, 30)
         cutting.join()
         connection.cut()  # gone already: nothing happens
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from downrange.client.fault import Attempt, Outcome
-from downrange.client.fault.adaptive import FAILURES, Adaptive, AdaptiveSettings, AdaptiveState, Stage
+from downrange.client.producer.fault import Attempt, Outcome
+from downrange.client.producer.fault.adaptive import FAILURES, Adaptive, AdaptiveSettings, AdaptiveState, Stage
 from downrange.model.message import MessageQueue
 
 ADAPTIVE = Adaptive()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from downrange.client.fault import Attempt, Outcome
-from downrange.client.fault.latency import FaultItem, Latency, LatencyState
+from downrange.client.producer.fault import Attempt, Outcome
+from downrange.client.producer.fault.latency import FaultItem, Latency, LatencyState
 from downrange.model.message import MessageQueue
 
 LATENCY = Latency()

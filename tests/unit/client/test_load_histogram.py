@@ -31,19 +31,6 @@ def test_small_values_are_exact_and_many_at_once_count_as_many() -> None:
     assert (histogram.count, histogram.percentile(50), histogram.percentile(1)) == (100, 100, 5)
 
 
-def test_what_began_at_several_moments_is_recorded_as_if_one_by_one() -> None:
-    chance = random.Random(8)
-    together, alone = Histogram(), Histogram()
-    for now in (1000, 10**9, 10**15):
-        moments = [now - int(chance.lognormvariate(10, 4)) for _ in range(500)] + [now, now + 1, now - 127, now - 128]
-        together.record_since(moments, now)
-        for moment in moments:
-            alone.record(now - moment)
-    together.record_since([], 10**15)
-    assert together._counts == alone._counts
-    assert (together.count, together.total, together.largest) == (alone.count, alone.total, alone.largest)
-
-
 def test_an_empty_histogram_says_zero() -> None:
     assert (Histogram().percentile(99), Histogram().mean) == (0, 0)
 

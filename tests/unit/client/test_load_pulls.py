@@ -8,8 +8,8 @@ from downrange.load.pull_replies import PullReplies, count_records, expected_hea
 from downrange.load.pull_requests import PullRequests
 from downrange.load.replies import ReplyLayout, learn_layout
 from downrange.protocol.bodies.fields import encode_fields
-from downrange.protocol.bodies.plain_pull import parse_pull
 from downrange.protocol.bodies.pull import PullMessageRequest, PullMessageResponse
+from downrange.protocol.bodies.pull_frames import parse_pull
 from downrange.protocol.codes import ResponseCode, SerializeType
 from downrange.protocol.command import Command
 from downrange.protocol.errors import RemoteProtocolError

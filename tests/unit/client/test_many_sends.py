@@ -7,14 +7,14 @@ import random
 from collections.abc import Iterator
 
 import pytest
+from msgspec import structs
 
-from downrange.client import many_sends
 from downrange.client.config import ProducerConfig
 from downrange.client.errors import ClientClosed, SendFailed
-from downrange.client.messages import BodyMissing
-from downrange.client.producer import AsyncProducer
-from downrange.client.send_result import SendResult
-from downrange.compiled import steps
+from downrange.client.producer import many_sends
+from downrange.client.producer.outgoing import BodyMissing
+from downrange.client.producer.producer import AsyncProducer
+from downrange.client.producer.send_result import SendResult
 from downrange.model.message import Message
 from downrange.protocol.codes import RequestCode, ResponseCode
 from downrange.protocol.command import Command
@@ -199,24 +199,22 @@ async def test_closing_ends_those_that_go_on(cluster: FakeCluster) -> None:
         await producer.send_all(numbered(1))
 
 
-@pytest.mark.skipif(steps is None, reason="built without a compiler, or DOWNRANGE_PURE is set")
-async def test_the_short_way_is_taken_and_follows_the_route(cluster: FakeCluster) -> None:
+async def test_destinations_follow_the_route(cluster: FakeCluster) -> None:
     answer_sends(cluster, stored)
     async with AsyncProducer("producers", cluster.namesrv) as producer:
-        for queue in await producer.queues(TOPIC):
-            await producer.send(Message(TOPIC, b"9"), queue=queue)
+        delivery = producer.delivery
+        assert delivery.aim(Message(TOPIC, b"1"), None, None, None) is None, "no route is known"
         await producer.send(Message(TOPIC, b"9"))
-        plain = producer.delivery._plain
-        assert plain is not None
-        loop = asyncio.get_running_loop()
-        for message in (Message(TOPIC, b"1"), Message(TOPIC, b"2", "tag", "key", properties={"a": "b"})):
-            asked: asyncio.Future[object] = loop.create_future()
-            assert plain.ask(message, None, asked) is not None
-            assert isinstance(await asked, SendResult)
-        nobody: asyncio.Future[object] = loop.create_future()
-        for unusual in (Message(TOPIC, b"1", sharding_key="one"), Message(TOPIC, b""), Message("other", b"1")):
-            assert plain.ask(unusual, None, nobody) is None
-        assert plain.ask(Message(TOPIC, b"1"), 0.0, nobody) is None
+        before = delivery.aim(Message(TOPIC, b"1"), None, None, None)
         await producer.session.look_up_route(TOPIC)
-        assert plain.ask(Message(TOPIC, b"1"), None, loop.create_future()) is not None, "the route is the same"
-        assert plain.ask(Message(TOPIC, b"1"), 5, loop.create_future()) is not None
+        again = delivery.aim(Message(TOPIC, b"1"), None, None, None)
+        assert before is not None
+        assert again is not None
+        assert again[2] is before[2], "the route is the same"
+        route = producer.session.known_route(TOPIC)
+        assert route is not None
+        other = structs.replace(route, queue_datas=route.queue_datas[:1])
+        producer.session._store_route(TOPIC, other)
+        assert delivery.aim(Message(TOPIC, b"1"), None, None, None) is None, "its queues are not known yet"
+        result = await producer.send(Message(TOPIC, b"1"))
+        assert result.queue.broker_name == other.queue_datas[0].broker_name

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Callable
 
 from downrange.client.config import ClientConfig, ProducerConfig
-from downrange.client.fault import QueueChooser, strategy
-from downrange.client.fault.attempt import Attempt, Outcome
-from downrange.client.probing import ROUTES_AT_ONCE, run_probes
-from downrange.client.publish_info import PublishInfo, publish_info
+from downrange.client.producer.fault import QueueChooser, strategy
+from downrange.client.producer.fault.attempt import Attempt, Outcome
+from downrange.client.producer.probing import ROUTES_AT_ONCE, run_probes
+from downrange.client.producer.publish_info import PublishInfo, publish_info
 from downrange.client.session import Session
 from downrange.clock import ManualClock
 from downrange.model.message import Message

@@ -14,14 +14,15 @@ from pathlib import Path
 import pytest
 
 import downrange
-from downrange.client import background_loop, direct_sends
-from downrange.client.blocking import Producer
+from downrange.client import background_loop
 from downrange.client.config import ProducerConfig
-from downrange.client.direct_sends import DirectSends
 from downrange.client.errors import ClientClosed, SendFailed, TooManySends
-from downrange.client.hooks import SendContext
-from downrange.client.messages import BodyMissing, InvalidGroup
-from downrange.client.send_result import SendResult, SendStatus
+from downrange.client.producer.blocking import direct_sends
+from downrange.client.producer.blocking.direct_sends import DirectSends
+from downrange.client.producer.blocking.producer import Producer
+from downrange.client.producer.hooks import SendContext
+from downrange.client.producer.outgoing import BodyMissing, InvalidGroup
+from downrange.client.producer.send_result import SendResult, SendStatus
 from downrange.model.errors import MQError
 from downrange.model.message import Message, MessageQueue
 from downrange.protocol.bodies.body import decode_body
@@ -109,7 +110,7 @@ def test_threads_that_wait_have_connections_of_their_own(brokers: FakeCluster) -
     with Producer("producers", brokers.namesrv) as producer:
         for queue in producer.queues(TOPIC) * 2:
             assert producer.send(MESSAGE, queue=queue).queue == queue
-        assert set(direct_of(producer)._turns) == {(broker.address, 0) for broker in brokers.brokers.values()}
+        assert set(direct_of(producer)._connections) == {(broker.address, 0) for broker in brokers.brokers.values()}
         beats = {connection for connection, code in brokers.broker.came_by if code == RequestCode.HEART_BEAT}
         sent = [connection for connection, code in brokers.broker.came_by if code == RequestCode.SEND_MESSAGE_V2]
         assert sent[-1] not in beats, "what a broker asks a client must reach the loop"
@@ -122,10 +123,10 @@ def test_a_broker_that_closed_an_idle_connection_costs_no_attempt(brokers: FakeC
         for _ in range(2):
             producer.send(MESSAGE, queue=queue)
         for _ in range(3):
-            (turns,) = direct_of(producer)._turns.values()
+            (turns,) = direct_of(producer)._connections.values()
             turns.cut()
             assert producer.send(MESSAGE, queue=queue).status is SendStatus.SEND_OK
-            assert turns not in direct_of(producer)._turns.values()
+            assert turns not in direct_of(producer)._connections.values()
     assert all_sends(brokers) == 5
 
 
@@ -167,7 +168,7 @@ def test_two_threads_have_a_connection_each_and_more_take_turns(brokers: FakeClu
         queue = producer.queues(TOPIC)[0]
         for _ in range(2):
             producer.send(MESSAGE, queue=queue)
-        assert len(direct_of(producer)._turns) == 1, "one thread needs no more"
+        assert len(direct_of(producer)._connections) == 1, "one thread needs no more"
         answer_sends(brokers, lambda command: silence(command) if command.body_bytes == b"slow" else stored(command))
 
         def begin_slow(count: int) -> Future[SendResult]:
@@ -179,10 +180,10 @@ def test_two_threads_have_a_connection_each_and_more_take_turns(brokers: FakeClu
         first = begin_slow(1)
         producer.send(MESSAGE, queue=queue)
         second = begin_slow(2)
-        one, other = direct_of(producer)._turns.values()
+        one, other = direct_of(producer)._connections.values()
         assert [len(one.requests), len(other.requests)] == [1, 1]
         producer.send(MESSAGE, queue=queue)
-        assert [*direct_of(producer)._turns.values()] == [one, other]
+        assert [*direct_of(producer)._connections.values()] == [one, other]
         for slow in (first, second):
             with pytest.raises(SendFailed):
                 slow.result(10)

@@ -10,9 +10,9 @@ import pytest
 
 from downrange.client.config import ProducerConfig
 from downrange.client.errors import BrokerNotFound, ClientClosed, ClientCode, SendFailed, TooManySends
-from downrange.client.fault import StrategyName
-from downrange.client.producer import AsyncProducer
-from downrange.client.send_result import SendResult, SendStatus
+from downrange.client.producer.fault import StrategyName
+from downrange.client.producer.producer import AsyncProducer
+from downrange.client.producer.send_result import SendResult, SendStatus
 from downrange.clock import ManualClock
 from downrange.model.errors import MQError
 from downrange.model.message import Message, MessageQueue
@@ -23,6 +23,7 @@ from downrange.protocol.errors import SystemBusy
 from downrange.transport.connection import Connection
 from downrange.transport.errors import RequestTimedOut
 from downrange.transport.server import Server
+from downrange.transport.serving import serve_commands
 from tests.unit.client.fake_cluster import TOPIC, FakeCluster, reply
 from tests.unit.client.scripted import (
     SEND,
@@ -231,7 +232,7 @@ async def test_a_connection_that_breaks_during_a_send_is_retried(cluster: FakeCl
         return None
 
     answer_sends(cluster, stored, "broker-a")
-    async with Server(cut) as server:
+    async with Server(serve_commands(cut)) as server:
         cluster.brokers["broker-b"].address = f"127.0.0.1:{server.port}"
         await cluster.register(TopicConfig(TOPIC, 2, 2), on="broker-b")
         async with producer_of(cluster.namesrv) as producer:
@@ -267,7 +268,7 @@ async def test_async_retries_a_lost_connection_on_the_same_broker_only(cluster: 
         return stored(command)
 
     answer_sends(cluster, stored, "broker-a")
-    async with Server(cut_twice) as server:
+    async with Server(serve_commands(cut_twice)) as server:
         cluster.brokers["broker-b"].address = f"127.0.0.1:{server.port}"
         await cluster.register(TopicConfig(TOPIC, 2, 2), on="broker-b")
         async with producer_of(cluster.namesrv) as producer:

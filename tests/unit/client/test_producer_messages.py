@@ -12,19 +12,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from downrange.client import messages as rules
 from downrange.client.compression import Compression, CompressionMissing, compress, plain_body
 from downrange.client.config import ProducerConfig
 from downrange.client.errors import SendFailed
-from downrange.client.messages import batches, check_batch, outgoing, properties_text
-from downrange.client.producer import AsyncProducer
+from downrange.client.producer import outgoing as rules
+from downrange.client.producer.outgoing import (
+    Outgoing,
+    OutgoingRules,
+    check_batch,
+    make_batch,
+    make_outgoing,
+    properties_text,
+)
+from downrange.client.producer.producer import AsyncProducer
 from downrange.model.errors import MessageError
 from downrange.model.hashing import java_hash
 from downrange.model.message import Message, MessageQueue, SysFlag
 from downrange.model.properties import decode_properties
 from downrange.protocol.bodies.fields import encode_fields
 from downrange.protocol.bodies.send import SendMessageRequest, decode_batch, encode_entry
-from downrange.protocol.bodies.send_template import SendTemplate
+from downrange.protocol.bodies.send_template import LONGEST_FRAME, SendTemplate, encode_send
 from downrange.protocol.codes import RequestCode
 from downrange.protocol.command import Command
 from downrange.protocol.framing import FrameDecoder, encode
@@ -114,12 +121,16 @@ def test_settings_that_cannot_be_are_refused(options: dict[str, Any]) -> None:
 # --- as they travel ---------------------------------------------------------------------------------------------------
 
 
+def outgoing(message: Message, message_id: str, config: ProducerConfig, topic: str) -> Outgoing:
+    return make_outgoing(message, topic, message_id[:-4], int(message_id[-4:], 16), 0, OutgoingRules.of(config))
+
+
 def test_a_send_has_the_fields_of_the_genuine_client() -> None:
     (first, *_) = genuine_sends("send_ordered")
     theirs = first.header(SendMessageRequest)
     properties = decode_properties(theirs.properties)
     message = Message(theirs.topic, first.body_bytes, tags=properties["TAGS"], keys=properties["KEYS"])
-    ready = outgoing(message, properties["UNIQ_KEY"], CONFIG, message.topic, 0)
+    ready = outgoing(message, properties["UNIQ_KEY"], CONFIG, message.topic)
     assert ready.body == first.body_bytes
     assert decode_properties(ready.properties) == properties
     template = SendTemplate(
@@ -145,7 +156,7 @@ def test_a_delayed_and_a_namespaced_send_match_the_genuine_client() -> None:
     theirs = decode_properties(spaced.properties)
     config = ProducerConfig(namespace="gsnsA")
     message = Message("TopicInNs", b"x", tags=theirs["TAGS"], keys=theirs["KEYS"])
-    assert decode_properties(outgoing(message, theirs["UNIQ_KEY"], config, spaced.topic, 0).properties) == theirs
+    assert decode_properties(outgoing(message, theirs["UNIQ_KEY"], config, spaced.topic).properties) == theirs
 
 
 def test_a_batch_matches_the_genuine_client() -> None:
@@ -163,7 +174,11 @@ def test_a_batch_matches_the_genuine_client() -> None:
         )
         for entry in theirs
     ]
-    (ready,) = batches(members, iter(ids).__next__, CONFIG, header.topic, 0)
+    assert len({each[:-4] for each in ids}) == 1
+    numbers = (int(each[-4:], 16) for each in ids)
+    (ready,) = make_batch(
+        tuple(members), header.topic, header.topic, ids[0][:-4], numbers.__next__, 0, OutgoingRules.of(CONFIG)
+    )
     assert ready.code == command.code
     assert decode_properties(ready.properties) == decode_properties(header.properties)
     ours = decode_batch(ready.body)
@@ -204,7 +219,8 @@ def test_a_template_fills_in_what_field_by_field_encoding_gives(
     whole = encode(command, opaque=7)
     (received,) = FrameDecoder().feed(whole)
     assert received.ext_fields == encode_fields(header)
-    assert template.frame(7, queue_id, sys_flag, born, flag, properties, b"body") == whole
+    numbers_and_text = queue_id, sys_flag, born, flag, properties
+    assert encode_send(template.pieces, 7, *numbers_and_text, b"body", LONGEST_FRAME) == whole
 
 
 async def test_names_carry_the_namespace_on_the_wire_only(cluster: FakeCluster) -> None:
@@ -222,9 +238,9 @@ async def test_names_carry_the_namespace_on_the_wire_only(cluster: FakeCluster) 
 
 
 def test_bodies_from_4_kib_are_compressed_and_say_with_what() -> None:
-    small = outgoing(Message("T", b"x" * 4095), "ID", CONFIG, "T", 0)
+    small = outgoing(Message("T", b"x" * 4095), "ID0000", CONFIG, "T")
     assert (small.body, small.sys_flag) == (b"x" * 4095, 0)
-    large = outgoing(Message("T", b"x" * 4096), "ID", CONFIG, "T", 0)
+    large = outgoing(Message("T", b"x" * 4096), "ID0000", CONFIG, "T")
     assert large.sys_flag == SysFlag.COMPRESSED | SysFlag.ZLIB
     assert zlib.decompress(large.body) == b"x" * 4096
     assert plain_body(stored_message(large.body, large.sys_flag)) == b"x" * 4096
@@ -245,7 +261,7 @@ def test_other_compressions_work_where_installed_and_say_so_where_not(kind: Comp
         with pytest.raises(MessageError, match="downrange"):
             plain_body(stored_message(b"?", SysFlag.COMPRESSED | flag))
         return
-    ready = outgoing(Message("T", b"text " * 2000), "ID", config, "T", 0)
+    ready = outgoing(Message("T", b"text " * 2000), "ID0000", config, "T")
     assert len(ready.body) < 5000
     packed = stored_message(ready.body, ready.sys_flag)
     assert plain_body(packed) == b"text " * 2000
@@ -278,9 +294,9 @@ def test_messages_that_cannot_share_a_batch(members: list[Message], why: str) ->
 
 @given(st.lists(st.integers(1, 400), min_size=1, max_size=40), st.integers(500, 1500))
 def test_a_batch_is_split_by_size_in_order(sizes: list[int], most: int) -> None:
-    ids = (f"{number:032d}" for number in itertools.count())
-    members = [Message("T", bytes([size % 256]) * size) for size in sizes]
-    requests = list(batches(members, ids.__next__, replace(CONFIG, max_message_size=most), "T", 0))
+    members = tuple(Message("T", bytes([size % 256]) * size) for size in sizes)
+    limits = OutgoingRules.of(replace(CONFIG, max_message_size=most))
+    requests = make_batch(members, "T", "T", "0" * 28, itertools.count().__next__, 0, limits)
     assert [entry.body for ready in requests for entry in decode_batch(ready.body)] == [m.body for m in members]
     assert all(len(ready.body) <= most for ready in requests)
     # No request could have taken the first message of the next one as well.
@@ -292,7 +308,7 @@ def test_a_batch_is_split_by_size_in_order(sizes: list[int], most: int) -> None:
 def test_one_message_too_large_for_a_batch_is_told() -> None:
     config = replace(CONFIG, max_message_size=100)
     with pytest.raises(rules.BodyTooLarge, match="send it alone"):
-        list(batches([Message("T", b"x" * 90)], lambda: "ID", config, "T", 0))
+        make_batch((Message("T", b"x" * 90),), "T", "T", "ID", itertools.count().__next__, 0, OutgoingRules.of(config))
 
 
 async def test_every_message_of_a_batch_has_its_result(cluster: FakeCluster) -> None:

@@ -11,8 +11,8 @@ import pytest
 from downrange.client.config import ClientConfig
 from downrange.client.errors import NoNameServer, NoRoute
 from downrange.client.namespace import unwrap, wrap
-from downrange.client.producer import AsyncProducer
-from downrange.client.publish_info import publish_info, route_from_model
+from downrange.client.producer.producer import AsyncProducer
+from downrange.client.producer.publish_info import publish_info, route_from_model
 from downrange.client.session import Session
 from downrange.clock import ManualClock
 from downrange.model.message import Message, MessageQueue
@@ -25,6 +25,7 @@ from downrange.protocol.command import Command, request
 from downrange.settings import ConfigError
 from downrange.transport.connection import Connection
 from downrange.transport.server import Server
+from downrange.transport.serving import serve_commands
 from tests.unit.client.fake_cluster import TOPIC, FakeCluster
 from tests.unit.client.scripted import (
     Silence,
@@ -277,7 +278,7 @@ async def test_a_broker_no_route_names_any_more_is_disconnected(cluster: FakeClu
     def handler(command: Command, connection: Connection) -> Command:
         return stored(command) if command.code == RequestCode.SEND_MESSAGE_V2 else command.reply()
 
-    async with Server(handler) as server:
+    async with Server(serve_commands(handler)) as server:
         old = f"127.0.0.1:{server.port}"
         async with scripted_namesrv(broker_a=old) as (namesrv, _), producer_of(namesrv.address) as producer:
             await producer.send(MESSAGE)
@@ -295,7 +296,7 @@ async def test_requests_of_brokers_are_answered_from_the_table() -> None:
         connections.append(connection)
         return command.reply()
 
-    async with Server(handler) as server, Session(ClientConfig((NOBODY,))) as session:
+    async with Server(serve_commands(handler)) as server, Session(ClientConfig((NOBODY,))) as session:
         session.handlers[RequestCode.CHECK_TRANSACTION_STATE] = lambda command, connection: command.reply(remark="mine")
         await session.invoke(f"127.0.0.1:{server.port}", request(RequestCode.HEART_BEAT))
         answer = await connections[0].request(request(RequestCode.CHECK_TRANSACTION_STATE), 5)

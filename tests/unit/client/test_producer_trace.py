@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from downrange.client.config import ProducerConfig
-from downrange.client.hooks import SendContext
-from downrange.client.retry import SendKind
-from downrange.client.send_result import SendResult, SendStatus
+from downrange.client.producer.hooks import SendContext
+from downrange.client.producer.retry import SendKind
+from downrange.client.producer.send_result import SendResult, SendStatus
 from downrange.client.trace import encode_pub
 from downrange.client.trace_reader import trace_of
 from downrange.client.trace_writer import MAX_TRACE_BYTES, MAX_WAITING, TraceWriter

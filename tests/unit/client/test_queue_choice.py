@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from downrange.client.fault import Attempt, NoQueue, Outcome, QueueChooser, strategy
-from downrange.client.fault.chooser import INDEX_MASK
+from downrange.client.producer.fault import Attempt, NoQueue, Outcome, QueueChooser, strategy
+from downrange.client.producer.fault.chooser import INDEX_MASK
 from downrange.model.message import MessageQueue
 from downrange.settings import ConfigError
 

@@ -8,8 +8,8 @@ from typing import NamedTuple, cast
 import pytest
 
 from downrange.client.config import ProducerConfig
-from downrange.client.messages import outgoing
-from downrange.client.request_reply import AwaitedReplies, NotARequest, as_reply, reply_to
+from downrange.client.producer.outgoing import OutgoingRules, make_outgoing
+from downrange.client.producer.request_reply import AwaitedReplies, NotARequest, as_reply, reply_to
 from downrange.clock import ManualClock
 from downrange.model.errors import MessageError
 from downrange.model.properties import decode_properties
@@ -48,7 +48,7 @@ def test_a_reply_is_what_the_genuine_client_makes_of_a_request(scenario: str) ->
     header = genuine.header(SendMessageRequest)
     reply = reply_to(question, genuine.body_bytes)
     assert reply.topic == header.topic
-    ready = as_reply(outgoing(reply, "UNIQUE", ProducerConfig(), "namespace%topic", 0), reply)
+    ready = as_reply(make_outgoing(reply, "namespace%topic", "UNIQUE", 0, 0, OutgoingRules.of(ProducerConfig())), reply)
     assert (ready.code, ready.topic) == (genuine.code, header.topic)
     theirs, ours = decode_properties(header.properties), decode_properties(ready.properties)
     for properties in (theirs, ours):

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from downrange.client.errors import BrokerNotFound
-from downrange.client.fault import Outcome
-from downrange.client.retry import (
+from downrange.client.producer.fault import Outcome
+from downrange.client.producer.retry import (
     Decision,
     SendKind,
     after_async_attempt,

@@ -8,7 +8,7 @@ import pytest
 from downrange.client.brokers import Broker, masters_of, reader_of
 from downrange.client.config import ClientConfig, split_addresses
 from downrange.client.errors import BrokerNotFound, ClusterNotFound, NoNameServer, NoRoute
-from downrange.client.outcomes import ask_each
+from downrange.client.per_server import ask_each
 from downrange.client.session import Session
 from downrange.clock import ManualClock
 from downrange.model.errors import MQError
@@ -22,6 +22,7 @@ from downrange.transport.connection import Connection
 from downrange.transport.errors import ConnectFailed
 from downrange.transport.pool import split_address
 from downrange.transport.server import Server
+from downrange.transport.serving import serve_commands
 from tests.unit.client.fake_cluster import TOPIC, FakeCluster
 
 NOBODY = "127.0.0.1:1"
@@ -151,7 +152,7 @@ async def test_an_error_reply_becomes_the_error_of_its_code() -> None:
     def handler(command: Command, connection: Connection) -> Command:
         return command.reply(int(command.ext_fields["code"]), "why")
 
-    async with Server(handler) as server, session_of(NOBODY) as session:
+    async with Server(serve_commands(handler)) as server, session_of(NOBODY) as session:
         address = f"127.0.0.1:{server.port}"
 
         def asking(code: int) -> Command:

@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from downrange.cli.main import app
-from downrange.client.fault import Outcome, strategy
-from downrange.client.fault.adaptive import AdaptiveSettings
+from downrange.client.producer.fault import Outcome, strategy
+from downrange.client.producer.fault.adaptive import AdaptiveSettings
 from downrange.settings import ConfigError
 from downrange.simulation import SCENARIOS, Plan, Report, simulate
 from downrange.simulation.broker_model import Ailment, Fault, SimulatedBroker

@@ -7,14 +7,10 @@ import random
 from contextlib import suppress
 from typing import cast
 
-import pytest
-
-from downrange import compiled
-from downrange.client import stored_reply
-from downrange.client.exchange import results_of
-from downrange.client.messages import Outgoing
-from downrange.client.send_result import SendResult, SendStatus
-from downrange.client.stored_reply import Expected, read_stored, take_stored
+from downrange.client.producer.outgoing import Outgoing
+from downrange.client.producer.send_requests import results_of
+from downrange.client.producer.send_result import Expected, SendResult, SendStatus
+from downrange.client.producer.stored_reply import read_stored, result_of, take_stored
 from downrange.model.message import Message, MessageQueue
 from downrange.protocol.bodies.send import SendMessageResponse
 from downrange.protocol.codes import ResponseCode, SerializeType
@@ -47,7 +43,7 @@ def agrees(frame: Frame) -> bool:
         return False
     command = decode_frame(frame)
     assert (command.code, command.opaque, command.is_response) == (0, stored.opaque, True)
-    assert results_of(command, READY, QUEUE) == (stored.result(EXPECTED),)
+    assert results_of(command, READY, QUEUE) == (result_of(stored.stored, SendStatus.SEND_OK, EXPECTED),)
     return True
 
 
@@ -82,12 +78,6 @@ def test_only_success_is_read() -> None:
     assert read_stored(frame_of(binary)) is None
 
 
-@pytest.fixture(params=[compiled.VARIANT, "pure"])
-def each_variant(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.param == "pure":
-        monkeypatch.setattr(stored_reply, "steps", None)
-
-
 class Asking:
     """A connection, as far as `take_stored` needs it."""
 
@@ -107,7 +97,6 @@ class Asking:
         return take_stored(list(frames), 0, cast(Connection, self))
 
 
-@pytest.mark.usefixtures("each_variant")
 async def test_each_reply_reaches_who_asked() -> None:
     asking = Asking()
     waiters = [asking.ask(number) for number in (1, 2, 3)]
@@ -119,7 +108,6 @@ async def test_each_reply_reaches_who_asked() -> None:
     assert (list(asking.requests), asking.room) == ([2], 2)
 
 
-@pytest.mark.usefixtures("each_variant")
 async def test_the_rest_is_left_from_the_first_frame_that_is_not_ours() -> None:
     asking = Asking()
     asking.ask(1)
@@ -131,7 +119,6 @@ async def test_the_rest_is_left_from_the_first_frame_that_is_not_ours() -> None:
     assert (list(asking.requests), asking.room, other.done()) == ([2, 3], 1, False)
 
 
-@pytest.mark.usefixtures("each_variant")
 async def test_who_gave_up_is_told_nothing_but_makes_room() -> None:
     asking = Asking()
     asking.ask(1).cancel()

@@ -5,7 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from downrange.model.errors import MessageError
-from downrange.model.properties import decode_properties, encode_properties, find_property
+from downrange.model.properties import (
+    decode_properties,
+    encode_properties,
+    find_in_bytes,
+    find_property,
+    find_tags_and_keys,
+)
 from downrange.model.subscription import SQL92, parse_tags, subscribe
 from downrange.model.topics import check_group_name, check_topic_name, is_system_topic
 
@@ -20,17 +26,28 @@ def test_properties_survive_a_round_trip(properties: dict[str, str]) -> None:
     assert decode_properties(text.removesuffix("\x02")) == properties, "4.9 writes no separator at the end"
 
 
-@given(st.dictionaries(names, values), names)
-def test_one_property_is_found_without_reading_the_others(properties: dict[str, str], name: str) -> None:
-    for text in (encode_properties(properties), encode_properties(properties).removesuffix("\x02")):
-        assert find_property(text, name) == properties.get(name)
-        for known, value in properties.items():
-            assert find_property(text, known) == value
+pieces = st.text(st.sampled_from("ab\x01\x02é"), max_size=30)
+
+
+@given(pieces, st.text(st.sampled_from("abé"), min_size=1, max_size=2))
+def test_one_property_is_found_without_reading_the_others(text: str, name: str) -> None:
+    value = decode_properties(text).get(name)
+    assert find_property(text, name) == value
+    assert find_in_bytes(text.encode(), name.encode()) == (value.encode() if value else None)
+
+
+@given(pieces)
+def test_what_queue_and_index_want_is_found_at_once(text: str) -> None:
+    text = text.replace("a", "TAGS").replace("b", "KEYS").replace("é", "UNIQ_KEY")
+    found = decode_properties(text)
+    assert find_tags_and_keys(text) == (found.get("TAGS"), found.get("UNIQ_KEY"), found.get("KEYS"))
 
 
 def test_an_empty_value_does_not_hide_an_earlier_one() -> None:
-    text = "a\x011\x02b\x012\x02a\x01\x02"
-    assert find_property(text, "a") == decode_properties(text)["a"] == "1"
+    text = "TAGS\x011\x02b\x012\x02TAGS\x01\x02TAGS\x01"
+    assert find_property(text, "TAGS") == decode_properties(text)["TAGS"] == "1"
+    assert find_in_bytes(text.encode(), b"TAGS") == b"1"
+    assert find_tags_and_keys(text) == ("1", None, None)
     assert find_property("a\x01\x02", "a") is None
 
 

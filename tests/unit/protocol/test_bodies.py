@@ -89,7 +89,7 @@ def test_a_missing_or_wrong_field_is_named(change: dict[str, str | None], field:
     assert refused.value.field == field
 
 
-# The header of remoting.md 9.5.
+# The header of a send as a 4.9.8 producer writes it.
 SEND_V2 = {
     "a": "pg",
     "b": "TopicA",
@@ -153,7 +153,7 @@ def test_errors_of_the_long_encoding_use_its_names() -> None:
 
 @pytest.mark.parametrize(
     ("header_type", "fields"),
-    [  # remoting.md 9.6 and 9.7
+    [  # as 4.9.8 clients write them
         (
             PullMessageRequest,
             '{"queueId":"0","maxMsgNums":"32","sysFlag":"3","suspendTimeoutMillis":"15000","commitOffset":"7",'
@@ -313,7 +313,7 @@ def test_a_data_version_is_bumped_by_one_change() -> None:
 
 # --- batches
 
-# remoting.md 9.4
+# A batch body as a 4.9.8 producer writes it.
 BATCH = bytes.fromhex(
     "000000240000000000000000000000000000000568656C6C6F0009544147530154616741"
     "0000001F00000000000000000000000000000002686900074B455953016B31"
@@ -363,7 +363,7 @@ def test_batch_properties_have_their_limits() -> None:
 
 # --- registration
 
-# remoting.md 4.7
+# A compressed registration body as a 4.9.8 broker writes it.
 REGISTRATION = bytes.fromhex(
     "78DA63606050AF564ACE2FCD2B492D52B232D6512AC9CC4D2D2E49CC2D50B232343740805A0606064620160FC92FC84C76543001423385604F"
     "3F771FD7F8104777A01453742C00332112F4"

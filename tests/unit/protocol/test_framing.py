@@ -7,9 +7,9 @@ import pytest
 from downrange.protocol.codes import LanguageCode, RequestCode, SerializeType, version_name
 from downrange.protocol.command import Command, request
 from downrange.protocol.errors import LocalProtocolError, RemoteProtocolError
-from downrange.protocol.framing import MAX_FRAME, FrameDecoder, encode, encode_parts
+from downrange.protocol.framing import MAX_FRAME, FrameDecoder, decode_frame, encode, encode_parts
 
-# remoting.md 9.1 and 9.2: the same route request with both header encodings, as 4.9.8 writes it.
+# One route request in both header encodings, as 4.9.8 writes it.
 ROUTE_JSON = bytes.fromhex(
     "00000084000000807B22636F6465223A3130352C226578744669656C6473223A7B22746F706963223A22546F70696341227D2C22666C6167223A"
     "302C226C616E6775616765223A224A415641222C226F7061717565223A312C2273657269616C697A655479706543757272656E74525043223A22"
@@ -175,3 +175,12 @@ def test_version_numbers_have_names() -> None:
         "V5_0_0",
         "V5_3_3",
     ]
+
+
+def test_a_header_with_two_codes_is_no_header() -> None:
+    """Admission looks at the first, and nothing may run under another."""
+    for second in ('"code"', '"\\u0063ode"'):
+        header = f'{{"code":310,"opaque":1,{second}:37}}'.encode()
+        with pytest.raises(RemoteProtocolError, match="two codes, 310 and 37"):
+            decode_frame((0, header, b""))
+    assert decode_frame((0, b'{"code":310,"opaque":1,"code":310}', b"")).code == 310

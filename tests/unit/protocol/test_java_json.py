@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from downrange.protocol.java_json import MAX_DEPTH, MAX_REFERENCED_VALUES, JavaJsonError, loads, to_standard
+from downrange.protocol.java_json import MAX_DEPTH, MAX_REFERENCED_VALUES, JavaJsonError, loads
 
 QUEUE_KEY = '{"brokerName":"broker-a","queueId":0,"topic":"TopicA"}'
 
@@ -30,12 +30,6 @@ QUEUE_KEY = '{"brokerName":"broker-a","queueId":0,"topic":"TopicA"}'
 def test_java_text_is_read(text: str, value: Any) -> None:
     assert loads(text) == value
     assert loads(text.encode()) == value
-    assert loads(to_standard(text.encode())) == value
-
-
-def test_standard_output_has_quoted_keys() -> None:
-    assert to_standard(b'{"brokerAddrs":{0:"10.0.0.1:10911"}}') == b'{"brokerAddrs":{"0":"10.0.0.1:10911"}}'
-    assert to_standard(b'{{"topic":"T"}:1}') == b'{"{\\"topic\\":\\"T\\"}":1}'
 
 
 @pytest.mark.parametrize(
@@ -86,8 +80,6 @@ def test_references_are_replaced_by_what_they_point_at(text: str, value: Any) ->
 def test_garbage_is_refused_with_its_place(data: bytes, problem: str) -> None:
     with pytest.raises(JavaJsonError, match=problem.replace("[", r"\[")):
         loads(data)
-    with pytest.raises(JavaJsonError):
-        to_standard(data)
 
 
 def test_nesting_is_allowed_up_to_the_limit() -> None:

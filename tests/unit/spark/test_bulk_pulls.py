@@ -25,7 +25,9 @@ from downrange.spark.wire_reader import WireReader
 from downrange.spark.worker_loop import WorkerLoop
 from downrange.testing import EmbeddedBroker, broker
 from downrange.transport.connection import Connection
+from downrange.transport.limits import Limits
 from downrange.transport.server import Server
+from downrange.transport.serving import serve_commands
 from tests.unit.broker.admin_broker import golden_reply
 
 QUEUE = MessageQueue("orders", "broker-a", 0)
@@ -86,7 +88,7 @@ def genuine() -> Iterator[GenuineBroker]:
     loops: list[asyncio.AbstractEventLoop] = []
 
     async def serve() -> None:
-        async with Server(answers.handle, drain_seconds=0.1) as server:
+        async with Server(serve_commands(answers.handle), limits=Limits(drain_seconds=0.1)) as server:
             answers.address = f"127.0.0.1:{server.port}"
             loops.append(asyncio.get_running_loop())
             started.set()

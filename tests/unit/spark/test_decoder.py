@@ -21,10 +21,11 @@ from downrange.model.message_id import HostPort, pack_host
 from downrange.model.properties import find_property
 from downrange.model.record import CorruptRecord, decode_record, encode_record
 from downrange.spark import decoder as decoder_module
-from downrange.spark import property_arrays
+from downrange.spark import property_arrays, record_arrays
 from downrange.spark.decoder import Decoder, Fetched, Origin
-from downrange.spark.record_arrays import walk, walk_in_python
+from downrange.spark.record_arrays import walk
 from downrange.spark.schema import message_schema
+from tests.support import in_python
 from tests.support.golden_store import unpack
 
 SCHEMA = to_arrow_schema(message_schema(include_properties=True), timezone="UTC")
@@ -106,16 +107,19 @@ def rows(batches: Sequence[pa.RecordBatch]) -> list[dict[str, Any]]:
     return found
 
 
+PURE_RECORD_ARRAYS = in_python.in_python(record_arrays)
+
+
 def decoded(records: Sequence[bytes], origin: Origin = EVERYTHING, **settings: Any) -> list[dict[str, Any]]:
     """By the compiled twins where they were built, and the same without them."""
     buffer = b"".join(records)
     starts = walk(buffer)
-    assert starts.tolist() == walk_in_python(buffer).tolist()
+    assert starts.tobytes() == PURE_RECORD_ARRAYS.walk_records(buffer)
     found = list(Decoder(SCHEMA, **settings).batches(Fetched(buffer, starts, origin)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(property_arrays, "steps", None)
-        in_python = list(Decoder(SCHEMA, **settings).batches(Fetched(buffer, starts, origin)))
-    assert found == in_python
+        patch.setattr(property_arrays, "split_properties", lambda *_: None)
+        pure = list(Decoder(SCHEMA, **settings).batches(Fetched(buffer, starts, origin)))
+    assert found == pure
     return rows(found)
 
 

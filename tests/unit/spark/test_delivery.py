@@ -9,12 +9,12 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
+from downrange.client.producer.transaction_producer import LocalTransactionState
 from downrange.spark.delivery import (
     HANDOVER_MILLIS,
     Level,
     Marker,
     Step,
-    Verdict,
     commit_steps,
     is_delivered,
     may_roll_back,
@@ -62,11 +62,11 @@ class Cluster:
             if half in self.ended:
                 continue
             match verdict(self.of_batch(batch), self.newest(), batch, half[0], self.now):
-                case Verdict.COMMIT:
+                case LocalTransactionState.COMMIT:
                     self.end(half)
-                case Verdict.ROLL_BACK:
+                case LocalTransactionState.ROLLBACK:
                     self.ended.add(half)
-                case Verdict.UNKNOWN:
+                case LocalTransactionState.UNKNOWN:
                     pass
 
 
@@ -243,18 +243,18 @@ NEXT = Marker(QUERY, 6, is_closed=True, tokens=("other",), written=3000)
 @pytest.mark.parametrize(
     ("of_batch", "newest", "token", "now", "expected"),
     [
-        (None, None, "winner", 0, Verdict.UNKNOWN),  # undecided: the tasks may still be running
-        (None, replace(NEXT, batch=4), "winner", 0, Verdict.UNKNOWN),
-        (None, NEXT, "winner", 0, Verdict.ROLL_BACK),  # the query has gone on without it
-        (OPEN, OPEN, "loser", 1001, Verdict.ROLL_BACK),  # an attempt that was replaced
-        (OPEN, OPEN, "winner", 1001, Verdict.UNKNOWN),  # the driver is at it
-        (OPEN, OPEN, "winner", 1001 + HANDOVER_MILLIS, Verdict.COMMIT),  # the driver is gone
-        (CLOSED, CLOSED, "winner", 2001, Verdict.COMMIT),
-        (CLOSED, NEXT, "winner", 3001, Verdict.COMMIT),
-        (CLOSED, NEXT, "loser", 3001, Verdict.ROLL_BACK),
+        (None, None, "winner", 0, LocalTransactionState.UNKNOWN),  # undecided: the tasks may still be running
+        (None, replace(NEXT, batch=4), "winner", 0, LocalTransactionState.UNKNOWN),
+        (None, NEXT, "winner", 0, LocalTransactionState.ROLLBACK),  # the query has gone on without it
+        (OPEN, OPEN, "loser", 1001, LocalTransactionState.ROLLBACK),  # an attempt that was replaced
+        (OPEN, OPEN, "winner", 1001, LocalTransactionState.UNKNOWN),  # the driver is at it
+        (OPEN, OPEN, "winner", 1001 + HANDOVER_MILLIS, LocalTransactionState.COMMIT),  # the driver is gone
+        (CLOSED, CLOSED, "winner", 2001, LocalTransactionState.COMMIT),
+        (CLOSED, NEXT, "winner", 3001, LocalTransactionState.COMMIT),
+        (CLOSED, NEXT, "loser", 3001, LocalTransactionState.ROLLBACK),
     ],
 )
 def test_the_answer_to_a_broker_that_asks(
-    of_batch: Marker | None, newest: Marker | None, token: str, now: int, expected: Verdict
+    of_batch: Marker | None, newest: Marker | None, token: str, now: int, expected: LocalTransactionState
 ) -> None:
     assert verdict(of_batch, newest, 5, token, now) is expected

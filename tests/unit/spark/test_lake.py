@@ -197,7 +197,7 @@ def test_check_finds_what_is_wrong(lake: Lake) -> None:
     assert len(found) == 3
     assert found[0].endswith(f"{missing.name}: missing")
     assert f"{flipped.name}: not what was written" in found[1]
-    assert found[2].endswith("stray.parquet: the manifest does not have it")
+    assert found[2].endswith("stray.parquet: not in the manifest")
 
 
 def test_messages_without_their_place_are_refused(lake: Lake) -> None:

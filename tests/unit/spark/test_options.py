@@ -10,7 +10,7 @@ import pytest
 
 from downrange.settings import format_value
 from downrange.spark.errors import OptionError
-from downrange.spark.options import Place, SourceOptions, parse_options, source_settings
+from downrange.spark.options import ReadPosition, SourceOptions, parse_options, source_settings
 from downrange.spark.schema import message_schema
 
 
@@ -36,15 +36,15 @@ def test_what_spark_adds_is_let_through() -> None:
 @pytest.mark.parametrize(
     ("given", "place"),
     [
-        ({}, Place()),
-        ({"startingOffsets": "Latest"}, Place(word="latest")),
-        ({"startingTimestamp": "1763200000000"}, Place(millis=1_763_200_000_000)),
-        ({"startingTimestamp": "2026-11-15T12:00:00Z"}, Place(millis=1_794_744_000_000)),
-        ({"startingTimestamp": "2026-11-15 12:00:00"}, Place(millis=1_794_744_000_000)),
-        ({"startingTimestamp": "2026-11-15T13:00:00+01:00"}, Place(millis=1_794_744_000_000)),
+        ({}, ReadPosition()),
+        ({"startingOffsets": "Latest"}, ReadPosition(word="latest")),
+        ({"startingTimestamp": "1763200000000"}, ReadPosition(millis=1_763_200_000_000)),
+        ({"startingTimestamp": "2026-11-15T12:00:00Z"}, ReadPosition(millis=1_794_744_000_000)),
+        ({"startingTimestamp": "2026-11-15 12:00:00"}, ReadPosition(millis=1_794_744_000_000)),
+        ({"startingTimestamp": "2026-11-15T13:00:00+01:00"}, ReadPosition(millis=1_794_744_000_000)),
     ],
 )
-def test_places(given: dict[str, str], place: Place) -> None:
+def test_places(given: dict[str, str], place: ReadPosition) -> None:
     assert options(**given).starting == place
 
 

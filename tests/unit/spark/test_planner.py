@@ -51,7 +51,7 @@ def test_losses_are_told_in_words() -> None:
     })  # fmt: skip
     assert found == [Loss(queue(0), 5, Reach(8, 20)), Loss(queue(1), 50, Reach(0, 10))]
     assert str(found[0]) == "orders on broker-a queue 0: messages 5 to 7 were deleted before they were read"
-    assert "message 50 was to be read, but the queue ends at 10: it was made anew" in str(found[1])
+    assert "message 50 was to be read, but the queue ends at 10: it is a new queue" in str(found[1])
 
 
 def test_capped_leaves_out_what_came_later() -> None:

@@ -16,8 +16,9 @@ from downrange.protocol.framing import encode
 from downrange.spark.pull_connection import PullConnection, PullConnections
 from downrange.transport.connection import Connection
 from downrange.transport.errors import ConnectFailed, ConnectionLost, RequestTimedOut, TransportClosed
-from downrange.transport.handler import Handler
+from downrange.transport.limits import Limits
 from downrange.transport.server import Server
+from downrange.transport.serving import CommandHandler, serve_commands
 
 PULL = request(RequestCode.PULL_MESSAGE, ext_fields={"topic": "orders"})
 
@@ -123,9 +124,9 @@ async def test_requests_of_a_peer_and_late_replies_are_passed_over() -> None:
 
 
 @asynccontextmanager
-async def serving(handler: Handler) -> AsyncIterator[tuple[Server, PullConnections, str]]:
+async def serving(handler: CommandHandler) -> AsyncIterator[tuple[Server, PullConnections, str]]:
     connections = PullConnections(2)
-    async with Server(handler, drain_seconds=0.1) as server:
+    async with Server(serve_commands(handler), limits=Limits(drain_seconds=0.1)) as server:
         yield server, connections, f"127.0.0.1:{server.port}"
         await connections.close()
 

@@ -134,5 +134,5 @@ def test_an_idempotent_batch_write_needs_a_name_and_a_stream_has_one() -> None:
     with pytest.raises(OptionError, match="needs the option writeId"):
         batch_writer({"topic": "t", "deliveryLevel": "idempotent"}, schema(body=BinaryType()), False)
     stream_writer({"topic": "t", "deliveryLevel": "idempotent"}, schema(body=BinaryType()), False)
-    with pytest.raises(OptionError, match="a stream is known by its checkpoint"):
+    with pytest.raises(OptionError, match="a stream is identified by its checkpoint"):
         stream_writer({"topic": "t", "writeId": "w"}, schema(body=BinaryType()), False)

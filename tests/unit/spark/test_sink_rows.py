@@ -8,12 +8,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from downrange.client.send_result import SendResult, SendStatus
-from downrange.client.transaction_producer import HalfSent
+from downrange.client.producer.send_result import SendResult, SendStatus
+from downrange.client.producer.transaction_producer import HalfSent
 from downrange.model.errors import MessageError
 from downrange.model.message import Message, MessageQueue
-from downrange.spark import halves as pages
-from downrange.spark.halves import BadPage, Half, HalfList, halves_of, unpack_halves
+from downrange.spark import half_message_lists as pages
+from downrange.spark.half_message_lists import BadPage, Half, HalfList, halves_of, unpack_halves
 from downrange.spark.sink_rows import RowKey, RowReader
 
 KEY = RowKey("q", 3, 1, 0)

@@ -10,15 +10,15 @@ import pytest
 
 from downrange.client.config import ProducerConfig
 from downrange.client.errors import FailedAttempt, SendFailed
-from downrange.client.producer import AsyncProducer
-from downrange.client.send_result import SendResult, SendStatus
-from downrange.client.transaction_producer import AsyncTransactionProducer, HalfSent, LocalTransactionState
+from downrange.client.producer.producer import AsyncProducer
+from downrange.client.producer.send_result import SendResult, SendStatus
+from downrange.client.producer.transaction_producer import AsyncTransactionProducer, HalfSent, LocalTransactionState
 from downrange.model.errors import MQError
 from downrange.model.message import Message, MessageQueue
 from downrange.protocol.errors import InternalError, NoPermission, SystemBusy
 from downrange.spark import sink_sending
+from downrange.spark.half_message_lists import Half
 from downrange.spark.half_sending import end_halves
-from downrange.spark.halves import Half
 from downrange.spark.sink_sending import NotSafelyStored, Sending
 from downrange.transport.errors import ConnectionLost
 

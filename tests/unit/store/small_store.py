@@ -14,6 +14,9 @@ from downrange.store.config import StoreConfig
 from downrange.store.files import OsFiles
 from downrange.store.message_store import MessageStore
 from downrange.store.new_message import AppendResult, NewMessage, PutMessageStatus
+from downrange.store.new_messages import NewMessages, Place
+from downrange.store.retention import Retention
+from tests.support.stores import append
 
 BORN_HOST = pack_host("10.1.2.3", 50000)
 STORE_HOST = pack_host("10.9.8.7", 10911)
@@ -87,7 +90,7 @@ def new_message(
 
 
 def put(store: MessageStore, *args: Any, **changes: Any) -> AppendResult:
-    result = store.append(new_message(*args, **changes))
+    result = append(store, new_message(*args, **changes))
     assert result.status is PutMessageStatus.PUT_OK, result
     return result
 
@@ -119,3 +122,17 @@ def pull_the_plug(store: MessageStore) -> None:
     """As `kill`, but the next start cannot know that the machine did not stop."""
     kill(store)
     (store.config.store_path_root_dir / "abort").write_bytes(b"")
+
+
+def clean_up_round(retention: Retention, store: MessageStore, now: int) -> tuple[list[Path], int]:
+    """One whole round of the retention: the log files that went, and how many files pointed at them."""
+    _, taken = retention.judge(now)
+    store.remove_files(taken)
+    return taken, retention.clean_dependents()
+
+
+def dispatched(store: MessageStore) -> list[Place]:
+    """Let queues and index follow the log; the places of the messages that they got."""
+    told: list[NewMessages] = []
+    store.dispatch_pending(told.append)
+    return [place for messages in told for place in messages.places]

@@ -6,6 +6,7 @@ That both ways leave the same files: tests/property/test_compiled_replay.py.
 from __future__ import annotations
 
 import errno
+import shutil
 import sys
 from pathlib import Path
 from unittest.mock import patch
@@ -13,11 +14,11 @@ from unittest.mock import patch
 import pytest
 
 from downrange.compiled import steps
-from downrange.model.message import TopicQueue
 from downrange.store.config import BrokerRole
 from downrange.store.dispatcher import Dispatcher
 from downrange.store.message_store import MessageStore
-from tests.unit.store.small_store import FailingFiles, bodies, kill, open_store, put
+from downrange.store.new_messages import NewMessages
+from tests.unit.store.small_store import FailingFiles, bodies, dispatched, kill, open_store, put
 
 pytestmark = pytest.mark.skipif(steps is None, reason="built without a compiler, or DOWNRANGE_PURE is set")
 LARGE = {"mapped_file_size_commit_log": 1 << 20, "mapped_file_size_consume_queue": 100_000, "max_index_num": 10_000}
@@ -39,29 +40,28 @@ def replayed_one_by_one(root: Path) -> int:
     return replay.call_count
 
 
-def test_only_the_first_of_an_index_file_is_replayed_by_itself(tmp_path: Path) -> None:
+def test_only_the_first_of_a_queue_is_replayed_by_itself(tmp_path: Path) -> None:
     filled(tmp_path)
     (tmp_path / "abort").write_bytes(b"")
-    assert replayed_one_by_one(tmp_path) == 1  # the index file is made anew
-    for path in [*(tmp_path / "index").iterdir(), *(tmp_path / "consumequeue").rglob("0*0")]:
-        path.unlink()
-    assert replayed_one_by_one(tmp_path) == 1
+    assert replayed_one_by_one(tmp_path) == 0
+    shutil.rmtree(tmp_path / "index")
+    shutil.rmtree(tmp_path / "consumequeue")
+    assert replayed_one_by_one(tmp_path) == 2
 
 
 def test_a_slave_is_told_of_watched_queues_and_of_all_sizes(tmp_path: Path) -> None:
     log = filled(tmp_path / "master")
     with open_store(tmp_path / "slave", broker_role=BrokerRole.SLAVE, **LARGE) as slave:
         slave.append_data(0, log)
-        growth = slave.dispatch_pending({TopicQueue("TopicTest", 1): None})
-        assert [one.queue_offset for one in growth.watched_messages] == list(range(1000))
-        assert {one.properties for one in growth.watched_messages} >= {b"TAGS\x01T\x02KEYS\x01k1999"}
-        assert {queue: len(sizes) for queue, sizes in growth.sizes.items()} == {
-            ("TopicTest", 0): 1000,
-            ("TopicTest", 1): 1000,
-        }
-        assert sum(map(sum, growth.sizes.values())) == len(log)
+        told: list[NewMessages] = []
+        slave.dispatch_pending(told.append)
+        state = slave.queues.states["TopicTest", 1]
+        in_queue = [place[2] for one in told for of, place in zip(one.states, one.places, strict=True) if of is state]
+        assert in_queue == list(range(1000))
+        assert b"TAGS\x01T\x02KEYS\x01k1999" in {text for one in told for text in one.properties_for(state)}
+        assert sum(place[1] for one in told for place in one.places) == len(log)
         assert len(bodies(slave)) == 1000
-        assert not slave.dispatch_pending().sizes
+        assert dispatched(slave) == []
 
 
 def test_a_queue_that_cannot_be_written_stops_the_replay_until_it_can(tmp_path: Path) -> None:
@@ -99,5 +99,5 @@ def test_nothing_is_held_on_to(tmp_path: Path) -> None:
 
 
 def replay_again(store: MessageStore) -> None:
-    store._dispatching.offset = 0
-    assert len(store.dispatch_pending().watched_messages) == 40
+    store._follower.offset = 0
+    assert len(dispatched(store)) == 40

@@ -9,19 +9,16 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
 
-from downrange.compiled import steps
-from downrange.store.check.check_queues import QueueCheck
 from downrange.store.check.directory import NotAStore, StoreDirectory, StoreState
-from downrange.store.check.store_check import StoreReport, _LogCheck, check, lenient_json
+from downrange.store.check.store_check import StoreReport, check, lenient_json
 from downrange.store.message_store import MessageStore
-from downrange.store.new_message import BatchUnit
 from downrange.store.queue.consume_queue import ENTRY
 from tests.support.checked_store import assert_clean, checked
 from tests.support.golden_store import unpack
+from tests.support.stores import append_group
 from tests.unit.store.small_store import NOW, kill, new_message, open_store, put
 
 FILE_SIZE = 4096
@@ -98,7 +95,7 @@ def fill(store: MessageStore) -> None:
     put(store, b"rollback", sys_flag=12, properties={"UNIQ_KEY": "back"})
     put(store, b"commit", sys_flag=8, properties={"UNIQ_KEY": "half"})
     put(store, b"later", topic="SCHEDULE_TOPIC_XXXX", queue_id=2, properties={"DELAY": "3", "TAGS": "TagA"})
-    store.append_batch(new_message(), [BatchUnit(0, b"unit", b"KEYS\x01b1") for _ in range(3)])
+    append_group(store, *[new_message(b"unit", properties={"KEYS": "b1"})] * 3)
 
 
 def change(path: Path, at: int, data: bytes) -> None:
@@ -228,22 +225,6 @@ def test_faults_of_a_kind_make_one_line(root: Path) -> None:
     (problem,) = checked(root, entries=100).problems
     assert problem.count == 5
     assert "(4 more like it)" in str(problem)
-
-
-@pytest.mark.skipif(steps is None, reason="built without a compiler, or DOWNRANGE_PURE is set")
-def test_compiled_little_of_a_store_in_order_is_looked_at_one_by_one(tmp_path: Path) -> None:
-    settings = {"mapped_file_size_commit_log": 1 << 20, "mapped_file_size_consume_queue": 20_000}
-    with open_store(tmp_path, max_index_num=10_000, **settings) as store:
-        for number in range(2000):
-            put(store, b"%d" % number, queue_id=number % 2, properties={"TAGS": "T", "KEYS": f"k{number}"})
-    with (
-        patch.object(_LogCheck, "_check", autospec=True, side_effect=_LogCheck._check) as of_log,
-        patch.object(QueueCheck, "_compare", autospec=True, side_effect=QueueCheck._compare) as of_queues,
-    ):
-        report = assert_clean(tmp_path, entries=10_000)
-    assert (report.records, report.queue_entries, report.index_keys) == (2000, 2000, 2000)
-    assert of_log.call_count == 3  # the first of each queue, and of the log, and the last of the index
-    assert of_queues.call_count == 2  # the first of each queue
 
 
 # Stores that are in use, were killed, or never held anything.

@@ -9,13 +9,16 @@ from pathlib import Path
 import pytest
 
 from downrange.clock import ManualClock
-from downrange.model.message_id import offset_message_id, pack_host
+from downrange.model.message import PhysicalOffset
+from downrange.model.message_id import offset_message_id, pack_host, parse_offset_message_id
 from downrange.model.record import MAGIC_BLANK, MAGIC_V2, decode_record
 from downrange.store.config import BrokerRole
 from downrange.store.errors import StoreCorrupt, StoreError
 from downrange.store.message_store import MessageStore
-from downrange.store.new_message import BatchUnit, PutMessageStatus
+from downrange.store.new_message import AppendResult, PutMessageStatus, Refusal
+from downrange.store.new_messages import NewMessages
 from downrange.store.queue.consume_queue import ENTRY
+from tests.support.stores import append, append_group
 from tests.unit.store.small_store import (
     NOW,
     STORE_HOST,
@@ -40,9 +43,10 @@ def test_a_record_has_exactly_these_bytes(tmp_path: Path) -> None:
         record = store.record_at(0)
         assert record is not None
         assert bytes(record).hex() == VECTOR
-        assert (result.physical_offset, result.size, result.queue_offset, result.store_timestamp) == (0, 138, 0, NOW)
+        assert (result.physical_offset, result.size, result.queue_offset) == (0, 138, 0)
+        assert store.commit_log.store_timestamp_at(PhysicalOffset(0)) == NOW
         assert offset_message_id(STORE_HOST, 0) == "0A09080700002A9F0000000000000000"
-        found = store.record_by_id("0A09080700002A9F0000000000000000")
+        found = store.record_at(parse_offset_message_id("0A09080700002A9F0000000000000000").physical_offset)
         assert found == record
         state = store.queues.get("TopicTest", 0)
         assert state is not None
@@ -78,7 +82,7 @@ def test_eight_bytes_stay_free_at_the_end_of_a_file(tmp_path: Path, free: int) -
     with open_store(tmp_path) as store:
         result = put(store, bytes(4096 - 100 - free)) if free >= 8 else None
         if result is None:
-            refused = store.append(new_message(bytes(4096 - 100 - free)))
+            refused = append(store, new_message(bytes(4096 - 100 - free)))
             assert refused.status is PutMessageStatus.MESSAGE_ILLEGAL
             assert "4089 bytes, at most 4088" in refused.reason
         else:
@@ -106,45 +110,39 @@ def test_the_host_bits_of_the_sender_are_not_believed(tmp_path: Path) -> None:
         assert read_all(store)[0].sys_flag == 0
 
 
-def test_a_batch_shares_properties_and_lies_in_one_file(tmp_path: Path) -> None:
+def test_a_group_lies_in_one_file(tmp_path: Path) -> None:
     with open_store(tmp_path) as store:
-        put(store, bytes(3600))
-        units = [BatchUnit(n, f"unit {n}".encode(), b"KEYS\x01k%d\x02TAGS\x01TagC" % n) for n in range(3)]
-        shared = new_message(b"", properties={"CLUSTER": "C1", "WAIT": "true"})
-        result = store.append_batch(shared, units)
-        assert result.status is PutMessageStatus.PUT_OK
-        assert result.physical_offset == result.physical_offsets[0] == 4096
-        assert result.queue_offset == 1
-        assert result.end_offset == store.max_offset
+        put(store, bytes(3700))
+        group = [new_message(f"unit {n}".encode(), properties={"KEYS": f"k{n}"}, flag=n) for n in range(3)]
+        results = append_group(store, *group)
+        assert not isinstance(results, Refusal)
+        assert results[0].physical_offset == 4096
+        assert results[-1].end_offset == store.max_offset
         messages = read_all(store)[1:]
         assert [message.queue_offset for message in messages] == [1, 2, 3]
-        assert [message.physical_offset for message in messages] == list(result.physical_offsets)
+        assert [message.physical_offset for message in messages] == [result.physical_offset for result in results]
         assert [message.flag for message in messages] == [0, 1, 2]
-        assert messages[0].properties_text == "KEYS\x01k0\x02TAGS\x01TagC\x02CLUSTER\x01C1\x02WAIT\x01true"
         assert len(store.query("TopicTest", "k2", 32, 0, 1 << 60).slices) == 1
 
 
-def test_a_batch_that_fits_no_file_is_refused_as_a_whole(tmp_path: Path) -> None:
+def test_a_group_that_fits_no_file_is_refused_as_a_whole(tmp_path: Path) -> None:
     with open_store(tmp_path) as store:
-        refused = store.append_batch(new_message(), [BatchUnit(0, bytes(1300), b"")] * 3)
+        refused = append_group(store, *[new_message(bytes(1300))] * 3)
+        assert isinstance(refused, Refusal)
         assert refused.status is PutMessageStatus.MESSAGE_ILLEGAL
         assert store.max_offset == 0
-        assert store.append_batch(new_message(), []).status is PutMessageStatus.MESSAGE_ILLEGAL
-        assert store.append_batch(new_message(sys_flag=4), [BatchUnit(0, b"", b"")]).status is (
-            PutMessageStatus.MESSAGE_ILLEGAL
-        )
 
 
 def test_limits_of_body_and_properties(tmp_path: Path) -> None:
     with open_store(tmp_path, mapped_file_size_commit_log=1 << 20, max_message_size=1000) as store:
-        assert store.append(new_message(bytes(1001))).status is PutMessageStatus.MESSAGE_ILLEGAL
-        assert store.append(new_message(bytes(1000))).status is PutMessageStatus.PUT_OK
-        assert store.append(new_message(properties=b"x" * 32768)).status is PutMessageStatus.MESSAGE_ILLEGAL
+        assert append(store, new_message(bytes(1001))).status is PutMessageStatus.MESSAGE_ILLEGAL
+        assert append(store, new_message(bytes(1000))).status is PutMessageStatus.PUT_OK
+        assert append(store, new_message(properties=b"x" * 32768)).status is PutMessageStatus.MESSAGE_ILLEGAL
         wide = ("ü" * 20_000).encode()
-        assert store.append(new_message(properties=wide)).status is PutMessageStatus.PROPERTIES_SIZE_EXCEEDED
-        assert store.append(new_message(properties=b"x" * 32767)).status is PutMessageStatus.PUT_OK
+        assert append(store, new_message(properties=wide)).status is PutMessageStatus.PROPERTIES_SIZE_EXCEEDED
+        assert append(store, new_message(properties=b"x" * 32767)).status is PutMessageStatus.PUT_OK
         store.set_max_message_size(2000)
-        assert store.append(new_message(bytes(1001))).status is PutMessageStatus.PUT_OK
+        assert append(store, new_message(bytes(1001))).status is PutMessageStatus.PUT_OK
         store.set_max_message_size(9)
         assert store.max_message_size == 2000
 
@@ -152,8 +150,8 @@ def test_limits_of_body_and_properties(tmp_path: Path) -> None:
 @pytest.mark.parametrize("topic", ["", "..", "a/b", "a\0b", "\ud800", "x" * 128, "ü" * 64], ids=range(7))
 def test_a_topic_that_cannot_be_stored_is_refused(tmp_path: Path, topic: str) -> None:
     with open_store(tmp_path / "root") as store:
-        assert store.append(new_message(topic=topic)).status is PutMessageStatus.MESSAGE_ILLEGAL
-        assert store.append(new_message(queue_id=-1)).status is PutMessageStatus.MESSAGE_ILLEGAL
+        assert append(store, new_message(topic=topic)).status is PutMessageStatus.MESSAGE_ILLEGAL
+        assert append(store, new_message(queue_id=-1)).status is PutMessageStatus.MESSAGE_ILLEGAL
     assert [path.name for path in tmp_path.iterdir()] == ["root"]
     assert not (tmp_path / "root" / "consumequeue").exists()
 
@@ -163,9 +161,13 @@ def test_store_times_do_not_follow_a_clock_that_slips_back(tmp_path: Path) -> No
     with open_store(tmp_path, clock=clock) as store:
         put(store)
         clock.set(NOW - 500)
-        assert put(store).store_timestamp == NOW
+        assert stored_at(store, put(store)) == NOW
         clock.set(NOW - 3_600_000)
-        assert put(store).store_timestamp == NOW - 3_600_000
+        assert stored_at(store, put(store)) == NOW - 3_600_000
+
+
+def stored_at(store: MessageStore, result: AppendResult) -> int:
+    return store.commit_log.store_timestamp_at(PhysicalOffset(result.physical_offset))
 
 
 def test_without_a_new_file_the_message_is_refused_and_the_log_stays_usable(tmp_path: Path) -> None:
@@ -173,7 +175,7 @@ def test_without_a_new_file_the_message_is_refused_and_the_log_stays_usable(tmp_
     with open_store(tmp_path, files=files) as store:
         put(store, bytes(3000))
         files.fail["create"] = errno.EIO
-        refused = store.append(new_message(bytes(2000)))
+        refused = append(store, new_message(bytes(2000)))
         assert refused.status is PutMessageStatus.CREATE_MAPEDFILE_FAILED
         assert "Input/output error" in refused.reason
         put(store, b"small enough")
@@ -186,7 +188,7 @@ def test_a_full_disk_refuses_a_message_instead_of_killing_the_process(tmp_path: 
     files = FailingFiles()
     with open_store(tmp_path, files=files) as store:
         files.fail["reserve"] = errno.ENOSPC
-        refused = store.append(new_message())
+        refused = append(store, new_message())
         assert refused.status is PutMessageStatus.SERVICE_NOT_AVAILABLE
         assert "No space left" in refused.reason
         files.fail.clear()
@@ -203,18 +205,18 @@ def test_a_walk_reads_records_of_both_versions_and_names_damage(tmp_path: Path) 
         v2[0:8] = struct.pack(">iI", len(v2), MAGIC_V2)
         v2[28:36] = len(record).to_bytes(8, "big")
         store.append_data(store.max_offset, bytes(v2))
-        walk = store.commit_log.walk(0, check_crc=True)
-        assert [(item[0], item[2]) for item in walk] == [(0, b"TopicTest"), (len(record), long_topic)]
+        walk = store.commit_log.walk(PhysicalOffset(0), check_crc=True)
+        assert [(item.physical_offset, item.topic) for item in walk] == [(0, b"TopicTest"), (len(record), long_topic)]
         assert (walk.damage, walk.end) == (None, store.max_offset)
 
         bad_crc = bytearray(record)
         bad_crc[88] ^= 1
         store.append_data(store.max_offset, bytes(bad_crc))
-        walk = store.commit_log.walk(0, check_crc=True)
+        walk = store.commit_log.walk(PhysicalOffset(0), check_crc=True)
         assert len(list(walk)) == 2
         assert walk.damage is not None
         assert "checksum" in walk.damage
-        assert len(list(store.commit_log.walk(0))) == 3
+        assert len(list(store.commit_log.walk(PhysicalOffset(0)))) == 3
 
 
 @pytest.mark.parametrize(
@@ -240,8 +242,8 @@ def test_a_walk_stops_at_a_record_that_contradicts_itself(
     data[at : at + len(value)] = value
     path.write_bytes(data)
     with open_store(tmp_path, read_only=True) as store:
-        store._segments.cut(4096)
-        walk = store.commit_log.walk(0)
+        store._segments.cut(PhysicalOffset(4096))
+        walk = store.commit_log.walk(PhysicalOffset(0))
         assert len(list(walk)) == 1
         assert walk.end == second.physical_offset
         assert walk.damage is not None
@@ -276,13 +278,13 @@ def test_log_bytes_of_a_master_continue_the_log_and_show_up_in_queues(tmp_path: 
         ]
         expected = bodies(master)
         with open_store(tmp_path / "slave", broker_role=BrokerRole.SLAVE) as slave:
-            assert slave.append(new_message()).status is PutMessageStatus.SERVICE_NOT_AVAILABLE
-            grown = []
+            assert append(slave, new_message()).status is PutMessageStatus.SERVICE_NOT_AVAILABLE
+            grown: list[NewMessages] = []
             for start in range(0, len(log), 700):
                 slave.append_data(start, log[start : start + 700])
-                grown += slave.dispatch_pending().watched_messages
-            assert [item.queue_offset for item in grown] == list(range(20))
-            assert grown[0].properties == b"TAGS\x01T"
+                slave.dispatch_pending(grown.append)
+            assert [place[2] for batch in grown for place in batch.places] == list(range(20))
+            assert grown[0].properties(0) == b"TAGS\x01T"
             assert bodies(slave) == expected
             with pytest.raises(StoreError, match="do not continue"):
                 slave.append_data(5, b"x")

@@ -14,7 +14,8 @@ from downrange.store.errors import FlushFailed
 from downrange.store.group_commit import FlushOutcome, FlushPolicy, FlushTimes, GroupCommit, QuickSyncs
 from downrange.store.message_store import MessageStore
 from downrange.store.new_message import PutMessageStatus
-from tests.unit.store.small_store import NOW, FailingFiles, bodies, kill, new_message, open_store, put
+from tests.support.stores import append
+from tests.unit.store.small_store import NOW, FailingFiles, bodies, dispatched, kill, new_message, open_store, put
 
 
 def test_a_flush_is_due_by_the_clock_and_thorough_now_and_then() -> None:
@@ -31,6 +32,11 @@ def test_a_flush_is_due_by_the_clock_and_thorough_now_and_then() -> None:
     after = policy.due(10_500)
     assert after is not None
     assert not after.is_thorough
+
+
+def test_a_log_that_is_not_flushed_by_the_clock_alone_is_looked_at_all_the_time() -> None:
+    times = FlushTimes.of_commit_log(StoreConfig(flush_commit_log_timed=False))
+    assert (times.interval_millis, times.least_pages, times.thorough_interval_millis) == (10, 4, 10_000)
 
 
 def test_a_clock_set_back_does_not_stop_flushing() -> None:
@@ -54,9 +60,9 @@ def test_who_waits_too_long_is_told_so() -> None:
     waiting: GroupCommit[str] = GroupCommit(5000)
     waiting.wait_for(100, "a", now=0)
     waiting.wait_for(200, "b", now=1000)
-    assert waiting.next_deadline == 5000
+    assert waiting.expire(4999) == []
     assert [(item.token, item.outcome) for item in waiting.expire(5999)] == [("a", FlushOutcome.TIMED_OUT)]
-    assert waiting.next_deadline == 6000
+    assert [item.token for item in waiting.expire(6000)] == ["b"]
 
 
 def test_a_failed_flush_fails_all_who_wait() -> None:
@@ -67,7 +73,7 @@ def test_a_failed_flush_fails_all_who_wait() -> None:
         ("a", FlushOutcome.FAILED),
         ("b", FlushOutcome.FAILED),
     ]
-    assert waiting.next_deadline is None
+    assert len(waiting) == 0
 
 
 def sent_away(quick: QuickSyncs) -> int:
@@ -126,7 +132,7 @@ def test_after_a_failed_sync_nothing_is_ever_called_safe_again(tmp_path: Path) -
     with pytest.raises(FlushFailed):
         store.flush_commit_log()
     assert store.flushed_offset == safe
-    refused = store.append(new_message())
+    refused = append(store, new_message())
     assert refused.status is PutMessageStatus.SERVICE_NOT_AVAILABLE
     assert "cannot sync" in refused.reason
     # Reading goes on, and the crash mark stays, so that the next start looks closely.
@@ -244,9 +250,9 @@ def test_a_queue_that_cannot_be_written_stops_appends_until_it_can(tmp_path: Pat
         for _ in range(49):
             put(store)
         files.fail["create"] = errno.ENOSPC  # the queue's first file, due with its fiftieth entry
-        stored = store.append(new_message())
+        stored = append(store, new_message())
         assert stored.status is PutMessageStatus.PUT_OK  # it is in the log
-        assert store.append(new_message()).status is PutMessageStatus.SERVICE_NOT_AVAILABLE
+        assert append(store, new_message()).status is PutMessageStatus.SERVICE_NOT_AVAILABLE
         assert "No space left" in store.refusals["dispatch"]
         files.fail.clear()
         store.dispatch_pending()
@@ -266,14 +272,14 @@ def test_the_transient_pool_shows_messages_once_committed(tmp_path: Path) -> Non
     assert store.max_offset == 0
     assert bodies(store) == []
     assert store.commit()
-    assert [grown.queue_offset for grown in store.dispatch_pending().watched_messages] == list(range(8))
+    assert [place[2] for place in dispatched(store)] == list(range(8))
     assert bodies(store) == [b"%d" % number * 1000 for number in range(8)]
     assert [*deficient, store.is_transient_pool_deficient] == [False, True, False]
     # A message that comes between commit and dispatch keeps its number to itself.
     assert put(store, b"8" * 1000).queue_offset == 8
     store.commit()
     assert put(store, b"lost with the process" * 100).queue_offset == 9
-    assert [grown.queue_offset for grown in store.dispatch_pending().watched_messages] == [8]
+    assert [place[2] for place in dispatched(store)] == [8]
     assert put(store, b"lost, too").queue_offset == 10
     assert not store.commit(least_pages=4)
     kill(store)
@@ -296,6 +302,6 @@ def test_without_a_buffer_a_file_may_be_refused(tmp_path: Path) -> None:
         fast_fail_if_no_buffer_in_store_pool=True,
     ) as store:
         put(store, bytes(3000))
-        refused = store.append(new_message(bytes(3000)))
+        refused = append(store, new_message(bytes(3000)))
         assert refused.status is PutMessageStatus.CREATE_MAPEDFILE_FAILED
         assert "transient pool" in refused.reason

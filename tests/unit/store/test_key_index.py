@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import struct
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from downrange.store.errors import StoreClosed, StoreCorrupt, StoreError
 from downrange.store.files import OS_FILES, OsFiles
 from downrange.store.index.index_file import ENTRY, HEADER
 from downrange.store.index.key_index import KeyIndex
+from downrange.store.new_messages import NewMessages
+from tests.unit.store.small_store import new_message, open_store
 
 SLOTS, ENTRIES = 100, 20
 T0 = 1_700_000_000_000
@@ -43,16 +46,16 @@ def index_at(directory: Path, files: OsFiles = OS_FILES, *, entries: int = ENTRI
 def put_range(index: KeyIndex, start: int, stop: int) -> None:
     """Message n has the key `kn`, lies at byte 100·n and was stored n seconds after T0."""
     for number in range(start, stop):
-        index.put("orders", None, f"k{number}", number * 100, T0 + number * 1000)
+        index.put_keys([("orders", None, f"k{number}", number * 100, T0 + number * 1000)])
 
 
-def offsets(index: KeyIndex, key: str, max_num: int = 64, begin: int = 0, end: int = EVER) -> list[int]:
+def offsets(index: KeyIndex, key: str, max_num: int = 64, begin: int = 0, end: int = EVER) -> Sequence[int]:
     return index.query("orders", key, max_num, begin, end).physical_offsets
 
 
 def test_a_message_is_found_by_each_of_its_keys(tmp_path: Path) -> None:
     index = index_at(tmp_path)
-    index.put("orders", "7F00000110CD4E0E2F2A49F681BC007E", "red  green ", 500, T0)
+    index.put_keys([("orders", "7F00000110CD4E0E2F2A49F681BC007E", "red  green ", 500, T0)])
     for key in ("7F00000110CD4E0E2F2A49F681BC007E", "red", "green"):
         assert offsets(index, key) == [500]
     assert offsets(index, "") == offsets(index, "blue") == []
@@ -63,7 +66,7 @@ def test_a_message_is_found_by_each_of_its_keys(tmp_path: Path) -> None:
 @pytest.mark.parametrize("unique_key", ["x", "ab", "é", "順序" * 20, "k" * 255, "k" * 256, "k" * 9000, "\ud83d\ude00"])
 def test_unusual_unique_keys_are_found_too(tmp_path: Path, unique_key: str) -> None:
     index = index_at(tmp_path)
-    index.put("orders", unique_key, None, 500, T0)
+    index.put_keys([("orders", unique_key, None, 500, T0)])
     assert offsets(index, unique_key) == [500]
     index.close()
 
@@ -79,9 +82,32 @@ def test_a_message_without_keys_leaves_the_index_as_it_is(tmp_path: Path) -> Non
     index = index_at(tmp_path)
     put_range(index, 0, 3)
     before = index.query("orders", "k0", 1, 0, EVER)
-    index.put("orders", None, None, 900, T0 + 9000)
-    index.put("orders", None, "", 900, T0 + 9000)
+    with open_store(tmp_path / "store") as store:
+        for properties in ({}, {"KEYS": ""}, {"TAGS": "a", "KEYS": " "}, {"KEYS": "rolled back"}):
+            messages = NewMessages()
+            is_rolled_back = "rolled back" in properties.values()
+            store.add(messages, new_message(topic="orders", properties=properties, sys_flag=12 * is_rolled_back))
+            store.append(messages)
+            index.put(messages, 0, 1)
     assert index.query("orders", "k0", 1, 0, EVER) == before
+    index.close()
+
+
+def test_the_messages_of_a_batch_are_found_by_their_keys(tmp_path: Path) -> None:
+    index = index_at(tmp_path / "other")
+    messages = NewMessages()
+    with open_store(tmp_path / "store") as store:
+        for number in range(30):  # into the second file
+            keys = {"UNIQ_KEY": f"u{number}", "KEYS": f"all k{number}"} if number % 3 else {"TAGS": "a"}
+            assert store.add(messages, new_message(b"", "orders", number % 2, keys)) is None
+        assert store.append(messages) is None
+    index.put(messages, 0, 10)
+    index.put(messages, 10, 30)
+    places = [place[0] for place in messages.places]
+    for number in range(30):
+        expected = [places[number]] if number % 3 else []
+        assert offsets(index, f"u{number}") == offsets(index, f"k{number}") == expected
+    assert offsets(index, "all") == [place for number, place in reversed([*enumerate(places)]) if number % 3]
     index.close()
 
 
@@ -89,7 +115,7 @@ def test_a_full_file_is_followed_by_one_that_begins_with_its_end(tmp_path: Path)
     index = index_at(tmp_path)
     put_range(index, 0, 19)
     assert len(list(tmp_path.iterdir())) == 1
-    index.put("orders", None, None, 1900, T0 + 19_000)
+    index._writable_file()
     first, second = sorted(tmp_path.iterdir())
     index.close()
     assert HEADER.unpack(first.read_bytes()[:40])[4:] == (len({_slot(f"k{n}") for n in range(19)}), 20)
@@ -104,7 +130,7 @@ def _slot(key: str) -> int:
 def test_the_first_entry_of_a_file_counts_its_seconds_from_the_file_before(tmp_path: Path) -> None:
     index = index_at(tmp_path)
     put_range(index, 0, 19)
-    index.put("orders", "a", "b", 1900, T0 + 21_500)
+    index.put_keys([("orders", "a", "b", 1900, T0 + 21_500)])
     index.close()
     second = max(tmp_path.iterdir()).read_bytes()
     entries_at = 40 + 4 * SLOTS
@@ -116,7 +142,7 @@ def test_the_first_entry_of_a_file_counts_its_seconds_from_the_file_before(tmp_p
 def test_keys_of_one_message_may_lie_in_two_files(tmp_path: Path) -> None:
     index = index_at(tmp_path)
     put_range(index, 0, 18)
-    index.put("orders", "a", "b c", 5000, T0 + 30_000)
+    index.put_keys([("orders", "a", "b c", 5000, T0 + 30_000)])
     index.close()
     again = index_at(tmp_path)
     assert [offsets(again, key) for key in "abc"] == [[5000]] * 3
@@ -137,7 +163,7 @@ def test_a_message_indexed_before_is_passed_over(tmp_path: Path) -> None:
 def test_the_newest_come_first_and_no_more_than_asked_for(tmp_path: Path) -> None:
     index = index_at(tmp_path)
     for number in range(50):
-        index.put("orders", None, "same", number * 100, T0 + number * 1000)
+        index.put_keys([("orders", None, "same", number * 100, T0 + number * 1000)])
     assert offsets(index, "same") == [number * 100 for number in reversed(range(50))]
     assert offsets(index, "same", 3) == [4900, 4800, 4700]
     assert offsets(index, "same", 25) == [number * 100 for number in range(49, 24, -1)]
@@ -148,7 +174,7 @@ def test_the_newest_come_first_and_no_more_than_asked_for(tmp_path: Path) -> Non
 def test_time_limits_are_inclusive(tmp_path: Path) -> None:
     index = index_at(tmp_path, entries=1000)
     for number in range(50):
-        index.put("orders", None, "same", number * 100, T0 + number * 1000)
+        index.put_keys([("orders", None, "same", number * 100, T0 + number * 1000)])
     assert offsets(index, "same", 64, T0 + 10_000, T0 + 12_000) == [1200, 1100, 1000]
     assert offsets(index, "same", 64, T0 + 50_000, EVER) == []
     assert offsets(index, "same", 64, 0, T0 - 1) == []
@@ -157,9 +183,9 @@ def test_time_limits_are_inclusive(tmp_path: Path) -> None:
 
 def test_times_before_the_first_and_far_ahead_fit_their_field(tmp_path: Path) -> None:
     index = index_at(tmp_path)
-    index.put("orders", None, "a", 0, T0)
-    index.put("orders", None, "b", 100, T0 - 5_000)
-    index.put("orders", None, "c", 200, T0 + (1 << 50))
+    index.put_keys([("orders", None, "a", 0, T0)])
+    index.put_keys([("orders", None, "b", 100, T0 - 5_000)])
+    index.put_keys([("orders", None, "c", 200, T0 + (1 << 50))])
     index.close()
     data = max(tmp_path.iterdir()).read_bytes()
     seconds = [ENTRY.unpack_from(data, 40 + 4 * SLOTS + 20 * number)[2] for number in (1, 2, 3)]
@@ -271,7 +297,7 @@ def test_old_files_are_mapped_only_while_they_are_used(tmp_path: Path) -> None:
 def test_a_damaged_file_neither_loops_nor_raises(tmp_path: Path, field: str, value: int) -> None:
     index = index_at(tmp_path)
     for number in range(10):
-        index.put("orders", None, "same", number * 100, T0)
+        index.put_keys([("orders", None, "same", number * 100, T0)])
     index.close()
     (path,) = tmp_path.iterdir()
     entries_at = 40 + 4 * SLOTS
@@ -281,7 +307,7 @@ def test_a_damaged_file_neither_loops_nor_raises(tmp_path: Path, field: str, val
         stream.write(struct.pack(">i", value))
     again = index_at(tmp_path)
     assert set(offsets(again, "same", 1000)) <= {number * 100 for number in range(10)}
-    again.put("orders", None, "same", 5000, T0)
+    again.put_keys([("orders", None, "same", 5000, T0)])
     assert offsets(again, "same")[0] == 5000
     again.close()
 
@@ -296,7 +322,7 @@ def test_a_reader_changes_nothing_and_sees_more_when_it_loads_again(tmp_path: Pa
     reader.load()
     assert offsets(reader, "k44") == [4400]
     with pytest.raises(StoreClosed, match="reading only"):
-        reader.put("orders", None, "k", 9999, T0)
+        reader.put_keys([("orders", None, "k", 9999, T0)])
     assert reader.delete_expired(1 << 40) == 0
     reader.destroy()
     assert len(list(tmp_path.iterdir())) == 3
@@ -347,7 +373,7 @@ def test_java_hash(text: str, expected: int) -> None:
 def test_the_hash_without_an_absolute_value_counts_as_zero(tmp_path: Path) -> None:
     assert java_hash("orders#3EG?7B3") == -(1 << 31)
     index = index_at(tmp_path)
-    index.put("orders", "3EG?7B3", "3EG?7B3", 700, T0)
+    index.put_keys([("orders", "3EG?7B3", "3EG?7B3", 700, T0)])
     assert offsets(index, "3EG?7B3") == [700, 700]
     index.close()
     data = max(tmp_path.iterdir()).read_bytes()
@@ -356,7 +382,7 @@ def test_the_hash_without_an_absolute_value_counts_as_zero(tmp_path: Path) -> No
 
 def test_the_worked_example_of_the_format_page(tmp_path: Path) -> None:
     index = index_at(tmp_path)
-    index.put("TopicTest", None, "k3", 276, 1_794_727_122_803)
+    index.put_keys([("TopicTest", None, "k3", 276, 1_794_727_122_803)])
     index.close()
     (path,) = tmp_path.iterdir()
     data = path.read_bytes()

@@ -47,7 +47,8 @@ def test_the_same_keys_give_the_same_index_files(tmp_path: Path, name: str) -> N
     for message in golden.records():
         if message.sys_flag & TRANSACTION_MASK != SysFlag.TRANSACTION_ROLLBACK:
             keys = find_property(message.properties_text, KEYS)
-            index.put(message.topic, message.unique_key, keys, message.physical_offset, message.store_timestamp)
+            keyed = message.topic, message.unique_key, keys, message.physical_offset
+            index.put_keys([(*keyed, message.store_timestamp)])
     index.close()
     assert len(theirs) >= 2
     assert files_under(tmp_path / "ours") == theirs

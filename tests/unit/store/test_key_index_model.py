@@ -49,7 +49,7 @@ def test_lookups_are_those_of_a_dict_of_lists(
                 index.close()
                 index = index_at(directory)
             now += millis
-            index.put(topic, unique_key, None if keys is None else " ".join(keys), number * 100, now)
+            index.put_keys([(topic, unique_key, None if keys is None else " ".join(keys), number * 100, now)])
             for key in ([] if unique_key is None else [unique_key]) + (keys or []):
                 texts.add((topic, key))
                 expected[known_as(topic, key)].append(number * 100)

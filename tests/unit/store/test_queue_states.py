@@ -14,6 +14,7 @@ from downrange.store.queue import queue_entries as queue_entries_module
 from downrange.store.queue import queue_tails as queue_tails_module
 from downrange.store.queue import queues as queues_module
 from downrange.store.queue.queue_entry import ENTRY_SIZE
+from tests.support.stores import append
 from tests.unit.store.small_store import FailingFiles, new_message, open_store
 
 QUEUES = [("A", 0), ("A", 3), ("B", 0), ("C", 1)]
@@ -26,7 +27,7 @@ def few_awake(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def put(store: MessageStore, topic: str, queue_id: int) -> int:
     """The queue offset that a message got."""
-    result = store.append(new_message(topic=topic, queue_id=queue_id))
+    result = append(store, new_message(topic=topic, queue_id=queue_id))
     assert result.status is PutMessageStatus.PUT_OK
     return result.queue_offset
 
@@ -166,12 +167,11 @@ def test_a_queue_that_cannot_be_woken_sleeps_on(store: MessageStore, monkeypatch
 
 
 def test_counts_of_those_that_fell_asleep_are_kept(store: MessageStore) -> None:
-    state = store.queues.get("A", 0)
-    assert state is not None
-    state.uncount(-3, -300)
+    store.queues.take_counts()
+    size = append(store, new_message(topic="A")).size
     rest(store)
     assert not store.queues.states
-    assert store.queues.take_counts() == [("A", 3, 300)]
+    assert store.queues.take_counts() == [("A", 1, size)]
     store.close()
 
 

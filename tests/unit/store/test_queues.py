@@ -9,18 +9,9 @@ import pytest
 from downrange.store.errors import FlushFailed, StoreError
 from downrange.store.files import OsFiles
 from downrange.store.message_store import MessageStore
-from downrange.store.new_message import BatchUnit
 from downrange.store.queue import queues as queues_module
-from downrange.store.run import Run, run_of
-from tests.unit.store.small_store import (
-    BORN_HOST,
-    NOW,
-    STORE_HOST,
-    FailingFiles,
-    new_message,
-    open_store,
-    small_config,
-)
+from tests.support.stores import append, append_batch
+from tests.unit.store.small_store import FailingFiles, new_message, open_store, put, small_config
 
 
 class CountingFiles(FailingFiles):
@@ -45,7 +36,7 @@ def files(monkeypatch: pytest.MonkeyPatch) -> CountingFiles:
 def filled(root: Path, files: OsFiles, queues: int) -> MessageStore:
     store = MessageStore.open(small_config(root), files=files)
     for queue_id in range(queues):
-        store.append(new_message(queue_id=queue_id))
+        append(store, new_message(queue_id=queue_id))
     store.write_pending()
     return store
 
@@ -84,12 +75,12 @@ def test_of_many_queues_only_those_with_much_to_write_are_written_between_thorou
     config = small_config(tmp_path, mapped_file_size_commit_log=1 << 20, mapped_file_size_consume_queue=6_000_000)
     with MessageStore.open(config, files=files) as store:
         for queue_id in range(6):
-            store.append(new_message(queue_id=queue_id))
+            append(store, new_message(queue_id=queue_id))
         for _ in store.write_pending_in_slices(least_pages=2):
             pass
         assert all(state.queue.has_files for state in store.queues), "making them all at the end would take long"
         for number in range(6 + 420):  # 420 entries are more than two pages
-            store.append(new_message(queue_id=number if number < 6 else 3))
+            append(store, new_message(queue_id=number if number < 6 else 3))
         for _ in store.write_pending_in_slices(least_pages=2):
             pass
         store.flush_queues(least_pages=2)
@@ -105,7 +96,7 @@ def test_of_many_queues_only_those_with_much_to_write_are_written_between_thorou
 def test_a_few_queues_are_always_written(tmp_path: Path, files: CountingFiles) -> None:
     with MessageStore.open(small_config(tmp_path), files=files) as store:
         for queue_id in range(5):
-            store.append(new_message(queue_id=queue_id))
+            append(store, new_message(queue_id=queue_id))
         for _ in store.write_pending_in_slices(least_pages=2):
             pass
         assert not any(state.queue.pending_bytes for state in store.queues)
@@ -114,7 +105,7 @@ def test_a_few_queues_are_always_written(tmp_path: Path, files: CountingFiles) -
 def test_entries_that_were_left_for_later_are_built_again_after_a_kill(tmp_path: Path, files: CountingFiles) -> None:
     store = MessageStore.open(small_config(tmp_path), files=files)
     for number in range(18):
-        store.append(new_message(queue_id=number % 6))
+        append(store, new_message(queue_id=number % 6))
         for _ in store.write_pending_in_slices(least_pages=2):
             pass
     assert all(state.queue.pending_bytes for state in store.queues)
@@ -127,7 +118,7 @@ def test_after_a_write_that_failed_all_queues_are_written_before_messages_are_ta
     tmp_path: Path, files: CountingFiles
 ) -> None:
     store = filled(tmp_path, files, 6)
-    store.append(new_message(queue_id=1))
+    append(store, new_message(queue_id=1))
     files.fail["write_at"] = 28
     with pytest.raises(StoreError, match="No space left"):
         store.write_pending()
@@ -140,10 +131,6 @@ def test_after_a_write_that_failed_all_queues_are_written_before_messages_are_ta
     store.close()
 
 
-def run_to(store: MessageStore, *queues: tuple[str, int]) -> Run:
-    return run_of([(store.queues.states[queue], b"body", b"TAGS\x01A", "TAGS\x01A", NOW, 0, 0, 0) for queue in queues])
-
-
 def counted(store: MessageStore) -> dict[str, tuple[int, int]]:
     counts: dict[str, tuple[int, int]] = {}
     for topic, messages, size in store.queues.take_counts():
@@ -152,18 +139,16 @@ def counted(store: MessageStore) -> dict[str, tuple[int, int]]:
     return counts
 
 
-def test_what_came_in_by_runs_is_counted_by_topic(tmp_path: Path) -> None:
+def test_every_message_that_came_in_is_counted_by_topic(tmp_path: Path) -> None:
     store = open_store(tmp_path, mapped_file_size_commit_log=1 << 20)
-    for topic, queue_id in (("a", 0), ("a", 1), ("b", 0)):
-        store.append(new_message(topic=topic, queue_id=queue_id))
+    size = put(store, topic="a").size
+    put(store, topic="b", sys_flag=4)  # a message that is in no queue is not counted
+    groups = [[new_message(topic=topic, queue_id=queue_id)] for topic, queue_id in (("a", 0), ("b", 0), ("a", 1))]
+    append_batch(store, groups)
+    append_batch(store, [[new_message(topic="a")] * 5])
+    assert counted(store) == {"a": (8, 8 * size), "b": (1, size)}
     assert counted(store) == {}
-    run = run_to(store, ("a", 0), ("b", 0), ("a", 1))
-    assert store.append_run(run, BORN_HOST, STORE_HOST, NOW)
-    size = run.largest
-    store.append_batch(new_message(topic="a"), [BatchUnit(0, b"one", b"")] * 5)  # whoever sent it counts it
-    assert counted(store) == {"a": (2, 2 * size), "b": (1, size)}
-    assert counted(store) == {}
-    store.append_run(run_to(store, ("b", 0), ("a", 1)), BORN_HOST, STORE_HOST, NOW)
+    append_batch(store, groups[1:])
     store.remove_topic("b")
     assert counted(store) == {"a": (1, size), "b": (1, size)}
     store.close()
@@ -174,13 +159,13 @@ def test_queues_are_found_by_their_rows(tmp_path: Path) -> None:
     told: list[str] = []
     store.queues.on_change = told.append
     for topic, queue_id in (("a", 2), ("a", 0), ("b", 1)):
-        store.append(new_message(topic=topic, queue_id=queue_id))
+        append(store, new_message(topic=topic, queue_id=queue_id))
     assert told == ["a", "a", "b"]
     states = list(store.queues)
     assert store.queues.by_row == states
     store.queues.remove_where(lambda topic, queue_id, end: (topic, queue_id) == ("a", 2))
     assert store.queues.by_row == [None, *states[1:]]
-    store.append(new_message(topic="c"))
+    append(store, new_message(topic="c"))
     assert store.queues.by_row == [store.queues.get("c", 0), *states[1:]]
     assert told == ["a", "a", "b", "a", "c"]
     store.close()
@@ -188,10 +173,10 @@ def test_queues_are_found_by_their_rows(tmp_path: Path) -> None:
 
 def test_whoever_still_holds_a_removed_queue_does_not_touch_another(tmp_path: Path) -> None:
     store = open_store(tmp_path)
-    store.append(new_message(topic="old"))
+    append(store, new_message(topic="old"))
     removed = store.queues.states["old", 0]
     store.remove_topic("old")
-    store.append(new_message(topic="new"))
+    append(store, new_message(topic="new"))
     removed.next_offset = 77
     removed.queue.put(0, 1 << 40, 100, 0)
     state = store.queues.states["new", 0]
@@ -221,7 +206,7 @@ def test_a_start_looks_into_each_file_of_a_small_queue_once(tmp_path: Path) -> N
 def test_the_beginning_of_a_queue_is_looked_up_only_when_the_log_lost_messages(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     for _ in range(3):
-        store.append(new_message())
+        append(store, new_message())
     queue = store.queues.states["TopicTest", 0].queue
     queue.correct_min_offset(0)
     with pytest.MonkeyPatch.context() as patch:

@@ -15,6 +15,7 @@ from downrange.store.errors import StoreClosed
 from downrange.store.message_store import MessageStore
 from downrange.store.queue.consume_queue_ext import ExtUnit
 from downrange.store.read_result import GetMessageStatus, ReadResult
+from tests.support.stores import append
 from tests.unit.store.small_store import NOW, new_message, open_store, put, small_config
 
 BIG = {"mapped_file_size_commit_log": 1 << 20}
@@ -279,7 +280,7 @@ def test_a_closed_store_says_so(tmp_path: Path) -> None:
         store.read("TopicTest", 0, 0, 1)
     with pytest.raises(StoreClosed):
         store.record_at(0)
-    assert store.append(new_message()).status.name == "SERVICE_NOT_AVAILABLE"
+    assert append(store, new_message()).status.name == "SERVICE_NOT_AVAILABLE"
     assert "shut down" in repr(store)
 
 
@@ -291,7 +292,7 @@ def test_a_directory_can_be_read_while_a_broker_writes_it(tmp_path: Path) -> Non
         with MessageStore.open(small_config(tmp_path), read_only=True) as reader:
             # The queue may lag behind: its newest entries wait in the writer's memory. The log does not.
             assert reader.max_offset == writer.max_offset
-            assert reader.append(new_message()).reason == "the store is open for reading only"
+            assert append(reader, new_message()).reason == "the store is open for reading only"
             writer.write_pending()
         with MessageStore.open(small_config(tmp_path), read_only=True) as reader:
             assert reader.max_offset_of("TopicTest", 0) == 30

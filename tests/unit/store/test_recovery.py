@@ -11,6 +11,7 @@ from downrange.clock import ManualClock
 from downrange.store.checkpoint import DirectoryLock
 from downrange.store.errors import StoreError, StoreLocked
 from downrange.store.message_store import MessageStore
+from tests.support.stores import append
 from tests.unit.store.small_store import (
     NOW,
     bodies,
@@ -343,7 +344,7 @@ def test_stray_directories_among_the_queues_are_passed_over(tmp_path: Path) -> N
     (tmp_path / "consumequeue" / "TopicTest" / "notes").mkdir()
     with open_store(tmp_path) as store:
         assert bodies(store) == [b"hello"]
-        assert store.append(new_message()).queue_offset == 1
+        assert append(store, new_message()).queue_offset == 1
 
 
 def test_a_directory_that_cannot_be_a_store_is_said_so(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ from downrange.store.config import StoreConfig
 from downrange.store.message_store import MessageStore
 from downrange.store.new_message import PutMessageStatus
 from downrange.store.retention import MANUAL_ROUNDS, Retention, count_expired, decide
-from tests.unit.store.small_store import NOW, bodies, new_message, open_store, put, read_all
+from tests.support.stores import append
+from tests.unit.store.small_store import NOW, bodies, clean_up_round, new_message, open_store, put, read_all
 
 HOUR = 3_600_000
 
@@ -71,16 +72,16 @@ def test_a_round_removes_expired_files_and_what_points_at_them(tmp_path: Path) -
     with filled(tmp_path, ManualClock(NOW)) as store:
         age(store, 8, 73)
         retention = Retention(store, hour_of=lambda now: 4)
-        result = retention.run_round(NOW)
-        assert len(result.deleted_files) == 8
+        deleted, dependents = clean_up_round(retention, store, NOW)
+        assert len(deleted) == 8
         assert store.min_offset == 8 * 4096
-        assert result.deleted_dependents > 0
+        assert dependents > 0
         first = read_all(store)[0]
         assert first.physical_offset == 8 * 4096
         assert first.queue_offset == store.min_offset_of("TopicTest", 0)
         assert store.read("TopicTest", 0, 0, 1).status.name == "OFFSET_TOO_SMALL"
         assert store.query("TopicTest", "k199", 32, 0, 1 << 60).slices != []
-        assert retention.run_round(NOW).deleted_files == []
+        assert clean_up_round(retention, store, NOW)[0] == []
     with open_store(tmp_path) as store:
         assert store.recovery.warnings == []
         assert read_all(store)[0].physical_offset == 8 * 4096
@@ -91,14 +92,14 @@ def test_at_another_hour_nothing_goes_unless_asked_for(tmp_path: Path) -> None:
     with filled(tmp_path, ManualClock(NOW)) as store:
         age(store, 100, 73)
         retention = Retention(store, hour_of=lambda now: 5)
-        assert retention.run_round(NOW).deleted_files == []
+        assert clean_up_round(retention, store, NOW)[0] == []
         retention.arm_manually()
-        removed = sum(len(retention.run_round(NOW).deleted_files) for _ in range(MANUAL_ROUNDS))
+        removed = sum(len(clean_up_round(retention, store, NOW)[0]) for _ in range(MANUAL_ROUNDS))
         assert removed == len(list(store._segments)) + removed - 1
         age(store, 100, 73)
         put(store, bytes(3900))
         put(store, bytes(3900))
-        assert retention.run_round(NOW).deleted_files == []
+        assert clean_up_round(retention, store, NOW)[0] == []
 
 
 def test_a_full_disk_frees_the_oldest_files_and_refuses_messages(tmp_path: Path) -> None:
@@ -106,11 +107,11 @@ def test_a_full_disk_frees_the_oldest_files_and_refuses_messages(tmp_path: Path)
     with filled(tmp_path, ManualClock(NOW), disk_use=lambda path: fill) as store:
         retention = Retention(store, hour_of=lambda now: 5)
         fill = 0.91
-        assert len(retention.run_round(NOW).deleted_files) == 10
-        assert store.append(new_message()).status is PutMessageStatus.SERVICE_NOT_AVAILABLE
+        assert len(clean_up_round(retention, store, NOW)[0]) == 10
+        assert append(store, new_message()).status is PutMessageStatus.SERVICE_NOT_AVAILABLE
         assert len(bodies(store)) > 0
         fill = 0.86
-        retention.run_round(NOW)
+        clean_up_round(retention, store, NOW)
         put(store)
 
 

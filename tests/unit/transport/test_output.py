@@ -69,30 +69,27 @@ async def test_what_is_large_is_not_joined_and_arrives_whole() -> None:
     assert sending.transport.writes == [b"head" + MUCH]
 
 
-async def test_who_flushes_afterwards_needs_no_turn_of_the_loop() -> None:
+async def test_replies_leave_when_they_are_written_without_a_turn_of_the_loop() -> None:
     sending = Sending()
     output = sending.output
-    output.is_scheduled = True
-    output.add(b"a")
-    output.send(b"b")  # others may queue something meanwhile
-    output.flush_much()
+    output.add_parts([b"a"])
+    output.send(b"b")  # a request of this end may be queued meanwhile
     assert sending.transport.writes == []
     output.add_parts([MUCH])
-    output.flush_much()
-    assert sending.transport.writes == [b"ab" + MUCH]
-    output.send(b"c")
+    assert sending.transport.writes == [b"ab" + MUCH], "much is not kept"
+    output.add_parts([b"c"])
+    output.write(b"d")
+    assert sending.transport.writes[1:] == [b"cd"]
+    output.write()
     await asyncio.sleep(0)
-    assert len(sending.transport.writes) == 1, "whoever said so flushes the rest, too"
-    assert output.write()
-    assert sending.transport.writes[1:] == [b"c"]
-    assert not output.write()
+    assert len(sending.transport.writes) == 2
 
 
 async def test_a_reply_without_bytes_leaves_nothing_behind() -> None:
     sending = Sending()
     for _ in range(3):
-        sending.output.add(b"")
-        assert not sending.output.write()
+        sending.output.add_parts([b""])
+        sending.output.write()
     assert sending.output._parts == []
     assert sending.transport.writes == []
 

@@ -1,1 +1,1 @@
-"""What a broker answers, one file per request family. A handler reads its header, checks, acts, and makes the reply."""
+"""The handlers of a broker, one file per request family. Each reads the header, checks, acts, and makes the reply."""

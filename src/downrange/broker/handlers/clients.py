@@ -1,10 +1,11 @@
-"""Clients and their groups: heartbeats (34), leaving (35), who is in a group (38), checks of subscriptions (46).
+"""Clients and their groups: heartbeats (34), leaving (35), members of a group (38), checks of subscriptions (46).
 
-Also the queue locks of orderly consumers (41, 42). What happens when: broker.md 5.1 and 5.3.
+Also the queue locks of orderly consumers (41, 42).
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final, TypeVar
 
 import msgspec
@@ -12,7 +13,6 @@ import msgspec
 from downrange.broker.clients import Client, ConsumerGroup, Consumers, Producers
 from downrange.broker.compiled_sql import compiled
 from downrange.broker.filter_data import ConsumerFilters
-from downrange.broker.flow_control import FlowControl
 from downrange.broker.groups import Groups
 from downrange.broker.live_config import LiveConfig
 from downrange.broker.queue_locks import QueueLocks
@@ -41,38 +41,28 @@ from downrange.transport.errors import TransportError
 
 T = TypeVar("T", bound=Body)
 
-# A topic that only units subscribe to carries this bit.
+# The bit of a topic to which only unit clients subscribe.
 UNIT_SUBSCRIPTION: Final = 2
-# Reading what only Java calls JSON is slow: a body that is longer than any genuine one must be standard.
+# Parsing Java's non-standard JSON is slow: a body longer than any genuine one must be standard JSON.
 MAX_LENIENT_BYTES: Final = 1 << 20
 
 
+@dataclass(eq=False)
 class ClientHandlers:
-    """Keeps the tables of connected clients and of their filters, and tells a group's members when it changes."""
+    """Keeps the tables of connected clients and their filters, and tells the members of a group about changes."""
 
-    def __init__(
-        self,
-        config: LiveConfig,
-        topics: Topics,
-        groups: Groups,
-        consumers: Consumers,
-        producers: Producers,
-        filters: ConsumerFilters,
-        locks: QueueLocks,
-        flow: FlowControl,
-        clock: Clock,
-    ) -> None:
-        self._config = config
-        self._topics = topics
-        self._groups = groups
-        self._consumers = consumers
-        self._producers = producers
-        self._filters = filters
-        self._locks = locks
-        self._flow = flow
-        self._clock = clock
-        consumers.on_change = self._notify
-        consumers.on_gone = filters.retire
+    _config: LiveConfig
+    _topics: Topics
+    _groups: Groups
+    _consumers: Consumers
+    _producers: Producers
+    _filters: ConsumerFilters
+    _locks: QueueLocks
+    _clock: Clock
+
+    def __post_init__(self) -> None:
+        self._consumers.on_change = self._notify
+        self._consumers.on_gone = self._filters.retire
 
     @property
     def routes(self) -> RouteTable:
@@ -88,7 +78,6 @@ class ClientHandlers:
     # --- coming and going ---------------------------------------------------------------------------------------
 
     def heartbeat(self, command: Command, connection: Connection) -> Command:
-        self._flow.check_heartbeat()
         data = _body(HeartbeatData, command)
         client = Client(connection, data.client_id, command.language, command.version, self._clock.now())
         for consumer in data.consumer_data_set:
@@ -100,7 +89,7 @@ class ClientHandlers:
     def _join(self, consumer: ConsumerData, client: Client) -> None:
         name = consumer.group_name
         group = self._groups.find(name, auto_create=self._config.broker.auto_create_subscription_group)
-        # A consumer of an unknown group is a member all the same: it is its pulls that are refused.
+        # A consumer of an unknown group becomes a member, too; only its pulls are refused.
         if group is not None:
             unit = UNIT_SUBSCRIPTION if consumer.unit_mode else 0
             self._topics.ensure(retry_topic(name), group.retry_queue_nums, topic_sys_flag=unit)
@@ -123,7 +112,7 @@ class ClientHandlers:
         return command.reply(ext_fields={})
 
     def _notify(self, group: ConsumerGroup) -> None:
-        """Ask every member to share the queues out again (40)."""
+        """Ask every member to redistribute the queues (request 40)."""
         known = self._groups.get(group.name)
         if not self._config.broker.notify_consumer_ids_changed_enable or not (
             known is None or known.notify_consumer_ids_changed_enable
@@ -134,7 +123,7 @@ class ClientHandlers:
             try:
                 member.oneway(notice)
             except TransportError:
-                continue  # it is about to leave the group itself, which is another change
+                continue  # this member is about to leave, which is another change
 
     # --- questions ----------------------------------------------------------------------------------------------
 
@@ -147,7 +136,7 @@ class ClientHandlers:
         return command.reply(ext_fields={}, body=encode_body(ids))
 
     def check_subscription(self, command: Command, connection: Connection) -> Command:
-        """Will this broker be able to filter as the consumer wishes?"""
+        """Check whether this broker can filter by the expression of the consumer."""
         subscription = _body(CheckClientBody, command).subscription_data
         if subscription.is_tag_type:
             return command.reply()

@@ -1,4 +1,4 @@
-"""The broker's configuration: 26 shows all of it, 25 changes the part that may change while running."""
+"""The broker's configuration: request 26 shows it, request 25 changes keys that may change while running."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ log = logging.getLogger(__name__)
 class ConfigHandlers:
     """Shows and changes the configuration in force.
 
-    Holds always: a request is taken whole or not at all, and what is in force is also in the file, which the next start
-    reads after `broker.conf`. The file has only keys that were changed by request, so that an edited `broker.conf`
-    still counts for all others.
+    Holds always: a request is obeyed as a whole or not at all, and every change is also in a file that the next start
+    reads after `broker.conf`. This file has only the keys that were changed, so that an edited `broker.conf` still
+    determines all others.
     """
 
     def __init__(self, config: LiveConfig, store: MessageStore, topics: Topics, path: Path, clock: Clock) -> None:
@@ -60,12 +60,12 @@ class ConfigHandlers:
         }
 
     def get(self, command: Command, connection: Connection) -> Command:
-        """26."""
+        """Request 26: show the configuration."""
         table = to_properties(self._config.broker) | to_properties(self._config.store)
         return command.reply(header=GetBrokerConfigResponse.of(self._version), body=format_properties(table).encode())
 
     def update(self, command: Command, connection: Connection) -> Command:
-        """25: all of the request or, when a key or a value is wrong, nothing."""
+        """Request 25: change settings; if one key or value is wrong, nothing is changed."""
         try:
             given = parse_properties(command.body_bytes.decode())
         except UnicodeDecodeError:
@@ -74,7 +74,7 @@ class ConfigHandlers:
             raise NoPermission("Can not update config in black list.")
         if refused := given.keys() - REMOTELY_CHANGEABLE:
             allowed = ", ".join(sorted(REMOTELY_CHANGEABLE))
-            raise NoPermission(f"{min(refused)} can not be updated while running; what can: {allowed}")
+            raise NoPermission(f"{min(refused)} can not be updated while running; these keys can: {allowed}")
         if given:
             self._apply(given)
             changes = ", ".join(f"{key}={value.value}" for key, value in given.items())
@@ -90,7 +90,7 @@ class ConfigHandlers:
         self._store.set_max_message_size(store.max_message_size)
         self._version = self._version.bumped(self._clock.now())
         if "brokerPermission" in given:
-            # What is registered for every topic depends on it: let the name servers know at once.
+            # Every registered topic shows the broker's permission: tell the name servers at once.
             self._topics.bump()
 
     def _save(self, given: Mapping[str, Property]) -> None:
@@ -109,7 +109,7 @@ class ConfigHandlers:
 
 
 def _changes(config_class: type[Any], given: Mapping[str, Property]) -> dict[str, Any]:
-    """Field -> new value, of those keys that belong to this class."""
+    """Field -> new value, for the given keys that belong to this class."""
     return {
         known.field: parse_value(known, known.key, given[known.key])
         for known in settings_of(config_class)

@@ -1,10 +1,11 @@
-"""Running consumers, seen and steered by operators: the broker relays over the connection the consumer opened."""
+"""Requests of operators to running consumers, relayed over the connection that the consumer opened."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Final
 
 from downrange.broker.clients import Client, Consumers
@@ -33,32 +34,30 @@ from downrange.protocol.errors import BrokerError, ConsumeMessageTimeout, Consum
 from downrange.store.message_store import MessageStore
 from downrange.transport.connection import Connection
 from downrange.transport.errors import RequestTimedOut, TransportError
-from downrange.transport.handler import LaterReply
+from downrange.transport.serving import LaterReply
 
 log = logging.getLogger(__name__)
 
 RELAY_SECONDS: Final = 10.0
 STATUS_SECONDS: Final = 5.0
-# The oldest consumers that understand: 3.0.7-SNAPSHOT and 3.1.8-SNAPSHOT.
+# The oldest versions of consumers that understand these requests: 3.0.7-SNAPSHOT and 3.1.8-SNAPSHOT.
 _OLDEST_FOR_OFFSETS: Final = 28
 _OLDEST_FOR_RELAY: Final = 62
 _END_OF_QUEUE: Final = -1
 _ALL_QUEUES: Final = -1
 
 
+@dataclass(eq=False)
 class ConsumerHandlers:
-    """Asks consumers on behalf of operators. Bodies with queues as keys are written as Java writes them: clients in
-    other languages read that form only.
+    """Asks consumers on behalf of operators. Bodies with queues as keys are written in Java's form, the only one
+    that clients in other languages read.
     """
 
-    def __init__(
-        self, config: LiveConfig, topics: Topics, offsets: CommittedOffsets, consumers: Consumers, store: MessageStore
-    ) -> None:
-        self._config = config
-        self._topics = topics
-        self._offsets = offsets
-        self._consumers = consumers
-        self._store = store
+    _config: LiveConfig
+    _topics: Topics
+    _offsets: CommittedOffsets
+    _consumers: Consumers
+    _store: MessageStore
 
     @property
     def routes(self) -> RouteTable:
@@ -72,14 +71,14 @@ class ConsumerHandlers:
     # --- relaying -----------------------------------------------------------------------------------------------
 
     def get_running_info(self, command: Command, connection: Connection) -> LaterReply:
-        """307."""
+        """Request 307: relay the state that one consumer reports."""
         header = command.header(GetConsumerRunningInfoRequest)
         client = self._find(header.consumer_group, header.client_id)
         relayed = request(command.code, ext_fields=command.ext_fields, body=command.body)
         return asyncio.ensure_future(_relay(command, relayed, client, header.consumer_group))
 
     def consume_directly(self, command: Command, connection: Connection) -> LaterReply:
-        """309: hand one stored message to the listener of one consumer."""
+        """Request 309: hand one stored message to the listener of one consumer."""
         header = command.header(ConsumeMessageDirectlyRequest)
         client = self._find(header.consumer_group, header.client_id)
         if header.msg_id is None:
@@ -104,7 +103,7 @@ class ConsumerHandlers:
     # --- offsets ------------------------------------------------------------------------------------------------
 
     def reset_offsets(self, command: Command, connection: Connection) -> Command:
-        """222: tell every consumer of a group where to go on; they set and commit the offsets themselves."""
+        """Request 222: tell every consumer of a group its new offsets; they set and commit them themselves."""
         header = command.header(ResetOffsetRequest)
         table = self._new_offsets(header)
         members = self._members(header.group)
@@ -117,7 +116,7 @@ class ConsumerHandlers:
         is_list = command.language == LanguageCode.CPP
         order = request(
             RequestCode.RESET_CONSUMER_CLIENT_OFFSET,
-            # The table is final already: with force consumers would not do anything else.
+            # The offsets are final already: consumers set them whether this is forced or not.
             ResetOffsetRequest(topic=header.topic, group=header.group, timestamp=header.timestamp, is_force=False),
             body=encode_java_body(_as_list(table) if is_list else QueueOffsets(table)),
             oneway=True,
@@ -145,7 +144,7 @@ class ConsumerHandlers:
         }
 
     def _new_offset(self, header: ResetOffsetRequest, queue_id: int) -> int:
-        """Where the group goes on in one queue: without force only backwards."""
+        """The new offset of a group in one queue; without force it may only move backwards."""
         committed = self._offsets.get(header.topic, header.group, queue_id)
         if committed is None:
             raise BrokerError(f"THe consumer group <{header.group}> not exist")
@@ -158,7 +157,7 @@ class ConsumerHandlers:
         return wanted if header.is_force else min(wanted, committed)
 
     def get_status(self, command: Command, connection: Connection) -> LaterReply:
-        """223: the offsets in the memory of one consumer, or of all of a group."""
+        """Request 223: the offsets in the memory of one consumer, or of all consumers of a group."""
         header = command.header(GetConsumerStatusRequest)
         members = self._members(header.group)
         if not members:
@@ -188,7 +187,7 @@ def _as_list(table: dict[MessageQueue, int]) -> QueueOffsetList:
 
 
 async def _relay(command: Command, relayed: Command, client: Client, group: str) -> Command | None:
-    """Ask the consumer what we were asked, and answer what it answered."""
+    """Pass a request on to the consumer and return its answer."""
     who = f"<{group}> <{client.client_id}>"
     try:
         reply = await client.connection.request(relayed, RELAY_SECONDS)
@@ -210,7 +209,7 @@ async def _gather_status(command: Command, header: GetConsumerStatusRequest, ask
 
 
 async def _ask_status(client: Client, question: Command) -> dict[MessageQueue, int] | None:
-    """What one consumer says; None when it does not, so that the others are still shown."""
+    """The offsets that one consumer reports; None when it does not answer: the other consumers are still shown."""
     try:
         reply = await client.connection.request(question, STATUS_SECONDS)
         if reply.code == 0 and reply.body:

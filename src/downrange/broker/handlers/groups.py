@@ -1,8 +1,10 @@
-"""Groups for operators: their configuration, and who is connected for them."""
+"""Groups for operators: their configuration and their connected members."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from downrange.broker.clients import Client, Consumers, Producers
 from downrange.broker.groups import CommittedOffsets, Groups
@@ -32,24 +34,16 @@ from downrange.transport.connection import Connection
 log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class GroupHandlers:
-    """What operators ask about consumer and producer groups. On a slave nothing is changed."""
+    """Requests of operators about consumer and producer groups. A slave refuses changes."""
 
-    def __init__(
-        self,
-        config: LiveConfig,
-        groups: Groups,
-        offsets: CommittedOffsets,
-        consumers: Consumers,
-        producers: Producers,
-        statistics: Statistics,
-    ) -> None:
-        self._config = config
-        self._groups = groups
-        self._offsets = offsets
-        self._consumers = consumers
-        self._producers = producers
-        self._statistics = statistics
+    _config: LiveConfig
+    _groups: Groups
+    _offsets: CommittedOffsets
+    _consumers: Consumers
+    _producers: Producers
+    _statistics: Statistics
 
     @property
     def routes(self) -> RouteTable:
@@ -67,29 +61,25 @@ class GroupHandlers:
     # --- configuration ------------------------------------------------------------------------------------------
 
     def create(self, command: Command, connection: Connection) -> Command:
-        """200: create a group or change the one there is."""
+        """Request 200: create a group or replace its configuration."""
         refuse_on_slave(self._config)
-        config = decode_body(SubscriptionGroupConfig, command.body_bytes)
-        _check(config)
-        self._put(config, connection)
-        return command.reply()
+        return self._create([decode_body(SubscriptionGroupConfig, command.body_bytes)], command, connection)
 
     def create_several(self, command: Command, connection: Connection) -> Command:
-        """225 (5.x): all of them or, when one is wrong, none."""
+        """Request 225 (of 5.x): create or change several groups; if one is wrong, none."""
         refuse_on_slave(self._config)
-        configs = decode_body(SubscriptionGroups, command.body_bytes).group_config_list
+        return self._create(decode_body(SubscriptionGroups, command.body_bytes).group_config_list, command, connection)
+
+    def _create(self, configs: Sequence[SubscriptionGroupConfig], command: Command, connection: Connection) -> Command:
         for config in configs:
             _check(config)
         for config in configs:
-            self._put(config, connection)
+            self._groups.put(config)
+            log.info("group set by request group=%s config=%s peer=%s", config.group_name, config, connection.peer)
         return command.reply()
 
-    def _put(self, config: SubscriptionGroupConfig, connection: Connection) -> None:
-        self._groups.put(config)
-        log.info("group set by request group=%s config=%s peer=%s", config.group_name, config, connection.peer)
-
     def delete(self, command: Command, connection: Connection) -> Command:
-        """207."""
+        """Request 207: delete a group."""
         refuse_on_slave(self._config)
         header = command.header(DeleteSubscriptionGroupRequest)
         self._groups.delete(header.group_name)
@@ -105,11 +95,11 @@ class GroupHandlers:
         return command.reply()
 
     def get_all(self, command: Command, connection: Connection) -> Command:
-        """201."""
+        """Request 201: the configuration of all groups."""
         return command.reply(body=encode_body(self._groups.table()))
 
     def get(self, command: Command, connection: Connection) -> Command:
-        """352 (5.x)."""
+        """Request 352 (of 5.x): the configuration of one group."""
         group = command.header(GroupRequest).group
         config = self._groups.get(group)
         if config is None:
@@ -119,7 +109,7 @@ class GroupHandlers:
     # --- members ------------------------------------------------------------------------------------------------
 
     def get_consumers(self, command: Command, connection: Connection) -> Command:
-        """203."""
+        """Request 203: the connected consumers of a group."""
         group = command.header(ConsumerGroupRequest).consumer_group
         live = self._consumers.get(group)
         if live is None:
@@ -134,7 +124,7 @@ class GroupHandlers:
         return command.reply(body=encode_body(body))
 
     def get_producers(self, command: Command, connection: Connection) -> Command:
-        """204."""
+        """Request 204: the connected producers of a group."""
         group = command.header(ProducerGroupRequest).producer_group
         members = self._producers.get(group)
         if members is None:
@@ -142,14 +132,14 @@ class GroupHandlers:
         return command.reply(body=encode_body(ProducerConnection(tuple(_connection(client) for client in members))))
 
     def get_all_producers(self, command: Command, connection: Connection) -> Command:
-        """328."""
+        """Request 328: the connected producers of all groups."""
         data = {group: tuple(_producer(client) for client in members) for group, members in self._producers}
         return command.reply(body=encode_body(ProducerTable(data)))
 
 
 def _check(config: SubscriptionGroupConfig) -> None:
     check_group_name(config.group_name)
-    numbers = {  # as wide as Java's fields, which have to hold them
+    numbers = {  # they must fit the fields of Java's class
         "retryMaxTimes": (config.retry_max_times, 31),
         "brokerId": (config.broker_id, 63),
         "whichBrokerWhenConsumeSlowly": (config.which_broker_when_consume_slowly, 63),
@@ -183,7 +173,7 @@ def _producer(client: Client) -> ProducerInfo:
 
 
 def _language(code: int) -> str:
-    """The name tools know; a language they do not know would break them."""
+    """The name of a client's language; a name that RocketMQ's tools do not know would break them."""
     try:
         return LanguageCode(code).name
     except ValueError:

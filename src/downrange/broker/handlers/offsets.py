@@ -1,4 +1,4 @@
-"""Offsets: what groups committed (14, 15, 43), how far queues reach (29, 30, 31, 32). Rules: broker.md 4.8 and 5.2."""
+"""Offsets that groups committed (requests 14, 15, 43), and offset ranges of queues (29, 30, 31, 32)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NOT_FOUND = "Not found, V3_0_6_SNAPSHOT maybe this group consumer boot first"
 
 
 class OffsetHandlers:
-    """Answers questions about offsets, and takes commits: from anyone, for any topic, also on a slave."""
+    """Answers questions about offsets, and takes commits: from any client, for any topic, also on a slave."""
 
     def __init__(self, store: MessageStore, offsets: CommittedOffsets) -> None:
         self._store = store
@@ -54,14 +54,14 @@ class OffsetHandlers:
         return command.reply(header=OffsetResponse(offset))
 
     def _is_young(self, topic: str, queue_id: int) -> bool:
-        """Is the queue's first message still there and near? Then a new group gets all of it, whatever it asked for."""
+        """Whether the queue's first message is there and still in memory: then every new group begins with it."""
         store = self._store
         return store.min_offset_of(topic, queue_id) <= 0 and not store.is_beyond_memory(topic, queue_id, 0)
 
     def commit(self, command: Command, connection: Connection) -> Command:
         header = command.header(UpdateConsumerOffsetRequest)
         for name in (header.topic, header.consumer_group):
-            if "@" in name:  # the file joins topic and group with it: such a name would come back as two others
+            if "@" in name:  # the file joins topic and group with '@': this name would be read back as two
                 raise MessageError(f"{name!r} is neither a topic nor a group: '@' is not allowed in names")
         self._offsets.commit(header.topic, header.consumer_group, header.queue_id, header.commit_offset)
         return command.reply(ext_fields={})
@@ -73,21 +73,18 @@ class OffsetHandlers:
 
     def search(self, command: Command, connection: Connection) -> Command:
         header = command.header(SearchOffsetRequest)
-        return _offset(command, self._store.offset_by_time(header.topic, header.queue_id, header.timestamp))
+        offset = self._store.offset_by_time(header.topic, header.queue_id, header.timestamp)
+        return command.reply(header=OffsetResponse(offset))
 
     def max_offset(self, command: Command, connection: Connection) -> Command:
         header = command.header(GetMaxOffsetRequest)
-        return _offset(command, self._store.max_offset_of(header.topic, header.queue_id))
+        return command.reply(header=OffsetResponse(self._store.max_offset_of(header.topic, header.queue_id)))
 
     def min_offset(self, command: Command, connection: Connection) -> Command:
         header = command.header(QueueRequest)
-        return _offset(command, self._store.min_offset_of(header.topic, header.queue_id))
+        return command.reply(header=OffsetResponse(self._store.min_offset_of(header.topic, header.queue_id)))
 
     def earliest_store_time(self, command: Command, connection: Connection) -> Command:
         header = command.header(QueueRequest)
         timestamp = self._store.earliest_store_time_of(header.topic, header.queue_id)
         return command.reply(header=EarliestStoreTimeResponse(timestamp))
-
-
-def _offset(command: Command, offset: int) -> Command:
-    return command.reply(header=OffsetResponse(offset))

@@ -1,10 +1,11 @@
-"""How far groups have come, and tools that compare and copy offsets: 208, 303, 308, 314, 317."""
+"""The progress of groups, and requests that compare or copy offsets: 208, 303, 308, 314, 317."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Final
 
 from downrange.broker.clients import Consumers
@@ -33,36 +34,26 @@ from downrange.protocol.command import Command
 from downrange.protocol.errors import TopicNotExist
 from downrange.store.message_store import MessageStore
 from downrange.transport.connection import Connection
-from downrange.transport.handler import LaterReply
+from downrange.transport.serving import LaterReply
 
 log = logging.getLogger(__name__)
 
-# What 308 says of a queue where every other group is ahead of the compared one: nothing to correct.
+# The answer of 308 for a queue in which all other groups are ahead of the compared one: nothing to correct.
 NOTHING_TO_CORRECT: Final = 0x7FFF_FFFF_FFFF_FFFF
 
 
+@dataclass(eq=False)
 class ProgressHandlers:
-    """What operators ask about the progress of consumer groups."""
+    """Requests of operators about the progress of consumer groups."""
 
-    def __init__(
-        self,
-        config: LiveConfig,
-        topics: Topics,
-        groups: Groups,
-        offsets: CommittedOffsets,
-        consumers: Consumers,
-        store: MessageStore,
-        statistics: Statistics,
-        clock: Clock,
-    ) -> None:
-        self._config = config
-        self._topics = topics
-        self._groups = groups
-        self._offsets = offsets
-        self._consumers = consumers
-        self._store = store
-        self._statistics = statistics
-        self._clock = clock
+    _config: LiveConfig
+    _topics: Topics
+    _groups: Groups
+    _offsets: CommittedOffsets
+    _consumers: Consumers
+    _store: MessageStore
+    _statistics: Statistics
+    _clock: Clock
 
     @property
     def routes(self) -> RouteTable:
@@ -77,7 +68,7 @@ class ProgressHandlers:
     # --- how far groups are -------------------------------------------------------------------------------------
 
     def get_consume_stats(self, command: Command, connection: Connection) -> Command:
-        """208: one group, in one topic or in all it has consumed."""
+        """Request 208: the progress of one group, in one topic or in all topics it has consumed."""
         header = command.header(GetConsumeStatsRequest)
         group = header.consumer_group
         table: dict[MessageQueue, OffsetWrapper] = {}
@@ -88,7 +79,7 @@ class ProgressHandlers:
         return command.reply(body=encode_body(ConsumeStats(offset_table=table, consume_tps=tps)))
 
     def get_broker_consume_stats(self, command: Command, connection: Connection) -> LaterReply:
-        """317: every group, topic by topic; only ordered topics when asked so."""
+        """Request 317: the progress of every group in every topic, or only in ordered topics."""
         only_ordered = command.header(GetBrokerConsumeStatsRequest).is_order
         return asyncio.ensure_future(self._broker_consume_stats(command, only_ordered))
 
@@ -106,7 +97,7 @@ class ProgressHandlers:
             )
             by_group.append({group: stats})
             behind += sum(queue.behind for one in stats for queue in one.offset_table.values())
-            await asyncio.sleep(0)  # thousands of groups take longer than a sender may wait
+            await asyncio.sleep(0)  # thousands of groups would make senders wait too long
         body = ConsumeStatsList(
             broker_addr=self._config.broker.address, consume_stats_list=tuple(by_group), total_diff=behind
         )
@@ -115,7 +106,7 @@ class ProgressHandlers:
     def _consumed_topics(
         self, group: str, named: Iterable[str] = (), *, even_unsubscribed: bool = False
     ) -> list[TopicConfig]:
-        """Topics of a group that this broker has; while the group is online, only those it still subscribes to."""
+        """Topics of this broker that a group consumes; while the group is online, only those it subscribes to."""
         names = set(named) or self._offsets.topics_of(group)
         live = self._consumers.get(group)
         if live is not None and live.subscriptions and not even_unsubscribed:
@@ -135,7 +126,7 @@ class ProgressHandlers:
         return table
 
     def get_time_spans(self, command: Command, connection: Connection) -> Command:
-        """303: from when to when the messages of each queue are, and where in that time the group is."""
+        """Request 303: the times of the first and last message of each queue, and of the group's next message."""
         header = command.header(ConsumeTimeSpanRequest)
         config = self._topics.get(header.topic)
         if config is None:
@@ -148,7 +139,7 @@ class ProgressHandlers:
         begin, end = store.min_offset_of(topic, queue_id), store.max_offset_of(topic, queue_id)
         committed = self._offsets.get(topic, header.group, queue_id) or 0
         first_time = store.store_time_of(topic, queue_id, begin)
-        # A group that is behind the oldest message goes on there.
+        # A group whose offset is before the oldest message continues at the oldest message.
         next_time = store.store_time_of(topic, queue_id, max(begin, committed)) if committed < end else -1
         return QueueTimeSpan(
             message_queue=MessageQueue(topic, self._config.broker.broker_name, queue_id),
@@ -161,7 +152,7 @@ class ProgressHandlers:
     # --- offsets of groups --------------------------------------------------------------------------------------
 
     def get_correction_offsets(self, command: Command, connection: Connection) -> Command:
-        """308: in each queue the smallest offset any group has committed; groups to leave out can be named."""
+        """Request 308: the smallest committed offset in each queue, without the groups that the request names."""
         header = command.header(QueryCorrectionOffsetRequest)
         left_out = {group.strip() for group in (header.filter_groups or "").split(",")}
         smallest: dict[int, int] = {}
@@ -175,7 +166,7 @@ class ProgressHandlers:
         return command.reply(body=encode_body(CorrectionOffsets(smallest)))
 
     def clone_offsets(self, command: Command, connection: Connection) -> Command:
-        """314: one group goes on where another is, in one topic or in all."""
+        """Request 314: copy the offsets of one group to another, in one topic or in all."""
         header = command.header(CloneGroupOffsetRequest)
         named = [header.topic] if header.topic else []
         for config in self._consumed_topics(header.src_group, named, even_unsubscribed=header.offline):
@@ -185,7 +176,7 @@ class ProgressHandlers:
 
 
 def _named_topics(header: GetConsumeStatsRequest) -> list[str]:
-    """The topics a request asks for: one by `topic`, or several by 5.x's `topicList`."""
+    """The topics a request asks for: one in `topic`, or several in `topicList` of 5.x."""
     if header.topic:
         return [header.topic]
     return [topic for topic in (header.topic_list or "").split(";") if topic]

@@ -1,4 +1,4 @@
-"""Single messages: by place, by key, and as entries of a consume queue."""
+"""Single messages: by offset in the log, by key, and as entries of a consume queue."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from downrange.protocol.errors import BrokerError
 from downrange.store.message_store import MessageStore
 from downrange.transport.connection import Connection
 
-# A whole file of entries would not fit a frame, and would hold up everybody else while it is written.
+# A whole file of entries would not fit a frame, and encoding it would delay all other requests.
 MAX_ENTRIES: Final = 1000
 
 
 class QueryHandlers:
-    """What is stored, message by message."""
+    """Requests for single stored messages."""
 
     def __init__(self, store: MessageStore, consumers: Consumers) -> None:
         self._store = store
@@ -42,11 +42,11 @@ class QueryHandlers:
         }
 
     def view(self, command: Command, connection: Connection) -> Command:
-        """33: the record at a place of the log."""
+        """Request 33: the record at an offset of the log."""
         return command.reply(body=record_at(self._store, command.header(ViewMessageRequest).offset))
 
     def query(self, command: Command, connection: Connection) -> Command:
-        """12: records by key. The index knows hashes only; who asked compares the keys."""
+        """Request 12: records by key. The index has only hashes of keys; the client compares the keys."""
         header = command.header(QueryMessageRequest)
         wanted = self._store.config.default_query_max_num if header.unique_key_query else header.max_num
         found = self._store.query(header.topic, header.key, wanted, header.begin_timestamp, header.end_timestamp)
@@ -65,7 +65,7 @@ class QueryHandlers:
         )
 
     def query_consume_queue(self, command: Command, connection: Connection) -> Command:
-        """321: entries of a queue, with what the group's filter says about each when a group is named."""
+        """Request 321: entries of a queue; if a group is named, with the result of its filter for each."""
         header = command.header(QueryConsumeQueueRequest)
         place = f"{header.queue_id}@{header.topic}"
         if self._store.queues.get(header.topic, header.queue_id) is None:
@@ -95,7 +95,7 @@ class QueryHandlers:
 
 
 def record_at(store: MessageStore, offset: int) -> memoryview:
-    """The record that begins at this place of the log; a BrokerError when none does."""
+    """The record that begins at this offset of the log; raises BrokerError when none does."""
     record = store.record_at(offset)
     if record is None:
         raise BrokerError(f"can not find message by the offset, {offset}")

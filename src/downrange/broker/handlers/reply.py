@@ -1,21 +1,19 @@
-"""Replies to requests between clients: 324 and 325 from who answers, 326 to who asked. broker.md 5.7."""
+"""Replies to requests between clients: 324 and 325 come from the answering client, 326 goes to the asking one."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import dataclass
 from typing import Final
 
 from downrange.broker.clients import Producers
-from downrange.broker.flow_control import FlowControl
-from downrange.broker.groups import Groups
-from downrange.broker.handlers.send import SendHandlers
-from downrange.broker.live_config import LiveConfig
+from downrange.broker.handlers.send_reader import SendReader
 from downrange.broker.message_writer import MessageWriter
 from downrange.broker.routes import RouteTable
-from downrange.broker.topics import Topics
 from downrange.model import properties as names
 from downrange.model.errors import MessageError
+from downrange.model.message_id import offset_message_id
 from downrange.model.properties import decode_properties, encode_properties
 from downrange.protocol.bodies.replies import PushReplyMessageRequest
 from downrange.protocol.bodies.send import SendMessageRequest, SendMessageResponse, decode_send_v1
@@ -25,7 +23,7 @@ from downrange.protocol.errors import BrokerError
 from downrange.store.new_message import NewMessage, PutMessageStatus
 from downrange.transport.connection import Connection
 from downrange.transport.errors import TransportError
-from downrange.transport.handler import LaterReply
+from downrange.transport.serving import LaterReply
 
 log = logging.getLogger(__name__)
 
@@ -33,23 +31,16 @@ PUSH_SECONDS: Final = 10.0
 _REPLY_V1: Final = int(RequestCode.SEND_REPLY_MESSAGE)
 
 
-class ReplyHandlers(SendHandlers):
+@dataclass(eq=False)
+class ReplyHandlers:
     """Hands a reply to the producer that waits for it, over the connection that producer opened.
 
     The answer says whether the producer has it. That the reply is stored as well changes nothing about that.
     """
 
-    def __init__(
-        self,
-        config: LiveConfig,
-        topics: Topics,
-        groups: Groups,
-        writer: MessageWriter,
-        flow: FlowControl,
-        producers: Producers,
-    ) -> None:
-        super().__init__(config, topics, groups, writer, flow)
-        self._producers = producers
+    _reader: SendReader
+    _writer: MessageWriter
+    _producers: Producers
 
     @property
     def routes(self) -> RouteTable:
@@ -63,36 +54,26 @@ class ReplyHandlers(SendHandlers):
         v1 = command.code == _REPLY_V1
         header = decode_send_v1(command.ext_fields) if v1 else command.header(SendMessageRequest)
         try:
-            started = self._config.broker.start_accept_send_request_time_stamp
-            if started:
-                self._check_started(started)
-            queue_id = self._queue_id(self._topic(header), header.queue_id, connection)
+            self._reader.check_started()
+            queue_id = self._reader.queue_id(self._reader.topic(header), header.queue_id, connection)
         except (BrokerError, MessageError) as error:
-            return self._refusal(command, error)
-        message = self._new(header, queue_id, command.body_bytes, header.properties, connection)
+            return self._reader.refusal(command, error)
+        properties = header.properties.encode()
+        message = self._reader.message(header, queue_id, command.body_bytes, properties, connection)
         return asyncio.ensure_future(self._push_and_store(command, header, message, connection.peer))
 
     async def _push_and_store(
         self, command: Command, header: SendMessageRequest, message: NewMessage, born_host: str
     ) -> Command | None:
         problem = await self._push(header, message, born_host)
-        accepted = self._store(message) if self._config.broker.store_reply_message_enable else None
+        accepted = self._store(message) if self._reader.config.broker.store_reply_message_enable else None
         if problem is not None:
             log.warning("reply not delivered topic=%s reason=%s", header.topic, problem)
-            refused = self._refusal(command, BrokerError(problem))
+            refused = self._reader.refusal(command, BrokerError(problem))
             if accepted is None:
                 return refused
             return command.reply(refused.code, problem, header=accepted)
-        if accepted is None:
-            broker = self._config.broker
-            accepted = SendMessageResponse(
-                msg_id="0",
-                queue_id=message.queue_id,
-                queue_offset=0,
-                msg_region=broker.region_id,
-                trace_on=broker.trace_on,
-            )
-        return command.reply(header=accepted)
+        return command.reply(header=accepted or self._accepted("0", message.queue_id, 0))
 
     async def _push(self, header: SendMessageRequest, message: NewMessage, born_host: str) -> str | None:
         """Give the reply to the client its request came from; why that failed, if it did."""
@@ -117,7 +98,7 @@ class ReplyHandlers(SendHandlers):
             reconsume_times=header.reconsume_times,
             unit_mode=header.unit_mode,
             born_host=born_host,
-            store_host=self._config.broker.address,
+            store_host=self._reader.config.broker.address,
             store_timestamp=now,
         )
         command = request(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, push, body=message.body)
@@ -125,15 +106,26 @@ class ReplyHandlers(SendHandlers):
             taken = await client.connection.request(command, PUSH_SECONDS)
         except TransportError as error:
             log.info("reply not pushed client=%s reason=%s", client_id, error)
-            return f"push reply message to {client_id}fail."
-        if taken.code != ResponseCode.SUCCESS:
+        else:
+            if taken.code == ResponseCode.SUCCESS:
+                return None
             log.info("reply not taken client=%s code=%d remark=%s", client_id, taken.code, taken.remark)
-            return f"push reply message to {client_id}fail."
-        return None
+        return f"push reply message to {client_id}fail."
 
     def _store(self, message: NewMessage) -> SendMessageResponse | None:
-        result = self._writer.append(message)
+        result = self._writer.append_one(message)
         if result.status is not PutMessageStatus.PUT_OK:
             log.warning("reply not stored topic=%s status=%s", message.topic, result.status.value)
             return None
-        return self._accepted(message.queue_id, result)
+        message_id = offset_message_id(message.store_host, result.physical_offset)
+        return self._accepted(message_id, message.queue_id, result.queue_offset)
+
+    def _accepted(self, message_id: str, queue_id: int, queue_offset: int) -> SendMessageResponse:
+        broker = self._reader.config.broker
+        return SendMessageResponse(
+            msg_id=message_id,
+            queue_id=queue_id,
+            queue_offset=queue_offset,
+            msg_region=broker.region_id,
+            trace_on=broker.trace_on,
+        )

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 from typing import Final
 
 from downrange.broker.delayed import delayed, stored_text
 from downrange.broker.groups import Groups
 from downrange.broker.handlers.clients import UNIT_SUBSCRIPTION
-from downrange.broker.handlers.send import refuse_messages_on_slave
+from downrange.broker.handlers.send_reader import FAQ, refuse_messages_on_slave
+from downrange.broker.handlers.storing import Storing
 from downrange.broker.live_config import LiveConfig
 from downrange.broker.message_writer import MessageWriter
-from downrange.broker.routes import RouteTable
 from downrange.broker.topics import Topics
 from downrange.model import properties as names
 from downrange.model.message import SysFlag
@@ -19,15 +20,14 @@ from downrange.model.message_id import offset_message_id
 from downrange.model.record import CorruptRecord
 from downrange.model.topics import Perm, SubscriptionGroupConfig, TopicConfig, dlq_topic, retry_topic
 from downrange.protocol.bodies.send import ConsumerSendMessageBackRequest
-from downrange.protocol.codes import RequestCode
+from downrange.protocol.codes import ResponseCode
 from downrange.protocol.command import Command
 from downrange.protocol.errors import BrokerError, NoPermission, SubscriptionGroupNotExist
 from downrange.store.kept_message import KeptMessage, read_kept
 from downrange.store.message_store import MessageStore
-from downrange.store.new_message import NewMessage, PutMessageStatus
+from downrange.store.new_message import NewMessage
 from downrange.transport.connection import Connection
 
-FAQ: Final = "\nSee http://rocketmq.apache.org/docs/faq/ for further details."
 # Level of the first retry when the broker decides; each further one waits a level longer.
 FIRST_RETRY_LEVEL: Final = 3
 # Older clients do not mean what stands in maxReconsumeTimes.
@@ -37,23 +37,18 @@ _WRITE: Final = int(Perm.WRITE)
 _PREPARED: Final = int(SysFlag.TRANSACTION_PREPARED)
 
 
-class SendBackHandlers:
-    """Stores what consumers could not consume once more, under their group's retry or dead-letter topic."""
+@dataclass(eq=False)
+class SendBackReader:
+    """Makes messages for a group's retry or dead-letter topic of those that its consumers could not consume."""
 
-    def __init__(
-        self, config: LiveConfig, topics: Topics, groups: Groups, store: MessageStore, writer: MessageWriter
-    ) -> None:
-        self._config = config
-        self._topics = topics
-        self._groups = groups
-        self._store = store
-        self._writer = writer
+    _config: LiveConfig
+    _topics: Topics
+    _groups: Groups
+    _store: MessageStore
+    _writer: MessageWriter
 
-    @property
-    def routes(self) -> RouteTable:
-        return {RequestCode.CONSUMER_SEND_MSG_BACK: self.send_back}
-
-    def send_back(self, command: Command, connection: Connection) -> Command:
+    def read(self, command: Command, origin: Connection) -> Storing | Command:
+        """36."""
         header = command.header(ConsumerSendMessageBackRequest)
         refuse_messages_on_slave(self._config)
         group = self._group(header.group)
@@ -76,14 +71,18 @@ class SendBackHandlers:
         # One attempt older; it keeps its hosts, as RocketMQ lets it.
         again.reconsume_times = min(again.reconsume_times + 1, _MOST_TIMES)
         again.prepared_transaction_offset = 0
-        result = self._writer.append(again)
-        if result.status is not PutMessageStatus.PUT_OK:
-            raise BrokerError(result.status.value)
-        statistics = self._writer.statistics
-        statistics.sent_back(topic, header.group)
+        return Storing(
+            (again,),
+            lambda command, refusal: command.reply(ResponseCode.SYSTEM_ERROR, refusal.status.value),
+            waits=False,
+            reply=command.reply(),
+            then=lambda _: self._count(topic, header.group, is_dead=is_dead),
+        )
+
+    def _count(self, topic: str, group: str, *, is_dead: bool) -> None:
+        self._writer.statistics.sent_back(topic, group)
         if is_dead:
-            statistics.sent_to_dlq(header.group)
-        return command.reply()
+            self._writer.statistics.sent_to_dlq(group)
 
     # --- checks -------------------------------------------------------------------------------------------------
 

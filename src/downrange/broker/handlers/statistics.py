@@ -1,11 +1,12 @@
-"""How fast the broker goes: 28 runtime information, 315 one counter, 45 how far delayed messages are."""
+"""Statistics: runtime information (request 28), one counter (315), the progress of delayed messages (45)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
-from downrange.broker.flow_control import FlowControl
+from downrange.broker.admission import FlowControl
 from downrange.broker.live_config import LiveConfig
 from downrange.broker.routes import RouteTable
 from downrange.broker.runtime_info import runtime_info
@@ -23,37 +24,28 @@ from downrange.transport.connection import Connection
 
 
 class DelayProgress(Protocol):
-    """How far the delivery of delayed messages is."""
+    """The progress of the delivery of delayed messages."""
 
     def progress(self) -> Mapping[int, tuple[int, int]]:
-        """Level -> (next to deliver, end of its queue)."""
+        """Level -> (offset of the next message to deliver, end of its queue)."""
         ...
 
     def table(self) -> DelayOffsets:
-        """Level -> next to deliver, as slaves get it."""
+        """Level -> offset of the next message to deliver, in the form for slaves."""
         ...
 
 
+@dataclass(eq=False)
 class StatisticsHandlers:
     """Figures for operators, dashboards and slaves."""
 
-    def __init__(
-        self,
-        config: LiveConfig,
-        store: MessageStore,
-        statistics: Statistics,
-        delay: DelayProgress,
-        flow: FlowControl,
-        clock: Clock,
-        replication: Callable[[], Mapping[str, str]] = dict,
-    ) -> None:
-        self._config = config
-        self._store = store
-        self._statistics = statistics
-        self._delay = delay
-        self._flow = flow
-        self._clock = clock
-        self._replication = replication
+    _config: LiveConfig
+    _store: MessageStore
+    _statistics: Statistics
+    _delay: DelayProgress
+    _flow: FlowControl
+    _clock: Clock
+    _replication: Callable[[], Mapping[str, str]] = dict
 
     @property
     def routes(self) -> RouteTable:
@@ -64,7 +56,7 @@ class StatisticsHandlers:
         }
 
     def view_counter(self, command: Command, connection: Connection) -> Command:
-        """315."""
+        """Request 315: one counter."""
         header = command.header(ViewBrokerStatsRequest)
         data = self._statistics.data(header.stats_name, header.stats_key)
         if data is None:
@@ -72,7 +64,7 @@ class StatisticsHandlers:
         return command.reply(body=encode_body(data))
 
     def get_runtime_info(self, command: Command, connection: Connection) -> Command:
-        """28."""
+        """Request 28: runtime information."""
         table = runtime_info(
             self._config,
             self._store,
@@ -85,5 +77,5 @@ class StatisticsHandlers:
         return command.reply(body=encode_body(KVTable({**table, **self._replication()})))
 
     def get_delay_offsets(self, command: Command, connection: Connection) -> Command:
-        """45."""
+        """Request 45: the progress of delayed messages."""
         return command.reply(body=encode_body(self._delay.table()))

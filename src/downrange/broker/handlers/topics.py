@@ -1,11 +1,11 @@
-"""Topics for operators: create, change, delete and list them, see how far they reach, and clean up after them."""
+"""Topics for operators: create, change, delete and list them, show their offsets, and remove their old files."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from downrange.broker.clients import Consumers
@@ -28,38 +28,28 @@ from downrange.store.config import BrokerRole
 from downrange.store.message_store import MessageStore
 from downrange.store.retention import Retention
 from downrange.transport.connection import Connection
-from downrange.transport.handler import LaterReply
+from downrange.transport.serving import LaterReply
 
 log = logging.getLogger(__name__)
 
-# Statistics walk every queue of a topic: a typing error must not create a topic that stalls the broker.
+# Statistics walk every queue of a topic: a mistyped number must not create a topic that stalls the broker.
 MAX_QUEUES: Final = 65536
 _MAX_PERM: Final = 15
 _FILTER_TYPES: Final = ("SINGLE_TAG", "MULTI_TAG")
 
 
+@dataclass(eq=False)
 class TopicHandlers:
-    """What operators ask about topics. Tables of a slave are its master's: there nothing is changed."""
+    """Requests of operators about topics. A slave copies the tables of its master and refuses changes."""
 
-    def __init__(
-        self,
-        config: LiveConfig,
-        topics: Topics,
-        offsets: CommittedOffsets,
-        consumers: Consumers,
-        store: MessageStore,
-        retention: Retention,
-        statistics: Statistics,
-        register: Callable[[], Awaitable[object]],
-    ) -> None:
-        self._config = config
-        self._topics = topics
-        self._offsets = offsets
-        self._consumers = consumers
-        self._store = store
-        self._retention = retention
-        self._statistics = statistics
-        self._register = register
+    _config: LiveConfig
+    _topics: Topics
+    _offsets: CommittedOffsets
+    _consumers: Consumers
+    _store: MessageStore
+    _retention: Retention
+    _statistics: Statistics
+    _register: Callable[[], Awaitable[object]]
 
     @property
     def routes(self) -> RouteTable:
@@ -80,25 +70,21 @@ class TopicHandlers:
     # --- changing -----------------------------------------------------------------------------------------------
 
     def create(self, command: Command, connection: Connection) -> LaterReply:
-        """17: create a topic or change the one there is."""
+        """Request 17: create a topic or replace its configuration."""
         refuse_on_slave(self._config)
-        config = command.header(CreateTopicRequest).config
-        self._check(config)
-        self._put(config, connection)
-        return self._when_registered(command)
+        return self._create([command.header(CreateTopicRequest).config], command, connection)
 
     def create_several(self, command: Command, connection: Connection) -> LaterReply:
-        """18 (5.x): all of them or, when one is wrong, none."""
+        """Request 18 (of 5.x): create or change several topics; if one is wrong, none."""
         refuse_on_slave(self._config)
-        configs = decode_body(TopicConfigs, command.body_bytes).topic_config_list
+        return self._create(decode_body(TopicConfigs, command.body_bytes).topic_config_list, command, connection)
+
+    def _create(self, configs: Sequence[TopicConfig], command: Command, connection: Connection) -> LaterReply:
+        """Create the topics, and answer once the name servers know them: clients can then send to them at once."""
         for config in configs:
             self._check(config)
         for config in configs:
             self._put(config, connection)
-        return self._when_registered(command)
-
-    def _when_registered(self, command: Command) -> LaterReply:
-        """Answer once the name servers know: whoever asked may send to the topic at once."""
 
         async def reply() -> Command | None:
             await self._register()
@@ -107,7 +93,7 @@ class TopicHandlers:
         return asyncio.ensure_future(reply())
 
     def delete(self, command: Command, connection: Connection) -> Command:
-        """215: the topic and its queues go; what groups have committed stays, as in 4.9."""
+        """Request 215: delete a topic and its queues; committed offsets stay, as in 4.9."""
         refuse_on_slave(self._config)
         topic = command.header(TopicRequest).topic
         check_topic_name(topic)
@@ -140,7 +126,7 @@ class TopicHandlers:
             raise BrokerError(f"The topic[{topic}] is conflict with system topic.")
 
     def _put(self, config: TopicConfig, connection: Connection) -> None:
-        # Whether a topic is ordered is decided in the name server, and comes back with the next registration.
+        # The name server decides whether a topic is ordered; the answer to the next registration says so.
         known = self._topics.get(config.topic_name)
         self._topics.put(replace(config, order=known is not None and known.order))
         log.info("topic set by request topic=%s config=%s peer=%s", config.topic_name, config, connection.peer)
@@ -148,11 +134,11 @@ class TopicHandlers:
     # --- looking ------------------------------------------------------------------------------------------------
 
     def get_all(self, command: Command, connection: Connection) -> Command:
-        """21."""
+        """Request 21: the configuration of all topics."""
         return command.reply(body=encode_body(self._topics.table()))
 
     def get(self, command: Command, connection: Connection) -> Command:
-        """351 (5.x)."""
+        """Request 351 (of 5.x): the configuration of one topic."""
         topic = command.header(TopicRequest).topic
         config = self._topics.get(topic)
         if config is None:
@@ -160,12 +146,12 @@ class TopicHandlers:
         return command.reply(body=encode_body(config))
 
     def get_system_topics(self, command: Command, connection: Connection) -> Command:
-        """305."""
+        """Request 305: the names of system topics."""
         present = {config.topic_name for config in self._topics if self._topics.is_system(config.topic_name)}
         return command.reply(body=encode_body(TopicList(tuple(sorted(present | SYSTEM_TOPICS)))))
 
     def get_stats(self, command: Command, connection: Connection) -> Command:
-        """202: the reach of every queue that producers write to."""
+        """Request 202: the offset range of every queue to which producers write."""
         topic = command.header(TopicRequest).topic
         config = self._topics.get(topic)
         if config is None:
@@ -186,7 +172,7 @@ class TopicHandlers:
         )
 
     def get_groups(self, command: Command, connection: Connection) -> Command:
-        """300: groups that subscribe to the topic now, and those that have consumed it."""
+        """Request 300: groups that subscribe to a topic or have consumed it."""
         topic = command.header(TopicRequest).topic
         groups = self._consumers.groups_of(topic) | self._offsets.groups_of(topic)
         return command.reply(body=encode_body(GroupList(tuple(sorted(groups)))))
@@ -194,19 +180,19 @@ class TopicHandlers:
     # --- cleaning up --------------------------------------------------------------------------------------------
 
     def remove_expired_queues(self, command: Command, connection: Connection) -> Command:
-        """306."""
+        """Request 306: remove queues all of whose messages are gone."""
         removed = self._store.remove_expired_queues()
         log.info("expired queues removed count=%d peer=%s", len(removed), connection.peer)
         return command.reply()
 
     def remove_unused_topics(self, command: Command, connection: Connection) -> Command:
-        """316: queues of topics this broker does not have."""
+        """Request 316: remove queues of topics that this broker does not have."""
         removed = self._store.remove_unused_topics(config.topic_name for config in self._topics)
         log.info("queues of unknown topics removed count=%d peer=%s", len(removed), connection.peer)
         return command.reply()
 
     def remove_expired_files(self, command: Command, connection: Connection) -> Command:
-        """329: the next clean-up rounds delete expired files whatever the hour."""
+        """Request 329: let the next clean-up rounds delete expired files at any hour."""
         self._retention.arm_manually()
         log.info("clean-up of expired files asked for peer=%s", connection.peer)
         return command.reply()

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from functools import partial
+from collections.abc import Sequence
 from typing import Final
 
-from downrange.broker.flow_control import FlowControl
+from downrange.broker.handlers.storing import Storing
 from downrange.broker.live_config import LiveConfig
 from downrange.broker.message_writer import MessageWriter
 from downrange.broker.routes import RouteTable
@@ -22,13 +21,12 @@ from downrange.model.topics import CHECK_MAX_TIME_TOPIC, HALF_TOPIC
 from downrange.protocol.bodies.transactions import EndTransactionRequest, ResumeCheckHalfMessageRequest
 from downrange.protocol.codes import RequestCode, ResponseCode
 from downrange.protocol.command import Command
-from downrange.protocol.errors import BrokerError, MessageIllegal, ServiceNotAvailable, SlaveNotAvailable
+from downrange.protocol.errors import BrokerError, SlaveNotAvailable
 from downrange.store.config import BrokerRole
-from downrange.store.group_commit import FlushOutcome
 from downrange.store.kept_message import KeptMessage
-from downrange.store.new_message import AppendResult, PutMessageStatus
+from downrange.store.new_message import PutMessageStatus, Refusal
+from downrange.store.new_messages import Place
 from downrange.transport.connection import Connection
-from downrange.transport.handler import LaterReply
 
 log = logging.getLogger(__name__)
 
@@ -41,47 +39,50 @@ class TransactionHandlers:
     """Ends transactions, once each. RocketMQ commits a second time when it is told twice; this broker does not."""
 
     def __init__(
-        self,
-        config: LiveConfig,
-        half_messages: HalfMessages,
-        writer: MessageWriter,
-        flusher: Flusher,
-        flow: FlowControl,
+        self, config: LiveConfig, half_messages: HalfMessages, writer: MessageWriter, flusher: Flusher
     ) -> None:
         self._config = config
         self._half_messages = half_messages
         self._writer = writer
         self._flusher = flusher
-        self._flow = flow
 
     @property
     def routes(self) -> RouteTable:
-        return {
-            RequestCode.END_TRANSACTION: self.end,
-            RequestCode.RESUME_CHECK_HALF_MESSAGE: self.resume,
-        }
+        return {RequestCode.RESUME_CHECK_HALF_MESSAGE: self.resume}
 
-    @property
-    def answers_at_once(self) -> bool:
-        """Whether the end of a transaction is answered when it is in the log, not only when it is on disk."""
-        return not self._flusher.is_sync
+    def read_end(self, command: Command, origin: Connection) -> Storing | None:
+        """37. UNKNOWN gets no answer: the message waits on, and its check comes in time.
 
-    def end(self, command: Command, connection: Connection) -> Command | LaterReply | None:
-        """37. UNKNOWN gets no answer: the message waits on, and its check comes in time."""
-        self._flow.check_end_transaction()
+        Stored are the message of a commit and, behind it, the notes that its half message has ended. Without the notes
+        the check would ask again and the message come twice; without the message it would be lost.
+        """
         header = command.header(EndTransactionRequest)
         if self._config.store.broker_role is BrokerRole.SLAVE:
             raise SlaveNotAvailable("a slave ends no transactions")
         if header.commit_or_rollback not in (_COMMIT, _ROLLBACK):
             return None
-        half_message, half_offset = self.half_message(header)
+        half_message, half_offset = self._half_message(header)
+        half_messages, now = self._half_messages, self._writer.now()
+        ended = half_messages.ended_with(half_offset, half_message.text, half_message.queue_offset)
+        group = [half_messages.operation(offset, now) for offset in ended]
+        topic = real_topic(half_message.text)
+        statistics = self._writer.statistics
         if header.commit_or_rollback == _COMMIT:
-            result = self._commit(half_message, half_offset)
+            message = committed(half_message)
+            if message is None:
+                raise BrokerError("the half message does not say where it belongs")
+            group.insert(0, message)
+            count = statistics.committed
         else:
-            result = self._half_messages.ended(half_offset, half_message.text, half_message.queue_offset)
-            self._check_stored(result)
-            self._writer.statistics.rolled_back(real_topic(half_message.text))
-        return self._reply_when_safe(command, result)
+            count = statistics.rolled_back
+
+        def stored(places: Sequence[Place]) -> None:
+            half_messages.noted(ended, topic, [place[0] + place[1] for place in places[-len(ended) :]])
+            count(topic)
+
+        # The end is answered when it is on disk, if this broker promises that for messages; slaves are not waited for.
+        waits = self._flusher.is_sync
+        return Storing(group, self._refused, waits=waits, reply=command.reply(), then=stored, key=half_offset)
 
     def resume(self, command: Command, connection: Connection) -> Command:
         """323: check a half message again that had been given up."""
@@ -92,14 +93,16 @@ class TransactionHandlers:
             raise BrokerError(str(error)) from None
         if stored is None or stored.topic != CHECK_MAX_TIME_TOPIC:
             raise BrokerError(f"no message of {CHECK_MAX_TIME_TOPIC} has the id {message_id}")
-        self._check_stored(self._writer.append(resumed(stored)))
+        result = self._writer.append_one(resumed(stored))
+        if result.status is not PutMessageStatus.PUT_OK:
+            return self._refused(command, Refusal(result.status, result.reason))
         self._half_messages.stored(real_topic(stored.properties_text))
         log.info("half message checked again id=%s topic=%s", stored.message_id, real_topic(stored.properties_text))
         return command.reply()
 
     # --- checks -------------------------------------------------------------------------------------------------
 
-    def half_message(self, header: EndTransactionRequest) -> tuple[KeptMessage, int]:
+    def _half_message(self, header: EndTransactionRequest) -> tuple[KeptMessage, int]:
         """The half message whose transaction is to end, and where in the half queue it waits now."""
         found = self._half_messages.kept_at(header.commit_log_offset)
         if found is None or found.message.topic != HALF_TOPIC:
@@ -115,39 +118,10 @@ class TransactionHandlers:
             raise BrokerError("The transaction has ended, or a later copy of its message is being checked")
         return found, half_offset
 
-    def _commit(self, half_message: KeptMessage, half_offset: int) -> AppendResult:
-        message = committed(half_message)
-        if message is None:
-            raise BrokerError("the half message does not say where it belongs")
-        result = self._writer.append(message)
-        self._check_stored(result)
-        self._writer.statistics.committed(message.topic)
-        # Without this note the check asks again and the message comes twice; without the message it were lost.
-        noted = self._half_messages.ended(half_offset, half_message.text, half_message.queue_offset)
-        return noted if noted.status is PutMessageStatus.PUT_OK else result
-
     @staticmethod
-    def _check_stored(result: AppendResult) -> None:
-        if result.status is PutMessageStatus.PUT_OK:
-            return
-        if result.status in _ILLEGAL:
-            raise MessageIllegal(f"the message is illegal: {result.reason}")
-        if result.status is PutMessageStatus.SERVICE_NOT_AVAILABLE:
-            raise ServiceNotAvailable(f"service not available now: {result.reason}")
-        raise BrokerError(f"{result.status.value} {result.reason}".strip())
-
-    # --- replies ------------------------------------------------------------------------------------------------
-
-    def _reply_when_safe(self, command: Command, result: AppendResult) -> Command | LaterReply:
-        """Who wants an answer gets it when the end is on disk, if this broker promises that for messages."""
-        if command.is_oneway or self.answers_at_once:
-            return command.reply()
-        later: LaterReply = asyncio.get_running_loop().create_future()
-        self._flusher.wait_for(result.end_offset).add_done_callback(partial(_flushed, command, later))
-        return later
-
-
-def _flushed(command: Command, later: LaterReply, outcome: asyncio.Future[FlushOutcome]) -> None:
-    if not later.done():
-        is_safe = not outcome.cancelled() and outcome.result() is FlushOutcome.FLUSHED
-        later.set_result(command.reply() if is_safe else command.reply(ResponseCode.FLUSH_DISK_TIMEOUT))
+    def _refused(command: Command, refusal: Refusal) -> Command:
+        if refusal.status in _ILLEGAL:
+            return command.reply(ResponseCode.MESSAGE_ILLEGAL, f"the message is illegal: {refusal.reason}")
+        if refusal.status is PutMessageStatus.SERVICE_NOT_AVAILABLE:
+            return command.reply(ResponseCode.SERVICE_NOT_AVAILABLE, f"service not available now: {refusal.reason}")
+        return command.reply(ResponseCode.SYSTEM_ERROR, f"{refusal.status.value} {refusal.reason}".strip())

@@ -1,1 +1,1 @@
-"""A second copy of the log: masters push it, slaves follow. Bytes and rules: docs/formats/replication.md."""
+"""Replication: masters push their log, slaves copy it. Bytes and rules: docs/formats/replication.md."""

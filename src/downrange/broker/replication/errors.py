@@ -1,4 +1,4 @@
-"""Why a slave cannot follow its master."""
+"""Reasons why a slave cannot follow its master."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from downrange.model.errors import MQError
 
 
 class ReplicationError(MQError):
-    """The two logs, or the bytes between them, do not fit together."""
+    """The logs of master and slave do not fit together, or the bytes between them are no replication stream."""
 
 
 class SlaveAhead(ReplicationError):
-    """The slave has bytes that its master lost: which of the two is right is for an operator to say."""
+    """The slave has bytes that its master lost: an operator must decide which of the two logs is right."""
 
 
 class SlaveTooFarBehind(ReplicationError):
-    """The master has deleted the files the slave still needs."""
+    """The master has deleted files that the slave still needs."""
 
 
 class LogsDiffer(ReplicationError):
-    """At the same place of the log, master and slave have different records."""
+    """Master and slave have different records at the same offset."""

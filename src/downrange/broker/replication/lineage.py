@@ -1,7 +1,7 @@
-"""Is the master's log the continuation of ours? Asked before a slave follows, in requests every broker answers.
+"""Checks that the master's log continues ours, with requests that every broker answers, before a slave follows it.
 
-The replication stream has no checksums: a slave that goes on behind bytes its master lost, or that belong to another
-broker, would have a log that is nobody's.
+The replication stream has no checksums: a slave that appended to bytes that its master lost, or to bytes of another
+broker, would have a log that no broker ever wrote.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _TIMEOUT_SECONDS = 3.0
 
 
 async def check_lineage(store: MessageStore, pool: Pool, master: str) -> None:
-    """Raise the ReplicationError that says why this log cannot follow the one of the broker at `master`."""
+    """Raise a ReplicationError if this log cannot follow the log of the broker at `master`."""
     end = store.max_offset
     if not end:
         return
     reply = await pool.request(master, request(RequestCode.GET_BROKER_RUNTIME_INFO), _TIMEOUT_SECONDS)
     if reply.code != 0:
-        log.warning("cannot compare logs, following unseen master=%s reason=%s", master, reply.remark)
+        log.warning("cannot compare logs, following without a check master=%s reason=%s", master, reply.remark)
         return
     table = decode_body(KVTable, reply.body_bytes).table
     try:
@@ -64,7 +64,7 @@ async def _compare_newest(store: MessageStore, pool: Pool, master: str, lowest: 
 
 
 def newest_record(store: MessageStore) -> tuple[int, bytes] | None:
-    """Place and bytes of the last record that stands in a queue."""
+    """Offset and bytes of the last record that has a queue entry."""
     newest = store.queues.newest()
     if newest is None:
         return None

@@ -1,6 +1,6 @@
-"""The pushing side of replication: one link per slave, fed from the mapped log. [HAService, HAConnection]
+"""The master's side of replication: one link per slave, fed from the mapped log. [HAService, HAConnection]
 
-The rules of the stream, who waits for whom and when a side gives up: docs/formats/replication.md.
+The rules of the stream, what each side waits for and when it gives up: docs/formats/replication.md.
 """
 
 from __future__ import annotations
@@ -12,24 +12,25 @@ from typing import Final, NamedTuple, cast
 
 from downrange.broker.live_config import LiveConfig
 from downrange.broker.replication.errors import ReplicationError, SlaveAhead, SlaveTooFarBehind
-from downrange.broker.replication.waiting import CopyOutcome, Tell, WaitingSenders
+from downrange.broker.replication.waiting import Tell, WaitingSenders
 from downrange.broker.replication.wire import HEADER, ReportReader
 from downrange.clock import Clock
 from downrange.store.message_store import MessageStore
 
 log = logging.getLogger(__name__)
 
-# Log bytes handed to one connection in one turn of the loop, and those it may hold before it is called slow.
+# Log bytes given to one connection in one turn of the loop, and unsent bytes with which it counts as slow.
 _TURN_BYTES: Final = 1 << 20
 _BUFFERED_BYTES: Final = 1 << 20
 _MOST_LINKS: Final = 64
 _TICK_SECONDS: Final = 0.1
+_IDLE_SECONDS: Final = 1.0  # without slaves
 # How long an orderly stop waits for slaves to get the end of the log.
 _STOP_SECONDS: Final = 3.0
 
 
 class SlaveState(NamedTuple):
-    """How far one slave is, for operators."""
+    """The progress of one slave, for operators."""
 
     address: str
     reported_offset: int
@@ -39,8 +40,8 @@ class SlaveState(NamedTuple):
 class SlaveLink(asyncio.Protocol):
     """The connection to one slave.
 
-    Holds always: nothing is sent before the slave's first report; what is sent follows what was sent before, without a
-    gap, in packets that each lie in one file. A slave that does not read is not written to.
+    Holds always: nothing is sent before the slave's first report; then the log is sent without a gap, in packets that
+    each lie in one file. A slave that does not read is not written to.
     """
 
     def __init__(self, slaves: Slaves, store: MessageStore, config: LiveConfig, clock: Clock) -> None:
@@ -95,7 +96,7 @@ class SlaveLink(asyncio.Protocol):
         if is_first:
             log.info("slave follows address=%s offset=%d", self.address, offset)
             self.sent_offset = offset or self._beginning_of_last_file()
-            # Tells an empty slave where its log begins, before there is anything to put into it.
+            # The heartbeat tells an empty slave where its log begins, before the log has anything to send.
             self._write_heartbeat()
             self.push()
 
@@ -106,7 +107,7 @@ class SlaveLink(asyncio.Protocol):
     # --- what is sent -------------------------------------------------------------------------------------------
 
     def push(self) -> None:
-        """Send what the log has beyond what was sent, as far as the slave takes it."""
+        """Send the part of the log that was not sent yet, as far as the slave reads it."""
         transport = self._transport
         if self.reported_offset is None or self._is_paused or transport is None or transport.is_closing():
             return
@@ -132,10 +133,10 @@ class SlaveLink(asyncio.Protocol):
         self._written_at = self._clock.monotonic()
         transport.writelines(pieces)
         if offset < end and not self._is_paused:
-            self._loop.call_soon(self.push)  # others first
+            self._loop.call_soon(self.push)  # other work of the loop comes first
 
     def tick(self) -> None:
-        """Called all the time: a slave that is silent is given up, one that hears nothing gets a heartbeat."""
+        """Called regularly: close the link of a silent slave, and send a heartbeat if nothing else was sent."""
         now = self._clock.monotonic()
         limit = self._config.store.ha_housekeeping_interval / 1000
         if now - self._heard_at > limit:
@@ -173,7 +174,7 @@ class SlaveLink(asyncio.Protocol):
         self.abort()
 
     def _beginning_of_last_file(self) -> int:
-        """Where an empty slave begins. Older files are not sent, as RocketMQ does not send them."""
+        """The offset where an empty slave begins. Like RocketMQ, a master does not send older files."""
         end = self._store.max_offset
         return end - end % self._config.store.mapped_file_size_commit_log
 
@@ -181,7 +182,7 @@ class SlaveLink(asyncio.Protocol):
 class Slaves:
     """All slaves of a master, and the senders that wait for them. For the loop's thread.
 
-    `links` is the same set for ever: who stores a message looks into it before calling `wake`.
+    `links` is always the same set object: code that stores a message looks into it before calling `wake`.
     """
 
     def __init__(self, store: MessageStore, config: LiveConfig, clock: Clock) -> None:
@@ -207,7 +208,7 @@ class Slaves:
         return self._senders.acknowledged_offset
 
     def states(self) -> list[SlaveState]:
-        """The slaves that follow, the furthest first."""
+        """The slaves that follow, the most advanced first."""
         found = [
             SlaveState(link.address, link.reported_offset, link.sent_offset)
             for link in self.links
@@ -215,12 +216,8 @@ class Slaves:
         ]
         return sorted(found, key=lambda state: (-state.reported_offset, state.address))
 
-    def wait_for(self, end_offset: int) -> CopyOutcome:
-        """How waiting for a slave to have the log up to `end_offset` ends."""
-        return self._senders.wait_for(end_offset, slaves=self._following)
-
     def tell_when_copied(self, end_offset: int, tell: Tell) -> None:
-        """The same by a call. It may come at once, and must not raise."""
+        """Call `tell` when a slave has the log up to `end_offset`, perhaps at once; `tell` must not raise."""
         self._senders.tell_when_copied(end_offset, tell, slaves=self._following)
 
     @property
@@ -228,7 +225,7 @@ class Slaves:
         return sum([link.reported_offset is not None for link in self.links])
 
     def wake(self) -> None:
-        """The log grew: push at the end of this turn, so that one packet carries all that arrived in it."""
+        """Push the log at the end of this turn of the loop, so that one packet has all that was appended in it."""
         if not self._is_woken:
             self._is_woken = True
             self._loop.call_soon(self._push)
@@ -241,19 +238,19 @@ class Slaves:
     # --- running ------------------------------------------------------------------------------------------------
 
     async def start(self, listening: socket.socket) -> None:
-        """Accept slaves on a socket that listens."""
+        """Accept slaves on a listening socket."""
         self._server = await self._loop.create_server(self._make_link, sock=listening)
 
     async def run(self) -> None:
-        """Keep time for links and senders."""
+        """Call the regular duties of links, and end the waits of senders that waited too long."""
         while True:
-            await self._clock.sleep(_TICK_SECONDS)
+            await self._clock.sleep(_TICK_SECONDS if self.links else _IDLE_SECONDS)
             self._senders.expire()
             for link in list(self.links):
                 link.tick()
 
     async def stop(self) -> None:
-        """Let the slaves get the end of the log, then close; a slave that does not read is not waited for long."""
+        """Let the slaves get the end of the log, for a short time at most, then close their links."""
         if self._server is not None:
             self._server.close()
         try:
@@ -272,7 +269,7 @@ class Slaves:
     def _make_link(self) -> SlaveLink:
         return SlaveLink(self, self._store, self._config, self._clock)
 
-    # --- told by links ------------------------------------------------------------------------------------------
+    # --- called by links ----------------------------------------------------------------------------------------
 
     def opened(self, link: SlaveLink) -> None:
         if len(self.links) >= _MOST_LINKS:

@@ -1,10 +1,11 @@
-"""The following side of replication: take the log as the master sends it, make it readable, report. [HAClient]"""
+"""The slave's side of replication: append what the master sends, make it readable, and report. [HAClient]"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Final, Protocol, cast
 
 from downrange.broker.live_config import LiveConfig
@@ -15,11 +16,11 @@ from downrange.model.errors import MQError
 from downrange.store.errors import StoreError
 from downrange.store.message_store import MessageStore
 from downrange.transport.errors import ConnectFailed
-from downrange.transport.pool import split_address
+from downrange.transport.pool import open_link
 
 log = logging.getLogger(__name__)
 
-# What is read at once, and so how much of the log is made readable in one go.
+# Bytes read at once, and so the bytes of the log that are made readable in one step.
 _READ_BYTES: Final = 256 << 10
 _CONNECT_SECONDS: Final = 3.0
 _TICK_SECONDS: Final = 0.2
@@ -28,7 +29,7 @@ _LONGEST_PAUSE_SECONDS: Final = 5.0
 
 
 class MasterAddresses(Protocol):
-    """Who knows where the master is."""
+    """An object that knows the address of the master."""
 
     master_ha_address: str | None
 
@@ -38,8 +39,8 @@ class MasterAddresses(Protocol):
 class MasterLink(asyncio.BufferedProtocol):
     """The connection to the master.
 
-    Holds always: what was reported is in the log and, record by record, in the queues. `closed` says how it ended: with
-    the error that made us close it, or without one when the master or the network did.
+    Holds always: all that was reported is in the log and its records in the queues. `closed` ends with the error for
+    which we closed the connection, or without an error if the master or the network closed it.
     """
 
     def __init__(
@@ -85,11 +86,11 @@ class MasterLink(asyncio.BufferedProtocol):
             self._transport.abort()
 
     def report(self) -> None:
-        """Tell the master how far we are."""
+        """Tell the master where our log ends."""
         self._write([self._store.max_offset])
 
     def tick(self) -> None:
-        """Called all the time: report now and then, and give up a master that is silent."""
+        """Called regularly: report now and then, and close the connection to a silent master."""
         now = self._clock.monotonic()
         limit = self._config.store.ha_housekeeping_interval / 1000
         if now - self._heard_at > limit:
@@ -101,17 +102,17 @@ class MasterLink(asyncio.BufferedProtocol):
         store = self._store
         reports = [self._reported_offset]
         for offset, part, ends_packet in self._packets.feed(data):
-            if part or offset:  # a heartbeat at 0 tells an empty slave nothing: its first file may still be another one
+            if part or offset:  # a heartbeat at 0 does not say yet in which file an empty slave begins
                 store.append_data(offset, part)
             if ends_packet and store.max_offset > reports[-1]:
                 reports.append(store.max_offset)
         self._on_appended()
-        store.check_takes_data()  # what cannot be read must not be reported
+        store.check_takes_data()  # bytes that cannot be read must not be reported
         if len(reports) > 1:
             self._write(reports[1:])
 
     def _write(self, reports: list[int]) -> None:
-        """One report for each packet, as RocketMQ's slaves have it."""
+        """Send one report for each packet, as RocketMQ's slaves do."""
         if self._transport is None or self._transport.is_closing():
             return
         self._reported_offset = reports[-1]
@@ -119,39 +120,31 @@ class MasterLink(asyncio.BufferedProtocol):
         self._transport.write(b"".join(map(REPORT.pack, reports)))
 
 
+@dataclass(eq=False)
 class Follower:
     """Keeps this slave's log a copy of its master's, for as long as `run` runs.
 
-    `check` is asked on each new connection before anything is taken; `on_appended` is called when log bytes came, and
-    has to make them readable.
+    `check` is called on each new connection before bytes are taken; `on_appended` is called after log bytes were
+    appended, and has to make them readable.
     """
 
-    def __init__(
-        self,
-        store: MessageStore,
-        config: LiveConfig,
-        addresses: MasterAddresses,
-        check: Callable[[], Awaitable[None]],
-        on_appended: Callable[[], object],
-        clock: Clock,
-    ) -> None:
-        self._store = store
-        self._config = config
-        self._addresses = addresses
-        self._check = check
-        self._on_appended = on_appended
-        self._clock = clock
-        self.master: str | None = None
-        """The address that is followed now."""
-        self.trouble: str | None = None
-        """Why none is."""
+    _store: MessageStore
+    _config: LiveConfig
+    _addresses: MasterAddresses
+    _check: Callable[[], Awaitable[None]]
+    _on_appended: Callable[[], object]
+    _clock: Clock
+    master: str | None = None
+    """The address of the master that is followed now."""
+    trouble: str | None = None
+    """The reason why no master is followed."""
 
     def __repr__(self) -> str:
-        state = f"follows {self.master}" if self.master else f"follows nobody: {self.trouble}"
+        state = f"follows {self.master}" if self.master else f"follows no master: {self.trouble}"
         return f"<Follower {state} offset={self._store.max_offset}>"
 
     async def run(self) -> None:
-        """Connect, follow, and connect again when that ends, at once or with growing pauses."""
+        """Connect, follow, and when the connection ends connect again, at once or with growing pauses."""
         pause = _FIRST_PAUSE_SECONDS
         while True:
             has_followed, level = False, logging.WARNING
@@ -159,7 +152,7 @@ class Follower:
                 has_followed = await self._follow()
                 trouble = f"the master closed the connection{'' if has_followed else ': its own log says why'}"
             except (ReplicationError, StoreError) as error:
-                trouble, level = str(error), logging.ERROR  # will not go away by itself
+                trouble, level = str(error), logging.ERROR  # an operator must repair this
             except (MQError, OSError) as error:
                 trouble = str(error)
             finally:
@@ -168,16 +161,16 @@ class Follower:
             pause = _FIRST_PAUSE_SECONDS if has_followed else min(2 * pause, _LONGEST_PAUSE_SECONDS)
             await self._clock.sleep(pause)
             if not has_followed:
-                await self._addresses.register()  # its answer says where the master is now
+                await self._addresses.register()  # the answer of the name server says where the master is now
 
     async def _follow(self) -> bool:
-        """Follow until the connection ends; say whether there was anything to be heard."""
+        """Follow until the connection ends; return whether the master sent anything."""
         if not self._address():
             await self._addresses.register()
         address = self._address()
         if not address:
             raise ConnectFailed("no name server knows a master of this broker name, and haMasterAddress is not set")
-        self._on_appended()  # what could not be made readable last time
+        self._on_appended()  # bytes that could not be made readable last time
         link = await self._connect(address)
         try:
             await self._check()
@@ -197,25 +190,16 @@ class Follower:
         return self._config.store.ha_master_address or self._addresses.master_ha_address
 
     async def _connect(self, address: str) -> MasterLink:
-        host, port = split_address(address)
-
         def make() -> MasterLink:
             return MasterLink(self._store, self._on_appended, self._config, self._clock)
 
-        try:
-            async with asyncio.timeout(_CONNECT_SECONDS):
-                _, link = await asyncio.get_running_loop().create_connection(make, host, port)
-        except TimeoutError:
-            raise ConnectFailed(f"cannot connect to {address}: no answer within {_CONNECT_SECONDS:g} s") from None
-        except OSError as error:
-            raise ConnectFailed(f"cannot connect to {address}: {error.strerror or error}") from None
-        return link
+        return await open_link(make, address, _CONNECT_SECONDS)
 
     def _note_master(self, address: str) -> None:
         self.master, self.trouble = address, None
         log.info("following master=%s offset=%d", address, self._store.max_offset)
 
     def _note(self, trouble: str, level: int) -> None:
-        if trouble != self.trouble:  # tried again and again: one line is enough
-            log.log(level, "not following, trying on reason=%s", trouble)
+        if trouble != self.trouble:  # one line for many attempts that fail alike
+            log.log(level, "not following, trying again reason=%s", trouble)
         self.trouble = trouble

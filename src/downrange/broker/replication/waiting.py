@@ -2,44 +2,37 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
-from functools import partial
 
 from downrange.broker.live_config import LiveConfig
 from downrange.clock import Clock
 from downrange.store.group_commit import FlushOutcome, GroupCommit, Settled
 from downrange.store.new_message import PutMessageStatus
 
-CopyOutcome = asyncio.Future[PutMessageStatus]
 Tell = Callable[[PutMessageStatus], None]
 
 
 class WaitingSenders:
-    """Those who wait for a slave, in the order of their messages. For the loop's thread.
+    """The senders that wait for a slave, in the order of their messages. For the loop's thread.
 
-    Holds always: a sender is told PUT_OK only after some slave reported an offset at or beyond the end of its message.
+    Holds always: a sender is told PUT_OK only after a slave reported an offset at or beyond the end of its message.
     """
 
     def __init__(self, config: LiveConfig, clock: Clock) -> None:
         self._config = config
         self._clock = clock
-        self._loop = asyncio.get_running_loop()
         self._waiting: GroupCommit[Tell] = GroupCommit(config.store.slave_timeout)
         self.acknowledged_offset = 0
-        """The furthest any slave has reported; it never goes back."""
+        """The highest offset that a slave has reported; it never goes back."""
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def wait_for(self, end_offset: int, *, slaves: int) -> CopyOutcome:
-        """How waiting ends, which may be at once: without a slave, or with none that is near enough."""
-        outcome: CopyOutcome = self._loop.create_future()
-        self.tell_when_copied(end_offset, partial(_set, outcome), slaves=slaves)
-        return outcome
-
     def tell_when_copied(self, end_offset: int, tell: Tell, *, slaves: int) -> None:
-        """The same by a call, which saves a turn of the loop. It must not raise."""
+        """Call `tell`, which must not raise, when a slave has the log up to `end_offset`, or will not have it in time.
+
+        `tell` is called at once if there is no slave, or if all are too far behind.
+        """
         gap = end_offset - self.acknowledged_offset
         if not slaves or gap >= self._config.store.ha_slave_fallbehind_max:
             tell(PutMessageStatus.SLAVE_NOT_AVAILABLE)
@@ -49,13 +42,13 @@ class WaitingSenders:
             self._waiting.wait_for(end_offset, tell, self._millis())
 
     def acknowledge(self, offset: int) -> None:
-        """A slave has everything before `offset`."""
+        """Tell the senders whose messages end at or before `offset`, which a slave reported."""
         if offset > self.acknowledged_offset:
             self.acknowledged_offset = offset
             _tell(self._waiting.settle(offset))
 
     def expire(self) -> None:
-        """Give up on those who waited for longer than slaveTimeout: stored here, and perhaps nowhere else."""
+        """End waits of more than slaveTimeout: these messages are stored here, and perhaps on no slave."""
         if len(self._waiting):
             _tell(self._waiting.expire(self._millis()))
 
@@ -70,8 +63,3 @@ def _tell(settled: list[Settled[Tell]]) -> None:
     for tell, outcome in settled:
         is_copied = outcome is FlushOutcome.FLUSHED
         tell(PutMessageStatus.PUT_OK if is_copied else PutMessageStatus.FLUSH_SLAVE_TIMEOUT)
-
-
-def _set(waiter: CopyOutcome, status: PutMessageStatus) -> None:
-    if not waiter.done():
-        waiter.set_result(status)

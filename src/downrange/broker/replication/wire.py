@@ -9,12 +9,12 @@ from downrange.broker.replication.errors import ReplicationError
 
 # Slave to master: the end of the slave's log.
 REPORT: Final = struct.Struct(">q")
-# Master to slave: offset of the first byte that follows, number of bytes; none is a heartbeat.
+# Master to slave: offset of the first byte that follows, number of bytes; 0 bytes are a heartbeat.
 HEADER: Final = struct.Struct(">qi")
 
 
 class Piece(NamedTuple):
-    """Log bytes that arrived: all of a packet, or what was there of it. A heartbeat is a packet without bytes."""
+    """Log bytes that arrived: a packet, or the part of it that is there. A heartbeat is a packet without bytes."""
 
     offset: int
     data: memoryview
@@ -22,13 +22,13 @@ class Piece(NamedTuple):
 
 
 class ReportReader:
-    """Reports of a slave, as its master reads them: only the newest counts."""
+    """Reads the reports of a slave; only the newest counts."""
 
     def __init__(self) -> None:
         self._pending = b""
 
     def feed(self, data: bytes) -> int | None:
-        """The newest report that is complete now; None when there is no new one."""
+        """The newest complete report; None when there is no new one."""
         pending = self._pending + data
         whole = len(pending) // REPORT.size * REPORT.size
         self._pending = pending[whole:]
@@ -39,9 +39,9 @@ class ReportReader:
 
 
 class PacketReader:
-    """Packets of a master, as its slave reads them. Never waits for the rest of a packet, however large it is.
+    """Reads the packets of a master, without waiting for the rest of a packet.
 
-    Holds always: nothing is kept but an incomplete header. After an error the stream cannot be read on.
+    Holds always: only an incomplete header is kept. After an error the rest of the stream cannot be read.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class PacketReader:
         self._missing = 0
 
     def feed(self, data: memoryview) -> list[Piece]:
-        """What is there; the pieces are slices of `data`."""
+        """The pieces of packets in `data`, as slices of it."""
         pieces = []
         at, end = 0, len(data)
         while at < end:

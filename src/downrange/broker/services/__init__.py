@@ -1,1 +1,1 @@
-"""Coroutines that run for as long as the broker does. Stopping one is cancelling it."""
+"""Coroutines that run as long as the broker does; they are stopped by cancelling them."""

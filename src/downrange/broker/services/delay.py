@@ -1,8 +1,8 @@
 """Delayed messages: each waits in the queue of its level until it is due, then goes to its real topic.
 
-The messages of one level are due in the order they came, so only the first of each queue is looked at. Its time decides
-how long to sleep; a message that arrives in an empty queue ends the sleep. What was delivered is told by one offset per
-level, saved now and then: a crash delivers the last few seconds again. [ScheduleMessageService]
+The messages of one level are due in the order of their arrival, so only the first of each queue is looked at. Its time
+decides how long to sleep; a message that arrives in an empty queue ends the sleep. One offset per level says what was
+delivered. It is saved now and then: after a crash, the last few seconds are delivered again. [ScheduleMessageService]
 """
 
 from __future__ import annotations
@@ -24,20 +24,21 @@ from downrange.store.config import BrokerRole
 from downrange.store.kept_message import read_kept
 from downrange.store.message_reader import QueueEntry
 from downrange.store.message_store import MessageStore
-from downrange.store.new_message import NewMessage, PutMessageStatus
+from downrange.store.new_message import NewMessage, Refusal
+from downrange.store.new_messages import NewMessages
 
 log = logging.getLogger(__name__)
 
-# Deliveries of one turn of the loop: senders wait no longer than these take.
+# Most messages and bytes delivered in one turn of the loop, for which senders have to wait.
 _TURN_MESSAGES: Final = 200
 _TURN_BYTES: Final = 1 << 20
-# A queue of messages due one after another is served in steps, not with a wake-up for each.
+# Messages that are due shortly after another are delivered together, not with a wake-up for each.
 _SHORTEST_PAUSE_SECONDS: Final = 0.005
-# The wall clock may be set: look at it again, however long there is nothing to do.
+# The wall clock may be set by an operator, so it is read at least this often.
 _LONGEST_PAUSE_SECONDS: Final = 1.0
 _RETRY_SECONDS: Final = 0.1
-# The store keeps its times from running backwards for clocks set back by up to a minute. A message that lies further
-# ahead than its delay and that minute was stored by a clock that went wrong: it would wait for far too long.
+# The store keeps store times from running backwards for clocks set back by up to a minute. A message that is due later
+# than now plus its delay plus that minute was stored with a wrong clock and would wait far too long.
 _CLOCK_STEP_MILLIS: Final = 60_000
 _FAILURES_PER_LOG_LINE: Final = 600
 
@@ -49,7 +50,7 @@ class DelayLevel:
     number: int
     delay_millis: int
     due_millis: int | None = None
-    """When that message is due; None when there is none."""
+    """When the first message in the queue is due; None when the queue is empty."""
     retry_at: float = 0.0
     failures: int = 0
 
@@ -64,8 +65,8 @@ class DelayLevel:
 class DelayService(SavedTable):
     """Delivers delayed messages: never before they are due, in the order of their level, each at least once.
 
-    Holds always: everything before a level's offset was delivered or cannot be; nothing from it on was.
-    A slave delivers nothing: it keeps the offsets its master tells it.
+    Holds always: every message before a level's offset was delivered or cannot be delivered; none from the offset on
+    was. A slave delivers nothing: it keeps the offsets of its master.
     """
 
     def __init__(
@@ -81,6 +82,8 @@ class DelayService(SavedTable):
         # Levels that are not configured now keep their offsets: they may be configured again.
         self._offsets: dict[int, int] = dict(saved.offset_table) if saved is not None else {}
         self._wanted = asyncio.Event()
+        # The queues that may have a first message which was not looked at.
+        self._grown = set(range(len(self._levels)))
         writer.on_delayed = self.wake
         for level in self._levels:
             self._clip(level)
@@ -103,22 +106,27 @@ class DelayService(SavedTable):
         }
 
     def take_over(self, table: DelayOffsets) -> None:
-        """The offsets of a master, for the day this slave takes its place."""
+        """Take the offsets of a master, so that this slave can replace it some day."""
         self._offsets = dict(table.offset_table)
         self.mark_unsaved()
 
-    def wake(self, queue_id: int) -> None:
-        """A message was put into a queue of the delay topic."""
+    def wake(self, queue_id: int, due_millis: int | None) -> None:
+        """A message was put into a queue of the delay topic; None when it is not known when it is due."""
         # Behind another one it cannot be due earlier: then the sleep is right as it is.
         if queue_id < len(self._levels) and self._levels[queue_id].due_millis is None:
+            self._levels[queue_id].due_millis = due_millis
+            if due_millis is None:
+                self._grown.add(queue_id)
             self._wanted.set()
 
     # --- running ------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Deliver for as long as the broker is a master; saving is somebody else's duty."""
+        """Deliver as long as the broker is a master; another service saves the offsets."""
         if self._config.store.broker_role is BrokerRole.SLAVE:
             await asyncio.Event().wait()
+        for level in self._levels:  # so that the first sender of a delayed message does not wait for its queue
+            self._store.queues.get_or_make(SCHEDULE_TOPIC, level.queue_id).queue.get_ready()
         while True:
             self._wanted.clear()
             seconds = self.deliver()
@@ -128,7 +136,7 @@ class DelayService(SavedTable):
                 await asyncio.sleep(0)
 
     async def _pause(self, seconds: float) -> None:
-        """Sleep, unless woken."""
+        """Sleep until the time is over or `wake` is called."""
 
         def ring(alarm: asyncio.Task[None]) -> None:
             if not alarm.cancelled():
@@ -144,11 +152,10 @@ class DelayService(SavedTable):
     # --- delivering ---------------------------------------------------------------------------------------------
 
     def deliver(self) -> float:
-        """Deliver what is due, at most one turn's worth; return in how many seconds there is more to do."""
+        """Deliver messages that are due, as many as one turn may; return the seconds until more are due."""
         now, monotonic = self._clock.now(), self._clock.monotonic()
-        for level in self._levels:
-            if level.due_millis is None:
-                self._look_at_first(level)
+        while self._grown:
+            self._look_at_first(self._levels[self._grown.pop()])
         ready = [level for level in self._levels if self._seconds_until(level, now, monotonic) <= 0]
         for level in ready:
             self._deliver_level(level, now, _TURN_MESSAGES // len(ready), _TURN_BYTES // len(ready))
@@ -170,15 +177,15 @@ class DelayService(SavedTable):
                 break
             messages.append(self._message(level, entry))
             max_bytes -= entry.size
-        if self._deliver_together([message for message in messages if message is not None]):
-            level.failures = 0
-            self._move(level, offset + len(messages))
-        else:
-            self._deliver_each(level, offset, messages)
+        delivered = self._deliver(level, messages)
+        if delivered:
+            self._move(level, offset + delivered)
+        if delivered < len(messages):
+            level.retry_at = self._clock.monotonic() + _RETRY_SECONDS
         self._look_at_first(level)
 
     def _message(self, level: DelayLevel, entry: QueueEntry) -> NewMessage | None:
-        """What is to be delivered; None for what never can be: it expired before it was due, or is damaged."""
+        """The message to deliver; None if it expired before it was due, or is damaged."""
         record = self._store.record_at(entry.physical_offset)
         try:
             message = delivered(read_kept(record)) if record is not None else None
@@ -188,34 +195,31 @@ class DelayService(SavedTable):
             log.error("delayed message dropped level=%d physical_offset=%d", level.number, entry.physical_offset)
         return message
 
-    def _deliver_together(self, messages: list[NewMessage]) -> bool:
-        """Put messages into their real topics, all or none of them."""
-        if not messages:
-            return True
-        takes = self._store.takes_together
-        return all(map(takes, messages)) and self._writer.append_together(messages) is not None
-
-    def _deliver_each(self, level: DelayLevel, offset: int, messages: list[NewMessage | None]) -> None:
-        """The same one by one, up to the first that cannot be stored now."""
-        for message in messages:
-            if message is not None and not self._deliver_one(level, message):
-                level.retry_at = self._clock.monotonic() + _RETRY_SECONDS
-                break
-            offset += 1
-            self._move(level, offset)
-
-    def _deliver_one(self, level: DelayLevel, message: NewMessage) -> bool:
-        result = self._writer.append(message)
-        if result.status is PutMessageStatus.PUT_OK:
+    def _deliver(self, level: DelayLevel, messages: list[NewMessage | None]) -> int:
+        """Put messages into their real topics, up to the first that cannot be stored now; how many that were."""
+        batch = NewMessages()
+        refusal: Refusal | None = None
+        numbers: list[int] = []  # of those in the batch
+        for number, message in enumerate(messages):
+            if message is not None:
+                refusal = self._writer.add(batch, message)
+                if refusal is not None:
+                    break
+                numbers.append(number)
+        if numbers:
+            refusal = self._writer.append(batch) or refusal
+        if refusal is None:
             level.failures = 0
-            return True
+            return len(messages)
+        failed = numbers[batch.stored] if batch.stored < len(numbers) else number
         if level.failures % _FAILURES_PER_LOG_LINE == 0:
+            message = messages[failed]
             log.error(
                 "delayed message cannot be delivered, trying on level=%d topic=%s status=%s reason=%s",
-                level.number, message.topic, result.status.value, result.reason,
+                level.number, message.topic if message else "", refusal.status.value, refusal.reason,
             )  # fmt: skip
         level.failures += 1
-        return False
+        return failed
 
     def _look_at_first(self, level: DelayLevel) -> None:
         self._clip(level)
@@ -223,7 +227,7 @@ class DelayService(SavedTable):
         level.due_millis = first[0].tags_code if first else None
 
     def _clip(self, level: DelayLevel) -> None:
-        """Files at the beginning of a queue may have expired, and a recovery may have cut its end."""
+        """Move the offset into its queue, whose first files may have expired and whose end a recovery may have cut."""
         offset = self._offsets.get(level.number, 0)
         lowest = self._store.min_offset_of(SCHEDULE_TOPIC, level.queue_id)
         highest = self._store.max_offset_of(SCHEDULE_TOPIC, level.queue_id)

@@ -1,7 +1,8 @@
-"""Getting bytes onto the disk, outside the loop's thread unless the disk is quicker than a thread.
+"""Writes the store to the disk, in worker threads unless the disk is quicker than a switch of threads.
 
-When to flush is decided by the store's `FlushPolicy`, who may be told by its `GroupCommit`, where by its `QuickSyncs`;
-here are the threads and the waiting. Under SYNC_FLUSH all who wait share the next fsync; who is alone gets it at once.
+The store's `FlushPolicy` decides when to flush, its `GroupCommit` which senders are told, its `QuickSyncs` in which
+thread. This module has the threads and the waiting. Under SYNC_FLUSH all waiting senders share the next fsync; a sender
+that waits alone gets its fsync at once.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import asyncio
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Final
 
 from downrange.broker.live_config import LiveConfig
@@ -34,9 +34,9 @@ _GATHER_SECONDS: Final = 0.001
 
 
 class Flusher:
-    """Flushes one store. Waiting is for the loop's thread; `run` must run for as long as the broker does.
+    """Flushes one store. Called in the loop's thread; `run` must run as long as the broker does.
 
-    Holds always: a waiter is told FLUSHED only after an fsync that began when its bytes were in the log has succeeded.
+    Holds always: a sender is told FLUSHED only after the success of an fsync that began when its bytes were in the log.
     """
 
     def __init__(self, store: MessageStore, config: LiveConfig, clock: Clock) -> None:
@@ -59,16 +59,13 @@ class Flusher:
     def is_sync(self) -> bool:
         return self._config.store.flush_disk_type is FlushDiskType.SYNC_FLUSH
 
-    def wait_for(self, end_offset: int) -> asyncio.Future[FlushOutcome]:
-        """How waiting for the log to be safe up to `end_offset` ends."""
-        outcome: asyncio.Future[FlushOutcome] = self._loop.create_future()
-        self.tell_when_flushed(end_offset, partial(_set, outcome), may_block=False)
-        return outcome
-
     def tell_when_flushed(
         self, end_offset: int, tell: Callable[[FlushOutcome], None], *, may_block: bool = True
     ) -> None:
-        """The same by a call, which saves turns of the loop; if this `may_block`, maybe at once. It must not raise."""
+        """Call `tell` with how the wait ended until the log is on disk up to `end_offset`; `tell` must not raise.
+
+        If this `may_block`, `tell` is perhaps called before this returns.
+        """
         is_busy = self._waiting or self._is_in_thread or self._quick.is_away
         is_alone = may_block and not is_busy and self._lone.is_here()
         self._waiting.wait_for(end_offset, tell, self._clock.now())
@@ -79,17 +76,20 @@ class Flusher:
             self._wanted.set()
 
     async def run(self, on_committed: Callable[[], object]) -> None:
-        """Everything that has to reach the disk. `on_committed` is called when the transient pool was written."""
+        """Flush log and queues, and prepare files. `on_committed` is called when the transient pool was written."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._flush_for_senders() if self.is_sync else self._flush_by_time())
-            tasks.create_task(self._expire_senders())
+            if self.is_sync:
+                tasks.create_task(self._flush_for_senders())
+                tasks.create_task(self._expire_senders())
+            else:
+                tasks.create_task(self._flush_by_time())
             tasks.create_task(self._flush_queues())
             tasks.create_task(self._prepare_files())
             if self._config.store.uses_transient_pool:
                 tasks.create_task(self._commit_pool(on_committed))
 
     def close(self) -> None:
-        """Wait for the worker threads; nobody waits for a flush any more."""
+        """Wait for the worker threads, and tell senders that still wait that the flush failed."""
         self._worker.shutdown()
         self._queue_worker.shutdown()
         self._preparer.shutdown()
@@ -116,7 +116,7 @@ class Flusher:
             self._settle(flushed)
 
     async def _gather(self) -> None:
-        """Let those come in whose requests are there already: a sync for one takes as long as for all of them."""
+        """Let senders join whose requests have arrived already: one sync takes as long for one as for all of them."""
         until = self._clock.monotonic() + _GATHER_SECONDS
         seen = 0
         while seen != len(self._waiting) and self._clock.monotonic() < until:
@@ -161,8 +161,8 @@ class Flusher:
             await self._clock.sleep(0.1)
             if len(self._waiting):
                 self._tell(self._waiting.expire(self._clock.now()))
-            elif self.is_sync and self._store.is_writable and self._store.flushed_offset < self._store.max_offset:
-                self._wanted.set()  # what nobody waits for must reach the disk, too
+            elif self._store.is_writable and self._store.flushed_offset < self._store.max_offset:
+                self._wanted.set()  # messages for which no sender waits must reach the disk, too
 
     async def _flush_queues(self) -> None:
         policy = FlushPolicy(FlushTimes.of_consume_queues(self._config.store), self._clock.now())
@@ -176,7 +176,7 @@ class Flusher:
                     await asyncio.sleep(0)
                 await self._loop.run_in_executor(self._queue_worker, self._sync_queues, flush.least_pages)
             except StoreError as error:
-                log.error("cannot write consume queues, trying on: %s", error)
+                log.error("cannot write consume queues, trying again: %s", error)
                 continue
             if flush.is_thorough:
                 for _ in self._store.release_idle_in_slices():
@@ -196,7 +196,7 @@ class Flusher:
                 if await self._loop.run_in_executor(self._worker, self._store.commit, commit.least_pages):
                     on_committed()
             except StoreError as error:
-                log.error("cannot write the transient pool, trying on: %s", error)
+                log.error("cannot write the transient pool, trying again: %s", error)
 
     async def _prepare_files(self) -> None:
         """Keep the next stretch and the next file of the log ready, so that no send has to wait for them."""
@@ -212,7 +212,7 @@ class Flusher:
                     await self._room_used.wait()
                     self._room_used.clear()
             except StoreError as error:
-                log.error("cannot prepare more of the commit log, trying on: %s", error)
+                log.error("cannot prepare more of the commit log, trying again: %s", error)
                 await self._clock.sleep(1)
 
     async def _until(self, policy: FlushPolicy) -> None:
@@ -222,8 +222,3 @@ class Flusher:
     def _tell(settled: list[Settled[Callable[[FlushOutcome], None]]]) -> None:
         for tell, outcome in settled:
             tell(outcome)
-
-
-def _set(waiter: asyncio.Future[FlushOutcome], outcome: FlushOutcome) -> None:
-    if not waiter.done():
-        waiter.set_result(outcome)

@@ -40,18 +40,22 @@ async def clean_filters(filters: ConsumerFilters, config: LiveConfig, clock: Clo
 
 
 async def save_every(table: SavedTable, seconds: Callable[[], float], clock: Clock) -> None:
-    """Save a table that changes all the time, now and then."""
+    """Save a table that changes all the time at regular intervals."""
     while True:
         await clock.sleep(seconds())
         await _save(table)
 
 
 async def save_soon(table: SavedTable, clock: Clock) -> None:
-    """Save a table that rarely changes right after it did; a table that takes long to save rests for a while."""
+    """Save a table that rarely changes right after each change, but less often if saving takes long."""
+    changed = asyncio.Event()
+    table.on_unsaved = changed.set
     while True:
         start = clock.monotonic()
         await _save(table)
         await clock.sleep(max(_SAVE_SOON_SECONDS, 10 * (clock.monotonic() - start)))
+        await changed.wait()
+        changed.clear()
 
 
 async def _save(table: SavedTable) -> None:
@@ -61,20 +65,22 @@ async def _save(table: SavedTable) -> None:
     try:
         await asyncio.get_running_loop().run_in_executor(None, write)
     except asyncio.CancelledError:
-        table.mark_unsaved()  # maybe no thread had begun: then the last save, at the broker's end, is for this
+        table.mark_unsaved()  # perhaps no thread had begun to save: then the broker saves the table when it stops
         raise
-    except OSError as error:  # a full disk must not stop the broker: its consumers would help to empty it
-        log.error("cannot save %s, trying on reason=%s", type(table).__name__, error.strerror or error)
+    except OSError as error:  # a full disk must not stop the broker: reads still work, and expired files will go
+        log.error("cannot save %s, trying again reason=%s", type(table).__name__, error.strerror or error)
         table.mark_unsaved()
 
 
 async def clean_up(retention: Retention, store: MessageStore, config: LiveConfig, clock: Clock) -> None:
-    """Remove what has expired. The store's own thread decides; a worker thread deletes."""
+    """Remove expired files. The store's own thread decides which; a worker thread deletes them."""
     loop = asyncio.get_running_loop()
     await clock.sleep(_FIRST_CLEAN_UP_SECONDS)
     while True:
         _, taken = retention.judge(clock.now())
-        if taken:
-            await loop.run_in_executor(None, store.remove_files, taken)
+        for number, path in enumerate(taken):
+            if number:  # a burst of deletions would hold up senders on some file systems
+                await clock.sleep(config.store.delete_commit_log_files_interval / 1000)
+            await loop.run_in_executor(None, store.remove_files, [path])
         retention.clean_dependents()
         await clock.sleep(config.store.clean_resource_interval / 1000)

@@ -1,4 +1,4 @@
-"""Telling every name server what this broker serves: at start, regularly, and at once when topics change."""
+"""Registers this broker and its topics with every name server: at start, regularly, and at once after a change."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ _FIRST_PAUSE_SECONDS = 10.0
 
 
 class OneAtATime:
-    """One registration with one name server, and at most one more that waits for it and covers all that changed since.
+    """Runs one registration with a name server at a time; at most one more waits, and covers all changes until then.
 
-    Each registration holds the whole table, so one for each of many new topics would take the square of their number.
+    A registration has the whole table: one for each of many new topics would cost the square of their number.
     """
 
     def __init__(self, register: Callable[[], Awaitable[bool]]) -> None:
@@ -47,19 +47,19 @@ class OneAtATime:
         self._next: asyncio.Task[bool] | None = None
 
     async def register(self) -> bool:
-        """Tell all that changed until now; did it work?"""
+        """Register all changes until now; return whether it worked."""
         if self._next is None:
             self._next = asyncio.create_task(self._take_turn())
         return await asyncio.shield(self._next)
 
     async def _take_turn(self) -> bool:
         async with self._busy:
-            self._next = None  # what changes from now on is for the one after this
+            self._next = None  # later changes need another registration
             return await self._register()
 
 
 class Registration:
-    """Keeps this broker known to its name servers. One that cannot be reached is tried again; the others go on."""
+    """Keeps this broker registered. A name server that cannot be reached is tried again and does not delay others."""
 
     def __init__(self, config: LiveConfig, topics: Topics, pool: Pool) -> None:
         self._config = config
@@ -69,7 +69,7 @@ class Registration:
         self._turns: dict[str, OneAtATime] = {}
         self._is_leaving = False
         self._body = b""
-        self._body_shows: tuple[object, ...] = ()  # what `_body` was made of
+        self._body_shows: tuple[object, ...] = ()  # the versions from which `_body` was made
         self.master_address: str | None = None
         self.master_ha_address: str | None = None
         topics.on_change = lambda topic: self._changed.set()
@@ -83,8 +83,8 @@ class Registration:
         return self._config.broker.register_broker_timeout_mills / 1000
 
     async def run(self) -> None:
-        """Register now and then, and whenever a topic changed."""
-        async with asyncio.TaskGroup() as registering:  # not awaited: a silent name server must not keep us from others
+        """Register at regular intervals, and whenever a topic changed."""
+        async with asyncio.TaskGroup() as registering:  # not awaited: a silent name server must not delay the others
             pause = _FIRST_PAUSE_SECONDS
             while True:
                 is_forced = await self._is_changed_within(pause) or self._config.broker.force_register
@@ -92,13 +92,13 @@ class Registration:
                 pause = self._period_seconds
 
     async def _is_changed_within(self, seconds: float) -> bool:
-        """Wait until topics changed that nobody has registered meanwhile."""
+        """Wait for a change of topics that is not registered yet; return whether one came in time."""
         try:
-            # Not wait_for: in Python 3.11 it loses a cancellation that comes in the turn of the change.
+            # Not wait_for: in Python 3.11 it loses a cancellation that comes in the same turn as the change.
             async with asyncio.timeout(seconds):
                 while True:
                     await self._changed.wait()
-                    # Topics often change several at a time: a full registration covers them all.
+                    # Topics often change several at a time: one registration covers all of them.
                     await asyncio.sleep(0)
                     if self._changed.is_set():
                         self._changed.clear()
@@ -107,7 +107,7 @@ class Registration:
             return False
 
     async def register_changes(self) -> int:
-        """Tell the name servers all that changed until now; return with how many it worked."""
+        """Register all changes until now with all name servers; return the number that succeeded."""
         self._changed.clear()
         servers = self._config.broker.namesrv_addresses
         return sum(await asyncio.gather(*(self._turn_of(server).register() for server in servers)))
@@ -118,13 +118,13 @@ class Registration:
         return self._turns[server]
 
     async def register(self, *, is_forced: bool = True) -> int:
-        """Register with all name servers at the same time; return with how many it worked."""
+        """Register with all name servers at the same time; return the number that succeeded."""
         servers = self._config.broker.namesrv_addresses
         results = await asyncio.gather(*(self._register_with(server, is_forced) for server in servers))
         return sum(results)
 
     async def unregister(self) -> None:
-        self._is_leaving = True  # who still waits must not bring us back
+        self._is_leaving = True  # registrations that still wait must not bring us back
         broker = self._config.broker
         command = request(RequestCode.UNREGISTER_BROKER, self._identity())
         for server in broker.namesrv_addresses:
@@ -173,7 +173,7 @@ class Registration:
     def _registration(self) -> Command:
         broker = self._config.broker
         shows = self._topics.data_version, broker.broker_permission, broker.compressed_register
-        if shows != self._body_shows:  # with thousands of topics it takes longer than a sender should wait
+        if shows != self._body_shows:  # encoding thousands of topics takes longer than a sender should wait
             self._body, self._body_shows = self._encoded_topics(), shows
         header = RegisterBrokerRequest(
             broker_name=broker.broker_name,
@@ -190,7 +190,7 @@ class Registration:
         broker = self._config.broker
         table = self._topics.table()
         if broker.broker_permission & READ_WRITE != READ_WRITE:
-            # A broker that may not be read or written says so for each of its topics.
+            # A broker that may not be read or written registers this permission for each of its topics.
             limited: dict[str, TopicConfig] = {
                 name: replace(config, perm=broker.broker_permission)
                 for name, config in table.topic_config_table.items()

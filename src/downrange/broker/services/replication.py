@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from typing import Final, Protocol
+from typing import Final
 
 from downrange.broker.live_config import LiveConfig
 from downrange.broker.message_writer import MessageWriter
@@ -22,30 +22,33 @@ from downrange.transport.pool import Pool
 _BACKLOG: Final = 64
 
 
-class Replication(Protocol):
-    """What every role has: a start, a life and an end."""
+class Replication:
+    """A broker's part in replication; by itself that of a broker without master and slaves."""
 
-    async def start(self) -> None: ...
+    async def start(self) -> None:
+        """Accept slaves."""
 
-    async def run(self) -> None: ...
+    async def run(self) -> None:
+        """Replicate until cancelled."""
 
-    async def stop(self) -> None: ...
+    async def stop(self) -> None:
+        """Let slaves get the end of the log."""
 
     def states(self) -> list[SlaveState]:
         """The slaves that follow this broker."""
-        ...
+        return []
 
     def lags(self) -> dict[str, int]:
-        """How many log bytes each of them has not reported yet."""
-        ...
+        """The number of log bytes that each slave has not reported yet."""
+        return {}
 
     def runtime_info(self) -> dict[str, str]:
-        """What request 28 tells about it, beside what RocketMQ's brokers tell."""
-        ...
+        """Figures about replication for request 28 that RocketMQ's brokers do not have."""
+        return {}
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
-    """The port for slaves, taken so that it can be announced; nobody is accepted yet."""
+    """A socket that has the port for slaves, so that the port can be announced; it accepts no slave yet."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)
@@ -53,7 +56,7 @@ def listening_socket(host: str, port: int) -> socket.socket:
         raise listen_failed(host, port, error, " for slaves") from None
 
 
-class MasterReplication:
+class MasterReplication(Replication):
     """Serves slaves on a socket of their own."""
 
     def __init__(self, slaves: Slaves, listening: socket.socket) -> None:
@@ -86,8 +89,8 @@ class MasterReplication:
         return {"haSlaves": str(len(states)), **slaves} if states else {}
 
 
-class SlaveReplication:
-    """Follows the master's log, makes what came readable, and copies what is not in the log."""
+class SlaveReplication(Replication):
+    """Copies the master's log, makes it readable, and copies tables that are not in the log."""
 
     def __init__(
         self,
@@ -111,37 +114,24 @@ class SlaveReplication:
     def __repr__(self) -> str:
         return repr(self.follower)
 
-    async def start(self) -> None:
-        """Nothing to prepare."""
-
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.follower.run())
             tasks.create_task(self._sync.run())
 
-    async def stop(self) -> None:
-        """What came is in the log: the store flushes it when it closes."""
-
-    def states(self) -> list[SlaveState]:
-        return []
-
-    def lags(self) -> dict[str, int]:
-        return {}
-
     def runtime_info(self) -> dict[str, str]:
         return {"haMaster": self.follower.master or "", "haTrouble": self.follower.trouble or ""}
 
     async def _check(self) -> None:
-        """Known only by name servers: with a fixed haMasterAddress and none of them, the logs cannot be compared."""
+        """Compare the logs, if a name server knows the master; with haMasterAddress alone they cannot be compared."""
         master = self._registration.master_address
         if master is not None:
             await check_lineage(self._store, self._pool, master)
             self._sync.sync_soon()
 
     def _appended(self) -> None:
-        sizes = self._writer.dispatched().sizes
-        for (topic, _), queue_sizes in sizes.items():
-            self._writer.statistics.put_each(topic, queue_sizes)
-        self._sync.received(sizes)
-        if self._flusher.is_sync and sizes:
-            self._flusher.wait_for(self._store.max_offset)  # nobody waits for the disk, but it is to have them soon
+        queues = self._writer.dispatched()
+        self._sync.received(queues)
+        if self._flusher.is_sync and queues:
+            # Nobody waits for the disk, but it is to have them soon.
+            self._flusher.tell_when_flushed(self._store.max_offset, lambda outcome: None, may_block=False)

@@ -1,6 +1,6 @@
-"""What a slave copies from its master beside the log: topics, groups, committed offsets, delay offsets.
+"""Copies a master's tables to its slave: topics, groups, committed offsets, delay offsets. [SlaveSynchronize]
 
-[SlaveSynchronize] Offsets that consumers committed here while the master was away are handed to it first.
+Offsets that consumers committed at the slave while the master was away are sent to the master first.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from downrange.broker.groups import CommittedOffsets, Groups
@@ -33,32 +33,24 @@ _RETRY_SECONDS: Final = 1.0
 _TIMEOUT_SECONDS: Final = 3.0
 
 
+@dataclass(eq=False)
 class SlaveSync:
     """Keeps the tables of a slave a copy of its master's; `run` must run for as long as the broker is a slave."""
 
-    def __init__(
-        self,
-        topics: Topics,
-        groups: Groups,
-        offsets: CommittedOffsets,
-        delay: DelayService,
-        registration: Registration,
-        pool: Pool,
-    ) -> None:
-        self._topics = topics
-        self._groups = groups
-        self._offsets = offsets
-        self._delay = delay
-        self._registration = registration
-        self._pool = pool
-        self._wanted = asyncio.Event()
-        self._has_guessed = False
-        """Topics were taken from messages. The version then is our own, and may by chance be the master's, too."""
-        self._told: ConsumerOffsets | None = None
-        """What the master said about committed offsets the last time."""
+    _topics: Topics
+    _groups: Groups
+    _offsets: CommittedOffsets
+    _delay: DelayService
+    _registration: Registration
+    _pool: Pool
+    _wanted: asyncio.Event = field(init=False, default_factory=asyncio.Event)
+    _has_guessed: bool = field(init=False, default=False)
+    """Whether topics were made from messages. Our data version then equals the master's only by chance."""
+    _told: ConsumerOffsets | None = field(init=False, default=None)
+    """The committed offsets that the master sent last."""
 
     def received(self, queues: Iterable[tuple[str, int]]) -> None:
-        """Messages came for these queues. A topic or queue the master made just now is within reach at once."""
+        """Create missing topics and queues of messages that came, so that consumers can read them at once."""
         is_news = False
         for topic, queue_id in queues:
             config = self._topics.get(topic)
@@ -73,7 +65,7 @@ class SlaveSync:
             self._wanted.set()
 
     def sync_soon(self) -> None:
-        """The master is back."""
+        """Copy the tables soon: the master is back."""
         self._wanted.set()
 
     async def run(self) -> None:
@@ -84,7 +76,7 @@ class SlaveSync:
                 if await self.sync():
                     pause, trouble = _PERIOD_SECONDS, None
             except MQError as error:
-                if trouble is None:  # tried again and again: one line is enough
+                if trouble is None:  # one line for many attempts that fail
                     log.warning("cannot copy tables master=%s reason=%s", self._registration.master_address, error)
                 trouble = error
             try:
@@ -97,7 +89,7 @@ class SlaveSync:
             self._wanted.clear()
 
     async def sync(self) -> bool:
-        """Copy everything once; False when nobody knows where the master is."""
+        """Copy all tables once; False when the address of the master is unknown."""
         master = self._registration.master_address
         if master is None:
             return False
@@ -126,7 +118,7 @@ class SlaveSync:
         self._told = table
 
     def _committed_here(self, table: ConsumerOffsets) -> list[UpdateConsumerOffsetRequest]:
-        """What consumers told us and not the master: it was away, and they read from here."""
+        """Offsets that consumers committed here and not at the master, because it was away."""
         if self._told is None:
             return []
         found = []

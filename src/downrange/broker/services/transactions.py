@@ -1,15 +1,16 @@
-"""The check: ask producers about half messages whose end was not heard. [TransactionalMessageCheckService]
+"""The check: asks producers about half messages that were not ended. [TransactionalMessageCheckService]
 
-A round looks at the half messages that wait, oldest first. One that is asked about is put back at the end of the half
-queue with its count of checks raised, so that the next round meets the others first and the queue's beginning can move
-on; one that was asked about too often goes to TRANS_CHECK_MAX_TIME_TOPIC. Rounds cost as much as there is to ask about,
-however many transactions have ended.
+A round looks at the waiting half messages, oldest first. A message that is asked about is put back at the end of the
+half queue with a higher count of checks, so that the next round sees the others first and the beginning of the queue
+can move on. A message that was asked about too often goes to TRANS_CHECK_MAX_TIME_TOPIC. The cost of a round grows with
+the waiting messages, not with the transactions that have ended.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
 
@@ -42,55 +43,47 @@ _UNSTORABLE: Final = (PutMessageStatus.MESSAGE_ILLEGAL, PutMessageStatus.PROPERT
 
 
 class Verdict(Enum):
-    """What a round does with a half message."""
+    """What a round does with one half message."""
 
     GIVE_UP = auto()
     STOP = auto()
-    """This one is too young, and so are those behind it."""
+    """The message is too young, and so are all behind it."""
     SPARE = auto()
-    """Its producer asked for more time than others have."""
+    """The producer asked for more time than usual."""
     ASK = auto()
 
 
 def judge(
     stored: StoredMessage, began: int, now: int, *, timeout_millis: int, check_max: int, keep_millis: int
 ) -> Verdict:
-    """What is to be done with a half message that waits, in a round that began at `began`."""
+    """Decide what to do with a waiting half message in a round that began at `began`."""
     if stored.store_timestamp >= began:
-        # Also one that was put back in this round. RocketMQ gives it up here, before the last answer can come.
+        # This includes a message put back in this round. RocketMQ drops it here, before the last answer can come.
         return Verdict.STOP
     age = now - stored.born_timestamp
     if (number(stored.properties_text, names.TRANSACTION_CHECK_TIMES) or 0) >= check_max or age > keep_millis:
         return Verdict.GIVE_UP
     immunity_seconds = number(stored.properties_text, names.CHECK_IMMUNITY_TIME_IN_SECONDS)
     if immunity_seconds is None:
-        # Born in the future: by a clock that is wrong, so its age says nothing.
+        # A negative age comes from a wrong clock and says nothing.
         return Verdict.STOP if 0 <= age < timeout_millis else Verdict.ASK
     immunity_millis = timeout_millis if immunity_seconds < 0 else immunity_seconds * 1000
     return Verdict.SPARE if age < immunity_millis else Verdict.ASK
 
 
+@dataclass(eq=False)
 class TransactionService:
-    """Asks about half messages, gives up those nobody answers for, and keeps the progress of the half queue."""
+    """Asks about half messages, drops those without an answer, and keeps the progress of the half queue."""
 
-    def __init__(
-        self,
-        config: LiveConfig,
-        half_messages: HalfMessages,
-        producers: Producers,
-        topics: Topics,
-        writer: MessageWriter,
-        clock: Clock,
-    ) -> None:
-        self._config = config
-        self._half_messages = half_messages
-        self._producers = producers
-        self._topics = topics
-        self._writer = writer
-        self._clock = clock
+    _config: LiveConfig
+    _half_messages: HalfMessages
+    _producers: Producers
+    _topics: Topics
+    _writer: MessageWriter
+    _clock: Clock
 
     async def run(self) -> None:
-        """A round every transactionCheckInterval, for as long as the broker is a master."""
+        """Make a round every transactionCheckInterval, as long as the broker is a master."""
         if self._config.store.broker_role is BrokerRole.SLAVE:
             await asyncio.Event().wait()
         last_round = self._clock.monotonic()
@@ -103,7 +96,7 @@ class TransactionService:
                 await self.check()
 
     async def check(self) -> None:
-        """One round."""
+        """Make one round."""
         began = self._clock.now()
         asked = lost = 0
         for turn, half_offset in enumerate(self._half_messages.offsets_waiting(), 1):
@@ -115,7 +108,7 @@ class TransactionService:
             if verdict is Verdict.STOP:
                 break
             if not self._carry_out(verdict, stored):
-                break  # the store takes nothing at the moment: the next round tries again
+                break  # the store refuses messages now: the next round tries again
             asked += verdict is Verdict.ASK
             if turn % _TURN_MESSAGES == 0:
                 await asyncio.sleep(0)
@@ -172,18 +165,18 @@ class TransactionService:
         return True
 
     def _spare(self, stored: StoredMessage) -> bool:
-        """Put it behind the others without asking, and without counting: RocketMQ counts, and may give up unasked."""
+        """Put a message behind the others without asking or counting. (RocketMQ counts, and may drop it unasked.)"""
         sent_to = find_property(stored.properties_text, names.TRAN_PREPARED_QUEUE_OFFSET) or str(stored.queue_offset)
         _, result = self._half_messages.put_back(stored, {names.TRAN_PREPARED_QUEUE_OFFSET: sent_to})
         return result.status is PutMessageStatus.PUT_OK or self._not_put_back(stored, result)
 
     def _not_put_back(self, stored: StoredMessage, result: AppendResult) -> bool:
-        """One with no room for another property must not hold up all behind it."""
+        """Give up a message that has no room for another property, which would block all behind it; else False."""
         return result.status in _UNSTORABLE and self._give_up(stored)
 
     def _give_up(self, stored: StoredMessage) -> bool:
         self._topics.ensure(CHECK_MAX_TIME_TOPIC, 1)
-        result = self._writer.append(given_up(stored))
+        result = self._writer.append_one(given_up(stored))
         if result.status is not PutMessageStatus.PUT_OK:
             return False
         self._half_messages.ended(stored.queue_offset, stored.properties_text, stored.queue_offset)

@@ -1,4 +1,4 @@
-"""What can be wrong with an expression, and with the values it meets."""
+"""The error of an SQL92 expression that cannot be compiled."""
 
 from __future__ import annotations
 
@@ -11,7 +11,3 @@ class SqlError(MQError):
     def __init__(self, message: str, position: int) -> None:
         self.position = position
         super().__init__(f"position {position}: {message}")
-
-
-class EvaluationError(MQError):
-    """A property of this message has a value the expression cannot work with. Such a message does not match."""

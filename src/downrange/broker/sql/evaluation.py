@@ -1,7 +1,7 @@
-"""From tree to functions: each condition becomes one that takes a message's properties and says yes, no or unknown.
+"""Turns the tree into functions: each condition becomes a function of a message's properties.
 
-Three-valued logic: None is SQL's null, "unknown". Where a value cannot be converted the functions raise ValueError,
-and the whole expression has no result, whatever stands beside it.
+The logic has three values: True, False and None, which is SQL's null or "unknown". If a value cannot be converted, the
+functions raise ValueError, and the whole expression has no result.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _TESTS: Final[dict[str, Callable[[Any, Any], bool]]] = {
     ">": operator.gt,
     ">=": operator.ge,
 }
-# How the other side reads if the two are exchanged.
+# The operator after an exchange of the two sides.
 _MIRRORED: Final = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
 _FROM_TEXT: Final[dict[Kind, Callable[[str], Any]]] = {
     Kind.INT: to_int,
@@ -56,7 +56,7 @@ class _Operand(NamedTuple):
 
 
 def condition_of(node: Node) -> Condition:
-    """The function of a condition. It raises ValueError when a property cannot be converted as the condition asks."""
+    """The function of a condition. It raises ValueError when a property cannot be converted to the needed type."""
     match node:
         case Constant(value=bool() | None as answer):
             return lambda properties: answer
@@ -65,9 +65,9 @@ def condition_of(node: Node) -> Condition:
         case Not(operand):
             return _negation(condition_of(operand))
         case And(operands):
-            return _conjunction(tuple(map(condition_of, operands)))
+            return _joined(tuple(map(condition_of, operands)), decisive=False)
         case Or(operands):
-            return _disjunction(tuple(map(condition_of, operands)))
+            return _joined(tuple(map(condition_of, operands)), decisive=True)
         case Membership(name, texts, is_negated):
             return _membership(name, texts, is_negated)
         case TextSearch(how, operand, searched, is_negated):
@@ -93,13 +93,13 @@ def _operand_of(node: Node) -> _Operand:
 
 
 def _negative(operand: _Operand) -> _Operand:
-    """Minus a number; minus anything else is null, also for a property that looks like a number."""
+    """The negative of a number; of anything else null, even of a property that looks like a number."""
     value = operand.value
     if operand.kind.is_number:
         return _Operand(operand.kind, lambda properties: -value(properties))
 
     def nothing(properties: Properties) -> None:
-        value(properties)  # it may be impossible to evaluate, and then so are we
+        value(properties)  # raises if the value cannot be computed
 
     return _Operand(Kind.NULL, nothing)
 
@@ -115,32 +115,20 @@ def _negation(condition: Condition) -> Condition:
     return negated
 
 
-def _conjunction(conditions: tuple[Condition, ...]) -> Condition:
-    def all_of(properties: Properties) -> bool | None:
-        result: bool | None = True
+def _joined(conditions: tuple[Condition, ...], decisive: bool) -> Condition:
+    """AND, which the first False decides, or OR, which the first True decides."""
+
+    def joined(properties: Properties) -> bool | None:
+        result: bool | None = not decisive
         for condition in conditions:
             answer = condition(properties)
-            if answer is False:
-                return False
+            if answer is decisive:
+                return decisive
             if answer is None:
                 result = None
         return result
 
-    return all_of
-
-
-def _disjunction(conditions: tuple[Condition, ...]) -> Condition:
-    def any_of(properties: Properties) -> bool | None:
-        result: bool | None = False
-        for condition in conditions:
-            answer = condition(properties)
-            if answer is True:
-                return True
-            if answer is None:
-                result = None
-        return result
-
-    return any_of
+    return joined
 
 
 # --- texts
@@ -159,7 +147,7 @@ def _text_search(found: Callable[[str, str], bool], operand: _Operand, searched:
 
     def search(properties: Properties) -> bool:
         text = value(properties)
-        # Nothing to search in, or nothing to search for: no, also when asked for the opposite.
+        # Without a text to search in, or to search for, the answer is False, also for the negated operator.
         if text is None or kind is not Kind.TEXT or not searched:
             return False
         return found(text, searched) is not is_negated
@@ -171,8 +159,8 @@ def _text_search(found: Callable[[str, str], bool], operand: _Operand, searched:
 
 
 def _with_constant(sign: str, left: Node, right: Node) -> Condition | None:
-    """A property beside a constant, which nearly every comparison is: one function for all of it."""
-    if sign != "=" and not isinstance(left, Property):  # an equality has two different sides: see _equality
+    """One function for the usual case: the comparison of a property with a constant."""
+    if sign != "=" and not isinstance(left, Property):  # the two sides of an equality differ: see _equality
         left, right, sign = right, left, _MIRRORED[sign]
     constant = _constant_of(right)
     if not isinstance(left, Property) or constant is None:
@@ -206,7 +194,7 @@ def _constant_of(node: Node) -> Constant | None:
 
 
 def _above_all_if_nan(text: str) -> float:
-    """Java takes NaN for the largest double. Beside a constant, which is finite, infinity is as large."""
+    """The number, or infinity for NaN: Java takes NaN for the largest double, and constants are finite."""
     number = to_double(text)
     return number if number == number else float("inf")
 
@@ -225,7 +213,7 @@ def _comparison(sign: str, left: _Operand, right: _Operand) -> Condition:
 
 
 def _ordering(left: Kind, right: Kind) -> Callable[[Any, Any], int]:
-    """-1, 0 or 1 for two values of these kinds, both numbers or texts that are numbers."""
+    """A function that gives -1, 0 or 1 for two values of these kinds, which are numbers or texts that are numbers."""
     if left is Kind.TEXT and right is Kind.TEXT:
         return lambda first, second: order_doubles(to_double(first), to_double(second))
     if left is Kind.TEXT:
@@ -240,7 +228,7 @@ def _ordering(left: Kind, right: Kind) -> Callable[[Any, Any], int]:
 
 
 def _equality(left: _Operand, right: _Operand) -> Condition:
-    """Null equals null; null against a value is unknown; a value against null is a no. So works IS NULL."""
+    """Equality: null equals null; null = value is unknown; value = null is False. IS NULL relies on this."""
     same = _sameness(left.kind, right.kind)
 
     def equal(properties: Properties) -> bool | None:
@@ -253,7 +241,7 @@ def _equality(left: _Operand, right: _Operand) -> Condition:
 
 
 def _sameness(left: Kind, right: Kind) -> Callable[[Any, Any], bool]:
-    """Are two values of these kinds, neither of them null, the same?"""
+    """A function that tells whether two values of these kinds, neither of them null, are equal."""
     if left is right:
         return operator.eq
     if left is Kind.BOOLEAN and right is Kind.TEXT:

@@ -1,10 +1,9 @@
-"""An SQL92 expression, ready to be asked about messages."""
+"""A compiled SQL92 expression."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from downrange.broker.sql.errors import EvaluationError
 from downrange.broker.sql.evaluation import condition_of
 from downrange.broker.sql.parser import parse
 from downrange.store.queue.property_filter import Condition, Properties
@@ -12,10 +11,10 @@ from downrange.store.queue.property_filter import Condition, Properties
 
 @dataclass(frozen=True, slots=True)
 class SqlExpression:
-    """A compiled expression. Has no state: any number may ask it at once.
+    """A compiled expression without state.
 
-    `ignored` is the part of the text behind the end of the expression, where RocketMQ stops reading; `names` are the
-    properties that `condition` may ask for.
+    `ignored` is the text behind the end of the expression, where RocketMQ stops reading; `names` are the properties
+    that `condition` may look up.
     """
 
     text: str
@@ -23,15 +22,8 @@ class SqlExpression:
     condition: Condition
     names: tuple[str, ...]
 
-    def evaluate(self, properties: Properties) -> bool | None:
-        """True, false or unknown; EvaluationError when a property has a value that cannot be compared as asked."""
-        try:
-            return self.condition(properties)
-        except ValueError as error:
-            raise EvaluationError(f"{self.text}: {error}") from None
-
     def matches(self, properties: Properties) -> bool:
-        """Only true is a match: neither unknown nor a value that cannot be compared."""
+        """Whether the expression is true; not if it is unknown or a value cannot be compared."""
         try:
             return self.condition(properties) is True
         except ValueError:
@@ -39,6 +31,6 @@ class SqlExpression:
 
 
 def compile_sql(text: str) -> SqlExpression:
-    """Read an expression; SqlError says what is wrong with it, and where."""
+    """Compile an expression; a SqlError says what is wrong with it, and where."""
     node, ignored, names = parse(text)
     return SqlExpression(text, ignored, condition_of(node), tuple(sorted(names)))

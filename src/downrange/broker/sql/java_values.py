@@ -1,6 +1,6 @@
-"""Texts as Java turns them into numbers and booleans. A text that is none raises ValueError.
+"""Converts texts to numbers and booleans as Java does. A text that Java refuses raises ValueError.
 
-Python is laxer with integers (blanks, underscores) and stricter with doubles (no suffix, other spellings).
+Python allows more in integers (blanks, underscores) and less in doubles (no suffix, other spellings).
 """
 
 from __future__ import annotations
@@ -20,30 +20,27 @@ _BLANKS: Final = "".join(map(chr, range(33)))
 
 def to_int(text: str) -> int:
     """Integer.valueOf: 32 bits."""
-    number = int(text) if text.isdecimal() else _signed(text)
-    if -(2**31) <= number < 2**31:
-        return number
-    raise ValueError(f"{text} is out of range")
+    return _integer(text, 1 << 31)
 
 
 def to_long(text: str) -> int:
     """Long.valueOf: 64 bits."""
-    number = int(text) if text.isdecimal() else _signed(text)
-    if -(2**63) <= number < 2**63:
+    return _integer(text, 1 << 63)
+
+
+def _integer(text: str, bound: int) -> int:
+    if not text.isdecimal() and _INTEGER.fullmatch(text) is None:
+        raise ValueError(f"{text!r} is no integer")
+    number = int(text)
+    if -bound <= number < bound:
         return number
     raise ValueError(f"{text} is out of range")
-
-
-def _signed(text: str) -> int:
-    if _INTEGER.fullmatch(text) is None:
-        raise ValueError(f"{text!r} is no integer")
-    return int(text)
 
 
 def to_double(text: str) -> float:
     """Double.valueOf."""
     if text.isascii() and text.replace(".", "", 1).isdigit():
-        return float(text)  # what nearly every number looks like
+        return float(text)  # the usual form of a number
     found = _DOUBLE.fullmatch(text.strip(_BLANKS))
     if found is None:
         raise ValueError(f"{text!r} is no number")
@@ -64,7 +61,7 @@ def to_boolean(text: str) -> bool:
 
 
 def order_doubles(left: float, right: float) -> int:
-    """-1, 0 or 1 as Double.compareTo: NaN is the largest and equal to itself, -0.0 lies below 0.0."""
+    """-1, 0 or 1 as from Double.compareTo: NaN is the largest and equal to itself, -0.0 is below 0.0."""
     if left < right:
         return -1
     if left > right:
@@ -74,7 +71,7 @@ def order_doubles(left: float, right: float) -> int:
 
 
 def _rank(number: float) -> int:
-    """The order of numbers of which none is less than the other."""
+    """The order of numbers of which none is less than the other: -0.0, 0.0, NaN."""
     if math.isnan(number):
         return 2
     return 0 if number == 0 and math.copysign(1.0, number) < 0 else 1

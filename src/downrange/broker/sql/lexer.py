@@ -1,6 +1,6 @@
-"""An SQL92 expression, cut into tokens one at a time.
+"""Cuts an SQL92 expression into tokens, one at a time.
 
-One at a time because what stands behind the end of an expression is never looked at: see parser.py.
+One at a time because the text behind the end of an expression is never looked at: see parser.py.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from downrange.broker.sql.errors import SqlError
 
 KEYWORDS: Final = frozenset({"NOT", "AND", "OR", "BETWEEN", "IN", "TRUE", "FALSE", "NULL", "IS"})
 
-# Kinds of tokens beside the keywords and the symbols, which are named after themselves.
+# Kinds of tokens; the kind of a keyword or a symbol is its own text.
 NAME: Final = "a name"
 INTEGER: Final = "an integer"
 DECIMAL: Final = "a decimal"
 STRING: Final = "a string"
 END: Final = "the end"
 
-# A line comment needs its newline: without one, two minus signs are two minus signs.
+# A line comment must end with a newline: without one, `--` is two minus signs.
 _SKIPPED: Final = re.compile(r"(?:[ \t\n\r\f]|--[^\n\r]*[\n\r]|/\*.*?\*/)*", re.DOTALL)
 _EXPONENT: Final = r"(?:[eE][+-]?[0-9]+)"
 _TOKEN: Final = re.compile(
@@ -44,14 +44,14 @@ class Token(NamedTuple):
 
 
 class Lexer:
-    """Gives the tokens of one text, the last of them END again and again."""
+    """Gives the tokens of one text, and END whenever it is asked behind the last."""
 
     def __init__(self, text: str) -> None:
         self._text = text
         self._at = 0
 
     def next(self) -> Token:
-        """The next token; SqlError when what follows is none."""
+        """The next token; raises SqlError when the text has none here."""
         start = self._skip(self._at)
         position = start + 1
         if start == len(self._text):

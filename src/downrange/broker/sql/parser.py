@@ -1,4 +1,4 @@
-"""From text to tree: the grammar of RocketMQ's filters, lowest precedence first.
+"""Parses a text into a tree. This is the grammar of RocketMQ's filters, lowest precedence first:
 
     or         := and (OR and)*
     and        := equality (AND equality)*
@@ -8,8 +8,8 @@
                         | [NOT] CONTAINS string | [NOT] STARTSWITH string | [NOT] ENDSWITH string )*
     unary      := + unary | - unary | NOT unary | literal | name | ( or )
 
-As in RocketMQ an expression ends where it cannot go on, and the rest of the text is ignored. The three text searches
-came with 5.x: they are words of the language only where an operator may stand, so a property may have such a name.
+As in RocketMQ an expression ends where the grammar allows no more, and the rest of the text is ignored. The three text
+searches came with 5.x: they are keywords only where an operator may stand, so a property may have such a name.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from downrange.broker.sql.tree import (
     is_condition,
 )
 
-# An expression nested deeper than this would exhaust the stack of whoever evaluates it.
+# An expression nested deeper than this would exhaust the stack when it is evaluated.
 MAX_DEPTH: Final = 100
 
 _OR, _AND, _EQUALITY, _COMPARISON = 1, 2, 3, 4
@@ -65,14 +65,14 @@ class Part(NamedTuple):
 
 
 def parse(text: str) -> tuple[Node, str, frozenset[str]]:
-    """The condition at the beginning of `text`, the text behind it that was ignored, and the properties it names."""
+    """The condition at the beginning of `text`, the ignored text behind it, and the properties it names."""
     parser = _Parser(text)
     part = parser.expression(_OR)
     return _condition(part), text[parser.token.position - 1 :], frozenset(parser.names)
 
 
 class _Parser:
-    """Reads one expression. `token` is the first one not used yet, `names` are the properties found so far."""
+    """Parses one expression. `token` is the first unused token, `names` are the properties found so far."""
 
     def __init__(self, text: str) -> None:
         self._lexer = Lexer(text)
@@ -81,9 +81,9 @@ class _Parser:
         self.token = self._lexer.next()
 
     def expression(self, least_power: int) -> Part:
-        """An operand and all operators behind it that bind at least so tightly."""
+        """Parse an operand and all operators behind it with at least this precedence."""
         left = self._unary()
-        # An operator ends what binds more tightly: nothing compares `a IS NULL` with 5 in `a IS NULL > 5`.
+        # No operator of higher precedence may follow: `a IS NULL > 5` ends before `>`.
         most_power = _COMPARISON
         while least_power <= (power := self._power()) <= most_power:
             if power == _COMPARISON:
@@ -96,7 +96,7 @@ class _Parser:
         return left
 
     def _power(self) -> int:
-        """How tightly the operator at hand binds; 0 when it is none."""
+        """The precedence of the current token; 0 when it is no operator."""
         kind = self.token.kind
         return _COMPARISON if kind == NAME and self._search() else _POWERS.get(kind, 0)
 
@@ -270,7 +270,7 @@ def _literal(token: Token) -> Constant:
         if math.isinf(number):
             raise SqlError(f"{token} is too large", token.position)
         if number == 0:
-            # Java's smallest double is the smallest positive one, and RocketMQ took it for the smallest of all.
+            # RocketMQ compares with Double.MIN_VALUE as the smallest number; it is the smallest positive one.
             raise SqlError(f"{token} is too small: a decimal must be greater than zero", token.position)
         return Constant(Kind.DOUBLE, number)
     digits = token.text.rstrip("lL")

@@ -1,4 +1,4 @@
-"""The parts of an SQL92 expression. Values; what they mean is in evaluation.py."""
+"""The nodes of the tree of an SQL92 expression; evaluation.py gives them their meaning."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 
 class Kind(Enum):
-    """What a part evaluates to, if not to null. Nothing here changes its kind from message to message."""
+    """The type of a node's value, if it is not null. It is the same for every message."""
 
     TEXT = "text"
     INT = "int"
@@ -39,7 +39,7 @@ class Constant:
 
 @dataclass(frozen=True, slots=True)
 class Property:
-    """A property of the message: text, or null when the message has none of this name."""
+    """A property of the message: a text, or null when the message has no property of this name."""
 
     name: str
 
@@ -58,7 +58,7 @@ class BareProperty:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """`operator` is one of < <= > >=."""
+    """A comparison; `operator` is one of < <= > >=."""
 
     operator: str
     left: Node
@@ -80,7 +80,7 @@ class Membership:
 
 @dataclass(frozen=True, slots=True)
 class TextSearch:
-    """`how` is one of CONTAINS, STARTSWITH, ENDSWITH."""
+    """A search in a text; `how` is one of CONTAINS, STARTSWITH, ENDSWITH."""
 
     how: str
     operand: Node
@@ -114,5 +114,5 @@ NULL = Constant(Kind.NULL, None)
 
 
 def is_condition(node: Node) -> bool:
-    """Is this true, false or null? The three constants of that name are conditions too."""
+    """Whether the value of a node is true, false or null; the constants TRUE, FALSE and NULL are conditions, too."""
     return isinstance(node, CONDITIONS) or (isinstance(node, Constant) and node.kind in (Kind.BOOLEAN, Kind.NULL))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, deque
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, TypeVar
 
 from downrange.broker.groups import CommittedOffsets
 from downrange.broker.message_writer import MessageWriter
@@ -19,6 +19,8 @@ from downrange.store.message_store import MessageStore
 from downrange.store.new_message import AppendResult, NewMessage, PutMessageStatus
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _QUEUE_ID: Final = 0
 _READ_ENTRIES: Final = 1000
@@ -73,33 +75,35 @@ class HalfMessages:
         return half_offset if self._is_waiting(half_offset) else None
 
     def ended(self, half_offset: int, text: str, found_at: int) -> AppendResult:
-        """Note that a half message has ended; what it leaves behind must be stored already.
+        """Store that a half message has ended; what it leaves behind must be stored already.
 
         `text` is that of its properties, as they lie at `half_offset` or where it lay before, at `found_at`.
         """
         result = self._end(half_offset)
         if result.status is _PUT_OK:
             self._count_down(real_topic(text))
-            sent_to = number(text, names.TRAN_PREPARED_QUEUE_OFFSET)
-            if sent_to is None:
-                sent_to = found_at
-            if 0 <= sent_to != half_offset:
-                self._end(sent_to)  # after the other: then the op queue is not left behind before both are passed
+            for other in self.ended_with(half_offset, text, found_at)[1:]:
+                self._end(other)
         return result
 
-    def ends_simply(self, half_message: KeptMessage) -> bool:
-        """Does its end take one op message, at the place where it lies, and nothing else?"""
-        return (
-            half_message.queue_offset not in self._moved and names.TRAN_PREPARED_QUEUE_OFFSET not in half_message.text
-        )
+    def ended_with(self, half_offset: int, text: str, found_at: int) -> list[int]:
+        """The offsets that are noted when this half message ends: its own, then the one it was sent to, if another.
+
+        In this order: then the op queue is not left behind before both are passed.
+        """
+        sent_to = number(text, names.TRAN_PREPARED_QUEUE_OFFSET)
+        if sent_to is None:
+            sent_to = found_at
+        return [half_offset, sent_to] if 0 <= sent_to != half_offset else [half_offset]
 
     def operation(self, half_offset: int, now: int) -> NewMessage:
-        """The op message that notes the end; whoever stores it says so with `noted`."""
+        """The op message that notes the end; `noted` is told when it is stored."""
         return operation(half_offset, _QUEUE_ID, now, self._broker_host)
 
-    def noted(self, half_offset: int, topic: str, end_offset: int) -> None:
-        """The op message for the end of a half message of this topic was stored, up to `end_offset` of the log."""
-        self._note(half_offset, end_offset)
+    def noted(self, offsets: Sequence[int], topic: str, ends: Sequence[int]) -> None:
+        """The op messages were stored that note these offsets, each up to this end of the log: a message has ended."""
+        for half_offset, end_offset in zip(offsets, ends, strict=True):
+            self._note(half_offset, end_offset)
         self._count_down(topic)
 
     def put_back(self, stored: StoredMessage, changes: dict[str, str]) -> tuple[NewMessage, AppendResult]:
@@ -108,7 +112,7 @@ class HalfMessages:
         Both are written in one go: at worst a crash leaves the message there twice, never not at all.
         """
         copy = again(stored, changes)
-        result = self._writer.append(copy)
+        result = self._writer.append_one(copy)
         if result.status is _PUT_OK:
             # A note under the place it was sent to would be the end of all its copies, for RocketMQ and for us.
             if names.TRAN_PREPARED_QUEUE_OFFSET not in changes:
@@ -136,7 +140,7 @@ class HalfMessages:
         self._read_waiting()
 
     def _end(self, half_offset: int) -> AppendResult:
-        result = self._writer.append(self.operation(half_offset, self._writer.now()))
+        result = self._writer.append_one(self.operation(half_offset, self._writer.now()))
         if result.status is _PUT_OK:
             self._note(half_offset, result.end_offset)
         else:
@@ -172,27 +176,23 @@ class HalfMessages:
                 yield TopicQueue(message.topic, message.queue_id)
 
     def read(self, half_offset: int) -> StoredMessage | None:
-        return self._read(HALF_TOPIC, half_offset)
+        physical_offset = self._store.physical_offset_of(HALF_TOPIC, _QUEUE_ID, half_offset)
+        return self.at(physical_offset) if physical_offset >= 0 else None
 
     def at(self, physical_offset: int) -> StoredMessage | None:
         """The record at this place of the log, of whatever topic."""
-        record = self._store.record_at(physical_offset)
-        try:
-            return decode_record(record) if record is not None else None
-        except CorruptRecord:
-            return None
+        return self._decoded(physical_offset, decode_record)
 
     def kept_at(self, physical_offset: int) -> KeptMessage | None:
         """The same, ready to be stored once more."""
+        return self._decoded(physical_offset, read_kept)
+
+    def _decoded(self, physical_offset: int, decode: Callable[[memoryview], T]) -> T | None:
         record = self._store.record_at(physical_offset)
         try:
-            return read_kept(record) if record is not None else None
+            return decode(record) if record is not None else None
         except CorruptRecord:
             return None
-
-    def _read(self, topic: str, queue_offset: int) -> StoredMessage | None:
-        physical_offset = self._store.physical_offset_of(topic, _QUEUE_ID, queue_offset)
-        return self.at(physical_offset) if physical_offset >= 0 else None
 
     def _latest(self, half_offset: int) -> int:
         while half_offset in self._moved:

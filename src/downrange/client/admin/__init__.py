@@ -4,7 +4,7 @@
         await admin.topics.create(TopicConfig("orders", 8, 8), cluster="DefaultCluster")
         progress = await admin.groups.progress("billing")
 
-An action that touches several servers returns `Outcomes`: what worked, and the error of each server where it did not.
+An action that touches several servers returns `PerServer`: the answer or the error of each.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["Admin"]
 
 
 class Admin:
-    """The operator's client: one session, and the actions on it by what they act on."""
+    """The operator's client: one session, and the actions on topics, groups, messages, offsets and servers."""
 
     def __init__(self, config: ClientConfig, session: Session | None = None) -> None:
         self.session = session or Session(config)

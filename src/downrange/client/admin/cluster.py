@@ -1,14 +1,14 @@
-"""Brokers: which there are, how they do, their configuration and their housekeeping."""
+"""Brokers: their list, their state, their configuration and their housekeeping."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from downrange.client.admin.choice import chosen_brokers, tell_brokers
+from downrange.client.admin.chosen_brokers import chosen_brokers, tell_brokers
 from downrange.client.admin.runtime import BrokerRuntime
 from downrange.client.brokers import Broker
-from downrange.client.outcomes import Outcomes, ask_each
+from downrange.client.per_server import PerServer, ask_each
 from downrange.client.session import Session
 from downrange.protocol.bodies.admin import GetBrokerConfigResponse
 from downrange.protocol.bodies.body import decode_body
@@ -43,19 +43,19 @@ class ClusterAdmin:
     def __init__(self, session: Session) -> None:
         self._session = session
 
-    async def status(self, cluster: str | None = None) -> Outcomes[Broker, BrokerRuntime]:
+    async def status(self, cluster: str | None = None) -> PerServer[Broker, BrokerRuntime]:
         """Runtime figures of every broker process, masters and slaves."""
         return await ask_each(await self._session.brokers(cluster), self._runtime)
 
     async def broker_status(
         self, cluster: str | None = None, broker: str | None = None
-    ) -> Outcomes[Broker, BrokerRuntime]:
+    ) -> PerServer[Broker, BrokerRuntime]:
         """Runtime figures of one broker, or of every process of a cluster."""
         if broker is None:
             return await self.status(cluster)
         return await ask_each([await self._session.broker(broker)], self._runtime)
 
-    async def replicas(self, cluster: str | None = None) -> Outcomes[Broker, Replica]:
+    async def replicas(self, cluster: str | None = None) -> PerServer[Broker, Replica]:
         """The role and the end of the log of every broker process, masters and slaves."""
 
         async def ask(one: Broker) -> Replica:
@@ -71,7 +71,9 @@ class ClusterAdmin:
         reply = await self._session.ask(await self._session.broker(broker), command)
         return decode_body(ConsumeStatsList, reply.body_bytes)
 
-    async def producers(self, cluster: str | None = None, broker: str | None = None) -> Outcomes[Broker, ProducerTable]:
+    async def producers(
+        self, cluster: str | None = None, broker: str | None = None
+    ) -> PerServer[Broker, ProducerTable]:
         """Every producer connected to the brokers, by group."""
 
         async def ask(one: Broker) -> ProducerTable:
@@ -80,7 +82,7 @@ class ClusterAdmin:
 
         return await ask_each(await chosen_brokers(self._session, cluster, broker), ask)
 
-    async def config(self, cluster: str | None = None, broker: str | None = None) -> Outcomes[Broker, BrokerSettings]:
+    async def config(self, cluster: str | None = None, broker: str | None = None) -> PerServer[Broker, BrokerSettings]:
         async def ask(one: Broker) -> BrokerSettings:
             reply = await self._session.ask(one, request(RequestCode.GET_BROKER_CONFIG))
             version = reply.header(GetBrokerConfigResponse).data_version if reply.ext_fields.get("version") else None
@@ -90,26 +92,26 @@ class ClusterAdmin:
 
     async def update_config(
         self, changes: Mapping[str, str], cluster: str | None = None, broker: str | None = None
-    ) -> Outcomes[Broker, None]:
+    ) -> PerServer[Broker, None]:
         """Change settings while the brokers run; a broker takes all of the changes or none."""
         body = format_properties(changes).encode()
         return await tell_brokers(self._session, request(RequestCode.UPDATE_BROKER_CONFIG, body=body), cluster, broker)
 
     async def clean_expired_queues(
         self, cluster: str | None = None, broker: str | None = None
-    ) -> Outcomes[Broker, None]:
+    ) -> PerServer[Broker, None]:
         """Delete consume-queue files whose messages are gone from the commit log."""
         return await tell_brokers(self._session, request(RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE), cluster, broker)
 
     async def clean_unused_topics(
         self, cluster: str | None = None, broker: str | None = None
-    ) -> Outcomes[Broker, None]:
+    ) -> PerServer[Broker, None]:
         """Delete consume queues of topics the broker no longer has."""
         return await tell_brokers(self._session, request(RequestCode.CLEAN_UNUSED_TOPIC), cluster, broker)
 
     async def delete_expired_commit_log(
         self, cluster: str | None = None, broker: str | None = None
-    ) -> Outcomes[Broker, None]:
+    ) -> PerServer[Broker, None]:
         """Delete commit-log files past their time now instead of at the configured hour."""
         return await tell_brokers(self._session, request(RequestCode.DELETE_EXPIRED_COMMITLOG), cluster, broker)
 

@@ -1,4 +1,4 @@
-"""Consumer groups and producers: who is connected, how far groups are, and their configuration."""
+"""Consumer groups and producers: their connections, their progress and their configuration."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import asyncio
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from downrange.client.admin.choice import chosen_brokers, tell_brokers
+from downrange.client.admin.chosen_brokers import chosen_brokers, tell_brokers
 from downrange.client.brokers import Broker
 from downrange.client.errors import ClientNotFound, GroupNotFound, NoRoute
-from downrange.client.outcomes import Outcomes, ask_each
+from downrange.client.per_server import PerServer, ask_each
 from downrange.client.session import Session
 from downrange.model.errors import MQError
 from downrange.model.topics import (
@@ -85,7 +85,7 @@ class GroupAdmin:
         self._session = session
 
     async def names(self) -> GroupNames:
-        """Every consumer group of users: those that ever connected have a retry topic, others a configuration."""
+        """Every consumer group of users: a group that ever connected has a retry topic, any other a configuration."""
         reply = await self._session.ask_namesrv(request(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER))
         topics = decode_body(TopicList, reply.body_bytes).topic_list
         connected = {topic.removeprefix(RETRY_PREFIX) for topic in topics if topic.startswith(RETRY_PREFIX)}
@@ -95,7 +95,7 @@ class GroupAdmin:
 
     async def configs(
         self, cluster: str | None = None, broker: str | None = None
-    ) -> Outcomes[Broker, dict[str, SubscriptionGroupConfig]]:
+    ) -> PerServer[Broker, dict[str, SubscriptionGroupConfig]]:
         """The configuration of every group, by broker."""
         return await ask_each(await chosen_brokers(self._session, cluster, broker), self.configs_of)
 
@@ -105,7 +105,7 @@ class GroupAdmin:
 
     async def create(
         self, config: SubscriptionGroupConfig, cluster: str | None = None, broker: str | None = None
-    ) -> Outcomes[Broker, None]:
+    ) -> PerServer[Broker, None]:
         """Create a group, or replace its configuration."""
         check_group_name(config.group_name)
         command = request(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=encode_body(config))
@@ -113,12 +113,12 @@ class GroupAdmin:
 
     async def delete(
         self, group: str, cluster: str | None = None, broker: str | None = None, *, remove_offsets: bool = False
-    ) -> Outcomes[Broker, None]:
+    ) -> PerServer[Broker, None]:
         header = DeleteSubscriptionGroupRequest(group_name=group, remove_offset=remove_offsets)
         return await tell_brokers(self._session, request(RequestCode.DELETE_SUBSCRIPTIONGROUP, header), cluster, broker)
 
     async def brokers_of(self, group: str) -> list[Broker]:
-        """The masters that know a group: those with its retry topic, or with its configuration before it connects."""
+        """The masters that have the group's retry topic, or its configuration if it has never connected."""
         try:
             return await self._session.masters_of_topic(retry_topic(group))
         except NoRoute:
@@ -131,8 +131,8 @@ class GroupAdmin:
                 ) from None
             return found
 
-    async def progress(self, group: str, topic: str | None = None) -> Outcomes[Broker, ConsumeStats]:
-        """How far a group is in each of its queues, or in those of one topic."""
+    async def progress(self, group: str, topic: str | None = None) -> PerServer[Broker, ConsumeStats]:
+        """The progress of a group in each of its queues, or in the queues of one topic."""
 
         async def ask(broker: Broker) -> ConsumeStats:
             command = request(RequestCode.GET_CONSUME_STATS, GetConsumeStatsRequest(group, topic))
@@ -140,7 +140,7 @@ class GroupAdmin:
 
         return await ask_each(await self.brokers_of(group), ask)
 
-    async def connections(self, group: str) -> Outcomes[Broker, ConsumerConnection | None]:
+    async def connections(self, group: str) -> PerServer[Broker, ConsumerConnection | None]:
         """The members of a group as each broker sees them; None where no member is connected."""
         return await ask_each(await self.brokers_of(group), lambda broker: self.connections_on(broker, group))
 
@@ -152,7 +152,7 @@ class GroupAdmin:
             return None
 
     async def overview(self) -> GroupOverview:
-        """Every group of users with its members and how far it is behind."""
+        """Every group of users, with its members and how many messages it is behind."""
         gate = asyncio.Semaphore(AT_ONCE)
 
         async def one(group: str) -> GroupSummary:
@@ -181,7 +181,7 @@ class GroupAdmin:
             failed={**stats.failed, **connections.failed},
         )
 
-    async def producers(self, group: str, topic: str) -> Outcomes[Broker, ProducerConnection]:
+    async def producers(self, group: str, topic: str) -> PerServer[Broker, ProducerConnection]:
         """The producers of a group connected to the brokers of a topic."""
 
         async def ask(broker: Broker) -> ProducerConnection:
@@ -191,7 +191,7 @@ class GroupAdmin:
         return await ask_each(await self._session.masters_of_topic(topic), ask)
 
     async def running_info(self, group: str, client_id: str, *, with_stack: bool = False) -> ConsumerRunningInfo:
-        """What one member says about itself, asked through a broker it is connected to."""
+        """The running info of one member, asked through a broker it is connected to."""
         broker = await self._broker_with_member(group, client_id)
         header = GetConsumerRunningInfoRequest(consumer_group=group, client_id=client_id, jstack_enable=with_stack)
         command = request(RequestCode.GET_CONSUMER_RUNNING_INFO, header)
@@ -200,8 +200,8 @@ class GroupAdmin:
 
     async def offsets_in_members(
         self, group: str, topic: str, client_id: str | None = None
-    ) -> Outcomes[Broker, ConsumerStatus]:
-        """The offsets members hold in memory, ahead of what they have committed."""
+    ) -> PerServer[Broker, ConsumerStatus]:
+        """The offsets that members hold in memory, ahead of the committed ones."""
         header = GetConsumerStatusRequest(topic=topic, group=group, client_addr=client_id)
         command = request(RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, header)
 

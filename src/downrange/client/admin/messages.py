@@ -9,8 +9,8 @@ from msgspec import structs
 from downrange.client.brokers import Broker, reachable, reader_of, sorted_brokers
 from downrange.client.compression import plain_body
 from downrange.client.errors import MessageNotFound, NoRoute
-from downrange.client.outcomes import Outcomes, ask_each
-from downrange.client.send_result import STATUS_OF_CODE, SendResult
+from downrange.client.per_server import PerServer, ask_each
+from downrange.client.producer.send_result import STATUS_OF_CODE, SendResult
 from downrange.client.session import Session
 from downrange.client.trace_reader import MessageTrace, trace_of
 from downrange.client.unique_id import UniqueIds
@@ -66,7 +66,7 @@ class MessageAdmin:
 
     async def by_key(
         self, topic: str, key: str, *, max_messages: int = MAX_FOUND, begin: int = 0, end: int = END_OF_TIME
-    ) -> Outcomes[Broker, tuple[StoredMessage, ...]]:
+    ) -> PerServer[Broker, tuple[StoredMessage, ...]]:
         """Messages of a topic that carry `key`, stored between two times, both included; by broker."""
         # The index knows whole seconds, rounded down, so a message of the first second would be missed.
         asked_from = max(0, begin - 1000)
@@ -75,7 +75,7 @@ class MessageAdmin:
         )
         found = await self._query(header)
         # The index compares hashes only: other keys may share one.
-        return Outcomes(
+        return PerServer(
             {
                 broker: tuple(
                     message
@@ -87,7 +87,7 @@ class MessageAdmin:
             found.failed,
         )
 
-    async def all_by_unique_key(self, topic: str, unique_key: str) -> Outcomes[Broker, tuple[StoredMessage, ...]]:
+    async def all_by_unique_key(self, topic: str, unique_key: str) -> PerServer[Broker, tuple[StoredMessage, ...]]:
         """Messages a producer gave this id, more than one when a retry stored it twice; by broker."""
         header = QueryMessageRequest(
             topic=topic,
@@ -98,7 +98,7 @@ class MessageAdmin:
             unique_key_query=True,
         )
         found = await self._query(header)
-        return Outcomes(
+        return PerServer(
             {
                 broker: tuple(message for message in messages if message.unique_key == unique_key)
                 for broker, messages in found.done.items()
@@ -117,7 +117,7 @@ class MessageAdmin:
         raise MessageNotFound(f"no message {unique_key} in the topic {topic}{missing}")
 
     async def view(self, message_id: str, topic: str | None = None) -> StoredMessage:
-        """A message by either id. They look alike, so a unique id needs its topic; with a topic it is tried first."""
+        """A message by its unique id or its offset id, which look alike: with a topic, the unique id is tried first."""
         if topic is not None:
             try:
                 return await self.by_unique_key(topic, message_id)
@@ -211,7 +211,7 @@ class MessageAdmin:
         return decode_body(ConsumeMessageDirectlyResult, reply.body_bytes)
 
     async def resume_check(self, message_id: str) -> StoredMessage:
-        """Let the check of a half message begin anew that was given up; the message as it was kept."""
+        """Let the broker check a half message again that it had given up; returns the message."""
         try:
             message = await self.view(message_id, CHECK_MAX_TIME_TOPIC)
         except NoRoute:
@@ -221,7 +221,7 @@ class MessageAdmin:
         return message
 
     async def trace(self, message_id: str, trace_topic: str = TRACE_TOPIC) -> MessageTrace:
-        """Who sent and who consumed a message, as far as its clients wrote traces."""
+        """The sending and the deliveries of a message, as far as its clients wrote traces."""
         found = await self.by_key(trace_topic, message_id)
         found.raise_if_none()
         reports = [
@@ -250,7 +250,7 @@ class MessageAdmin:
             )
             return structs.replace(model, queue_datas=queues)
 
-    async def _query(self, header: QueryMessageRequest) -> Outcomes[Broker, tuple[StoredMessage, ...]]:
+    async def _query(self, header: QueryMessageRequest) -> PerServer[Broker, tuple[StoredMessage, ...]]:
         command = request(RequestCode.QUERY_MESSAGE, header)
 
         async def ask(broker: Broker) -> tuple[StoredMessage, ...]:

@@ -8,7 +8,7 @@ from typing import TypeVar
 import msgspec
 
 from downrange.client.admin.cluster import properties_table
-from downrange.client.outcomes import Outcomes
+from downrange.client.per_server import PerServer
 from downrange.client.session import Session
 from downrange.protocol.bodies.body import decode_body
 from downrange.protocol.bodies.kv_config import (
@@ -32,18 +32,18 @@ class NamesrvAdmin:
     def __init__(self, session: Session) -> None:
         self._session = session
 
-    async def config(self) -> Outcomes[str, dict[str, str]]:
+    async def config(self) -> PerServer[str, dict[str, str]]:
         async def ask(address: str) -> dict[str, str]:
             reply = await self._session.invoke(address, request(RequestCode.GET_NAMESRV_CONFIG))
             return properties_table(reply.body_bytes)
 
         return await self._session.ask_every_namesrv(ask)
 
-    async def update_config(self, changes: Mapping[str, str]) -> Outcomes[str, None]:
+    async def update_config(self, changes: Mapping[str, str]) -> PerServer[str, None]:
         body = format_properties(changes).encode()
         return await self.tell_every(request(RequestCode.UPDATE_NAMESRV_CONFIG, body=body))
 
-    async def wipe_write_perm(self, broker_name: str) -> Outcomes[str, int]:
+    async def wipe_write_perm(self, broker_name: str) -> PerServer[str, int]:
         """Let producers leave a broker; the number of topics that changed, by name server."""
 
         async def ask(address: str) -> int:
@@ -52,7 +52,7 @@ class NamesrvAdmin:
 
         return await self._session.ask_every_namesrv(ask)
 
-    async def add_write_perm(self, broker_name: str) -> Outcomes[str, int]:
+    async def add_write_perm(self, broker_name: str) -> PerServer[str, int]:
         """Let producers come back to a broker."""
 
         async def ask(address: str) -> int:
@@ -61,7 +61,7 @@ class NamesrvAdmin:
 
         return await self._session.ask_every_namesrv(ask)
 
-    async def put_kv(self, namespace: str, key: str, value: str) -> Outcomes[str, None]:
+    async def put_kv(self, namespace: str, key: str, value: str) -> PerServer[str, None]:
         header = PutKVConfigRequest(namespace=namespace, key=key, value=value)
         return await self.tell_every(request(RequestCode.PUT_KV_CONFIG, header))
 
@@ -76,11 +76,11 @@ class NamesrvAdmin:
         command = request(RequestCode.GET_KVLIST_BY_NAMESPACE, KVNamespaceRequest(namespace))
         return decode_body(KVTable, (await self._session.ask_namesrv(command)).body_bytes).table
 
-    async def delete_kv(self, namespace: str, key: str) -> Outcomes[str, None]:
+    async def delete_kv(self, namespace: str, key: str) -> PerServer[str, None]:
         header = KVConfigRequest(namespace=namespace, key=key)
         return await self.tell_every(request(RequestCode.DELETE_KV_CONFIG, header))
 
-    async def tell_every(self, command: Command) -> Outcomes[str, None]:
+    async def tell_every(self, command: Command) -> PerServer[str, None]:
         async def tell(address: str) -> None:
             await self._session.invoke(address, command)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from downrange.client.admin.groups import GroupAdmin
 from downrange.client.brokers import Broker, master_of, reachable, sorted_brokers
 from downrange.client.errors import GroupNotFound, GroupOnline
-from downrange.client.outcomes import Outcomes, ask_each
+from downrange.client.per_server import PerServer, ask_each
 from downrange.client.session import Session
 from downrange.model.message import MessageQueue
 from downrange.model.topics import Perm
@@ -31,7 +31,7 @@ END = -1
 
 @dataclass(frozen=True, slots=True)
 class QueueMove:
-    """One queue of a reset: where it ends, where the group was, where it goes.
+    """One queue of a reset: its end, the group's offset before, and the new one.
 
     Unknown are the first two when the broker did the move, and the committed offset when there is none.
     """
@@ -44,7 +44,7 @@ class QueueMove:
 
 @dataclass(frozen=True, slots=True)
 class BrokerMoves:
-    """What a reset did on one broker. `online`: the broker told the running members; else offsets were written."""
+    """The effect of a reset on one broker. `online`: the broker told the running members; else offsets were written."""
 
     moves: tuple[QueueMove, ...]
     online: bool
@@ -60,7 +60,7 @@ class OffsetAdmin:
 
     async def reset(
         self, group: str, topic: str, timestamp: int, *, force: bool = True, dry_run: bool = False
-    ) -> Outcomes[Broker, BrokerMoves]:
+    ) -> PerServer[Broker, BrokerMoves]:
         """Let a group continue at the messages stored at `timestamp`, or at the END.
 
         Running members are told by their broker. Where none is connected the offsets are written as if the group had
@@ -77,11 +77,13 @@ class OffsetAdmin:
 
         return await ask_each([master_of(data) for data in sorted_brokers(route)], ask)
 
-    async def skip_accumulated(self, group: str, topic: str, *, dry_run: bool = False) -> Outcomes[Broker, BrokerMoves]:
-        """Let a group continue with the next message sent; what waits is not consumed."""
+    async def skip_accumulated(
+        self, group: str, topic: str, *, dry_run: bool = False
+    ) -> PerServer[Broker, BrokerMoves]:
+        """Let a group continue with the next message sent, without the messages that wait."""
         return await self.reset(group, topic, END, force=True, dry_run=dry_run)
 
-    async def clone(self, source: str, target: str, topic: str) -> Outcomes[Broker, BrokerMoves]:
+    async def clone(self, source: str, target: str, topic: str) -> PerServer[Broker, BrokerMoves]:
         """Let `target` continue where `source` is. Refused while members of `target` are running."""
         stats = await self._groups.progress(source, topic)
         if not stats.failed and not any(one.offset_table for one in stats.done.values()):
@@ -100,7 +102,7 @@ class OffsetAdmin:
             return BrokerMoves(moves, online=False, applied=True)
 
         cloned = await ask_each(stats.done, ask)
-        return Outcomes(cloned.done, {**stats.failed, **cloned.failed})
+        return PerServer(cloned.done, {**stats.failed, **cloned.failed})
 
     async def _reset_on(
         self, broker: Broker, group: str, topic: str, queues: list[MessageQueue], timestamp: int, force: bool
@@ -174,7 +176,7 @@ class OffsetAdmin:
 
 
 def target_offset(wanted: int, committed: int | None, force: bool) -> int:
-    """Where a queue goes; without `force` only backwards, as brokers do it themselves."""
+    """The new offset of a queue; without `force` it only goes backwards, as when brokers reset offsets."""
     target = max(wanted, 0)
     return target if force or committed is None else min(target, committed)
 

@@ -1,4 +1,4 @@
-"""What a broker says about itself while it runs: a table of texts, and the figures operators read in it."""
+"""The runtime info of a broker: a table of texts, and the figures operators read in it."""
 
 from __future__ import annotations
 

@@ -1,15 +1,15 @@
-"""Topics: where they are, how far they reach, how fast they move, and changing them."""
+"""Topics: their routes, offsets and rates, and how they are created, changed and deleted."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from downrange.client.admin.choice import chosen_brokers
+from downrange.client.admin.chosen_brokers import chosen_brokers
 from downrange.client.admin.namesrv import NamesrvAdmin
 from downrange.client.brokers import Broker
 from downrange.client.errors import NoRoute
-from downrange.client.outcomes import Outcomes, ask_each
+from downrange.client.per_server import PerServer, ask_each
 from downrange.client.session import Session
 from downrange.model.errors import MQError
 from downrange.model.topics import AUTO_CREATE_TOPIC, DLQ_PREFIX, RETRY_PREFIX, TopicConfig, check_topic_name
@@ -37,7 +37,7 @@ from downrange.protocol.errors import InternalError
 
 @dataclass(frozen=True, slots=True)
 class TopicChange:
-    """How a topic stood on one broker before a change and how it stands after it."""
+    """The configuration of a topic on one broker, before a change and after it."""
 
     before: TopicConfig
     after: TopicConfig
@@ -47,13 +47,13 @@ class TopicChange:
 class TopicDeletion:
     """Where a topic was deleted. Name servers are told only when every broker has let it go."""
 
-    brokers: Outcomes[Broker, None]
-    namesrvs: Outcomes[str, None]
+    brokers: PerServer[Broker, None]
+    namesrvs: PerServer[str, None]
 
 
 @dataclass(frozen=True, slots=True)
 class TopicTraffic:
-    """A topic and one group that reads it, over all brokers; without a group when nobody does."""
+    """A topic and one group that reads it, over all brokers; without a group when there is none."""
 
     topic: str
     group: str | None
@@ -96,7 +96,7 @@ class TopicAdmin:
         """The clusters that serve a topic."""
         return tuple(sorted({data.cluster for data in (await self.route(topic)).broker_datas}))
 
-    async def status(self, topic: str) -> Outcomes[Broker, TopicStats]:
+    async def status(self, topic: str) -> PerServer[Broker, TopicStats]:
         """The reach of every queue, by broker."""
 
         async def ask(broker: Broker) -> TopicStats:
@@ -105,8 +105,8 @@ class TopicAdmin:
 
         return await ask_each(await self._session.masters_of_topic(topic), ask)
 
-    async def groups(self, topic: str) -> Outcomes[Broker, tuple[str, ...]]:
-        """The groups that consume a topic, by broker: those online, and those with committed offsets."""
+    async def groups(self, topic: str) -> PerServer[Broker, tuple[str, ...]]:
+        """The groups that consume a topic, by broker: groups that are online or have committed offsets."""
 
         async def ask(broker: Broker) -> tuple[str, ...]:
             reply = await self._session.ask(
@@ -118,7 +118,7 @@ class TopicAdmin:
 
     async def create(
         self, config: TopicConfig, cluster: str | None = None, broker: str | None = None
-    ) -> Outcomes[Broker, None]:
+    ) -> PerServer[Broker, None]:
         """Create a topic, or replace its configuration. An ordered topic is also entered in the name servers."""
         check_topic_name(config.topic_name)
 
@@ -131,7 +131,7 @@ class TopicAdmin:
             queues = ";".join(f"{names[one.address]}:{config.write_queue_nums}" for one in outcomes.done)
             entered = await self._namesrv.put_kv(ORDER_TOPIC_CONFIG, config.topic_name, queues)
             not_entered = {Broker(address): error for address, error in entered.failed.items()}
-            return Outcomes(outcomes.done, {**outcomes.failed, **not_entered})
+            return PerServer(outcomes.done, {**outcomes.failed, **not_entered})
         return outcomes
 
     async def update(
@@ -143,8 +143,8 @@ class TopicAdmin:
         perm: int | None = None,
         cluster: str | None = None,
         broker: str | None = None,
-    ) -> Outcomes[Broker, TopicChange]:
-        """Change what is given of an existing topic and keep the rest, on each broker that serves it."""
+    ) -> PerServer[Broker, TopicChange]:
+        """Change the given settings of an existing topic and keep the others, on each broker that serves it."""
         serving = await self._session.masters_of_topic(topic)
         if broker is not None:
             serving = [one for one in serving if broker in (one.name, one.address)]
@@ -182,14 +182,14 @@ class TopicAdmin:
         brokers = await ask_each(masters, tell)
         if brokers.failed:
             # A broker that still has the topic would register it again; the route stays, so that this can be repeated.
-            return TopicDeletion(brokers, Outcomes())
+            return TopicDeletion(brokers, PerServer())
         header = DeleteTopicInNamesrvRequest(topic, cluster)
         return TopicDeletion(
             brokers, await self._namesrv.tell_every(request(RequestCode.DELETE_TOPIC_IN_NAMESRV, header))
         )
 
     async def traffic(self, topic: str) -> TopicTrafficReport:
-        """What goes into a topic and what each group takes out of it."""
+        """The rates of a topic: of sending to it, and of each group's reading."""
         consumers = await self.groups(topic)
         masters = list(consumers.done)
         put = await ask_each(masters, partial(self._counter, "TOPIC_PUT_NUMS", topic))

@@ -1,4 +1,4 @@
-"""Which queues of a topic a consumer of a group takes. Nobody hands them out: every member computes its own share.
+"""Which queues of a topic a consumer of a group takes: every member computes its own share.
 
 So all members, Java's among them, must come to the same result from the same facts: the queues sorted by topic, broker
 name and queue id, the client ids sorted as texts. A member that is not in the list of ids gets nothing.
@@ -92,7 +92,7 @@ def _point(text: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ByMachineRoom:
-    """Only queues of the rooms named, as in broker name `room@broker`; what does not divide goes round one by one."""
+    """Only queues of the rooms named, as in broker name `room@broker`; the rest goes round one by one."""
 
     rooms: frozenset[str]
     name: str = "MACHINE_ROOM"
@@ -116,7 +116,7 @@ def _room(queue: MessageQueue) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class ByConfig:
-    """Always the same queues, whoever else is there."""
+    """A fixed list of queues, whatever other members there are."""
 
     queues: tuple[MessageQueue, ...]
     name: str = "CONFIG"
@@ -127,7 +127,7 @@ class ByConfig:
 
 @dataclass(frozen=True, slots=True)
 class MachineRoomNearby:
-    """Members share the queues of their own room; rooms where nobody is are shared by all.
+    """Members share the queues of their own room; the queues of rooms without members are shared by all.
 
     `room_of_queue` and `room_of_client` tell the room of a queue and of a client id; every member must use the same.
     """

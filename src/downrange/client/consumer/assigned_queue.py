@@ -1,4 +1,4 @@
-"""One queue in the hands of a lite pull consumer: what was fetched ahead, and how far everybody is."""
+"""One queue of a lite pull consumer: the messages fetched ahead, and the offsets fetched, read and committed."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class AssignedQueue:
         return None
 
     def add(self, result: PullResult) -> None:
-        """Take over what a pull from `fetch_offset` brought."""
+        """Add the messages of a pull from `fetch_offset`."""
         self._messages.extend(result.messages)
         self.byte_count += sum(message.store_size for message in result.messages)
         self.fetch_offset = result.next_offset
@@ -94,13 +94,13 @@ class AssignedQueue:
         self.done = self.position
 
     def seek(self, offset: int) -> None:
-        """Go on at `offset`; what was fetched is forgotten."""
+        """Go on at `offset` and forget the fetched messages."""
         self._messages.clear()
         self.byte_count = 0
         self.done = self.position = self.fetch_offset = offset
 
     def info(self) -> ProcessQueueInfo:
-        """What operators are told about it."""
+        """The state of the queue for operators."""
         return ProcessQueueInfo(
             commit_offset=self.done,
             cached_msg_min_offset=self._messages[0].queue_offset if self._messages else 0,

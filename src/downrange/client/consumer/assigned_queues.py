@@ -24,10 +24,10 @@ log = logging.getLogger(__name__)
 
 
 class AssignedQueues:
-    """Queue -> what is held of it. Used on the consumer's event loop.
+    """The queues of one consumer, with the messages held of each. Used on the consumer's event loop.
 
-    Holds always: a queue that is held is fetched; what is committed of it is never more than what the user is through
-    with.
+    Holds always: a queue that is held is fetched; its committed offset is never beyond the messages that the user has
+    finished.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class AssignedQueues:
         return {queue: held.done for queue, held in self._queues.items() if queue.topic == topic}
 
     def info(self) -> dict[MessageQueue, ProcessQueueInfo]:
-        """What operators are told about them."""
+        """The state of each queue for operators."""
         return {queue: held.info() for queue, held in self._queues.items()}
 
     # --- which queues ---------------------------------------------------------------------------------------------
@@ -90,7 +90,7 @@ class AssignedQueues:
         async with self._sharing_out:
             is_balanced = True
             if self._config.auto_commit:
-                # Whoever takes a queue from us asks for its offset at about this time. It should be a fresh one.
+                # The consumer that takes a queue over asks for its offset at about this time: it should be fresh.
                 await self._offsets.persist()
             for queue in [queue for queue in self._queues if queue.topic not in subscriptions]:
                 await self._give_up(queue)
@@ -129,7 +129,7 @@ class AssignedQueues:
         log.info("queue taken group=%s queue=%s offset=%d", self._group, queue, offset)
 
     async def _give_up(self, queue: MessageQueue) -> None:
-        """Commit what is done; what is in the user's hands now comes again to the next owner."""
+        """Commit the offset of a queue. The next owner gets the messages again that the user has in hand now."""
         held = self._queues.pop(queue)
         await self._fetching.stop(held)
         if self._config.auto_commit:

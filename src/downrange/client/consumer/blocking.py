@@ -15,7 +15,7 @@ from downrange.client.consumer.listener import OnBatch, OnMessage
 from downrange.client.consumer.messages import ReceivedMessage
 from downrange.client.consumer.push import AsyncPushConsumer
 from downrange.client.errors import ClientClosed
-from downrange.client.request_reply import ReplyMessage
+from downrange.client.producer.request_reply import ReplyMessage
 from downrange.model.message import MessageQueue
 from downrange.model.subscription import SUB_ALL
 

@@ -1,4 +1,4 @@
-"""What brokers ask of a client's consumers, handed to the consumer of the group: 40, 220, 221, 307, 309."""
+"""Requests of brokers to a client's consumers, handed to the consumer of the group: 40, 220, 221, 307, 309."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from downrange.protocol.codes import RequestCode
 from downrange.protocol.command import Command
 from downrange.protocol.errors import BrokerError
 from downrange.transport.connection import Connection
-from downrange.transport.handler import LaterReply
+from downrange.transport.serving import LaterReply
 
 
 class GroupMember(Protocol):
     """A consumer as brokers may address it."""
 
     def members_changed(self) -> None:
-        """Somebody joined or left the group."""
+        """A member joined or left the group."""
         ...
 
     def reset_offsets(self, topic: str, offsets: Mapping[MessageQueue, int]) -> None:

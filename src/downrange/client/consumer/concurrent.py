@@ -25,7 +25,7 @@ _LONGEST_CHECK_SECONDS: Final = 60.0
 
 
 class _Sum:
-    """What ended of one queue at the same time."""
+    """The messages of one queue whose callbacks ended in the same turn of the loop."""
 
     __slots__ = ("calls", "done", "failed", "seconds")
 
@@ -40,7 +40,7 @@ class ConcurrentConsumption:
     """Hands messages to workers, and decides what follows: done, or to be delivered again.
 
     Holds always: a message is finished in its process queue only after its callback succeeded, or after a broker has
-    taken it back. What was finished moves the queue's offset to the smallest unfinished one.
+    taken it back. Finished messages move the queue's offset to the smallest unfinished one.
     """
 
     def __init__(
@@ -231,7 +231,7 @@ class ConcurrentConsumption:
 
 
 def judge(batch: Batch) -> Verdict:
-    """What the answer, or the exception, of a callback means."""
+    """The meaning of a callback's answer or exception."""
     if batch.error is None:
         try:
             return verdict(batch.answer, len(batch.messages))

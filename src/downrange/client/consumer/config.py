@@ -31,7 +31,7 @@ class ConsumerConfig:
     consume_timestamp: int | None = None
     """Milliseconds since 1970, for ConsumeFromWhere.TIMESTAMP; half an hour before the start unless given."""
     allocation: AllocationStrategy = field(default_factory=Averagely)
-    """How the members share the queues. Must be the same in all of them."""
+    """How the members share the queues. All members of a group must have the same strategy."""
     consume_threads: int = 20
     """How many callbacks may run at the same time."""
     consume_message_batch_max_size: int = 1
@@ -41,9 +41,9 @@ class ConsumerConfig:
     pull_threshold_for_queue: int = 1000
     """Pulling pauses while more messages of a queue than this wait or are being consumed."""
     pull_threshold_size_for_queue: int = 100 * 1024 * 1024
-    """The same in bytes."""
+    """How many bytes of messages of one queue may be held."""
     pull_threshold_for_topic: int = OFF
-    """Messages of all queues of a topic together, divided evenly among those held; -1: no limit."""
+    """How many messages of one topic may be held, divided evenly among its queues; -1: no limit."""
     pull_threshold_size_for_topic: int = OFF
     consume_concurrently_max_span: int = 2000
     """How far the newest message may be ahead of the oldest unfinished one."""
@@ -58,7 +58,7 @@ class ConsumerConfig:
     pull_timeout_seconds: float = 30.0
     pull_delay_when_exception_seconds: float = 1.0
     local_retry_seconds: float = 5.0
-    """When a failed message could neither be sent back nor sent again, it is consumed here once more after this."""
+    """After so many seconds a failed message is consumed here again, if it could neither be sent back nor sent anew."""
     persist_consumer_offset_seconds: float = PERSIST_SECONDS
     rebalance_seconds: float = REBALANCE_SECONDS
     lock_renewal_seconds: float = 20.0

@@ -10,7 +10,7 @@ from downrange.client.consumer.lite_pull_config import LitePullConfig
 from downrange.client.consumer.messages import ReceivedMessage
 from downrange.client.consumer.retry import BadAnswer, verdict
 from downrange.client.namespace import unwrap
-from downrange.client.producer import start_trace
+from downrange.client.producer.producer import start_trace
 from downrange.client.session import Session
 from downrange.client.trace import ConsumeCode, encode_sub_after, encode_sub_before
 from downrange.client.trace_writer import TraceWriter
@@ -22,7 +22,7 @@ _SWITCHED_OFF: Final = "false"
 
 
 class _Traced(NamedTuple):
-    """One message: its place among those handed over together, and what its entries are found by."""
+    """One message: its place among the messages handed over together, and the ids and keys to find its entries by."""
 
     at: int
     message_id: str
@@ -30,7 +30,7 @@ class _Traced(NamedTuple):
 
 
 class Handed(NamedTuple):
-    """Messages handed over together, and those of them that are traced."""
+    """Messages handed over together, and the traced ones of them."""
 
     request_id: str
     started: int
@@ -39,7 +39,7 @@ class Handed(NamedTuple):
 
 
 class DeliveryTrace:
-    """Reports what the members of a group get. Any thread may call.
+    """Traces the deliveries to a consumer. Any thread may call.
 
     Nothing is reported of messages the broker excluded with TRACE_ON=false, and of the trace topic itself: reports
     about reports would never end.
@@ -97,7 +97,7 @@ class DeliveryTrace:
     def _outcome(
         self, answer: object, error: BaseException | None, count: int, cost_millis: int
     ) -> tuple[int, ConsumeCode]:
-        """How many messages are done, and what is said about the others."""
+        """How many messages are done, and the code for the others."""
         if error is not None:
             return 0, ConsumeCode.EXCEPTION
         try:

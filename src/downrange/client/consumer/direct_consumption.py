@@ -15,7 +15,7 @@ from downrange.protocol.bodies.consumers import ConsumeMessageDirectlyResult, Co
 async def consume_directly(
     listener: Listener, config: ConsumerConfig, clock: Clock, record: bytes, broker_name: str
 ) -> ConsumeMessageDirectlyResult:
-    """What came of it. The group's offsets and statistics know nothing of this call."""
+    """The result of the callback. The call does not count in the group's offsets and statistics."""
     stored = decode_record(record)
     queue = MessageQueue(stored.topic, broker_name, stored.queue_id)
     message = received(stored, queue, namespace=config.namespace)

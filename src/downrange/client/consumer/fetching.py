@@ -19,12 +19,12 @@ from downrange.protocol.errors import NoPermission, SubscriptionGroupNotExist, S
 
 log = logging.getLogger(__name__)
 
-# Errors that waiting does not mend: somebody must grant, create or correct something.
+# Errors that do not go away by waiting: an operator must grant, create or correct something.
 _REFUSALS: Final = (NoPermission, SubscriptionGroupNotExist, SubscriptionParseFailed)
 
 
 class Fetching:
-    """Pulls the queues of one consumer while there is room, and hands out what came, the queues taking turns.
+    """Pulls the queues of one consumer while there is room, and hands out the messages, one queue after the other.
 
     Holds always: a queue is pulled by one task with one request at a time; it stands in line if it has messages and is
     not paused. Used on the consumer's event loop.
@@ -59,7 +59,7 @@ class Fetching:
         self._tasks[held.queue] = self._work.start(self._fetch(held), f"fetching {held.queue}")
 
     async def stop(self, held: AssignedQueue) -> None:
-        """Fetch no more of a queue, and hand out nothing more of what was fetched."""
+        """Fetch no more of a queue, and hand out none of its fetched messages."""
         task = self._tasks.pop(held.queue, None)
         if task is not None:
             task.cancel()
@@ -71,7 +71,7 @@ class Fetching:
         self._let_fetch()
 
     async def close(self) -> None:
-        """Fetch nothing more. What was fetched can still be taken and put back."""
+        """Fetch nothing more. Messages that were fetched can still be taken and put back."""
         await self._work.cancel()
         self._tasks.clear()
 
@@ -124,7 +124,7 @@ class Fetching:
     # --- handing out ----------------------------------------------------------------------------------------------
 
     def take(self, most: int) -> list[ReceivedMessage]:
-        """The next messages of the first queue in line, which goes to its end; none when nobody stands there."""
+        """The next messages of the first queue in line, which then goes to its end; none when the line is empty."""
         if not self.line:
             return []
         held = self.line.popleft()
@@ -144,7 +144,7 @@ class Fetching:
         self._line_up(held)
 
     async def arrival(self) -> None:
-        """Wait until there may be messages in line, or `wake`. Raises what somebody must mend before there are any."""
+        """Wait until there may be messages in line, or until `wake`. Raises errors that do not go away by waiting."""
         problem, self._problem = self._problem, None
         if problem is not None:
             raise problem

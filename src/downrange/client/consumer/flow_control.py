@@ -10,7 +10,7 @@ from downrange.client.consumer.process_queue import ProcessQueue
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """What one queue may hold in memory; `max_span` is None where order keeps the span in bounds by itself."""
+    """How much of one queue may be held in memory; `max_span` is None where ordered consumption bounds the span."""
 
     max_messages: int
     max_bytes: int

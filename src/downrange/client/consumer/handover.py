@@ -35,7 +35,7 @@ class Handover:
         self._is_closed = False
 
     async def offer(self, message: ReceivedMessage) -> Answer:
-        """Hand a message to whoever iterates."""
+        """Hand a message to a loop that iterates."""
         if self._is_closed:
             raise NotConsumed
         handed = _Handed(message)

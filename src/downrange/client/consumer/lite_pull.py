@@ -100,9 +100,9 @@ class AsyncLitePullConsumer:
         return self
 
     async def close(self, *, last_are_done: bool = True) -> None:
-        """Stop fetching, commit, leave the group, so that others take over where this consumer was.
+        """Stop fetching, commit, and leave the group, so that other members go on where this consumer was.
 
-        What was handed out last counts as done, unless told otherwise; without `auto_commit` nothing is committed.
+        The messages handed out last count as done, unless told otherwise; without `auto_commit` nothing is committed.
         """
         if not self._is_open:
             return
@@ -143,7 +143,7 @@ class AsyncLitePullConsumer:
     # --- which queues ---------------------------------------------------------------------------------------------
 
     async def subscribe(self, topic: str, expression: str = SUB_ALL, *, sql: str | None = None) -> None:
-        """Read a topic together with the other members of the group: all of it, tags `A || B`, or what `sql` says.
+        """Read a topic together with the other members: all of it, tags `A || B`, or messages that `sql` matches.
 
         Returns when the first share of queues is held, as far as brokers can be reached; more come and go as members
         do. A topic that does not exist yet is looked for until it does.
@@ -157,7 +157,7 @@ class AsyncLitePullConsumer:
             broker_requests.join(self.session, self.group, self)
             self._is_member = True
             self.session.heartbeats.add_consumer(self.group, self._describe)
-            await self.session.heartbeats.beat()  # before this nobody counts us in
+            await self.session.heartbeats.beat()  # only then do the other members count this one in
             await self._rebalance()
             self._spawn(self._timer.run(), "rebalancing")
         else:
@@ -165,7 +165,7 @@ class AsyncLitePullConsumer:
             await self._rebalance()
 
     async def unsubscribe(self, topic: str) -> None:
-        """Give the queues of a topic to the others."""
+        """Give the queues of a topic to the other members."""
         self._check_open()
         if self._subscriptions.table.pop(self._topic(topic), None) is not None:
             await self._rebalance()
@@ -174,7 +174,7 @@ class AsyncLitePullConsumer:
     async def assign(
         self, queues: Iterable[MessageQueue], expression: str = SUB_ALL, *, sql: str | None = None
     ) -> None:
-        """Read exactly these queues, whoever else reads them. Replaces an assignment before it."""
+        """Read exactly these queues, whatever other consumers read. Replaces an earlier assignment."""
         self._check_open()
         if self._subscriptions:
             raise SubscriptionConflict(
@@ -276,7 +276,7 @@ class AsyncLitePullConsumer:
         return messages
 
     def _is_due_to_yield(self) -> bool:
-        """Whoever finds messages every time never waits: heartbeats and commits must have their turn all the same."""
+        """Let heartbeats and commits have their turn: a `poll` that always finds messages never waits for anything."""
         return self._clock.monotonic() - self._yielded >= YIELD_SECONDS
 
     def _next(self, most: int) -> list[ReceivedMessage]:

@@ -82,7 +82,7 @@ class LitePullConsumer:
         # A message that made the block fail was not handled.
         self.close(last_are_done=error is None)
 
-    # --- the same calls -------------------------------------------------------------------------------------------
+    # --- calls of AsyncLitePullConsumer ---------------------------------------------------------------------------
 
     def subscribe(self, topic: str, expression: str = SUB_ALL, *, sql: str | None = None) -> None:
         """See `AsyncLitePullConsumer.subscribe`."""
@@ -161,7 +161,7 @@ class LitePullConsumer:
         self._in_hand.clear()
 
         async def work() -> T:
-            # What an iteration was left with goes back first: positions must not count it as read.
+            # Messages that an abandoned iteration still has go back first: positions must not count them as read.
             consumer.give_back(rest)
             return await call(consumer)
 

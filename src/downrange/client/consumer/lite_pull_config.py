@@ -20,7 +20,7 @@ class LitePullConfig:
     """Settings of one consumer. Defaults are those of RocketMQ 4.9; names are its names, in seconds and bytes."""
 
     auto_commit: bool = True
-    """Commit what `poll` handed out once the next `poll` shows that the user is through with it."""
+    """Commit the messages of a `poll` with the next `poll`, which shows that the user is through with them."""
     auto_commit_interval_seconds: float = PERSIST_SECONDS
     message_model: MessageModel = MessageModel.CLUSTERING
     consume_from_where: ConsumeFromWhere = ConsumeFromWhere.LAST_OFFSET
@@ -28,7 +28,7 @@ class LitePullConfig:
     consume_timestamp: int | None = None
     """Milliseconds since 1970, for ConsumeFromWhere.TIMESTAMP; half an hour before the start unless given."""
     allocation: AllocationStrategy = field(default_factory=Averagely)
-    """How the members share the queues. Must be the same in all of them."""
+    """How the members share the queues. All members of a group must have the same strategy."""
     pull_batch_size: int = 10
     """How many messages one pull asks for, and one `poll` hands out at most."""
     poll_timeout_seconds: float = 5.0

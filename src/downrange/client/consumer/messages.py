@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from typing import Final
 
@@ -10,19 +9,14 @@ import msgspec
 
 from downrange.client.compression import decompress
 from downrange.client.namespace import unwrap
-from downrange.compiled import steps
+from downrange.compiled import accelerated
 from downrange.model import properties as names
 from downrange.model.message import MessageQueue, PhysicalOffset, QueueOffset, StoredMessage, SysFlag
 from downrange.model.message_id import HostPort, offset_message_id, pack_host, unpack_host
-from downrange.model.record import FIXED_SIZE, MAGIC_V1, CorruptRecord, decode_record
+from downrange.model.record import CorruptRecord, unpack_record
 from downrange.model.subscription import Subscription
 from downrange.model.topics import RETRY_PREFIX
 
-# A V1 record with IPv4 hosts up to its body length. See docs/formats/record.md.
-_HEAD: Final = struct.Struct(">iIIiiqqiq8sq8siqi")
-assert _HEAD.size == FIXED_SIZE - 3
-_PROPERTIES_LENGTH: Final = struct.Struct(">h")
-_V6: Final = int(SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6)
 _COMPRESSED: Final = int(SysFlag.COMPRESSED)
 
 
@@ -78,7 +72,7 @@ class ReceivedMessage(msgspec.Struct, frozen=True, eq=False, gc=False):
 
     @property
     def properties(self) -> dict[str, str]:
-        """All properties, with those Java's consumers add: the reach of the queue at the time of the pull."""
+        """All properties, and two that Java's consumers add: MIN_OFFSET and MAX_OFFSET of the queue at the pull."""
         found = names.decode_properties(self.properties_text)
         found[names.MIN_OFFSET] = str(self.min_offset)
         found[names.MAX_OFFSET] = str(self.max_offset)
@@ -165,73 +159,46 @@ def read_pulled(
 
     `offset_delta` moves queue offsets, as 5.x wants it for queues that were mapped to another broker.
     """
-    if steps is not None and not offset_delta and not queue.topic.startswith(RETRY_PREFIX):
+    if not offset_delta and not queue.topic.startswith(RETRY_PREFIX):
         topic = _topic(queue.topic, "", namespace)
-        read = steps.read_pulled(data, queue, topic, min_offset, max_offset, ReceivedMessage)
+        read = read_usual(data, queue, topic, min_offset, max_offset, ReceivedMessage)
         if read is not None:
             return read
     return read_in_python(data, queue, min_offset, max_offset, offset_delta, namespace)
 
 
+@accelerated
+def read_usual(
+    data: bytes, queue: MessageQueue, topic: str, min_offset: int, max_offset: int, kind: type[ReceivedMessage]
+) -> list[ReceivedMessage] | None:
+    """The messages if all records are usual; None: `read_in_python` reads them, in Python always."""
+    return None
+
+
 def read_in_python(
     data: bytes, queue: MessageQueue, min_offset: int, max_offset: int, offset_delta: int, namespace: str
 ) -> list[ReceivedMessage]:
-    """The same without the compiled twin, which leaves to us what is unusual."""
+    """`read_pulled` without the compiled step, which leaves unusual records to this function."""
     messages: list[ReceivedMessage] = []
     is_retry = queue.topic.startswith(RETRY_PREFIX)
     topic = _topic(queue.topic, "", namespace)
     length = len(data)
     at = 0
     while at < length:
-        if length - at < FIXED_SIZE:
-            raise CorruptRecord(f"record at byte {at} is cut off")
-        (
-            size,
-            magic,
-            body_crc,
-            _queue_id,
-            flag,
-            queue_offset,
-            physical_offset,
-            sys_flag,
-            born_timestamp,
-            born_host,
-            store_timestamp,
-            store_host,
-            reconsume_times,
-            prepared,
-            body_length,
-        ) = _HEAD.unpack_from(data, at)
-        if magic != MAGIC_V1 or sys_flag & _V6:
-            stored = decode_record(data, at)
-            message = received(stored, queue, min_offset=min_offset, max_offset=max_offset, namespace=namespace)
-            if offset_delta:
-                message = msgspec.structs.replace(message, queue_offset=stored.queue_offset + offset_delta)
-            messages.append(message)
-            at += stored.store_size
-            continue
-        end = at + size
-        body_start = at + 88
-        body_end = body_start + body_length
-        if body_length < 0 or end > length or body_end + 3 > end:
-            raise CorruptRecord(f"record at byte {at}: a body of {body_length} bytes in a record of {size}")
-        properties_start = body_end + 3 + data[body_end]
-        if properties_start > end:
-            raise CorruptRecord(f"record at byte {at}: its topic does not fit into {size} bytes")
-        (properties_length,) = _PROPERTIES_LENGTH.unpack_from(data, properties_start - 2)
-        if properties_start + properties_length != end:
-            raise CorruptRecord(f"record at byte {at}: its parts do not add up to {size} bytes")
+        head, body_at, _, properties_at, end = unpack_record(data, at, length)
+        (size, _, body_crc, _, flag, queue_offset, physical_offset, sys_flag, born_timestamp, born_host,
+         store_timestamp, store_host, reconsume_times, prepared, body_length) = head  # fmt: skip
         try:
-            properties_text = data[properties_start:end].decode()
+            properties_text = data[properties_at:end].decode()
         except UnicodeDecodeError as error:
-            raise CorruptRecord(f"record at byte {at}: {error}") from None
+            raise CorruptRecord(f"record at {at}: {error}") from None
         messages.append(
             ReceivedMessage(
                 _topic(queue.topic, properties_text, namespace) if is_retry else topic,
                 queue,
-                queue_offset + offset_delta,
+                queue_offset + offset_delta,  # type: ignore[arg-type]  # QueueOffset() would take longer than the sum
                 physical_offset,
-                data[body_start:body_end],
+                data[body_at : body_at + body_length],
                 properties_text,
                 sys_flag,
                 flag,

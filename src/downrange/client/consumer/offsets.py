@@ -119,7 +119,7 @@ async def start_offset(
 
 
 class OffsetTable:
-    """Queue -> the offset to go on from, and which of them nobody has been told yet."""
+    """The offset to go on from in each queue, and which of the offsets are not saved yet."""
 
     def __init__(self) -> None:
         self._offsets: dict[MessageQueue, int] = {}
@@ -135,7 +135,7 @@ class OffsetTable:
         return dict(self._offsets)
 
     def update(self, queue: MessageQueue, offset: int, *, increase_only: bool = False) -> None:
-        """Messages below `offset` are done. What ends late must not take an offset back: `increase_only`."""
+        """Note that messages below `offset` are done. With `increase_only` a late call does not take an offset back."""
         known = self._offsets.get(queue)
         if known == offset or (increase_only and known is not None and known > offset):
             return
@@ -152,7 +152,7 @@ class OffsetTable:
         self._changed.discard(queue)
 
     def take_changed(self, queues: Iterable[MessageQueue] | None = None) -> dict[MessageQueue, int]:
-        """The changes nobody was told yet, of these queues or of all; from now on they count as told."""
+        """The changes that are not saved yet, of these queues or of all; from now on they count as saved."""
         wanted = self._changed & set(queues) if queues is not None else set(self._changed)
         self._changed -= wanted
         return {queue: self._offsets[queue] for queue in sorted(wanted)}
@@ -173,7 +173,7 @@ class OffsetStore(Protocol):
         ...
 
     async def persist(self, queues: Collection[MessageQueue] | None = None, *, confirmed: bool = False) -> bool:
-        """Keep what changed, of these queues or of all; whether everything arrived, as far as can be told."""
+        """Save the changed offsets, of these queues or of all; whether all were saved, as far as is known."""
         ...
 
     def forget(self, queue: MessageQueue) -> None:
@@ -243,7 +243,7 @@ class LocalOffsets:
         return self.table.get(queue)
 
     def forget(self, queue: MessageQueue) -> None:
-        """Nobody else moves our offsets, and the file shall keep them."""
+        """Broadcasting consumers move their offsets alone, and the file keeps them."""
 
     def _read(self) -> dict[MessageQueue, int]:
         problem: Exception | None = None

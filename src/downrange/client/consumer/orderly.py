@@ -32,7 +32,7 @@ LONGEST_REST_SECONDS: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What came of a run through some messages: how many calls' worth are done, and why it ended there."""
+    """The result of consuming messages in order: how many calls succeeded, and why it ended."""
 
     done: int
     failed: Sequence[ReceivedMessage] = ()
@@ -74,7 +74,7 @@ class OrderlyConsumption:
 
     @property
     def needs_lock(self) -> bool:
-        """Broadcasting consumers share nothing, so there is nobody to keep away."""
+        """Broadcasting consumers share no queues, so they need no locks."""
         return not self._config.is_broadcasting
 
     @property
@@ -82,7 +82,7 @@ class OrderlyConsumption:
         return {process_queue.queue for process_queue in self._tasks}
 
     def begin(self, process_queue: ProcessQueue) -> None:
-        """A queue was taken on: consume what `ProcessQueue.put` brings."""
+        """Begin to consume a queue: the messages that `ProcessQueue.put` adds."""
         task = asyncio.create_task(self._consume(process_queue), name=f"downrange consume {process_queue.queue}")
         self._tasks[process_queue] = task
         task.add_done_callback(lambda ended: self._task_ended(process_queue, ended))
@@ -184,7 +184,7 @@ class OrderlyConsumption:
         return Run(done, calls=calls)
 
     async def _settle(self, queue: ProcessQueue, run: Run, seconds: float) -> None:
-        """Finish what is done, and decide what follows a failure."""
+        """Finish the messages that succeeded, and decide what follows a failure."""
         now = self._clock.monotonic()
         self._statistics.topic(queue.queue.topic).consumed(now, seconds, run.done, len(run.failed), run.calls)
         queue.last_consume_millis = self._clock.now()

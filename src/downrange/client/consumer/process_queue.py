@@ -12,7 +12,7 @@ from downrange.model.message import MessageQueue
 
 
 class ProcessQueue:
-    """What a consumer holds of one queue. [ProcessQueue]
+    """The messages a consumer holds of one queue. [ProcessQueue]
 
     Holds always: `done_offset` is the smallest offset that is not finished, or where the next pull begins when all are,
     so a group that starts again from it misses nothing. After `drop` results count no more: the queue belongs
@@ -79,7 +79,7 @@ class ProcessQueue:
     # --- in and out -----------------------------------------------------------------------------------------------
 
     def put(self, messages: Iterable[ReceivedMessage], next_offset: int) -> None:
-        """Take in what a pull brought; the next one begins at `next_offset`."""
+        """Add the messages of a pull; the next pull begins at `next_offset`."""
         for message in messages:
             offset = message.queue_offset
             self._unfinished[offset] = message
@@ -103,7 +103,7 @@ class ProcessQueue:
         return offset in self._unfinished
 
     def replace(self, message: ReceivedMessage) -> None:
-        """The same message with another count of deliveries."""
+        """Replace a message by its copy with another count of deliveries."""
         self._unfinished[message.queue_offset] = message
 
     def drop(self) -> None:
@@ -124,7 +124,7 @@ class ProcessQueue:
         return self._taken
 
     def finish_first_taken(self, count: int) -> None:
-        """The first so many of those taken are done; the others come first again."""
+        """Finish the first `count` of the messages that were taken; the others come first again."""
         self.finish(self._taken[:count])
         self._taken = []
 

@@ -1,4 +1,4 @@
-"""Reading queues one request at a time: what pull consumers of every kind are made of."""
+"""Reading queues one request at a time, for pull consumers of every kind."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ STATUS_OF_CODE: Final = {
 
 @dataclass(frozen=True, slots=True)
 class PullResult:
-    """What one pull brought, where to go on, and how far the queue reached at that moment.
+    """The messages of one pull, the offset to go on from, and how far the queue reached at that moment.
 
     `messages` may be empty although the status is FOUND: the broker compares hashes of tags, the client their texts.
     """

@@ -140,7 +140,7 @@ class Pulling:
         return reason is None
 
     async def _pull(self, queue: ProcessQueue) -> float:
-        """One pull and what follows from its answer; how many seconds to wait before the next."""
+        """Pull once and handle the answer; returns how many seconds to wait before the next pull."""
         subscription = self._subscriptions.get(queue.queue.topic)
         if subscription is None:
             return self._config.pull_delay_when_exception_seconds  # unsubscribed: the queue is about to go

@@ -16,13 +16,13 @@ from downrange.client.consumer.config import ConsumerConfig
 from downrange.client.consumer.delivery_trace import DeliveryTrace, start_delivery_trace
 from downrange.client.consumer.direct_consumption import consume_directly
 from downrange.client.consumer.handover import Handover
-from downrange.client.consumer.held_queues import Consumption, HeldQueues
 from downrange.client.consumer.listener import Listener, OnBatch, OnMessage
 from downrange.client.consumer.messages import ReceivedMessage
 from downrange.client.consumer.offsets import offset_store, persist_regularly
 from downrange.client.consumer.orderly import OrderlyConsumption
 from downrange.client.consumer.process_queue import ProcessQueue
 from downrange.client.consumer.pulling import Pulling
+from downrange.client.consumer.queue_ownership import Consumption, QueueOwnership
 from downrange.client.consumer.rebalance import RebalanceTimer
 from downrange.client.consumer.redelivery import Redelivery
 from downrange.client.consumer.replier import Replier
@@ -32,9 +32,9 @@ from downrange.client.consumer.statistics import ConsumeStatistics
 from downrange.client.consumer.subscriptions import Subscriptions
 from downrange.client.consumer.traced_listener import TracedListener
 from downrange.client.errors import ClientClosed, NoRoute
-from downrange.client.messages import InvalidTopic, check_consumer_group
 from downrange.client.namespace import wrap
-from downrange.client.request_reply import ReplyMessage
+from downrange.client.producer.outgoing import InvalidTopic, check_consumer_group
+from downrange.client.producer.request_reply import ReplyMessage
 from downrange.client.session import Session
 from downrange.model.errors import MessageError
 from downrange.model.message import MessageQueue
@@ -98,7 +98,7 @@ class AsyncPushConsumer:
             self._statistics,
             self._moved,
         )
-        self._held = HeldQueues(session, self.group, self.config, self._offsets, self._consumption, self._pulling)
+        self._held = QueueOwnership(session, self.group, self.config, self._offsets, self._consumption, self._pulling)
         self._rebalance_timer = RebalanceTimer(self._rebalance, self._clock, self.config.rebalance_seconds)
         self._first_rebalance = asyncio.Event()
         self._work = BackgroundWork()
@@ -165,7 +165,7 @@ class AsyncPushConsumer:
     async def drain(self, timeout: float | None = None) -> bool:
         """Pull and begin nothing more, wait for the callbacks that run, commit; whether all ended in time.
 
-        What was pulled and not begun is left to the next consumer of the queue.
+        Messages that were pulled and not begun are left to the next consumer of the queue.
         """
         self._is_draining = True
         if not self._is_started:
@@ -180,7 +180,7 @@ class AsyncPushConsumer:
         return await self._offsets.persist(confirmed=True) and in_time
 
     async def close(self, timeout: float | None = None) -> None:
-        """Drain, give the queues to the others of the group, leave it, close what was opened."""
+        """Drain, give the queues to other members, leave the group, and close the session unless it was given."""
         if not self._is_started or self._is_closed:
             return
         self._is_closed = True
@@ -219,10 +219,10 @@ class AsyncPushConsumer:
         return tuple(self._subscriptions)
 
     async def subscribe(self, topic: str, expression: str = SUB_ALL, *, sql: str | None = None) -> None:
-        """Consume a topic: messages with tags of `A || B`, or those an SQL92 expression matches.
+        """Consume a topic: messages with tags of `A || B`, or messages that an SQL92 expression matches.
 
-        Replaces an earlier subscription to the topic. All members of a group must subscribe to the same. May be called
-        before `start` and on a running consumer, where the change takes effect within a moment.
+        Replaces an earlier subscription to the topic. All members of a group must have equal subscriptions. May be
+        called before `start` and on a running consumer, where the change takes effect within a moment.
         """
         try:
             check_topic_name(topic)
@@ -248,7 +248,7 @@ class AsyncPushConsumer:
             await self._held.release_topic(name)
 
     async def commit(self) -> bool:
-        """Commit what is done now rather than with the next period; whether every broker took it."""
+        """Commit all offsets now rather than with the next period; whether every broker took them."""
         return await self._offsets.persist(confirmed=True)
 
     def pause(self) -> None:

@@ -1,4 +1,4 @@
-"""Sharing the queues of a topic within a group: who is there, what is mine, what changes, and when to look again."""
+"""Sharing the queues of a topic within a group: the members, the share of one of them, and the changes it makes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def readable_queues(topic: str, route: TopicRouteData) -> tuple[MessageQueue, ..
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What to give up and what to take so that exactly my share is held."""
+    """The queues to give up and the queues to take, so that exactly the consumer's share is held."""
 
     removed: tuple[MessageQueue, ...] = ()
     added: tuple[MessageQueue, ...] = ()
@@ -56,7 +56,7 @@ class Changes:
 
 
 def changes(held: Collection[MessageQueue], mine: Collection[MessageQueue]) -> Changes:
-    """From the queues held now to those that should be."""
+    """The changes from the queues held now to the queues that should be held."""
     return Changes(tuple(sorted(set(held) - set(mine))), tuple(sorted(set(mine) - set(held))))
 
 

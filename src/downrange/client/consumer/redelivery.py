@@ -9,8 +9,8 @@ from downrange.client.consumer.addresses import address_of, find_address
 from downrange.client.consumer.messages import ReceivedMessage
 from downrange.client.consumer.retry import SEND_BACK_TIMEOUT_SECONDS, retry_send_request, send_back_request
 from downrange.client.errors import NoRoute
-from downrange.client.publish_info import publish_info
-from downrange.client.send_result import STATUS_OF_CODE
+from downrange.client.producer.publish_info import publish_info
+from downrange.client.producer.send_result import STATUS_OF_CODE
 from downrange.client.session import Session
 from downrange.model.errors import MQError
 from downrange.model.topics import retry_topic

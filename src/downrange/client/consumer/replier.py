@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from downrange.client.consumer.messages import ReceivedMessage
 from downrange.client.consumer.retry import INNER_PRODUCER_GROUP
-from downrange.client.producer import AsyncProducer
-from downrange.client.request_reply import ReplyMessage, reply_to, send_reply
+from downrange.client.producer.producer import AsyncProducer
+from downrange.client.producer.request_reply import ReplyMessage, reply_to, send_reply
 from downrange.client.session import Session
 
 

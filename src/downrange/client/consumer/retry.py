@@ -1,4 +1,4 @@
-"""What becomes of a message whose callback failed."""
+"""Messages whose callback failed: when they come again, and when they become dead letters."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def origin_topic(message: ReceivedMessage) -> str:
 
 @dataclass(frozen=True, slots=True)
 class OrderlyFailure:
-    """What to do with messages a callback in order could not handle."""
+    """The next step for messages that an ordered callback could not handle."""
 
     again: Sequence[ReceivedMessage]
     """To be consumed again in place, one delivery older."""

@@ -1,4 +1,4 @@
-"""What a running consumer tells operators about itself (307)."""
+"""The running info of a consumer, for operators (request 307)."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def running_info(
     statistics: Mapping[str, ConsumeStatus],
     with_stacks: bool,
 ) -> ConsumerRunningInfo:
-    """What a push consumer tells; its properties are Java's six and all settings."""
+    """The running info of a push consumer; its properties are Java's six and all settings."""
     settings = {field.name: str(getattr(config, field.name)) for field in dataclasses.fields(config)}
     settings["allocation"] = config.allocation.name
     return ConsumerRunningInfo(
@@ -92,7 +92,7 @@ def java_properties(
 
 
 def stacks() -> str:
-    """Where every thread and every task of the running loop is: what Java's tools call jstack."""
+    """The stack of every thread and of every task of the running loop: the jstack of Java's tools."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     pieces = []
     for identity, frame in sys._current_frames().items():

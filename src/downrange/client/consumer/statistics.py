@@ -15,7 +15,7 @@ _HOUR_SLOTS: Final = 360
 
 @dataclass(slots=True)
 class _Slot:
-    """What happened in ten seconds."""
+    """The counts of ten seconds."""
 
     start: float
     pulls: int = 0

@@ -1,4 +1,4 @@
-"""What a consumer consumes: made from the user's words, checked by a broker, told to all of them."""
+"""Subscriptions of a consumer: made from the user's expressions, checked by a broker, told to all brokers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Subscriptions:
         self._group = group
         self.table: dict[str, Subscription] = {}
         self._announced: dict[str, Subscription] = {}
-        """Those brokers are being told and pulls do not name yet."""
+        """Subscriptions that brokers are being told, and that pulls do not name yet."""
 
     def __repr__(self) -> str:
         return f"<Subscriptions {self._group} {','.join(self.table)}>"
@@ -41,7 +41,7 @@ class Subscriptions:
         return iter(self.table.values())
 
     def new(self, topic: str, expression: str, sql: str | None) -> Subscription:
-        """A subscription to come: tags `A || B`, or what `sql` says. Raises MessageError. Not in the table yet."""
+        """A new subscription by tags `A || B` or by `sql`, not in the table yet; raises MessageError."""
         if sql is not None and not sql.strip():
             raise MessageError("the SQL expression is blank")
         text, kind = (expression, TAG) if sql is None else (sql, SQL92)
@@ -75,7 +75,7 @@ class Subscriptions:
     async def announce(self, topics: Collection[str]) -> None:
         """Tell brokers that our queues of these topics changed, by a higher version of the subscription.
 
-        Pulls name the new version only afterwards: a broker refuses one that is ahead of what it was told.
+        Pulls name the new version only afterwards: a broker refuses a version that is newer than the one it was told.
         """
         self._announced = {
             topic: replace(known, version=self._next_version(known))

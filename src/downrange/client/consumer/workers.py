@@ -19,7 +19,7 @@ _TURN_SECONDS: Final = 0.005
 
 
 class NotConsumed(Exception):
-    """A callback of our own gives the message back: nobody has seen it, or nobody says that it is done."""
+    """Raised by callbacks of our own to give a message back: the user has not seen it, or not finished it."""
 
 
 class Batch:
@@ -50,7 +50,7 @@ class Workers(Protocol):
     def submit(self, batches: Iterable[Batch]) -> None: ...
 
     def stop(self) -> None:
-        """Begin no further batch; those that wait are reported as skipped."""
+        """Begin no further batch; waiting batches are reported as skipped."""
         ...
 
     def end(self) -> None:
@@ -101,7 +101,7 @@ class ThreadWorkers:
             done.append(batch)
             if not self._is_told:
                 self._is_told = True
-                with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits for this any more
+                with contextlib.suppress(RuntimeError):  # the loop is closed: no task waits for this any more
                     self._loop.call_soon_threadsafe(self._tell)
 
     def _tell(self) -> None:
@@ -151,7 +151,7 @@ class TaskWorkers:
         turn_ends = clock() + _TURN_SECONDS
         while self._todo:
             batch = self._todo.popleft()
-            self._start_one()  # a callback that waits must not keep the others waiting
+            self._start_one()  # a callback that waits must not keep other callbacks waiting
             if self._is_stopping or batch.queue.is_dropped:
                 batch.was_skipped = True
             else:

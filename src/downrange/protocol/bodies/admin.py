@@ -1,4 +1,4 @@
-"""Configuration of servers. Their settings travel as properties text, not as JSON; runtime figures as a `KVTable`."""
+"""The configuration of servers. Settings travel as properties text, not as JSON; runtime figures as a `KVTable`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from downrange.protocol.bodies.fields import Header
 
 
 class GetBrokerConfigResponse(Header, frozen=True):
-    """26: the body is the properties text; `version` the JSON of a `DataVersion`."""
+    """The answer to request 26: the body is the properties text, `version` the JSON of a `DataVersion`."""
 
     version: str
 

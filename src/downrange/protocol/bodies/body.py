@@ -1,10 +1,10 @@
-"""JSON bodies <-> typed values.
+"""Converts between JSON bodies and typed values.
 
-A body is a frozen struct. Besides plain members it may hold values of the model, whose form on the wire differs from
-their form here, wherever they stand (alone, in a list, as a map's value or key):
+A body is a frozen struct. Its members, the items of its lists and the keys and values of its maps may be values of the
+model, which have another form on the wire:
 
     MessageQueue             {"brokerName":"broker-a","queueId":0,"topic":"TopicA"}
-    as the key of a map      the same object as a string; Java writes it bare
+    as the key of a map      this object as a string; Java writes it without quotes
     Subscription, TopicConfig, SubscriptionGroupConfig     objects with Java's member names
 
 We write standard JSON: members in alphabetical order, None left out, numbers and objects in key position quoted. We
@@ -43,7 +43,7 @@ def _java_names(model: type[Any]) -> dict[str, str]:
     return {field.name: _camel(field.name) for field in dataclasses.fields(model)}
 
 
-# Python name -> name on the wire, for the types of the model that stand inside bodies.
+# Python name -> name on the wire, for the types of the model that occur in bodies.
 _MODEL_NAMES: Final[Mapping[type[Any], Mapping[str, str]]] = {
     MessageQueue: {"broker_name": "brokerName", "queue_id": "queueId", "topic": "topic"},
     Subscription: {
@@ -63,12 +63,12 @@ _MODEL_NAMES: Final[Mapping[type[Any], Mapping[str, str]]] = {
 class Body(msgspec.Struct, frozen=True, rename="camel"):
     """A JSON object as the body of a command, or a part of one.
 
-    One that holds values of the model may say with a static `from_wire(members)` how to read what other clients write.
+    A body with values of the model may have a static `from_wire(members)`, which converts the forms of other clients.
     """
 
 
 class BodyError(MQError):
-    """A body is not the JSON its request calls for; the text says where."""
+    """A body is not the JSON that its request needs; the text names the place."""
 
 
 def decode_body(body_type: type[BodyType], data: bytes) -> BodyType:
@@ -78,7 +78,7 @@ def decode_body(body_type: type[BodyType], data: bytes) -> BodyType:
         try:
             return cast(BodyType, decoder.decode(data))
         except (msgspec.MsgspecError, ValueError, RecursionError):
-            pass  # written by Java, or wrong: the slow way tells
+            pass  # Java's JSON, or an error: the slow way below finds out
     try:
         value = java_json.loads(data)
     except java_json.JavaJsonError as error:
@@ -99,7 +99,7 @@ def encode_body(body: msgspec.Struct | TopicConfig | SubscriptionGroupConfig) ->
 
 
 def encode_java_body(body: msgspec.Struct) -> bytes:
-    """The body as Java writes it, numbers and objects bare in key position: for peers older than 4.9.4."""
+    """The body as Java writes it, with unquoted numbers and objects as keys: for peers older than 4.9.4."""
     return _encode(_plain(body, bare_keys=True))
 
 
@@ -108,7 +108,7 @@ def encode_java_body(body: msgspec.Struct) -> bytes:
 
 @cache
 def _members(kind: Any) -> tuple[tuple[str, str], ...] | None:
-    """(attribute, name on the wire) in the order they are written, or None when `kind` is no object on the wire."""
+    """Pairs (attribute, name on the wire) in the order of writing; None when `kind` is not an object on the wire."""
     if kind in _MODEL_NAMES:
         names = list(_MODEL_NAMES[kind].items())
     elif issubclass(kind, msgspec.Struct):
@@ -141,7 +141,7 @@ def _plain(value: Any, bare_keys: bool) -> Any:
 
 
 def _plain_map(value: dict[Any, Any], bare_keys: bool) -> Any:
-    # All keys of a map have one type, so the first tells.
+    # All keys of a map have the type of the first.
     key_type = type(next(iter(value), ""))
     if key_type is str:
         return {key: _plain(item, bare_keys) for key, item in value.items()}
@@ -172,16 +172,16 @@ def _without_nulls(value: Any) -> Any:
 
 @cache
 def _reading(body_type: Any) -> tuple[msgspec.json.Decoder[Any] | None, Reshape | None]:
-    """How to read a body: straight from text when nothing of the model is in it, else by way of a reshaped value."""
+    """How to read a body: a decoder for the text if it has no values of the model, else a function that reshapes it."""
     reshape = _reshape(body_type)
     return (msgspec.json.Decoder(body_type, strict=False), None) if reshape is None else (None, reshape)
 
 
 @cache
 def _reshape(kind: Any) -> Reshape | None:
-    """Turns JSON of the shape on the wire into JSON of the shape `kind` has here; None when they are the same.
+    """A function from JSON as on the wire to JSON in the form of `kind`; None when both forms are equal.
 
-    What does not look as expected passes unchanged: the conversion that follows names the error and its place.
+    It leaves unexpected values unchanged: the conversion that follows reports the error and its place.
     """
     if kind is MessageQueue:
         return _message_queue

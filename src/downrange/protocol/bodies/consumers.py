@@ -1,4 +1,4 @@
-"""Looking into running consumers and steering them; the broker relays most of this to the client."""
+"""Requests of operators to running consumers; the broker relays most of them to the client."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from downrange.protocol.bodies.fields import Header, Int32, Int64
 
 
 class GetConsumerRunningInfoRequest(Header, frozen=True, kw_only=True):
-    """307."""
+    """Request 307: the state of a running consumer."""
 
     consumer_group: str
     client_id: str
@@ -40,7 +40,7 @@ class ProcessQueueInfo(Body, frozen=True, kw_only=True):
 
 
 class PopProcessQueueInfo(Body, frozen=True, kw_only=True):
-    """One queue a 5.x consumer pops from."""
+    """One queue from which a 5.x consumer pops."""
 
     wait_ack_count: Int32 = 0
     dropped: bool = field(name="droped", default=False)
@@ -48,7 +48,7 @@ class PopProcessQueueInfo(Body, frozen=True, kw_only=True):
 
 
 class ConsumeStatus(Body, frozen=True, kw_only=True):
-    """How one topic is consumed: times in milliseconds, rates per second, failures of the last hour."""
+    """The consumption of one topic: times in milliseconds, rates per second, failures of the last hour."""
 
     pull_rt: float = field(name="pullRT", default=0.0)
     pull_tps: float = field(name="pullTPS", default=0.0)
@@ -59,7 +59,7 @@ class ConsumeStatus(Body, frozen=True, kw_only=True):
 
 
 class ConsumerRunningInfo(Body, frozen=True, kw_only=True):
-    """307's answer. Tools need the properties PROP_CONSUME_TYPE and PROP_CONSUMER_START_TIMESTAMP."""
+    """The answer to request 307. Tools need the properties PROP_CONSUME_TYPE and PROP_CONSUMER_START_TIMESTAMP."""
 
     properties: dict[str, str | int | float | bool] = field(default_factory=dict)
     subscription_set: tuple[Subscription, ...] = ()
@@ -71,7 +71,7 @@ class ConsumerRunningInfo(Body, frozen=True, kw_only=True):
 
 
 class ConsumeMessageDirectlyRequest(Header, frozen=True, kw_only=True):
-    """309: hand one message to the listener of one client."""
+    """Request 309: hand one message to the listener of one client."""
 
     consumer_group: str
     client_id: str | None = None
@@ -83,7 +83,7 @@ class ConsumeMessageDirectlyRequest(Header, frozen=True, kw_only=True):
 
 
 class ConsumeResult(StrEnum):
-    """What the listener did."""
+    """The result of the listener."""
 
     SUCCESS = "CR_SUCCESS"
     LATER = "CR_LATER"
@@ -94,7 +94,7 @@ class ConsumeResult(StrEnum):
 
 
 class ConsumeMessageDirectlyResult(Body, frozen=True, kw_only=True):
-    """309's answer."""
+    """The answer to request 309."""
 
     consume_result: str | None = None
     remark: str | None = None
@@ -104,7 +104,7 @@ class ConsumeMessageDirectlyResult(Body, frozen=True, kw_only=True):
 
 
 class ResetOffsetRequest(Header, frozen=True, kw_only=True):
-    """222 from the tool to the broker, 220 from the broker to consumers.
+    """Request 222 from the tool to the broker, 220 from the broker to consumers.
 
     `timestamp` -1 means the end of the queue; `queue_id` (5.x) -1 means all queues.
     """
@@ -118,7 +118,7 @@ class ResetOffsetRequest(Header, frozen=True, kw_only=True):
 
 
 class QueueOffsets(Body, frozen=True):
-    """220's body and 222's answer: where each queue starts again. [ResetOffsetBody]"""
+    """The body of request 220 and the answer to 222: the new offset of each queue. [ResetOffsetBody]"""
 
     offset_table: dict[MessageQueue, Int64] = field(default_factory=dict)
 
@@ -133,13 +133,13 @@ class QueueOffset(Body, frozen=True, kw_only=True):
 
 
 class QueueOffsetList(Body, frozen=True):
-    """220's body for clients written in C++. [ResetOffsetBodyForC]"""
+    """The body of request 220 for clients written in C++. [ResetOffsetBodyForC]"""
 
     offset_table: tuple[QueueOffset, ...] = ()
 
 
 class GetConsumerStatusRequest(Header, frozen=True, kw_only=True):
-    """223 from the tool, where `client_addr` is a client id; 221 from the broker to consumers."""
+    """Request 223 from the tool, where `client_addr` is a client id; 221 from the broker to consumers."""
 
     topic: str
     group: str

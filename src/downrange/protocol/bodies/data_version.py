@@ -1,4 +1,4 @@
-"""The version a table of configuration has: tells a slave or a name server whether it must copy the table again."""
+"""The version of a table: tells a slave or a name server whether it must copy the table again."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from downrange.protocol.bodies.fields import Int64
 
 
 class DataVersion(Body, frozen=True, kw_only=True):
-    """Equal versions mean equal tables. `state_version` is 5.x's."""
+    """The version of a table; equal versions mean equal tables. Only 5.x has `state_version`."""
 
     counter: Int64 = 0
     timestamp: Int64 = 0

@@ -1,4 +1,4 @@
-"""Ext fields <-> typed headers. Every value travels as a string; the type of the struct's field says how to read it."""
+"""Converts between ext fields, whose values travel as strings, and typed headers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Header(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class FieldError(MQError):
-    """A header lacks a field or holds one that cannot be read; `field` is its name on the wire."""
+    """A header lacks a field or has one that cannot be read; `field` is its name on the wire."""
 
     def __init__(self, field: str, problem: str) -> None:
         super().__init__(problem)
@@ -36,7 +36,7 @@ class FieldError(MQError):
 
 
 def decode_fields(header_type: type[HeaderType], ext_fields: Mapping[str, str]) -> HeaderType:
-    """The typed header; raises FieldError that names the field."""
+    """The typed header; raises a FieldError that names the wrong field."""
     try:
         return msgspec.convert(ext_fields, header_type, strict=False)
     except msgspec.ValidationError as error:

@@ -16,7 +16,7 @@ from downrange.protocol.bodies.fields import Header, Int32, Int64
 
 
 class ConsumeType(StrEnum):
-    """Who starts a delivery."""
+    """Whether the consumer pulls by itself or the client library pushes messages to a listener."""
 
     ACTIVELY = "CONSUME_ACTIVELY"
     PASSIVELY = "CONSUME_PASSIVELY"
@@ -31,7 +31,7 @@ class MessageModel(StrEnum):
 
 
 class ConsumeFromWhere(StrEnum):
-    """Where a group without a committed offset begins."""
+    """The offset at which a group without a committed offset begins."""
 
     LAST_OFFSET = "CONSUME_FROM_LAST_OFFSET"
     FIRST_OFFSET = "CONSUME_FROM_FIRST_OFFSET"
@@ -59,7 +59,7 @@ _CHOICES: Final[dict[str, tuple[str, ...]]] = {
 
 
 class ConsumerData(Body, frozen=True, kw_only=True):
-    """One consumer group of a client. The three choices are texts: a value only newer releases know must not hurt."""
+    """One consumer group of a client. The three choices are texts, so that values of newer releases can be read."""
 
     group_name: str
     consume_type: str = ConsumeType.PASSIVELY
@@ -70,7 +70,7 @@ class ConsumerData(Body, frozen=True, kw_only=True):
 
     @staticmethod
     def from_wire(members: dict[str, Any]) -> dict[str, Any]:
-        """The C++ client sends the place of a choice in Java's enumeration where Java sends its name."""
+        """Convert the numbers that the C++ client sends where Java sends the names of enumeration values."""
         return members | {
             name: choices[chosen]
             for name, choices in _CHOICES.items()
@@ -79,7 +79,7 @@ class ConsumerData(Body, frozen=True, kw_only=True):
 
 
 class HeartbeatData(Body, frozen=True, kw_only=True):
-    """34: everything a client takes part in."""
+    """Request 34: all groups in which a client takes part."""
 
     client_id: str = field(name="clientID")
     producer_data_set: tuple[ProducerData, ...] = ()
@@ -89,7 +89,7 @@ class HeartbeatData(Body, frozen=True, kw_only=True):
 
 
 class UnregisterClientRequest(Header, frozen=True, kw_only=True):
-    """35: this client leaves these groups."""
+    """Request 35: this client leaves these groups."""
 
     client_id: str = field(name="clientID")
     producer_group: str | None = None
@@ -97,7 +97,7 @@ class UnregisterClientRequest(Header, frozen=True, kw_only=True):
 
 
 class CheckClientBody(Body, frozen=True, kw_only=True):
-    """46: will this subscription compile?"""
+    """Request 46: whether a subscription compiles."""
 
     client_id: str
     group: str
@@ -105,25 +105,25 @@ class CheckClientBody(Body, frozen=True, kw_only=True):
 
 
 class ConsumerGroupRequest(Header, frozen=True):
-    """38 GET_CONSUMER_LIST_BY_GROUP, 40 NOTIFY_CONSUMER_IDS_CHANGED, 203 GET_CONSUMER_CONNECTION_LIST."""
+    """Requests 38 GET_CONSUMER_LIST_BY_GROUP, 40 NOTIFY_CONSUMER_IDS_CHANGED, 203 GET_CONSUMER_CONNECTION_LIST."""
 
     consumer_group: str
 
 
 class ProducerGroupRequest(Header, frozen=True):
-    """204 GET_PRODUCER_CONNECTION_LIST."""
+    """Request 204 GET_PRODUCER_CONNECTION_LIST."""
 
     producer_group: str
 
 
 class ConsumerIds(Body, frozen=True):
-    """38's answer: the client ids of a group, one entry per connection."""
+    """The answer to request 38: the client ids of a group, one entry per connection."""
 
     consumer_id_list: tuple[str, ...] = ()
 
 
 class LockBatchBody(Body, frozen=True, kw_only=True):
-    """41 and 42: queues a client wants to hold, or to let go, for orderly consumption."""
+    """Requests 41 and 42: queues that a client wants to lock or unlock for orderly consumption."""
 
     consumer_group: str
     client_id: str
@@ -132,7 +132,7 @@ class LockBatchBody(Body, frozen=True, kw_only=True):
 
 
 class LockedQueues(Body, frozen=True):
-    """41's answer: the queues the client holds now."""
+    """The answer to request 41: the queues the client holds now."""
 
     lock_ok_mq_set: frozenset[MessageQueue] = field(name="lockOKMQSet", default=frozenset())
 
@@ -147,7 +147,7 @@ class Connection(Body, frozen=True, kw_only=True):
 
 
 class ConsumerConnection(Body, frozen=True, kw_only=True):
-    """203's answer: who consumes for a group, and what."""
+    """The answer to request 203: the consumers of a group and their subscriptions."""
 
     connection_set: tuple[Connection, ...] = ()
     subscription_table: dict[str, Subscription] = field(default_factory=dict)
@@ -157,13 +157,13 @@ class ConsumerConnection(Body, frozen=True, kw_only=True):
 
 
 class ProducerConnection(Body, frozen=True):
-    """204's answer."""
+    """The answer to request 204."""
 
     connection_set: tuple[Connection, ...] = ()
 
 
 class ProducerInfo(Body, frozen=True, kw_only=True):
-    """One producer in 328's answer."""
+    """One producer in the answer to request 328."""
 
     client_id: str
     remote_ip: str = field(name="remoteIP")
@@ -173,19 +173,19 @@ class ProducerInfo(Body, frozen=True, kw_only=True):
 
 
 class ProducerTable(Body, frozen=True):
-    """328's answer: producer group -> its connections."""
+    """The answer to request 328: producer group -> its connections."""
 
     data: dict[str, tuple[ProducerInfo, ...]] = field(default_factory=dict)
 
 
 class GroupList(Body, frozen=True):
-    """300's answer: the groups that consume a topic."""
+    """The answer to request 300: the groups that consume a topic."""
 
     group_list: tuple[str, ...] = ()
 
 
 class SubscriptionGroupTable(Body, frozen=True, kw_only=True):
-    """201's answer: all consumer groups a broker knows, by name. [SubscriptionGroupWrapper]"""
+    """The answer to request 201: all consumer groups a broker knows, by name. [SubscriptionGroupWrapper]"""
 
     subscription_group_table: dict[str, SubscriptionGroupConfig] = field(default_factory=dict)
     data_version: DataVersion = DataVersion()
@@ -193,19 +193,19 @@ class SubscriptionGroupTable(Body, frozen=True, kw_only=True):
 
 
 class GroupRequest(Header, frozen=True):
-    """352 GET_SUBSCRIPTIONGROUP_CONFIG, 5.x: one group's configuration."""
+    """Request 352 GET_SUBSCRIPTIONGROUP_CONFIG (of 5.x): the configuration of one group."""
 
     group: str
 
 
 class SubscriptionGroups(Body, frozen=True):
-    """225, 5.x: several groups at once."""
+    """Request 225 (of 5.x): several groups at once."""
 
     group_config_list: tuple[SubscriptionGroupConfig, ...] = ()
 
 
 class DeleteSubscriptionGroupRequest(Header, frozen=True, kw_only=True):
-    """207. 4.9 says `removeOffset`, 5.x `cleanOffset`."""
+    """Request 207. In 4.9 the field is named `removeOffset`, in 5.x `cleanOffset`."""
 
     group_name: str
     remove_offset: bool | None = None

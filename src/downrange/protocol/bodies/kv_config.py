@@ -10,11 +10,11 @@ from downrange.protocol.bodies.body import Body
 from downrange.protocol.bodies.fields import Header
 
 ORDER_TOPIC_CONFIG: Final = "ORDER_TOPIC_CONFIG"
-"""The one namespace with a meaning of its own: topic -> `broker-a:4;broker-b:4`."""
+"""The only namespace with a meaning for the name server: topic -> `broker-a:4;broker-b:4`."""
 
 
 class PutKVConfigRequest(Header, frozen=True, kw_only=True):
-    """100."""
+    """Request 100 PUT_KV_CONFIG."""
 
     namespace: str
     key: str
@@ -22,25 +22,25 @@ class PutKVConfigRequest(Header, frozen=True, kw_only=True):
 
 
 class KVConfigRequest(Header, frozen=True, kw_only=True):
-    """101 GET_KV_CONFIG and 102 DELETE_KV_CONFIG."""
+    """Requests 101 GET_KV_CONFIG and 102 DELETE_KV_CONFIG."""
 
     namespace: str
     key: str
 
 
 class GetKVConfigResponse(Header, frozen=True):
-    """Answers 101."""
+    """The answer to request 101."""
 
     value: str | None = None
 
 
 class KVNamespaceRequest(Header, frozen=True):
-    """219 GET_KVLIST_BY_NAMESPACE."""
+    """Request 219 GET_KVLIST_BY_NAMESPACE."""
 
     namespace: str
 
 
 class KVTable(Body, frozen=True):
-    """Answers 219, 103 (the namespace ORDER_TOPIC_CONFIG) and 28 (runtime information)."""
+    """The answer to requests 219, 103 (the namespace ORDER_TOPIC_CONFIG) and 28 (runtime information)."""
 
     table: dict[str, str] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""5.x: the processes behind one broker name, and their heartbeats to name servers."""
+"""Requests of 5.x about the processes behind one broker name, and their heartbeats to name servers."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from downrange.protocol.bodies.routes import BrokerData
 
 
 class BrokerMemberGroupRequest(Header, frozen=True, kw_only=True):
-    """901 GET_BROKER_MEMBER_GROUP."""
+    """Request 901 GET_BROKER_MEMBER_GROUP."""
 
     cluster_name: str
     broker_name: str
 
 
 class BrokerMemberGroup(Body, frozen=True):
-    """Answers 901; without the member when the broker name is unknown."""
+    """The answer to request 901; the member is missing when the broker name is unknown."""
 
     broker_member_group: BrokerData | None = None
 
 
 class BrokerHeartbeatRequest(Header, frozen=True, kw_only=True):
-    """904 BROKER_HEARTBEAT: keeps a registration alive."""
+    """Request 904 BROKER_HEARTBEAT: keeps a registration alive."""
 
     cluster_name: str
     broker_addr: str

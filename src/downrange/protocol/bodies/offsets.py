@@ -1,4 +1,4 @@
-"""Offsets: what groups have committed, and how far queues reach."""
+"""Committed offsets of groups, and offset ranges of queues."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from downrange.protocol.bodies.fields import Header, Int32, Int64
 
 
 class QueryConsumerOffsetRequest(Header, frozen=True, kw_only=True):
-    """14: how far a group has committed."""
+    """Request 14: the committed offset of a group in a queue."""
 
     consumer_group: str
     topic: str
@@ -20,7 +20,7 @@ class QueryConsumerOffsetRequest(Header, frozen=True, kw_only=True):
 
 
 class UpdateConsumerOffsetRequest(Header, frozen=True, kw_only=True):
-    """15: commit."""
+    """Request 15: commit an offset."""
 
     consumer_group: str
     topic: str
@@ -30,7 +30,7 @@ class UpdateConsumerOffsetRequest(Header, frozen=True, kw_only=True):
 
 
 class GetMaxOffsetRequest(Header, frozen=True, kw_only=True):
-    """30: the offset the next message will get."""
+    """Request 30: the offset that the next message will get."""
 
     topic: str
     queue_id: Int32
@@ -39,7 +39,7 @@ class GetMaxOffsetRequest(Header, frozen=True, kw_only=True):
 
 
 class QueueRequest(Header, frozen=True, kw_only=True):
-    """31 GET_MIN_OFFSET and 32 GET_EARLIEST_MSG_STORETIME."""
+    """Requests 31 GET_MIN_OFFSET and 32 GET_EARLIEST_MSG_STORETIME."""
 
     topic: str
     queue_id: Int32
@@ -47,7 +47,7 @@ class QueueRequest(Header, frozen=True, kw_only=True):
 
 
 class SearchOffsetRequest(Header, frozen=True, kw_only=True):
-    """29: the offset at a store time."""
+    """Request 29: the offset of the message stored at a given time."""
 
     topic: str
     queue_id: Int32
@@ -57,33 +57,33 @@ class SearchOffsetRequest(Header, frozen=True, kw_only=True):
 
 
 class OffsetResponse(Header, frozen=True):
-    """Answers 14, 29, 30 and 31."""
+    """The answer to requests 14, 29, 30 and 31."""
 
     offset: Int64
 
 
 class EarliestStoreTimeResponse(Header, frozen=True):
-    """Answers 32; -1 when the queue is empty."""
+    """The answer to request 32; -1 when the queue is empty."""
 
     timestamp: Int64
 
 
 class ConsumerOffsets(Body, frozen=True, kw_only=True):
-    """43, for slaves: `topic@group` -> queue id -> committed offset."""
+    """Request 43, for slaves: `topic@group` -> queue id -> committed offset."""
 
     offset_table: dict[str, dict[int, int]] = field(default_factory=dict)
     data_version: DataVersion | None = None
 
 
 class DelayOffsets(Body, frozen=True, kw_only=True):
-    """45, for slaves: delay level -> offset of the delay queue delivered so far."""
+    """Request 45, for slaves: delay level -> offset of the delay queue delivered so far."""
 
     offset_table: dict[int, int] = field(default_factory=dict)
     data_version: DataVersion | None = None
 
 
 class QueryCorrectionOffsetRequest(Header, frozen=True, kw_only=True):
-    """308: how far other groups trail behind `compare_group`."""
+    """Request 308: the offsets of groups that are behind `compare_group`."""
 
     compare_group: str
     topic: str
@@ -91,13 +91,13 @@ class QueryCorrectionOffsetRequest(Header, frozen=True, kw_only=True):
 
 
 class CorrectionOffsets(Body, frozen=True):
-    """308's answer: queue id -> smallest committed offset."""
+    """The answer to request 308: queue id -> smallest committed offset."""
 
     correction_offsets: dict[int, int] = field(default_factory=dict)
 
 
 class CloneGroupOffsetRequest(Header, frozen=True, kw_only=True):
-    """314: let `dest_group` start where `src_group` is."""
+    """Request 314: copy the offsets of `src_group` to `dest_group`."""
 
     src_group: str
     dest_group: str

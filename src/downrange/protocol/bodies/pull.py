@@ -22,9 +22,9 @@ class PullSysFlag(IntFlag):
 
 
 class PullMessageRequest(Header, frozen=True, kw_only=True, gc=False):
-    """`subscription` counts only with the SUBSCRIPTION bit, `commit_offset` only with COMMIT_OFFSET.
+    """A pull. `subscription` counts only with the SUBSCRIPTION bit, `commit_offset` only with COMMIT_OFFSET.
 
-    `bulk` is ours: as many messages as `max_msg_nums` says, within `maxTransferBytesOnBulkPull`. Java does not see it.
+    `bulk` is not RocketMQ's: it asks for `max_msg_nums` messages within `maxTransferBytesOnBulkPull`. Java ignores it.
     """
 
     consumer_group: str
@@ -46,7 +46,7 @@ class PullMessageRequest(Header, frozen=True, kw_only=True, gc=False):
 
 
 class PullMessageResponse(Header, frozen=True, kw_only=True, gc=False):
-    """Always sent whole: a Java client fails inside its callback when one of the four numbers is missing."""
+    """The answer to a pull. A Java client fails inside its callback when one of the four numbers is missing."""
 
     suggest_which_broker_id: Int64
     next_begin_offset: Int64
@@ -59,7 +59,7 @@ class PullMessageResponse(Header, frozen=True, kw_only=True, gc=False):
 
 
 class OffsetMovedEvent(Body, frozen=True, kw_only=True):
-    """Body of the message a broker keeps in topic OFFSET_MOVED_EVENT each time it answers PULL_OFFSET_MOVED."""
+    """The body of the message that a broker stores in OFFSET_MOVED_EVENT when it answers PULL_OFFSET_MOVED."""
 
     consumer_group: str
     message_queue: MessageQueue

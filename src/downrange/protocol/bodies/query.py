@@ -1,4 +1,4 @@
-"""Looking at single messages and at entries of a consume queue."""
+"""Requests for single messages and for entries of a consume queue."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from downrange.protocol.bodies.fields import Header, Int32, Int64
 
 
 class ViewMessageRequest(Header, frozen=True):
-    """33: the message at `offset` of the commit log."""
+    """Request 33: the message at `offset` of the commit log."""
 
     offset: Int64
     topic: str | None = None
 
 
 class QueryMessageRequest(Header, frozen=True, kw_only=True):
-    """12: messages by key, or by unique id when `unique_key_query`."""
+    """Request 12: messages by key, or by unique id when `unique_key_query`."""
 
     topic: str
     key: str
@@ -28,14 +28,14 @@ class QueryMessageRequest(Header, frozen=True, kw_only=True):
 
 
 class QueryMessageResponse(Header, frozen=True, kw_only=True):
-    """12's answer: how far the index reaches. Sent as zeros with QUERY_NOT_FOUND."""
+    """The answer to request 12: time and offset of the last index entry. Zeros are sent with QUERY_NOT_FOUND."""
 
     index_last_update_timestamp: Int64
     index_last_update_phyoffset: Int64
 
 
 class QueryConsumeQueueRequest(Header, frozen=True, kw_only=True):
-    """321: `count` entries of a consume queue from number `index` on."""
+    """Request 321: `count` entries of a consume queue, from the entry `index` on."""
 
     topic: str
     queue_id: Int32
@@ -45,7 +45,7 @@ class QueryConsumeQueueRequest(Header, frozen=True, kw_only=True):
 
 
 class ConsumeQueueData(Body, frozen=True, kw_only=True):
-    """One entry of a consume queue; `eval` says whether the group's filter takes it."""
+    """One entry of a consume queue; `eval` says whether it passes the filter of the group."""
 
     physic_offset: Int64
     physic_size: Int32
@@ -57,7 +57,7 @@ class ConsumeQueueData(Body, frozen=True, kw_only=True):
 
 
 class ConsumeQueueEntries(Body, frozen=True, kw_only=True):
-    """321's answer. [QueryConsumeQueueResponseBody]"""
+    """The answer to request 321. [QueryConsumeQueueResponseBody]"""
 
     min_queue_index: Int64
     max_queue_index: Int64

@@ -1,4 +1,4 @@
-"""How a broker makes itself known to a name server."""
+"""The registration of a broker with a name server."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from downrange.protocol.bodies.data_version import DataVersion
 from downrange.protocol.bodies.fields import Header, Int32, Int64
 from downrange.protocol.bodies.topics import TopicConfigTable, TopicQueueMappingInfo
 
-# Senders from this version on add queue mappings to the deflated form.
+# Brokers from this version on add queue mappings to the deflated form.
 MAPPINGS_SINCE_VERSION: Final = 413
-# A registration of 100,000 topics inflates to about 5 MB; a few bytes can be made to inflate to gigabytes.
+# A registration of 100,000 topics inflates to about 5 MB, but an attacker can make a few bytes inflate to gigabytes.
 MAX_INFLATED: Final = 64 * 1024 * 1024
 
 
 class RegisterBrokerRequest(Header, frozen=True, kw_only=True):
-    """103. `body_crc32` is that of the body as sent, top bit cleared; 0 means unchecked."""
+    """Request 103. `body_crc32` is the CRC of the body as sent, without its top bit; 0 means that it is not checked."""
 
     broker_name: str
     broker_addr: str
@@ -35,14 +35,14 @@ class RegisterBrokerRequest(Header, frozen=True, kw_only=True):
 
 
 class RegisterBrokerResponse(Header, frozen=True):
-    """103's answer; both addresses only for slaves whose master is alive."""
+    """The answer to request 103; only slaves whose master is alive get the two addresses."""
 
     ha_server_addr: str | None = None
     master_addr: str | None = None
 
 
 class BrokerIdentityRequest(Header, frozen=True, kw_only=True):
-    """104 UNREGISTER_BROKER and 322 QUERY_DATA_VERSION."""
+    """Requests 104 UNREGISTER_BROKER and 322 QUERY_DATA_VERSION."""
 
     broker_name: str
     broker_addr: str
@@ -51,13 +51,13 @@ class BrokerIdentityRequest(Header, frozen=True, kw_only=True):
 
 
 class QueryDataVersionResponse(Header, frozen=True):
-    """322: whether the broker has to send its topics again."""
+    """The answer to request 322: whether the broker has to send its topics again."""
 
     changed: bool
 
 
 class RegisterBrokerBody(Body, frozen=True, kw_only=True):
-    """103: all topics of the broker, or those that changed."""
+    """The body of request 103: all topics of the broker, or only those that changed."""
 
     topic_config_serialize_wrapper: TopicConfigTable = TopicConfigTable()
     filter_server_list: tuple[str, ...] = ()
@@ -74,7 +74,7 @@ def encode_registration(body: RegisterBrokerBody, sender_version: int) -> bytes:
     topics = body.topic_config_serialize_wrapper
     pieces = [_piece(encode_body(topics.data_version)), _LENGTH.pack(len(topics.topic_config_table))]
     for config in topics.topic_config_table.values():
-        # Five words exactly: with a sixth (5.x attributes) a 4.9 name server refuses the whole registration.
+        # Exactly five words: a 4.9 name server refuses the whole registration if there is a sixth (attributes of 5.x).
         text = (
             f"{config.topic_name} {config.read_queue_nums} {config.write_queue_nums}"
             f" {config.perm} {config.topic_filter_type}"
@@ -93,13 +93,13 @@ def _piece(data: bytes) -> bytes:
 
 
 def decode_registration(data: bytes, max_inflated: int = MAX_INFLATED) -> RegisterBrokerBody:
-    """Read the deflated form; raises BodyError for anything else, and when it inflates beyond `max_inflated` bytes."""
+    """Read the deflated form; raises BodyError if it is wrong or inflates to more than `max_inflated` bytes."""
     reader = _PieceReader(_inflate(data, max_inflated))
     data_version = decode_body(DataVersion, reader.piece())
     configs = [_topic_config(reader.text()) for _ in range(reader.count())]
     servers = decode_body(tuple[str, ...], reader.piece())
     mappings = None
-    # Only the sender's version tells whether mappings follow; so does the data itself.
+    # Mappings follow if the data does not end here; the version of the sender is not needed to know this.
     if not reader.is_at_end:
         mappings = [decode_body(TopicQueueMappingInfo, reader.piece()) for _ in range(reader.count())]
     return RegisterBrokerBody(
@@ -126,7 +126,7 @@ def _inflate(data: bytes, max_inflated: int) -> bytes:
 
 
 class _PieceReader:
-    """Length-prefixed pieces one after the other; a length that leads out of the data is refused."""
+    """Reads length-prefixed pieces one after the other; refuses a length that leads beyond the data."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -137,7 +137,7 @@ class _PieceReader:
         return self._at == len(self._data)
 
     def count(self) -> int:
-        """A number of pieces; each takes four bytes at least, so a larger number is a lie."""
+        """A number of pieces; each needs at least four bytes, so a number that cannot fit is refused."""
         number = self._number()
         if number < 0 or number > (len(self._data) - self._at) // _LENGTH.size:
             raise BodyError(f"registration announces {number} pieces at byte {self._at}; so many cannot follow")

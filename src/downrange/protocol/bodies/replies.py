@@ -1,4 +1,4 @@
-"""Request and reply between clients: the broker hands a reply to the client that asked."""
+"""Request and reply between clients: the broker passes a reply to the asking client."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from downrange.protocol.bodies.fields import Header, Int32, Int64
 
 
 class PushReplyMessageRequest(Header, frozen=True, kw_only=True):
-    """326, from broker to the asking client; the body is the reply's. Hosts are `ip:port`."""
+    """Request 326, from the broker to the asking client; its body is the body of the reply. Hosts are `ip:port`."""
 
     producer_group: str
     topic: str

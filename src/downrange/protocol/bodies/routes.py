@@ -1,4 +1,4 @@
-"""Routes: which brokers serve a topic, and what a cluster is made of."""
+"""Routes: which brokers serve a topic, and which brokers a cluster has."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ MASTER_ID = 0
 
 
 class GetRouteInfoRequest(Header, frozen=True):
-    """105."""
+    """Request 105: the route of a topic."""
 
     topic: str
     accept_standard_json_only: bool | None = None
 
 
 class QueueData(Body, frozen=True, kw_only=True):
-    """How many queues of a topic one broker has, and what may be done with them."""
+    """The number of queues of a topic on one broker, and their permission."""
 
     broker_name: str
     read_queue_nums: Int32 = 0
@@ -27,7 +27,7 @@ class QueueData(Body, frozen=True, kw_only=True):
     perm: Int32 = 0
     topic_sys_flag: Int32 = 0
     topic_syn_flag: Int32 | None = None
-    """What 4.8 calls `topic_sys_flag`."""
+    """The name of `topic_sys_flag` in 4.8."""
 
 
 class BrokerData(Body, frozen=True, kw_only=True):
@@ -62,31 +62,31 @@ class ClusterInfo(Body, frozen=True, kw_only=True):
 
 
 class TopicList(Body, frozen=True):
-    """206, 224, 304, 305, 311-313: names of topics; 304 adds the address of one live broker."""
+    """The answer to requests 206, 224, 304, 305, 311-313: names of topics; 304 adds the address of a live broker."""
 
     topic_list: tuple[str, ...] = ()
     broker_addr: str | None = None
 
 
 class TopicsByClusterRequest(Header, frozen=True):
-    """224."""
+    """Request 224: the topics of a cluster."""
 
     cluster: str
 
 
 class BrokerNameRequest(Header, frozen=True):
-    """205 WIPE_WRITE_PERM_OF_BROKER and 327 ADD_WRITE_PERM_OF_BROKER."""
+    """Requests 205 WIPE_WRITE_PERM_OF_BROKER and 327 ADD_WRITE_PERM_OF_BROKER."""
 
     broker_name: str
 
 
 class WipeWritePermResponse(Header, frozen=True):
-    """205: how many topics lost the permission."""
+    """The answer to request 205: the number of topics that lost the permission."""
 
     wipe_topic_count: Int32
 
 
 class AddWritePermResponse(Header, frozen=True):
-    """327: how many topics got it back."""
+    """The answer to request 327: the number of topics that got the permission back."""
 
     add_topic_count: Int32

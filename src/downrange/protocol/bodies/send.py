@@ -1,7 +1,7 @@
-"""Sending: single messages, batches, and messages a consumer sends back.
+"""Sends of single messages and batches, and messages that a consumer sends back.
 
-Codes 310, 320 and 325 carry the header under one-letter names (V2), 10 and 324 under whole ones (V1). Both are the same
-`SendMessageRequest` here: `decode_fields` and `encode_fields` do V2, `decode_send_v1` and `encode_send_v1` the other.
+Requests 310, 320 and 325 have one-letter field names (V2), 10 and 324 have whole words (V1). Both become a
+`SendMessageRequest` here: `decode_fields` and `encode_fields` are for V2, `decode_send_v1` and `encode_send_v1` for V1.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from downrange.protocol.bodies.fields import FieldError, Header, Int32, Int64, d
 
 
 class SendMessageRequest(Header, frozen=True, kw_only=True, gc=False):
-    """Everything about a message but its body.
+    """A message without its body.
 
-    The names on the wire are V2's, so that the header's JSON text turns into this in one step: every message sent
-    takes that path.
+    The names on the wire are those of V2, so that the JSON text of the header, which every send has, is converted in
+    one step.
     """
 
     producer_group: str = field(name="a")
@@ -72,7 +72,7 @@ def encode_send_v1(request: SendMessageRequest) -> dict[str, str]:
 
 
 class SendMessageResponse(Header, frozen=True, kw_only=True, gc=False):
-    """Where the message lies. For a batch `msg_id` holds all offset ids, comma-separated."""
+    """The place of the stored message. For a batch `msg_id` has all offset ids, separated by commas."""
 
     msg_id: str
     queue_id: Int32
@@ -85,7 +85,7 @@ class SendMessageResponse(Header, frozen=True, kw_only=True, gc=False):
 
 
 class ConsumerSendMessageBackRequest(Header, frozen=True, kw_only=True):
-    """36: a consumer failed; deliver the message at `offset` of the commit log to its group again."""
+    """Request 36 of a consumer that failed: deliver the message at `offset` of the commit log to its group again."""
 
     offset: Int64
     group: str
@@ -98,7 +98,7 @@ class ConsumerSendMessageBackRequest(Header, frozen=True, kw_only=True):
 
 
 class BatchEntry(NamedTuple):
-    """One message of a batch; what it shares with the others stands in the request."""
+    """One message of a batch; the header of the request has what all of them share."""
 
     flag: int
     body: bytes
@@ -116,7 +116,7 @@ def encode_batch(entries: Iterable[BatchEntry]) -> bytes:
 
 
 def encode_entry(flag: int, body: bytes, properties: bytes) -> bytes:
-    """One message of a batch; a batch is one after the other."""
+    """Encode one message of a batch; a batch is these bytes of all its messages, one after the other."""
     if len(properties) > 0x7FFF:
         raise BodyError(f"properties of {len(properties)} bytes in a batch; at most 32767 are allowed")
     size = _ENTRY_FIXED_SIZE + len(body) + len(properties)
@@ -125,7 +125,7 @@ def encode_entry(flag: int, body: bytes, properties: bytes) -> bytes:
 
 
 def decode_batch(data: bytes) -> list[BatchEntry]:
-    """The messages of a batch; raises BodyError unless all lengths add up."""
+    """The messages of a batch; raises BodyError if the lengths do not add up."""
     entries = []
     at = 0
     while at < len(data):

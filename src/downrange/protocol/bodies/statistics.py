@@ -1,4 +1,4 @@
-"""How far topics and groups are, and how fast they move."""
+"""Offsets and rates of topics and groups."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from downrange.protocol.bodies.fields import Header, Int64
 
 
 class TopicOffset(Body, frozen=True, kw_only=True):
-    """The reach of one queue; `last_update_timestamp` is the store time of its newest message, 0 when empty."""
+    """The offset range of a queue; `last_update_timestamp` is the store time of its newest message, 0 when empty."""
 
     min_offset: Int64
     max_offset: Int64
@@ -18,14 +18,14 @@ class TopicOffset(Body, frozen=True, kw_only=True):
 
 
 class TopicStats(Body, frozen=True, kw_only=True):
-    """202's answer. [TopicStatsTable]"""
+    """The answer to request 202. [TopicStatsTable]"""
 
     offset_table: dict[MessageQueue, TopicOffset] = field(default_factory=dict)
     topic_put_tps: float | None = None
 
 
 class GetConsumeStatsRequest(Header, frozen=True):
-    """208: one topic of a group, or all."""
+    """Request 208: the progress of a group in one topic, or in all."""
 
     consumer_group: str
     topic: str | None = None
@@ -33,7 +33,7 @@ class GetConsumeStatsRequest(Header, frozen=True):
 
 
 class OffsetWrapper(Body, frozen=True, kw_only=True):
-    """How far a group is in one queue; `last_timestamp` is the store time of the last message it consumed."""
+    """The progress of a group in a queue; `last_timestamp` is the store time of the last message it consumed."""
 
     broker_offset: Int64
     consumer_offset: Int64
@@ -46,20 +46,20 @@ class OffsetWrapper(Body, frozen=True, kw_only=True):
 
 
 class ConsumeStats(Body, frozen=True, kw_only=True):
-    """208's answer."""
+    """The answer to request 208."""
 
     offset_table: dict[MessageQueue, OffsetWrapper] = field(default_factory=dict)
     consume_tps: float = 0.0
 
 
 class GetBrokerConsumeStatsRequest(Header, frozen=True):
-    """317."""
+    """Request 317: the progress of all groups of a broker."""
 
     is_order: bool
 
 
 class ConsumeStatsList(Body, frozen=True, kw_only=True):
-    """317's answer: every group of a broker with its statistics by topic."""
+    """The answer to request 317: every group of a broker with its statistics by topic."""
 
     broker_addr: str | None = None
     consume_stats_list: tuple[dict[str, tuple[ConsumeStats, ...]], ...] = ()
@@ -67,14 +67,14 @@ class ConsumeStatsList(Body, frozen=True, kw_only=True):
 
 
 class ConsumeTimeSpanRequest(Header, frozen=True):
-    """303 QUERY_CONSUME_TIME_SPAN."""
+    """Request 303 QUERY_CONSUME_TIME_SPAN."""
 
     topic: str
     group: str
 
 
 class QueueTimeSpan(Body, frozen=True, kw_only=True):
-    """Store times of one queue: its oldest and newest message and the last one consumed. [QueueTimeSpan]"""
+    """Store times of the oldest, the newest and the last consumed message of a queue. [QueueTimeSpan]"""
 
     message_queue: MessageQueue
     min_time_stamp: Int64
@@ -84,13 +84,13 @@ class QueueTimeSpan(Body, frozen=True, kw_only=True):
 
 
 class ConsumeTimeSpans(Body, frozen=True):
-    """303's answer."""
+    """The answer to request 303."""
 
     consume_time_span_set: tuple[QueueTimeSpan, ...] = ()
 
 
 class ViewBrokerStatsRequest(Header, frozen=True):
-    """315: one counter, such as TOPIC_PUT_NUMS of a topic."""
+    """Request 315: one counter, such as TOPIC_PUT_NUMS of a topic."""
 
     stats_name: str
     stats_key: str
@@ -105,7 +105,7 @@ class StatsItem(Body, frozen=True, kw_only=True):
 
 
 class BrokerStatsData(Body, frozen=True, kw_only=True):
-    """315's answer."""
+    """The answer to request 315."""
 
     stats_minute: StatsItem = StatsItem()
     stats_hour: StatsItem = StatsItem()

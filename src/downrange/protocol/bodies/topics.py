@@ -1,4 +1,4 @@
-"""Topic configuration on brokers and its removal."""
+"""The configuration of topics on brokers, and its removal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class TopicRequest(Header, frozen=True):
 
 
 class CreateTopicRequest(Header, frozen=True, kw_only=True):
-    """17 UPDATE_AND_CREATE_TOPIC."""
+    """Request 17 UPDATE_AND_CREATE_TOPIC."""
 
     topic: str
     default_topic: str
@@ -44,20 +44,20 @@ class CreateTopicRequest(Header, frozen=True, kw_only=True):
 
 
 class DeleteTopicInNamesrvRequest(Header, frozen=True):
-    """216; with a cluster name only that cluster's brokers lose the topic."""
+    """Request 216: delete a topic from the routes, with a cluster name only from the brokers of this cluster."""
 
     topic: str
     cluster_name: str | None = None
 
 
 class TopicConfigs(Body, frozen=True):
-    """18, 5.x: several topics at once."""
+    """Request 18 (of 5.x): several topics at once."""
 
     topic_config_list: tuple[TopicConfig, ...] = ()
 
 
 class TopicQueueMappingInfo(Body, frozen=True, kw_only=True):
-    """5.x static topics: which global queue is which queue of broker `bname`."""
+    """Static topics of 5.x: which global queue is which queue of the broker `bname`."""
 
     topic: str
     total_queues: Int32
@@ -69,7 +69,7 @@ class TopicQueueMappingInfo(Body, frozen=True, kw_only=True):
 
 
 class TopicConfigTable(Body, frozen=True, kw_only=True):
-    """21, and the heart of a registration: all topics of a broker, by name. [TopicConfigSerializeWrapper]"""
+    """The answer to request 21, also part of a registration: all topics by name. [TopicConfigSerializeWrapper]"""
 
     topic_config_table: dict[str, TopicConfig] = field(default_factory=dict)
     data_version: DataVersion = DataVersion()

@@ -1,4 +1,4 @@
-"""Transactional messages: their end, and the broker's question how they ended."""
+"""Transactional messages: how a transaction ends, and how a broker asks the producer about it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from downrange.protocol.bodies.fields import Header, Int32, Int64
 
 
 class EndTransactionRequest(Header, frozen=True, kw_only=True):
-    """37: commit or roll back a half message.
+    """Request 37: commit or roll back a half message.
 
-    `commit_or_rollback` holds the transaction bits of a sysFlag: 8 commit, 12 rollback, 0 unknown.
+    `commit_or_rollback` has the transaction bits of a sysFlag: 8 commit, 12 rollback, 0 unknown.
     """
 
     producer_group: str
@@ -23,7 +23,7 @@ class EndTransactionRequest(Header, frozen=True, kw_only=True):
 
 
 class CheckTransactionStateRequest(Header, frozen=True, kw_only=True):
-    """39, from broker to producer: how did this transaction end? The body is the half message as a record."""
+    """Request 39, from broker to producer: how a transaction ended. The body is the half message as a record."""
 
     tran_state_table_offset: Int64
     commit_log_offset: Int64
@@ -35,7 +35,7 @@ class CheckTransactionStateRequest(Header, frozen=True, kw_only=True):
 
 
 class ResumeCheckHalfMessageRequest(Header, frozen=True):
-    """323: check a half message again that had been given up."""
+    """Request 323: ask producers again about a half message that was given up."""
 
     msg_id: str | None = None
     topic: str | None = None

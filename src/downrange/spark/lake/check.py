@@ -1,4 +1,4 @@
-"""Is everything in the lake that the manifest says, and nothing else?"""
+"""Checks that a lake has all files of its manifest, and no others."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from downrange.spark.lake.manifest import LakeFile
 
 
 def problems(lake: Lake) -> Iterator[str]:
-    """What is wrong, one line each: missing, damaged and stray files, and messages that two files claim."""
+    """One line for each problem: missing, damaged and stray files, and messages that are in two files."""
     contents = lake.contents()
     for file in contents.files.values():
         yield from _problems_of(lake, file)
     known = {lake.root / path for path in contents.files}
     for path in lake.root.glob("topic=*/**/*.parquet"):
         if path not in known:
-            yield f"{path.relative_to(lake.root)}: the manifest does not have it"
+            yield f"{path.relative_to(lake.root)}: not in the manifest"
     yield from _overlaps(list(contents.files.values()))
 
 
@@ -41,7 +41,7 @@ def _problems_of(lake: Lake, file: LakeFile) -> Iterator[str]:
 
 
 def _overlaps(files: list[LakeFile]) -> Iterator[str]:
-    """Offsets repeat only where a queue's clock went back over midnight: then the same batch wrote both files."""
+    """Offsets in two files, unless one batch wrote both because the broker's clock went back over midnight."""
     ranges = [(file.topic, part, file) for file in files for part in file.ranges]
     ranges.sort(key=lambda claim: claim[:2])
     for (topic, part, file), (next_topic, next_part, next_file) in pairwise(ranges):

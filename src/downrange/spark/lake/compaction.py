@@ -1,7 +1,7 @@
-"""Small files of a day become few large ones.
+"""Joins the small files of a day into a few large ones.
 
-The archive writes a file for every queue and batch, so that it never rewrites anything. Readers prefer large files.
-Rows keep their values; they are ordered by broker, queue and offset.
+The archive writes a file for every queue and batch, so that it never rewrites a file. Readers prefer large files.
+Rows keep their values; they are sorted by broker, queue and offset.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _BATCH_ROWS: Final = 64 * 1024
 
 
 class Compacted(NamedTuple):
-    """One large file and how many it replaced."""
+    """One large file and the number of files it replaced."""
 
     file: LakeFile
     replaced: int
@@ -53,7 +53,7 @@ def compact(
 
 
 def plan(files: Iterable[LakeFile], target_bytes: int) -> list[list[LakeFile]]:
-    """Which files become one: small ones of the same topic and day, in the order of their messages."""
+    """The groups of files to join: small files of the same topic and day, in the order of their messages."""
     by_partition: dict[tuple[str, str], list[LakeFile]] = {}
     for file in files:
         if file.bytes < target_bytes // 2:
@@ -74,7 +74,7 @@ def plan(files: Iterable[LakeFile], target_bytes: int) -> list[list[LakeFile]]:
 
 def _merge(lake: Lake, group: list[LakeFile]) -> LakeFile:
     paths = "\n".join(file.path for file in group)
-    # The name follows from what is replaced: done again after a crash, the work ends at the same place.
+    # The name depends on the replaced files: work that is repeated after a crash gives the same file.
     digest = hashlib.sha256(paths.encode()).hexdigest()[:24]
     topic, date = group[0].topic, group[0].date
     temporary = f"{TEMPORARY}/{NAME}/{digest}.part"
@@ -106,7 +106,7 @@ def _rows(lake: Lake, file: LakeFile, schema: pa.Schema) -> Iterator[pa.RecordBa
         for batch in source.iter_batches(_BATCH_ROWS):
             if batch.schema.equals(schema):
                 yield batch
-            else:  # an archive without properties, and one with them
+            else:  # some files have the column properties, others do not
                 columns = [
                     batch.column(field.name) if field.name in batch.schema.names else pa.nulls(len(batch), field.type)
                     for field in schema
@@ -115,7 +115,7 @@ def _rows(lake: Lake, file: LakeFile, schema: pa.Schema) -> Iterator[pa.RecordBa
 
 
 def _joined(ranges: Iterable[QueueRange]) -> Iterator[QueueRange]:
-    """Neighbours become one range; what lies between two ranges is not in the file."""
+    """Join adjacent ranges; messages between two ranges are not in the file."""
     current: QueueRange | None = None
     for part in sorted(ranges):
         if current is not None and part[:2] == current[:2] and part.start == current.end:

@@ -1,4 +1,4 @@
-"""The steps a lake is changed by. Every one is whole or not there at all after a crash."""
+"""The steps that change the files of a lake. After a crash each step was done completely or not at all."""
 
 from __future__ import annotations
 
@@ -7,24 +7,19 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
 
 from downrange.spark.lake.layout import LakeBusy
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """The file has its content or does not exist."""
+    """Write a file that, even after a crash, has all of its content or does not exist."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with temporary.open("wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-    move(temporary, path)
+    os.replace(temporary, path)
     sync_directory(path.parent)
-
-
-def move(source: Path, target: Path) -> None:
-    os.replace(source, target)
 
 
 def remove(path: Path) -> None:
@@ -32,7 +27,7 @@ def remove(path: Path) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """A new name survives a power cut only after its directory was synced."""
+    """Sync a directory: a new file name survives a power cut only after this."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -41,16 +36,9 @@ def sync_directory(path: Path) -> None:
 
 
 @contextmanager
-def lock(path: Path) -> Iterator[IO[bytes]]:
-    """A file to lock; the lock ends with the block or with the process."""
-    with path.open("ab") as file:
-        yield file
-
-
-@contextmanager
 def exclusive(path: Path, what: str) -> Iterator[None]:
-    """Only one process at a time is inside; others get LakeBusy."""
-    with lock(path) as file:
+    """Let only one process at a time into the block; others get LakeBusy."""
+    with path.open("ab") as file:  # the lock ends with the block or with the process
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

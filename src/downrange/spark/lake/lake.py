@@ -1,16 +1,17 @@
-"""A lake: a directory of Parquet files, of which the manifest says which count.
+"""A lake: a directory of Parquet files with a manifest that says which files count.
 
-Order of a commit: files are written under temporary names; the manifest gets its entry, which is the moment they count;
-then they are renamed to their places, and those they replace are removed. A crash in between is repaired by `settle`,
-which everybody who writes calls first.
+Order of a commit: files are written under temporary names; the manifest gets an entry, and from then on they count;
+then they are renamed, and the files they replace are removed. `settle`, which every writer calls first, repairs the
+lake after a crash in between.
 
-A reader that asks the manifest (`Lake.paths`) sees each commit whole, or not at all. A reader that takes all *.parquet
-files never sees a file that does not count yet. It may miss a commit's files until they are renamed, and while a
-compaction is put in place it may see a message in its old and its new file.
+A reader that asks the manifest (`Lake.paths`) sees each commit completely or not at all. A reader that takes all
+*.parquet files never sees a file that does not count yet. It may miss the files of a commit until they are renamed, and
+during a compaction it may see a message both in the old and in the new file.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     import pyarrow.dataset
 
 SNAPSHOT_ENTRIES: Final = 64
-"""So many entries are read one by one at most."""
+"""This many entries are joined into a snapshot."""
 
 
 class Lake:
@@ -42,7 +43,7 @@ class Lake:
 
     @classmethod
     def create(cls, root: Path) -> Lake:
-        """The lake at `root`, made when there is none; a directory with other things in it is refused."""
+        """The lake at `root`, created if missing; a directory that has other files is refused."""
         lake = cls(root)
         if not lake._manifest.is_there:
             try:
@@ -69,7 +70,7 @@ class Lake:
     def files(
         self, topics: Sequence[str] = (), begin_millis: int | None = None, end_millis: int | None = None
     ) -> list[LakeFile]:
-        """What counts now, ordered by day; of these topics, and with messages stored in this span, ends included."""
+        """The files that count now, by day: of these topics, with messages stored in this span, ends included."""
         wanted = set(topics)
         found = [
             file
@@ -81,7 +82,7 @@ class Lake:
         return sorted(found, key=lambda file: (file.date, file.path))
 
     def path_of(self, file: LakeFile) -> Path:
-        """Where it is now: a crash may have left it under its temporary name."""
+        """The present path of a file: a crash may have left it under its temporary name."""
         path = self.root / file.path
         if not path.exists() and (temporary := self.root / file.temporary).exists():
             return temporary
@@ -91,7 +92,7 @@ class Lake:
         self, topics: Sequence[str] = (), begin_millis: int | None = None, end_millis: int | None = None
     ) -> pyarrow.dataset.Dataset:
         """The files as one Arrow dataset, with the columns `topic` and `date` beside those in the files."""
-        # Here and not above: it brings pandas with it, which tasks that only write would wait for.
+        # Imported here because it imports pandas, for which tasks that only write would have to wait.
         import pyarrow.dataset
         import pyarrow.fs
 
@@ -107,19 +108,19 @@ class Lake:
 
     @contextmanager
     def writing(self, name: str) -> Iterator[None]:
-        """The right to write under this name; everything half done before is finished or removed first."""
+        """The right to write under this name; unfinished work of an earlier writer is finished or removed first."""
         temporary = self.root / TEMPORARY / checked_name(name)
         temporary.mkdir(parents=True, exist_ok=True)
         with files.exclusive(temporary.with_name(f"{name}.lock"), f"pipeline {name}"):
             self.settle()
-            for path in temporary.iterdir():  # what counts has left this place: the rest belonged to a task that died
+            for path in temporary.iterdir():  # files that count were moved; the rest belonged to tasks that died
                 files.remove(path)
             yield
 
     def commit_batch(self, query: str, batch: int, written: Sequence[LakeFile], position: Tree | None = None) -> bool:
-        """Make what the tasks of a batch wrote count, and `position` be where the query goes on.
+        """Make the files that the tasks of a batch wrote count, and remember `position` as the start of the next batch.
 
-        Once, however often the batch is run. True when it was new.
+        This is done once, however often the batch is run. True when the batch was new.
         """
 
         def build(contents: Contents) -> Entry | None:
@@ -137,7 +138,7 @@ class Lake:
         return True
 
     def commit_compaction(self, old: Sequence[LakeFile], new: LakeFile) -> None:
-        """Let `new` take the place of `old`. Fails when one of them no longer counts."""
+        """Replace the files `old` by `new`. Fails when one of them no longer counts."""
         removed = tuple(file.path for file in old)
         entry = self._manifest.commit(
             lambda _: Entry("compaction", (new,), removed, time_millis=time.time_ns() // 1_000_000)
@@ -146,7 +147,7 @@ class Lake:
         self._put_in_place(entry)
 
     def settle(self) -> None:
-        """Finish commits that a crash interrupted; then many entries become one."""
+        """Finish commits that a crash interrupted; then join the entries if there are many."""
         contents, recent = self._manifest.recent()
         for entry in recent:
             live = tuple(file for file in entry.add if file.path in contents.files)
@@ -155,7 +156,7 @@ class Lake:
             self._manifest.snapshot()
 
     def _put_in_place(self, entry: Entry) -> None:
-        """Every step may have been done before, and may be done by another process at the same time."""
+        """Move the files of an entry. Every step may have been done before, or at the same time by another process."""
         directories = set()
         for file in entry.add:
             target = self.root / file.path
@@ -163,9 +164,9 @@ class Lake:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 directories |= {target.parent.parent, self.root}
             try:
-                files.move(self.root / file.temporary, target)
+                os.replace(self.root / file.temporary, target)
             except FileNotFoundError:
-                # It is in its place already, or a compaction that ran meanwhile has replaced and removed it.
+                # The file was moved already, or a compaction has replaced and removed it in the meantime.
                 if not target.exists() and file.path in self.contents().files:
                     raise LakeError(f"{target} is lost: the manifest has it and the disk has not") from None
                 continue

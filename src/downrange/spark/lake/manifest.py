@@ -1,10 +1,10 @@
-"""The manifest: a numbered entry for every commit, and what all of them together say.
+"""The manifest: a numbered entry for every commit; together the entries say which files count.
 
     _manifest/00000000000000000012.json           one entry
-    _manifest/snapshot-00000000000000000012.json  entries up to 12 together; they may be gone
+    _manifest/snapshot-00000000000000000012.json  all entries up to 12, whose own files may be gone
 
-An entry appears whole, by renaming. Entries are written under a lock of the directory, so numbers have no gaps and no
-two writers take the same. Readers take no lock.
+An entry appears as a whole, by renaming. Entries are written under a lock of the directory, so that numbers have no
+gaps and no two writers take the same. Readers need no lock.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class QueueRange(NamedTuple):
 
 
 class LakeFile(msgspec.Struct, frozen=True):
-    """One Parquet file: where it lies, what is in it. Both paths are relative to the lake."""
+    """One Parquet file: its paths, relative to the lake, and its content."""
 
     path: str
     temporary: str
@@ -62,16 +62,16 @@ class Entry(msgspec.Struct, frozen=True):
     query: str = ""
     batch: int = -1
     position: Tree | None = None
-    """Where the query goes on after this batch: the next offset per topic, broker and queue."""
+    """The start of the next batch of the query: the next offset per topic, broker and queue."""
     time_millis: int = 0
 
 
 class Contents(msgspec.Struct):
-    """What the entries up to `version` say.
+    """The lake after all entries up to `version`.
 
-    Holds always: a message is in one of `files` at most. `next_offsets` says per topic, broker and queue which message
-    comes after those that ever were in the lake; `batches` and `positions` hold the last batch of each query, and where
-    it goes on.
+    Holds always: a message is in at most one of `files`. `next_offsets` has per topic, broker and queue the offset
+    behind all messages that ever were in the lake; `batches` and `positions` have the last batch of each query and the
+    start of its next one.
     """
 
     version: int = 0
@@ -84,9 +84,9 @@ class Contents(msgspec.Struct):
         return self.batches.get(query, -1) >= batch
 
     def check(self, entry: Entry) -> None:
-        """Raises when applying `entry` would make a message count twice or lose one."""
+        """Raise LakeError when `entry` would make a message count twice or lose one."""
         if missing := [path for path in entry.remove if path not in self.files]:
-            raise LakeError(f"{missing[0]} is no longer part of the lake: somebody else has replaced it")
+            raise LakeError(f"{missing[0]} is no longer part of the lake: another process has replaced it")
         leaving = set(entry.remove)
         if taken := [file.path for file in entry.add if file.path in self.files and file.path not in leaving]:
             raise LakeError(f"{taken[0]} is in the lake already")
@@ -98,7 +98,7 @@ class Contents(msgspec.Struct):
                 if part.start < known:
                     raise LakeError(
                         f"queue {part.queue_id} of {file.topic} on {part.broker}: offset {part.start} is in the lake "
-                        f"already, which is at {known}; was the broker's store made anew, or the checkpoint lost?"
+                        f"already, which is at {known}; was the broker's store created again, or the checkpoint lost?"
                     )
 
     def next_offset(self, topic: str, broker: str, queue_id: int) -> int:
@@ -137,11 +137,11 @@ class Manifest:
         return self._read()[0]
 
     def recent(self) -> tuple[Contents, list[Entry]]:
-        """What all entries say, and those after the last snapshot."""
+        """The result of all entries, and the entries after the last snapshot."""
         return self._read()
 
     def commit(self, build: Callable[[Contents], Entry | None]) -> Entry | None:
-        """Append the entry that `build` makes of what the manifest says now; None when it wants none."""
+        """Append the entry that `build` makes for the present contents; None when it makes none."""
         with self._locked():
             contents = self.read()
             entry = build(contents)
@@ -152,7 +152,7 @@ class Manifest:
             return entry
 
     def snapshot(self) -> None:
-        """Write all entries as one and drop them. Their files must be settled: see `Lake.settle`."""
+        """Join all entries into one snapshot and delete them. Their commits must be finished: see `Lake.settle`."""
         with self._locked():
             contents = self.read()
             files.write_whole(self._directory / f"snapshot-{contents.version:020}.json", msgspec.json.encode(contents))
@@ -167,7 +167,7 @@ class Manifest:
             try:
                 return self._read_once()
             except FileNotFoundError:
-                continue  # somebody wrote a snapshot between our look at the directory and our look at a file
+                continue  # a snapshot was written between our reading of the directory and of a file
         raise LakeError(f"{self._directory} changes faster than it can be read")
 
     def _read_once(self) -> tuple[Contents, list[Entry]]:
@@ -195,6 +195,6 @@ class Manifest:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        with files.lock(self._directory / "lock") as file:
+        with (self._directory / "lock").open("ab") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield

@@ -1,4 +1,4 @@
-"""One Parquet file of a lake while it is written: rows are gathered into large row groups, bytes get a checksum."""
+"""Writes one Parquet file of a lake: gathers rows into large row groups, and computes a checksum of the bytes."""
 
 from __future__ import annotations
 
@@ -11,16 +11,11 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-# What repeats within a queue is kept as a dictionary; looking for repetition in ids and bodies costs time for nothing.
+# Columns whose values repeat within a queue have dictionaries; ids and bodies do not repeat.
 _DICTIONARIES: Final = ["broker", "tags", "born_host", "store_host", "sys_flag", "reconsume_times", "queue_id"]
 _MAP_KEYS: Final = "properties.key_value.key"
-_GROWING: Final = {
-    "queue_offset": "DELTA_BINARY_PACKED",
-    "physical_offset": "DELTA_BINARY_PACKED",
-    "born_time": "DELTA_BINARY_PACKED",
-    "store_time": "DELTA_BINARY_PACKED",
-}
-# The smallest and largest body help nobody skip a row group.
+_GROWING: Final = dict.fromkeys(("queue_offset", "physical_offset", "born_time", "store_time"), "DELTA_BINARY_PACKED")
+# Columns with statistics; the smallest and largest body would not help a reader to skip a row group.
 _STATISTICS: Final = [
     "broker",
     "queue_id",
@@ -37,7 +32,7 @@ ROW_GROUP_BYTES: Final = 64 * 1024 * 1024
 
 
 class _SummedFile:
-    """A file that knows the CRC-32 of what was written to it."""
+    """A file that computes the CRC-32 of the bytes written to it."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("wb")
@@ -57,7 +52,7 @@ class _SummedFile:
         self._file.flush()
 
     def begin_to_sync(self) -> None:
-        """Let the disk write while we go on; by the way, what it has written leaves the cache to those who read."""
+        """Start writing to the disk without waiting for it; pages that were written leave the page cache."""
         self._file.flush()
         if hasattr(os, "posix_fadvise"):  # not on every system
             os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -75,7 +70,7 @@ class _SummedFile:
 
 
 class ParquetFile:
-    """A file on its way. `add` what belongs to it, then `close`; nothing is on disk for sure before that."""
+    """A file that is being written. `add` batches to it, then `close` it; only then it is safe on disk."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -103,7 +98,7 @@ class ParquetFile:
             self.write_row_group()
 
     def write_row_group(self) -> None:
-        """Bring what was gathered to the file."""
+        """Write the gathered rows to the file."""
         if not self._buffered:
             return
         table = pa.Table.from_batches(self._buffered)
@@ -117,7 +112,7 @@ class ParquetFile:
         self._buffered_rows = self.buffered_bytes = 0
 
     def close(self) -> None:
-        """Everything is on disk when this returns."""
+        """Finish the file; it is on disk when this returns."""
         self.write_row_group()
         if self._writer is not None:
             self._writer.close()
@@ -125,9 +120,9 @@ class ParquetFile:
             self._file.close()
 
     def discard(self) -> None:
-        """As if it had never been."""
+        """Delete the file."""
         self._buffered = []
-        with contextlib.suppress(OSError):  # a full disk may be the reason for it
+        with contextlib.suppress(OSError):  # perhaps the file is discarded because the disk is full
             self.close()
         self.path.unlink(missing_ok=True)
 

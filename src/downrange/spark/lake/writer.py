@@ -1,4 +1,4 @@
-"""Messages into Parquet files: one file for the messages of one queue and one day."""
+"""Writes messages into Parquet files, one for each queue and day."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from downrange.spark.lake.parquet_file import ParquetFile
 
 MAX_FILE_BYTES: Final = 256 * 1024 * 1024
 MAX_BUFFERED_BYTES: Final = 128 * 1024 * 1024
-"""Of all files of one writer together."""
+"""Bytes that all files of one writer together may gather before they are written."""
 _NEEDED: Final = ("topic", "broker", "queue_id", "queue_offset", "store_time")
 _DAY_MICROS: Final = 86_400_000_000
-# Below this many rows a run, sorting a batch costs less than cutting it.
+# If runs have fewer rows than this, sorting a batch costs less than cutting it.
 _SHORT_RUN: Final = 16
 
 
@@ -34,7 +34,7 @@ class _Part(NamedTuple):
 
 
 class _Open:
-    """A file on its way and what the manifest will say about it."""
+    """A file that is being written, and its future description in the manifest."""
 
     def __init__(self, part: _Part, path: Path) -> None:
         self.part = part
@@ -47,15 +47,15 @@ class _Open:
         self.start, self.end = min(self.start, low), max(self.end, high + 1)
         low, high = _bounds(batch.column("store_time").cast(pa.int64()))
         self.first_micros, self.last_micros = min(self.first_micros, low), max(self.last_micros, high)
-        # A reader learns the topic from the directory; a column of that name beside it would confuse some of them.
+        # Readers take the topic from the name of the directory; a column of that name would confuse some of them.
         self.file.add(batch.drop_columns("topic"))
 
 
 class LakeWriter:
-    """Writes messages under temporary names. What it wrote counts after `Lake.commit_batch`, and not before.
+    """Writes messages under temporary names. The files count only after `Lake.commit_batch`.
 
-    Belongs to one task. Batches have the columns of a message, in any order and number as long as those are there that
-    name the message's place; rows of one queue come in the order of their offsets.
+    Belongs to one task. Batches have columns of a message in any order; those for topic, broker, queue, offset and
+    store time are needed. Rows of one queue come in the order of their offsets.
     """
 
     def __init__(self, lake: Path, name: str) -> None:
@@ -68,7 +68,7 @@ class LakeWriter:
         for part, rows in _parts(batch):
             target = self._open.get(part)
             if target is None:
-                # No name of the future file: a second attempt at the same task may run beside this one.
+                # A random name: a second attempt of this task may run at the same time.
                 path = self._lake / self._temporary / f"{uuid.uuid4().hex}.part"
                 target = self._open[part] = _Open(part, path)
             target.add(rows)
@@ -78,7 +78,7 @@ class LakeWriter:
             max(self._open.values(), key=lambda target: target.file.buffered_bytes).file.write_row_group()
 
     def finish(self) -> list[LakeFile]:
-        """Everything written, safe on disk."""
+        """Finish all files; they are safe on disk when this returns."""
         for target in self._open.values():
             target.file.write_row_group()
         for target in list(self._open.values()):
@@ -86,7 +86,7 @@ class LakeWriter:
         return self._done
 
     def discard(self) -> None:
-        """Remove what was written: the task failed."""
+        """Remove all files: the task failed."""
         for target in self._open.values():
             target.file.discard()
         for file in self._done:
@@ -114,7 +114,7 @@ class LakeWriter:
 
 
 def _parts(batch: pa.RecordBatch) -> Iterator[tuple[_Part, pa.RecordBatch]]:
-    """The batch cut where topic, broker, queue or day change; slices, not copies."""
+    """Cut the batch where topic, broker, queue or day change, into slices without copying."""
     if missing := [name for name in _NEEDED if name not in batch.schema.names]:
         raise LakeError(f"messages for the lake need the columns {', '.join(missing)}")
     if batch.num_rows == 0:
@@ -133,7 +133,7 @@ def _parts(batch: pa.RecordBatch) -> Iterator[tuple[_Part, pa.RecordBatch]]:
 
 
 def _run_bounds(batch: pa.RecordBatch) -> list[int]:
-    """Where a run of equal (topic, broker, queue, day) begins, and the end."""
+    """The first row of each run of equal (topic, broker, queue, day), and the number of rows."""
     ends = [as_numpy(pc.run_end_encode(batch.column(name)).run_ends) for name in ("topic", "broker", "queue_id")]
     ends.append(np.flatnonzero(np.diff(_days(batch))) + 1)
     return [0, *(int(end) for end in np.unique(np.concatenate(ends)) if 0 < end < batch.num_rows), batch.num_rows]

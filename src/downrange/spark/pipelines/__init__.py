@@ -1,1 +1,1 @@
-"""What people do with topics in bulk: archive them, replay an archive, ask SQL, count and draw. Each is a function."""
+"""Bulk work on topics, one function each: archive topics, replay an archive, query with SQL, count and draw."""

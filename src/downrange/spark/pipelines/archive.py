@@ -1,10 +1,10 @@
-"""Topics into a lake, every message once.
+"""Archives topics into a lake, every message once.
 
-Batch by batch: the driver asks how far the queues reach, tasks write what is new into files (archive_reader.py), and
-the driver commits the files together with where the next batch begins. That commit, one entry of the lake's manifest,
-is all an archive remembers. Whatever dies before it leaves nothing that counts, and the batch is planned anew.
+For each batch the driver asks for the ends of the queues, tasks write new messages into files (archive_reader.py), and
+the driver commits the files together with the start of the next batch. This commit, one entry of the lake's manifest,
+is all that an archive remembers. If a process dies before it, the files do not count, and the batch is planned again.
 
-No streaming query: its process for the source, its own logs of offsets and commits and its planning took more CPU than
+This is not a streaming query: its source process, its logs of offsets and commits and its planning took more CPU than
 archiving half a million messages, for a promise that the manifest gives already.
 """
 
@@ -32,7 +32,7 @@ from downrange.spark.pipelines.errors import PipelineError, told_in_one_line
 NAME: Final = "archive"
 _DEFAULTS: Final = {
     "startingOffsets": "earliest",
-    "includeProperties": "true",  # a replay needs them
+    "includeProperties": "true",  # a replay needs the properties
     "maxOffsetsPerTrigger": "2000000",
     "maxRecordsPerPartition": "1000000",
 }
@@ -40,7 +40,7 @@ _DEFAULTS: Final = {
 
 @dataclass(slots=True)
 class ArchiveProgress:
-    """How far a run is. `behind` counts messages that are in the brokers and not in the lake; None: not known yet."""
+    """The progress of a run. `behind` is the number of messages not in the lake yet; None: not known yet."""
 
     batches: int = 0
     messages: int = 0
@@ -60,7 +60,7 @@ def archive(
     on_progress: Callable[[ArchiveProgress], None] | None = None,
     stop: threading.Event | None = None,
 ) -> ArchiveProgress:
-    """Archive what the options of `rocketmq` choose. Returns when caught up; else goes on until `stop` is set.
+    """Archive the messages that the options of `rocketmq` choose. Returns when caught up, or when `stop` is set.
 
     A batch under way is finished first. Several archives of different topics may share a lake, each under a `name`.
     """
@@ -73,11 +73,11 @@ def archive(
 
 
 def checked(options: Mapping[str, str], name: str, seconds_between_batches: float) -> SourceOptions:
-    """The options with their defaults. Raises what is wrong with them."""
+    """The options with their defaults; raises an error when they are wrong."""
     wanted = parse_options({**_DEFAULTS, **options})
     checked_name(name)
     if not 0 < seconds_between_batches < math.inf:
-        raise PipelineError(f"{seconds_between_batches:g} seconds between batches: expected more than none")
+        raise PipelineError(f"{seconds_between_batches:g} seconds between batches: expected more than 0")
     return wanted
 
 
@@ -90,13 +90,13 @@ class _Run:
         self._name = name
         self._reader = ArchiveReader(options, lake.root, name, self._spark.defaultParallelism)
         self._number = 0
-        """Of the next batch. The manifest takes each once: two drivers of one archive cannot both go on."""
+        """The number of the next batch. The manifest takes each number once: of two drivers of an archive one fails."""
         self.progress = ArchiveProgress()
 
     def run(
         self, seconds: float | None, on_progress: Callable[[ArchiveProgress], None], stop: threading.Event | None
     ) -> None:
-        """`seconds` from batch to batch; None: until everything is archived that was there at the begin."""
+        """Archive with `seconds` between batches; None: until all messages that exist now are archived."""
         reader, stop = self._reader, stop or threading.Event()
         with closing(reader):
             known = self._lake.contents()

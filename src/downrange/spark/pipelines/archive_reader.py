@@ -1,7 +1,7 @@
-"""What an archive reads, and what its tasks do with it: files of the lake instead of rows for Spark.
+"""The reader of an archive, whose tasks write files of the lake instead of giving rows to Spark.
 
-A row that goes through the JVM costs more than writing it to Parquet. So a task reads its ranges, writes them and
-tells the driver which files it wrote.
+Passing a row through the JVM costs more than writing it to Parquet. So a task reads its ranges, writes them, and tells
+the driver which files it wrote.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from downrange.spark.cluster import Cluster
 from downrange.spark.data_source import arrow_schema
 from downrange.spark.lake.manifest import Contents, LakeFile
 from downrange.spark.lake.writer import LakeWriter
+from downrange.spark.offset_resolution import Origins
 from downrange.spark.offsets import from_json, to_json
 from downrange.spark.options import SourceOptions
-from downrange.spark.places import Origins
 from downrange.spark.planner import QueueRange
 from downrange.spark.schema import message_schema
 from downrange.spark.source import StreamReader, Task
@@ -46,7 +46,7 @@ class ArchiveReader(StreamReader):
     def _origins(self) -> Origins:
         if self._options.store_path is not None:
             return super()._origins()
-        # Not the one of the process: another thread may run another archive.
+        # Not the loop of the process: another thread may run another archive.
         self._loop = WorkerLoop()
         return Cluster(self._options, self._loop)
 
@@ -56,12 +56,12 @@ class ArchiveReader(StreamReader):
             self._loop = self._opened = None
 
     def first_offset(self, known: Contents) -> dict[str, Any]:
-        """Where an archive begins that has no position yet; behind what another one has brought into the lake."""
+        """The first offset of an archive without a position: behind messages that another archive put into the lake."""
         start = from_json(self.initialOffset())
         return to_json({queue: max(offset, known.next_offset(*queue)) for queue, offset in start.items()})
 
     def behind(self, end: dict[str, Any]) -> int:
-        """How many messages were there behind `end` when `latestOffset` was last asked."""
+        """The number of messages behind `end` when `latestOffset` was last called."""
         return 0 if self._latest is None else planner.waiting(from_json(end), self._latest)
 
     def _tasks(self, ranges: Sequence[QueueRange]) -> list[Task]:
@@ -72,7 +72,7 @@ class ArchiveReader(StreamReader):
         return [Task(part, parse_tags(options.tags)) for part in found]
 
     def write(self, task: InputPartition) -> list[LakeFile]:
-        """On a worker: the messages of a task, in files that count when the lake commits them."""
+        """Runs on a worker: write the messages of a task into files, which count when the lake commits them."""
         writer = LakeWriter(self._lake, self._name)
         try:
             for batch in self.read(task):

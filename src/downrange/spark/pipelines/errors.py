@@ -1,4 +1,4 @@
-"""What Spark says over many lines, in one."""
+"""Turns errors of Spark, which have many lines, into errors with one line."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from typing import Final
 from downrange.model.errors import MQError
 from downrange.spark.errors import OptionError, SparkSourceError
 
-# An error of ours inside what Spark says of a Python process: `downrange.spark.errors.NothingToRead: no topic …`.
+# One of our errors in Spark's report about a Python process: `downrange.spark.errors.NothingToRead: no topic …`.
 _OURS: Final = re.compile(r"\bdownrange\.[\w.]+\.(\w+): (.+)")
-# What any other error of a Python process ends with, behind the indented lines of its traceback.
+# The last line of any other error of a Python process, behind the indented lines of its traceback.
 _PYTHON: Final = re.compile(r"^Traceback \(most recent call last\):\n(?:[ \t].*\n)*(\S.*)", re.MULTILINE)
 _WRONGLY_ASKED: Final = {"OptionError", "NothingToRead", "SchemaMismatch"}
 _CODES: Final = re.compile(r"^\[[A-Z_0-9.]+\]\s*|\s*SQLSTATE: \w+|;$")
 
 
 class PipelineError(MQError):
-    """A pipeline cannot do what was asked as it was asked; the text says what to change."""
+    """A pipeline was called wrongly; the text says what to change."""
 
 
 class PipelineFailed(MQError):
-    """A pipeline was under way and failed; starting it again goes on where it was."""
+    """A running pipeline failed; started again, it continues where it was."""
 
 
 @contextmanager
 def told_in_one_line() -> Iterator[None]:
-    """Errors of Spark become ours: PipelineError for what was asked wrongly, PipelineFailed for the rest."""
+    """Turn errors of Spark into ours: PipelineError for a wrong call, PipelineFailed for any other error."""
     from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
     from pyspark.errors import AnalysisException, IllegalArgumentException, ParseException, PySparkException
 
     try:
         yield
-    except OptionError:  # names the option: nothing to add
+    except OptionError:  # its text names the option and is clear enough
         raise
-    except SparkSourceError as error:  # of the driver itself
+    except SparkSourceError as error:  # raised in the driver itself
         raise _kind(type(error).__name__)(str(error)) from None
     except (AnalysisException, ParseException, IllegalArgumentException) as error:
         raise _told(str(error), PipelineError) from None
@@ -47,12 +47,12 @@ def told_in_one_line() -> Iterator[None]:
 
 
 def _kind(name: str) -> type[MQError]:
-    """What an error of ours means to who started a pipeline."""
+    """Whether one of our errors means a wrong call or a failure of the pipeline."""
     return PipelineError if name in _WRONGLY_ASKED else PipelineFailed
 
 
 def _told(text: str, otherwise: type[MQError]) -> MQError:
-    """The error, of ours or any other, that a Python process died of, else the first line of what Spark says."""
+    """The error of which a Python process died, else the first line of Spark's report."""
     if found := list(_OURS.finditer(text)):
         name, reason = found[-1].groups()
         return _kind(name)(reason.strip())

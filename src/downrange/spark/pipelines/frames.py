@@ -18,7 +18,7 @@ Options = Mapping[str, str]
 
 
 def columns_named_in(query: str) -> tuple[str, ...] | None:
-    """Columns a query can need; None for all. Spark does not tell our source, which reads few columns much faster."""
+    """Columns that a query may need; None for all. Spark does not tell our source, which reads few columns faster."""
     text = re.sub(r"\(\s*\*\s*\)", "()", query.lower())  # count(*) needs no column
     words = set(re.findall(r"\w+", text))
     if "*" in text or "natural" in words:
@@ -33,7 +33,7 @@ def topic_frame(
     given = dict(options)
     if columns is None or "properties" in columns:
         given["includeProperties"] = "true"
-    parse_options(given)  # here a wrong option is one line; inside Spark it is a page
+    parse_options(given)  # here a wrong option gives one line; from inside Spark it would give a page
     reader = spark.readStream if streaming else spark.read
     frame = reader.format("rocketmq").options(**given)
     if columns is not None:
@@ -53,18 +53,18 @@ def lake_frame(
     begin_millis: int | None = None,
     end_millis: int | None = None,
 ) -> DataFrame:
-    """Messages of a lake, those the manifest has, with the column `date`.
+    """Messages of the files in the manifest of a lake, with the column `date`.
 
-    `begin_millis` and `end_millis` choose files; a file at the edge has messages outside of the span too.
+    `begin_millis` and `end_millis` choose files; files at the edges also have messages outside of the span.
     """
-    with contextlib.suppress(PermissionError):  # somebody who may only read leaves repairs to others
+    with contextlib.suppress(PermissionError):  # a user who may only read leaves repairs to others
         lake.settle()
     paths = [str(lake.root / file.path) for file in lake.files(topics, begin_millis, end_millis)]
     return paths_frame(spark, lake.root, paths)
 
 
 def paths_frame(spark: SparkSession, root: Path, paths: Sequence[str]) -> DataFrame:
-    # Given by hand: Spark would take a topic named 2026 for a number, and look into every file.
+    # The schema is given because Spark would take a topic named 2026 for a number, and open every file.
     schema = StructType([*message_schema(include_properties=True), StructField("date", DateType())])
     if not paths:
         return spark.createDataFrame([], schema)

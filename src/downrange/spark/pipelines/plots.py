@@ -1,4 +1,4 @@
-"""Pictures of what `stats` counted."""
+"""Pictures of the figures that `stats` counts."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from pyspark.sql import DataFrame, GroupedData, Row
 from pyspark.sql import functions as F  # noqa: N812
 
 MOST_LINES: Final = 8
-"""More lines than this cannot be told apart; the largest are drawn."""
+"""More lines than this cannot be distinguished; only the largest are drawn."""
 
 
 class Line(NamedTuple):
-    """One line of a picture; a point stands in the middle of its window."""
+    """One line of a picture; each point is in the middle of its window."""
 
     times: list[datetime]
     values: list[float]
 
 
 def draw_traffic(traffic: DataFrame, out: Path) -> list[Path]:
-    """Messages, bytes and latency over time, each a file; nothing when nothing was counted."""
+    """Draw messages, bytes and latency over time, a file for each; no file when there are no messages."""
     by_topic = _windows(traffic, "topic").agg(
         (F.sum("messages") / F.first("seconds")).alias("messages"),
         (F.sum("bytes") / F.first("seconds") / 1e6).alias("megabytes"),
@@ -40,7 +40,7 @@ def draw_traffic(traffic: DataFrame, out: Path) -> list[Path]:
 
 
 def draw_sends(sends: DataFrame, out: Path) -> list[Path]:
-    """Send latency and failures of each broker over time."""
+    """Draw send latency and failures of each broker over time."""
     by_broker = _windows(sends, "store_host").agg(
         F.max("send_p99_millis").alias("latency"),
         (100 * F.sum("failed") / F.sum("sends")).alias("failed"),
@@ -55,7 +55,7 @@ def draw_sends(sends: DataFrame, out: Path) -> list[Path]:
 
 
 def _windows(frame: DataFrame, by: str) -> GroupedData:
-    """By window and `by`; as numbers, because times would come here in the zone of this machine."""
+    """Group by window and `by`. Windows are numbers: times would be converted to the zone of this machine."""
     begin = F.unix_timestamp("start")
     return (
         frame.withColumn("begin", begin)
@@ -65,7 +65,7 @@ def _windows(frame: DataFrame, by: str) -> GroupedData:
 
 
 def _lines(rows: Sequence[Row], by: str, column: str) -> dict[str, Line]:
-    """One line for each value of `by`, the largest of them."""
+    """One line for each of the largest values of `by`."""
     lines: dict[str, Line] = {}
     for row in rows:
         line = lines.setdefault(str(row[by]), Line([], []))
@@ -76,7 +76,7 @@ def _lines(rows: Sequence[Row], by: str, column: str) -> dict[str, Line]:
 
 
 def _picture(path: Path, title: str, unit: str, lines: Mapping[str, Line]) -> Path:
-    # Not pyplot: it keeps every figure, and asks for a screen.
+    # Not pyplot: it keeps every figure, and needs a screen.
     from matplotlib import dates
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -85,7 +85,7 @@ def _picture(path: Path, title: str, unit: str, lines: Mapping[str, Line]) -> Pa
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     for name, line in lines.items():
-        # The values are dates in the eyes of matplotlib; its types only know numbers.
+        # matplotlib accepts dates; only its type annotations do not.
         axes.plot(line.times, line.values, marker="o", markersize=3, label=name)  # type: ignore[arg-type]
     if len({time for line in lines.values() for time in line.times}) == 1:
         only = next(iter(lines.values())).times[0]

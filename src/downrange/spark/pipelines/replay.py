@@ -1,8 +1,8 @@
-"""Messages of a lake sent again: chosen by time, key and SQL, no faster than wanted, and from where it stopped.
+"""Sends messages of a lake again: chosen by time, key and SQL, with a limited rate, continuing an interrupted run.
 
-Messages go out in the order of their store times. Those of one queue go one after another, so that messages with a
-sharding key keep their order; different queues go at the same time. How far it is stands in the lake, after every
-chunk: a replay that was killed sends at most the last chunk twice.
+Messages are sent in the order of their store times. Those of one queue are sent one after another, so that messages
+with a sharding key keep their order; different queues at the same time. After every chunk the position is saved in the
+lake: a replay that was killed sends at most the last chunk twice.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from downrange.client import background_loop
 from downrange.client.config import ClientConfig, ProducerConfig
-from downrange.client.producer import AsyncProducer
+from downrange.client.producer.producer import AsyncProducer
 from downrange.spark.lake import files
 from downrange.spark.lake.lake import Lake
 from downrange.spark.lake.layout import LakeError
@@ -30,7 +30,7 @@ from downrange.spark.pipelines.replay_plan import Choice, Position, State, messa
 
 GROUP: Final = "downrange_replay"
 CHUNK: Final = 500
-# The columns of a Position after its date, with Spark's types: it compares only what is of the very same type.
+# The columns of a Position after its date, with Spark's types: Spark compares only values of equal types.
 _ORDER: Final = {
     "store_micros": "long",
     "topic": "string",
@@ -41,7 +41,7 @@ _ORDER: Final = {
 
 
 class Counted(NamedTuple):
-    """What a dry run found for one topic and day."""
+    """The number of messages that a dry run found for one topic and day."""
 
     topic: str
     date: str
@@ -50,12 +50,12 @@ class Counted(NamedTuple):
 
 
 class ReplayReport(NamedTuple):
-    """What a run did: messages sent now, and by all runs of this choice together."""
+    """The result of a run: messages sent now, and by all runs of this choice together."""
 
     sent_now: int
     sent: int
     was_done: bool
-    """A run before had sent everything: this one sent nothing."""
+    """An earlier run had sent all messages, so this one sent none."""
 
 
 def chosen(spark: SparkSession, lake: Lake, choice: Choice) -> DataFrame:
@@ -78,7 +78,7 @@ def chosen(spark: SparkSession, lake: Lake, choice: Choice) -> DataFrame:
 
 
 def count(spark: SparkSession, lake: Lake, choice: Choice) -> list[Counted]:
-    """What a replay would send, its earlier runs left aside; nothing is sent."""
+    """Count the messages that a replay would send if there were no earlier run; nothing is sent."""
     with told_in_one_line():
         rows = (
             chosen(spark, lake, choice)
@@ -101,9 +101,9 @@ def replay(
     on_sent: Callable[[int], None] | None = None,
     stop: threading.Event | None = None,
 ) -> ReplayReport:
-    """Send the messages of a choice, `rate` a second at most; `again` forgets earlier runs. One failed send ends it.
+    """Send the messages of a choice, at most `rate` a second; `again` ignores earlier runs. A failed send ends it.
 
-    Also ended, after a chunk, by setting `stop`; the next run goes on there.
+    Setting `stop` ends it after a chunk; the next run continues there.
     """
     if rate is not None and not rate > 0:
         raise PipelineError(f"a rate of {rate:g} messages a second would never end")
@@ -140,7 +140,7 @@ def _dates(lake: Lake, choice: Choice) -> list[str]:
 
 
 def _rows(spark: SparkSession, lake: Lake, choice: Choice, date: str, position: Position | None) -> Iterator[Row]:
-    """The messages of one day after `position`, in order; Spark sorts, one piece at a time comes here."""
+    """The messages of one day after `position`, in order; Spark sorts and sends them here piece by piece."""
     frame = chosen(spark, lake, choice).where(F.col("date") == date)
     frame = frame.withColumn("store_micros", F.unix_micros("store_time"))
     if position is not None and position.date == date:
@@ -165,7 +165,7 @@ class _Sender:
         self._producer = AsyncProducer(GROUP, client, ProducerConfig())
         self._target = choice.target
         self._rate = rate
-        # A slow replay remembers its place a few times a second too.
+        # Smaller chunks, so that a slow replay also saves its position a few times a second.
         self.chunk = CHUNK if rate is None else max(1, min(CHUNK, int(rate / 5)))
         self._sent = 0
         self._begun = 0.0
@@ -178,7 +178,7 @@ class _Sender:
         background_loop.close_client(self._background, self._producer.close())
 
     def send(self, chunk: list[Row]) -> None:
-        """Returns when all were acknowledged and the rate allows to go on."""
+        """Send a chunk; returns when all messages were acknowledged and the rate allows the next chunk."""
         queues: dict[tuple[str, str, int], list[Row]] = {}
         for row in chunk:
             queues.setdefault((row["topic"], row["broker"], row["queue_id"]), []).append(row)

@@ -1,4 +1,4 @@
-"""What a replay sends and how far it is. Pure but for the state file."""
+"""The choice of messages of a replay, and its position. Pure except for the state file."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from downrange.spark.lake import files
 from downrange.spark.lake.layout import LakeError
 
 REPLAY_OF: Final = "REPLAY_OF"
-"""The property of a replayed message that holds the unique key of the one in the lake."""
+"""The property of a replayed message with the unique key of the message in the lake."""
 
 
 class Position(NamedTuple):
-    """A message's place in the order of a replay: that of store times, then places."""
+    """The position of a message in a replay, which sorts by store time, then by broker, queue and offset."""
 
     date: str
     store_micros: int
@@ -30,10 +30,10 @@ class Position(NamedTuple):
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """What to replay and where to. Times are of the store, in milliseconds, ends included; `where` is Spark SQL."""
+    """The messages to replay and their target. Times are store times in milliseconds, ends included; `where` is SQL."""
 
     target: str | None
-    """Send to this topic; None: each to its own."""
+    """The topic to send to; None: each message goes to its own topic."""
     topics: tuple[str, ...] = ()
     begin_millis: int | None = None
     end_millis: int | None = None
@@ -42,12 +42,12 @@ class Choice(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """The same choice has the same name, so that a second run finds how far the first came."""
+        """A name that depends only on the choice, so that a second run finds the position of the first."""
         return hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:24]
 
 
 class State(msgspec.Struct, frozen=True):
-    """How far a replay is: everything up to `position` was acknowledged."""
+    """The progress of a replay: all messages up to `position` were acknowledged."""
 
     choice: Choice
     sent: int = 0
@@ -70,7 +70,7 @@ def write_state(path: Path, state: State) -> None:
 
 
 def message_of(row: Row, target: str | None) -> Message:
-    """The message to send for one of the lake: its own properties, not those that brokers and clients added."""
+    """The message to send for a row of the lake, without properties that brokers and clients added."""
     properties: dict[str, str] = dict(row["properties"] or {})
     own = {name: value for name, value in properties.items() if name not in RESERVED}
     if origin := row["unique_key"] or row["msg_id"]:

@@ -1,4 +1,4 @@
-"""A query over topics, store directories and lakes: each is a view, the query is Spark SQL."""
+"""Spark SQL queries over topics, store directories and lakes, each of which is a view."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ViewKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A name in the query and what stands behind it: a topic, or the directory of a store or a lake."""
+    """A name in the query and its source: a topic, or the directory of a store or a lake."""
 
     name: str
     kind: ViewKind
@@ -56,7 +56,7 @@ class View:
 
 
 def parse_view(text: str, kind: ViewKind, options: Mapping[str, str]) -> View:
-    """`VALUE` or `VIEW=VALUE`. Without a name a topic is called like itself, a directory like its kind."""
+    """Parse `VALUE` or `VIEW=VALUE`. The default name is the topic, or `store` or `lake` for a directory."""
     name, equals, value = text.partition("=")
     if not equals:
         value = text
@@ -93,7 +93,7 @@ def start_stream(
     output_mode: str = "append",
     until_caught_up: bool = False,
 ) -> StreamingQuery:
-    """Hand each batch to `on_rows`, or append it to Parquet under `path`, whose checkpoint lies beside it."""
+    """Pass each batch to `on_rows`, or append it to Parquet in `path`, with the checkpoint beside it."""
     writer = result.writeStream.outputMode(output_mode)
     if until_caught_up:
         writer = writer.trigger(availableNow=True)
@@ -107,7 +107,7 @@ def start_stream(
 
 
 def json_row(row: Any) -> str:
-    """One row as one line of JSON; bytes that are no text stand there in hexadecimal."""
+    """One row as one line of JSON, with bytes that are not text in hexadecimal."""
     return json.dumps(row.asDict(recursive=True), default=plain, ensure_ascii=False)
 
 

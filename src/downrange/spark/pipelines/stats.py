@@ -1,4 +1,4 @@
-"""How much, how large, how fast: windows of messages counted, and of the sends that clients traced.
+"""Counts messages, bytes and latencies by window, and the sends that clients traced.
 
 `traffic` and `sends` are functions from DataFrame to DataFrame; `stats` reads, writes Parquet and draws.
 """
@@ -29,7 +29,7 @@ _LEAST_FIELDS: Final = 13
 
 @dataclass(frozen=True, slots=True)
 class StatsReport:
-    """What was written, and the sums people ask for first."""
+    """The files that were written, and the most important sums."""
 
     messages: int
     bytes: int
@@ -40,7 +40,7 @@ class StatsReport:
 
 
 def traffic(messages: DataFrame, window: str) -> DataFrame:
-    """Counts, sizes and the time from birth to store, per window of the store time, topic, tag, broker and queue."""
+    """Counts, sizes and times from birth to storing, per window of the store time, topic, tag, broker and queue."""
     size = F.octet_length("body")
     # Clocks differ: a message may be stored "before" it was born.
     latency = (F.unix_micros("store_time") - F.unix_micros("born_time")) / 1000.0
@@ -64,7 +64,7 @@ def sends(traces: DataFrame, window: str) -> DataFrame:
     entries = traces.select(F.explode(F.split(F.col("body").cast("string"), _ENTRY)).alias("entry"))
     fields = entries.select(F.split("entry", _FIELD).alias("fields"))
     published = fields.where((F.col("fields")[0] == "Pub") & (F.size("fields") >= _LEAST_FIELDS))
-    # Old clients have no offset message id in front of it.
+    # In traces of old clients the field before it, the offset message id, is missing.
     success = F.when(F.size("fields") == _LEAST_FIELDS, F.col("fields")[12]).otherwise(F.col("fields")[13])
     return (
         published.select(
@@ -141,7 +141,7 @@ def topic_inputs(spark: SparkSession, source: Options, *, traces: bool) -> tuple
     if not traces:
         return messages, None
     chosen = {key: value for key, value in source.items() if key not in ("subscribe", "assign")}
-    # By pattern: a cluster where nobody traces has no such topic, and that is no error.
+    # By pattern: a cluster without traces has no such topic, which is no error.
     return messages, topic_frame(spark, {**chosen, "subscribePattern": TRACE_TOPIC}, ("body", "topic"))
 
 
@@ -153,6 +153,6 @@ def lake_inputs(
 
 
 def _written(spark: SparkSession, frame: DataFrame, path: Path) -> DataFrame:
-    """One file, and the frame that reads it: what is drawn is what was written, and is counted once."""
+    """Write the frame as one file and return a frame that reads it, so that it is computed only once."""
     frame.orderBy("start").coalesce(1).write.option("compression", "zstd").parquet(str(path))
     return spark.read.parquet(str(path))

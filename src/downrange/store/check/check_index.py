@@ -1,4 +1,4 @@
-"""Do the key index and the log say the same? Part of `check`."""
+"""Compares the key index with the log. Part of `check`."""
 
 from __future__ import annotations
 
@@ -9,15 +9,12 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from downrange.model.hashing import HashCache, java_hash_unsigned
+from downrange.model.message import PhysicalOffset
+from downrange.model.properties import find_in_bytes
 from downrange.store.check.directory import StoreDirectory, StoreState
-from downrange.store.dispatcher import find_in
-from downrange.store.index.index_file import ENTRY, HEADER
+from downrange.store.index.index_file import ENTRY, HEADER, IndexFile
 from downrange.store.index.key_hashes import positive_hash
 from downrange.store.log.walk import WalkedRecord
-
-# mapping, slots, number of the next entry, number behind the last, begin timestamp, newest entry by slot, whether the
-# log has reached the index
-CheckedPlace = tuple[mmap.mmap, int, int, int, int, "array[int]", bool]
 
 _ROLLBACK: Final = 12
 _MAX_INT: Final = 0x7FFFFFFF
@@ -30,27 +27,23 @@ class IndexEntry(NamedTuple):
     file: FoundIndexFile
     number: int
     key_hash: int
-    physical_offset: int
+    physical_offset: PhysicalOffset
     seconds: int
     before: int
     """Number of the entry before in its chain."""
 
 
-class FoundIndexFile:
+class FoundIndexFile(IndexFile):
     """One index file with its header, as it was when the check began."""
 
     def __init__(self, path: Path, name: str) -> None:
-        self.path = path
+        super().__init__(path)
         self.name = name
-        with path.open("rb") as stream:
-            header = HEADER.unpack(stream.read(HEADER.size))
-        self.begin_timestamp, self.end_timestamp, self.begin_offset, self.end_offset = header[:4]
-        self.used_slots = header[4]
-        self.next_entry = max(1, header[5])
+        self.read_header()
 
 
 class IndexCheck:
-    """Compares index and log side by side, for both are in the same order: offer it every record, then `finish`."""
+    """Compares index and log side by side, for both are in one order: `add` every record, then `finish`."""
 
     def __init__(self, directory: StoreDirectory) -> None:
         self._directory = directory
@@ -147,27 +140,6 @@ class IndexCheck:
         self._next = self._read()
         return self._next
 
-    @property
-    def place(self) -> CheckedPlace | tuple[()] | None:
-        """What the compiled twin has to know to compare the next entries itself; None when there is no index."""
-        if self._next is None or self._mapped is None:
-            return () if self._found else None
-        file = self._next.file
-        return (
-            self._mapped, self._shape.slots, self._next.number, file.next_entry, file.begin_timestamp, self._newest,
-            self._reached_index,
-        )  # fmt: skip
-
-    def move_to(self, number: int) -> None:
-        """The entries from `place` on were compared, up to this one."""
-        if self._next is not None and self._mapped is not None and number > self._next.number:
-            self.keys += number - self._next.number
-            self._reached_index = True
-            self._number = number
-            at = HEADER.size + 4 * self._shape.slots + (number - 1) * ENTRY.size
-            self._last_offset = self._last_in_file = ENTRY.unpack_from(self._mapped, at)[1]
-            self._next = self._read()
-
     def _check_slots(self, file: FoundIndexFile, mapped: mmap.mmap, newest: array[int]) -> None:
         stored = array("i", mapped[HEADER.size : HEADER.size + 4 * len(newest)])
         stored.byteswap()
@@ -181,16 +153,16 @@ class IndexCheck:
                 what = f"slot {slot} names entry {is_number}, the newest of its chain is {number}"
                 self._problems.add(file.name, "slot", what, REBUILD_INDEX)
 
-    # The same keys, out of the log.
+    # The keys that the records of the log have.
 
-    def add(self, record: WalkedRecord, is_damaged: Callable[[int], bool]) -> None:
+    def add(self, record: WalkedRecord, is_damaged: Callable[[PhysicalOffset], bool]) -> None:
         """Compare the keys of the next record of the log with the next entries of the index."""
-        physical_offset, _, topic, _, _, sys_flag, timestamp, properties = record
+        physical_offset = record.physical_offset
         entry = self._next
         while entry is not None and entry.physical_offset < physical_offset:
             self._points_nowhere(entry, is_damaged)
             entry = self._take(entry)
-        expected = set() if sys_flag & _ROLLBACK == _ROLLBACK else self._hashes(topic, properties)
+        expected = set() if record.sys_flag & _ROLLBACK == _ROLLBACK else self._hashes(record.topic, record.properties)
         if entry is None:
             if expected and self._found:
                 self._behind_the_index(record)
@@ -204,7 +176,7 @@ class IndexCheck:
         hashes = set()
         while entry is not None and entry.physical_offset == physical_offset:
             hashes.add(entry.key_hash)
-            self._compare(entry, timestamp)
+            self._compare(entry, record.store_timestamp)
             entry = self._take(entry)
         if hashes - expected:
             what = f"an entry points at {physical_offset}, a record that has no such key"
@@ -213,14 +185,14 @@ class IndexCheck:
             what = f"{len(expected - hashes)} keys of the message at {physical_offset} are not in the index"
             self._problems.add("index", "missing", what, REBUILD_INDEX)
 
-    def finish(self, is_damaged: Callable[[int], bool]) -> None:
-        """The log is read: what is left of the index points behind its end."""
+    def finish(self, is_damaged: Callable[[PhysicalOffset], bool]) -> None:
+        """The log is read: the entries that remain point behind its end."""
         while self._next is not None:
             if not self._directory.is_live:
                 self._points_nowhere(self._next, is_damaged)
             self._take(self._next)
 
-    def _points_nowhere(self, entry: IndexEntry, is_damaged: Callable[[int], bool]) -> None:
+    def _points_nowhere(self, entry: IndexEntry, is_damaged: Callable[[PhysicalOffset], bool]) -> None:
         if entry.physical_offset >= self._directory.segments.min_offset and not is_damaged(entry.physical_offset):
             what = f"entry {entry.number} points at {entry.physical_offset}, where no record begins"
             self._problems.add(entry.file.name, "record", what, REBUILD_INDEX)
@@ -230,7 +202,7 @@ class IndexCheck:
         if self._may_lag():
             self.lagging += 1
         else:
-            what = f"it ends before the message at {record[0]}"
+            what = f"it ends before the message at {record.physical_offset}"
             self._problems.add("index", "end", what, "the next start adds what is missing")
 
     def _may_lag(self) -> bool:
@@ -250,7 +222,7 @@ class IndexCheck:
 
     def _hashes(self, topic: bytes, properties: bytes) -> set[int]:
         """The hashes of a message's keys as the index keeps them."""
-        unique, keys = find_in(properties, b"UNIQ_KEY\x01"), find_in(properties, b"KEYS\x01")
+        unique, keys = find_in_bytes(properties, b"UNIQ_KEY"), find_in_bytes(properties, b"KEYS")
         if not unique and not keys:
             return set()
         start = self._topics[topic.decode("utf-8", "replace")]

@@ -1,24 +1,25 @@
-"""Do the consume queues and the log say the same? Part of `check`."""
+"""Compares the consume queues with the log. Part of `check`."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from typing import Final
 
 from downrange.model.hashing import tags_code
+from downrange.model.message import PhysicalOffset, QueueOffset
+from downrange.model.properties import find_in_bytes
 from downrange.model.topics import SCHEDULE_TOPIC
 from downrange.store.check.directory import QueuePlace, StoreDirectory, StoreState
-from downrange.store.check.queues_in_log import QueueInLog, QueuesInLog
-from downrange.store.dispatcher import find_in
+from downrange.store.check.queues_in_log import NOT_IN_A_QUEUE, QueueInLog, QueuesInLog
 from downrange.store.errors import StoreCorrupt, StoreError
-from downrange.store.files import OS_FILES
+from downrange.store.files import OS_FILES, opened
 from downrange.store.queue.consume_queue import BLANK, ENTRY, ENTRY_SIZE, count_valid, file_starts
 from downrange.store.queue.consume_queue_ext import ConsumeQueueExt
 
 _FIRST_BLOCK: Final = 4_080  # of most queues this is all, and reading holes fills the page cache with zeros
 _BLOCK: Final = 65_520
-_NOT_IN_A_QUEUE: Final = 4  # the bit that prepared and rolled-back messages have in sysFlag
 REBUILD_QUEUES: Final = "stop the broker and move the directory consumequeue away: the next start builds it again"
 
 
@@ -29,9 +30,9 @@ class QueueCheck:
         self,
         directory: StoreDirectory,
         in_log: QueuesInLog,
-        is_damaged: Callable[[int], bool],
-        log_end: int,
-        replayed_from: int,
+        is_damaged: Callable[[PhysicalOffset], bool],
+        log_end: PhysicalOffset,
+        replayed_from: PhysicalOffset,
     ) -> None:
         self._directory = directory
         self._problems = directory.problems
@@ -73,7 +74,7 @@ class QueueCheck:
             what = f"is missing, but the log holds {queue.records} messages of it"
             self._problems.add(f"queue {topic}/{queue_id}", "missing", what, REBUILD_QUEUES)
 
-    def _may_lag(self, physical_offset: int) -> bool:
+    def _may_lag(self, physical_offset: PhysicalOffset) -> bool:
         state = self._directory.state
         return state is StoreState.LIVE or (state is StoreState.CRASHED and physical_offset >= self._replayed_from)
 
@@ -96,9 +97,7 @@ class QueueCheck:
         end = starts[0] // ENTRY_SIZE if starts else 0
         is_first = True
         previous = -1
-        # What was seen is known to be right, but for where it begins.
-        skipped = in_log.seen[1:]
-        for queue_offset, raw in self._entries(where, place, starts, size, skipped):
+        for queue_offset, raw in self._entries(where, place, starts, size):
             end = queue_offset + 1
             if raw == BLANK:
                 if not is_first:
@@ -113,16 +112,10 @@ class QueueCheck:
             previous = physical_offset
             if physical_offset < self._log_min or self._is_damaged(physical_offset):
                 continue
-            is_in_log = in_log.first_physical <= physical_offset < self._log_end
-            entries_in_log += is_in_log
+            entries_in_log += in_log.first_physical <= physical_offset < self._log_end
             wrong = self._compare(place, queue_offset, physical_offset, record_size, code, ext)
             if wrong and not (physical_offset >= self._log_end and self._directory.is_live):
                 self._problems.add(where, "entry", f"entry {queue_offset} {wrong}", REBUILD_QUEUES)
-            if skipped and skipped.start == end:
-                end = skipped.stop
-                self.entries += len(skipped)
-                entries_in_log += is_in_log * len(skipped)
-                previous = in_log.seen_last
         missing = in_log.records - entries_in_log
         at_end = max(0, min(missing, in_log.last_offset + 1 - end))
         if at_end and self._may_lag(in_log.last_physical):
@@ -142,37 +135,28 @@ class QueueCheck:
         return ext
 
     def _entries(
-        self, where: str, place: QueuePlace, starts: list[int], size: int, skipped: range
-    ) -> Iterator[tuple[int, bytes]]:
-        """Every entry and its queue offset, up to the end, but for those that are `skipped`; complains when something
-        follows the end."""
-        skip_from, skip_to = skipped.start * ENTRY_SIZE, skipped.stop * ENTRY_SIZE
+        self, where: str, place: QueuePlace, starts: list[int], size: int
+    ) -> Iterator[tuple[QueueOffset, bytes]]:
+        """Every entry and its queue offset, up to the end; complains when there is data behind the end."""
         ended = False
         for start in starts:
-            try:
-                descriptor = os.open(f"{place.path}/{start:020d}", os.O_RDONLY | os.O_CLOEXEC)
-            except FileNotFoundError:  # expired meanwhile
-                continue
-            try:
+            path = f"{place.path}/{start:020d}"
+            with suppress(FileNotFoundError), opened(OS_FILES, path, writable=False) as descriptor:  # it may expire
                 at, most = 0, _FIRST_BLOCK
                 while at < size and not ended:
-                    if skip_from <= start + at < skip_to:
-                        at = min(skip_to - start, size)
-                        continue
-                    if start + at < skip_from:
-                        most = min(most, skip_from - start - at)
                     block = os.pread(descriptor, min(most, size - at), at)
                     most = _BLOCK
                     valid = count_valid(block)
                     for position in range(0, valid * ENTRY_SIZE, ENTRY_SIZE):
-                        yield (start + at + position) // ENTRY_SIZE, block[position : position + ENTRY_SIZE]
+                        yield (
+                            QueueOffset((start + at + position) // ENTRY_SIZE),
+                            block[position : position + ENTRY_SIZE],
+                        )
                     at += valid * ENTRY_SIZE
                     ended = valid * ENTRY_SIZE < len(block) or not block
                 if ended and not self._directory.is_live and _has_data(descriptor, at, size):
                     what = f"there is data behind its end, entry {(start + at) // ENTRY_SIZE}"
                     self._problems.add(where, "tail", what, self._tail_remedy())
-            finally:
-                os.close(descriptor)
 
     def _tail_remedy(self) -> str:
         return "the next start cuts it off" if self._directory.state is StoreState.CRASHED else REBUILD_QUEUES
@@ -180,25 +164,25 @@ class QueueCheck:
     def _compare(
         self,
         place: QueuePlace,
-        queue_offset: int,
-        physical_offset: int,
+        queue_offset: QueueOffset,
+        physical_offset: PhysicalOffset,
         size: int,
         code: int,
         ext: ConsumeQueueExt | None,
     ) -> str:
-        """What is wrong with an entry; nothing when it points at its record."""
+        """The fault of an entry, in words; empty when the entry points at its record."""
         record = self._directory.record_at(physical_offset)
         if record is None:
             return f"points at {physical_offset}, where no record begins"
-        _, record_size, topic, queue_id, record_queue_offset, sys_flag, timestamp, properties = record
-        if topic != place.topic.encode("utf-8", "surrogateescape") or queue_id != place.queue_id:
-            return f"points at {physical_offset}, a record of {topic.decode('utf-8', 'replace')}/{queue_id}"
-        if sys_flag & _NOT_IN_A_QUEUE:
+        topic, timestamp = record.topic, record.store_timestamp
+        if topic != place.topic.encode("utf-8", "surrogateescape") or record.queue_id != place.queue_id:
+            return f"points at {physical_offset}, a record of {topic.decode('utf-8', 'replace')}/{record.queue_id}"
+        if record.sys_flag & NOT_IN_A_QUEUE:
             return f"points at {physical_offset}, a message that takes no part in a queue"
-        if record_queue_offset != queue_offset:
-            return f"points at {physical_offset}, a record with queue offset {record_queue_offset}"
-        if record_size != size:
-            return f"says {size} bytes, its record has {record_size}"
+        if record.queue_offset != queue_offset:
+            return f"points at {physical_offset}, a record with queue offset {record.queue_offset}"
+        if record.size != size:
+            return f"says {size} bytes, its record has {record.size}"
         if ConsumeQueueExt.is_ext_address(code):
             unit = ext.get(code) if ext is not None else None
             if unit is None:
@@ -206,18 +190,18 @@ class QueueCheck:
             if unit.store_timestamp != timestamp:
                 return f"refers to an ext unit stored at {unit.store_timestamp}, its record at {timestamp}"
             code = unit.tags_code
-        if not self._is_right_code(place.topic, code, timestamp, properties):
+        if not self._is_right_code(place.topic, code, timestamp, record.properties):
             return f"has tags code {code}, which is not that of its record"
         return ""
 
     def _is_right_code(self, topic: str, code: int, timestamp: int, properties: bytes) -> bool:
-        delay = find_in(properties, b"DELAY\x01") if topic == SCHEDULE_TOPIC else None
+        delay = find_in_bytes(properties, b"DELAY") if topic == SCHEDULE_TOPIC else None
         if delay is not None and delay.isdigit() and int(delay) > 0:
             if not self._directory.has_config:
                 return code > timestamp  # the levels are not known
             # RocketMQ takes a second for a level that it does not know.
             return code - timestamp in (self._delays[min(int(delay), len(self._delays)) - 1], 1000)
-        tags = find_in(properties, b"TAGS\x01") or b""
+        tags = find_in_bytes(properties, b"TAGS") or b""
         return code == tags_code(tags.decode("utf-8", "replace"))
 
 

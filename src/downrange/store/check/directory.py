@@ -1,4 +1,4 @@
-"""A store directory as it lies on disk, whoever wrote it and whether or not somebody is writing it now.
+"""A store directory as it lies on disk: written by Downrange or by RocketMQ, in use or not.
 
 The sizes of files are not written down in a store. Here they are read off the files themselves; only the shape of an
 index file (slots and entries) has to be told. Nothing is ever changed, created or locked.
@@ -15,6 +15,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Final
 
+from downrange.model.message import PhysicalOffset
 from downrange.settings import Property, configure, read_properties
 from downrange.store.checkpoint import AbortMarker, Checkpoint, DirectoryLock
 from downrange.store.config import StoreConfig
@@ -231,16 +232,16 @@ class StoreDirectory:
 
     # The log.
 
-    def records(self, start: int, *, check_crc: bool = True) -> Iterator[WalkedRecord]:
+    def records(self, start: PhysicalOffset, *, check_crc: bool = True) -> Iterator[WalkedRecord]:
         """Records from `start` on, up to the first place that is not one."""
         return iter(self.commit_log.walk(start, check_crc=check_crc))
 
-    def record_at(self, physical_offset: int) -> WalkedRecord | None:
+    def record_at(self, physical_offset: PhysicalOffset) -> WalkedRecord | None:
         """The record that begins at this offset, its body unchecked; None when none does."""
         record = next(iter(self.commit_log.walk(physical_offset)), None)
-        return record if record is not None and record[0] == physical_offset else None
+        return record if record is not None and record.physical_offset == physical_offset else None
 
-    def next_record(self, offset: int) -> int | None:
+    def next_record(self, offset: PhysicalOffset) -> PhysicalOffset | None:
         """Where the next whole record begins, at `offset` or behind it, whatever lies in between."""
         for segment in self.segments:
             if segment.start + segment.size > offset:
@@ -249,7 +250,7 @@ class StoreDirectory:
                     return found
         return None
 
-    def has_data_from(self, offset: int) -> bool:
+    def has_data_from(self, offset: PhysicalOffset) -> bool:
         """Is there anything but zeros from `offset` to the end of the last file?"""
         return any(
             segment.has_data_from(max(0, offset - segment.start))
@@ -257,13 +258,13 @@ class StoreDirectory:
             if segment.start + segment.size > offset
         )
 
-    def recovery_start(self) -> int:
+    def recovery_start(self) -> PhysicalOffset:
         """Where the next start after a crash begins to read: the file that the checkpoint vouches for."""
         limit = self.checkpoint.safe_timestamp(with_index=self.config.message_index_safe)
         for segment in reversed(list(self.segments)):
             if self.record_at(segment.start) and 0 < self.commit_log.store_timestamp_at(segment.start) <= limit:
                 return segment.start
-        return max(0, self.segments.min_offset)
+        return PhysicalOffset(max(0, self.segments.min_offset))
 
     def last_segment_with_data(self) -> Segment | None:
         return next((segment for segment in reversed(list(self.segments)) if segment.has_data_from(0)), None)

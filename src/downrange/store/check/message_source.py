@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from downrange.model.message import StoredMessage
+from downrange.model.message import PhysicalOffset, StoredMessage
 from downrange.model.record import CorruptRecord, decode_record
 from downrange.store.check.directory import QueuePlace, StoreDirectory
 from downrange.store.queue.consume_queue import BLANK, ENTRY, ENTRY_SIZE, count_valid, file_starts
@@ -61,13 +61,13 @@ class MessageSource:
         directory = self._directory
         if not len(directory.segments):
             return
-        start = max(offset, directory.segments.min_offset)
+        start = PhysicalOffset(max(offset, directory.segments.min_offset))
         if directory.record_at(start) is None:
             start = directory.next_record(start) or directory.segments.max_offset
         while True:
             walk = directory.commit_log.walk(start, check_crc=True)
             for record in walk:
-                message = self._decoded(record[0], record[1])
+                message = self._decoded(record.physical_offset, record.size)
                 if message is not None:
                     yield message
             if directory.is_live and directory.record_at(walk.end) is not None:
@@ -75,7 +75,7 @@ class MessageSource:
                 continue
             if directory.is_live or (walk.damage is None and not directory.has_data_from(walk.end)):
                 return
-            following = directory.next_record(walk.end + 1)
+            following = directory.next_record(PhysicalOffset(walk.end + 1))
             if following is None:
                 if walk.damage is not None:
                     self.damage.append(f"the log ends with a torn record: {walk.damage}")
@@ -109,7 +109,7 @@ class MessageSource:
             return None
         return self._decoded(physical_offset, size)
 
-    def _decoded(self, physical_offset: int, size: int) -> StoredMessage | None:
+    def _decoded(self, physical_offset: PhysicalOffset, size: int) -> StoredMessage | None:
         record = self._directory.commit_log.slice(physical_offset, size)
         try:
             return decode_record(record or b"", check_crc=True)

@@ -4,8 +4,7 @@
 
 Log, queues and index are compared with each other, so that what one of them lost is seen in another. Works on a store
 that a broker is writing at the moment: what lags behind for a moment is then no problem. Two passes: one over the log,
-side by side with the index, whose keys stand in the same order; one over every queue, looking up each record. With the
-compiled module the first one also looks into the queues, and little is left for the second.
+side by side with the index, whose keys stand in the same order; one over every queue, looking up each record.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from downrange.compiled import steps
-from downrange.model.record import MAGIC_BLANK
+from downrange.model.message import PhysicalOffset
+from downrange.model.record import MAGIC_BLANK, PHYSICAL_OFFSET_AT, SIZE_AND_MAGIC
 from downrange.store.check.check_index import IndexCheck
 from downrange.store.check.check_queues import QueueCheck
 from downrange.store.check.directory import Problem, StoreDirectory, StoreState
@@ -31,11 +30,10 @@ from downrange.store.log.segment import Segment
 from downrange.store.log.walk import WalkedRecord
 from downrange.store.recovery import has_torn_text
 
-# what is being done, how much of it is done, how much there is
+# name of the pass, how much of it is done, how much there is to do
 Progress = Callable[[str, int, int], None]
 
 _PROGRESS_EVERY: Final = 10_000
-_PIECE: Final = 64 << 20
 _TIME_SLACK_MILLIS: Final = 60_000
 _WRITER_PAUSE_SECONDS: Final = 0.02
 _WRITER_ROUNDS: Final = 10
@@ -73,12 +71,10 @@ class StoreReport:
 
 
 def check(directory: StoreDirectory, progress: Progress = lambda what, done, total: None) -> StoreReport:
-    """Read everything; takes about as long as reading the files does."""
+    """Read everything, record by record."""
     log = _LogCheck(directory, progress)
     log.run()
-    queues = QueueCheck(
-        directory, log.queues, log.is_damaged, log.end, directory.recovery_start() if directory.segments else 0
-    )
+    queues = QueueCheck(directory, log.queues, log.is_damaged, log.end, directory.recovery_start())
     queues.run(lambda done, total: progress("queues", done, total), _queues_of_topics(directory))
     _check_gaps(directory)
     _check_checkpoint(directory, log.newest_timestamp)
@@ -108,28 +104,27 @@ def check(directory: StoreDirectory, progress: Progress = lambda what, done, tot
 
 
 class _LogCheck:
-    """One pass over the log and, beside it, the index and, compiled, the queues; it is the `Bulk` of its own walks."""
+    """One pass over the log and, beside it, the index."""
 
     def __init__(self, directory: StoreDirectory, progress: Progress) -> None:
         self._directory = directory
         self._problems = directory.problems
         self._segments = directory.segments
         self._progress = progress
-        self.queues = QueuesInLog(directory)
+        self.queues = QueuesInLog(directory.problems)
         self.index = IndexCheck(directory)
-        self.records = self._told = 0
+        self.records = 0
         self.first_timestamp = self.last_timestamp = self.newest_timestamp = 0
-        self.last_offset = 0
-        self.end = max(0, self._segments.min_offset)
-        self._limit: int | None = None
+        self.end = PhysicalOffset(max(0, self._segments.min_offset))
+        self._limit: PhysicalOffset | None = None
         self._expected = self.end  # where the next record should begin
-        self._segment: Segment | None = None  # where the last one was that was looked at by itself
+        self._segment: Segment | None = None  # the file of the last record
         self._mapping: mmap.mmap | bytes = b""
         # Ranges that hold no readable records, in order.
         self._damage_starts: list[int] = []
         self._damage_ends: list[int] = []
 
-    def is_damaged(self, offset: int) -> bool:
+    def is_damaged(self, offset: PhysicalOffset) -> bool:
         at = bisect.bisect_right(self._damage_starts, offset) - 1
         return at >= 0 and offset < self._damage_ends[at]
 
@@ -141,7 +136,7 @@ class _LogCheck:
                 break
             if damage is None and not self._directory.has_data_from(self.end):
                 break
-            following = self._directory.next_record(self.end + 1)
+            following = self._directory.next_record(PhysicalOffset(self.end + 1))
             self._report_damage(damage, following)
             if following is None:
                 break
@@ -151,10 +146,10 @@ class _LogCheck:
         if not self._directory.index_files and self.records:
             self._directory.notes.append("there is no key index: nothing can be found by key")
 
-    def _end_when_live(self) -> int | None:
+    def _end_when_live(self) -> PhysicalOffset | None:
         """Where the log ends now; the check goes no further, or a busy writer would keep it running for ever."""
         last = self._directory.last_segment_with_data()
-        end = last.start if last is not None else 0
+        end = PhysicalOffset(last.start if last is not None else 0)
         for _ in range(_WRITER_ROUNDS):
             walk = self._directory.commit_log.walk(end)
             for _record in walk:
@@ -166,12 +161,12 @@ class _LogCheck:
         return None
 
     def _walk(self) -> str | None:
-        """Check records from `end` on, as far as they go; return what is wrong where they stop."""
-        walk = self._directory.commit_log.walk(self.end, check_crc=True, bulk=self)
+        """Check records from `end` on, up to the first that cannot be read; return the damage there, if it is one."""
+        walk = self._directory.commit_log.walk(self.end, check_crc=True)
         self._expected = self.end
         for record in walk:
-            if self._limit is not None and record[0] >= self._limit:
-                walk.end = record[0]
+            if self._limit is not None and record.physical_offset >= self._limit:
+                walk.end = record.physical_offset
                 break
             self._check(record)
         self.end = walk.end
@@ -180,7 +175,7 @@ class _LogCheck:
         return walk.damage
 
     def _check(self, record: WalkedRecord) -> None:
-        physical_offset, size, _, _, _, _, timestamp, _ = record
+        physical_offset, timestamp = record.physical_offset, record.store_timestamp
         segment = self._segment
         if segment is None or not segment.start <= physical_offset < segment.start + segment.size:
             segment = self._segment = self._segments.find(physical_offset)
@@ -189,7 +184,7 @@ class _LogCheck:
         if physical_offset != self._expected:
             self._check_blank(self._expected)
         at = physical_offset - segment.start
-        stored = int.from_bytes(self._mapping[at + 28 : at + 36], "big")
+        stored = int.from_bytes(self._mapping[at + PHYSICAL_OFFSET_AT : at + PHYSICAL_OFFSET_AT + 8], "big")
         if stored != physical_offset:
             what = f"record at {physical_offset} says that it lies at {stored}"
             self._add_problem("place", what, "its message id leads elsewhere; restore the file from a copy")
@@ -201,50 +196,24 @@ class _LogCheck:
             self._add_problem("text", what, "restore the file from a copy; clients may refuse the message")
         if not self.records:
             self.first_timestamp = timestamp
-        self._pass(1, physical_offset, timestamp)
+        self._pass(physical_offset, timestamp)
         self.queues.add(record)
         self.index.add(record, self.is_damaged)
-        self._expected = physical_offset + size
+        self._expected = PhysicalOffset(physical_offset + record.size)
 
     def _add_problem(self, kind: str, what: str, remedy: str) -> None:
         assert self._segment is not None
         self._problems.add(self._directory.name_of(self._segment.path), kind, what, remedy)
 
-    def _pass(self, records: int, last_offset: int, last_timestamp: int) -> None:
-        self.records += records
-        self.last_offset, self.last_timestamp = last_offset, last_timestamp
+    def _pass(self, last_offset: PhysicalOffset, last_timestamp: int) -> None:
+        self.records += 1
+        self.last_timestamp = last_timestamp
         self.newest_timestamp = max(self.newest_timestamp, last_timestamp)
-        if self.records >= self._told + _PROGRESS_EVERY:
-            self._told = self.records
+        if not self.records % _PROGRESS_EVERY:
             start = max(0, self._segments.min_offset)
             self._progress("log", last_offset - start, self._segments.max_offset - start)
 
-    def take(self, mapping: mmap.mmap, at: int, limit: int, start: int, check_crc: bool) -> int:
-        """Check records in bulk, as far as nothing is wrong with them; see `Bulk`."""
-        queues = self.queues
-        if steps is None or queues.rows_by_topic is None or not self.records:
-            return at
-        if start + at != self._expected:
-            self._check_blank(self._expected)
-        if self._limit is not None:
-            limit = min(limit, self._limit - start)
-        while at < limit:
-            checked = steps.check_records(
-                mapping, at, min(limit, at + _PIECE), start, queues.by_key, queues.rows_by_topic, queues.rows,
-                queues.blocks, queues.block_size, self.index.place, self.last_timestamp,
-            )  # fmt: skip
-            if checked is None:
-                break
-            at, records, last_offset, last_timestamp, entry, wanted, queue_offset = checked
-            if records:
-                self._pass(records, last_offset, last_timestamp)
-                self.index.move_to(entry)
-            if wanted is not None:
-                queues.load(wanted, queue_offset)
-        self._expected = start + at
-        return at
-
-    def _check_blank(self, offset: int) -> None:
+    def _check_blank(self, offset: PhysicalOffset) -> None:
         """A file whose records do not fill it ends with a blank record that says how many bytes are left."""
         segment = self._segments.find(offset)
         if segment is None or offset == segment.start:
@@ -252,12 +221,12 @@ class _LogCheck:
         at = offset - segment.start
         left = segment.size - at
         raw = segment.mapping[at : at + BLANK_SIZE]
-        right = left.to_bytes(4, "big") + MAGIC_BLANK.to_bytes(4, "big")
+        right = SIZE_AND_MAGIC.pack(left, MAGIC_BLANK)
         if raw != right[: len(raw)]:
             what = f"the blank record at {offset} says {int.from_bytes(raw[:4], 'big')} bytes, {left} are left"
             self._problems.add(self._directory.name_of(segment.path), "blank", what, "nothing is lost; no action")
 
-    def _report_damage(self, damage: str | None, following: int | None) -> None:
+    def _report_damage(self, damage: str | None, following: PhysicalOffset | None) -> None:
         segment = self._segments.find(self.end)
         where = self._directory.name_of(segment.path) if segment is not None else "commitlog"
         self._damage_starts.append(self.end)

@@ -1,4 +1,4 @@
-"""The directory of the key index: its files on disk, how large they are, how they come and go."""
+"""The directory of the key index: its files, their sizes, and how they are created and removed."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ import mmap
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from downrange.store.errors import StoreCorrupt, StoreError
-from downrange.store.files import Files
+from downrange.store.files import Files, opened
 from downrange.store.index.index_file import ENTRY, HEADER, SLOT, IndexFile
 
 _RESERVED_ENTRIES: Final = 50_000  # a megabyte
 
 
 class IndexDirectory:
-    """What the index needs of the file system. For `KeyIndex`; which files belong to the index is its business.
+    """Reads and writes files for `KeyIndex`, which knows which of them belong to the index.
 
     Holds always: the order of names is the order of the files, which all have the same size. `sync` may run in a
     worker thread.
@@ -30,7 +31,7 @@ class IndexDirectory:
             raise StoreError(f"an index file needs at least 1 slot and 2 entries, not {slots} and {entries}")
         self.path = path
         self.entries_at = HEADER.size + SLOT.size * slots
-        """Where in a file its entries begin."""
+        """The position of the first entry in a file."""
         self._slots = slots
         self._entries = entries
         self._file_size = self.entries_at + ENTRY.size * entries
@@ -42,7 +43,7 @@ class IndexDirectory:
         return f"<IndexDirectory {self.path}>"
 
     def paths(self) -> list[Path]:
-        """The files in order; StoreCorrupt when something is there that does not belong."""
+        """The files in order; raises StoreCorrupt when there is a file that does not belong to the index."""
         try:
             with os.scandir(self.path) as listing:
                 found = sorted(listing, key=lambda entry: entry.name)
@@ -54,7 +55,7 @@ class IndexDirectory:
                 raise StoreCorrupt(f"{entry.path} does not belong here: only files named by 17 digits do; move it away")
             size = entry.stat().st_size
             if size == 0 and entry is found[-1]:
-                # A crash between making the file and giving it its size: it holds nothing.
+                # After a crash between creating the file and setting its size the file is empty.
                 if self._writable:
                     self._files.remove(Path(entry.path))
                 break
@@ -68,7 +69,7 @@ class IndexDirectory:
         return paths
 
     def create(self, last: IndexFile | None) -> IndexFile:
-        """Make the file that follows the last one, mapped and with room for the first entries."""
+        """Create the file after the last one, mapped, with disk blocks for the first entries."""
         index_file = IndexFile(self.path / self._new_name(last))
         if last is not None:
             index_file.begin_timestamp = index_file.end_timestamp = max(0, last.end_timestamp)
@@ -77,7 +78,7 @@ class IndexDirectory:
             self._files.create(index_file.path, self._file_size)
             mapped = self.map(index_file)
             self.reserve(index_file)
-        except OSError:  # a full disk, say: leave no file behind that holds nothing
+        except OSError:  # perhaps the disk is full: leave no empty file behind
             index_file.unmap()
             self._files.remove(index_file.path)
             raise
@@ -85,7 +86,7 @@ class IndexDirectory:
         return index_file
 
     def _new_name(self, last: IndexFile | None) -> str:
-        """The local time of now, made later than the last name: the order of names is the order of the files."""
+        """The present local time, or one later than the last name, because files are sorted by name."""
         now = self._clock_now()
         name = int(time.strftime("%Y%m%d%H%M%S", time.localtime(now // 1000)) + f"{now % 1000:03d}")
         if last is not None:
@@ -93,37 +94,29 @@ class IndexDirectory:
         return f"{name:017d}"
 
     def reserve(self, index_file: IndexFile) -> None:
-        """Claim disk blocks for the next entries: a store to a page of the mapping that has none kills the process."""
+        """Reserve disk blocks for the next entries: on a full disk, writing to a page without one kills the process."""
         limit = min(index_file.next_entry + _RESERVED_ENTRIES, self._entries)
-        descriptor = self._files.open(index_file.path)
-        try:
+        with opened(self._files, index_file.path) as descriptor:
             if not index_file.limit:
                 self._files.reserve(descriptor, 0, self.entries_at)
             position = self.entries_at + index_file.next_entry * ENTRY.size
             self._files.reserve(descriptor, position, (limit - index_file.next_entry) * ENTRY.size)
-        finally:
-            self._files.close(descriptor)
         index_file.limit = limit
 
     def map(self, index_file: IndexFile) -> mmap.mmap:
         if index_file.map is None:
-            descriptor = self._files.open(index_file.path, writable=self._writable)
-            try:
+            with opened(self._files, index_file.path, writable=self._writable) as descriptor:
                 mapped = self._files.map(descriptor, self._file_size, writable=self._writable)
-            finally:
-                self._files.close(descriptor)
-            mapped.madvise(mmap.MADV_RANDOM)  # read-ahead would read pages nobody asked for
+            mapped.madvise(mmap.MADV_RANDOM)  # read-ahead would read useless pages
             index_file.map = mapped
         return index_file.map
 
     def take_back_uncounted(self, index_file: IndexFile) -> None:
-        """Undo what a process that died inside `put` left behind the last entry that the header counts.
+        """Remove entries that the header does not count, which a process left that died inside `put`.
 
-        Slots name those entries already. If they stayed, new entries would take their places, and the chains of older
-        keys would be lost.
+        Slots may point at such entries. New entries would overwrite them, and the chains of older keys would be lost.
         """
-        descriptor = self._files.open(index_file.path)
-        try:
+        with opened(self._files, index_file.path) as descriptor:
             taken_back = []
             for number in range(index_file.next_entry, self._entries):
                 raw = os.pread(descriptor, ENTRY.size, self.entries_at + number * ENTRY.size)
@@ -135,19 +128,11 @@ class IndexDirectory:
                 if SLOT.unpack(os.pread(descriptor, SLOT.size, slot_at)) == (number,):
                     self._files.write_at(descriptor, SLOT.pack(before), slot_at)
                 self._files.write_at(descriptor, bytes(ENTRY.size), self.entries_at + number * ENTRY.size)
-        finally:
-            self._files.close(descriptor)
 
     def sync(self, index_file: IndexFile) -> None:
-        try:
-            descriptor = self._files.open(index_file.path)
-        except FileNotFoundError:  # expired meanwhile
-            return
-        try:
+        with suppress(FileNotFoundError), opened(self._files, index_file.path) as descriptor:  # it may have expired
             self._files.sync(descriptor)
-        finally:
-            self._files.close(descriptor)
-        self._files.sync_directory(self.path)
+            self._files.sync_directory(self.path)
 
     def remove(self, path: Path) -> None:
         self._files.remove(path)

@@ -19,9 +19,9 @@ _pack_header = HEADER.pack_into
 
 
 class IndexFile:
-    """One file of the index: its header as numbers, and its mapping while somebody needs it.
+    """One file of the index: its header as numbers, and its memory map while it is needed.
 
-    The header on disk follows the numbers after every message or run of them. Knows nothing of the other files.
+    The header on disk is written after every message or run of messages. Independent of the other files.
     """
 
     __slots__ = (
@@ -44,7 +44,7 @@ class IndexFile:
         self.next_entry = 1
         self.map: mmap.mmap | None = None
         self.limit = 0
-        """Number of the first entry for which no disk space is reserved yet; 0 while nobody writes here."""
+        """Number of the first entry without reserved disk blocks; 0 while the file is not written."""
 
     def read_header(self) -> None:
         with self.path.open("rb") as stream:
@@ -66,7 +66,7 @@ class IndexFile:
         )
 
     def seconds_at(self, store_timestamp: int) -> int:
-        """The time as entries hold it: seconds since the begin timestamp, no more than they can hold."""
+        """The time in the form of an entry: seconds since the begin timestamp, limited to 31 bits."""
         seconds = (store_timestamp - self.begin_timestamp) // 1000
         if not 0 <= seconds <= MAX_INT or self.begin_timestamp <= 0:
             return MAX_INT if seconds > 0 < self.begin_timestamp else 0

@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-import mmap
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final
-from zlib import crc32
+from array import array
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from downrange.compiled import steps
-from downrange.model.message import SysFlag
-from downrange.model.record import FIXED_SIZE, MAGIC_BLANK, MAGIC_V1, MAGIC_V2
+from downrange.model.message import PhysicalOffset
+from downrange.model.record import (
+    MAGIC_BLANK,
+    SIZE_AND_MAGIC,
+    STORE_TIMESTAMP_END,
+    record_size,
+    store_timestamp_of,
+)
 from downrange.store.config import BLANK_SIZE
 from downrange.store.errors import StoreError
+from downrange.store.log.record_writer import write_records
 from downrange.store.log.segment import Segment
 from downrange.store.log.segments import Segments, storage_error
-from downrange.store.log.walk import Bulk, Walk
-from downrange.store.new_message import NewMessage
-from downrange.store.record_head import CRC_MASK, HEAD_V4, HEADS, SIZE_AND_MAGIC
+from downrange.store.log.walk import Walk
+from downrange.store.new_messages import NewMessages
 
 if TYPE_CHECKING:
-    from downrange.store.queue.queue_tails import QueueTails
-    from downrange.store.queue.queues import QueueState
-    from downrange.store.run import Place, Run
-
-_SYS_FLAG_AT: Final = 36
-_STORE_TIMESTAMP_AT: Final = 56
+    from downrange.store.bulk_replay import BulkReplay
 
 
 def topic_field(topic: str) -> bytes:
@@ -36,8 +35,8 @@ def topic_field(topic: str) -> bytes:
 class CommitLog:
     """The one log that everything else is derived from.
 
-    Holds always: `min_offset <= flushed_offset <= max_offset`, and no record spans two files. The store's thread
-    appends and reads; what its `segments` say of threads holds.
+    Holds always, and `check` tests it: `min_offset <= flushed_offset <= max_offset`, and no record spans two files. The
+    store's thread appends and reads; what its `segments` say of threads holds.
     """
 
     def __init__(self, segments: Segments) -> None:
@@ -48,172 +47,50 @@ class CommitLog:
         # Called when appends used up some of what was ready for them: time to prepare more.
         self.on_room_used: Callable[[], None] = lambda: None
 
+    def check(self) -> None:
+        """Raise AssertionError unless everything holds that holds always; the records of the last file are read."""
+        self.segments.check()
+        last = self.segments.last
+        assert self._current in (None, last), "appends go to the last file"
+        if last is not None:
+            walk = self.walk(last.start)
+            for _ in walk:
+                pass
+            assert walk.damage is None or walk.is_cut_short, walk.damage
+
     @property
-    def min_offset(self) -> int:
+    def min_offset(self) -> PhysicalOffset:
         return self.segments.min_offset
 
     @property
-    def max_offset(self) -> int:
+    def max_offset(self) -> PhysicalOffset:
         return self.segments.max_offset
 
     @property
-    def wrote_offset(self) -> int:
+    def wrote_offset(self) -> PhysicalOffset:
         return self.segments.wrote_offset
 
     @property
-    def flushed_offset(self) -> int:
+    def flushed_offset(self) -> PhysicalOffset:
         return self.segments.flushed_offset
 
-    def append(self, message: NewMessage, topic: bytes, queue_offset: int, store_timestamp: int) -> tuple[int, int]:
-        """Write one record; return its physical offset and size. `topic` is the `topic_field`.
+    def append(self, messages: NewMessages, number: int, rows: array[int], store_timestamp: int) -> int:
+        """Write records from message `number` on, as many whole groups as the current file has room for, at least one.
 
-        The head is written last: until then the place reads as zeros, so a process that dies here leaves no half
-        record, and another process that reads the files never sees one.
+        Return the number of the first message that was not written. `rows` are those of `QueueTails`.
         """
-        body = message.body
-        properties = message.properties
-        born_host = message.born_host
-        store_host = message.store_host
-        sys_flag = message.sys_flag & ~48
-        body_length = len(body)
-        if len(born_host) == 8 == len(store_host):
-            head = HEAD_V4
-            head_size = 88
-        else:
-            head, host_flags = HEADS[len(born_host), len(store_host)]
-            head_size = head.size
-            sys_flag |= host_flags
-        properties_length = len(properties)
-        size = head_size + body_length + len(topic) + 2 + properties_length
-
-        segment = self._current
-        if segment is None or segment.wrote + size > segment.limit:
-            segment = self._room_for(size)
-        memory: mmap.mmap = segment.memory  # type: ignore[assignment]  # open: it has room
-        at = segment.wrote
-        end = at + size
-        physical_offset = segment.start + at
-        memory[at + head_size : end] = b"".join((body, topic, properties_length.to_bytes(2, "big"), properties))
-        head.pack_into(
-            memory, at,
-            size, MAGIC_V1, crc32(body) & CRC_MASK, message.queue_id, message.flag, queue_offset, physical_offset,
-            sys_flag, message.born_timestamp, born_host, store_timestamp, store_host, message.reconsume_times,
-            message.prepared_transaction_offset, body_length,
-        )  # fmt: skip
-        segment.wrote = end
+        segment = self._current or self._room_for(messages.group_size(number))
+        stop, segment.wrote = write_records(
+            messages, number, segment.memory, segment.wrote, segment.limit, segment.start, store_timestamp, rows
+        )
+        if stop == number:
+            segment = self._room_for(messages.group_size(number))
+            stop, segment.wrote = write_records(
+                messages, number, segment.memory, segment.wrote, segment.limit, segment.start, store_timestamp, rows
+            )
+            assert stop > number, "a file with room for these messages did not take them"
         self.last_store_timestamp = store_timestamp
-        return physical_offset, size
-
-    def append_run(
-        self, run: Run, tails: QueueTails, born_host: bytes | list[bytes], store_host: bytes, store_timestamp: int
-    ) -> bool:
-        """Write the records of many messages in one go, with the next queue offsets of their queues.
-
-        As a batch, a run is there as a whole or not at all; False, and nothing was done, when this file lacks the room.
-        With a list of hosts, one for each send, also when there is no compiled twin or that one lacks the room.
-        """
-        segment = self._current
-        if segment is None:
-            return False
-        if steps is not None:
-            end = steps.append_run(
-                run, born_host, store_host, store_timestamp,
-                segment.memory, segment.wrote, segment.limit, segment.start, tails.rows,
-            )  # fmt: skip
-            if end is not None:
-                segment.wrote = end - segment.start
-                self.last_store_timestamp = store_timestamp
-                return True
-        if isinstance(born_host, list):
-            return False  # who gathers messages of several hosts can also store those of each host alone
-        head, host_flags = HEADS[len(born_host), len(store_host)]
-        pack = head.pack
-        fixed = head.size + 2
-        physical_offset = segment.start + segment.wrote
-        rows = tails.rows
-        messages = run.messages
-        pieces: list[bytes] = []
-        places: list[Place] = []
-        for state, body, properties, _, born_timestamp, flag, sys_flag, reconsume_times in messages:
-            row = state.row
-            queue_offset = rows[row]
-            rows[row] = queue_offset + 1
-            topic = state.topic_field
-            body_length = len(body)
-            properties_length = len(properties)
-            size = fixed + body_length + len(topic) + properties_length
-            pieces += (
-                pack(
-                    size, MAGIC_V1, crc32(body) & CRC_MASK, state.queue_id, flag, queue_offset, physical_offset,
-                    sys_flag & ~48 | host_flags, born_timestamp, born_host, store_timestamp, store_host,
-                    reconsume_times, 0, body_length,
-                ),
-                body,
-                topic,
-                properties_length.to_bytes(2, "big"),
-                properties,
-            )  # fmt: skip
-            places.append((physical_offset, size, queue_offset))
-            physical_offset += size
-        data = b"".join(pieces)
-        if segment.wrote + len(data) > segment.limit and not self._can_make_room(segment, len(data)):
-            for message in messages:
-                message[0].next_offset -= 1
-            return False
-        self._write_whole(segment, data)
-        self.last_store_timestamp = store_timestamp
-        run.places = places
-        return True
-
-    def append_together(self, messages: Sequence[tuple[QueueState, NewMessage]], store_timestamp: int) -> list[Place]:
-        """`append_run` for messages of all kinds, each with its queue; a run that does not fit begins a new file."""
-        sizes = [
-            74 + len(message.born_host) + len(message.store_host) + len(message.body) + len(state.topic_field)
-            + len(message.properties)
-            for state, message in messages
-        ]  # fmt: skip
-        total = sum(sizes)
-        segment = self._current
-        if segment is None or segment.wrote + total > segment.limit:
-            segment = self._room_for(total)
-        physical_offset = segment.start + segment.wrote
-        pieces: list[bytes] = []
-        places: list[Place] = []
-        for (state, message), size in zip(messages, sizes, strict=True):
-            body, properties, born_host, store_host = (
-                message.body, message.properties, message.born_host, message.store_host
-            )  # fmt: skip
-            head, host_flags = HEADS[len(born_host), len(store_host)]
-            queue_offset = state.next_offset
-            state.next_offset = queue_offset + 1
-            pieces += (
-                head.pack(
-                    size, MAGIC_V1, crc32(body) & CRC_MASK, message.queue_id, message.flag, queue_offset,
-                    physical_offset, message.sys_flag & ~48 | host_flags, message.born_timestamp, born_host,
-                    store_timestamp, store_host, message.reconsume_times, message.prepared_transaction_offset,
-                    len(body),
-                ),
-                body,
-                state.topic_field,
-                len(properties).to_bytes(2, "big"),
-                properties,
-            )  # fmt: skip
-            places.append((physical_offset, size, queue_offset))
-            physical_offset += size
-        self._write_whole(segment, b"".join(pieces))
-        self.last_store_timestamp = store_timestamp
-        return places
-
-    @staticmethod
-    def _write_whole(segment: Segment, data: bytes) -> None:
-        """Write records; size and magic of the first one last: they are there as a whole or not at all."""
-        at = segment.wrote
-        end = at + len(data)
-        memory = segment.memory
-        assert memory is not None
-        memory[at + BLANK_SIZE : end] = memoryview(data)[BLANK_SIZE:]
-        memory[at : at + BLANK_SIZE] = data[:BLANK_SIZE]
-        segment.wrote = end
+        return stop
 
     def _room_for(self, size: int) -> Segment:
         """The file that takes the next `size` bytes: the current one, or a new one after a blank record."""
@@ -242,12 +119,6 @@ class CommitLog:
             raise storage_error(f"no room for {size} bytes in {segment.path}", error) from error
         self.on_room_used()
         return has_room
-
-    def _can_make_room(self, segment: Segment, size: int) -> bool:
-        try:
-            return not segment.is_full and self._make_room(segment, size)
-        except StoreError:
-            return False
 
     def _open_last(self) -> Segment | None:
         segment = self.segments.last
@@ -285,7 +156,7 @@ class CommitLog:
             view = view[len(part) :]
             self._current = None
 
-    def walk(self, start: int, *, check_crc: bool = False, bulk: Bulk | None = None) -> Walk:
+    def walk(self, start: PhysicalOffset, *, check_crc: bool = False, bulk: BulkReplay | None = None) -> Walk:
         return Walk(self.segments, start, check_crc=check_crc, bulk=bulk)
 
     def slice(self, physical_offset: int, size: int) -> memoryview | None:
@@ -307,25 +178,17 @@ class CommitLog:
         end = min(at + most, segment.readable)
         return segment.view[at:end] if at < end else None
 
-    def record_at(self, physical_offset: int) -> memoryview | None:
+    def record_at(self, physical_offset: PhysicalOffset) -> memoryview | None:
         """The record that begins at this offset, or None when none does."""
         head = self.slice(physical_offset, BLANK_SIZE)
-        if head is None:
-            return None
-        size, magic = SIZE_AND_MAGIC.unpack(head)
-        if magic not in (MAGIC_V1, MAGIC_V2) or size < FIXED_SIZE:
-            return None
-        return self.slice(physical_offset, size)
+        size = record_size(head) if head is not None else None
+        return self.slice(physical_offset, size) if size is not None else None
 
-    def store_timestamp_at(self, physical_offset: int) -> int:
+    def store_timestamp_at(self, physical_offset: PhysicalOffset) -> int:
         """Store time of the record that begins here; -1 when it cannot be read."""
-        head = self.slice(physical_offset, _STORE_TIMESTAMP_AT + 20)
-        if head is None:
-            return -1
-        sys_flag = int.from_bytes(head[_SYS_FLAG_AT : _SYS_FLAG_AT + 4], "big")
-        at = _STORE_TIMESTAMP_AT + (12 if sys_flag & SysFlag.BORN_HOST_V6 else 0)
-        return int.from_bytes(head[at : at + 8], "big", signed=True)
+        head = self.slice(physical_offset, STORE_TIMESTAMP_END)
+        return -1 if head is None else store_timestamp_of(head)
 
-    def next_file_offset(self, physical_offset: int) -> int:
+    def next_file_offset(self, physical_offset: PhysicalOffset) -> PhysicalOffset:
         size = self.segments.file_size
-        return physical_offset - physical_offset % size + size
+        return PhysicalOffset(physical_offset - physical_offset % size + size)

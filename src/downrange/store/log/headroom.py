@@ -6,7 +6,7 @@ from pathlib import Path
 from time import sleep
 from typing import Final
 
-from downrange.store.files import Files
+from downrange.store.files import Files, opened
 
 # So much is kept ready ahead of the appends, and after so much of it was used the rest is topped up.
 AHEAD: Final = 16 << 20
@@ -51,15 +51,12 @@ class Stretch:
             self._is_writing = False
 
     def _write(self) -> None:
-        descriptor = self._files.open(self._path)
-        try:
+        with opened(self._files, self._path) as descriptor:
             self._files.reserve(descriptor, self.ready, self._stop - self.ready)
             while self.ready < self._stop and not self._is_taken_back:
                 length = min(self._piece - self.ready % self._piece, self._stop - self.ready)
                 self._files.write_at(descriptor, _ZEROS[:length], self.ready)
                 self.ready += length
-        finally:
-            self._files.close(descriptor)
 
     def take_back(self) -> int:
         """See to it that nothing more is written, now or later; how far it is ready then. For the store's thread."""

@@ -13,9 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from downrange.model.message import PhysicalOffset
 from downrange.store.config import BLANK_SIZE
 from downrange.store.errors import StoreCorrupt
-from downrange.store.files import Files
+from downrange.store.files import Files, opened
 from downrange.store.log import memory_lock
 from downrange.store.log.headroom import AHEAD, PIECE, STEP, Headroom, Stretch
 
@@ -60,7 +61,7 @@ class Segment:
 
     def __init__(self, path: Path, size: int, files: Files, *, writable: bool = True, piece: int = PIECE) -> None:
         self.path = path
-        self.start = int(path.name)
+        self.start = PhysicalOffset(int(path.name))
         self.size = size
         # Full until recovery says otherwise.
         self.wrote = self.committed = self.flushed = size
@@ -105,15 +106,12 @@ class Segment:
         return self._mapping
 
     def _map(self) -> memoryview:
-        descriptor = self._files.open(self.path, writable=self._writable)
-        try:
+        with opened(self._files, self.path, writable=self._writable) as descriptor:
             # A file shorter than its mapping would kill the process at the first touch of what is missing.
             actual = os.fstat(descriptor).st_size
             if actual < self.size:
                 raise StoreCorrupt(f"{self.path} has {actual} bytes, {self.size} are expected")
             self._mapping = self._files.map(descriptor, self.size, writable=self._writable)
-        finally:
-            self._files.close(descriptor)
         self._view = memoryview(self._mapping)
         return self._view
 
@@ -216,10 +214,6 @@ class Segment:
         if descriptor is not None:
             self._files.close(descriptor)
 
-    @property
-    def has_descriptor(self) -> bool:
-        return self._descriptor is not None
-
     def release(self) -> None:
         """Drop the mapping; the next read maps again."""
         self._view = None
@@ -232,14 +226,11 @@ class Segment:
 
         Writes nothing, so it may run beside appends that could not wait for it; releases the GIL.
         """
-        descriptor = self._files.open(self.path)
-        try:
+        with opened(self._files, self.path) as descriptor:
             self._files.reserve(descriptor, 0, self.size)
             chunk = bytearray(len(_ZEROS))
             for position in range(0, self.size, len(chunk)):
                 os.preadv(descriptor, [chunk], position)
-        finally:
-            self._files.close(descriptor)
         self.is_locked = memory_lock.lock(self.mapping)
 
     def unlock(self) -> None:
@@ -255,8 +246,7 @@ class Segment:
     def chunks_with_data(self, position: int) -> Iterator[tuple[int, int]]:
         """Ranges at or after `position` that hold something else than zeros."""
         view = self.view
-        descriptor = self._files.open(self.path, writable=False)
-        try:
+        with opened(self._files, self.path, writable=False) as descriptor:
             while position < self.size:
                 try:
                     start = os.lseek(descriptor, position, os.SEEK_DATA)
@@ -268,8 +258,6 @@ class Segment:
                     if view[at:upto] != _ZEROS[: upto - at]:
                         yield at, upto
                 position = end
-        finally:
-            self._files.close(descriptor)
 
     def modified_millis(self) -> int:
         return os.stat(self.path).st_mtime_ns // 1_000_000

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from downrange.model.message import PhysicalOffset
 from downrange.store.errors import DiskFull, FlushFailed, StoreCorrupt, StoreError
 from downrange.store.files import Files
 from downrange.store.log.headroom import AHEAD, Stretch
@@ -57,7 +58,7 @@ class Segments:
     """Files of equal size, ordered by start; the last one takes the appends.
 
     Holds always: `min_offset <= flushed_offset <= max_offset <= wrote_offset`. A file may be missing in the middle
-    (somebody deleted it): reads there find nothing, and `load` says so.
+    (somebody deleted it): reads there find nothing, and `load` says so. `check` tests what holds always.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class Segments:
         disk_use: Callable[[Path], float] = disk_use,
     ) -> None:
         self.file_size = file_size
-        self.flushed_offset = 0
+        self.flushed_offset = PhysicalOffset(0)
         self.failure: FlushFailed | None = None
         self._paths = tuple(paths)
         self._read_only_paths = tuple(read_only_paths)
@@ -90,6 +91,17 @@ class Segments:
 
     def __iter__(self) -> Iterator[Segment]:
         return iter(tuple(self._segments))
+
+    def check(self) -> None:
+        """Raise AssertionError unless everything holds that holds always."""
+        order = [self.min_offset, self.flushed_offset, self.max_offset, self.wrote_offset]
+        assert order == sorted(order), f"the least, flushed, largest and written offsets are in order: {order}"
+        assert sorted(self._by_number.items()) == [(one.start // self.file_size, one) for one in self._segments]
+        for one in self._segments:
+            within = [0, one.flushed, one.readable, one.wrote, one.size]
+            assert within == sorted(within), f"the offsets within a file are in order: {one}"
+            assert one.is_full or one is self.last, f"appends go to the last file only: {one}"
+            assert one.memory is None or one.wrote <= one.limit <= one.size, f"a file ends behind its records: {one}"
 
     def load(self) -> list[str]:
         """Find the files; return warnings. A file of another size, or one that is none of ours, stops the start."""
@@ -145,29 +157,29 @@ class Segments:
         return self._segments[-1] if self._segments else None
 
     @property
-    def min_offset(self) -> int:
-        return self._segments[0].start if self._segments else -1
+    def min_offset(self) -> PhysicalOffset:
+        return self._segments[0].start if self._segments else PhysicalOffset(-1)
 
     @property
-    def max_offset(self) -> int:
+    def max_offset(self) -> PhysicalOffset:
         """End of what can be read."""
         if not self._segments:
-            return 0
+            return PhysicalOffset(0)
         if self._pool is not None:
             # Several files may wait for their commit; the log ends with the first of them.
             for segment in self._segments:
                 if segment.readable < segment.size:
-                    return segment.start + segment.readable
+                    return PhysicalOffset(segment.start + segment.readable)
         last = self._segments[-1]
-        return last.start + last.readable
+        return PhysicalOffset(last.start + last.readable)
 
     @property
-    def wrote_offset(self) -> int:
+    def wrote_offset(self) -> PhysicalOffset:
         """End of what was appended."""
         if not self._segments:
-            return 0
+            return PhysicalOffset(0)
         last = self._segments[-1]
-        return last.start + last.wrote
+        return PhysicalOffset(last.start + last.wrote)
 
     def find(self, offset: int) -> Segment | None:
         return self._by_number.get(offset // self.file_size)
@@ -266,7 +278,7 @@ class Segments:
         candidates.sort()
         return candidates[start // self.file_size % len(candidates)]
 
-    def cut(self, offset: int) -> None:
+    def cut(self, offset: PhysicalOffset) -> None:
         """Make `offset` the end: the file it lies in ends there, later ones are taken out of the list (not removed)."""
         for segment in list(self._segments):
             if segment.start > offset:
@@ -286,6 +298,7 @@ class Segments:
             return None
         segment = self._segments[0]
         self._forget(segment)
+        self.flushed_offset = max(self.flushed_offset, self.min_offset)
         return segment.path
 
     def _forget(self, segment: Segment) -> None:
@@ -338,7 +351,7 @@ class Segments:
                     f"cannot sync {segment.path}: {error.strerror or error}; the store takes no more messages"
                 )
                 raise self.failure from error
-            self.flushed_offset = max(self.flushed_offset, segment.start + segment.flushed)
+            self.flushed_offset = max(self.flushed_offset, PhysicalOffset(segment.start + segment.flushed))
         return self.flushed_offset
 
     def release_idle(self) -> int:

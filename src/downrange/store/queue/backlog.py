@@ -1,49 +1,81 @@
-"""Records of a queue that are read the simple way: all in one file of the log, each behind the one before.
-
-That is how a backlog is drained. What is not so simple is left to `MessageReader.read`.
-"""
+"""Many records of a queue at once: their queue entries, and the one file of the log that all of them lie in."""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final
 
-from downrange.store.queue.queue_entry import ENTRY_SIZE
+from downrange.compiled import accelerated
+from downrange.store.queue.queue_entry import ENTRY, ENTRY_SIZE
 
-# Records that lie apart are copied together up to this many bytes: cheaper than many entries of a gathering write.
+# Records that lie apart are copied together up to this many bytes, or if they are smaller than this on average: that is
+# cheaper than many entries of a gathering write.
 _COPY_BELOW: Final = 64 * 1024
+_COPY_PIECES_BELOW: Final = 8 * 1024
+_MOST_AT_ONCE: Final = 256
 
-# Queue entries, the file of the log that the first of them points into, as a view, its start and how much of it may be
-# read, and how many bytes of records are the most.
-Backlog = tuple[bytes, memoryview, int, int, int]
-# The entries that were wanted, and how many were looked at for them.
-Picked = tuple[bytes, int]
-# Pieces that make up the records one behind the other, how many records, how many bytes.
-Records = tuple[Sequence[memoryview], int, int]
+# Queue entries, a view of the log file that they point into, the log offset where that file starts, and how many of its
+# bytes may be read.
+Backlog = tuple[bytes, memoryview, int, int]
+# The entries that are wanted, how many entries were looked at to find them, and how many bytes their records have.
+Picked = tuple[bytes, int, int]
+# Records that were found: a backlog of wanted entries only, or views of the log where they lie in several files.
+Records = Backlog | list[memoryview]
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=_MOST_AT_ONCE)
 def _entries(count: int) -> struct.Struct:
     """So many queue entries, read at once: a call for each would take three times as long."""
     return struct.Struct(">" + "qiq" * count)
 
 
-def records_of(backlog: Backlog) -> Records | None:
-    """All records of its entries. None when it is not so simple; `read` knows."""
-    raw, view, start, readable, most_bytes = backlog
-    count = len(raw) // ENTRY_SIZE
-    numbers = _entries(count).unpack_from(raw)
-    offsets, sizes = numbers[::3], numbers[1::3]
+@lru_cache(maxsize=4)
+def _offsets_and_sizes(entries: bytes) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Remembered, because what `pick_all` has picked `pieces_of` wants to know next."""
+    numbers = _entries(len(entries) // ENTRY_SIZE).unpack(entries)
+    return numbers[::3], numbers[1::3]
+
+
+@accelerated
+def pick_all(backlog: Backlog, most: int, most_bytes: int) -> Picked | None:
+    """The first entries, as many as one reply may have; None when their records have to be looked at one by one."""
+    raw, _, start, readable = backlog
+    entries = raw[: most * ENTRY_SIZE]
+    count = len(entries) // ENTRY_SIZE
+    if count > _MOST_AT_ONCE:
+        return None
+    offsets, sizes = _offsets_and_sizes(entries)
     first, last = offsets[0], offsets[-1]
     byte_count = sum(sizes)
-    end = last + sizes[-1]
-    if byte_count > most_bytes or min(offsets) < first or max(offsets) > last or end > start + readable:
+    if byte_count > most_bytes or min(offsets) < first or max(offsets) > last or last + sizes[-1] > start + readable:
         return None
-    if end - first == byte_count:  # next to each other
-        return [view[first - start : end - start]], count, byte_count
-    if byte_count > _COPY_BELOW:
-        return None
-    pieces = [view[at - start : at - start + size] for at, size in zip(offsets, sizes, strict=True)]
-    return pieces, count, byte_count
+    return entries, count, byte_count
+
+
+def pieces_of(records: Records, byte_count: int) -> list[memoryview]:
+    """The records, one behind the other: views of the log, large ones in one view if they lie next to each other."""
+    if isinstance(records, list):
+        return records
+    entries, view, start, _ = records
+    first = int.from_bytes(entries[:8], "big")
+    last, last_size, _ = ENTRY.unpack_from(entries, len(entries) - ENTRY_SIZE)
+    if last + last_size - first == byte_count:
+        return [view[first - start : first - start + byte_count]]
+    if byte_count <= _COPY_BELOW and len(entries) <= _MOST_AT_ONCE * ENTRY_SIZE:
+        offsets, sizes = _offsets_and_sizes(entries)
+        return [view[(at := offset - start) : at + size] for offset, size in zip(offsets, sizes, strict=True)]
+    pieces = []
+    begin = end = first
+    for offset, size, _ in ENTRY.iter_unpack(entries):
+        if offset != end:
+            pieces.append(view[begin - start : end - start])
+            begin = offset
+        end = offset + size
+    pieces.append(view[begin - start : end - start])
+    return pieces
+
+
+def are_better_copied(pieces: list[memoryview], byte_count: int) -> bool:
+    """Whether a copy of these pieces in one buffer is cheaper to send than each of them."""
+    return len(pieces) > 1 and (byte_count <= _COPY_BELOW or byte_count < len(pieces) * _COPY_PIECES_BELOW)

@@ -36,8 +36,8 @@ class ConsumeQueue(QueueEntries):
     """The entries of one topic queue, in order.
 
     Always: `min_offset <= max_offset`; what was written lies in files without gaps; entries after the end are zero on
-    disk, so that what was cut off cannot come back. One thread puts, reads and cuts; `flush` may run beside it in
-    another one, but not beside `load`, `recover`, `truncate` or `destroy`.
+    disk, so that what was cut off cannot come back. `check` tests it. One thread puts, reads and cuts; `flush` may run
+    beside it in another one, but not beside `load`, `recover`, `truncate` or `destroy`.
     """
 
     __slots__ = ("_flushed", "_min_physical", "_named", "_written", "queue_id", "topic")
@@ -87,6 +87,20 @@ class ConsumeQueue(QueueEntries):
     def __repr__(self) -> str:
         pending = (self._end - self._written) // ENTRY_SIZE
         return f"<ConsumeQueue {self.topic}/{self.queue_id} {self.min_offset}..{self.max_offset}, {pending} pending>"
+
+    def check(self) -> None:
+        """Raise AssertionError unless everything holds that holds always; entries that are in memory are compared."""
+        start, end = self._tail, self._end
+        assert self._min <= end, f"the first entry is not behind the end: {self}"
+        order = [self._first, self._flushed, self._written, self._created]
+        assert order == sorted(order), f"what was written lies in files: {self} {order}"
+        assert start <= self._written <= end, f"each entry is in a file or in memory: {self}"
+        assert (self._tails.rows[self.row + AT] > 0) == (start < end), f"memory is taken for entries only: {self}"
+        assert self.max_physical_offset == self._physical_end_before(end), f"the last entry says where it ends: {self}"
+        for position in range(start, self._written, ENTRY_SIZE):
+            with self._opened(position - position % self._file_size) as descriptor:
+                written = os.pread(descriptor, ENTRY_SIZE, position % self._file_size)
+            assert written == self._tails.read(self.row, position, position + ENTRY_SIZE), f"written as put: {self}"
 
     @property
     def dirty_pages(self) -> int:
@@ -216,15 +230,15 @@ class ConsumeQueue(QueueEntries):
         tails, numbers = self._tails, self.row * 8 + 8
         position = queue_offset * 20
         physical_end = physical_offset + size
-        end, last_physical_end, at, _, _, spill_at = PUT_STATE.unpack_from(tails.rows, numbers)
+        end, last_physical_end, at, count, total, spill_at = PUT_STATE.unpack_from(tails.rows, numbers)
         if position != end or physical_end <= last_physical_end or not spill_at:
             if not self.prepare(position, physical_end):
                 return
-            _, _, at, _, _, spill_at = PUT_STATE.unpack_from(tails.rows, numbers)
+            _, _, at, count, total, spill_at = PUT_STATE.unpack_from(tails.rows, numbers)
         if not at % BLOCK:
             at = tails.take_block(at)
         ENTRY.pack_into(tails.memory, at, physical_offset, size, tags_code)
-        PUT_DONE.pack_into(tails.rows, numbers, position + 20, physical_end, at + 20)
+        PUT_DONE.pack_into(tails.rows, numbers, position + 20, physical_end, at + 20, count + 1, total + size)
         if position + 20 >= spill_at:
             self.spill()
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Final
 
-from downrange.compiled import steps
+from downrange.compiled import accelerated
 from downrange.model.properties import find_property
 from downrange.model.record import properties_of
 from downrange.store.queue.backlog import Backlog, Picked
@@ -15,36 +14,41 @@ from downrange.store.queue.backlog import Backlog, Picked
 Properties = Callable[[str], str | None]
 Condition = Callable[[Properties], bool | None]
 
-_MOST_NAMES: Final = 16
-
 
 class PropertyFilter:
-    """A test that records pass of whose properties `condition` says True: neither no nor unknown nor ValueError.
+    """A test that a record passes if `condition` says True of its properties: neither False, None nor ValueError.
 
-    `names` are all properties it may ask for; without them each record is looked at by itself. A value.
+    `names` are all properties that `condition` may ask for; without them the compiled step cannot be used. Immutable.
     """
 
     __slots__ = ("_condition", "_names")
 
     def __init__(self, condition: Condition, names: tuple[str, ...] = ()) -> None:
         self._condition = condition
-        self._names = tuple((name, name.encode()) for name in names) if len(names) <= _MOST_NAMES else ()
+        self._names = tuple((name, name.encode()) for name in names)
 
     def __call__(self, record: memoryview | bytes) -> bool:
         return self.matches(properties_of(record))
 
     def matches(self, properties: str) -> bool:
-        """The same for the text of the properties."""
+        """Whether a record with this text of properties passes."""
         try:
             return self._condition(partial(find_property, properties)) is True
         except ValueError:
             return False
 
-    def pick(self, backlog: Backlog, most: int) -> Picked | None:
-        """The entries whose records pass, as many as a reply may have; None when the records have to be read singly.
+    def pick(self, backlog: Backlog, most: int, most_bytes: int) -> Picked | None:
+        """The entries whose records pass, as many as a reply may have; None: they have to be looked at one by one."""
+        return pick_by_properties(backlog, most, most_bytes, self._names, self._condition) if self._names else None
 
-        Compiled, only what is asked for is taken out of a record, and a record is no object.
-        """
-        if steps is None or not self._names:
-            return None
-        return steps.pick_by_properties(backlog, most, self._names, self._condition)
+
+@accelerated
+def pick_by_properties(
+    backlog: Backlog, most: int, most_bytes: int, names: tuple[tuple[str, bytes], ...], condition: Condition
+) -> Picked | None:
+    """`PropertyFilter.pick` for these names, each also as bytes.
+
+    Compiled, only what is asked for is taken out of a record, and a record is no object. Python has no way that is
+    quicker than one record after the other, which is how `MessageReader` reads.
+    """
+    return None

@@ -46,6 +46,11 @@ class QueueEntries(QueueFiles):
         return self._tails.rows[self.row + END]
 
     @property
+    def _tail(self) -> int:
+        """Where the entries that are in memory begin."""
+        return self._tails.rows[self.row + START]
+
+    @property
     def next_offset(self) -> int:
         """The queue offset the next message gets: behind `max_offset` while numbered messages have no entry yet."""
         return self._tails.rows[self.row + NEXT]
@@ -142,7 +147,7 @@ class QueueEntries(QueueFiles):
 
     def _bytes(self, position: int, length: int) -> bytes:
         """`length` bytes of one file or its tail; both ends are within the queue."""
-        in_file = self._tails.rows[self.row + START] - position
+        in_file = self._tail - position
         if in_file <= 0:
             return self._tails.read(self.row, position, position + length)
         start = position - position % self._file_size

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from downrange.store.errors import StoreCorrupt
-from downrange.store.files import Files
+from downrange.store.files import Files, opened
 from downrange.store.queue.queue_entry import ENTRY_SIZE, count_valid
 
 FIRST_BLOCK: Final = 4_080
@@ -67,14 +67,8 @@ class OffsetFiles:
     def _sync_files(self, begin: int, end: int) -> None:
         """Sync the files that hold these bytes. Takes descriptors of its own: this may run in a worker thread."""
         for start in range(begin - begin % self._file_size, end, self._file_size):
-            try:
-                descriptor = self._files.open(self._path(start))
-            except FileNotFoundError:  # expired meanwhile
-                continue
-            try:
-                self._files.sync(descriptor)
-            finally:
-                self._files.close(descriptor)
+            with contextlib.suppress(FileNotFoundError), opened(self._files, self._path(start)) as descriptor:
+                self._files.sync(descriptor)  # unless the file has expired meanwhile
 
     def _sync_names(self) -> None:
         """The first file made the directories of the queue and of its topic, too."""

@@ -12,7 +12,7 @@ A row has eight 64-bit numbers:
 | END | where the queue ends, in logical bytes: 20 for each entry |
 | PHYSICAL_END | where the record of the last entry ends in the commit log; 0 when there is none |
 | AT | where the next entry goes in `memory`; a multiple of 256 when that takes a new block, 0 without any |
-| MESSAGES, BYTES | what came in by runs since `ConsumeQueues.take_counts` was asked; here it costs nothing |
+| MESSAGES, BYTES | what came in since `ConsumeQueues.take_counts` was asked; here it costs nothing |
 | SPILL_AT | the END at which the entries have to be written to the file; 0 while none may be put |
 | START | where the entries that are in memory begin, in logical bytes |
 
@@ -36,10 +36,8 @@ _ENTRIES: Final = BLOCK - FIRST
 
 PUT_STATE: Final = struct.Struct("=6q")
 """END to SPILL_AT of a row: what putting an entry has to know. It begins 8 bytes behind the row."""
-PUT_DONE: Final = struct.Struct("=3q")
-"""The first three of them: what putting an entry changes."""
-RUN_DONE: Final = struct.Struct("=5q")
-"""The first five of them: what putting an entry of a run changes."""
+PUT_DONE: Final = struct.Struct("=5q")
+"""The first five of them: what putting an entry changes."""
 _TAIL: Final = struct.Struct("=q8xq")  # END, AT
 _LINK: Final = struct.Struct("=q")
 _HEADER: Final = struct.Struct("=3q")

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from sys import intern
 from typing import Final
 
-from downrange.compiled import steps
 from downrange.model.topics import SCHEDULE_TOPIC
 from downrange.store.config import StoreConfig
 from downrange.store.errors import StoreError
@@ -20,6 +19,7 @@ from downrange.store.queue.consume_queue import ENTRY, PAGE_SIZE, ConsumeQueue
 from downrange.store.queue.consume_queue_ext import ConsumeQueueExt
 from downrange.store.queue.queue_states import QueueStates, Resting
 from downrange.store.queue.queue_tails import BYTES, MESSAGES, ROW, QueueTails
+from downrange.store.queue.topic_table import TopicTable
 
 # 5.x only: what we would have to read to know the queue offsets of such topics.
 _BATCH_QUEUES: Final = "batchconsumequeue"
@@ -62,15 +62,6 @@ class QueueState:
     @next_offset.setter
     def next_offset(self, queue_offset: int) -> None:
         self.tails.rows[self.row] = queue_offset
-
-    def count(self, messages: int, size: int) -> None:
-        """These are for `take_counts`, too."""
-        self.tails.rows[self.row + MESSAGES] += messages
-        self.tails.rows[self.row + BYTES] += size
-
-    def uncount(self, messages: int, size: int) -> None:
-        """These came as one batch, which is not for `take_counts`: whoever appended it counts it as one."""
-        self.count(-messages, -size)
 
     def leave(self) -> None:
         """This queue is no longer one of the store; see `ConsumeQueue.leave`."""
@@ -130,7 +121,7 @@ class ConsumeQueues:
         self._without_files: set[QueueState] = set()  # for all that is known
         # The same by topic as it stands in records, for replaying; None for what cannot be a queue.
         self._by_raw_topic: dict[tuple[bytes, int], QueueState | None] = {}
-        self.rows_by_topic = steps.TopicTable() if steps is not None else None
+        self.rows_by_topic = TopicTable()
         """What the compiled twin of a replay has found there."""
 
     def __len__(self) -> int:
@@ -214,8 +205,7 @@ class ConsumeQueues:
 
     def _forget_raw_topics(self) -> None:
         self._by_raw_topic.clear()
-        if self.rows_by_topic is not None:
-            self.rows_by_topic.clear()
+        self.rows_by_topic.clear()
 
     def _make(self, topic: str, queue_id: int, resting: Resting | None = None) -> QueueState:
         topic = intern(topic)  # one object for all who have it as a key
@@ -314,7 +304,7 @@ class ConsumeQueues:
         self.on_change(state.topic)
 
     def take_counts(self) -> list[TopicCount]:
-        """What came in by runs since the last call: for each queue its topic, messages and bytes."""
+        """The messages that came in since the last call: for each queue its topic, their number and their bytes."""
         counts, self._counts_of_removed = self._counts_of_removed, []
         rows = self.tails.rows
         numbers = zip(self.by_row, rows[MESSAGES::ROW], rows[BYTES::ROW], strict=True)

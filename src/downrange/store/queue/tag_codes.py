@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import struct
 from array import array
+from functools import lru_cache
 from typing import Final
 
-from downrange.compiled import steps
+from downrange.compiled import accelerated
 from downrange.store.queue.backlog import Backlog, Picked
 from downrange.store.queue.consume_queue_ext import ExtUnit
 from downrange.store.queue.queue_entry import ENTRY, ENTRY_SIZE
@@ -34,27 +35,34 @@ class TagCodes:
         low = tags_code & 0xFFFFFFFF
         return (low - 0x1_0000_0000 if low & 0x8000_0000 else low) in self._codes
 
-    def pick(self, backlog: Backlog, most: int) -> Picked | None:
-        """The entries that pass, as many as a reply may have; None unless each points behind the one before."""
-        if steps is not None:
-            picked = steps.pick_by_tags(backlog[0], self._sorted, most, backlog[4])
-            if picked is not None:
-                return picked
-        return self.pick_in_python(backlog, most)
+    def pick(self, backlog: Backlog, most: int, most_bytes: int) -> Picked | None:
+        """The entries that pass, as many as one reply may have; None when they have to be looked at one by one."""
+        return pick_by_tags(backlog, most, most_bytes, self._sorted)
 
-    def pick_in_python(self, backlog: Backlog, most: int) -> Picked | None:
-        raw, *_, most_bytes = backlog
-        codes = self._codes
-        picked: list[bytes] = []
-        scanned = byte_count = before = 0
-        for offset, size, code in _ENTRY.iter_unpack(raw):
-            if offset < before:
+
+@lru_cache(maxsize=4096)
+def _set_of(codes: bytes) -> frozenset[int]:
+    return frozenset(array("i", codes))
+
+
+@accelerated
+def pick_by_tags(backlog: Backlog, most: int, most_bytes: int, codes: bytes) -> Picked | None:
+    """`TagCodes.pick` for codes that are sorted 32-bit numbers."""
+    raw, _, start, readable = backlog
+    wanted = _set_of(codes)
+    picked: list[bytes] = []
+    scanned = byte_count = 0
+    before, end = start, start + readable
+    for offset, size, code in _ENTRY.iter_unpack(raw):
+        if offset < before:
+            return None
+        before = offset
+        if picked and (len(picked) >= most or byte_count + size > most_bytes):
+            break
+        scanned += 1
+        if code in wanted:
+            if size <= 0 or offset + size > end:
                 return None
-            before = offset
-            if picked and (len(picked) >= most or byte_count + size > most_bytes):
-                break
-            scanned += 1
-            if code in codes:
-                picked.append(raw[scanned * ENTRY_SIZE - ENTRY_SIZE : scanned * ENTRY_SIZE])
-                byte_count += size
-        return b"".join(picked), scanned
+            picked.append(raw[scanned * ENTRY_SIZE - ENTRY_SIZE : scanned * ENTRY_SIZE])
+            byte_count += size
+    return b"".join(picked), scanned, byte_count

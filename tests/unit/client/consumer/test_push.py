@@ -30,7 +30,9 @@ from downrange.protocol.codes import RequestCode, ResponseCode
 from downrange.protocol.command import Command, request
 from downrange.protocol.errors import BrokerError
 from downrange.transport.connection import Connection
+from downrange.transport.limits import Limits
 from downrange.transport.server import Server
+from downrange.transport.serving import serve_commands
 from tests.unit.client.consumer.test_messages import record
 from tests.unit.client.fake_cluster import GROUP, TOPIC, FakeBroker, FakeCluster, fake_cluster, reply
 from tests.unit.client.scripted import sleeping, stored, until
@@ -304,7 +306,7 @@ async def test_a_damaged_answer_is_asked_for_again_and_nothing_of_it_consumed(
 async def test_the_suggested_slave_is_read_and_gets_no_commits(cluster: FakeCluster, broker: PullableBroker) -> None:
     second = FakeBroker("broker-a")
     slave = PullableBroker(second)
-    async with Server(second, drain_seconds=0.1) as server:
+    async with Server(serve_commands(second), limits=Limits(drain_seconds=0.1)) as server:
         header = RegisterBrokerRequest(
             broker_name="broker-a",
             broker_addr=f"127.0.0.1:{server.port}",

@@ -1,0 +1,74 @@
+"""The way of every request through a broker: frames, runs of one family, admission, family."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Protocol
+
+from downrange.broker.admission import Admission
+from downrange.protocol.command import Command
+from downrange.protocol.errors import BrokerError, RemoteProtocolError
+from downrange.protocol.framing import Frame, code_of, next_run
+from downrange.transport.connection import Connection
+from downrange.transport.serving import answer_frame, error_reply, room_until
+
+
+class Family(Protocol):
+    """Requests that are answered together."""
+
+    @property
+    def codes(self) -> frozenset[int]: ...
+
+    def take(self, frames: list[Frame], origins: list[Connection], at: int, stop: int) -> None:
+        """Answer the requests `frames[at:stop]`, now or later; `frames[n]` came over `origins[n]`.
+
+        Return the position of the first request that was not taken: `stop`, unless a connection was broken off.
+        """
+
+
+class RequestPath:
+    """Cuts the frames that came into runs of one family, lets each run pass admission, and hands it to its family.
+
+    Holds always: no request reaches a family that admission has not let pass; requests of one connection are taken in
+    the order they came.
+    """
+
+    def __init__(self, admission: Admission, commands: Family, *families: Family) -> None:
+        """`commands` takes all codes that none of the families has."""
+        self._admission = admission
+        self._commands = commands
+        self._families: dict[int, Family] = {code: family for family in families for code in family.codes}
+
+    def serve(self, frames: list[Frame], origins: list[Connection]) -> None:
+        """Answer frames that came over one or many connections: the `Serve` of a broker's servers."""
+        at, count = 0, len(frames)
+        while at < count:
+            if origins[at].is_full:  # since this call began: its peer broke the protocol, or has enough to read
+                origins[at].defer(frames[at])
+                at += 1
+                continue
+            try:
+                family: Family | None
+                family, stop = next_run(frames, at, self._families)
+                if stop == at:
+                    family, stop = self._families.get(code_of(frames[at])), at + 1
+            except RemoteProtocolError as error:
+                origins[at].break_off(error)
+                at += 1
+                continue
+            family = family or self._commands
+            if at:
+                stop = room_until(origins, at, stop)
+            while at < stop:
+                passed, refusal = self._admission.admitted(frames, origins, at, stop)
+                if passed > at:
+                    family.take(frames, origins, at, passed)
+                if refusal is not None:
+                    answer_frame(partial(_refuse, refusal), frames[passed], origins[passed])
+                    origins[passed].flush()
+                    passed += 1
+                at = passed
+
+
+def _refuse(refusal: BrokerError, command: Command, origin: Connection) -> Command:
+    return error_reply(command, refusal)

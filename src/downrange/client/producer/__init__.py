@@ -1,0 +1,1 @@
+"""Sending messages: the producers, and everything only they need."""

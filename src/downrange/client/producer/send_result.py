@@ -1,0 +1,47 @@
+"""The result of a send."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+
+from downrange.model.message import MessageQueue
+from downrange.protocol.codes import ResponseCode
+
+
+class SendStatus(StrEnum):
+    """How safely the broker has stored the message. Every status but SEND_OK falls short of the broker's settings."""
+
+    SEND_OK = "SEND_OK"
+    FLUSH_DISK_TIMEOUT = "FLUSH_DISK_TIMEOUT"
+    FLUSH_SLAVE_TIMEOUT = "FLUSH_SLAVE_TIMEOUT"
+    SLAVE_NOT_AVAILABLE = "SLAVE_NOT_AVAILABLE"
+
+
+STATUS_OF_CODE: Final = {
+    int(ResponseCode.SUCCESS): SendStatus.SEND_OK,
+    int(ResponseCode.FLUSH_DISK_TIMEOUT): SendStatus.FLUSH_DISK_TIMEOUT,
+    int(ResponseCode.FLUSH_SLAVE_TIMEOUT): SendStatus.FLUSH_SLAVE_TIMEOUT,
+    int(ResponseCode.SLAVE_NOT_AVAILABLE): SendStatus.SLAVE_NOT_AVAILABLE,
+}
+"""The reply codes of a send that say that the message is stored."""
+
+Expected = tuple[str, str, MessageQueue]
+"""What is known of a result before the reply: the message's unique id, its topic, the queue it was sent to."""
+
+
+class SendResult(msgspec.Struct, frozen=True, gc=False):
+    """Where a message is stored. `message_id` is its unique id, `offset_message_id` its place in the commit log.
+
+    `region_id` and `trace_on` are what the broker wants to stand in traces of the message.
+    """
+
+    status: SendStatus
+    message_id: str
+    offset_message_id: str
+    queue: MessageQueue
+    queue_offset: int
+    region_id: str | None = None
+    trace_on: bool = True
