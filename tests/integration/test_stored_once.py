@@ -15,7 +15,8 @@ from downrange.broker.waiting_pulls import WaitingPulls
 from downrange.compiled import steps
 from downrange.protocol.framing import encode
 from downrange.store.config import FlushDiskType
-from downrange.store.dispatcher import LogFollower
+from downrange.store.dispatcher import Dispatcher
+from downrange.store.index.key_index import KeyIndex
 from downrange.store.log.commit_log import CommitLog
 from tests.support.broker_client import BrokerClient, client_of, standalone
 from tests.support.callers import callers, reply
@@ -25,7 +26,8 @@ TOGETHER = 1 if steps is None else CALLERS
 """How many callers' requests are taken together, and so how many find their connections closed for a bug."""
 BEFORE = [(Sends, "_read"), (CommitLog, "append")]
 BEHIND = [
-    (LogFollower, "apply"),
+    (Dispatcher, "_spill"),
+    (KeyIndex, "put"),
     (Statistics, "put_large"),
     (MessageWriter, "_applied"),
     (WaitingPulls, "notify"),
