@@ -84,7 +84,7 @@ class PullChecks:
         return group
 
     def _subscription(self, request: PullMessageRequest, group: SubscriptionGroupConfig) -> Subscription:
-        """What the consumer wants: as the request says, or as its group's heartbeat said."""
+        """The consumer's subscription: from the request, or else from the last heartbeat of its group."""
         kind = request.expression_type or TAG
         if request.sys_flag & _SUBSCRIPTION:
             if kind != TAG and not request.subscription:

@@ -51,7 +51,7 @@ _NO_CODES: Final[list[tuple[int, int]]] = []  # of a request, of its reply
 
 
 class _Batch:
-    """What the requests of a run come to."""
+    """The messages that requests, taken together, want stored, and the replies to these requests."""
 
     __slots__ = (
         "bytes", "is_closed", "is_new_topic", "keys", "messages", "new_topic", "refused", "replies", "requests", "then",

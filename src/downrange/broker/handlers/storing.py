@@ -1,4 +1,4 @@
-"""What one request asks to be stored, and how it is answered."""
+"""The messages that one request wants stored, and the way to answer this request."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ _UNSTORABLE: Final = (PutMessageStatus.MESSAGE_ILLEGAL, PutMessageStatus.PROPERT
 
 
 class Verdict(Enum):
-    """What a round does with one half message."""
+    """The decision of one round of checks about one half message."""
 
     GIVE_UP = auto()
     STOP = auto()

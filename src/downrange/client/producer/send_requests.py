@@ -56,7 +56,7 @@ class SendRequests:
         return self._ask(ready, kind, queue, address, seconds)
 
     def template(self, topic: str, broker_name: str, code: int) -> SendTemplate:
-        """What all requests of one code to one topic on one broker have in common. Any thread may call."""
+        """The bytes that all requests of one code to one topic on one broker share. Any thread may call this method."""
         key = (topic, broker_name, code)
         template = self._templates.get(key)
         if template is None:

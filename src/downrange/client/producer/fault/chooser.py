@@ -45,7 +45,7 @@ class QueueChooser:
 
     @property
     def state(self) -> Any:
-        """What has been learned: the strategy's own type."""
+        """The faults that the strategy has learned, in a type of its own."""
         return self._state
 
     def next_index(self, topic: str) -> int:
