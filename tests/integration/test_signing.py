@@ -20,12 +20,12 @@ from downrange.client.consumer.push import AsyncPushConsumer
 from downrange.client.consumer.retry import Later
 from downrange.client.errors import SendFailed
 from downrange.client.producer.producer import AsyncProducer
-from downrange.client.signing import ACCESS_KEY, SIGNATURE, signature
 from downrange.model.message import Message
 from downrange.protocol.codes import RequestCode, ResponseCode
 from downrange.protocol.command import Command
 from downrange.protocol.errors import BrokerError
 from downrange.protocol.framing import Frame, decode_frame, encode
+from downrange.protocol.signing import ACCESS_KEY, SIGNATURE, signature
 from downrange.transport.connection import Connection
 from tests.support.broker_client import standalone
 

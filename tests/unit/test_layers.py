@@ -15,8 +15,9 @@ MAY_IMPORT: dict[str, set[str]] = {  # model, settings, clock and compiled are o
     "protocol": set(),  # bytes only
     "store": set(),  # files only: knows records, not commands
     "transport": {"protocol"},
-    "namesrv": {"transport", "protocol"},
-    "broker": {"store", "transport", "protocol"},  # not client: it speaks through transport like any peer
+    "auth": {"protocol"},  # who may do what; servers hand it commands, it never sees a socket
+    "namesrv": {"auth", "transport", "protocol"},
+    "broker": {"auth", "store", "transport", "protocol"},  # not client: it speaks through transport like any peer
     "client": {"transport", "protocol"},
     "load": {"client", "transport", "protocol"},  # measures brokers; nothing a client needs
     "simulation": {"client", "protocol"},  # the client's fault strategies against a model of a cluster
@@ -42,6 +43,7 @@ PURE = {
     "model": {"socket", "asyncio", "os", "threading", "logging", "time", "mmap"},
     "protocol": {"socket", "asyncio", "os", "threading", "logging", "time", "mmap"},
     "store": {"socket", "asyncio", "threading"},
+    "auth": {"socket", "asyncio", "threading", "time", "mmap"},
 }
 SOURCE = Path(downrange.__file__).parent
 

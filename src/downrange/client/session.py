@@ -18,7 +18,6 @@ from downrange.client.errors import BrokerNotFound, ClusterNotFound, NoNameServe
 from downrange.client.heartbeats import Heartbeats
 from downrange.client.per_server import PerServer, ask_each
 from downrange.client.producer.stored_reply import take_stored
-from downrange.client.signing import Signer
 from downrange.client.unique_id import local_address
 from downrange.clock import Clock, SystemClock
 from downrange.model.errors import MQError
@@ -32,6 +31,7 @@ from downrange.protocol.bodies.routes import (
 from downrange.protocol.codes import RequestCode, ResponseCode
 from downrange.protocol.command import Command, request
 from downrange.protocol.errors import TopicNotExist, broker_error
+from downrange.protocol.signing import Signer
 from downrange.transport.connection import Connection
 from downrange.transport.errors import ConnectionLost, TransportError
 from downrange.transport.pool import Pool

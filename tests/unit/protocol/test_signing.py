@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from downrange.client.config import ClientConfig
-from downrange.client.signing import ACCESS_KEY, SIGNATURE, Signer, signature
 from downrange.protocol.bodies.query import QueryMessageRequest
 from downrange.protocol.codes import RequestCode
 from downrange.protocol.command import Command, request
 from downrange.protocol.framing import FrameDecoder, encode
+from downrange.protocol.signing import ACCESS_KEY, SIGNATURE, Signer, signature
 from downrange.settings import ConfigError
 from tests.support.golden import all_rows
 
