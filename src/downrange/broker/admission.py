@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from math import inf
 from typing import Final
 
+from downrange.auth.guard import Guard
 from downrange.broker.live_config import LiveConfig
 from downrange.protocol.codes import RequestCode
 from downrange.protocol.errors import BrokerError, SystemBusy
@@ -98,10 +99,14 @@ class FlowControl:
 
 
 class Admission:
-    """Decides which requests are carried out: neither the broker nor the connection may have too much to do already."""
+    """Decides which requests are carried out.
 
-    def __init__(self, flow: FlowControl) -> None:
+    Neither the broker nor the connection may have too much to do already; with access control the `Guard` must agree.
+    """
+
+    def __init__(self, flow: FlowControl, guard: Guard | None = None) -> None:
         self._flow = flow
+        self._guard = guard
         self._time = asyncio.get_running_loop().time
         send, pull = flow.check_send, flow.check_pull
         self._checks: Mapping[int, Callable[[], None]] = {
@@ -122,15 +127,29 @@ class Admission:
         # While all connections together wait for fewer replies than one may, none of them waits for too many.
         is_idle = first.usage.requests < first.limits.max_requests_per_connection
         if is_idle and self._time() <= self._flow.calm_until:
-            return stop, None
+            return (stop, None) if self._guard is None else self._guarded(self._guard, frames, origins, at, stop)
         for position in range(at, stop):
-            refusal = self.refusal(frames[position], origins[position])
+            refusal = self._overload(frames[position], origins[position])
+            if refusal is None and self._guard is not None:
+                refusal = self._guarded(self._guard, frames, origins, position, position + 1)[1]
             if refusal is not None:
                 return position, refusal
         return stop, None
 
-    def refusal(self, frame: Frame, origin: Connection) -> BrokerError | None:
-        """Why a request is not carried out; None when it is."""
+    @staticmethod
+    def _guarded(
+        guard: Guard, frames: list[Frame], origins: list[Connection], at: int, stop: int
+    ) -> tuple[int, BrokerError | None]:
+        """`admitted`, as far as access control decides it."""
+        while (at := guard.passed(frames, origins, at, stop)) < stop:
+            refusal = guard.refusal(frames[at], origins[at])
+            if refusal is not None:
+                return at, refusal
+            at += 1
+        return stop, None
+
+    def _overload(self, frame: Frame, origin: Connection) -> BrokerError | None:
+        """Why there is too much to do already for a request; None when there is not."""
         if origin.is_overloaded:
             return SystemBusy("[OVERLOAD]system busy, start flow control for a while")
         check = self._checks.get(code_of(frame))

@@ -13,7 +13,11 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
+from downrange.auth.access_control import AccessControl
+from downrange.auth.guard import Guard
+from downrange.auth.needs import BROKER_NEEDS
 from downrange.broker.admission import Admission, FlowControl
+from downrange.broker.audit import AuditLog
 from downrange.broker.bloom_filter import BloomFilter
 from downrange.broker.clients import Consumers, Producers
 from downrange.broker.config import REMOTELY_CHANGEABLE, BrokerConfig, check_role, keys_without_effect, refuse_unserved
@@ -57,6 +61,7 @@ from downrange.broker.services.replication import (
 from downrange.broker.services.slave_sync import SlaveSync
 from downrange.broker.services.transactions import TransactionService
 from downrange.broker.statistics import Statistics, run_statistics
+from downrange.broker.stored_topics import MessageTopics
 from downrange.broker.topics import Topics
 from downrange.broker.transactions.half_messages import HalfMessages
 from downrange.broker.waiting_pulls import WaitingPulls
@@ -135,15 +140,25 @@ class RunningBroker:
     transactions: TransactionService
     replication: Replication
     server: Server
+    codes: frozenset[int]
+    """The request codes that are served."""
     metrics_port: int | None
     registered_with: int
 
 
 @asynccontextmanager
 async def broker(
-    config: BrokerConfig, store_config: StoreConfig, clock: Clock | None = None, *, tls: ssl.SSLContext | None = None
+    config: BrokerConfig,
+    store_config: StoreConfig,
+    clock: Clock | None = None,
+    *,
+    tls: ssl.SSLContext | None = None,
+    access: AccessControl | None = None,
 ) -> AsyncIterator[RunningBroker]:
-    """A running broker; it stops when the block ends: unregistered, drained, saved, flushed and marked as clean."""
+    """A running broker; it stops when the block ends: unregistered, drained, saved, flushed and marked as clean.
+
+    With `access` every request must be signed by an account that has the rights it needs.
+    """
     log.info("broker starting name=%s variant=%s", config.broker_name, VARIANT)
     clock = clock or SystemClock()
     filters = _filters(config, store_config, clock)
@@ -157,7 +172,7 @@ async def broker(
                 replace(config, listen_port=main.port, broker_ip1=address),
                 replace(store_config, ha_listen_port=ha_port),
             )
-            async with _serving(live, store, filters, main, vip, for_slaves, clock) as running:
+            async with _serving(live, store, filters, main, vip, for_slaves, clock, access) as running:
                 yield running
     finally:
         store.close()
@@ -179,6 +194,7 @@ async def _serving(
     vip: Server,
     for_slaves: socket.socket | None,
     clock: Clock,
+    access: AccessControl | None,
 ) -> AsyncIterator[RunningBroker]:
     directory = store.config.store_path_root_dir / "config"
     topics = Topics(
@@ -239,8 +255,12 @@ async def _serving(
         producers.drop(connection)
         waiting.drop(connection)
 
-    admission = Admission(flow)
     commands = Commands(tables, statistics)
+    served = frozenset(commands.routes.keys() | sends.codes | pulls.codes)
+    guard = None
+    if access is not None:
+        guard = Guard(access, BROKER_NEEDS, MessageTopics(store), served, AuditLog(clock).note)
+    admission = Admission(flow, guard)
     for server, families in ((main, (sends, pulls)), (vip, (sends,))):  # the VIP port serves everything but pulls
         server.serve = RequestPath(admission, commands, *families).serve
         server.on_close = closed
@@ -280,7 +300,7 @@ async def _serving(
                 registered = await registration.register()
                 give_back_memory()  # what was read to recover, and the registration of all topics
                 yield RunningBroker(
-                    live, store, topics, filters, transactions, replication, main, metrics.port, registered
+                    live, store, topics, filters, transactions, replication, main, served, metrics.port, registered
                 )
             finally:
                 await registration.unregister()
