@@ -1,7 +1,7 @@
 from array import array
 from collections.abc import Callable
 from mmap import mmap
-from typing import Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
 from typing_extensions import Buffer
 
@@ -131,6 +131,16 @@ def read_usual(
     data: bytes, queue: MessageQueue, topic: str, min_offset: int, max_offset: int, kind: type[ReceivedMessage], /
 ) -> list[ReceivedMessage] | None: ...
 def walk_records(buffer: Buffer, /) -> bytes | None: ...
+def first_not_allowed(
+    frames: list[Frame],
+    origins: list[Any],
+    at: int,
+    stop: int,
+    keys: dict[bytes, bytes],
+    allowed: set[bytes],
+    /,
+) -> int: ...
+def hmac_states(secret: bytes, /) -> bytes: ...
 def split_properties(
     buffer: Buffer, starts: Buffer, stops: Buffer, names: tuple[bytes, ...], wants_map: bool, /
 ) -> (

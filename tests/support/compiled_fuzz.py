@@ -19,6 +19,7 @@ from tests.support import compiled_property_checks as property_checks
 from tests.support import compiled_pull_checks as pull_checks
 from tests.support import compiled_replay_checks as replay_checks
 from tests.support import compiled_send_checks as send_checks
+from tests.support import compiled_signature_checks as signature_checks
 
 
 def run(seconds: float, seed: int) -> int:
@@ -35,6 +36,9 @@ def run(seconds: float, seed: int) -> int:
             send_checks.same_frames(random)
             send_checks.same_replies(random)
             send_checks.refuses_nonsense_about_sends(random)
+            signature_checks.same_signatures(random)
+            signature_checks.same_states(random)
+            signature_checks.refuses_nonsense_about_signatures(random)
             checks.refuses_nonsense(random)
             pull_checks.same_pull_reply(random)
             pull_checks.refuses_nonsense_about_a_pull(random)

@@ -1,17 +1,12 @@
 /* From the header of a send to its values, as protocol/bodies/send.py has them; 0 for an unusual header. */
-#include "json_text.h"
+#include "request_header.h"
 #include "send.h"
 
 #define BIT(letter) (1u << ((letter) - 'a'))
-#define OPAQUE_SEEN (1u << 20)
-#define FLAG_SEEN (1u << 21)
-#define EXT_SEEN (1u << 22)
 #define NEEDED (BIT('a') | BIT('b') | BIT('e') | BIT('g'))
 #define SEND_V1 10
 #define SEND_V2 310
 #define SEND_BATCH 320
-#define JSON_START "{\"code\":"
-#define BINARY_FIXED 21
 
 /* The V1 names of a, b and so on. */
 static const char *const V1_NAMES[] = {
@@ -27,7 +22,8 @@ static byte letter_of(const Send *send, const Text *name) {
     return 0;
 }
 
-static int take_field(Send *send, const Text *name, const Text *value) {
+static int take_field(void *to, const Text *name, const Text *value) {
+    Send *send = to;
     int64_t ignored, *number = &ignored;
     byte letter = letter_of(send, name);
     if (letter == 0) return name->size && name->is_ascii && value->is_ascii && !name->has_escapes && !value->has_escapes;
@@ -59,82 +55,11 @@ static int take_field(Send *send, const Text *name, const Text *value) {
     return parse_number(value->at, value->size, INT32_MIN, INT32_MAX, number);
 }
 
-/* Bytes behind their length, which takes 2 or 4 bytes; `*at` moves behind them. */
-static int cut_text(const byte **at, const byte *end, int length_size, Text *text) {
-    if (end - *at < length_size) return 0;
-    uint32_t length = length_size == 2 ? (uint32_t)(*at)[0] << 8 | (*at)[1] : get32(*at);
-    *at += length_size;
-    if (length > (uint64_t)(end - *at)) return 0;
-    byte all = 0;
-    for (uint32_t n = 0; n < length; n++) all |= (*at)[n];
-    *text = (Text){*at, (Py_ssize_t)length, 0, all < 0x80};
-    *at += length;
-    return 1;
-}
-
-static int take_code(Send *send, int64_t code) {
+static int take_code(void *to, int64_t code) {
+    Send *send = to;
     send->code = code;
     send->is_batch = code == SEND_BATCH;
     return code == SEND_V2 || code == SEND_BATCH || code == SEND_V1;
-}
-
-static int parse_binary(const byte *at, Py_ssize_t size, Send *send) {
-    if (size < BINARY_FIXED || !take_code(send, at[0] << 8 | at[1])) return 0;
-    if (get32(at + 13) != 0 || get32(at + 17) != (uint64_t)(size - BINARY_FIXED)) return 0; /* remark, ext length */
-    send->opaque = (int32_t)get32(at + 5);
-    send->flag = (int32_t)get32(at + 9);
-    const byte *end = at + size;
-    at += BINARY_FIXED;
-    while (at < end) {
-        Text name, value;
-        if (!cut_text(&at, end, 2, &name) || !cut_text(&at, end, 4, &value)) return 0;
-        if (!take_field(send, &name, &value)) return 0;
-    }
-    return 1;
-}
-
-static int parse_ext(const byte **at, const byte *end, Send *send) {
-    Text name, value;
-    if (*at >= end || *(*at)++ != '{') return 0;
-    for (;;) {
-        if (!parse_text(at, end, &name) || *at >= end || *(*at)++ != ':') return 0;
-        if (!parse_text(at, end, &value) || !take_field(send, &name, &value) || *at >= end) return 0;
-        byte after = *(*at)++;
-        if (after == '}') return 1;
-        if (after != ',') return 0;
-    }
-}
-
-static int parse_json(const byte *at, Py_ssize_t size, Send *send) {
-    const byte *end = at + size;
-    Py_ssize_t start = (Py_ssize_t)strlen(JSON_START);
-    if (size < start || memcmp(at, JSON_START, (size_t)start)) return 0;
-    at += start;
-    /* Clients that write the members in another order take the general way. */
-    int64_t code;
-    if (!parse_json_number(&at, end, &code) || !take_code(send, code) || at >= end || *at++ != ',') return 0;
-    for (;;) {
-        Text name, text;
-        uint32_t bit = 0;
-        int64_t ignored, *number = &ignored;
-        int may_be_text = 0;
-        if (!parse_text(&at, end, &name) || at >= end || *at++ != ':' || at >= end) return 0;
-        if (is_text(&name, "extFields")) bit = EXT_SEEN;
-        else if (is_text(&name, "opaque")) bit = OPAQUE_SEEN, number = &send->opaque;
-        else if (is_text(&name, "flag")) bit = FLAG_SEEN, number = &send->flag;
-        else if (is_text(&name, "language") || is_text(&name, "serializeTypeCurrentRPC")) may_be_text = 1;
-        else if (!is_text(&name, "version")) return 0;
-        if (send->seen & bit) return 0;
-        send->seen |= bit;
-        if (bit == EXT_SEEN) {
-            if (!parse_ext(&at, end, send)) return 0;
-        } else if (may_be_text && *at == '"') {
-            if (!parse_text(&at, end, &text) || text.has_escapes || !text.is_ascii) return 0;
-        } else if (!parse_json_number(&at, end, number)) return 0;
-        if (at >= end) return 0;
-        if (*at == '}') return at + 1 == end;
-        if (*at++ != ',') return 0;
-    }
 }
 
 static int hex_digit(byte c) {
@@ -168,6 +93,8 @@ Py_ssize_t unescape(const Text *text, byte *to) {
 int parse_send_header(int64_t kind, const byte *header, Py_ssize_t size, Send *send) {
     memset(send, 0, sizeof *send);
     send->properties.at = (const byte *)"";
-    int is_read = kind == 1 ? parse_binary(header, size, send) : parse_json(header, size, send);
+    RequestHeader read = {0, 0};
+    int is_read = walk_header(kind, header, size, &read, take_code, take_field, send);
+    send->opaque = read.opaque, send->flag = read.flag;
     return is_read && (send->seen & NEEDED) == NEEDED;
 }

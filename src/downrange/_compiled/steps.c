@@ -24,6 +24,8 @@ static PyMethodDef functions[] = {
     {"take_stored_replies", (PyCFunction)(void (*)(void))take_stored_replies, METH_FASTCALL, NULL},
     {"read_usual", (PyCFunction)(void (*)(void))read_usual, METH_FASTCALL, NULL},
     {"walk_records", walk_records, METH_O, NULL},
+    {"first_not_allowed", (PyCFunction)(void (*)(void))first_not_allowed, METH_FASTCALL, NULL},
+    {"hmac_states", hmac_states, METH_O, NULL},
     {"split_properties", (PyCFunction)(void (*)(void))split_properties, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},
 };
@@ -54,7 +56,7 @@ PyMODINIT_FUNC PyInit__steps(void) {
     if (!make_reply_names()) return NULL;
     PyObject *module = PyModule_Create(&definition);
     if (module != NULL
-        && (PyModule_AddIntConstant(module, "VERSION", 1) < 0 || PyModule_AddType(module, &topic_table_type) < 0
+        && (PyModule_AddIntConstant(module, "VERSION", 2) < 0 || PyModule_AddType(module, &topic_table_type) < 0
             || add_sockets(module) < 0 || !add_new_messages(module) || !add_sends(module) || !add_record_layout(module)))
         Py_CLEAR(module);
     return module;

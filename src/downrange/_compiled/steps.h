@@ -42,6 +42,8 @@ PyObject *encode_send(PyObject *module, PyObject *const *args, Py_ssize_t count)
 PyObject *take_stored_replies(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *read_usual(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *walk_records(PyObject *module, PyObject *buffer);
+PyObject *first_not_allowed(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *hmac_states(PyObject *module, PyObject *secret);
 PyObject *split_properties(PyObject *module, PyObject *const *args, Py_ssize_t count);
 int add_sockets(PyObject *module);
 int add_new_messages(PyObject *module);

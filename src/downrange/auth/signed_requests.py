@@ -34,7 +34,8 @@ def allowed_key(account: str, command: Command, peer_host: bytes) -> bytes | Non
         return None
     fields = command.ext_fields
     texts = (account, str(command.code), *(fields.get(name, "") for name in names))
-    return b"\0".join((peer_host[:-_PORT_SIZE], *(text.encode() for text in texts)))
+    host = peer_host[:-_PORT_SIZE]
+    return b"\0".join((bytes((len(host),)) + host, *(text.encode() for text in texts)))
 
 
 @accelerated
