@@ -13,7 +13,7 @@ def append(store: MessageStore, groups: Iterable[Sequence[NewMessage]]) -> None:
     """Store a batch; the messages of a group together or not at all."""
     messages = NewMessages()
     for group in groups:
-        refusal = store.add(messages, *group)
+        refusal = store.add(messages, group)
         assert refusal is None, refusal
     refusal = store.append(messages)
     assert refusal is None, refusal

@@ -109,7 +109,7 @@ class StoreMachine(RuleBasedStateMachine):
             assert refusal.status is PutMessageStatus.SERVICE_NOT_AVAILABLE
             assert messages.stored < len(messages)
         if "dispatch" in self.store.refusals:
-            assert self.store.add(NewMessages(), self.new(("A", 0), b"", "", HOSTS[0])) is not None
+            assert self.store.add(NewMessages(), [self.new(("A", 0), b"", "", HOSTS[0])]) is not None
             self.store.dispatch_pending()
         assert self.store.refusals == {}
         self.stored(messages, groups)
@@ -119,14 +119,14 @@ class StoreMachine(RuleBasedStateMachine):
         """What is refused takes no place, nor do the messages of its group."""
         messages = NewMessages()
         refused = self.new(part[0], bytes(large), "", HOSTS[0])
-        assert self.store.add(messages, self.new(*part), refused) is not None
+        assert self.store.add(messages, [self.new(*part), refused]) is not None
         assert len(messages) == 0
         self.append(part)
 
     def added(self, groups: list[list[Part]]) -> NewMessages:
         messages = NewMessages()
         for group in groups:
-            assert self.store.add(messages, *[self.new(*part) for part in group]) is None
+            assert self.store.add(messages, [self.new(*part) for part in group]) is None
         return messages
 
     def stored(self, messages: NewMessages, groups: list[list[Part]]) -> None:

@@ -52,7 +52,7 @@ def _filled(random: Random, root: Path) -> list[Any]:
         messages = NewMessages()
         for _ in range(random.choice((1, 2, 30))):
             queues = random.choices(_QUEUES, k=random.choice((1, 1, 1, 2, 5)))
-            refusal = store.add(messages, *[cases.message(random, *queue) for queue in queues])
+            refusal = store.add(messages, [cases.message(random, *queue) for queue in queues])
             seen.append(None if refusal is None else (refusal.status.value, refusal.reason))
         if random.random() < 0.1:
             files.fail[random.choice(("create", "reserve", "write_at"))] = errno.ENOSPC

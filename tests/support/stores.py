@@ -27,7 +27,7 @@ def append_batch(
     """Store groups of messages, which the store must not refuse before; what was stored, and why the rest was not."""
     messages = NewMessages()
     for group in groups:
-        refusal = store.add(messages, *group)
+        refusal = store.add(messages, group)
         if refusal is not None:
             return [], refusal
     refusal = store.append(messages)

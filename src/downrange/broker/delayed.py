@@ -15,13 +15,12 @@ from downrange.store.kept_message import KeptMessage
 from downrange.store.new_message import NewMessage
 
 
-def delay_level(properties_text: str) -> int:
-    """The level a producer asked for; 0 when none, or when it is no number."""
-    text = names.find_property(properties_text, names.DELAY)
-    if text is None:
+def delay_level(delay: str | None) -> int:
+    """The level a producer asked for in the property DELAY; 0 when there is none, or when it is no number."""
+    if delay is None:
         return 0
     try:
-        return max(0, int(text))
+        return max(0, int(delay))
     except ValueError:
         return 0
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from time import perf_counter
 from typing import Final
@@ -59,9 +59,9 @@ class MessageWriter:
         self.on_appended: Callable[[float], None] = lambda seconds: None
         statistics.take_puts = store.queues.take_counts
 
-    def add(self, messages: NewMessages, *group: NewMessage) -> Refusal | None:
+    def add(self, messages: NewMessages, group: Sequence[NewMessage]) -> Refusal | None:
         """Add messages to a batch, to be stored together or not at all; or say why they cannot be stored."""
-        refusal = self.store.add(messages, *group)
+        refusal = self.store.add(messages, group)
         if refusal is not None:
             self.statistics.failed_puts += 1
         return refusal
@@ -84,7 +84,7 @@ class MessageWriter:
     def append_one(self, message: NewMessage) -> AppendResult:
         """Store one message."""
         messages = NewMessages()
-        refusal = self.add(messages, message) or self.append(messages)
+        refusal = self.add(messages, (message,)) or self.append(messages)
         if refusal is not None:
             return AppendResult(refusal.status, reason=refusal.reason)
         return AppendResult(_PUT_OK, *messages.places[0])

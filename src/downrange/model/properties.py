@@ -98,12 +98,17 @@ def find_in_bytes(properties: bytes, name: bytes) -> bytes | None:
 
 def find_tags_and_keys(text: str) -> tuple[str | None, str | None, str | None]:
     """TAGS, UNIQ_KEY and KEYS: the properties that a consume queue and the key index are made of."""
-    framed = f"\x02{text}\x02"
-    return (
-        _last_value(framed, "\x02TAGS\x01", "\x02"),
-        _last_value(framed, "\x02UNIQ_KEY\x01", "\x02"),
-        _last_value(framed, "\x02KEYS\x01", "\x02"),
-    )
+    tags = unique_key = keys = None
+    for piece in text.split(PROPERTY_SEPARATOR):
+        name, _, value = piece.partition(NAME_VALUE_SEPARATOR)
+        if value:
+            if name == "TAGS":
+                tags = value
+            elif name == "UNIQ_KEY":
+                unique_key = value
+            elif name == "KEYS":
+                keys = value
+    return tags, unique_key, keys
 
 
 def _last_value(framed: AnyStr, name: AnyStr, separator: AnyStr) -> AnyStr | None:
@@ -111,8 +116,8 @@ def _last_value(framed: AnyStr, name: AnyStr, separator: AnyStr) -> AnyStr | Non
     at = framed.rfind(name)
     while at >= 0:
         start = at + len(name)
-        value = framed[start : framed.find(separator, start)]
-        if value:
-            return value
+        end = framed.find(separator, start)
+        if end > start:
+            return framed[start:end]
         at = framed.rfind(name, 0, at + 1)
     return None

@@ -164,7 +164,7 @@ def decode_frame(frame: Frame) -> Command:
     serialize_type, header, body = frame
     if serialize_type == _JSON:
         fields = header_json.decode(header)
-        if header.startswith(_JSON_CODE):
+        if not header.startswith(b'{"code":%d,' % fields.code) and header.startswith(_JSON_CODE):
             digits = header[8 : header.find(b",", 8)]
             if digits.isdigit() and int(digits) != fields.code:  # `code_of` must not see another one
                 raise RemoteProtocolError(f"JSON header with two codes, {int(digits)} and {fields.code}")

@@ -44,9 +44,9 @@ def put_entries(
     Return the number of the first message without an entry, and the rows of the queues that are full now and have to be
     written. `rows` and `memory` are those of `QueueTails`, with room for a block for each message.
     """
-    places = messages.places[number:stop]
-    for each, place, state in zip(range(number, stop), places, messages.states[number:stop], strict=True):
-        if messages.sys_flag(each) & _NOT_IN_A_QUEUE:
+    places, states, sent = messages.places[number:stop], messages.states[number:stop], messages.messages[number:stop]
+    for each, (place, state, message) in enumerate(zip(places, states, sent, strict=True), number):
+        if message.sys_flag & _NOT_IN_A_QUEUE:
             continue
         if place[2] == 0 and state.queue.max_physical_offset > 0:
             return each, []  # the first message of a queue that has messages is unusual
@@ -56,7 +56,7 @@ def put_entries(
 
 def put_entry(messages: NewMessages, number: int, place: Place, state: QueueState) -> None:
     """Put the queue entry of one stored message."""
-    code = messages.code(number)
+    code = messages.code(number) if messages.special else None
     if code is None:
         code = tags_code(messages.tags(number) or "")
     physical_offset, size, queue_offset = place
@@ -93,7 +93,8 @@ class Dispatcher:
         tails = queues.tails
         while at < stop:
             at, full = put_entries(messages, at, stop, tails.rows, tails.memory)
-            self._spill(full)
+            if full:
+                self._spill(full)
             if at < stop:
                 self._put_unusual(messages, at)
                 at += 1
@@ -134,10 +135,8 @@ class Dispatcher:
             if number <= special < stop:
                 text = messages.properties(special).decode("utf-8", "replace")
                 physical_offset, size, _ = places[special]
-                tags = tags_code(find_property(text, TAGS) or "")
                 timestamp = messages.timestamp(special)
-                code = self._special_code(states[special], tags, physical_offset + size, timestamp, text)
-                messages.set_code(special, code)
+                messages.set_code(special, self._special_code(states[special], physical_offset + size, timestamp, text))
 
     def index_only(self, record: WalkedRecord) -> None:
         """Enter a replayed record into the index and leave its queue alone."""
@@ -148,21 +147,22 @@ class Dispatcher:
                 name = topic.decode("utf-8", "replace")
                 self.index.put_keys([(name, unique, keys, physical_offset, store_timestamp)])
 
-    def _special_code(self, state: QueueState, code: int, physical_end: int, store_timestamp: int, text: str) -> int:
+    def _special_code(self, state: QueueState, physical_end: int, store_timestamp: int, text: str) -> int:
         """What stands in the entry of a delayed message, or of one with an ext unit, instead of a tag hash."""
-        if state.is_schedule:
-            code = self._delivery_time(text, store_timestamp, code)
+        code = self._delivery_time(text, store_timestamp) if state.is_schedule else None
+        if code is None:
+            code = tags_code(find_property(text, TAGS) or "")
         if state.ext is None or physical_end <= state.queue.max_physical_offset:
             return code  # the second: the entry is there already, and so is its unit
         bitmap = self._bitmap_of(state.topic, text.encode(), store_timestamp) if self._bitmap_of else b""
         return state.ext.put(code, store_timestamp, bitmap)
 
-    def _delivery_time(self, text: str, store_timestamp: int, otherwise: int) -> int:
+    def _delivery_time(self, text: str, store_timestamp: int) -> int | None:
         delay = find_property(text, DELAY)
         if delay is None or not (delay.isascii() and delay.isdigit()):
-            return otherwise
+            return None
         level = min(int(delay), len(self._delay_millis))
-        return store_timestamp + self._delay_millis[level - 1] if level > 0 else otherwise
+        return store_timestamp + self._delay_millis[level - 1] if level > 0 else None
 
     def replay(self, record: WalkedRecord) -> NewMessages | None:
         """Apply one record of a walk; return it when it takes part in a queue."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from downrange.model.topics import MAX_TOPIC_LENGTH
@@ -47,7 +47,7 @@ class MessageAppender:
         self._refusals = refusals
         self._now = now
 
-    def add(self, messages: NewMessages, *group: NewMessage) -> Refusal | None:
+    def add(self, messages: NewMessages, group: Sequence[NewMessage]) -> Refusal | None:
         """Add messages to a batch, to be stored together or not at all; or say why they cannot be stored."""
         if self._refusals.any:
             return self._refusal()
@@ -55,17 +55,17 @@ class MessageAppender:
             refusal = self._limits.check(group)
             if refusal is not None:
                 return refusal
-        states: list[QueueState] = []
-        for message in group:
-            try:
-                states.append(self._states[message.topic, message.queue_id])
-            except KeyError:
-                made = self._make_state(message)
-                if isinstance(made, Refusal):
-                    return made
-                states.append(made)
-        for number, message in enumerate(group):
-            messages.add(states[number], message, number == 0)
+        try:
+            states = [self._states[message.topic, message.queue_id] for message in group]
+        except KeyError:
+            made = list(map(self._make_state, group))
+            states = [state for state in made if not isinstance(state, Refusal)]
+            if len(states) < len(made):
+                return next(state for state in made if isinstance(state, Refusal))
+        begins_group = True
+        for message, state in zip(group, states, strict=True):
+            messages.add(state, message, begins_group)
+            begins_group = False
         return None
 
     def append(self, messages: NewMessages) -> Refusal | None:

@@ -123,7 +123,7 @@ def test_of_a_batch_that_breaks_off_the_first_messages_are_there(tmp_path: Path,
     messages = NewMessages()
     for number in range(12):
         group = [new_message(b"%d" % number * 400, queue_id=queue_id) for queue_id in (0, 1)]
-        assert store.add(messages, *group) is None
+        assert store.add(messages, group) is None
     files.fail[fail] = errno.ENOSPC
     refusal = store.append(messages)
     assert refusal is not None
@@ -170,11 +170,11 @@ def test_a_group_with_a_message_that_cannot_be_stored_is_not_added(
 ) -> None:
     with open_store(tmp_path) as store:
         messages = NewMessages()
-        assert store.add(messages, new_message(b"before")) is None
-        refusal = store.add(messages, new_message(b"good"), new_message(**changes), new_message(b"good"))
+        assert store.add(messages, [new_message(b"before")]) is None
+        refusal = store.add(messages, [new_message(b"good"), new_message(**changes), new_message(b"good")])
         assert refusal is not None
         assert refusal.status is status
-        assert store.add(messages, new_message(b"after")) is None
+        assert store.add(messages, [new_message(b"after")]) is None
         assert len(messages) == 2
         assert store.append(messages) is None
         assert bodies(store) == [b"before", b"after"]
@@ -194,8 +194,8 @@ def test_a_batch_says_what_it_holds(tmp_path: Path) -> None:
     with open_store(tmp_path, enable_consume_queue_ext=True) as store:
         messages = NewMessages()
         group = several()
-        assert store.add(messages, *group[:2]) is None
-        assert store.add(messages, *group[2:]) is None
+        assert store.add(messages, group[:2]) is None
+        assert store.add(messages, group[2:]) is None
         assert (len(messages), messages.stored, messages.places) == (8, 0, [])
         queues = [(state.topic, state.queue_id) for state in messages.states]
         assert queues == [(message.topic, message.queue_id) for message in group]

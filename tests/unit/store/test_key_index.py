@@ -86,7 +86,7 @@ def test_a_message_without_keys_leaves_the_index_as_it_is(tmp_path: Path) -> Non
         for properties in ({}, {"KEYS": ""}, {"TAGS": "a", "KEYS": " "}, {"KEYS": "rolled back"}):
             messages = NewMessages()
             is_rolled_back = "rolled back" in properties.values()
-            store.add(messages, new_message(topic="orders", properties=properties, sys_flag=12 * is_rolled_back))
+            store.add(messages, [new_message(topic="orders", properties=properties, sys_flag=12 * is_rolled_back)])
             store.append(messages)
             index.put(messages, 0, 1)
     assert index.query("orders", "k0", 1, 0, EVER) == before
@@ -99,7 +99,7 @@ def test_the_messages_of_a_batch_are_found_by_their_keys(tmp_path: Path) -> None
     with open_store(tmp_path / "store") as store:
         for number in range(30):  # into the second file
             keys = {"UNIQ_KEY": f"u{number}", "KEYS": f"all k{number}"} if number % 3 else {"TAGS": "a"}
-            assert store.add(messages, new_message(b"", "orders", number % 2, keys)) is None
+            assert store.add(messages, [new_message(b"", "orders", number % 2, keys)]) is None
         assert store.append(messages) is None
     index.put(messages, 0, 10)
     index.put(messages, 10, 30)

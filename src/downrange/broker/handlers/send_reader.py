@@ -100,7 +100,7 @@ class SendReader:
             message = self.message(header, queue_id, body, _joined(own, shared), origin)
             message.flag = flag
             group.append(message)
-        if not group or header.sys_flag & 12 or delay_level(header.properties) > 0:
+        if not group or header.sys_flag & 12 or delay_level(find_property(header.properties, names.DELAY)) > 0:
             reason = "a batch must have messages, and they can be neither transactional nor delayed"
             return self.refused(command, Refusal(PutMessageStatus.MESSAGE_ILLEGAL, reason))
         return Storing(group, self.refused, queue_id, waits)
@@ -115,16 +115,20 @@ class SendReader:
         queue_id = header.queue_id
         if not 0 <= queue_id < config.write_queue_nums:
             queue_id = self.queue_id(config, queue_id, origin)
-        text, waits = self._stored_properties(header.properties)
-        body = command.body
+        body, text = command.body, header.properties
         assert isinstance(body, bytes)  # as every frame has it
-        message = self.message(header, queue_id, body, text.encode(), origin)
+        message = self.message(header, queue_id, body, b"", origin)
         if config.topic_filter_type == "MULTI_TAG":
             message.sys_flag |= _MULTI_TAGS
-        if header.topic.startswith(RETRY_PREFIX):
+        is_retry = header.topic.startswith(RETRY_PREFIX)
+        waits = None
+        if not is_retry and ("DELAY\x01" in text or "TRAN_MSG\x01" in text):
+            waits = self._set_aside(message, decode_properties(text))
+        if waits is None:
+            text, waits = self._stored_properties(text)
+            message.properties = text.encode()
+        if is_retry:
             message = self._retried(message, header, text)
-        elif "DELAY\x01" in text or "TRAN_MSG\x01" in text:
-            message = self._set_aside(message, header.properties)
         storing = Storing((message,), self.refused, queue_id, waits)
         if message.topic is HALF_TOPIC:
             storing.then = lambda _: self.on_half(header.topic)
@@ -168,7 +172,9 @@ class SendReader:
     def _stored_properties(self, text: str) -> tuple[str, bool]:
         """The property text as it is stored (WAIT out, CLUSTER in), and whether the sender waits."""
         waits = True
-        if "WAIT\x01" in text:
+        if text.endswith("\x02WAIT\x01true") and text.count("WAIT\x01") == 1:  # as most clients write it
+            text = text[:-10]
+        elif "WAIT\x01" in text:
             value = find_property(text, names.WAIT)
             if value is not None:
                 waits = value != "false"
@@ -205,26 +211,30 @@ class SendReader:
             self._writer.statistics.sent_to_dlq(group_name)
             message.properties = stored_text({**properties, names.DELAY: "0"})
             return message
-        level = delay_level(text)
+        level = delay_level(properties.get(names.DELAY))
         return delayed(message, properties, level, self._writer.max_delay_level) if level else message
 
-    def _set_aside(self, message: NewMessage, text: str) -> NewMessage:
-        """A half message or a delayed one as it waits, any other as it is. `text` are the properties it came with."""
+    def _set_aside(self, message: NewMessage, properties: dict[str, str]) -> bool | None:
+        """Change a half message or a delayed one into the form in which it waits, and say whether its sender waits.
+
+        None for any other message. `properties` are those that it came with.
+        """
         broker = self.config.broker
-        level = delay_level(text) if "DELAY\x01" in text else 0
-        is_half = "TRAN_MSG\x01" in text and (find_property(text, names.TRAN_MSG) or "").lower() == "true"
+        level = delay_level(properties.get(names.DELAY))
+        is_half = properties.get(names.TRAN_MSG, "").lower() == "true"
         if not is_half and (not level or message.sys_flag & 4):
-            return message
-        properties = decode_properties(text)
+            return None
         properties[names.CLUSTER] = broker.broker_cluster_name
         if not is_half:
-            return delayed(message, properties, level, self._writer.max_delay_level)
-        if broker.reject_transaction_message:
-            raise NoPermission(f"the broker[{broker.broker_ip1}] sending transaction message is forbidden")
-        if level:  # RocketMQ takes such a message, and drops it when it is due
-            raise MessageIllegal("a transactional message cannot be delayed")
-        self._topics.ensure(HALF_TOPIC, 1)
-        return half(message, properties)
+            delayed(message, properties, level, self._writer.max_delay_level)
+        else:
+            if broker.reject_transaction_message:
+                raise NoPermission(f"the broker[{broker.broker_ip1}] sending transaction message is forbidden")
+            if level:  # RocketMQ takes such a message, and drops it when it is due
+                raise MessageIllegal("a transactional message cannot be delayed")
+            self._topics.ensure(HALF_TOPIC, 1)
+            half(message, properties)
+        return properties.get(names.WAIT) != "false"
 
     # --- replies ------------------------------------------------------------------------------------------------
 

@@ -44,33 +44,42 @@ _WAIT_FOR_NAMESRV_SECONDS: Final = 0.5
 _BATCH_BYTES: Final = 1 << 20
 
 
-_NO_REQUESTS: Final[dict[int, tuple[Command, Storing]]] = {}  # by number, those that are not usual
-_NO_CALLS: Final[list[tuple[int, int, Callable[[Sequence[Place]], None]]]] = []  # and the messages they are for
-_NO_KEYS: Final[set[object]] = set()
-_NO_CODES: Final[list[tuple[int, int]]] = []  # of a request, of its reply
+class _Unusual:
+    """What a batch knows of its requests that are not usual."""
+
+    __slots__ = ("bytes", "is_closed", "keys", "refused", "requests", "then")
+
+    def __init__(self) -> None:
+        self.requests: dict[int, tuple[Command, Storing]] = {}
+        """By number in the batch."""
+        self.then: list[tuple[int, int, Callable[[Sequence[Place]], None]]] = []
+        """What is called with the places of which messages: the first one's number, and how many."""
+        self.keys: set[object] = set()
+        self.refused: list[tuple[int, int]] = []
+        """The codes of requests and of their replies."""
+        self.bytes = 0
+        self.is_closed = False
+        """A batch that is closed takes no more requests."""
 
 
 class _Batch:
     """The messages that requests, taken together, want stored, and the replies to these requests."""
 
-    __slots__ = (
-        "bytes", "is_closed", "is_new_topic", "keys", "messages", "new_topic", "refused", "replies", "requests", "then",
-    )  # fmt: skip
+    __slots__ = ("is_new_topic", "messages", "new_topic", "replies", "unusual")
 
     def __init__(self, new_topic: Storing | None) -> None:
         """`new_topic`: the first request has been read already, and makes a topic."""
         self.messages = NewMessages()
         self.replies = SendReplies()
         self.new_topic = new_topic
-        self.is_new_topic = self.is_closed = False  # a batch that is closed takes no more requests
-        # Empty, and nobody's own, until `open`: nearly always all requests are usual.
-        self.requests, self.then, self.keys, self.refused = _NO_REQUESTS, _NO_CALLS, _NO_KEYS, _NO_CODES
-        self.bytes = 0
+        self.is_new_topic = False
+        self.unusual: _Unusual | None = None  # nearly always all requests are usual
 
-    def open(self) -> None:
+    def open(self) -> _Unusual:
         """Get ready for a request that is not usual."""
-        if self.requests is _NO_REQUESTS:
-            self.requests, self.then, self.keys, self.refused = {}, [], set(), []
+        if self.unusual is None:
+            self.unusual = _Unusual()
+        return self.unusual
 
 
 class Sends:
@@ -126,13 +135,17 @@ class Sends:
                 refusal = self._writer.append(batch.messages)
                 if refusal is not None:
                     self._refuse(batch, refusal, frames[at:end])
-                if batch.then:
+                if batch.unusual is not None and batch.unusual.then:
                     places = batch.messages.places
-                    for number, count, then in batch.then:
+                    for number, count, then in batch.unusual.then:
                         if number + count <= len(places):
                             then(places[number : number + count])
-            self._answer(batch, origins[at:end])
-            self._count(batch, (perf_counter() - start) * 1000)
+            self._answer(batch, origins if end - at == len(origins) else origins[at:end])
+            millis = (perf_counter() - start) * 1000
+            if batch.unusual is None and len(batch.messages) == end - at:
+                self._statistics.sent_together(batch.replies.code, end - at, millis)
+            else:
+                self._count(batch, millis)
             at, new_topic = end, batch.new_topic
 
     # --- reading ------------------------------------------------------------------------------------------------
@@ -149,19 +162,19 @@ class Sends:
                 )  # fmt: skip
                 self.accelerated += at - begin
                 if at == stop:
-                    break
-            if batch.bytes > _BATCH_BYTES or not self._read_one(batch, frames[at], origins[at]):
+                    return stop
+            unusual = batch.open()
+            if unusual.bytes > _BATCH_BYTES or not self._read_one(batch, unusual, frames[at], origins[at]):
                 break
             self.not_accelerated += 1
             at += 1
-            if batch.is_closed:
+            if unusual.is_closed:
                 break
         return at
 
-    def _read_one(self, batch: _Batch, frame: Frame, origin: Connection) -> bool:
+    def _read_one(self, batch: _Batch, unusual: _Unusual, frame: Frame, origin: Connection) -> bool:
         """Take one request into the batch; False when it has to wait until the batch is stored."""
         asked: Storing | Command | None = None
-        batch.open()
         try:
             command = decode_frame(frame)
             if not command.flag & RESPONSE_FLAG:
@@ -171,9 +184,9 @@ class Sends:
                 if asked.makes_topic and len(batch.replies):
                     batch.new_topic = asked
                     return False
-                if asked.key in batch.keys:
+                if asked.key in unusual.keys:
                     return False
-                refusal = self._add(batch, command, asked)
+                refusal = self._add(batch, unusual, command, asked)
                 if refusal is None:
                     return True
                 asked = asked.refused(command, refusal)
@@ -181,24 +194,24 @@ class Sends:
             if len(batch.replies):  # the requests before this one are answered first
                 return False
             origin.break_off(error)
-            batch.is_closed = True
+            unusual.is_closed = True
             batch.replies.add_ready(code_of(frame), b"", 0, 0, False)
             return True
         except Exception as error:
             asked = error_reply(command, error)
         if asked is not None and asked.code != _OK:
-            batch.refused.append((command.code, asked.code))
+            unusual.refused.append((command.code, asked.code))
         reply = b"" if asked is None or command.flag & ONEWAY_FLAG else encode(asked)
         batch.replies.add_ready(command.code, reply, 0, 0, False)
         return True
 
-    def _add(self, batch: _Batch, command: Command, asked: Storing) -> Refusal | None:
+    def _add(self, batch: _Batch, unusual: _Unusual, command: Command, asked: Storing) -> Refusal | None:
         first = len(batch.messages)
-        refusal = self._writer.add(batch.messages, *asked.group)
+        refusal = self._writer.add(batch.messages, asked.group)
         if refusal is not None:
             return refusal
         count = len(asked.group)
-        batch.requests[len(batch.replies)] = command, asked
+        unusual.requests[len(batch.replies)] = command, asked
         if asked.reply is None:
             batch.replies.add(
                 command.serialize_type, command.code, command.opaque, command.flag, asked.queue_id, first, count,
@@ -208,12 +221,12 @@ class Sends:
             reply = b"" if command.is_oneway else encode(asked.reply)
             batch.replies.add_ready(command.code, reply, first, count, asked.waits and bool(reply))
         for message in asked.group:
-            batch.bytes += len(message.body)
+            unusual.bytes += len(message.body)
         if asked.then is not None:
-            batch.then.append((first, count, asked.then))
+            unusual.then.append((first, count, asked.then))
         if asked.key is not None:
-            batch.keys.add(asked.key)
-        batch.is_closed = batch.is_new_topic = asked.makes_topic
+            unusual.keys.add(asked.key)
+        unusual.is_closed = batch.is_new_topic = asked.makes_topic
         return None
 
     # --- afterwards ---------------------------------------------------------------------------------------------
@@ -221,32 +234,33 @@ class Sends:
     def _refuse(self, batch: _Batch, refusal: Refusal, frames: list[Frame]) -> None:
         """The store did not take all messages: their requests get an error."""
         stored = batch.messages.stored
-        batch.open()
+        unusual = batch.open()
         for number in range(len(batch.replies)):
             _, code, _, _, first, count = batch.replies.request(number)
             if not count or first + count <= stored:
                 continue
-            command, asked = batch.requests.pop(number, (None, None))
+            command, asked = unusual.requests.pop(number, (None, None))
             if command is None:
                 command = decode_frame(frames[number])
             reply = (asked.refused if asked is not None else self._reader.refused)(command, refusal)
             batch.replies.set_ready(number, b"" if command.is_oneway else encode(reply))
-            batch.refused.append((code, reply.code))
+            unusual.refused.append((code, reply.code))
 
     def _count(self, batch: _Batch, millis: float) -> None:
         statistics = self._statistics
         code = batch.replies.code
-        if code in _SENDS and not batch.refused:
+        refused = () if batch.unusual is None else batch.unusual.refused
+        if code in _SENDS and not refused:
             statistics.sent_together(code, len(batch.replies), millis)
             if len(batch.messages) > len(batch.replies):
                 self._count_batches(batch)
             return
         each = millis / len(batch.replies)
         counts: Mapping[int, int] = batch.replies.codes()
-        if batch.refused:
-            for code, reply_code in batch.refused:
+        if refused:
+            for code, reply_code in refused:
                 statistics.rpc(code, reply_code, each)
-            counts = Counter(counts) - Counter([code for code, _ in batch.refused])
+            counts = Counter(counts) - Counter([code for code, _ in refused])
         for code, requests in counts.items():
             if code in _SENDS:
                 statistics.sent_together(code, requests, each * requests)
@@ -261,15 +275,15 @@ class Sends:
     # --- answering ----------------------------------------------------------------------------------------------
 
     def _answer(self, batch: _Batch, origins: list[Connection]) -> None:
-        if batch.is_new_topic and self._register is not None:
+        if not batch.is_new_topic and not self._writer.makes_wait:
+            frames, numbers = batch.replies.encode(self._accepted, batch.messages, ALL)
+            send_replies(origins if numbers is None else [origins[number] for number in numbers], frames)
+        elif batch.is_new_topic and self._register is not None:
             _begin_answering(origins)
             task = asyncio.ensure_future(self._answer_registered(batch, origins, self._register))
             task.add_done_callback(partial(_end_answering, origins))
-        elif self._writer.makes_wait and batch.messages.stored:
-            self._answer_when_safe(batch, origins)
         else:
-            frames, numbers = batch.replies.encode(self._accepted, batch.messages, ALL)
-            send_replies(origins if numbers is None else [origins[number] for number in numbers], frames)
+            self._answer_stored(batch, origins)
 
     async def _answer_registered(
         self, batch: _Batch, origins: list[Connection], register: Callable[[], Awaitable[object]]
@@ -282,13 +296,13 @@ class Sends:
         with suppress(TimeoutError):
             async with asyncio.timeout(_WAIT_FOR_NAMESRV_SECONDS):
                 await register()
-        if self._writer.makes_wait and batch.messages.stored:
-            self._answer_when_safe(batch, origins)
-        else:
-            self._send(batch, origins, self._accepted, ALL)
+        self._answer_stored(batch, origins)
 
-    def _answer_when_safe(self, batch: _Batch, origins: list[Connection]) -> None:
+    def _answer_stored(self, batch: _Batch, origins: list[Connection]) -> None:
         """Requests that wait get their replies when the last message of the batch is safe, the others at once."""
+        if not self._writer.makes_wait or not batch.messages.stored:
+            self._send(batch, origins, self._accepted, ALL)
+            return
         self._send(batch, origins, self._accepted, AT_ONCE)
         _begin_answering(origins)
         self._writer.tell_when_safe(batch.messages.end_offset, partial(self._safe, batch, origins))
@@ -307,8 +321,8 @@ class Sends:
     @staticmethod
     def _say_ends_are_late(batch: _Batch, status: PutMessageStatus) -> None:
         """The end of a transaction that is not on disk says so; whether a slave has it is not its business."""
-        if status is PutMessageStatus.FLUSH_DISK_TIMEOUT:
-            for number, (command, asked) in batch.requests.items():
+        if status is PutMessageStatus.FLUSH_DISK_TIMEOUT and batch.unusual is not None:
+            for number, (command, asked) in batch.unusual.requests.items():
                 if asked.reply is not None and asked.waits and not command.is_oneway:
                     batch.replies.set_ready(number, encode(command.reply(ResponseCode.FLUSH_DISK_TIMEOUT)))
 

@@ -202,7 +202,7 @@ class DelayService(SavedTable):
         numbers: list[int] = []  # of those in the batch
         for number, message in enumerate(messages):
             if message is not None:
-                refusal = self._writer.add(batch, message)
+                refusal = self._writer.add(batch, (message,))
                 if refusal is not None:
                     break
                 numbers.append(number)

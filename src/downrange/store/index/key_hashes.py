@@ -40,7 +40,9 @@ class KeyHashes:
                     key_hash = topics_of_ids[topic] + known & 0xFFFFFFFF
                 else:
                     key_hash = java_hash_unsigned(unique_key, topics[topic])
-                hashed.append((positive_hash(key_hash), physical_offset, timestamp))
+                if key_hash > MAX_INT:
+                    key_hash = positive_hash(key_hash)
+                hashed.append((key_hash, physical_offset, timestamp))
             if keys:
                 start = topics[topic]
                 hashes = [positive_hash(java_hash_unsigned(key, start)) for key in keys.split(" ") if key]
