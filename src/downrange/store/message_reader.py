@@ -57,7 +57,6 @@ class MessageReader:
         commit_log: CommitLog,
         queues: ConsumeQueues,
         index: KeyIndex | None,
-        memory_bytes: int | None = None,
     ) -> None:
         self.config = config
         self.commit_log = commit_log
@@ -65,8 +64,8 @@ class MessageReader:
         self.index = index
         self._states = queues.states
         self._segments = commit_log.segments
-        memory = physical_memory() if memory_bytes is None else memory_bytes
-        self._memory_limit = memory * config.access_message_in_memory_max_ratio // 100
+        self.memory_limit = physical_memory() * config.access_message_in_memory_max_ratio // 100
+        """The number of bytes at the end of the log that count as still in memory."""
         self._closed: str | None = "the store is not open"
 
     def _check_open(self) -> None:
@@ -160,7 +159,7 @@ class MessageReader:
         segment = segments.find(first)
         if segment is None:
             return None
-        hot_from = segments.max_offset - self._memory_limit
+        hot_from = segments.max_offset - self.memory_limit
         is_cold = first < hot_from
         if is_cold:
             most, most_bytes = self._limits(max_messages, bulk_bytes, True)
@@ -201,7 +200,7 @@ class MessageReader:
         """`read` for any entries: in several files, with units, removed already, tested by any function."""
         find = self._segments.find
         log_max = self.commit_log.max_offset
-        hot_from = log_max - self._memory_limit
+        hot_from = log_max - self.memory_limit
         hot_count, hot_bytes = self._limits(max_messages, bulk_bytes, False)
         cold_count, cold_bytes = self._limits(max_messages, bulk_bytes, True)
 
@@ -267,7 +266,7 @@ class MessageReader:
             slices,
             count,
             byte_count,
-            log_max - physical_offset > self._memory_limit,
+            log_max - physical_offset > self.memory_limit,
         )
 
     def _corrected(self, right: int, requested: int) -> int:
@@ -306,7 +305,7 @@ class MessageReader:
     def is_beyond_memory(self, topic: str, queue_id: int, queue_offset: int) -> bool:
         """Does this message lie so far back in the log that memory is unlikely to hold it? No when it is not there."""
         physical_offset = self.physical_offset_of(topic, queue_id, queue_offset)
-        return physical_offset >= 0 and self.commit_log.max_offset - physical_offset > self._memory_limit
+        return physical_offset >= 0 and self.commit_log.max_offset - physical_offset > self.memory_limit
 
     def store_time_of(self, topic: str, queue_id: int, queue_offset: int) -> int:
         """Store time of one message; -1 when it is not there."""

@@ -18,7 +18,7 @@ from downrange.store.flushing import Flushing
 from downrange.store.index.key_index import KeyIndex
 from downrange.store.log.commit_log import CommitLog
 from downrange.store.log.headroom import Stretch
-from downrange.store.log.segments import BufferPool, Segments, disk_use, storage_error
+from downrange.store.log.segments import BufferPool, LogDirectories, Segments, disk_use, storage_error
 from downrange.store.message_appender import MessageAppender
 from downrange.store.message_limits import MessageLimits
 from downrange.store.message_reader import MatchesEntry, MatchesRecord, MessageReader, QueueEntry
@@ -57,7 +57,6 @@ class MessageStore(MessageReader):
         files: Files = OS_FILES,
         read_only: bool = False,
         disk_use: Callable[[Path], float] = disk_use,
-        memory_bytes: int | None = None,
         bitmap_of: BitmapOf | None = None,
     ) -> None:
         self.read_only = read_only
@@ -77,20 +76,18 @@ class MessageStore(MessageReader):
                 required=config.fast_fail_if_no_buffer_in_store_pool,
             )
         segments = Segments(
-            config.commit_log_paths,
+            LogDirectories(config.commit_log_paths, config.read_only_commit_log_paths, disk_use),
             config.mapped_file_size_commit_log,
             files,
-            read_only_paths=config.read_only_commit_log_paths,
             writable=not read_only,
             pool=self._pool,
-            disk_use=disk_use,
         )
         index = None
         if config.message_index_enable:
             slots, entries = config.max_hash_slot_num, config.max_index_num
             index = KeyIndex(root / "index", slots, entries, files, self._now, writable=not read_only)
         queues = ConsumeQueues(config, files, writable=not read_only)
-        super().__init__(config, CommitLog(segments), queues, index, memory_bytes)
+        super().__init__(config, CommitLog(segments), queues, index)
         is_slave = config.broker_role is BrokerRole.SLAVE
         self.limits = MessageLimits(config)
         self._refusals = Refusals()
@@ -176,7 +173,6 @@ class MessageStore(MessageReader):
             self._files,
             self.config,
             machine_stopped=not keep_index,
-            writable=not self.read_only,
         ).run(report)
         self.queues.take_counts()  # those of the replay: the messages came in before
         self._follower.offset = self.commit_log.max_offset

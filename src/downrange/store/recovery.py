@@ -64,7 +64,6 @@ class Recovery:
         config: StoreConfig,
         *,
         machine_stopped: bool,
-        writable: bool,
     ) -> None:
         self._log = commit_log
         self._segments = commit_log.segments
@@ -79,7 +78,7 @@ class Recovery:
         self._may_end_anywhere = machine_stopped or config.broker_role is BrokerRole.SLAVE
         # Then the last message in the index may lack some of its keys, and is indexed again.
         self._index_was_cut = machine_stopped
-        self._writable = writable
+        self._writable = self._segments.writable
 
     def run(self, report: RecoveryReport) -> None:
         if not len(self._segments):

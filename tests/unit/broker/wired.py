@@ -190,9 +190,8 @@ def wire(root: Path, *, broker: BrokerConfig = BROKER, clock: ManualClock | None
     """A broker under `root`; keyword arguments as for a small store."""
     clock = clock or ManualClock(NOW)
     options: dict[str, Any] = {"disk_use": lambda path: 0.1, "clock": clock}
-    for name in ("files", "memory_bytes"):
-        if name in store:
-            options[name] = store.pop(name)
+    if "files" in store:
+        options["files"] = store.pop("files")
     store.setdefault("mapped_file_size_commit_log", 64 * 1024)
     return WiredBroker(
         root / "config", MessageStore.open(small_config(root / "store", **store), **options), clock, broker

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from downrange.model.message import TopicQueue
 from downrange.store.errors import StoreClosed, StoreCorrupt, StoreError
 from downrange.store.files import OS_FILES, OsFiles
 from downrange.store.queue.consume_queue import BLANK, ENTRY, ConsumeQueue, count_valid
@@ -44,7 +45,7 @@ class FailingFiles(OsFiles):
 def queue_at(
     directory: Path, files: OsFiles = OS_FILES, *, size: int = FILE_SIZE, writable: bool = True
 ) -> ConsumeQueue:
-    queue = ConsumeQueue(directory, "orders", 3, size, files, writable=writable)
+    queue = ConsumeQueue(directory, TopicQueue("orders", 3), size, files, writable=writable)
     queue.load()
     queue.recover()
     return queue
@@ -159,7 +160,7 @@ def test_recovery_finds_the_end(directory: Path, count: int, clean: bool) -> Non
     queue = queue_at(directory)
     put_range(queue, 0, count)
     queue.write_pending()
-    again = ConsumeQueue(directory, "orders", 3, FILE_SIZE, OS_FILES)
+    again = ConsumeQueue(directory, TopicQueue("orders", 3), FILE_SIZE, OS_FILES)
     again.load()
     again.recover(clean=clean)
     assert (again.max_offset, again.max_physical_offset) == (count, count * 100)
@@ -173,7 +174,7 @@ def test_recovery_finds_the_end_of_a_large_file(directory: Path, count: int, cle
     OS_FILES.create(directory / ("0" * 20), 6_000_000)
     with (directory / ("0" * 20)).open("r+b") as stream:
         stream.write(ENTRY.pack(77, 200, -5) * count)
-    queue = ConsumeQueue(directory, "orders", 3, 6_000_000, OS_FILES)
+    queue = ConsumeQueue(directory, TopicQueue("orders", 3), 6_000_000, OS_FILES)
     queue.load()
     queue.recover(clean=clean)
     assert queue.max_offset == count
@@ -363,7 +364,7 @@ def test_descriptors_are_kept_by_busy_queues_only(directory: Path) -> None:
 
 
 def test_an_idle_queue_is_small(tmp_path: Path) -> None:
-    queue = ConsumeQueue(tmp_path / "orders" / "3", "orders", 3, 6_000_000, OS_FILES)
+    queue = ConsumeQueue(tmp_path / "orders" / "3", TopicQueue("orders", 3), 6_000_000, OS_FILES)
     assert not hasattr(queue, "__dict__")
     assert sys.getsizeof(queue) < 250
 
@@ -431,7 +432,7 @@ def test_an_empty_last_file_is_a_crash_while_it_was_made(directory: Path) -> Non
 
 def test_a_file_holds_whole_entries() -> None:
     with pytest.raises(StoreError, match="multiple of 20"):
-        ConsumeQueue(Path("x"), "orders", 0, 1001, OS_FILES)
+        ConsumeQueue(Path("x"), TopicQueue("orders", 0), 1001, OS_FILES)
 
 
 def test_what_is_put_during_a_sync_stays_dirty(directory: Path) -> None:

@@ -31,7 +31,7 @@ def open_queues(root: Path, file_size: int) -> dict[TopicQueue, ConsumeQueue]:
     queues = {}
     for directory in sorted((root / "consumequeue").glob("*/*")):
         key = TopicQueue(directory.parent.name, int(directory.name))
-        queues[key] = ConsumeQueue(directory, *key, file_size, OS_FILES)
+        queues[key] = ConsumeQueue(directory, key, file_size, OS_FILES)
         queues[key].load()
     return queues
 
@@ -44,7 +44,7 @@ def test_the_same_records_give_the_same_queue_files(tmp_path: Path) -> None:
             key = TopicQueue(message.topic, message.queue_id)
             if key not in queues:
                 directory = tmp_path / "ours" / message.topic / str(message.queue_id)
-                queues[key] = ConsumeQueue(directory, *key, golden.setting("mappedFileSizeConsumeQueue"), OS_FILES)
+                queues[key] = ConsumeQueue(directory, key, golden.setting("mappedFileSizeConsumeQueue"), OS_FILES)
             queues[key].put(message.queue_offset, message.physical_offset, message.store_size, tags_code_of(message))
     for queue in queues.values():
         queue.write_pending()
@@ -68,7 +68,7 @@ def test_the_same_records_give_the_same_extension_files(tmp_path: Path) -> None:
         )
         their_ext.load()
         their_ext.recover()
-        ours = ConsumeQueue(tmp_path / "ours" / key.topic / str(key.queue_id), *key, 1000, OS_FILES)
+        ours = ConsumeQueue(tmp_path / "ours" / key.topic / str(key.queue_id), key, 1000, OS_FILES)
         for message in golden.records():
             if (message.topic, message.queue_id) == key:
                 # The bitmap is the broker's own computation; everything else comes from the record.

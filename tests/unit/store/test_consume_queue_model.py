@@ -10,6 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from downrange.model.message import TopicQueue
 from downrange.store.files import OS_FILES
 from downrange.store.queue.consume_queue import ENTRY, ConsumeQueue
 
@@ -30,7 +31,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     def reopened(self, *, clean: bool) -> ConsumeQueue:
         directory = self.root / "consumequeue" / "t" / "0"
-        queue = ConsumeQueue(directory, "t", 0, FILE_ENTRIES * ENTRY.size, OS_FILES)
+        queue = ConsumeQueue(directory, TopicQueue("t", 0), FILE_ENTRIES * ENTRY.size, OS_FILES)
         queue.load()
         queue.recover(clean=clean)
         queue.correct_min_offset(self.log_min)

@@ -8,13 +8,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, Protocol
 
 from downrange.client.consumer.addresses import address_of
-from downrange.client.consumer.config import ConsumerConfig
 from downrange.client.consumer.flow_control import queue_limits, reason_to_wait
+from downrange.client.consumer.membership import Membership
 from downrange.client.consumer.messages import ReceivedMessage, read_pulled, wanted
 from downrange.client.consumer.offsets import OffsetTable
 from downrange.client.consumer.process_queue import ProcessQueue
 from downrange.client.consumer.statistics import ConsumeStatistics
-from downrange.client.session import Session
 from downrange.model.errors import MQError
 from downrange.model.message import MessageQueue
 from downrange.model.subscription import Subscription
@@ -56,19 +55,15 @@ class Pulling:
 
     def __init__(
         self,
-        session: Session,
-        group: str,
-        config: ConsumerConfig,
+        membership: Membership,
         subscriptions: Mapping[str, Subscription],
         offsets: OffsetTable,
         receiver: Receiver,
         statistics: ConsumeStatistics,
         moved: Callable[[ProcessQueue, int], None],
     ) -> None:
-        self._session = session
-        self._clock = session.clock
-        self._group = group
-        self._config = config
+        self._session, self._group, self._config = membership
+        self._clock = self._session.clock
         self._subscriptions = subscriptions
         self._offsets = offsets
         self._receiver = receiver

@@ -17,6 +17,7 @@ from downrange.client.consumer.delivery_trace import DeliveryTrace, start_delive
 from downrange.client.consumer.direct_consumption import consume_directly
 from downrange.client.consumer.handover import Handover
 from downrange.client.consumer.listener import Listener, OnBatch, OnMessage
+from downrange.client.consumer.membership import Membership
 from downrange.client.consumer.messages import ReceivedMessage
 from downrange.client.consumer.offsets import offset_store, persist_regularly
 from downrange.client.consumer.orderly import OrderlyConsumption
@@ -88,17 +89,16 @@ class AsyncPushConsumer:
         self._trace: DeliveryTrace | None = None
         self._offsets = offset_store(session, self.group, self.config)
         self._consumption = self._new_consumption()
+        membership = Membership(session, self.group, self.config)
         self._pulling = Pulling(
-            session,
-            self.group,
-            self.config,
+            membership,
             self._subscriptions.table,
             self._offsets.table,
             self._consumption,
             self._statistics,
             self._moved,
         )
-        self._held = QueueOwnership(session, self.group, self.config, self._offsets, self._consumption, self._pulling)
+        self._held = QueueOwnership(membership, self._offsets, self._consumption, self._pulling)
         self._rebalance_timer = RebalanceTimer(self._rebalance, self._clock, self.config.rebalance_seconds)
         self._first_rebalance = asyncio.Event()
         self._work = BackgroundWork()

@@ -6,7 +6,7 @@ import errno
 import logging
 import mmap
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -54,6 +54,36 @@ class BufferPool:
         self.available += 1
 
 
+class LogDirectories:
+    """The directories of a commit log. New files go to those that are not read-only and not too full, in turn."""
+
+    def __init__(
+        self,
+        paths: Iterable[Path],
+        read_only_paths: Iterable[Path] = (),
+        disk_use: Callable[[Path], float] = disk_use,
+    ) -> None:
+        self._paths = tuple(paths)
+        self._read_only_paths = tuple(read_only_paths)
+        self._disk_use = disk_use
+
+    def files(self) -> list[Path]:
+        """All files in these directories, in the order of their names."""
+        listed = dict.fromkeys((*self._paths, *self._read_only_paths))
+        entries = [entry for path in listed if path.is_dir() for entry in path.iterdir() if not entry.is_dir()]
+        return sorted(entries, key=lambda entry: entry.name)
+
+    def path_of_new(self, number: int) -> Path:
+        """The directory for the file of the log with this number, which does not exist yet."""
+        candidates = [path for path in self._paths if path not in self._read_only_paths]
+        if not candidates:
+            raise StoreError("every directory of storePathCommitLog is read-only")
+        if len(candidates) > 1:
+            candidates = [path for path in candidates if self._disk_use(path) <= FULL_PATH_RATIO] or candidates
+        candidates.sort()
+        return candidates[number % len(candidates)]
+
+
 class Segments:
     """Files of equal size, ordered by start; the last one takes the appends.
 
@@ -63,24 +93,20 @@ class Segments:
 
     def __init__(
         self,
-        paths: Sequence[Path],
+        directories: LogDirectories,
         file_size: int,
         files: Files,
         *,
-        read_only_paths: Sequence[Path] = (),
         writable: bool = True,
         pool: BufferPool | None = None,
-        disk_use: Callable[[Path], float] = disk_use,
     ) -> None:
         self.file_size = file_size
         self.flushed_offset = PhysicalOffset(0)
         self.failure: FlushFailed | None = None
-        self._paths = tuple(paths)
-        self._read_only_paths = tuple(read_only_paths)
+        self.writable = writable
+        self._directories = directories
         self._files = files
-        self._writable = writable
         self._pool = pool
-        self._disk_use = disk_use
         self._segments: list[Segment] = []
         self._by_number: dict[int, Segment] = {}
         self._made: Segment | None = None
@@ -107,9 +133,8 @@ class Segments:
         """Find the files; return warnings. A file of another size, or one that is none of ours, stops the start."""
         warnings: list[str] = []
         found: dict[int, Path] = {}
-        listed = dict.fromkeys((*self._paths, *self._read_only_paths))
-        entries = [entry for path in listed if path.is_dir() for entry in path.iterdir() if not entry.is_dir()]
-        for entry in sorted(entries, key=lambda entry: entry.name):
+        entries = self._directories.files()
+        for entry in entries:
             name = entry.name
             if len(name) != NAME_DIGITS or not name.isascii() or not name.isdigit():
                 raise StoreCorrupt(f"{entry} does not belong into a commit log: move it away")
@@ -117,7 +142,7 @@ class Segments:
             if size == 0 and entry == max(entries, key=lambda entry: entry.name):
                 # A crash between creating a file and giving it its size leaves this behind.
                 warnings.append(f"{entry} is empty and was left out")
-                if self._writable:
+                if self.writable:
                     self._files.remove(entry)
                 continue
             if size != self.file_size:
@@ -143,7 +168,7 @@ class Segments:
     def adopt(self, found: Mapping[int, Path]) -> None:
         """Make these files the log, by the offsets they begin at; each has `file_size` bytes and counts as full."""
         self._segments = [
-            Segment(path, self.file_size, self._files, writable=self._writable) for _, path in sorted(found.items())
+            Segment(path, self.file_size, self._files, writable=self.writable) for _, path in sorted(found.items())
         ]
         self._by_number = {segment.start // self.file_size: segment for segment in self._segments}
         self.flushed_offset = self.max_offset
@@ -258,7 +283,7 @@ class Segments:
             self._files.remove(prepared.path)
 
     def _create(self, start: int) -> Segment:
-        path = self._path_for(start) / segment_name(start)
+        path = self._directories.path_of_new(start // self.file_size) / segment_name(start)
         try:
             self._files.create(path, self.file_size)
             # Before there is a next one: a power cut must not take a file out of the middle of the log.
@@ -268,15 +293,6 @@ class Segments:
         segment = Segment(path, self.file_size, self._files)
         segment.set_end(0)
         return segment
-
-    def _path_for(self, start: int) -> Path:
-        candidates = [path for path in self._paths if path not in self._read_only_paths]
-        if not candidates:
-            raise StoreError("every directory of storePathCommitLog is read-only")
-        if len(candidates) > 1:
-            candidates = [path for path in candidates if self._disk_use(path) <= FULL_PATH_RATIO] or candidates
-        candidates.sort()
-        return candidates[start // self.file_size % len(candidates)]
 
     def cut(self, offset: PhysicalOffset) -> None:
         """Make `offset` the end: the file it lies in ends there, later ones are taken out of the list (not removed)."""

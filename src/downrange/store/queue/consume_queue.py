@@ -15,6 +15,7 @@ import os
 from pathlib import Path
 from typing import Final
 
+from downrange.model.message import TopicQueue
 from downrange.store.errors import StoreClosed, StoreCorrupt, StoreError
 from downrange.store.files import Files
 from downrange.store.queue.queue_entries import NO_COPY, QueueEntries
@@ -45,8 +46,7 @@ class ConsumeQueue(QueueEntries):
     def __init__(
         self,
         directory: Path | str,
-        topic: str,
-        queue_id: int,
+        name: TopicQueue,
         file_size: int,
         files: Files,
         *,
@@ -56,8 +56,7 @@ class ConsumeQueue(QueueEntries):
         if file_size <= 0 or file_size % ENTRY_SIZE:
             raise StoreError(f"a consume queue file has a multiple of {ENTRY_SIZE} bytes, not {file_size}")
         super().__init__(directory, file_size, files, tails or QueueTails(), writable=writable)
-        self.topic = topic
-        self.queue_id = queue_id
+        self.topic, self.queue_id = name
         self._reset(0)
 
     def _reset(self, start: int) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from sys import intern
 from typing import Final
 
+from downrange.model.message import TopicQueue
 from downrange.model.topics import SCHEDULE_TOPIC
 from downrange.store.config import StoreConfig
 from downrange.store.errors import StoreError
@@ -210,7 +211,7 @@ class ConsumeQueues:
     def _make(self, topic: str, queue_id: int, resting: Resting | None = None) -> QueueState:
         topic = intern(topic)  # one object for all who have it as a key
         queue = ConsumeQueue(
-            f"{self._root}/consumequeue/{topic}/{queue_id}", topic, queue_id, self._file_size, self._files,
+            f"{self._root}/consumequeue/{topic}/{queue_id}", TopicQueue(topic, queue_id), self._file_size, self._files,
             writable=self._writable, tails=self.tails,
         )  # fmt: skip
         if resting is None:
