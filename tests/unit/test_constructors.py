@@ -14,7 +14,7 @@ import downrange
 MOST = 6
 EXCEPTIONS: dict[str, str] = {
     "client/producer/blocking/transaction_producer.py: TransactionProducer": "as AsyncTransactionProducer",
-    "client/producer/transaction_producer.py: AsyncTransactionProducer": "public: three keywords more than AsyncProducer",
+    "client/producer/transaction_producer.py: AsyncTransactionProducer": "public: AsyncProducer's keywords and more",
     "load/report.py: LoadReport": "the figures of a run, as `--json` prints them",
     "settings.py: Setting": "a row of the table of settings",
     "simulation/plan.py: Plan": "the options of `downrange simulate`",

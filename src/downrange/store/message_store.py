@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from downrange.clock import SystemClock
-from downrange.model.message import TopicQueue
+from downrange.model.message import PhysicalOffset, TopicQueue
 from downrange.store.checkpoint import AbortMarker, Checkpoint, DirectoryLock
 from downrange.store.config import BrokerRole, StoreConfig
 from downrange.store.dispatcher import BitmapOf, Dispatcher, LogFollower
@@ -18,7 +18,7 @@ from downrange.store.flushing import Flushing
 from downrange.store.index.key_index import KeyIndex
 from downrange.store.log.commit_log import CommitLog
 from downrange.store.log.headroom import Stretch
-from downrange.store.log.segments import BufferPool, LogDirectories, Segments, disk_use, storage_error
+from downrange.store.log.segments import BufferPool, LogPaths, Segments, disk_use, storage_error
 from downrange.store.message_appender import MessageAppender
 from downrange.store.message_limits import MessageLimits
 from downrange.store.message_reader import MatchesEntry, MatchesRecord, MessageReader, QueueEntry
@@ -75,13 +75,9 @@ class MessageStore(MessageReader):
                 config.mapped_file_size_commit_log,
                 required=config.fast_fail_if_no_buffer_in_store_pool,
             )
-        segments = Segments(
-            LogDirectories(config.commit_log_paths, config.read_only_commit_log_paths, disk_use),
-            config.mapped_file_size_commit_log,
-            files,
-            writable=not read_only,
-            pool=self._pool,
-        )
+        paths = LogPaths(config.commit_log_paths, config.read_only_commit_log_paths, disk_use)
+        size = config.mapped_file_size_commit_log
+        segments = Segments(paths, size, files, writable=not read_only, pool=self._pool)
         index = None
         if config.message_index_enable:
             slots, entries = config.max_hash_slot_num, config.max_index_num
@@ -167,12 +163,7 @@ class MessageStore(MessageReader):
             self._abort.set()  # from here on files change
         self.queues.recover(clean=clean)
         Recovery(
-            self.commit_log,
-            self._dispatcher,
-            self.checkpoint,
-            self._files,
-            self.config,
-            machine_stopped=not keep_index,
+            self.commit_log, self._dispatcher, self.checkpoint, self._files, self.config, machine_stopped=not keep_index
         ).run(report)
         self.queues.take_counts()  # those of the replay: the messages came in before
         self._follower.offset = self.commit_log.max_offset
@@ -251,7 +242,7 @@ class MessageStore(MessageReader):
         self.limits.set_max_message_size(size)
 
     @property
-    def flushed_offset(self) -> int:
+    def flushed_offset(self) -> PhysicalOffset:
         """Up to here the log is safe."""
         return self.commit_log.flushed_offset
 
@@ -284,7 +275,7 @@ class MessageStore(MessageReader):
     def commit(self, least_pages: int = 0) -> bool:
         return self._flushing.commit(least_pages)
 
-    def flush_commit_log(self, least_pages: int = 0) -> int:
+    def flush_commit_log(self, least_pages: int = 0) -> PhysicalOffset:
         return self._flushing.flush_commit_log(least_pages)
 
     def write_pending(self) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from downrange.model.hashing import tags_code
-from downrange.model.message import TRANSACTION_MASK, StoredMessage, SysFlag, TopicQueue
+from downrange.model.message import TRANSACTION_MASK, PhysicalOffset, StoredMessage, SysFlag, TopicQueue
 from downrange.model.properties import DELAY
 from downrange.store.files import OS_FILES
 from downrange.store.queue.consume_queue import ENTRY, ConsumeQueue
@@ -94,7 +94,7 @@ def test_a_loaded_queue_answers_as_the_genuine_broker(tmp_path: Path, name: str,
     queues = open_queues(golden.root, golden.setting("mappedFileSizeConsumeQueue"))
     for queue in queues.values():
         queue.recover(clean=clean)
-        queue.correct_min_offset(0)
+        queue.correct_min_offset(PhysicalOffset(0))
     for row in golden.manifest["queues"]:
         known = queues.get(TopicQueue(row["topic"], row["queueId"]))
         assert (row["minOffset"], row["maxOffset"]) == ((known.min_offset, known.max_offset) if known else (0, 0))
@@ -108,7 +108,9 @@ def check_times(golden: GoldenStore, queues: dict[TopicQueue, ConsumeQueue]) -> 
     for row in golden.manifest["offsetByTimestamp"]:
         queue = queues.get(TopicQueue(row["topic"], row["queueId"]))
         if queue is not None:
-            found = queue.search_by_time(row["timestamp"], 0, lambda physical_offset, _: times[physical_offset])
+            found = queue.search_by_time(
+                row["timestamp"], PhysicalOffset(0), lambda physical_offset: times[physical_offset]
+            )
             assert found == row["offset"], row
             asked += 1
     assert asked > 50

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from functools import partial
 from typing import Final
 
 from downrange.broker.live_config import LiveConfig
@@ -102,7 +103,8 @@ class SlaveReplication(Replication):
         self._writer = writer
         self._flusher = flusher
         self._sync = sync
-        self.follower = Follower(writer.store, config, registration, self._connected, self._appended, clock)
+        connected = partial(sync.connected, writer.store)
+        self.follower = Follower(writer.store, config, registration, connected, self._appended, clock)
 
     def __repr__(self) -> str:
         return repr(self.follower)
@@ -114,9 +116,6 @@ class SlaveReplication(Replication):
 
     def runtime_info(self) -> dict[str, str]:
         return {"haMaster": self.follower.master or "", "haTrouble": self.follower.trouble or ""}
-
-    async def _connected(self) -> None:
-        await self._sync.connected(self._store)
 
     def _appended(self) -> None:
         queues = self._writer.dispatched()

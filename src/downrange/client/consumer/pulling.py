@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from downrange.client.consumer.addresses import address_of
+from downrange.client.consumer.config import ConsumerConfig
 from downrange.client.consumer.flow_control import queue_limits, reason_to_wait
-from downrange.client.consumer.membership import Membership
 from downrange.client.consumer.messages import ReceivedMessage, read_pulled, wanted
 from downrange.client.consumer.offsets import OffsetTable
 from downrange.client.consumer.process_queue import ProcessQueue
 from downrange.client.consumer.statistics import ConsumeStatistics
+from downrange.client.session import Session
 from downrange.model.errors import MQError
 from downrange.model.message import MessageQueue
 from downrange.model.subscription import Subscription
@@ -36,6 +37,14 @@ _ANSWERS: Final = frozenset(
 )
 _COMMIT: Final = int(PullSysFlag.COMMIT_OFFSET)
 _SUSPEND: Final = int(PullSysFlag.SUSPEND)
+
+
+class Membership(NamedTuple):
+    """A consumer as a member of its group: the name of the group has its namespace."""
+
+    session: Session
+    group: str
+    config: ConsumerConfig
 
 
 class Receiver(Protocol):

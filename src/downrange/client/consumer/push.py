@@ -17,12 +17,11 @@ from downrange.client.consumer.delivery_trace import DeliveryTrace, start_delive
 from downrange.client.consumer.direct_consumption import consume_directly
 from downrange.client.consumer.handover import Handover
 from downrange.client.consumer.listener import Listener, OnBatch, OnMessage
-from downrange.client.consumer.membership import Membership
 from downrange.client.consumer.messages import ReceivedMessage
 from downrange.client.consumer.offsets import offset_store, persist_regularly
 from downrange.client.consumer.orderly import OrderlyConsumption
 from downrange.client.consumer.process_queue import ProcessQueue
-from downrange.client.consumer.pulling import Pulling
+from downrange.client.consumer.pulling import Membership, Pulling
 from downrange.client.consumer.queue_ownership import Consumption, QueueOwnership
 from downrange.client.consumer.rebalance import RebalanceTimer
 from downrange.client.consumer.redelivery import Redelivery
@@ -91,12 +90,7 @@ class AsyncPushConsumer:
         self._consumption = self._new_consumption()
         membership = Membership(session, self.group, self.config)
         self._pulling = Pulling(
-            membership,
-            self._subscriptions.table,
-            self._offsets.table,
-            self._consumption,
-            self._statistics,
-            self._moved,
+            membership, self._subscriptions.table, self._offsets.table, self._consumption, self._statistics, self._moved
         )
         self._held = QueueOwnership(membership, self._offsets, self._consumption, self._pulling)
         self._rebalance_timer = RebalanceTimer(self._rebalance, self._clock, self.config.rebalance_seconds)

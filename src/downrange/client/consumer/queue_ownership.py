@@ -7,10 +7,9 @@ import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final, Protocol
 
-from downrange.client.consumer.membership import Membership
 from downrange.client.consumer.offsets import HALF_AN_HOUR_MILLIS, OffsetStore, start_offset
 from downrange.client.consumer.process_queue import ProcessQueue
-from downrange.client.consumer.pulling import Pulling, Receiver
+from downrange.client.consumer.pulling import Membership, Pulling, Receiver
 from downrange.client.consumer.queue_locks import QueueLocks
 from downrange.client.consumer.rebalance import changes, share
 from downrange.client.consumer.running_info import process_queue_info

@@ -6,7 +6,8 @@ import errno
 import logging
 import mmap
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -54,18 +55,13 @@ class BufferPool:
         self.available += 1
 
 
-class LogDirectories:
+@dataclass(frozen=True, slots=True)
+class LogPaths:
     """The directories of a commit log. New files go to those that are not read-only and not too full, in turn."""
 
-    def __init__(
-        self,
-        paths: Iterable[Path],
-        read_only_paths: Iterable[Path] = (),
-        disk_use: Callable[[Path], float] = disk_use,
-    ) -> None:
-        self._paths = tuple(paths)
-        self._read_only_paths = tuple(read_only_paths)
-        self._disk_use = disk_use
+    _paths: Sequence[Path]
+    _read_only_paths: Sequence[Path] = ()
+    _disk_use: Callable[[Path], float] = disk_use
 
     def files(self) -> list[Path]:
         """All files in these directories, in the order of their names."""
@@ -92,19 +88,13 @@ class Segments:
     """
 
     def __init__(
-        self,
-        directories: LogDirectories,
-        file_size: int,
-        files: Files,
-        *,
-        writable: bool = True,
-        pool: BufferPool | None = None,
+        self, paths: LogPaths, file_size: int, files: Files, *, writable: bool, pool: BufferPool | None = None
     ) -> None:
         self.file_size = file_size
         self.flushed_offset = PhysicalOffset(0)
         self.failure: FlushFailed | None = None
         self.writable = writable
-        self._directories = directories
+        self._paths = paths
         self._files = files
         self._pool = pool
         self._segments: list[Segment] = []
@@ -133,7 +123,7 @@ class Segments:
         """Find the files; return warnings. A file of another size, or one that is none of ours, stops the start."""
         warnings: list[str] = []
         found: dict[int, Path] = {}
-        entries = self._directories.files()
+        entries = self._paths.files()
         for entry in entries:
             name = entry.name
             if len(name) != NAME_DIGITS or not name.isascii() or not name.isdigit():
@@ -206,7 +196,7 @@ class Segments:
         last = self._segments[-1]
         return PhysicalOffset(last.start + last.wrote)
 
-    def find(self, offset: int) -> Segment | None:
+    def find(self, offset: PhysicalOffset) -> Segment | None:
         return self._by_number.get(offset // self.file_size)
 
     def following(self, segment: Segment) -> Segment | None:
@@ -216,7 +206,7 @@ class Segments:
             return direct
         return next((later for later in self._segments if later.start > segment.start), None)
 
-    def roll(self, start: int) -> Segment:
+    def roll(self, start: PhysicalOffset) -> Segment:
         """A new last file that begins at `start`."""
         if self._pool is not None and self._pool.required and not self._pool.available:
             raise StoreError("the transient pool has no free buffer and fastFailIfNoBufferInStorePool is on")
@@ -241,7 +231,7 @@ class Segments:
         for rolled in self:
             if rolled.is_locked and rolled is not last:
                 rolled.unlock()
-        segment = self._create(last.start + self.file_size)
+        segment = self._create(PhysicalOffset(last.start + self.file_size))
         if warm:
             segment.warm()
         self._made = segment
@@ -282,8 +272,8 @@ class Segments:
         if prepared is not None:
             self._files.remove(prepared.path)
 
-    def _create(self, start: int) -> Segment:
-        path = self._directories.path_of_new(start // self.file_size) / segment_name(start)
+    def _create(self, start: PhysicalOffset) -> Segment:
+        path = self._paths.path_of_new(start // self.file_size) / segment_name(start)
         try:
             self._files.create(path, self.file_size)
             # Before there is a next one: a power cut must not take a file out of the middle of the log.
@@ -342,7 +332,7 @@ class Segments:
                 if buffer is not None and self._pool is not None:
                     self._pool.give_back(buffer)
 
-    def flush(self) -> int:
+    def flush(self) -> PhysicalOffset:
         """Sync everything readable at the time of the call; return the offset up to which the log is safe.
 
         In one thread at a time, beside appends and reads. After the disk refused once this never succeeds again: the
