@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from downrange.model.errors import MQError
-from downrange.model.message import StoredMessage
+from downrange.model.message import QueueOffset, StoredMessage
 from downrange.model.record import CorruptRecord, crc32, decode_record
 from downrange.store.message_store import MessageStore
 from downrange.store.queue.consume_queue import ENTRY
@@ -39,7 +39,7 @@ def served(store: MessageStore) -> tuple[list[StoredMessage], list[str]]:
                         messages.append(decode_record(record))
                 except CorruptRecord as error:
                     refused.append(str(error))
-            offset += 1
+            offset = QueueOffset(offset + 1)
     return messages, refused
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from downrange.broker.app import RunningBroker
 from downrange.clock import Clock, ManualClock
+from downrange.model.message import QueueOffset
 from downrange.model.record import decode_records
 from downrange.model.subscription import SQL92, Subscription, subscribe
 from downrange.protocol.bodies.body import encode_body
@@ -224,7 +225,7 @@ async def test_bit_maps_change_nothing_but_the_work(tmp_path: Path) -> None:
         state = sql.running.store.queues.get(TOPIC, 0)
         assert state is not None
         assert state.ext is not None
-        units = [state.ext.get(address) for _, _, address in ENTRY.iter_unpack(state.queue.read(0, 5))]
+        units = [state.ext.get(address) for _, _, address in ENTRY.iter_unpack(state.queue.read(QueueOffset(0), 5))]
         marked = [unit is not None and unit.bitmap == sql.running.filters.bloom.bitmap(known.mask) for unit in units]
         assert marked == [False, False, True, False, True]
         # A changed expression does not trust bits that spoke of the former one.

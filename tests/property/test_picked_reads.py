@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -36,8 +35,8 @@ FILTERS: tuple[MessageFilter, ...] = (
 )
 
 
-def config_of(random: Random, root: Path) -> tuple[StoreConfig, dict[str, Any]]:
-    config = small_config(
+def config_of(random: Random, root: Path) -> StoreConfig:
+    return small_config(
         root,
         mapped_file_size_commit_log=random.choice((4096, 1 << 16, 1 << 18)),
         mapped_file_size_consume_queue=random.choice((1000, 20_000)),
@@ -47,7 +46,6 @@ def config_of(random: Random, root: Path) -> tuple[StoreConfig, dict[str, Any]]:
         max_transfer_bytes_on_message_in_disk=random.choice((300, 1000, 64 * 1024)),
         enable_consume_queue_ext=random.random() < 0.1,
     )
-    return config, {"memory_bytes": random.choice((0, 5000, 40_000, 1 << 40))}
 
 
 def fill(random: Random, store: MessageStore) -> None:
@@ -94,8 +92,9 @@ def seen(result: ReadResult) -> tuple[object, ...]:
 @settings(max_examples=60, deadline=None)
 def test_many_at_once_or_one_by_one_makes_no_difference(random: Random) -> None:
     with TemporaryDirectory() as root:
-        config, options = config_of(random, Path(root))
-        with MessageStore.open(config, disk_use=lambda path: 0.1, **options) as store:
+        config = config_of(random, Path(root))
+        with MessageStore.open(config, disk_use=lambda path: 0.1) as store:
+            store.memory_limit = random.choice((0, 2000, 16_000, 1 << 40))
             fill(random, store)
             end = store.max_offset_of("t", 0)
             for wanted in FILTERS:
@@ -111,8 +110,9 @@ def test_many_at_once_or_one_by_one_makes_no_difference(random: Random) -> None:
 @settings(max_examples=30, deadline=None)
 def test_without_a_filter_old_messages_are_read_as_one_by_one(random: Random) -> None:
     with TemporaryDirectory() as root:
-        config, options = config_of(random, Path(root))
-        with MessageStore.open(config, disk_use=lambda path: 0.1, **options) as store:
+        config = config_of(random, Path(root))
+        with MessageStore.open(config, disk_use=lambda path: 0.1) as store:
+            store.memory_limit = random.choice((0, 2000, 16_000, 1 << 40))
             fill(random, store)
             for _ in range(20):
                 offset, count = random.randrange(store.max_offset_of("t", 0) + 1), random.choice((0, 1, 5, 32, 900))

@@ -22,6 +22,7 @@ from downrange.broker.replication.waiting import Tell
 from downrange.broker.statistics import Statistics
 from downrange.broker.topics import Topics
 from downrange.clock import ManualClock
+from downrange.model.message import PhysicalOffset
 from downrange.model.message_id import pack_host
 from downrange.model.topics import TopicConfig
 from downrange.protocol.bodies.send_replies import ALL, AT_ONCE, WHEN_SAFE, SendReplies, SendReply
@@ -274,7 +275,9 @@ def _write_records(random: Random, messages: NewMessages) -> None:
     if len(messages):
         rows = array("q", (random.choice((0, 9, 2**40)), *bytes(7)))
         memory = bytearray(200_000)
-        stop, _ = write_records(messages, 0, memory, 0, len(memory), random.choice((0, 2**61)), NOW, rows)
+        stop, _ = write_records(
+            messages, 0, memory, 0, len(memory), PhysicalOffset(random.choice((0, 2**61))), NOW, rows
+        )
         assert stop == len(messages)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from downrange.broker.app import RunningBroker, broker
 from downrange.broker.config import BrokerConfig
+from downrange.model.message import PhysicalOffset
 from downrange.namesrv.app import name_server
 from downrange.namesrv.config import NamesrvConfig
 from downrange.store.config import BrokerRole
@@ -80,7 +81,7 @@ def log_bytes(store: MessageStore, start: int | None = None) -> bytes:
     offset = max(0, store.min_offset) if start is None else start
     parts = []
     while offset < store.max_offset:
-        part = store.commit_log.readable_from(offset, 1 << 20)
+        part = store.commit_log.readable_from(PhysicalOffset(offset), 1 << 20)
         assert part is not None
         parts.append(bytes(part))
         offset += len(part)

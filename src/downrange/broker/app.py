@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 from downrange.auth.access_control import AccessControl
 from downrange.auth.guard import Guard
@@ -34,14 +35,14 @@ from downrange.broker.handlers.reply import ReplyHandlers
 from downrange.broker.handlers.send_back import SendBackReader
 from downrange.broker.handlers.send_reader import SendReader
 from downrange.broker.handlers.sends import Sends
-from downrange.broker.handlers.statistics import StatisticsHandlers
+from downrange.broker.handlers.statistics import ServiceFigures, StatisticsHandlers
 from downrange.broker.handlers.topics import TopicHandlers
 from downrange.broker.handlers.transactions import TransactionHandlers
 from downrange.broker.handlers.usual_sends import usual_sends
 from downrange.broker.json_file import JsonFile
 from downrange.broker.live_config import LiveConfig
 from downrange.broker.message_writer import MessageWriter
-from downrange.broker.metrics import MetricSources, MetricsServer
+from downrange.broker.metrics import MetricSources, MetricsServer, Traffic
 from downrange.broker.pull_checks import PullChecks
 from downrange.broker.pulls import Pulls
 from downrange.broker.queue_locks import QueueLocks
@@ -62,6 +63,7 @@ from downrange.broker.services.slave_sync import SlaveSync
 from downrange.broker.services.transactions import TransactionService
 from downrange.broker.statistics import Statistics, run_statistics
 from downrange.broker.stored_topics import MessageTopics
+from downrange.broker.tables import Tables
 from downrange.broker.topics import Topics
 from downrange.broker.transactions.half_messages import HalfMessages
 from downrange.broker.waiting_pulls import WaitingPulls
@@ -129,6 +131,14 @@ def own_address(bind: str) -> str:
     return next((address for address in addresses if not address.startswith("127.")), "127.0.0.1")
 
 
+class Ports(NamedTuple):
+    """The main port, the VIP port and, for a master, that for slaves, taken but not accepting yet."""
+
+    main: Server
+    vip: Server
+    slaves: socket.socket | None
+
+
 @dataclass(frozen=True, slots=True)
 class RunningBroker:
     """A broker that serves: its configuration with the real ports, and the parts a caller may want to look at."""
@@ -165,14 +175,14 @@ async def broker(
     bitmap_of = filters.bitmap_of if config.enable_calc_filter_bit_map else None
     store = MessageStore.open(store_config, clock=clock, bitmap_of=bitmap_of)
     try:
-        async with _listening(config, store_config, tls) as (main, vip, for_slaves):
+        async with _listening(config, store_config, tls) as ports:
             address = config.broker_ip1 or own_address(config.bind_address)
-            ha_port = for_slaves.getsockname()[1] if for_slaves is not None else main.port + 1
+            ha_port = ports.slaves.getsockname()[1] if ports.slaves is not None else ports.main.port + 1
             live = LiveConfig(
-                replace(config, listen_port=main.port, broker_ip1=address),
+                replace(config, listen_port=ports.main.port, broker_ip1=address),
                 replace(store_config, ha_listen_port=ha_port),
             )
-            async with _serving(live, store, filters, main, vip, for_slaves, clock, access) as running:
+            async with _serving(live, store, filters, ports, clock, access) as running:
                 yield running
     finally:
         store.close()
@@ -190,19 +200,19 @@ async def _serving(
     live: LiveConfig,
     store: MessageStore,
     filters: ConsumerFilters,
-    main: Server,
-    vip: Server,
-    for_slaves: socket.socket | None,
+    ports: Ports,
     clock: Clock,
     access: AccessControl | None,
 ) -> AsyncIterator[RunningBroker]:
+    main, vip, for_slaves = ports
     directory = store.config.store_path_root_dir / "config"
     topics = Topics(
         JsonFile(directory / "topics.json"), live.broker, clock, max(18, len(store.config.delay_level_millis()))
     )
     groups = Groups(JsonFile(directory / "subscriptionGroup.json"), clock)
     offsets = CommittedOffsets(JsonFile(directory / "consumerOffset.json"))
-    consumers, producers, locks = Consumers(), Producers(), QueueLocks()
+    consumers, producers = Consumers(), Producers()
+    tables = Tables(topics, groups, offsets, consumers, producers, filters)
     statistics = Statistics(clock.now(), live.broker.broker_cluster_name)
     waiting = WaitingPulls()
     flusher = Flusher(store, live, clock)
@@ -218,8 +228,8 @@ async def _serving(
     pool = Pool()
     registration = Registration(live, topics, pool)
     if for_slaves is None:
-        sync = SlaveSync(topics, groups, offsets, delay, registration, pool)
-        replication: Replication = SlaveReplication(store, live, registration, pool, writer, flusher, sync, clock)
+        sync = SlaveSync(tables, delay, registration, pool)
+        replication: Replication = SlaveReplication(live, registration, writer, flusher, sync, clock)
     else:
         replication = MasterReplication(slaves, for_slaves)
 
@@ -234,19 +244,19 @@ async def _serving(
     sends = Sends(writer, reader, usual, others, registration.register_changes)
     checks = PullChecks(live, topics, groups, consumers, filters)
     pulls = Pulls(live, checks, offsets, store, waiting, writer)
-    tables = [
+    routes = [
         transactions_handlers.routes,
         ReplyHandlers(reader, writer, producers).routes,
-        ClientHandlers(live, topics, groups, consumers, producers, filters, locks, clock).routes,
+        ClientHandlers(live, tables, QueueLocks(), clock).routes,
         OffsetHandlers(store, offsets).routes,
-        TopicHandlers(
-            live, topics, offsets, consumers, store, retention, statistics, registration.register_changes
-        ).routes,
-        GroupHandlers(live, groups, offsets, consumers, producers, statistics).routes,
+        TopicHandlers(live, tables, store, retention, statistics, registration.register_changes).routes,
+        GroupHandlers(live, tables, statistics).routes,
         QueryHandlers(store, consumers).routes,
-        ProgressHandlers(live, topics, groups, offsets, consumers, store, statistics, clock).routes,
-        StatisticsHandlers(live, store, statistics, delay, flow, clock, replication.runtime_info).routes,
-        ConsumerHandlers(live, topics, offsets, consumers, store).routes,
+        ProgressHandlers(live, tables, store, statistics, clock).routes,
+        StatisticsHandlers(
+            live, store, statistics, ServiceFigures(delay, flow, replication.runtime_info), clock
+        ).routes,
+        ConsumerHandlers(live, tables, store).routes,
         ConfigHandlers(live, store, topics, changed_settings_path(store.config), clock).routes,
     ]
 
@@ -255,7 +265,7 @@ async def _serving(
         producers.drop(connection)
         waiting.drop(connection)
 
-    commands = Commands(tables, statistics)
+    commands = Commands(routes, statistics)
     served = frozenset(commands.routes.keys() | sends.codes | pulls.codes)
     guard = None
     if access is not None:
@@ -266,13 +276,8 @@ async def _serving(
         server.on_close = closed
         await server.start()
 
-    sources = MetricSources(
-        live, store, topics, groups, offsets, consumers, producers, statistics, clock,
-        families={"sends": sends, "pulls": pulls},
-        half_messages=lambda: half_messages.waiting,
-        slave_lags=replication.lags,
-    )  # fmt: skip
-    metrics = MetricsServer(sources)
+    traffic = Traffic(statistics, {"sends": sends, "pulls": pulls}, lambda: half_messages.waiting, replication.lags)
+    metrics = MetricsServer(MetricSources(live, store, tables, traffic, clock))
     await metrics.start()
     gc.collect()
     gc.freeze()  # what recovery built stays; a full collection over ten thousand topics would stall every sender
@@ -318,10 +323,7 @@ async def _serving(
 
 
 @asynccontextmanager
-async def _listening(
-    config: BrokerConfig, store: StoreConfig, tls: ssl.SSLContext | None
-) -> AsyncIterator[tuple[Server, Server, socket.socket | None]]:
-    """The main port, the VIP port and, for a master, that for slaves, taken but not accepting yet."""
+async def _listening(config: BrokerConfig, store: StoreConfig, tls: ssl.SSLContext | None) -> AsyncIterator[Ports]:
     limits = replace(Limits(), idle_seconds=float(config.server_channel_max_idle_time_seconds))
     busy_poll = None
     if config.busy_poll_micros:
@@ -345,7 +347,7 @@ async def _listening(
             continue  # port 0: another free port may have a free VIP port below it
         break
     try:
-        yield main, vip, for_slaves
+        yield Ports(main, vip, for_slaves)
     finally:
         await main.stop()
         await vip.stop()

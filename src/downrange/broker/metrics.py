@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sized
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
-from downrange.broker.clients import Client, ConsumerGroup
 from downrange.broker.live_config import LiveConfig
 from downrange.broker.metrics_http import HttpReply, HttpServer
 from downrange.broker.statistics import Statistics
+from downrange.broker.tables import Tables
 from downrange.clock import Clock
-from downrange.protocol.bodies.offsets import ConsumerOffsets
 
 if TYPE_CHECKING:
     from downrange.broker.metrics_collector import BrokerCollector
@@ -44,12 +43,6 @@ class StoreFigures(Protocol):
     def store_time_of(self, topic: str, queue_id: int, queue_offset: int) -> int: ...
 
 
-class OffsetFigures(Protocol):
-    """The part of CommittedOffsets that metrics read."""
-
-    def table(self) -> ConsumerOffsets: ...
-
-
 class FamilyFigures(Protocol):
     """The part of a family of requests that metrics read: how many requests a compiled step has served or not."""
 
@@ -58,24 +51,27 @@ class FamilyFigures(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class MetricSources:
-    """The parts of a broker that a scrape reads; it changes nothing.
+class Traffic:
+    """What goes through a broker: its counters, and the requests of each family.
 
     Optional are half messages by topic, and log bytes that slaves have not reported yet by address of the slave.
     """
 
-    config: LiveConfig
-    store: StoreFigures
-    topics: Sized
-    groups: Sized
-    offsets: OffsetFigures
-    consumers: Iterable[ConsumerGroup]
-    producers: Iterable[tuple[str, list[Client]]]
     statistics: Statistics
-    clock: Clock
     families: Mapping[str, FamilyFigures]
     half_messages: Callable[[], Mapping[str, int]] | None = None
     slave_lags: Callable[[], Mapping[str, int]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MetricSources:
+    """The parts of a broker that a scrape reads; it changes nothing."""
+
+    config: LiveConfig
+    store: StoreFigures
+    tables: Tables
+    traffic: Traffic
+    clock: Clock
 
 
 class MetricsServer:
@@ -152,5 +148,5 @@ def health_of(sources: MetricSources) -> Health:
         role=sources.config.store.broker_role.value,
         store_writable=not refusals,
         reasons=tuple(refusals.values()),
-        uptime_seconds=max(0, sources.clock.now() - sources.statistics.started_millis) // 1000,
+        uptime_seconds=max(0, sources.clock.now() - sources.traffic.statistics.started_millis) // 1000,
     )

@@ -103,14 +103,16 @@ class BrokerCollector:
 
     def _broker(self) -> Iterator[bytes]:
         sources = self._sources
-        yield from self._gauge("topic_number", "Topics of this broker.", [({}, len(sources.topics))])
-        yield from self._gauge("consumer_group_number", "Consumer groups of this broker.", [({}, len(sources.groups))])
+        yield from self._gauge("topic_number", "Topics of this broker.", [({}, len(sources.tables.topics))])
+        yield from self._gauge(
+            "consumer_group_number", "Consumer groups of this broker.", [({}, len(sources.tables.groups))]
+        )
         permission = sources.config.broker.broker_permission
         yield from self._gauge("broker_permission", "4 read, 2 write, 6 both.", [({}, permission)])
 
     def _incoming(self) -> Iterator[bytes]:
         def rows() -> Iterator[tuple[Labels, PutTally]]:
-            for topic, tally in self._sources.statistics.puts():
+            for topic, tally in self._sources.traffic.statistics.puts():
                 yield {"topic": topic, "is_system": _flag(is_system_topic(topic))}, tally
 
         messages = ((labels | _NORMAL, tally.messages) for labels, tally in rows())
@@ -121,7 +123,7 @@ class BrokerCollector:
         yield from self._histogram("message_size", "Sizes of the messages stored, in bytes.", SIZE_BOUNDS, counts)
 
     def _outgoing(self) -> Iterator[bytes]:
-        statistics = self._sources.statistics
+        statistics = self._sources.traffic.statistics
         messages = ((_group_labels(*key), tally.messages) for key, tally in statistics.gets())
         yield from self._counter("messages_out", "Messages pulled.", messages)
         sizes = ((_group_labels(*key), tally.bytes) for key, tally in statistics.gets())
@@ -135,13 +137,13 @@ class BrokerCollector:
     def _connections(self) -> Iterator[bytes]:
         remoting = {"protocol_type": "remoting"}
         producers = Counter(
-            (client.language, client.version) for _, clients in self._sources.producers for client in clients
+            (client.language, client.version) for _, clients in self._sources.tables.producers for client in clients
         )
         samples = [({**remoting, **_client_labels(*key)}, count) for key, count in producers.items()]
         yield from self._gauge("producer_connections", "Connected producers.", samples)
         consumers = Counter(
             (group.name, group.consume_type, client.language, client.version)
-            for group in self._sources.consumers
+            for group in self._sources.tables.consumers
             for client in group.members.values()
         )
         consumer_samples = [
@@ -161,7 +163,7 @@ class BrokerCollector:
 
     def _lag(self) -> Iterator[bytes]:
         lags, latencies = [], []
-        for number, (name, offsets) in enumerate(self._sources.offsets.table().offset_table.items()):
+        for number, (name, offsets) in enumerate(self._sources.tables.offsets.table().offset_table.items()):
             if number % _PIECE == 0:
                 yield b""
             topic, _, group = name.partition("@")
@@ -191,7 +193,7 @@ class BrokerCollector:
         return behind, millis
 
     def _transactions(self) -> Iterator[bytes]:
-        statistics, half = self._sources.statistics, self._sources.half_messages
+        statistics, half = self._sources.traffic.statistics, self._sources.traffic.half_messages
         waiting = _by_topic(half() if half is not None else {})
         yield from self._gauge("half_messages", "Transactional messages neither committed nor rolled back.", waiting)
         yield from self._counter("commit_messages", "Transactional messages committed.", _by_topic(statistics.commits))
@@ -207,7 +209,7 @@ class BrokerCollector:
         yield from self._gauge(
             "storage_dispatch_behind_bytes", "Bytes not in the consume queues yet.", [(_STORAGE, behind)]
         )
-        lags = self._sources.slave_lags() if self._sources.slave_lags is not None else {}
+        lags = self._sources.traffic.slave_lags() if self._sources.traffic.slave_lags is not None else {}
         samples = [({**_STORAGE, "slave": address}, lag) for address, lag in lags.items()]
         yield from self._gauge("storage_slave_behind_bytes", "Bytes a slave does not have yet.", samples)
         earliest = store.earliest_store_time
@@ -215,7 +217,7 @@ class BrokerCollector:
         yield from self._gauge("storage_message_reserve_time", "Age of the oldest message in ms.", age)
 
     def _latencies(self) -> Iterator[bytes]:
-        statistics = self._sources.statistics
+        statistics = self._sources.traffic.statistics
         rpcs = [
             (
                 {
@@ -236,7 +238,7 @@ class BrokerCollector:
         )
 
     def _acceleration(self) -> Iterator[bytes]:
-        families = self._sources.families.items()
+        families = self._sources.traffic.families.items()
         taken = [({"family": name}, family.accelerated) for name, family in families]
         yield from self._counter("requests_accelerated", "Requests that a compiled step has served.", taken, OWN_PREFIX)
         left = [({"family": name}, family.not_accelerated) for name, family in families]

@@ -202,7 +202,7 @@ class Pulls:
             # A group that is slow reads messages that are no longer in our memory.
             is_slow = read.suggest_pulling_from_slave
             suggested = group.which_broker_when_consume_slowly if is_slow else group.broker_id
-        next_offset = read.next_begin_offset
+        next_offset: int = read.next_begin_offset
         if read.byte_count:
             code = _SUCCESS
             self._statistics.got(request.topic, request.consumer_group, read.message_count, read.byte_count)

@@ -6,8 +6,8 @@ import asyncio
 import json as json_text
 import os
 import sys
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -60,26 +60,32 @@ def run(
         start = "last" if follow and group is None else "first"
     timestamp = None if start in ("first", "last") else parse_time(start)
     show = _json_line if json else _verbose_line if verbose else _body_line
-    reading = Reading(topic, tag or "*", sql, start, timestamp, follow, limit, show)
+    reading = Reading(Wanted(topic, tag or "*", sql), start, timestamp, follow, limit, show)
     run_loop(reading.run(namesrv, group))
     if not reading.count and not reading.is_cut_off and not follow:
         typer.echo("downrange: no messages", err=True)
+
+
+class Wanted(NamedTuple):
+    """The messages to read: all of a topic, or those with a tag, or those that an SQL92 expression matches."""
+
+    topic: str
+    tags: str
+    sql: str | None
 
 
 @dataclass
 class Reading:
     """One run of the command: it ends with the last message, at the limit, or with Ctrl-C."""
 
-    topic: str
-    tags: str
-    sql: str | None
+    wanted: Wanted
     start: str
     timestamp: int | None
     follow: bool
     limit: int | None
     show: Callable[[ReceivedMessage], str]
-    count: int = 0
-    is_cut_off: bool = False
+    count: int = field(init=False, default=0)
+    is_cut_off: bool = field(init=False, default=False)
     """Whether the reader of our output went away."""
 
     async def run(self, namesrv: str | None, group: str | None) -> None:
@@ -109,13 +115,14 @@ class Reading:
                     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
     async def _begin(self, consumer: AsyncLitePullConsumer, *, is_member: bool) -> None:
+        topic, tags, sql = self.wanted
         if is_member:
             if not self.follow:
-                await consumer.queues(self.topic)  # raises if there is no such topic: polling would wait for it
-            await consumer.subscribe(self.topic, self.tags, sql=self.sql)
+                await consumer.queues(topic)  # raises if there is no such topic: polling would wait for it
+            await consumer.subscribe(topic, tags, sql=sql)
             return
-        queues = await consumer.queues(self.topic)
-        await consumer.assign(queues, self.tags, sql=self.sql)
+        queues = await consumer.queues(topic)
+        await consumer.assign(queues, tags, sql=sql)
         for queue in queues:
             if self.timestamp is not None:
                 await consumer.seek_to_time(queue, self.timestamp)

@@ -22,7 +22,7 @@ def read_records(
     memory: mmap.mmap,
     at: int,
     limit: int,
-    start: int,
+    start: PhysicalOffset,
     check_crc: bool,
     queues: ConsumeQueues,
     finds_queues: bool,
@@ -47,15 +47,15 @@ class BulkReplay:
     dispatcher: Dispatcher
     applied: Callable[[NewMessages], None] = lambda messages: None
     only_index: bool = False
-    begin: int = 0
-    end: int = 1 << 62
+    begin: PhysicalOffset = PhysicalOffset(0)
+    end: PhysicalOffset = PhysicalOffset(1 << 62)
     records: int = field(init=False, default=0)
     """How many records were taken so far."""
     last_offset: PhysicalOffset = field(init=False, default=PhysicalOffset(0))
     last_timestamp: int = field(init=False, default=0)
     """Physical offset and store time of the last of them."""
 
-    def take(self, mapping: mmap.mmap, at: int, limit: int, start: int, check_crc: bool) -> int:
+    def take(self, mapping: mmap.mmap, at: int, limit: int, start: PhysicalOffset, check_crc: bool) -> int:
         """Replay records from position `at` of a file on, none of which ends behind `limit`; where the next one begins.
 
         Raises OSError and StoreError when a queue cannot be written.
@@ -78,7 +78,7 @@ class BulkReplay:
             if not self.only_index:
                 self.applied(messages)
             self.records += count
-            self.last_offset = PhysicalOffset(messages.bounds(count - 1, count)[0])
+            self.last_offset = messages.bounds(count - 1, count)[0]
             self.last_timestamp = messages.timestamp(count - 1)
             at = messages.end_offset - start
             if count < read:

@@ -187,7 +187,7 @@ class LogFollower:
     def __init__(
         self, commit_log: CommitLog, dispatcher: Dispatcher, refusals: Refusals, *, at_once: bool, is_slave: bool
     ) -> None:
-        self.offset = 0
+        self.offset = PhysicalOffset(0)
         self.at_once = at_once
         """Can records be applied when they were appended? Those in the transient pool only after a commit."""
         self.dispatcher = dispatcher
@@ -208,7 +208,7 @@ class LogFollower:
         commit_log = self._commit_log
         while self.offset < commit_log.max_offset:
             bulk = BulkReplay(self.dispatcher, applied)
-            walk = commit_log.walk(PhysicalOffset(max(self.offset, commit_log.min_offset)), bulk=bulk)
+            walk = commit_log.walk(max(self.offset, commit_log.min_offset), bulk=bulk)
             try:
                 for record in walk:
                     self.offset = record.physical_offset  # until this one is applied, too

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from downrange.model.message import PhysicalOffset
 from downrange.store.checkpoint import Checkpoint
 from downrange.store.dispatcher import LogFollower
 from downrange.store.errors import FlushFailed
@@ -17,7 +18,7 @@ class _Progress(NamedTuple):
     """The last queue entry that was written: its store time, and the end of its record in the log."""
 
     timestamp: int
-    offset: int
+    offset: PhysicalOffset
 
 
 class Flushing:
@@ -37,8 +38,8 @@ class Flushing:
         self._index = follower.dispatcher.index
         self._checkpoint = checkpoint
         self._refusals = refusals
-        self._written = _Progress(0, 0)
-        self.queues_safe_up_to = 0
+        self._written = _Progress(0, PhysicalOffset(0))
+        self.queues_safe_up_to = PhysicalOffset(0)
         """Messages before this offset of the log have their queue entries on disk."""
 
     def __repr__(self) -> str:
@@ -52,7 +53,7 @@ class Flushing:
         self._segments.commit()
         return self._commit_log.max_offset > before
 
-    def flush_commit_log(self, least_pages: int = 0) -> int:
+    def flush_commit_log(self, least_pages: int = 0) -> PhysicalOffset:
         """Sync the log if at least `least_pages` pages are dirty; return the offset up to which it is on disk.
 
         Raises FlushFailed if the sync fails, and at every later call; the store then takes no more messages.

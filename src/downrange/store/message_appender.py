@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from downrange.model.message import PhysicalOffset
 from downrange.model.topics import MAX_TOPIC_LENGTH
 from downrange.store.dispatcher import LogFollower
 from downrange.store.errors import DiskFull, StoreError
@@ -99,9 +100,9 @@ class MessageAppender:
         """Take log bytes from a master; `dispatch_pending` then makes whole records readable by queue."""
         self._refusals.check_takes_data()
         empty = not len(self._commit_log.segments)
-        self._commit_log.append_data(start, data)
+        self._commit_log.append_data(offset := PhysicalOffset(start), data)
         if empty:
-            self._follower.offset = start
+            self._follower.offset = offset
 
     def _make_state(self, message: NewMessage) -> QueueState | Refusal:
         reason = check_storable(message.topic, message.queue_id)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from downrange.model.message import PhysicalOffset
+from downrange.model.message import PhysicalOffset, QueueOffset
 from downrange.store.config import BrokerRole, StoreConfig
 from downrange.store.errors import StoreClosed
 from downrange.store.index.key_index import KeyIndex
@@ -19,6 +19,7 @@ from downrange.store.queue.queues import ConsumeQueues, QueueState
 from downrange.store.queue.tag_codes import TagCodes
 from downrange.store.read_result import GetMessageStatus, QueryResult, ReadResult
 
+_FIRST: Final = QueueOffset(0)
 _FOUND: Final = GetMessageStatus.FOUND
 _SCAN_ENTRIES: Final = 800
 _QUERY_ROUNDS: Final = 3
@@ -36,7 +37,7 @@ Pick = Callable[[Backlog, int, int], Picked | None]
 class QueueEntry(NamedTuple):
     """One entry of a consume queue: where a message lies, and its tag hash (in a delay queue: when it is due)."""
 
-    physical_offset: int
+    physical_offset: PhysicalOffset
     size: int
     tags_code: int
 
@@ -52,12 +53,7 @@ class MessageReader:
     """
 
     def __init__(
-        self,
-        config: StoreConfig,
-        commit_log: CommitLog,
-        queues: ConsumeQueues,
-        index: KeyIndex | None,
-        memory_bytes: int | None = None,
+        self, config: StoreConfig, commit_log: CommitLog, queues: ConsumeQueues, index: KeyIndex | None
     ) -> None:
         self.config = config
         self.commit_log = commit_log
@@ -65,8 +61,8 @@ class MessageReader:
         self.index = index
         self._states = queues.states
         self._segments = commit_log.segments
-        memory = physical_memory() if memory_bytes is None else memory_bytes
-        self._memory_limit = memory * config.access_message_in_memory_max_ratio // 100
+        self.memory_limit = physical_memory() * config.access_message_in_memory_max_ratio // 100
+        """The number of bytes at the end of the log that count as still in memory."""
         self._closed: str | None = "the store is not open"
 
     def _check_open(self) -> None:
@@ -97,9 +93,10 @@ class MessageReader:
         `bulk_bytes`, if given, is the limit instead of those: the reader is known to take many records at a time.
         """
         self._check_open()
+        offset = QueueOffset(offset)
         state = self._states.get((topic, queue_id))
         if state is None:
-            return ReadResult(GetMessageStatus.NO_MESSAGE_IN_QUEUE, self._corrected(0, offset), 0, 0)
+            return ReadResult(GetMessageStatus.NO_MESSAGE_IN_QUEUE, self._corrected(_FIRST, offset), _FIRST, _FIRST)
         queue = state.queue
         min_offset, max_offset = queue.min_offset, queue.max_offset
         if min_offset <= offset < max_offset:
@@ -116,7 +113,7 @@ class MessageReader:
             status = GetMessageStatus.OFFSET_FOUND_NULL
             position = self._corrected(queue.next_file_offset(offset), offset)
         elif max_offset == 0:
-            status, position = GetMessageStatus.NO_MESSAGE_IN_QUEUE, self._corrected(0, offset)
+            status, position = GetMessageStatus.NO_MESSAGE_IN_QUEUE, self._corrected(_FIRST, offset)
         elif offset < min_offset:
             status, position = GetMessageStatus.OFFSET_TOO_SMALL, self._corrected(min_offset, offset)
         elif offset == max_offset:
@@ -143,24 +140,24 @@ class MessageReader:
     def _read_at_once(
         self,
         queue: ConsumeQueue,
-        offset: int,
+        offset: QueueOffset,
         max_messages: int,
         pick: Pick,
         bulk_bytes: int,
-        min_offset: int,
-        max_offset: int,
+        min_offset: QueueOffset,
+        max_offset: QueueOffset,
     ) -> ReadResult | None:
         """`read` where all records lie in one file of the log and have the same limits; None when they do not."""
         most, most_bytes = self._limits(max_messages, bulk_bytes, False)
         raw = queue.read(offset, most if pick is pick_all else max(_SCAN_ENTRIES, max_messages))
         if not raw:
             return None
-        first = int.from_bytes(raw[:8], "big")
+        first: PhysicalOffset = ENTRY.unpack_from(raw)[0]
         segments = self._segments
         segment = segments.find(first)
         if segment is None:
             return None
-        hot_from = segments.max_offset - self._memory_limit
+        hot_from = segments.max_offset - self.memory_limit
         is_cold = first < hot_from
         if is_cold:
             most, most_bytes = self._limits(max_messages, bulk_bytes, True)
@@ -179,7 +176,7 @@ class MessageReader:
                     return None
         return ReadResult(
             _FOUND if entries else GetMessageStatus.NO_MATCHED_MESSAGE,
-            offset + scanned,
+            offset + scanned,  # type: ignore[arg-type]  # a NewType is called at runtime, too
             min_offset,
             max_offset,
             (entries, view, start, readable) if entries else [],
@@ -191,7 +188,7 @@ class MessageReader:
     def _read_one_by_one(
         self,
         state: QueueState,
-        offset: int,
+        offset: QueueOffset,
         raw: bytes,
         max_messages: int,
         matches: MatchesEntry | None,
@@ -201,7 +198,7 @@ class MessageReader:
         """`read` for any entries: in several files, with units, removed already, tested by any function."""
         find = self._segments.find
         log_max = self.commit_log.max_offset
-        hot_from = log_max - self._memory_limit
+        hot_from = log_max - self.memory_limit
         hot_count, hot_bytes = self._limits(max_messages, bulk_bytes, False)
         cold_count, cold_bytes = self._limits(max_messages, bulk_bytes, True)
 
@@ -261,33 +258,33 @@ class MessageReader:
             slices.append(view[run_at:run_end])
         return ReadResult(
             GetMessageStatus.FOUND if count else status,
-            offset + scanned,
+            QueueOffset(offset + scanned),
             state.queue.min_offset,
             state.queue.max_offset,
             slices,
             count,
             byte_count,
-            log_max - physical_offset > self._memory_limit,
+            log_max - physical_offset > self.memory_limit,
         )
 
-    def _corrected(self, right: int, requested: int) -> int:
+    def _corrected(self, right: QueueOffset, requested: QueueOffset) -> QueueOffset:
         """A slave may simply lag behind: it does not move a consumer's offset unless told to."""
         if self.config.broker_role is BrokerRole.SLAVE and not self.config.offset_check_in_slave:
             return requested
         return right
 
-    def min_offset_of(self, topic: str, queue_id: int) -> int:
+    def min_offset_of(self, topic: str, queue_id: int) -> QueueOffset:
         state = self._states.get((topic, queue_id))
-        return state.queue.min_offset if state is not None else 0
+        return state.queue.min_offset if state is not None else _FIRST
 
-    def max_offset_of(self, topic: str, queue_id: int) -> int:
+    def max_offset_of(self, topic: str, queue_id: int) -> QueueOffset:
         state = self._states.get((topic, queue_id))
-        return state.queue.max_offset if state is not None else 0
+        return state.queue.max_offset if state is not None else _FIRST
 
     def physical_offset_of(self, topic: str, queue_id: int, queue_offset: int) -> PhysicalOffset:
         """Where the message with this queue offset lies in the log; -1 when the queue has no such entry."""
         state = self._states.get((topic, queue_id))
-        raw = state.queue.read(queue_offset, 1) if state is not None else b""
+        raw = state.queue.read(QueueOffset(queue_offset), 1) if state is not None else b""
         return ENTRY.unpack(raw)[0] if raw else PhysicalOffset(-1)
 
     def entries(self, topic: str, queue_id: int, offset: int, max_entries: int) -> list[QueueEntry]:
@@ -295,7 +292,7 @@ class MessageReader:
         state = self._states.get((topic, queue_id))
         if state is None:
             return []
-        found = [QueueEntry(*entry) for entry in ENTRY.iter_unpack(state.queue.read(offset, max_entries))]
+        found = [QueueEntry(*entry) for entry in ENTRY.iter_unpack(state.queue.read(QueueOffset(offset), max_entries))]
         if state.ext is not None:
             for number, (physical_offset, size, code) in enumerate(found):
                 unit = state.ext.get(code) if ConsumeQueueExt.is_ext_address(code) else None
@@ -306,7 +303,7 @@ class MessageReader:
     def is_beyond_memory(self, topic: str, queue_id: int, queue_offset: int) -> bool:
         """Does this message lie so far back in the log that memory is unlikely to hold it? No when it is not there."""
         physical_offset = self.physical_offset_of(topic, queue_id, queue_offset)
-        return physical_offset >= 0 and self.commit_log.max_offset - physical_offset > self._memory_limit
+        return physical_offset >= 0 and self.commit_log.max_offset - physical_offset > self.memory_limit
 
     def store_time_of(self, topic: str, queue_id: int, queue_offset: int) -> int:
         """Store time of one message; -1 when it is not there."""
@@ -321,17 +318,13 @@ class MessageReader:
         """Store time of the oldest message of all; -1 when there is none."""
         return self.commit_log.store_timestamp_at(self.min_offset) if self.min_offset >= 0 else -1
 
-    def offset_by_time(self, topic: str, queue_id: int, timestamp: int) -> int:
+    def offset_by_time(self, topic: str, queue_id: int, timestamp: int) -> QueueOffset:
         """The queue offset of the message stored nearest to `timestamp`."""
         self._check_open()
         state = self._states.get((topic, queue_id))
         if state is None:
-            return 0
-        return state.queue.search_by_time(
-            timestamp,
-            self.min_offset,
-            lambda physical_offset, size: self.commit_log.store_timestamp_at(PhysicalOffset(physical_offset)),
-        )
+            return _FIRST
+        return state.queue.search_by_time(timestamp, self.min_offset, self.commit_log.store_timestamp_at)
 
     def record_at(self, physical_offset: int) -> memoryview | None:
         """The record that begins at this offset of the log, or None."""
@@ -342,7 +335,7 @@ class MessageReader:
         """Records whose key has the same hash, stored from `begin` to `end`; who asks compares the key text."""
         self._check_open()
         if self.index is None:
-            return QueryResult([], 0, 0)
+            return QueryResult([], 0, PhysicalOffset(0))
         timestamp, physical_offset = 0, PhysicalOffset(0)
         wanted = min(max_messages, self.config.max_msgs_num_batch)
         for _ in range(_QUERY_ROUNDS):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from downrange.clock import SystemClock
-from downrange.model.message import TopicQueue
+from downrange.model.message import PhysicalOffset, TopicQueue
 from downrange.store.checkpoint import AbortMarker, Checkpoint, DirectoryLock
 from downrange.store.config import BrokerRole, StoreConfig
 from downrange.store.dispatcher import BitmapOf, Dispatcher, LogFollower
@@ -18,7 +18,7 @@ from downrange.store.flushing import Flushing
 from downrange.store.index.key_index import KeyIndex
 from downrange.store.log.commit_log import CommitLog
 from downrange.store.log.headroom import Stretch
-from downrange.store.log.segments import BufferPool, Segments, disk_use, storage_error
+from downrange.store.log.segments import BufferPool, LogPaths, Segments, disk_use, storage_error
 from downrange.store.message_appender import MessageAppender
 from downrange.store.message_limits import MessageLimits
 from downrange.store.message_reader import MatchesEntry, MatchesRecord, MessageReader, QueueEntry
@@ -57,7 +57,6 @@ class MessageStore(MessageReader):
         files: Files = OS_FILES,
         read_only: bool = False,
         disk_use: Callable[[Path], float] = disk_use,
-        memory_bytes: int | None = None,
         bitmap_of: BitmapOf | None = None,
     ) -> None:
         self.read_only = read_only
@@ -76,21 +75,15 @@ class MessageStore(MessageReader):
                 config.mapped_file_size_commit_log,
                 required=config.fast_fail_if_no_buffer_in_store_pool,
             )
-        segments = Segments(
-            config.commit_log_paths,
-            config.mapped_file_size_commit_log,
-            files,
-            read_only_paths=config.read_only_commit_log_paths,
-            writable=not read_only,
-            pool=self._pool,
-            disk_use=disk_use,
-        )
+        paths = LogPaths(config.commit_log_paths, config.read_only_commit_log_paths, disk_use)
+        size = config.mapped_file_size_commit_log
+        segments = Segments(paths, size, files, writable=not read_only, pool=self._pool)
         index = None
         if config.message_index_enable:
             slots, entries = config.max_hash_slot_num, config.max_index_num
             index = KeyIndex(root / "index", slots, entries, files, self._now, writable=not read_only)
         queues = ConsumeQueues(config, files, writable=not read_only)
-        super().__init__(config, CommitLog(segments), queues, index, memory_bytes)
+        super().__init__(config, CommitLog(segments), queues, index)
         is_slave = config.broker_role is BrokerRole.SLAVE
         self.limits = MessageLimits(config)
         self._refusals = Refusals()
@@ -170,13 +163,7 @@ class MessageStore(MessageReader):
             self._abort.set()  # from here on files change
         self.queues.recover(clean=clean)
         Recovery(
-            self.commit_log,
-            self._dispatcher,
-            self.checkpoint,
-            self._files,
-            self.config,
-            machine_stopped=not keep_index,
-            writable=not self.read_only,
+            self.commit_log, self._dispatcher, self.checkpoint, self._files, self.config, machine_stopped=not keep_index
         ).run(report)
         self.queues.take_counts()  # those of the replay: the messages came in before
         self._follower.offset = self.commit_log.max_offset
@@ -255,7 +242,7 @@ class MessageStore(MessageReader):
         self.limits.set_max_message_size(size)
 
     @property
-    def flushed_offset(self) -> int:
+    def flushed_offset(self) -> PhysicalOffset:
         """Up to here the log is safe."""
         return self.commit_log.flushed_offset
 
@@ -288,7 +275,7 @@ class MessageStore(MessageReader):
     def commit(self, least_pages: int = 0) -> bool:
         return self._flushing.commit(least_pages)
 
-    def flush_commit_log(self, least_pages: int = 0) -> int:
+    def flush_commit_log(self, least_pages: int = 0) -> PhysicalOffset:
         return self._flushing.flush_commit_log(least_pages)
 
     def write_pending(self) -> None:

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from downrange.model.message import PhysicalOffset, QueueOffset
+
 
 class NewMessage(msgspec.Struct, gc=False):
     """A message on its way into the log: everything a record holds except what the log itself decides.
@@ -54,9 +56,9 @@ class AppendResult(msgspec.Struct, frozen=True, gc=False):
     """Where one message went, or why it was not stored."""
 
     status: PutMessageStatus
-    physical_offset: int = 0
+    physical_offset: PhysicalOffset = PhysicalOffset(0)
     size: int = 0
-    queue_offset: int = 0
+    queue_offset: QueueOffset = QueueOffset(0)
     reason: str = ""
 
     @property

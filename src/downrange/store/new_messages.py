@@ -118,10 +118,10 @@ class NewMessages:
         """How many messages have their places: the first ones."""
         return len(self.places)
 
-    def bounds(self, number: int, stop: int) -> tuple[int, int]:
+    def bounds(self, number: int, stop: int) -> tuple[PhysicalOffset, PhysicalOffset]:
         """Where the records of messages that were stored, from `number` to `stop`, begin and end in the log."""
         physical_offset, size, _ = self.places[stop - 1]
-        return self.places[number][0], physical_offset + size
+        return self.places[number][0], physical_offset + size  # type: ignore[return-value]  # NewTypes are calls, too
 
     @property
     def end_offset(self) -> int:

@@ -6,6 +6,7 @@ from enum import Enum
 
 import msgspec
 
+from downrange.model.message import PhysicalOffset, QueueOffset
 from downrange.store.queue.backlog import Records, are_better_copied, pieces_of
 
 
@@ -30,9 +31,9 @@ class ReadResult(msgspec.Struct, frozen=True, gc=False):
     """
 
     status: GetMessageStatus
-    next_begin_offset: int
-    min_offset: int
-    max_offset: int
+    next_begin_offset: QueueOffset
+    min_offset: QueueOffset
+    max_offset: QueueOffset
     records: Records = []
     message_count: int = 0
     byte_count: int = 0
@@ -52,4 +53,4 @@ class QueryResult(msgspec.Struct, frozen=True):
 
     slices: list[memoryview]
     index_last_update_timestamp: int
-    index_last_update_physical_offset: int
+    index_last_update_physical_offset: PhysicalOffset

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from downrange.model.message import PhysicalOffset
+from downrange.model.message import PhysicalOffset, QueueOffset
 from downrange.model.record import MAGIC_V1, MAGIC_V2, PHYSICAL_OFFSET_AT
 from downrange.store.bulk_replay import BulkReplay
 from downrange.store.checkpoint import Checkpoint
@@ -64,7 +64,6 @@ class Recovery:
         config: StoreConfig,
         *,
         machine_stopped: bool,
-        writable: bool,
     ) -> None:
         self._log = commit_log
         self._segments = commit_log.segments
@@ -79,7 +78,7 @@ class Recovery:
         self._may_end_anywhere = machine_stopped or config.broker_role is BrokerRole.SLAVE
         # Then the last message in the index may lack some of its keys, and is indexed again.
         self._index_was_cut = machine_stopped
-        self._writable = writable
+        self._writable = self._segments.writable
 
     def run(self, report: RecoveryReport) -> None:
         if not len(self._segments):
@@ -88,7 +87,7 @@ class Recovery:
         headless = self._destroy_headless_queues(report)
         start = self._segments.min_offset if headless else self._start(report.clean)
         report.start_offset = start
-        dispatched = 0 if headless or not report.clean else self._queues.max_physical_offset
+        dispatched = PhysicalOffset(0) if headless or not report.clean else self._queues.max_physical_offset
         self._index_up_to(max(start, dispatched))
 
         bulk = BulkReplay(self._dispatcher, begin=dispatched) if self._writable else None
@@ -198,7 +197,7 @@ class Recovery:
             if (record.topic, record.queue_id) in incomplete:
                 self._dispatcher.replay(record)
 
-    def _index_up_to(self, offset: int) -> None:
+    def _index_up_to(self, offset: PhysicalOffset) -> None:
         """Index again the records between the end of the index and `offset`, where replaying begins.
 
         RocketMQ does not: it drops the newest index file after a crash and indexes only what it replays.
@@ -207,7 +206,7 @@ class Recovery:
             return
         found = index_reach(self._index)
         last = found.last_update_physical_offset
-        bulk = BulkReplay(self._dispatcher, only_index=True, begin=last + 1, end=offset)
+        bulk = BulkReplay(self._dispatcher, only_index=True, begin=PhysicalOffset(last + 1), end=offset)
         for record in self._log.walk(max(last, self._log.min_offset), bulk=bulk):
             if record.physical_offset >= offset:
                 return
@@ -215,7 +214,7 @@ class Recovery:
             if is_new or self._index_was_cut:
                 self._dispatcher.index_only(record)
 
-    def _cut_index(self, end: int, last_timestamp: int) -> None:
+    def _cut_index(self, end: PhysicalOffset, last_timestamp: int) -> None:
         """Remove index files with records behind the end: they would keep later records there from being indexed."""
         if self._index is not None and index_reach(self._index).last_update_physical_offset >= end:
             self._index.load(drop_newer_than=last_timestamp - 1)
@@ -230,7 +229,7 @@ class Recovery:
     def _newest_entry(self) -> tuple[PhysicalOffset, int] | None:
         """Physical offset and size of the last record that has a queue entry."""
         newest = self._queues.newest()
-        raw = newest.queue.read(newest.queue.max_offset - 1, 1) if newest is not None else b""
+        raw = newest.queue.read(QueueOffset(newest.queue.max_offset - 1), 1) if newest is not None else b""
         return ENTRY.unpack(raw)[:2] if raw else None
 
     def _cut(self, end: PhysicalOffset, damage: str | None, report: RecoveryReport) -> None:

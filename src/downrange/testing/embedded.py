@@ -126,7 +126,8 @@ class EmbeddedBroker:
         found: list[ReceivedMessage] = []
         for queue_id in self._queue_ids(topic):
             queue = MessageQueue(topic, self._running.config.broker.broker_name, queue_id)
-            offset, end = store.min_offset_of(topic, queue_id), store.max_offset_of(topic, queue_id)
+            offset: int = store.min_offset_of(topic, queue_id)
+            end = store.max_offset_of(topic, queue_id)
             while offset < end:
                 result = store.read(topic, queue_id, offset, 1000)
                 for records in result.slices:

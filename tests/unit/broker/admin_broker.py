@@ -10,20 +10,23 @@ from typing import Any
 import msgspec
 
 from downrange.broker.admission import FlowControl
+from downrange.broker.bloom_filter import BloomFilter
 from downrange.broker.clients import Client, Consumers, Producers
 from downrange.broker.config import BrokerConfig
+from downrange.broker.filter_data import ConsumerFilters
 from downrange.broker.groups import CommittedOffsets, Groups
 from downrange.broker.handlers.config import ConfigHandlers
 from downrange.broker.handlers.consumers import ConsumerHandlers
 from downrange.broker.handlers.groups import GroupHandlers
 from downrange.broker.handlers.progress import ProgressHandlers
 from downrange.broker.handlers.query import QueryHandlers
-from downrange.broker.handlers.statistics import StatisticsHandlers
+from downrange.broker.handlers.statistics import ServiceFigures, StatisticsHandlers
 from downrange.broker.handlers.topics import TopicHandlers
 from downrange.broker.json_file import JsonFile
 from downrange.broker.live_config import LiveConfig
 from downrange.broker.routes import Commands
 from downrange.broker.statistics import Statistics
+from downrange.broker.tables import Tables
 from downrange.broker.topics import Topics
 from downrange.clock import ManualClock
 from downrange.model.message_id import pack_host
@@ -131,43 +134,26 @@ class AdminBroker:
         self.delay = FixedDelay()
         self.registrations = 0
         self.settings_path = directory / "broker.properties"
-        tables = [
-            TopicHandlers(
-                self.config,
-                self.topics,
-                self.offsets,
-                self.consumers,
-                self.store,
-                self.retention,
-                self.statistics,
-                self.register,
-            ).routes,
-            GroupHandlers(
-                self.config, self.groups, self.offsets, self.consumers, self.producers, self.statistics
-            ).routes,
+        filters = ConsumerFilters(
+            JsonFile(directory / "consumerFilter.json"), BloomFilter.sized_for(32, 20), self.clock
+        )
+        tables = Tables(self.topics, self.groups, self.offsets, self.consumers, self.producers, filters)
+        routes = [
+            TopicHandlers(self.config, tables, self.store, self.retention, self.statistics, self.register).routes,
+            GroupHandlers(self.config, tables, self.statistics).routes,
             QueryHandlers(self.store, self.consumers).routes,
-            ProgressHandlers(
-                self.config,
-                self.topics,
-                self.groups,
-                self.offsets,
-                self.consumers,
-                self.store,
-                self.statistics,
-                self.clock,
-            ).routes,
+            ProgressHandlers(self.config, tables, self.store, self.statistics, self.clock).routes,
             StatisticsHandlers(
                 self.config,
                 self.store,
                 self.statistics,
-                self.delay,
-                FlowControl(self.config, self.store),
+                ServiceFigures(self.delay, FlowControl(self.config, self.store)),
                 self.clock,
             ).routes,
-            ConsumerHandlers(self.config, self.topics, self.offsets, self.consumers, self.store).routes,
+            ConsumerHandlers(self.config, tables, self.store).routes,
             ConfigHandlers(self.config, self.store, self.topics, self.settings_path, self.clock).routes,
         ]
-        handler = Commands(tables, self.statistics).answer
+        handler = Commands(routes, self.statistics).answer
         _, self.operator = linked(handler, refuse, ("10.0.0.7", 40000))
 
     async def register(self) -> None:

@@ -16,6 +16,7 @@ from downrange.broker.sql.errors import SqlError
 from downrange.broker.sql.expression import SqlExpression
 from downrange.clock import ManualClock
 from downrange.model.hashing import tags_code
+from downrange.model.message import QueueOffset
 from downrange.model.message_id import pack_host
 from downrange.model.properties import encode_properties
 from downrange.model.subscription import SQL92, Subscription, subscribe
@@ -212,7 +213,9 @@ def test_bit_maps_are_made_when_messages_are_stored_and_again_when_they_are_repl
             state = store.queues.get("orders", 0)
             assert state is not None
             assert state.ext is not None
-            units.append([state.ext.get(address) for _, _, address in ENTRY.iter_unpack(state.queue.read(0, 2))])
+            units.append(
+                [state.ext.get(address) for _, _, address in ENTRY.iter_unpack(state.queue.read(QueueOffset(0), 2))]
+            )
         for name in ("consumequeue", "consumequeue_ext"):
             (tmp_path / "store" / name).rename(tmp_path / f"{name}.{len(units)}")
     known = filters.table.get("orders", "g")

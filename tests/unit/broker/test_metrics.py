@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -20,10 +21,11 @@ from prometheus_client.samples import Sample
 from downrange.broker.clients import Client, ConsumerGroup
 from downrange.broker.config import BrokerConfig
 from downrange.broker.live_config import LiveConfig
-from downrange.broker.metrics import MetricSources, MetricsServer
+from downrange.broker.metrics import MetricSources, MetricsServer, Traffic
 from downrange.broker.metrics_collector import BrokerCollector
 from downrange.broker.metrics_http import MAX_CONNECTIONS, HttpReply, HttpServer
 from downrange.broker.statistics import Statistics
+from downrange.broker.tables import Tables
 from downrange.clock import ManualClock
 from downrange.protocol.bodies.offsets import ConsumerOffsets
 from downrange.store.config import StoreConfig
@@ -89,21 +91,17 @@ class Broker:
 
     def server(self) -> MetricsServer:
         config = BrokerConfig(broker_name="broker-a", broker_permission=6, metrics_port=self.metrics_port)
-        sources = MetricSources(
-            LiveConfig(config, StoreConfig()),
-            self.store,
-            ["A", "B", "C"],
-            ["g", "h"],
-            FakeOffsets(self.offsets),
-            self.consumers,
-            self.producers,
-            self.statistics,
-            self.clock,
-            families={"sends": self.sends, "pulls": self.pulls},
-            half_messages=self.half_messages,
-            slave_lags=self.slave_lags,
+        tables = SimpleNamespace(
+            topics=["A", "B", "C"],
+            groups=["g", "h"],
+            offsets=FakeOffsets(self.offsets),
+            consumers=self.consumers,
+            producers=self.producers,
         )
-        return MetricsServer(sources)
+        families = {"sends": self.sends, "pulls": self.pulls}
+        traffic = Traffic(self.statistics, families, self.half_messages, self.slave_lags)
+        live = LiveConfig(config, StoreConfig())
+        return MetricsServer(MetricSources(live, self.store, cast(Tables, tables), traffic, self.clock))
 
     async def scrape(self) -> str:
         async with serving(self.server()) as port:

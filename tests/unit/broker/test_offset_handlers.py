@@ -90,7 +90,8 @@ async def test_a_5_x_client_may_forbid_that(broker: WiredBroker) -> None:
 
 
 async def test_nothing_is_found_when_the_first_message_lies_beyond_memory(tmp_path: Path) -> None:
-    broker = wire(tmp_path, memory_bytes=1000)  # of which 40 % count
+    broker = wire(tmp_path)
+    broker.store.memory_limit = 400
     put(broker.store, topic="orders")
     put(broker.store, topic="others")
     assert broker.ask(query()).code == 0

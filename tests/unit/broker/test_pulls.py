@@ -274,11 +274,12 @@ async def test_messages_in_several_files(tmp_path: Path) -> None:
     way.broker.close()
 
 
-@pytest.mark.parametrize("memory_bytes", [1000, 50_000])
-async def test_messages_that_are_no_longer_in_memory_come_from_the_slave(tmp_path: Path, memory_bytes: int) -> None:
-    way = PullWay(tmp_path, memory_bytes=memory_bytes, broker={"slave_read_enable": True})
+@pytest.mark.parametrize("memory_limit", [400, 20_000])
+async def test_messages_that_are_no_longer_in_memory_come_from_the_slave(tmp_path: Path, memory_limit: int) -> None:
+    way = PullWay(tmp_path, broker={"slave_read_enable": True})
+    way.broker.store.memory_limit = memory_limit
     way.fill()
-    limit = way.broker.store.max_offset - memory_bytes * 40 // 100
+    limit = way.broker.store.max_offset - memory_limit
     for number in range(10):
         for count in (1, 7, 8, 9, 32):
             answer = way.feed(pull(number, number * 10, max_msg_nums=count))

@@ -14,6 +14,7 @@ from downrange.broker.replication.master import Slaves
 from downrange.broker.replication.slave import MasterLink
 from downrange.broker.replication.wire import PacketReader
 from downrange.clock import ManualClock
+from downrange.model.message import PhysicalOffset
 from downrange.model.record import MAGIC_BLANK
 from downrange.store.config import BrokerRole, StoreConfig
 from downrange.store.message_store import MessageStore
@@ -114,5 +115,5 @@ async def test_our_slave_reports_what_javas_slave_reported(
         assert not link.closed.done()
         assert store.max_offset == start + len(log)
         assert store.dispatch_behind_bytes == 0
-        assert bytes(store.commit_log.slice(start, len(log)) or b"") == log
+        assert bytes(store.commit_log.slice(PhysicalOffset(start), len(log)) or b"") == log
         assert sum(state.queue.max_offset - state.queue.min_offset for state in store.queues) > 5

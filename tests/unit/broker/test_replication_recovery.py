@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from downrange.model.message import PhysicalOffset
 from downrange.store.config import BrokerRole
 from downrange.store.errors import StoreError
 from downrange.store.message_store import MessageStore
@@ -20,7 +21,7 @@ def log(tmp_path: Path) -> bytes:
     with open_store(tmp_path / "master") as master:
         put(master, b"first", properties=PROPERTIES)
         put(master, b"again", properties=PROPERTIES)
-        return bytes(master.commit_log.slice(0, master.max_offset) or b"")
+        return bytes(master.commit_log.slice(PhysicalOffset(0), master.max_offset) or b"")
 
 
 def open_slave(root: Path) -> MessageStore:
@@ -44,7 +45,7 @@ def test_a_slave_that_stopped_within_a_record_asks_for_it_again(tmp_path: Path, 
             slave.append_data(slave.max_offset, log[slave.max_offset :])
             slave.dispatch_pending()
             assert bodies(slave) == [b"first", b"again"]
-            assert bytes(slave.commit_log.slice(0, len(log)) or b"") == log
+            assert bytes(slave.commit_log.slice(PhysicalOffset(0), len(log)) or b"") == log
             assert len(slave.query("TopicTest", "order-7", 10, 0, 1 << 62).slices) == 2
 
 

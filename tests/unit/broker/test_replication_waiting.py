@@ -21,6 +21,7 @@ from downrange.broker.services.flushing import Flusher
 from downrange.broker.statistics import Statistics
 from downrange.broker.waiting_pulls import WaitingPulls
 from downrange.clock import ManualClock
+from downrange.model.message import PhysicalOffset
 from downrange.store.config import BrokerRole
 from downrange.store.errors import StoreError
 from downrange.store.group_commit import FlushOutcome
@@ -127,7 +128,7 @@ async def test_what_arrives_in_one_turn_goes_out_in_one_packet(
     assert transport.taken() == b""
     await asyncio.sleep(0)
     end = store.max_offset
-    assert transport.taken() == HEADER.pack(0, end) + bytes(store.commit_log.slice(0, end) or b"")
+    assert transport.taken() == HEADER.pack(0, end) + bytes(store.commit_log.slice(PhysicalOffset(0), end) or b"")
 
 
 async def test_a_packet_ends_with_its_file_and_with_the_batch_size(
@@ -266,7 +267,7 @@ async def test_a_slave_refuses_what_is_no_log(
     store: MessageStore, slave_store: MessageStore, clock: ManualClock
 ) -> None:
     put(store)
-    good = bytes(store.commit_log.slice(0, store.max_offset) or b"")
+    good = bytes(store.commit_log.slice(PhysicalOffset(0), store.max_offset) or b"")
     link, transport = follow(slave_store, clock)
     feed(link, HEADER.pack(0, len(good)) + good)
     assert transport.taken() == REPORT.pack(len(good))

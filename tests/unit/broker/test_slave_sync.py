@@ -9,6 +9,7 @@ from downrange.broker.json_file import JsonFile
 from downrange.broker.services.delay import DelayService
 from downrange.broker.services.registration import Registration
 from downrange.broker.services.slave_sync import SlaveSync
+from downrange.broker.tables import Tables
 from downrange.broker.topics import Topics
 from downrange.clock import ManualClock
 from downrange.protocol.bodies.body import encode_body
@@ -18,7 +19,7 @@ from downrange.protocol.command import Command
 from downrange.transport.pool import Pool
 
 
-class Tables:
+class Copies:
     """The topics, groups and offsets of one broker, and the answers of a master that has them."""
 
     def __init__(self, root: Path, clock: ManualClock) -> None:
@@ -41,15 +42,8 @@ class Tables:
 
 async def test_a_topic_guessed_from_messages_is_asked_for_even_if_the_versions_are_the_same(tmp_path: Path) -> None:
     clock = ManualClock()
-    master, slave = Tables(tmp_path / "master", clock), Tables(tmp_path / "slave", clock)
-    sync = SlaveSync(
-        slave.topics,
-        slave.groups,
-        slave.offsets,
-        cast(DelayService, slave),
-        cast(Registration, slave),
-        cast(Pool, master),
-    )
+    master, slave = Copies(tmp_path / "master", clock), Copies(tmp_path / "slave", clock)
+    sync = SlaveSync(cast(Tables, slave), cast(DelayService, slave), cast(Registration, slave), cast(Pool, master))
     master.topics.ensure("orders", 4)
     sync.received([("orders", 0)])
     guessed = slave.topics.get("orders")

@@ -35,6 +35,7 @@ from downrange.broker.routes import Commands
 from downrange.broker.services.delay import DelayService
 from downrange.broker.services.flushing import Flusher
 from downrange.broker.statistics import Statistics
+from downrange.broker.tables import Tables
 from downrange.broker.topics import Topics
 from downrange.broker.transactions.half_messages import HalfMessages
 from downrange.broker.waiting_pulls import WaitingPull, WaitingPulls
@@ -122,9 +123,8 @@ class WiredBroker:
         self.half_messages = HalfMessages(
             store, self.writer, self.offsets, pack_host(broker.broker_ip1, broker.listen_port)
         )
-        self.clients = ClientHandlers(
-            self.config, self.topics, self.groups, self.consumers, self.producers, self.filters, self.locks, clock
-        )
+        tables = Tables(self.topics, self.groups, self.offsets, self.consumers, self.producers, self.filters)
+        self.clients = ClientHandlers(self.config, tables, self.locks, clock)
         self.reader = SendReader(self.config, self.topics, self.groups, self.writer)
         self.reader.on_half = self.half_messages.stored
         transactions = TransactionHandlers(self.config, self.half_messages, self.writer, self.flusher)
@@ -141,8 +141,8 @@ class WiredBroker:
         )
         checks = PullChecks(self.config, self.topics, self.groups, self.consumers, self.filters)
         self.pulls = Pulls(self.config, checks, self.offsets, store, self.waiting, self.writer)
-        tables = [transactions.routes, self.clients.routes, OffsetHandlers(store, self.offsets).routes]
-        self.commands = Commands(tables, self.statistics)
+        routes = [transactions.routes, self.clients.routes, OffsetHandlers(store, self.offsets).routes]
+        self.commands = Commands(routes, self.statistics)
         self.path = RequestPath(Admission(self.flow), self.commands, self.sends, self.pulls)
 
     def delay_service(self) -> DelayService:
@@ -190,9 +190,8 @@ def wire(root: Path, *, broker: BrokerConfig = BROKER, clock: ManualClock | None
     """A broker under `root`; keyword arguments as for a small store."""
     clock = clock or ManualClock(NOW)
     options: dict[str, Any] = {"disk_use": lambda path: 0.1, "clock": clock}
-    for name in ("files", "memory_bytes"):
-        if name in store:
-            options[name] = store.pop(name)
+    if "files" in store:
+        options["files"] = store.pop("files")
     store.setdefault("mapped_file_size_commit_log", 64 * 1024)
     return WiredBroker(
         root / "config", MessageStore.open(small_config(root / "store", **store), **options), clock, broker

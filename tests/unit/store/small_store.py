@@ -66,7 +66,7 @@ def small_config(root: Path, **changes: Any) -> StoreConfig:
 def open_store(root: Path, **changes: Any) -> MessageStore:
     """Settings and arguments of the store in one; the clock stands still unless one is given."""
     options: dict[str, Any] = {"disk_use": lambda path: 0.1, "clock": ManualClock(NOW)}
-    for name in ("clock", "files", "disk_use", "memory_bytes", "read_only", "bitmap_of"):
+    for name in ("clock", "files", "disk_use", "read_only", "bitmap_of"):
         if name in changes:
             options[name] = changes.pop(name)
     return MessageStore.open(small_config(root, **changes), **options)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from downrange.model.hashing import tags_code
+from downrange.model.message import QueueOffset
 from downrange.model.message_id import pack_host
 from downrange.model.topics import SCHEDULE_TOPIC
 from downrange.store.message_store import MessageStore
@@ -186,7 +187,7 @@ def test_of_several_tags_and_keys_the_last_that_is_not_empty_counts(tmp_path: Pa
         put(store, properties=b"TAGS\x01a\x02KEYS\x01k\x02TAGS\x01b\x02TAGS\x01\x02KEYS\x01")
         state = store.queues.get("TopicTest", 0)
         assert state is not None
-        assert ENTRY.unpack(state.queue.read(1, 1))[2] == tags_code("b")
+        assert ENTRY.unpack(state.queue.read(QueueOffset(1), 1))[2] == tags_code("b")
         assert len(store.query("TopicTest", "k", 32, 0, 1 << 60).slices) == 1
 
 

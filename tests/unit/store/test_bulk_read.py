@@ -43,7 +43,8 @@ def test_no_more_bytes_than_allowed_but_always_one_record(tmp_path: Path) -> Non
 
 
 def test_old_messages_come_a_mebibyte_at_a_time(tmp_path: Path) -> None:
-    with filled(tmp_path, 300, size=10_000, memory_bytes=0) as store:
+    with filled(tmp_path, 300, size=10_000) as store:
+        store.memory_limit = 0
         result = store.read("TopicTest", 0, 0, 300, bulk_bytes=4 * MIB)
         assert MIB - 11_000 < result.byte_count <= MIB
         assert result.suggest_pulling_from_slave

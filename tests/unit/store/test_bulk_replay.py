@@ -14,6 +14,7 @@ from unittest.mock import patch
 import pytest
 
 from downrange.compiled import steps
+from downrange.model.message import PhysicalOffset
 from downrange.store.config import BrokerRole
 from downrange.store.dispatcher import Dispatcher
 from downrange.store.message_store import MessageStore
@@ -29,7 +30,7 @@ def filled(root: Path, count: int = 2000) -> bytes:
     with open_store(root, **LARGE) as store:
         for number in range(count):
             put(store, b"%d" % number, queue_id=number % 2, properties={"TAGS": "T", "KEYS": f"k{number}"})
-        return bytes(store.commit_log.readable_from(0, 1 << 30) or b"")
+        return bytes(store.commit_log.readable_from(PhysicalOffset(0), 1 << 30) or b"")
 
 
 def replayed_one_by_one(root: Path) -> int:
@@ -99,5 +100,5 @@ def test_nothing_is_held_on_to(tmp_path: Path) -> None:
 
 
 def replay_again(store: MessageStore) -> None:
-    store._follower.offset = 0
+    store._follower.offset = PhysicalOffset(0)
     assert len(dispatched(store)) == 40

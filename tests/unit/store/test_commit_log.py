@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from downrange.clock import ManualClock
-from downrange.model.message import PhysicalOffset
+from downrange.model.message import PhysicalOffset, QueueOffset
 from downrange.model.message_id import offset_message_id, pack_host, parse_offset_message_id
 from downrange.model.record import MAGIC_BLANK, MAGIC_V2, decode_record
 from downrange.store.config import BrokerRole
@@ -50,7 +50,7 @@ def test_a_record_has_exactly_these_bytes(tmp_path: Path) -> None:
         assert found == record
         state = store.queues.get("TopicTest", 0)
         assert state is not None
-        assert ENTRY.unpack(state.queue.read(0, 1)) == (0, 138, 2598919)
+        assert ENTRY.unpack(state.queue.read(QueueOffset(0), 1)) == (0, 138, 2598919)
 
 
 def test_prepared_and_rolled_back_messages_take_no_place_in_a_queue(tmp_path: Path) -> None:
@@ -295,7 +295,7 @@ def test_a_slave_may_begin_in_the_middle(tmp_path: Path) -> None:
         for _ in range(5):
             put(master, bytes(1500))
         start = 4096
-        record = master.commit_log.slice(start, master.commit_log.segments.file_size - 8)
+        record = master.commit_log.slice(PhysicalOffset(start), master.commit_log.segments.file_size - 8)
         assert record is not None
         with open_store(tmp_path / "slave") as slave:
             slave.append_data(start, bytes(record))

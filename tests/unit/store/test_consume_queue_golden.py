@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from downrange.model.hashing import tags_code
-from downrange.model.message import TRANSACTION_MASK, StoredMessage, SysFlag, TopicQueue
+from downrange.model.message import TRANSACTION_MASK, PhysicalOffset, StoredMessage, SysFlag, TopicQueue
 from downrange.model.properties import DELAY
 from downrange.store.files import OS_FILES
 from downrange.store.queue.consume_queue import ENTRY, ConsumeQueue
@@ -31,7 +31,7 @@ def open_queues(root: Path, file_size: int) -> dict[TopicQueue, ConsumeQueue]:
     queues = {}
     for directory in sorted((root / "consumequeue").glob("*/*")):
         key = TopicQueue(directory.parent.name, int(directory.name))
-        queues[key] = ConsumeQueue(directory, *key, file_size, OS_FILES)
+        queues[key] = ConsumeQueue(directory, key, file_size, OS_FILES)
         queues[key].load()
     return queues
 
@@ -44,7 +44,7 @@ def test_the_same_records_give_the_same_queue_files(tmp_path: Path) -> None:
             key = TopicQueue(message.topic, message.queue_id)
             if key not in queues:
                 directory = tmp_path / "ours" / message.topic / str(message.queue_id)
-                queues[key] = ConsumeQueue(directory, *key, golden.setting("mappedFileSizeConsumeQueue"), OS_FILES)
+                queues[key] = ConsumeQueue(directory, key, golden.setting("mappedFileSizeConsumeQueue"), OS_FILES)
             queues[key].put(message.queue_offset, message.physical_offset, message.store_size, tags_code_of(message))
     for queue in queues.values():
         queue.write_pending()
@@ -68,7 +68,7 @@ def test_the_same_records_give_the_same_extension_files(tmp_path: Path) -> None:
         )
         their_ext.load()
         their_ext.recover()
-        ours = ConsumeQueue(tmp_path / "ours" / key.topic / str(key.queue_id), *key, 1000, OS_FILES)
+        ours = ConsumeQueue(tmp_path / "ours" / key.topic / str(key.queue_id), key, 1000, OS_FILES)
         for message in golden.records():
             if (message.topic, message.queue_id) == key:
                 # The bitmap is the broker's own computation; everything else comes from the record.
@@ -94,7 +94,7 @@ def test_a_loaded_queue_answers_as_the_genuine_broker(tmp_path: Path, name: str,
     queues = open_queues(golden.root, golden.setting("mappedFileSizeConsumeQueue"))
     for queue in queues.values():
         queue.recover(clean=clean)
-        queue.correct_min_offset(0)
+        queue.correct_min_offset(PhysicalOffset(0))
     for row in golden.manifest["queues"]:
         known = queues.get(TopicQueue(row["topic"], row["queueId"]))
         assert (row["minOffset"], row["maxOffset"]) == ((known.min_offset, known.max_offset) if known else (0, 0))
@@ -108,7 +108,9 @@ def check_times(golden: GoldenStore, queues: dict[TopicQueue, ConsumeQueue]) -> 
     for row in golden.manifest["offsetByTimestamp"]:
         queue = queues.get(TopicQueue(row["topic"], row["queueId"]))
         if queue is not None:
-            found = queue.search_by_time(row["timestamp"], 0, lambda physical_offset, _: times[physical_offset])
+            found = queue.search_by_time(
+                row["timestamp"], PhysicalOffset(0), lambda physical_offset: times[physical_offset]
+            )
             assert found == row["offset"], row
             asked += 1
     assert asked > 50

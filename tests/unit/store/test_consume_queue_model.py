@@ -10,6 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from downrange.model.message import PhysicalOffset, QueueOffset, TopicQueue
 from downrange.store.files import OS_FILES
 from downrange.store.queue.consume_queue import ENTRY, ConsumeQueue
 
@@ -30,10 +31,10 @@ class QueueMachine(RuleBasedStateMachine):
 
     def reopened(self, *, clean: bool) -> ConsumeQueue:
         directory = self.root / "consumequeue" / "t" / "0"
-        queue = ConsumeQueue(directory, "t", 0, FILE_ENTRIES * ENTRY.size, OS_FILES)
+        queue = ConsumeQueue(directory, TopicQueue("t", 0), FILE_ENTRIES * ENTRY.size, OS_FILES)
         queue.load()
         queue.recover(clean=clean)
-        queue.correct_min_offset(self.log_min)
+        queue.correct_min_offset(PhysicalOffset(self.log_min))
         return queue
 
     def teardown(self) -> None:
@@ -54,7 +55,7 @@ class QueueMachine(RuleBasedStateMachine):
         if not self.entries:
             self.base = self.queue.max_offset or self.base
         for size, tags_code in records:
-            self.queue.put(self.base + len(self.entries), self.log_end, size, tags_code)
+            self.queue.put(QueueOffset(self.base + len(self.entries)), PhysicalOffset(self.log_end), size, tags_code)
             self.entries.append((self.log_end, size, tags_code))
             self.log_end += size
 
@@ -62,7 +63,8 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def put_again(self, data: st.DataObject) -> None:
         at = data.draw(st.integers(0, len(self.entries) - 1))
-        self.queue.put(self.base + at, *self.entries[at])
+        physical_offset, size, tags_code = self.entries[at]
+        self.queue.put(QueueOffset(self.base + at), PhysicalOffset(physical_offset), size, tags_code)
 
     @rule()
     def write_pending(self) -> None:
@@ -87,16 +89,16 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def truncate(self, data: st.DataObject) -> None:
         cut = data.draw(self.record_starts())
-        self.queue.truncate(cut)
+        self.queue.truncate(PhysicalOffset(cut))
         self.entries = [entry for entry in self.entries if entry[0] < cut]
-        self.queue.correct_min_offset(self.log_min)
+        self.queue.correct_min_offset(PhysicalOffset(self.log_min))
         self.log_end = max((offset + size for offset, size, _ in self.entries), default=cut)
 
     @precondition(lambda self: self.entries)
     @rule(data=st.data())
     def expire(self, data: st.DataObject) -> None:
         self.log_min = data.draw(self.record_starts())
-        removed = self.queue.delete_expired(self.log_min)
+        removed = self.queue.delete_expired(PhysicalOffset(self.log_min))
         assert removed >= 0
         gone = sum(offset < self.log_min for offset, _, _ in self.entries)
         self.base += gone
@@ -114,8 +116,8 @@ class QueueMachine(RuleBasedStateMachine):
         found: list[tuple[int, int, int]] = []
         while len(found) < len(self.entries):
             at = self.base + len(found)
-            block = queue.read(at, 3)
-            assert 0 < len(block) <= (queue.next_file_offset(at) - at) * ENTRY.size
+            block = queue.read(QueueOffset(at), 3)
+            assert 0 < len(block) <= (queue.next_file_offset(QueueOffset(at)) - at) * ENTRY.size
             found += ENTRY.iter_unpack(block)
         assert found == self.entries
         assert queue.read(queue.max_offset, 1) == b""
@@ -123,10 +125,12 @@ class QueueMachine(RuleBasedStateMachine):
     @invariant()
     def finds_every_time(self) -> None:
         if (
-            self.entries and self.queue.next_file_offset(self.base) >= self.queue.max_offset
+            self.entries and self.queue.next_file_offset(QueueOffset(self.base)) >= self.queue.max_offset
         ):  # one file: its age is no matter
             for number, (offset, _, _) in enumerate(self.entries):
-                found = self.queue.search_by_time(offset, self.log_min, lambda physical_offset, size: physical_offset)
+                found = self.queue.search_by_time(
+                    offset, PhysicalOffset(self.log_min), lambda physical_offset: physical_offset
+                )
                 assert found == self.base + number
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from downrange.model.hashing import java_hash
+from downrange.model.message import PhysicalOffset
 from downrange.store.errors import StoreClosed, StoreCorrupt, StoreError
 from downrange.store.files import OS_FILES, OsFiles
 from downrange.store.index.index_file import ENTRY, HEADER
@@ -74,7 +75,7 @@ def test_unusual_unique_keys_are_found_too(tmp_path: Path, unique_key: str) -> N
 def test_nothing_was_ever_indexed(tmp_path: Path) -> None:
     index = index_at(tmp_path / "none")
     assert index.query("orders", "k", 64, 0, EVER) == ([], 0, 0)
-    assert (index.safe_timestamp, index.delete_expired(5), index.flush()) == (0, 0, False)
+    assert (index.safe_timestamp, index.delete_expired(PhysicalOffset(5)), index.flush()) == (0, 0, False)
     index.close()
 
 
@@ -260,10 +261,10 @@ def test_expired_files_go_but_never_the_last(tmp_path: Path) -> None:
     index = index_at(tmp_path)
     put_range(index, 0, 45)
     assert offsets(index, "k3") == [300]  # the first file is mapped now
-    assert index.delete_expired(1800) == 0
-    assert index.delete_expired(1801) == 1
+    assert index.delete_expired(PhysicalOffset(1800)) == 0
+    assert index.delete_expired(PhysicalOffset(1801)) == 1
     assert (offsets(index, "k3"), offsets(index, "k19")) == ([], [1900])
-    assert index.delete_expired(1 << 50) == 1
+    assert index.delete_expired(PhysicalOffset(1 << 50)) == 1
     assert offsets(index, "k44") == [4400]
     assert index.flush() is True  # of files that are gone there is nothing to sync
     index.destroy()
@@ -323,7 +324,7 @@ def test_a_reader_changes_nothing_and_sees_more_when_it_loads_again(tmp_path: Pa
     assert offsets(reader, "k44") == [4400]
     with pytest.raises(StoreClosed, match="reading only"):
         reader.put_keys([("orders", None, "k", 9999, T0)])
-    assert reader.delete_expired(1 << 40) == 0
+    assert reader.delete_expired(PhysicalOffset(1 << 40)) == 0
     reader.destroy()
     assert len(list(tmp_path.iterdir())) == 3
     index.close()

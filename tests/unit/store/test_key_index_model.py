@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from downrange.model.hashing import HashCache, java_hash_unsigned
+from downrange.model.message import PhysicalOffset
 from downrange.store.files import OS_FILES
 from downrange.store.index.key_index import KeyIndex
 
@@ -57,7 +58,7 @@ def test_lookups_are_those_of_a_dict_of_lists(
             offsets = expected[known_as(topic, key)]
             assert index.query(topic, key, 10_000, 0, 1 << 60).physical_offsets == offsets[::-1]
             assert index.query(topic, key, 2, 0, 1 << 60).physical_offsets == offsets[::-1][:2]
-        index.delete_expired(dropped * 100)
+        index.delete_expired(PhysicalOffset(dropped * 100))
         for topic, key in texts:
             found = index.query(topic, key, 10_000, 0, 1 << 60).physical_offsets
             offsets = expected[known_as(topic, key)]

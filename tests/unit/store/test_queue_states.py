@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from downrange.model.message import QueueOffset
 from downrange.store.errors import StoreCorrupt
 from downrange.store.message_store import MessageStore
 from downrange.store.new_message import PutMessageStatus
@@ -251,8 +252,8 @@ def test_of_many_busy_queues_none_keeps_a_descriptor(tmp_path: Path, monkeypatch
         assert few.queue.is_open
         assert (few.queue._descriptor >= 0) is allowed
         few.queue.release()
-        few.queue.read(0, 10)
-        few.queue.read(10, 10)  # who reads on would have it kept open, too
+        few.queue.read(QueueOffset(0), 10)
+        few.queue.read(QueueOffset(10), 10)  # who reads on would have it kept open, too
         assert (few.queue._descriptor >= 0) is allowed
         few.queue.release()
     store.close()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from downrange.model.message import PhysicalOffset, QueueOffset
 from downrange.store.errors import FlushFailed, StoreError
 from downrange.store.files import OsFiles
 from downrange.store.message_store import MessageStore
@@ -177,8 +178,8 @@ def test_whoever_still_holds_a_removed_queue_does_not_touch_another(tmp_path: Pa
     removed = store.queues.states["old", 0]
     store.remove_topic("old")
     append(store, new_message(topic="new"))
-    removed.next_offset = 77
-    removed.queue.put(0, 1 << 40, 100, 0)
+    removed.next_offset = QueueOffset(77)
+    removed.queue.put(QueueOffset(0), PhysicalOffset(1 << 40), 100, 0)
     state = store.queues.states["new", 0]
     assert (state.next_offset, state.queue.max_offset, state.queue.max_physical_offset) == (1, 1, store.max_offset)
     store.close()
@@ -208,10 +209,10 @@ def test_the_beginning_of_a_queue_is_looked_up_only_when_the_log_lost_messages(t
     for _ in range(3):
         append(store, new_message())
     queue = store.queues.states["TopicTest", 0].queue
-    queue.correct_min_offset(0)
+    queue.correct_min_offset(PhysicalOffset(0))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(queue), "_bytes", lambda *arguments: pytest.fail("looked into the entries"))
-        queue.correct_min_offset(0)
-    queue.correct_min_offset(1)
+        queue.correct_min_offset(PhysicalOffset(0))
+    queue.correct_min_offset(PhysicalOffset(1))
     assert queue.min_offset == 1
     store.close()

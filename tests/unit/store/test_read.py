@@ -12,6 +12,7 @@ from downrange.model.hashing import tags_code
 from downrange.model.record import decode_record, decode_records
 from downrange.store.config import BrokerRole
 from downrange.store.errors import StoreClosed
+from downrange.store.message_reader import physical_memory
 from downrange.store.message_store import MessageStore
 from downrange.store.queue.consume_queue_ext import ExtUnit
 from downrange.store.read_result import GetMessageStatus, ReadResult
@@ -119,8 +120,9 @@ def test_transfer_limits_for_recent_and_for_old_messages(tmp_path: Path) -> None
         # 262,144 bytes: 25 records of 10,100 bytes fit.
         assert answer(store.read("TopicTest", 0, 0, 32)) == ("FOUND", 25, 25)
         assert not store.read("TopicTest", 0, 0, 32).suggest_pulling_from_slave
-    with open_store(tmp_path, **BIG, memory_bytes=0) as store:
-        # Nothing is in memory any more: 65,536 bytes, 6 records.
+    with open_store(tmp_path, **BIG) as store:
+        assert store.memory_limit == physical_memory() * 40 // 100
+        store.memory_limit = 0  # nothing is in memory any more: 65,536 bytes, 6 records
         result = store.read("TopicTest", 0, 0, 32)
         assert answer(result) == ("FOUND", 6, 6)
         assert result.suggest_pulling_from_slave

@@ -10,15 +10,13 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from downrange.broker.clients import Client, ConsumerGroup, Consumers, Producers
+from downrange.broker.clients import Client, ConsumerGroup
 from downrange.broker.compiled_sql import compiled
-from downrange.broker.filter_data import ConsumerFilters
-from downrange.broker.groups import Groups
 from downrange.broker.live_config import LiveConfig
 from downrange.broker.queue_locks import QueueLocks
 from downrange.broker.routes import RouteTable
 from downrange.broker.sql.errors import SqlError
-from downrange.broker.topics import Topics
+from downrange.broker.tables import Tables
 from downrange.clock import Clock
 from downrange.model.subscription import SQL92
 from downrange.model.topics import retry_topic
@@ -52,17 +50,13 @@ class ClientHandlers:
     """Keeps the tables of connected clients and their filters, and tells the members of a group about changes."""
 
     _config: LiveConfig
-    _topics: Topics
-    _groups: Groups
-    _consumers: Consumers
-    _producers: Producers
-    _filters: ConsumerFilters
+    _tables: Tables
     _locks: QueueLocks
     _clock: Clock
 
     def __post_init__(self) -> None:
-        self._consumers.on_change = self._notify
-        self._consumers.on_gone = self._filters.retire
+        self._tables.consumers.on_change = self._notify
+        self._tables.consumers.on_gone = self._tables.filters.retire
 
     @property
     def routes(self) -> RouteTable:
@@ -83,17 +77,17 @@ class ClientHandlers:
         for consumer in data.consumer_data_set:
             self._join(consumer, client)
         for producer in data.producer_data_set:
-            self._producers.heartbeat(producer.group_name, client)
+            self._tables.producers.heartbeat(producer.group_name, client)
         return command.reply()
 
     def _join(self, consumer: ConsumerData, client: Client) -> None:
         name = consumer.group_name
-        group = self._groups.find(name, auto_create=self._config.broker.auto_create_subscription_group)
+        group = self._tables.groups.find(name, auto_create=self._config.broker.auto_create_subscription_group)
         # A consumer of an unknown group becomes a member, too; only its pulls are refused.
         if group is not None:
             unit = UNIT_SUBSCRIPTION if consumer.unit_mode else 0
-            self._topics.ensure(retry_topic(name), group.retry_queue_nums, topic_sys_flag=unit)
-        self._consumers.heartbeat(
+            self._tables.topics.ensure(retry_topic(name), group.retry_queue_nums, topic_sys_flag=unit)
+        self._tables.consumers.heartbeat(
             name,
             client,
             consume_type=consumer.consume_type,
@@ -101,19 +95,19 @@ class ClientHandlers:
             consume_from_where=consumer.consume_from_where,
             subscriptions=consumer.subscription_data_set,
         )
-        self._filters.register(name, consumer.subscription_data_set)
+        self._tables.filters.register(name, consumer.subscription_data_set)
 
     def unregister(self, command: Command, connection: Connection) -> Command:
         header = command.header(UnregisterClientRequest)
         if header.producer_group is not None:
-            self._producers.leave(header.producer_group, connection)
+            self._tables.producers.leave(header.producer_group, connection)
         if header.consumer_group is not None:
-            self._consumers.leave(header.consumer_group, connection)
+            self._tables.consumers.leave(header.consumer_group, connection)
         return command.reply(ext_fields={})
 
     def _notify(self, group: ConsumerGroup) -> None:
         """Ask every member to redistribute the queues (request 40)."""
-        known = self._groups.get(group.name)
+        known = self._tables.groups.get(group.name)
         if not self._config.broker.notify_consumer_ids_changed_enable or not (
             known is None or known.notify_consumer_ids_changed_enable
         ):
@@ -129,7 +123,7 @@ class ClientHandlers:
 
     def consumer_list(self, command: Command, connection: Connection) -> Command:
         name = command.header(ConsumerGroupRequest).consumer_group
-        group = self._consumers.get(name)
+        group = self._tables.consumers.get(name)
         if group is None:
             return command.reply(ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {name}", ext_fields={})
         ids = ConsumerIds(tuple(client.client_id for client in group.members.values()))

@@ -8,12 +8,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from downrange.broker.clients import Client, Consumers
-from downrange.broker.groups import CommittedOffsets
+from downrange.broker.clients import Client
 from downrange.broker.handlers.query import record_at
 from downrange.broker.live_config import LiveConfig
 from downrange.broker.routes import RouteTable
-from downrange.broker.topics import Topics
+from downrange.broker.tables import Tables
 from downrange.model.errors import MQError
 from downrange.model.message import MessageQueue
 from downrange.model.message_id import parse_offset_message_id
@@ -54,9 +53,7 @@ class ConsumerHandlers:
     """
 
     _config: LiveConfig
-    _topics: Topics
-    _offsets: CommittedOffsets
-    _consumers: Consumers
+    _tables: Tables
     _store: MessageStore
 
     @property
@@ -89,7 +86,7 @@ class ConsumerHandlers:
         return asyncio.ensure_future(_relay(command, relayed, client, header.consumer_group))
 
     def _find(self, group: str, client_id: str | None) -> Client:
-        live = self._consumers.get(group)
+        live = self._tables.consumers.get(group)
         client = live.find(client_id) if live is not None and client_id is not None else None
         if client is None:
             raise BrokerError(f"The Consumer <{group}> <{client_id}> not online")
@@ -130,7 +127,7 @@ class ConsumerHandlers:
         return command.reply(body=encode_java_body(QueueOffsets(table)))
 
     def _new_offsets(self, header: ResetOffsetRequest) -> dict[MessageQueue, int]:
-        config = self._topics.get(header.topic)
+        config = self._tables.topics.get(header.topic)
         if config is None:
             raise BrokerError(f"[reset-offset] reset offset failed, no topic in this broker. topic={header.topic}")
         queues: Iterable[int] = range(config.write_queue_nums)
@@ -145,7 +142,7 @@ class ConsumerHandlers:
 
     def _new_offset(self, header: ResetOffsetRequest, queue_id: int) -> int:
         """The new offset of a group in one queue; without force it may only move backwards."""
-        committed = self._offsets.get(header.topic, header.group, queue_id)
+        committed = self._tables.offsets.get(header.topic, header.group, queue_id)
         if committed is None:
             raise BrokerError(f"THe consumer group <{header.group}> not exist")
         if header.queue_id == queue_id and header.offset is not None and header.offset >= 0:
@@ -167,7 +164,7 @@ class ConsumerHandlers:
         return asyncio.ensure_future(_gather_status(command, header, asked))
 
     def _members(self, group: str) -> list[Client]:
-        live = self._consumers.get(group)
+        live = self._tables.consumers.get(group)
         return [] if live is None else list(live.members.values())
 
 

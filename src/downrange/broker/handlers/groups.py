@@ -6,12 +6,12 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from downrange.broker.clients import Client, Consumers, Producers
-from downrange.broker.groups import CommittedOffsets, Groups
+from downrange.broker.clients import Client
 from downrange.broker.handlers.topics import MAX_QUEUES, refuse_on_slave
 from downrange.broker.live_config import LiveConfig
 from downrange.broker.routes import RouteTable
 from downrange.broker.statistics import Statistics
+from downrange.broker.tables import Tables
 from downrange.model.topics import SubscriptionGroupConfig, check_group_name
 from downrange.protocol.bodies.body import decode_body, encode_body
 from downrange.protocol.bodies.groups import Connection as ConnectionBody
@@ -39,10 +39,7 @@ class GroupHandlers:
     """Requests of operators about consumer and producer groups. A slave refuses changes."""
 
     _config: LiveConfig
-    _groups: Groups
-    _offsets: CommittedOffsets
-    _consumers: Consumers
-    _producers: Producers
+    _tables: Tables
     _statistics: Statistics
 
     @property
@@ -74,7 +71,7 @@ class GroupHandlers:
         for config in configs:
             _check(config)
         for config in configs:
-            self._groups.put(config)
+            self._tables.groups.put(config)
             log.info("group set by request group=%s config=%s peer=%s", config.group_name, config, connection.peer)
         return command.reply()
 
@@ -82,10 +79,10 @@ class GroupHandlers:
         """Request 207: delete a group."""
         refuse_on_slave(self._config)
         header = command.header(DeleteSubscriptionGroupRequest)
-        self._groups.delete(header.group_name)
+        self._tables.groups.delete(header.group_name)
         self._statistics.forget_group(header.group_name)
         if header.removes_offsets:
-            self._offsets.remove_group(header.group_name)
+            self._tables.offsets.remove_group(header.group_name)
         log.info(
             "group deleted by request group=%s with_offsets=%s peer=%s",
             header.group_name,
@@ -96,12 +93,12 @@ class GroupHandlers:
 
     def get_all(self, command: Command, connection: Connection) -> Command:
         """Request 201: the configuration of all groups."""
-        return command.reply(body=encode_body(self._groups.table()))
+        return command.reply(body=encode_body(self._tables.groups.table()))
 
     def get(self, command: Command, connection: Connection) -> Command:
         """Request 352 (of 5.x): the configuration of one group."""
         group = command.header(GroupRequest).group
-        config = self._groups.get(group)
+        config = self._tables.groups.get(group)
         if config is None:
             raise SubscriptionGroupNotExist(f"No group in this broker. group: {group}")
         return command.reply(body=encode_body(config))
@@ -111,7 +108,7 @@ class GroupHandlers:
     def get_consumers(self, command: Command, connection: Connection) -> Command:
         """Request 203: the connected consumers of a group."""
         group = command.header(ConsumerGroupRequest).consumer_group
-        live = self._consumers.get(group)
+        live = self._tables.consumers.get(group)
         if live is None:
             raise ConsumerNotOnline(f"the consumer group[{group}] not online")
         body = ConsumerConnection(
@@ -126,14 +123,14 @@ class GroupHandlers:
     def get_producers(self, command: Command, connection: Connection) -> Command:
         """Request 204: the connected producers of a group."""
         group = command.header(ProducerGroupRequest).producer_group
-        members = self._producers.get(group)
+        members = self._tables.producers.get(group)
         if members is None:
             raise BrokerError(f"the producer group[{group}] not exist")
         return command.reply(body=encode_body(ProducerConnection(tuple(_connection(client) for client in members))))
 
     def get_all_producers(self, command: Command, connection: Connection) -> Command:
         """Request 328: the connected producers of all groups."""
-        data = {group: tuple(_producer(client) for client in members) for group, members in self._producers}
+        data = {group: tuple(_producer(client) for client in members) for group, members in self._tables.producers}
         return command.reply(body=encode_body(ProducerTable(data)))
 
 

@@ -8,12 +8,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from downrange.broker.clients import Consumers
-from downrange.broker.groups import CommittedOffsets, Groups
 from downrange.broker.live_config import LiveConfig
 from downrange.broker.routes import RouteTable
 from downrange.broker.statistics import Statistics
-from downrange.broker.topics import Topics
+from downrange.broker.tables import Tables
 from downrange.clock import Clock
 from downrange.model.message import MessageQueue
 from downrange.model.topics import TopicConfig
@@ -47,10 +45,7 @@ class ProgressHandlers:
     """Requests of operators about the progress of consumer groups."""
 
     _config: LiveConfig
-    _topics: Topics
-    _groups: Groups
-    _offsets: CommittedOffsets
-    _consumers: Consumers
+    _tables: Tables
     _store: MessageStore
     _statistics: Statistics
     _clock: Clock
@@ -86,7 +81,7 @@ class ProgressHandlers:
     async def _broker_consume_stats(self, command: Command, only_ordered: bool) -> Command | None:
         by_group = []
         behind = 0
-        for group in [config.group_name for config in self._groups]:
+        for group in [config.group_name for config in self._tables.groups]:
             stats = tuple(
                 ConsumeStats(
                     offset_table=self._progress(config, group),
@@ -107,17 +102,17 @@ class ProgressHandlers:
         self, group: str, named: Iterable[str] = (), *, even_unsubscribed: bool = False
     ) -> list[TopicConfig]:
         """Topics of this broker that a group consumes; while the group is online, only those it subscribes to."""
-        names = set(named) or self._offsets.topics_of(group)
-        live = self._consumers.get(group)
+        names = set(named) or self._tables.offsets.topics_of(group)
+        live = self._tables.consumers.get(group)
         if live is not None and live.subscriptions and not even_unsubscribed:
             names &= live.subscriptions.keys()
-        return [config for name in sorted(names) if (config := self._topics.get(name)) is not None]
+        return [config for name in sorted(names) if (config := self._tables.topics.get(name)) is not None]
 
     def _progress(self, config: TopicConfig, group: str) -> dict[MessageQueue, OffsetWrapper]:
         topic, broker_name = config.topic_name, self._config.broker.broker_name
         table = {}
         for queue_id in range(config.read_queue_nums):
-            committed = max(0, self._offsets.get(topic, group, queue_id) or 0)
+            committed = max(0, self._tables.offsets.get(topic, group, queue_id) or 0)
             table[MessageQueue(topic, broker_name, queue_id)] = OffsetWrapper(
                 broker_offset=self._store.max_offset_of(topic, queue_id),
                 consumer_offset=committed,
@@ -128,7 +123,7 @@ class ProgressHandlers:
     def get_time_spans(self, command: Command, connection: Connection) -> Command:
         """Request 303: the times of the first and last message of each queue, and of the group's next message."""
         header = command.header(ConsumeTimeSpanRequest)
-        config = self._topics.get(header.topic)
+        config = self._tables.topics.get(header.topic)
         if config is None:
             raise TopicNotExist(f"topic[{header.topic}] not exist")
         spans = tuple(self._time_span(header, queue_id) for queue_id in range(config.write_queue_nums))
@@ -137,7 +132,7 @@ class ProgressHandlers:
     def _time_span(self, header: ConsumeTimeSpanRequest, queue_id: int) -> QueueTimeSpan:
         topic, store = header.topic, self._store
         begin, end = store.min_offset_of(topic, queue_id), store.max_offset_of(topic, queue_id)
-        committed = self._offsets.get(topic, header.group, queue_id) or 0
+        committed = self._tables.offsets.get(topic, header.group, queue_id) or 0
         first_time = store.store_time_of(topic, queue_id, begin)
         # A group whose offset is before the oldest message continues at the oldest message.
         next_time = store.store_time_of(topic, queue_id, max(begin, committed)) if committed < end else -1
@@ -156,11 +151,11 @@ class ProgressHandlers:
         header = command.header(QueryCorrectionOffsetRequest)
         left_out = {group.strip() for group in (header.filter_groups or "").split(",")}
         smallest: dict[int, int] = {}
-        for group in self._offsets.groups_of(header.topic) - left_out:
-            for queue_id, offset in self._offsets.of(header.topic, group).items():
+        for group in self._tables.offsets.groups_of(header.topic) - left_out:
+            for queue_id, offset in self._tables.offsets.of(header.topic, group).items():
                 if offset >= self._store.min_offset_of(header.topic, queue_id):
                     smallest[queue_id] = min(offset, smallest.get(queue_id, offset))
-        for queue_id, offset in self._offsets.of(header.topic, header.compare_group).items():
+        for queue_id, offset in self._tables.offsets.of(header.topic, header.compare_group).items():
             if smallest.get(queue_id, 0) > offset:
                 smallest[queue_id] = NOTHING_TO_CORRECT
         return command.reply(body=encode_body(CorrectionOffsets(smallest)))
@@ -170,7 +165,7 @@ class ProgressHandlers:
         header = command.header(CloneGroupOffsetRequest)
         named = [header.topic] if header.topic else []
         for config in self._consumed_topics(header.src_group, named, even_unsubscribed=header.offline):
-            self._offsets.clone(header.src_group, header.dest_group, config.topic_name)
+            self._tables.offsets.clone(header.src_group, header.dest_group, config.topic_name)
             log.info("offsets cloned from=%s to=%s topic=%s", header.src_group, header.dest_group, config.topic_name)
         return command.reply()
 

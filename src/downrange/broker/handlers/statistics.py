@@ -35,6 +35,15 @@ class DelayProgress(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class ServiceFigures:
+    """The services of a broker that request 28 asks for their figures."""
+
+    delay: DelayProgress
+    flow: FlowControl
+    replication: Callable[[], Mapping[str, str]] = dict
+
+
 @dataclass(eq=False)
 class StatisticsHandlers:
     """Figures for operators, dashboards and slaves."""
@@ -42,10 +51,8 @@ class StatisticsHandlers:
     _config: LiveConfig
     _store: MessageStore
     _statistics: Statistics
-    _delay: DelayProgress
-    _flow: FlowControl
+    _services: ServiceFigures
     _clock: Clock
-    _replication: Callable[[], Mapping[str, str]] = dict
 
     @property
     def routes(self) -> RouteTable:
@@ -70,12 +77,12 @@ class StatisticsHandlers:
             self._store,
             self._statistics,
             self._clock.now(),
-            delay_offsets=self._delay.progress(),
-            waited_millis=self._flow.waited_millis,
+            delay_offsets=self._services.delay.progress(),
+            waited_millis=self._services.flow.waited_millis,
             transient_buffers=self._store.transient_buffers_available,
         )
-        return command.reply(body=encode_body(KVTable({**table, **self._replication()})))
+        return command.reply(body=encode_body(KVTable({**table, **self._services.replication()})))
 
     def get_delay_offsets(self, command: Command, connection: Connection) -> Command:
         """Request 45: the progress of delayed messages."""
-        return command.reply(body=encode_body(self._delay.table()))
+        return command.reply(body=encode_body(self._services.delay.table()))

@@ -8,12 +8,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from downrange.broker.clients import Consumers
-from downrange.broker.groups import CommittedOffsets
 from downrange.broker.live_config import LiveConfig
 from downrange.broker.routes import RouteTable
 from downrange.broker.statistics import Statistics
-from downrange.broker.topics import Topics
+from downrange.broker.tables import Tables
 from downrange.model.message import MessageQueue
 from downrange.model.topics import SYSTEM_TOPICS, TopicConfig, check_topic_name
 from downrange.protocol.bodies.body import decode_body, encode_body
@@ -43,9 +41,7 @@ class TopicHandlers:
     """Requests of operators about topics. A slave copies the tables of its master and refuses changes."""
 
     _config: LiveConfig
-    _topics: Topics
-    _offsets: CommittedOffsets
-    _consumers: Consumers
+    _tables: Tables
     _store: MessageStore
     _retention: Retention
     _statistics: Statistics
@@ -98,7 +94,7 @@ class TopicHandlers:
         topic = command.header(TopicRequest).topic
         check_topic_name(topic)
         self._refuse_system(topic)
-        self._topics.delete(topic)
+        self._tables.topics.delete(topic)
         self._statistics.forget_topic(topic)
         removed = self._store.remove_topic(topic)
         log.info("topic deleted by request topic=%s queues=%d peer=%s", topic, len(removed), connection.peer)
@@ -122,38 +118,39 @@ class TopicHandlers:
             )
 
     def _refuse_system(self, topic: str) -> None:
-        if self._topics.is_system(topic):
+        if self._tables.topics.is_system(topic):
             raise BrokerError(f"The topic[{topic}] is conflict with system topic.")
 
     def _put(self, config: TopicConfig, connection: Connection) -> None:
         # The name server decides whether a topic is ordered; the answer to the next registration says so.
-        known = self._topics.get(config.topic_name)
-        self._topics.put(replace(config, order=known is not None and known.order))
+        known = self._tables.topics.get(config.topic_name)
+        self._tables.topics.put(replace(config, order=known is not None and known.order))
         log.info("topic set by request topic=%s config=%s peer=%s", config.topic_name, config, connection.peer)
 
     # --- looking ------------------------------------------------------------------------------------------------
 
     def get_all(self, command: Command, connection: Connection) -> Command:
         """Request 21: the configuration of all topics."""
-        return command.reply(body=encode_body(self._topics.table()))
+        return command.reply(body=encode_body(self._tables.topics.table()))
 
     def get(self, command: Command, connection: Connection) -> Command:
         """Request 351 (of 5.x): the configuration of one topic."""
         topic = command.header(TopicRequest).topic
-        config = self._topics.get(topic)
+        config = self._tables.topics.get(topic)
         if config is None:
             raise TopicNotExist(f"No topic in this broker. topic: {topic}")
         return command.reply(body=encode_body(config))
 
     def get_system_topics(self, command: Command, connection: Connection) -> Command:
         """Request 305: the names of system topics."""
-        present = {config.topic_name for config in self._topics if self._topics.is_system(config.topic_name)}
+        topics = self._tables.topics
+        present = {config.topic_name for config in topics if topics.is_system(config.topic_name)}
         return command.reply(body=encode_body(TopicList(tuple(sorted(present | SYSTEM_TOPICS)))))
 
     def get_stats(self, command: Command, connection: Connection) -> Command:
         """Request 202: the offset range of every queue to which producers write."""
         topic = command.header(TopicRequest).topic
-        config = self._topics.get(topic)
+        config = self._tables.topics.get(topic)
         if config is None:
             raise TopicNotExist(f"topic[{topic}] not exist")
         broker_name = self._config.broker.broker_name
@@ -174,7 +171,7 @@ class TopicHandlers:
     def get_groups(self, command: Command, connection: Connection) -> Command:
         """Request 300: groups that subscribe to a topic or have consumed it."""
         topic = command.header(TopicRequest).topic
-        groups = self._consumers.groups_of(topic) | self._offsets.groups_of(topic)
+        groups = self._tables.consumers.groups_of(topic) | self._tables.offsets.groups_of(topic)
         return command.reply(body=encode_body(GroupList(tuple(sorted(groups)))))
 
     # --- cleaning up --------------------------------------------------------------------------------------------
@@ -187,7 +184,7 @@ class TopicHandlers:
 
     def remove_unused_topics(self, command: Command, connection: Connection) -> Command:
         """Request 316: remove queues of topics that this broker does not have."""
-        removed = self._store.remove_unused_topics(config.topic_name for config in self._topics)
+        removed = self._store.remove_unused_topics(config.topic_name for config in self._tables.topics)
         log.info("queues of unknown topics removed count=%d peer=%s", len(removed), connection.peer)
         return command.reply()
 

@@ -15,6 +15,7 @@ from downrange.broker.replication.errors import ReplicationError, SlaveAhead, Sl
 from downrange.broker.replication.waiting import Tell, WaitingSenders
 from downrange.broker.replication.wire import HEADER, ReportReader
 from downrange.clock import Clock
+from downrange.model.message import PhysicalOffset
 from downrange.store.message_store import MessageStore
 
 log = logging.getLogger(__name__)
@@ -118,7 +119,7 @@ class SlaveLink(asyncio.Protocol):
         offset = self.sent_offset
         turn_end = offset + _TURN_BYTES
         while offset < end and offset < turn_end:
-            data = commit_log.readable_from(offset, most)
+            data = commit_log.readable_from(PhysicalOffset(offset), most)
             if data is None:
                 self._refuse(
                     SlaveTooFarBehind(f"the log has nothing at {offset}; it begins at {self._store.min_offset}")

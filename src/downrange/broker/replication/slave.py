@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Protocol, cast
 
 from downrange.broker.live_config import LiveConfig
@@ -134,9 +134,9 @@ class Follower:
     _check: Callable[[], Awaitable[None]]
     _on_appended: Callable[[], object]
     _clock: Clock
-    master: str | None = None
+    master: str | None = field(init=False, default=None)
     """The address of the master that is followed now."""
-    trouble: str | None = None
+    trouble: str | None = field(init=False, default=None)
     """The reason why no master is followed."""
 
     def __repr__(self) -> str:

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from functools import partial
 from typing import Final
 
 from downrange.broker.live_config import LiveConfig
 from downrange.broker.message_writer import MessageWriter
-from downrange.broker.replication.lineage import check_lineage
 from downrange.broker.replication.master import Slaves, SlaveState
 from downrange.broker.replication.slave import Follower
 from downrange.broker.services.flushing import Flusher
 from downrange.broker.services.registration import Registration
 from downrange.broker.services.slave_sync import SlaveSync
 from downrange.clock import Clock
-from downrange.store.message_store import MessageStore
 from downrange.transport.errors import listen_failed
-from downrange.transport.pool import Pool
 
 _BACKLOG: Final = 64
 
@@ -94,22 +92,19 @@ class SlaveReplication(Replication):
 
     def __init__(
         self,
-        store: MessageStore,
         config: LiveConfig,
         registration: Registration,
-        pool: Pool,
         writer: MessageWriter,
         flusher: Flusher,
         sync: SlaveSync,
         clock: Clock,
     ) -> None:
-        self._store = store
-        self._registration = registration
-        self._pool = pool
+        self._store = writer.store
         self._writer = writer
         self._flusher = flusher
         self._sync = sync
-        self.follower = Follower(store, config, registration, self._check, self._appended, clock)
+        connected = partial(sync.connected, writer.store)
+        self.follower = Follower(writer.store, config, registration, connected, self._appended, clock)
 
     def __repr__(self) -> str:
         return repr(self.follower)
@@ -121,13 +116,6 @@ class SlaveReplication(Replication):
 
     def runtime_info(self) -> dict[str, str]:
         return {"haMaster": self.follower.master or "", "haTrouble": self.follower.trouble or ""}
-
-    async def _check(self) -> None:
-        """Compare the logs, if a name server knows the master; with haMasterAddress alone they cannot be compared."""
-        master = self._registration.master_address
-        if master is not None:
-            await check_lineage(self._store, self._pool, master)
-            self._sync.sync_soon()
 
     def _appended(self) -> None:
         queues = self._writer.dispatched()

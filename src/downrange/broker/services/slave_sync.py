@@ -11,10 +11,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from downrange.broker.groups import CommittedOffsets, Groups
+from downrange.broker.replication.lineage import check_lineage
 from downrange.broker.services.delay import DelayService
 from downrange.broker.services.registration import Registration
-from downrange.broker.topics import Topics
+from downrange.broker.tables import Tables
 from downrange.model.errors import MQError
 from downrange.model.message import TopicQueue
 from downrange.protocol.bodies.body import decode_body
@@ -24,6 +24,7 @@ from downrange.protocol.bodies.topics import TopicConfigTable
 from downrange.protocol.codes import RequestCode
 from downrange.protocol.command import Command, request
 from downrange.protocol.errors import broker_error
+from downrange.store.message_store import MessageStore
 from downrange.transport.pool import Pool
 
 log = logging.getLogger(__name__)
@@ -37,9 +38,7 @@ _TIMEOUT_SECONDS: Final = 3.0
 class SlaveSync:
     """Keeps the tables of a slave a copy of its master's; `run` must run for as long as the broker is a slave."""
 
-    _topics: Topics
-    _groups: Groups
-    _offsets: CommittedOffsets
+    _tables: Tables
     _delay: DelayService
     _registration: Registration
     _pool: Pool
@@ -53,20 +52,24 @@ class SlaveSync:
         """Create missing topics and queues of messages that came, so that consumers can read them at once."""
         is_news = False
         for topic, queue_id in queues:
-            config = self._topics.get(topic)
+            config = self._tables.topics.get(topic)
             if config is None:
-                is_news |= bool(self._topics.adopt([TopicQueue(topic, queue_id)]))
+                is_news |= bool(self._tables.topics.adopt([TopicQueue(topic, queue_id)]))
             elif queue_id >= max(config.read_queue_nums, config.write_queue_nums):
                 count = queue_id + 1
-                self._topics.put(replace(config, read_queue_nums=count, write_queue_nums=count))
+                self._tables.topics.put(replace(config, read_queue_nums=count, write_queue_nums=count))
                 is_news = True
         if is_news:
             self._has_guessed = True
             self._wanted.set()
 
-    def sync_soon(self) -> None:
-        """Copy the tables soon: the master is back."""
-        self._wanted.set()
+    async def connected(self, store: MessageStore) -> None:
+        """The master is back: check that its log continues ours, and copy the tables soon. With haMasterAddress alone,
+        and no name server that knows the master, neither can be done."""
+        master = self._registration.master_address
+        if master is not None:
+            await check_lineage(store, self._pool, master)
+            self._wanted.set()
 
     async def run(self) -> None:
         trouble = None
@@ -95,13 +98,13 @@ class SlaveSync:
             return False
         has_guessed, self._has_guessed = self._has_guessed, False
         topics = decode_body(TopicConfigTable, await self._ask(master, RequestCode.GET_ALL_TOPIC_CONFIG))
-        if has_guessed or topics.data_version != self._topics.data_version:
-            self._topics.replace_all(topics)
+        if has_guessed or topics.data_version != self._tables.topics.data_version:
+            self._tables.topics.replace_all(topics)
         groups = decode_body(
             SubscriptionGroupTable, await self._ask(master, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
         )
-        if groups.data_version != self._groups.data_version:
-            self._groups.replace_all(groups)
+        if groups.data_version != self._tables.groups.data_version:
+            self._tables.groups.replace_all(groups)
         await self._sync_offsets(master)
         self._delay.take_over(decode_body(DelayOffsets, await self._ask(master, RequestCode.GET_ALL_DELAY_OFFSET)))
         return True
@@ -114,7 +117,7 @@ class SlaveSync:
         if newer:
             log.info("offsets handed to the master count=%d", len(newer))
             table = await self._committed(master)
-        self._offsets.merge(table)
+        self._tables.offsets.merge(table)
         self._told = table
 
     def _committed_here(self, table: ConsumerOffsets) -> list[UpdateConsumerOffsetRequest]:
@@ -122,7 +125,7 @@ class SlaveSync:
         if self._told is None:
             return []
         found = []
-        for name, ours in self._offsets.table().offset_table.items():
+        for name, ours in self._tables.offsets.table().offset_table.items():
             topic, _, group = name.partition("@")
             told, theirs = self._told.offset_table.get(name, {}), table.offset_table.get(name, {})
             found += [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from downrange.client.consumer.addresses import address_of
 from downrange.client.consumer.config import ConsumerConfig
@@ -39,6 +39,14 @@ _COMMIT: Final = int(PullSysFlag.COMMIT_OFFSET)
 _SUSPEND: Final = int(PullSysFlag.SUSPEND)
 
 
+class Membership(NamedTuple):
+    """A consumer as a member of its group: the name of the group has its namespace."""
+
+    session: Session
+    group: str
+    config: ConsumerConfig
+
+
 class Receiver(Protocol):
     """Where messages go. `may_consume` is False while an orderly consumer does not hold the lock of the queue."""
 
@@ -56,19 +64,15 @@ class Pulling:
 
     def __init__(
         self,
-        session: Session,
-        group: str,
-        config: ConsumerConfig,
+        membership: Membership,
         subscriptions: Mapping[str, Subscription],
         offsets: OffsetTable,
         receiver: Receiver,
         statistics: ConsumeStatistics,
         moved: Callable[[ProcessQueue, int], None],
     ) -> None:
-        self._session = session
-        self._clock = session.clock
-        self._group = group
-        self._config = config
+        self._session, self._group, self._config = membership
+        self._clock = self._session.clock
         self._subscriptions = subscriptions
         self._offsets = offsets
         self._receiver = receiver

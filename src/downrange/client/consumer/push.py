@@ -21,7 +21,7 @@ from downrange.client.consumer.messages import ReceivedMessage
 from downrange.client.consumer.offsets import offset_store, persist_regularly
 from downrange.client.consumer.orderly import OrderlyConsumption
 from downrange.client.consumer.process_queue import ProcessQueue
-from downrange.client.consumer.pulling import Pulling
+from downrange.client.consumer.pulling import Membership, Pulling
 from downrange.client.consumer.queue_ownership import Consumption, QueueOwnership
 from downrange.client.consumer.rebalance import RebalanceTimer
 from downrange.client.consumer.redelivery import Redelivery
@@ -88,17 +88,11 @@ class AsyncPushConsumer:
         self._trace: DeliveryTrace | None = None
         self._offsets = offset_store(session, self.group, self.config)
         self._consumption = self._new_consumption()
+        membership = Membership(session, self.group, self.config)
         self._pulling = Pulling(
-            session,
-            self.group,
-            self.config,
-            self._subscriptions.table,
-            self._offsets.table,
-            self._consumption,
-            self._statistics,
-            self._moved,
+            membership, self._subscriptions.table, self._offsets.table, self._consumption, self._statistics, self._moved
         )
-        self._held = QueueOwnership(session, self.group, self.config, self._offsets, self._consumption, self._pulling)
+        self._held = QueueOwnership(membership, self._offsets, self._consumption, self._pulling)
         self._rebalance_timer = RebalanceTimer(self._rebalance, self._clock, self.config.rebalance_seconds)
         self._first_rebalance = asyncio.Event()
         self._work = BackgroundWork()

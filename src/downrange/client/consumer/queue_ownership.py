@@ -7,14 +7,12 @@ import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final, Protocol
 
-from downrange.client.consumer.config import ConsumerConfig
 from downrange.client.consumer.offsets import HALF_AN_HOUR_MILLIS, OffsetStore, start_offset
 from downrange.client.consumer.process_queue import ProcessQueue
-from downrange.client.consumer.pulling import Pulling, Receiver
+from downrange.client.consumer.pulling import Membership, Pulling, Receiver
 from downrange.client.consumer.queue_locks import QueueLocks
 from downrange.client.consumer.rebalance import changes, share
 from downrange.client.consumer.running_info import process_queue_info
-from downrange.client.session import Session
 from downrange.model.errors import MQError
 from downrange.model.message import MessageQueue
 from downrange.protocol.bodies.consumers import ProcessQueueInfo
@@ -52,22 +50,14 @@ class QueueOwnership:
     """
 
     def __init__(
-        self,
-        session: Session,
-        group: str,
-        config: ConsumerConfig,
-        offsets: OffsetStore,
-        consumption: Consumption,
-        pulling: Pulling,
+        self, membership: Membership, offsets: OffsetStore, consumption: Consumption, pulling: Pulling
     ) -> None:
-        self._session = session
-        self._clock = session.clock
-        self._group = group
-        self._config = config
+        self._session, self._group, self._config = membership
+        self._clock = self._session.clock
         self._offsets = offsets
         self._consumption = consumption
         self._pulling = pulling
-        self._locks = QueueLocks(session, group)
+        self._locks = QueueLocks(self._session, self._group)
         self._queues: dict[MessageQueue, ProcessQueue] = {}
         self._leaving: dict[ProcessQueue, asyncio.Task[None]] = {}
         self._changing = asyncio.Lock()

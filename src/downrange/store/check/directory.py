@@ -23,7 +23,7 @@ from downrange.store.errors import StoreError
 from downrange.store.files import OS_FILES
 from downrange.store.log.commit_log import CommitLog
 from downrange.store.log.segment import NAME_DIGITS, Segment
-from downrange.store.log.segments import Segments
+from downrange.store.log.segments import LogPaths, Segments
 from downrange.store.log.walk import WalkedRecord
 from downrange.store.recovery import find_record
 
@@ -151,7 +151,9 @@ class StoreDirectory:
         self.checkpoint.load()
 
         self.commit_log_files = self._commit_log_files(dict.fromkeys(log_paths))
-        segments = Segments(self.config.commit_log_paths, self.commit_log_files.size or 1, OS_FILES, writable=False)
+        segments = Segments(
+            LogPaths(self.config.commit_log_paths), self.commit_log_files.size or 1, OS_FILES, writable=False
+        )
         segments.adopt(self.commit_log_files.files)
         self.segments = segments
         self.commit_log = CommitLog(segments)

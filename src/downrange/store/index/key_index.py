@@ -211,7 +211,7 @@ class KeyIndex:
             synced = True
         return synced
 
-    def delete_expired(self, min_offset: int) -> int:
+    def delete_expired(self, min_offset: PhysicalOffset) -> int:
         """Remove leading files that only point before `min_offset`, but never the last; return how many."""
         removed = 0
         while self._writable and len(self._index_files) > 1 and self._index_files[0].end_offset < min_offset:

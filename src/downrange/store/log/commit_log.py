@@ -98,9 +98,9 @@ class CommitLog:
         if segment is not None:
             if not segment.is_full and self._make_room(segment, size):
                 return segment
-            start = segment.start + segment.size
+            start = PhysicalOffset(segment.start + segment.size)
         else:
-            start = 0
+            start = PhysicalOffset(0)
         if size + BLANK_SIZE > self.segments.file_size:
             raise StoreError(f"a record of {size} bytes does not fit a file of {self.segments.file_size}")
         # First the new file, then the blank record: if there is no new file, the old one must stay usable.
@@ -127,14 +127,14 @@ class CommitLog:
             self._current = segment
         return segment
 
-    def append_data(self, start: int, data: bytes | memoryview) -> None:
+    def append_data(self, start: PhysicalOffset, data: bytes | memoryview) -> None:
         """Copy log bytes as a master sent them; `start` is their offset there and must be the end of this log.
 
         An empty log begins with the file that `start` lies in. Only whole files' ends may be crossed by the caller's
         chunks as they were by the master's: bytes are placed by offset.
         """
         if not len(self.segments):
-            first = self.segments.roll(start - start % self.segments.file_size)
+            first = self.segments.roll(PhysicalOffset(start - start % self.segments.file_size))
             first.set_end(start - first.start)
             first.open_for_append()
         if start != self.wrote_offset:
@@ -144,7 +144,7 @@ class CommitLog:
             segment = self.segments.last
             assert segment is not None
             if segment.is_full:
-                segment = self.segments.roll(segment.start + segment.size)
+                segment = self.segments.roll(PhysicalOffset(segment.start + segment.size))
             part = view[: segment.size - segment.wrote]
             limit = segment.limit
             try:
@@ -159,7 +159,7 @@ class CommitLog:
     def walk(self, start: PhysicalOffset, *, check_crc: bool = False, bulk: BulkReplay | None = None) -> Walk:
         return Walk(self.segments, start, check_crc=check_crc, bulk=bulk)
 
-    def slice(self, physical_offset: int, size: int) -> memoryview | None:
+    def slice(self, physical_offset: PhysicalOffset, size: int) -> memoryview | None:
         """These bytes as they lie on disk, or None when the file is gone or they are not readable yet."""
         segment = self.segments.find(physical_offset)
         if segment is None:
@@ -169,7 +169,7 @@ class CommitLog:
             return None
         return segment.view[at : at + size]
 
-    def readable_from(self, physical_offset: int, most: int) -> memoryview | None:
+    def readable_from(self, physical_offset: PhysicalOffset, most: int) -> memoryview | None:
         """Bytes from here on, at most so many and none of the next file; None when there are none."""
         segment = self.segments.find(physical_offset)
         if segment is None:

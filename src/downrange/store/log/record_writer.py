@@ -9,6 +9,7 @@ from itertools import islice
 from zlib import crc32
 
 from downrange.compiled import accelerated
+from downrange.model.message import PhysicalOffset
 from downrange.model.record import CRC_MASK, HEADS, MAGIC_V1
 from downrange.store.config import BLANK_SIZE
 from downrange.store.new_messages import NewMessages, Place
@@ -23,7 +24,7 @@ def write_records(
     memory: mmap.mmap | bytearray | None,
     at: int,
     limit: int,
-    start: int,
+    start: PhysicalOffset,
     store_timestamp: int,
     rows: array[int],
 ) -> tuple[int, int]:

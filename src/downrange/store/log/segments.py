@@ -7,6 +7,7 @@ import logging
 import mmap
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -54,6 +55,31 @@ class BufferPool:
         self.available += 1
 
 
+@dataclass(frozen=True, slots=True)
+class LogPaths:
+    """The directories of a commit log. New files go to those that are not read-only and not too full, in turn."""
+
+    _paths: Sequence[Path]
+    _read_only_paths: Sequence[Path] = ()
+    _disk_use: Callable[[Path], float] = disk_use
+
+    def files(self) -> list[Path]:
+        """All files in these directories, in the order of their names."""
+        listed = dict.fromkeys((*self._paths, *self._read_only_paths))
+        entries = [entry for path in listed if path.is_dir() for entry in path.iterdir() if not entry.is_dir()]
+        return sorted(entries, key=lambda entry: entry.name)
+
+    def path_of_new(self, number: int) -> Path:
+        """The directory for the file of the log with this number, which does not exist yet."""
+        candidates = [path for path in self._paths if path not in self._read_only_paths]
+        if not candidates:
+            raise StoreError("every directory of storePathCommitLog is read-only")
+        if len(candidates) > 1:
+            candidates = [path for path in candidates if self._disk_use(path) <= FULL_PATH_RATIO] or candidates
+        candidates.sort()
+        return candidates[number % len(candidates)]
+
+
 class Segments:
     """Files of equal size, ordered by start; the last one takes the appends.
 
@@ -62,25 +88,15 @@ class Segments:
     """
 
     def __init__(
-        self,
-        paths: Sequence[Path],
-        file_size: int,
-        files: Files,
-        *,
-        read_only_paths: Sequence[Path] = (),
-        writable: bool = True,
-        pool: BufferPool | None = None,
-        disk_use: Callable[[Path], float] = disk_use,
+        self, paths: LogPaths, file_size: int, files: Files, *, writable: bool, pool: BufferPool | None = None
     ) -> None:
         self.file_size = file_size
         self.flushed_offset = PhysicalOffset(0)
         self.failure: FlushFailed | None = None
-        self._paths = tuple(paths)
-        self._read_only_paths = tuple(read_only_paths)
+        self.writable = writable
+        self._paths = paths
         self._files = files
-        self._writable = writable
         self._pool = pool
-        self._disk_use = disk_use
         self._segments: list[Segment] = []
         self._by_number: dict[int, Segment] = {}
         self._made: Segment | None = None
@@ -107,9 +123,8 @@ class Segments:
         """Find the files; return warnings. A file of another size, or one that is none of ours, stops the start."""
         warnings: list[str] = []
         found: dict[int, Path] = {}
-        listed = dict.fromkeys((*self._paths, *self._read_only_paths))
-        entries = [entry for path in listed if path.is_dir() for entry in path.iterdir() if not entry.is_dir()]
-        for entry in sorted(entries, key=lambda entry: entry.name):
+        entries = self._paths.files()
+        for entry in entries:
             name = entry.name
             if len(name) != NAME_DIGITS or not name.isascii() or not name.isdigit():
                 raise StoreCorrupt(f"{entry} does not belong into a commit log: move it away")
@@ -117,7 +132,7 @@ class Segments:
             if size == 0 and entry == max(entries, key=lambda entry: entry.name):
                 # A crash between creating a file and giving it its size leaves this behind.
                 warnings.append(f"{entry} is empty and was left out")
-                if self._writable:
+                if self.writable:
                     self._files.remove(entry)
                 continue
             if size != self.file_size:
@@ -143,7 +158,7 @@ class Segments:
     def adopt(self, found: Mapping[int, Path]) -> None:
         """Make these files the log, by the offsets they begin at; each has `file_size` bytes and counts as full."""
         self._segments = [
-            Segment(path, self.file_size, self._files, writable=self._writable) for _, path in sorted(found.items())
+            Segment(path, self.file_size, self._files, writable=self.writable) for _, path in sorted(found.items())
         ]
         self._by_number = {segment.start // self.file_size: segment for segment in self._segments}
         self.flushed_offset = self.max_offset
@@ -181,7 +196,7 @@ class Segments:
         last = self._segments[-1]
         return PhysicalOffset(last.start + last.wrote)
 
-    def find(self, offset: int) -> Segment | None:
+    def find(self, offset: PhysicalOffset) -> Segment | None:
         return self._by_number.get(offset // self.file_size)
 
     def following(self, segment: Segment) -> Segment | None:
@@ -191,7 +206,7 @@ class Segments:
             return direct
         return next((later for later in self._segments if later.start > segment.start), None)
 
-    def roll(self, start: int) -> Segment:
+    def roll(self, start: PhysicalOffset) -> Segment:
         """A new last file that begins at `start`."""
         if self._pool is not None and self._pool.required and not self._pool.available:
             raise StoreError("the transient pool has no free buffer and fastFailIfNoBufferInStorePool is on")
@@ -216,7 +231,7 @@ class Segments:
         for rolled in self:
             if rolled.is_locked and rolled is not last:
                 rolled.unlock()
-        segment = self._create(last.start + self.file_size)
+        segment = self._create(PhysicalOffset(last.start + self.file_size))
         if warm:
             segment.warm()
         self._made = segment
@@ -257,8 +272,8 @@ class Segments:
         if prepared is not None:
             self._files.remove(prepared.path)
 
-    def _create(self, start: int) -> Segment:
-        path = self._path_for(start) / segment_name(start)
+    def _create(self, start: PhysicalOffset) -> Segment:
+        path = self._paths.path_of_new(start // self.file_size) / segment_name(start)
         try:
             self._files.create(path, self.file_size)
             # Before there is a next one: a power cut must not take a file out of the middle of the log.
@@ -268,15 +283,6 @@ class Segments:
         segment = Segment(path, self.file_size, self._files)
         segment.set_end(0)
         return segment
-
-    def _path_for(self, start: int) -> Path:
-        candidates = [path for path in self._paths if path not in self._read_only_paths]
-        if not candidates:
-            raise StoreError("every directory of storePathCommitLog is read-only")
-        if len(candidates) > 1:
-            candidates = [path for path in candidates if self._disk_use(path) <= FULL_PATH_RATIO] or candidates
-        candidates.sort()
-        return candidates[start // self.file_size % len(candidates)]
 
     def cut(self, offset: PhysicalOffset) -> None:
         """Make `offset` the end: the file it lies in ends there, later ones are taken out of the list (not removed)."""
@@ -326,7 +332,7 @@ class Segments:
                 if buffer is not None and self._pool is not None:
                     self._pool.give_back(buffer)
 
-    def flush(self) -> int:
+    def flush(self) -> PhysicalOffset:
         """Sync everything readable at the time of the call; return the offset up to which the log is safe.
 
         In one thread at a time, beside appends and reads. After the disk refused once this never succeeds again: the

@@ -129,7 +129,7 @@ class Walk:
             is_cut_off = magic in (MAGIC_V1, MAGIC_V2) and size > limit - at
             self.is_cut_short = is_cut_off and FIXED_SIZE <= size < segment.size - at
 
-    def _take_in_bulk(self, bulk: BulkReplay, mapping: mmap.mmap, at: int, limit: int, start: int) -> int:
+    def _take_in_bulk(self, bulk: BulkReplay, mapping: mmap.mmap, at: int, limit: int, start: PhysicalOffset) -> int:
         before = bulk.records
         at = bulk.take(mapping, at, limit, start, self._check_crc)
         if bulk.records > before:

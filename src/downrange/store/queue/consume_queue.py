@@ -15,6 +15,7 @@ import os
 from pathlib import Path
 from typing import Final
 
+from downrange.model.message import PhysicalOffset, QueueOffset, TopicQueue
 from downrange.store.errors import StoreClosed, StoreCorrupt, StoreError
 from downrange.store.files import Files
 from downrange.store.queue.queue_entries import NO_COPY, QueueEntries
@@ -45,8 +46,7 @@ class ConsumeQueue(QueueEntries):
     def __init__(
         self,
         directory: Path | str,
-        topic: str,
-        queue_id: int,
+        name: TopicQueue,
         file_size: int,
         files: Files,
         *,
@@ -56,8 +56,7 @@ class ConsumeQueue(QueueEntries):
         if file_size <= 0 or file_size % ENTRY_SIZE:
             raise StoreError(f"a consume queue file has a multiple of {ENTRY_SIZE} bytes, not {file_size}")
         super().__init__(directory, file_size, files, tails or QueueTails(), writable=writable)
-        self.topic = topic
-        self.queue_id = queue_id
+        self.topic, self.queue_id = name
         self._reset(0)
 
     def _reset(self, start: int) -> None:
@@ -225,7 +224,7 @@ class ConsumeQueue(QueueEntries):
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
-    def put(self, queue_offset: int, physical_offset: int, size: int, tags_code: int) -> None:
+    def put(self, queue_offset: QueueOffset, physical_offset: PhysicalOffset, size: int, tags_code: int) -> None:
         """Append the entry of one record; a record that was put before is silently passed over."""
         tails, numbers = self._tails, self.row * 8 + 8
         position = queue_offset * 20
@@ -333,7 +332,7 @@ class ConsumeQueue(QueueEntries):
         """A sync of everything, which began when this was the `progress`, has succeeded."""
         self._flushed, self._named = progress
 
-    def truncate(self, physical_offset: int) -> None:
+    def truncate(self, physical_offset: PhysicalOffset) -> None:
         """Cut off every entry that points at or behind `physical_offset`."""
         if self.max_physical_offset <= physical_offset:
             return
@@ -349,7 +348,7 @@ class ConsumeQueue(QueueEntries):
             self._zero_after(cut)
         self._tails.rows[self.row + PHYSICAL_END] = self._physical_end_before(cut)
 
-    def correct_min_offset(self, commit_log_min: int) -> None:
+    def correct_min_offset(self, commit_log_min: PhysicalOffset) -> None:
         """Move `min_offset` to the first entry whose record is still there, or to the end when none is."""
         if self.max_physical_offset <= commit_log_min:
             self._min = self._end  # also right with an empty queue
@@ -366,7 +365,7 @@ class ConsumeQueue(QueueEntries):
             else:
                 self._min_physical = physical_offset
 
-    def delete_expired(self, commit_log_min: int) -> int:
+    def delete_expired(self, commit_log_min: PhysicalOffset) -> int:
         """Remove leading files whose messages are all gone, never the last one; how many were removed."""
         removed = 0
         while self._writable and self._created - self._first > self._file_size:

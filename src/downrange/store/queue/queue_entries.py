@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from downrange.model.message import PhysicalOffset, QueueOffset
 from downrange.store.files import Files
 from downrange.store.queue.queue_entry import BLANK, ENTRY, ENTRY_SIZE
 from downrange.store.queue.queue_files import READ_BLOCK, QueueFiles
@@ -50,29 +51,31 @@ class QueueEntries(QueueFiles):
         """Where the entries that are in memory begin."""
         return self._tails.rows[self.row + START]
 
+    # A NewType is called at runtime, too, which takes as long as the rest: `type: ignore` takes no time.
+
     @property
-    def next_offset(self) -> int:
+    def next_offset(self) -> QueueOffset:
         """The queue offset the next message gets: behind `max_offset` while numbered messages have no entry yet."""
-        return self._tails.rows[self.row + NEXT]
+        return self._tails.rows[self.row + NEXT]  # type: ignore[return-value]
 
     @next_offset.setter
-    def next_offset(self, queue_offset: int) -> None:
+    def next_offset(self, queue_offset: QueueOffset) -> None:
         self._tails.rows[self.row + NEXT] = queue_offset
 
     @property
-    def max_physical_offset(self) -> int:
+    def max_physical_offset(self) -> PhysicalOffset:
         """Where the record of the last entry ends in the commit log; 0 when there is none."""
-        return self._tails.rows[self.row + PHYSICAL_END]
+        return self._tails.rows[self.row + PHYSICAL_END]  # type: ignore[return-value]
 
     @property
-    def min_offset(self) -> int:
+    def min_offset(self) -> QueueOffset:
         """The first queue offset whose message is still in the commit log."""
-        return self._min // ENTRY_SIZE
+        return self._min // ENTRY_SIZE  # type: ignore[return-value]
 
     @property
-    def max_offset(self) -> int:
+    def max_offset(self) -> QueueOffset:
         """The queue offset behind the last entry."""
-        return self._end // ENTRY_SIZE
+        return self._end // ENTRY_SIZE  # type: ignore[return-value]
 
     @property
     def _may_keep_open(self) -> bool:
@@ -80,7 +83,7 @@ class QueueEntries(QueueFiles):
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
-    def read(self, queue_offset: int, max_entries: int) -> bytes:
+    def read(self, queue_offset: QueueOffset, max_entries: int) -> bytes:
         """The entries from `queue_offset` on, never beyond the end of their file; empty when there are none."""
         position = queue_offset * ENTRY_SIZE
         rows, row = self._tails.rows, self.row
@@ -111,30 +114,32 @@ class QueueEntries(QueueFiles):
             self._copy = start, copy = position, self._tails.read(self.row, position, end)
         return copy[position - start : stop - start]
 
-    def next_file_offset(self, queue_offset: int) -> int:
+    def next_file_offset(self, queue_offset: QueueOffset) -> QueueOffset:
         """The first queue offset of the file after the one that holds `queue_offset`."""
-        return self._file_end(queue_offset * ENTRY_SIZE) // ENTRY_SIZE
+        return QueueOffset(self._file_end(queue_offset * ENTRY_SIZE) // ENTRY_SIZE)
 
-    def search_by_time(self, timestamp: int, commit_log_min: int, store_time_of: Callable[[int, int], int]) -> int:
+    def search_by_time(
+        self, timestamp: int, commit_log_min: PhysicalOffset, store_time_of: Callable[[PhysicalOffset], int]
+    ) -> QueueOffset:
         """The queue offset whose message was stored nearest to `timestamp`, of two equally near ones the earlier.
 
-        `store_time_of(physical_offset, size)` is negative for a record that cannot be read; the answer is then 0. The
+        `store_time_of(physical_offset)` is negative for a record that cannot be read; the answer is then 0. The
         file is the first that was changed at `timestamp` or later: RocketMQ's rule, kept so that both answer alike.
         """
         if self._end == self._first:
-            return 0
+            return QueueOffset(0)
         start = self._file_by_time(timestamp)
         low = max(self._min, start) // ENTRY_SIZE
         high = min(self._end, start + self._file_size) // ENTRY_SIZE - 1
 
         def time_of(queue_offset: int) -> int | None:
             entry = self._bytes(queue_offset * ENTRY_SIZE, ENTRY_SIZE)
-            physical_offset, size, _ = ENTRY.unpack(entry)
+            physical_offset, _, _ = ENTRY.unpack(entry)
             has_expired = physical_offset < commit_log_min or entry[:12] == BLANK[:12]
-            return None if has_expired else store_time_of(physical_offset, size)
+            return None if has_expired else store_time_of(physical_offset)
 
         found = nearest_by_time(timestamp, low, high, time_of)
-        return self.min_offset if found is None else found
+        return self.min_offset if found is None else QueueOffset(found)
 
     def _file_by_time(self, timestamp: int) -> int:
         last = self._end - ENTRY_SIZE
@@ -162,7 +167,7 @@ class QueueEntries(QueueFiles):
 
     # -- searching by physical offset: it grows from entry to entry, except that blanks stand anywhere -----------------
 
-    def _first_from(self, physical_offset: int) -> int:
+    def _first_from(self, physical_offset: PhysicalOffset) -> QueueOffset:
         """The queue offset of the first real entry that points at or behind `physical_offset`, else the end."""
         low, high = self._first // ENTRY_SIZE, self._end // ENTRY_SIZE
         while low < high:
@@ -172,9 +177,9 @@ class QueueEntries(QueueFiles):
                 low = middle + 1
             else:
                 high = real[2]
-        return low
+        return QueueOffset(low)
 
-    def _last_real_before(self, stop: int, low: int) -> tuple[int, int, int] | None:
+    def _last_real_before(self, stop: int, low: int) -> tuple[PhysicalOffset, int, int] | None:
         """Physical offset, size and queue offset of the last entry in [low, stop) that is not blank."""
         length = ENTRY_SIZE
         while stop > low:
@@ -189,6 +194,6 @@ class QueueEntries(QueueFiles):
             length = READ_BLOCK
         return None
 
-    def _physical_end_before(self, end: int) -> int:
+    def _physical_end_before(self, end: int) -> PhysicalOffset:
         real = self._last_real_before(end, self._first)
-        return real[0] + real[1] if real else 0
+        return PhysicalOffset(real[0] + real[1] if real else 0)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from sys import intern
 from typing import Final
 
+from downrange.model.message import PhysicalOffset, QueueOffset, TopicQueue
 from downrange.model.topics import SCHEDULE_TOPIC
 from downrange.store.config import StoreConfig
 from downrange.store.errors import StoreError
@@ -55,12 +56,12 @@ class QueueState:
         self.next_offset = queue.max_offset
 
     @property
-    def next_offset(self) -> int:
+    def next_offset(self) -> QueueOffset:
         """The queue offset the next message gets."""
-        return self.tails.rows[self.row]
+        return self.tails.rows[self.row]  # type: ignore[return-value]
 
     @next_offset.setter
-    def next_offset(self, queue_offset: int) -> None:
+    def next_offset(self, queue_offset: QueueOffset) -> None:
         self.tails.rows[self.row] = queue_offset
 
     def leave(self) -> None:
@@ -112,7 +113,7 @@ class ConsumeQueues:
         self.tails = QueueTails()
         self._topic_fields: dict[str, bytes] = {}  # one for all queues of a topic
         self._counts_of_removed: list[TopicCount] = []
-        self._commit_log_min = 0
+        self._commit_log_min = PhysicalOffset(0)
         self.states = QueueStates(self._wake)
         self.by_row: list[QueueState | None] = []
         """The same by their place in `tails`: row / ROW."""
@@ -210,7 +211,7 @@ class ConsumeQueues:
     def _make(self, topic: str, queue_id: int, resting: Resting | None = None) -> QueueState:
         topic = intern(topic)  # one object for all who have it as a key
         queue = ConsumeQueue(
-            f"{self._root}/consumequeue/{topic}/{queue_id}", topic, queue_id, self._file_size, self._files,
+            f"{self._root}/consumequeue/{topic}/{queue_id}", TopicQueue(topic, queue_id), self._file_size, self._files,
             writable=self._writable, tails=self.tails,
         )  # fmt: skip
         if resting is None:
@@ -236,10 +237,10 @@ class ConsumeQueues:
         return state
 
     @property
-    def max_physical_offset(self) -> int:
+    def max_physical_offset(self) -> PhysicalOffset:
         """End of the last record that has an entry; 0 without any."""
         newest = self.newest()
-        return 0 if newest is None else newest.queue.max_physical_offset
+        return PhysicalOffset(0) if newest is None else newest.queue.max_physical_offset
 
     def newest(self) -> QueueState | None:
         """The queue that has the last record of all."""
@@ -248,7 +249,7 @@ class ConsumeQueues:
         asleep = max(self.states.sleeping(), key=lambda queue: queue[2], default=("", 0, 0))
         return self.get(*asleep[:2]) if asleep[2] > end else awake
 
-    def truncate(self, physical_offset: int) -> None:
+    def truncate(self, physical_offset: PhysicalOffset) -> None:
         """Forget every entry whose record begins at or behind this offset."""
         self._wake_where(lambda topic, queue_id, physical_end: physical_end > physical_offset)
         for state in self:
@@ -259,15 +260,15 @@ class ConsumeQueues:
 
     def _cut_ext(self, state: QueueState) -> None:
         if state.ext is not None and state.queue.max_offset > state.queue.min_offset:
-            last = state.queue.read(state.queue.max_offset - 1, 1)
+            last = state.queue.read(QueueOffset(state.queue.max_offset - 1), 1)
             state.ext.truncate_by_max_address(ENTRY.unpack(last)[2])
 
-    def correct_min_offsets(self, commit_log_min: int) -> None:
+    def correct_min_offsets(self, commit_log_min: PhysicalOffset) -> None:
         self._commit_log_min = commit_log_min
         for state in self:
             state.queue.correct_min_offset(commit_log_min)
 
-    def delete_expired(self, commit_log_min: int) -> int:
+    def delete_expired(self, commit_log_min: PhysicalOffset) -> int:
         """Remove leading files that only point below the commit log; how many."""
         self._commit_log_min = commit_log_min  # those that sleep have one file and correct themselves when they wake
         removed = 0
@@ -323,7 +324,7 @@ class ConsumeQueues:
         state.queue.destroy()
         if state.ext is not None:
             state.ext.destroy()
-        state.next_offset = 0
+        state.next_offset = QueueOffset(0)
         self._without_files.add(state)
 
     def write_pending(self, slice_size: int, least_pages: int = 0) -> Iterator[None]:
