@@ -93,5 +93,5 @@ class _Reader:
             pending.append(value)
 
 
-def _line(mark: yaml.Mark | None) -> str:
+def _line(mark: Any) -> str:
     return "" if mark is None else f" (line {mark.line + 1})"

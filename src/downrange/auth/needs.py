@@ -193,6 +193,10 @@ BROKER_NEEDS: Final[Mapping[int, Rule]] = {
     _CODE.CLEAN_EXPIRED_CONSUMEQUEUE: _cluster(_UPDATE),
     _CODE.CLEAN_UNUSED_TOPIC: _cluster(_UPDATE),
     _CODE.DELETE_EXPIRED_COMMITLOG: _cluster(_UPDATE),
+    _CODE.UPDATE_AND_CREATE_ACL_CONFIG: _cluster(_UPDATE),
+    _CODE.DELETE_ACL_CONFIG: _cluster(_UPDATE),
+    _CODE.GET_BROKER_CLUSTER_ACL_INFO: _cluster(_GET),
+    _CODE.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG: _cluster(_UPDATE),
 }
 """The rows of a broker. Rows of a name server are in NAMESRV_NEEDS."""
 

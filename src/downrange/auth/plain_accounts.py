@@ -141,9 +141,7 @@ def _account(number: int, entry: Yaml, warnings: list[str]) -> PlainAccount:
     )
 
 
-def _resources(
-    kind: str, entries: Yaml, about: str, warnings: list[str]
-) -> Iterable[tuple[str, Permission]]:
+def _resources(kind: str, entries: Yaml, about: str, warnings: list[str]) -> Iterable[tuple[str, Permission]]:
     for entry in _list(entries, f"{about}: {kind}Perms"):
         text = _text(entry, f"{about}: an entry of {kind}Perms")
         parts = [part.strip() for part in text.split("=")]

@@ -36,7 +36,6 @@ log = logging.getLogger(__name__)
 PLAIN_ACL: Final = "plain_acl.yml"
 _DIRECTORY: Final = "acl"
 _SKIPPED: Final = "tools.yml"
-_MOST_FILES: Final = 1000
 _PAUSE_SECONDS: Final = 0.5
 
 Stamp = tuple[int, int, int]
@@ -106,15 +105,11 @@ class PlainAclFiles:
 
     def _changed(self, path: Path, known: _File | None) -> PlainAcl:
         """The new content of a file; the old one when the new one is empty or cannot be used."""
-        old = known.acl if known is not None else PlainAcl((), (), None, ())
         try:
-            new = self._read(path)
+            new = self._read(path, may_be_empty=False)
         except (OSError, PlainAclError) as error:
             log.error("access control file not used file=%s reason=%s; what it said before stays", path, _reason(error))
-            return old
-        if old.accounts and not new.accounts and not new.white_addresses:
-            log.error("access control file is empty file=%s; what it said before stays", path)
-            return old
+            return known.acl if known is not None else PlainAcl((), (), None, ())
         log.info("access control file read file=%s accounts=%d", path, len(new.accounts))
         return new
 
@@ -155,7 +150,9 @@ class PlainAclFiles:
         return str(path.relative_to(self._plain_file.parent))
 
     def _file_of(self, access_key: str) -> Path | None:
-        owners = (path for path, file in self._files.items() for one in file.acl.accounts if one.access_key == access_key)
+        owners = (
+            path for path, file in self._files.items() for one in file.acl.accounts if one.access_key == access_key
+        )
         return next(owners, None)
 
     def _paths(self) -> Iterator[Path]:
@@ -167,15 +164,15 @@ class PlainAclFiles:
                 for name in files
                 if name.endswith((".yml", ".yaml")) and not name.startswith(".") and name != _SKIPPED
             ]
-        if len(found) > _MOST_FILES:
-            raise ConfigError(f"more than {_MOST_FILES} files in {self._plain_file.parent / _DIRECTORY}")
         yield from sorted(found)
-        if self._plain_file.exists():
+        if os.path.exists(self._plain_file):
             yield self._plain_file
 
-    def _read(self, path: Path) -> PlainAcl:
+    def _read(self, path: Path, *, may_be_empty: bool = True) -> PlainAcl:
         """The content of a file; entries that hardly mean what their writer wanted are logged."""
         content, mode = _content(path)
+        if not content and not may_be_empty:
+            raise PlainAclError("it is empty")
         acl = read_acl(content)
         if mode & stat.S_IRWXO:
             log.warning("access control file can be read by others file=%s; chmod 600 keeps its secrets secret", path)
@@ -186,7 +183,7 @@ class PlainAclFiles:
     def _rewrite(self, path: Path, edit: Callable[[Yaml], Yaml]) -> None:
         """Change the content that a file has now, and put it in force. The new file is on the disk when this returns."""
         try:
-            content, mode = _content(path) if path.exists() else (None, stat.S_IRUSR | stat.S_IWUSR)
+            content, mode = _content(path) if os.path.exists(path) else (None, stat.S_IRUSR | stat.S_IWUSR)
             now = read_acl(content).version or DataVersion()
             content = to_write(edit(content), now.bumped(self._clock.now()))
             acl = read_acl(content)
@@ -206,7 +203,9 @@ class PlainAclFiles:
                     )
         if not accounts:
             log.warning("access control has no account: every request from an address on no white list is refused")
-        self.access_control.put(accounts, tuple(one for file in self._files.values() for one in file.acl.white_addresses))
+        self.access_control.put(
+            accounts, tuple(one for file in self._files.values() for one in file.acl.white_addresses)
+        )
 
 
 def _stamp(path: Path) -> Stamp:

@@ -16,11 +16,19 @@ from pathlib import Path
 from downrange.auth.access_control import AccessControl
 from downrange.auth.guard import Guard
 from downrange.auth.needs import BROKER_NEEDS
+from downrange.auth.plain_acl_files import PlainAclFiles
 from downrange.broker.admission import Admission, FlowControl
 from downrange.broker.audit import AuditLog
 from downrange.broker.bloom_filter import BloomFilter
 from downrange.broker.clients import Consumers, Producers
-from downrange.broker.config import REMOTELY_CHANGEABLE, BrokerConfig, check_role, keys_without_effect, refuse_unserved
+from downrange.broker.config import (
+    REMOTELY_CHANGEABLE,
+    BrokerConfig,
+    check_role,
+    keys_without_effect,
+    refuse_unserved,
+    with_acl_file,
+)
 from downrange.broker.filter_data import ConsumerFilters
 from downrange.broker.groups import CommittedOffsets, Groups
 from downrange.broker.handlers.clients import ClientHandlers
@@ -28,6 +36,7 @@ from downrange.broker.handlers.config import ConfigHandlers
 from downrange.broker.handlers.consumers import ConsumerHandlers
 from downrange.broker.handlers.groups import GroupHandlers
 from downrange.broker.handlers.offsets import OffsetHandlers
+from downrange.broker.handlers.plain_acl import PlainAclHandlers
 from downrange.broker.handlers.progress import ProgressHandlers
 from downrange.broker.handlers.query import QueryHandlers
 from downrange.broker.handlers.reply import ReplyHandlers
@@ -104,7 +113,7 @@ def load_config(path: Path | None, overrides: dict[str, Property]) -> tuple[Brok
         changed = read_properties(changed_file)
         properties |= {key: value for key, value in changed.items() if key in REMOTELY_CHANGEABLE}
         store = configure(StoreConfig, properties)
-    config = check_role(configure(BrokerConfig, properties), store.broker_role)
+    config = with_acl_file(check_role(configure(BrokerConfig, properties), store.broker_role), path)
     for address in config.namesrv_addresses:
         try:
             split_address(address)
@@ -161,6 +170,7 @@ async def broker(
     """
     log.info("broker starting name=%s variant=%s", config.broker_name, VARIANT)
     clock = clock or SystemClock()
+    plain_acl = _plain_acl(config, clock)
     filters = _filters(config, store_config, clock)
     bitmap_of = filters.bitmap_of if config.enable_calc_filter_bit_map else None
     store = MessageStore.open(store_config, clock=clock, bitmap_of=bitmap_of)
@@ -172,10 +182,18 @@ async def broker(
                 replace(config, listen_port=main.port, broker_ip1=address),
                 replace(store_config, ha_listen_port=ha_port),
             )
-            async with _serving(live, store, filters, main, vip, for_slaves, clock, access) as running:
+            async with _serving(live, store, filters, main, vip, for_slaves, clock, access, plain_acl) as running:
                 yield running
     finally:
         store.close()
+
+
+def _plain_acl(config: BrokerConfig, clock: Clock) -> PlainAclFiles | None:
+    if not config.acl_enable:
+        return None
+    if config.acl_file is None:
+        raise ConfigError("aclEnable=true needs aclFile, the file with the accounts, or a broker.conf to look beside")
+    return PlainAclFiles(config.acl_file, clock)
 
 
 def _filters(config: BrokerConfig, store: StoreConfig, clock: Clock) -> ConsumerFilters:
@@ -195,6 +213,7 @@ async def _serving(
     for_slaves: socket.socket | None,
     clock: Clock,
     access: AccessControl | None,
+    plain_acl: PlainAclFiles | None,
 ) -> AsyncIterator[RunningBroker]:
     directory = store.config.store_path_root_dir / "config"
     topics = Topics(
@@ -248,6 +267,7 @@ async def _serving(
         StatisticsHandlers(live, store, statistics, delay, flow, clock, replication.runtime_info).routes,
         ConsumerHandlers(live, topics, offsets, consumers, store).routes,
         ConfigHandlers(live, store, topics, changed_settings_path(store.config), clock).routes,
+        PlainAclHandlers(live, plain_acl).routes,
     ]
 
     def closed(connection: Connection) -> None:
@@ -258,6 +278,8 @@ async def _serving(
     commands = Commands(tables, statistics)
     served = frozenset(commands.routes.keys() | sends.codes | pulls.codes)
     guard = None
+    if plain_acl is not None:
+        access = plain_acl.access_control
     if access is not None:
         guard = Guard(access, BROKER_NEEDS, MessageTopics(store), served, AuditLog(clock).note)
     admission = Admission(flow, guard)
@@ -276,7 +298,9 @@ async def _serving(
     await metrics.start()
     gc.collect()
     gc.freeze()  # what recovery built stays; a full collection over ten thousand topics would stall every sender
+    watching = {} if plain_acl is None else {"plain_acl": plain_acl.watch()}
     services = running_services(
+        **watching,
         flush=flusher.run(writer.dispatched),
         delay=delay.run(),
         transactions=transactions.run(),

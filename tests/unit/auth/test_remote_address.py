@@ -41,9 +41,9 @@ def test_a_pattern_stands_for_its_addresses(pattern: str, inside: list[str], out
 @pytest.mark.parametrize(
     "pattern",
     [
-        "nonsense", "999.1.1.1", "10.1.2", "10.1.2.3.4", "10.1.2.3:9876", "*.1.2.3", "10.*.2.3", "10.1.3-9.7", "10.1.2.-5",
-        "10.1.2.5-", "10.1.2.9-7", "10.1.2.1-256", "10.1.2.1-2-3", "10.1.2.+1-+2", "10.1.2.1_0-20", "10.1.2.{}", "{1,2}",
-        "10.1.2{1,2}", "10.1.2.{1,999}", "10.1.2.{1", "10.1.2.3,", "10.1.2.3,10.1.2.*", "10.1.2.0/24", "fe80::*:1",
+        "nonsense", "999.1.1.1", "10.1.2", "10.1.2.3.4", "10.1.2.3:9876", "*.1.2.3", "10.*.2.3", "10.1.3-9.7",
+        "10.1.2.-5", "10.1.2.5-", "10.1.2.9-7", "10.1.2.1-256", "10.1.2.1-2-3", "10.1.2.+1-+2", "10.1.2.1_0-20", "10.1.2.{}",
+        "{1,2}", "10.1.2{1,2}", "10.1.2.{1,999}", "10.1.2.{1", "10.1.2.3,", "10.1.2.3,10.1.2.*", "10.1.2.0/24", "fe80::*:1",
         "fe80:*:*:*:*:*:*:*", "fe80::1-fffff", "fe80::g-h", "**", "-", "10.1.2.**", "localhost", "10.1.2.1\n-2\x00",
     ],
 )  # fmt: skip
@@ -97,8 +97,7 @@ def test_patterns_match_as_the_model_does(pattern: str, parts: tuple[int, ...]) 
 def test_any_text_is_a_pattern_or_refused(pattern: str, address: str) -> None:
     try:
         addresses = parse_addresses(pattern)
-    except ValueError as error:
-        assert "is no address pattern" in str(error)
-    else:
-        assert all(0 <= one.first <= one.last < 1 << one.bits for one in addresses)
-        matches(addresses, address)
+    except ValueError:
+        return
+    assert all(0 <= one.first <= one.last < 1 << one.bits for one in addresses)
+    matches(addresses, address)
