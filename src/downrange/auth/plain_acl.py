@@ -96,7 +96,7 @@ class PlainAccessControl:
 
 
 def refused(sentence: str) -> BrokerError:
-    """The refusal with the code and the words of RocketMQ 4.x, without the line of Java code that follows them there."""
+    """The refusal with the code and the words of RocketMQ 4.x, without the name of a Java method that follows there."""
     return BrokerError(f"org.apache.rocketmq.acl.common.AclException: {sentence}", ResponseCode.SYSTEM_ERROR)
 
 

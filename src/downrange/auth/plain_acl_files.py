@@ -181,7 +181,7 @@ class PlainAclFiles:
         return acl._replace(version=acl.version or DataVersion(timestamp=self._clock.now()))
 
     def _rewrite(self, path: Path, edit: Callable[[Yaml], Yaml]) -> None:
-        """Change the content that a file has now, and put it in force. The new file is on the disk when this returns."""
+        """Change what a file contains now, and put it in force. The new file is on the disk when this returns."""
         try:
             content, mode = _content(path) if os.path.exists(path) else (None, stat.S_IRUSR | stat.S_IWUSR)
             now = read_acl(content).version or DataVersion()
