@@ -6,9 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from downrange.auth.access_control import ANY_NAME, Action
+from downrange.auth.access_control import ANY_NAME
 from downrange.auth.acl_yaml import Yaml, YamlError, read_yaml, write_yaml
 from downrange.auth.plain_accounts import (
+    DENY,
+    PERMISSIONS,
     AccountChange,
     PlainAclError,
     read_acl,
@@ -19,7 +21,7 @@ from downrange.auth.plain_accounts import (
 )
 from downrange.protocol.bodies.data_version import DataVersion
 
-PUB, SUB = Action.PUB, Action.SUB
+NONE, PUB, SUB, BOTH = DENY, PERMISSIONS["PUB"], PERMISSIONS["SUB"], PERMISSIONS["PUB|SUB"]
 
 SHOP = b"""
 globalWhiteRemoteAddresses: [10.0.0.*, 192.168.7.1]
@@ -40,10 +42,10 @@ def test_a_file_is_read() -> None:
     acl = read_acl(read_yaml(SHOP))
     shop, root = acl.accounts
     assert (shop.access_key, shop.secret_key, shop.is_admin) == ("shop-key", "12345678", False)
-    assert shop.topics.of("orders") == shop.topics.of("spaced") == {PUB, SUB}
-    assert (shop.topics.of("audit"), shop.topics.of("other")) == (set(), {SUB})
-    assert (shop.groups.of("shop"), shop.groups.of("billing"), shop.groups.of("other")) == ({SUB}, {SUB}, set())
-    assert (shop.topics.of(ANY_NAME), shop.groups.of(ANY_NAME)) == ({PUB, SUB}, {SUB})
+    assert shop.topics.of("orders") == shop.topics.of("spaced") == BOTH
+    assert (shop.topics.of("audit"), shop.topics.of("other")) == (NONE, SUB)
+    assert (shop.groups.of("shop"), shop.groups.of("billing"), shop.groups.of("other")) == (SUB, SUB, NONE)
+    assert (shop.topics.of(ANY_NAME), shop.groups.of(ANY_NAME)) == (BOTH, SUB)
     assert (root.is_admin, root.is_unlimited, shop.is_unlimited) == (True, True, False)
     assert (len(acl.white_addresses), acl.version, acl.warnings) == (2, DataVersion(counter=7, timestamp=99), ())
 
@@ -128,9 +130,9 @@ def test_a_change_keeps_what_it_does_not_name() -> None:
     acl = read_acl(content)
     shop = acl.accounts[0]
     assert (shop.secret_key, shop.is_admin, shop.groups.of("a"), shop.groups.of("shop")) == (
-        "new-secret", True, {SUB}, set(),
+        "new-secret", True, SUB, NONE,
     )  # fmt: skip
-    assert shop.topics.of("orders") == {PUB, SUB}
+    assert shop.topics.of("orders") == BOTH
     content = with_account(content, AccountChange("third-key", "third-secret", admin=False, default_topic_perm="PUB"))
     assert [one.access_key for one in read_acl(content).accounts] == ["shop-key", "root-key", "third-key"]
     content = with_white_list(without_account(content, "shop-key"), ["10.1.2.{3,4}"])

@@ -11,12 +11,13 @@ import pytest
 
 from downrange.auth.acl_yaml import read_yaml, write_yaml
 from downrange.auth.needs import BROKER_NEEDS
-from downrange.auth.plain_accounts import DataVersion, read_acl, to_write
+from downrange.auth.plain_accounts import read_acl, to_write
 from downrange.auth.plain_acl_files import PLAIN_ACL, PlainAclFiles
 from downrange.broker.config import BrokerConfig
 from downrange.broker.handlers.plain_acl import PlainAclHandlers
 from downrange.broker.live_config import LiveConfig
 from downrange.clock import ManualClock
+from downrange.protocol.bodies.data_version import DataVersion
 from downrange.protocol.codes import RequestCode
 from downrange.protocol.command import Command
 from downrange.protocol.errors import BrokerError
