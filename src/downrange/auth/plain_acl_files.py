@@ -85,22 +85,20 @@ class PlainAclFiles:
 
     def look(self) -> None:
         """Read the files that changed since they were last looked at."""
-        before = dict(self._files)
-        stamps: dict[Path, Stamp] = {}
+        files: dict[Path, _File] = {}
         for path in self._paths():
+            known = self._files.get(path)
             try:
-                stamps[path] = _stamp(path)
+                stamp = _stamp(path)
             except OSError:
                 continue  # removed meanwhile
-        self._files = {path: file for path, file in self._files.items() if path in stamps}
-        for path, stamp in stamps.items():
-            known = before.get(path)
             if known is None or known.stamp != stamp:
-                self._files[path] = _File(stamp, self._changed(path, known))
-        self._files = {path: self._files[path] for path in stamps}  # in their order: the first entry of a key counts
-        if {path: file.acl for path, file in before.items()} != {path: file.acl for path, file in self._files.items()}:
-            for path in before.keys() - self._files.keys():
-                log.warning("access control file removed file=%s", path)
+                known = _File(stamp, self._changed(path, known))
+            files[path] = known
+        before, self._files = self._files, files
+        for path in before.keys() - files.keys():
+            log.warning("access control file removed file=%s", path)
+        if [(path, file.acl) for path, file in before.items()] != [(path, file.acl) for path, file in files.items()]:
             self._put_in_force()
 
     def _changed(self, path: Path, known: _File | None) -> PlainAcl:

@@ -51,9 +51,9 @@ async def update(
     cluster: Cluster = None,
 ) -> Answer:
     """Add an account, or change one: options that are not given keep their value, except --admin."""
-    from downrange.protocol.bodies.plain_acl import UpdateAclConfigRequest
+    from downrange.client.admin.plain_acl import AccountChange
 
-    account = UpdateAclConfigRequest(
+    change = AccountChange(
         access_key=access_key,
         secret_key=_secret() if secret_key is None else secret_key,
         admin=is_admin,
@@ -63,7 +63,7 @@ async def update(
         topic_perms=topics,
         group_perms=groups,
     )
-    return told(f"account {access_key} updated", await admin.plain_acl.update(account, cluster, broker))
+    return told(f"account {access_key} updated", await admin.plain_acl.update(change, cluster, broker))
 
 
 def _secret() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from downrange.client.admin.chosen_brokers import chosen_brokers, tell_brokers
 from downrange.client.brokers import Broker
@@ -19,6 +20,22 @@ from downrange.protocol.codes import RequestCode
 from downrange.protocol.command import request
 
 
+@dataclass(frozen=True, slots=True)
+class AccountChange:
+    """A new account, or new values for members of one. What is None stays as it is; `admin` is always set."""
+
+    access_key: str
+    secret_key: str = field(repr=False)
+    admin: bool = False
+    white_remote_address: str | None = None
+    default_topic_perm: str | None = None
+    """DENY, PUB, SUB or PUB|SUB, for topics that are not listed."""
+    default_group_perm: str | None = None
+    topic_perms: str | None = None
+    """`topic=PERM`, several separated by commas."""
+    group_perms: str | None = None
+
+
 class PlainAclAdmin:
     """Actions on accounts. `broker` is a name or an address; with neither broker nor cluster, the only cluster."""
 
@@ -26,10 +43,20 @@ class PlainAclAdmin:
         self._session = session
 
     async def update(
-        self, account: UpdateAclConfigRequest, cluster: str | None = None, broker: str | None = None
+        self, change: AccountChange, cluster: str | None = None, broker: str | None = None
     ) -> PerServer[Broker, None]:
-        """Add an account, or change members of one; those that are None stay as they are, but `admin` is always set."""
-        command = request(RequestCode.UPDATE_AND_CREATE_ACL_CONFIG, account)
+        """Add an account, or change one."""
+        header = UpdateAclConfigRequest(
+            access_key=change.access_key,
+            secret_key=change.secret_key,
+            white_remote_address=change.white_remote_address,
+            admin=change.admin,
+            default_topic_perm=change.default_topic_perm,
+            default_group_perm=change.default_group_perm,
+            topic_perms=change.topic_perms,
+            group_perms=change.group_perms,
+        )
+        command = request(RequestCode.UPDATE_AND_CREATE_ACL_CONFIG, header)
         return await tell_brokers(self._session, command, cluster, broker)
 
     async def delete(

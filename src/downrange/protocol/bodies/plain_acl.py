@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import msgspec
 
@@ -79,7 +79,3 @@ def split_list(text: str) -> list[str]:
         else:
             parts[-1] += letter
     return [part.strip() for part in parts if part.strip()]
-
-
-def join_list(parts: Sequence[str] | None) -> str | None:
-    return None if parts is None else ",".join(parts)
