@@ -287,6 +287,12 @@ class Credentials(TypedDict):
     security_token: str | None
 
 
+def tools_file(environment: Mapping[str, str] = os.environ) -> Path | None:
+    """The file in which RocketMQ's tools find their account: `conf/tools.yml` below ROCKETMQ_HOME."""
+    home = environment.get("ROCKETMQ_HOME")
+    return Path(home, "conf", "tools.yml") if home else None
+
+
 def credentials(environment: Mapping[str, str] = os.environ) -> Credentials:
     """The keys in the environment variables; None for those that are not set."""
     return Credentials(

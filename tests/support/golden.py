@@ -33,10 +33,10 @@ class Row(NamedTuple):
 
 
 @cache
-def scenarios() -> dict[str, tuple[Row, ...]]:
+def scenarios(archive_name: str = "frames.tar.xz") -> dict[str, tuple[Row, ...]]:
     """`RELEASE/SCENARIO` -> its rows in order of arrival. Replication packets (`*.ha.jsonl`) are not frames."""
     found = {}
-    with tarfile.open(GOLDEN / "frames.tar.xz") as archive:
+    with tarfile.open(GOLDEN / archive_name) as archive:
         for member in archive:
             if not member.name.endswith(".jsonl") or member.name.endswith(".ha.jsonl"):
                 continue
@@ -45,6 +45,14 @@ def scenarios() -> dict[str, tuple[Row, ...]]:
             assert file is not None
             found[name] = tuple(_rows(name, file.read().decode()))
     return found
+
+
+def captured_file(archive_name: str, name: str) -> bytes:
+    """A file that was kept beside the captured frames."""
+    with tarfile.open(GOLDEN / archive_name) as archive:
+        file = archive.extractfile(name)
+        assert file is not None
+        return file.read()
 
 
 class HaRow(NamedTuple):

@@ -91,9 +91,15 @@ def consumer(**options: object) -> Iterator[NodeClient]:
         client.close()
 
 
-def produce(namesrv: str, *messages: Mapping[str, object], group: str = "nodeProducers") -> list[Line]:
+def produce(
+    namesrv: str,
+    *messages: Mapping[str, object],
+    group: str = "nodeProducers",
+    account: Mapping[str, str] | None = None,
+) -> list[Line]:
     """Send messages in order; what the producer says of each."""
-    client = NodeClient("produce.js", {"namesrv": namesrv, "group": group, "messages": messages})
+    order = {"namesrv": namesrv, "group": group, "messages": messages, "account": account}
+    client = NodeClient("produce.js", order)
     try:
         assert client.wait(60) == 0, client.errors
         return client.lines()

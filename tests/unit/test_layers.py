@@ -28,6 +28,7 @@ MAY_IMPORT: dict[str, set[str]] = {  # model, settings, clock and compiled are o
         "load",
         "simulation",
         "console",
+        "auth",  # the YAML of tools.yml
         "broker",
         "namesrv",
         "store",

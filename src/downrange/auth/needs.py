@@ -44,8 +44,18 @@ Rule = Callable[[Command, StoredTopics], Iterable[Need]]
 def topic_need(topic: str, actions: frozenset[Action]) -> Need:
     """A right on a topic. A retry topic belongs to its group: the right to consume with the group counts."""
     if topic.startswith(RETRY_PREFIX):
-        return Need(ResourceType.GROUP, topic.removeprefix(RETRY_PREFIX), _SUB)
-    return Need(ResourceType.TOPIC, topic, actions)
+        return group_need(topic.removeprefix(RETRY_PREFIX), _SUB)
+    return Need(ResourceType.TOPIC, _no_wildcard(topic), actions)
+
+
+def group_need(group: str, actions: frozenset[Action]) -> Need:
+    """A right on a group."""
+    return Need(ResourceType.GROUP, _no_wildcard(group), actions)
+
+
+def _no_wildcard(name: str) -> str:
+    """The name that a request gave. No topic or group is called `ANY_NAME`, which only a rule may ask for."""
+    return "" if name == ANY_NAME else name
 
 
 def _topic(actions: frozenset[Action], field: str = "topic") -> Rule:
@@ -53,7 +63,7 @@ def _topic(actions: frozenset[Action], field: str = "topic") -> Rule:
 
 
 def _group(actions: frozenset[Action], field: str = "consumerGroup") -> Rule:
-    return lambda command, _: (Need(ResourceType.GROUP, command.ext_fields.get(field, ""), actions),)
+    return lambda command, _: (group_need(command.ext_fields.get(field, ""), actions),)
 
 
 def _both(actions: frozenset[Action], group: str = "consumerGroup") -> Rule:
@@ -83,7 +93,7 @@ def _view(command: Command, stored: StoredTopics) -> Iterable[Need]:
 def _send_back(command: Command, stored: StoredTopics) -> Iterable[Need]:
     """The group gets the message again, so its consumers must be allowed to read the topic of the message."""
     topic = stored.topic_at(_number(command, "offset"))
-    group = Need(ResourceType.GROUP, command.ext_fields.get("group", ""), _SUB)
+    group = group_need(command.ext_fields.get("group", ""), _SUB)
     return (group,) if topic is None else (group, topic_need(topic, _SUB))
 
 
@@ -98,28 +108,28 @@ def _stored_need(topic: str | None, actions: frozenset[Action]) -> Iterable[Need
 
 def _heartbeat(command: Command, stored: StoredTopics) -> Iterable[Need]:
     for consumer in decode_body(HeartbeatData, command.body_bytes).consumer_data_set:
-        yield Need(ResourceType.GROUP, consumer.group_name, _SUB)
+        yield group_need(consumer.group_name, _SUB)
         for subscription in consumer.subscription_data_set:
             yield topic_need(subscription.topic, _SUB)
 
 
 def _unregister(command: Command, stored: StoredTopics) -> Iterable[Need]:
     group = command.ext_fields.get("consumerGroup")
-    return (Need(ResourceType.GROUP, group, _SUB),) if group else ()
+    return (group_need(group, _SUB),) if group else ()
 
 
 def _locks(command: Command, stored: StoredTopics) -> Iterable[Need]:
     body = decode_body(LockBatchBody, command.body_bytes)
-    yield Need(ResourceType.GROUP, body.consumer_group, _SUB)
+    yield group_need(body.consumer_group, _SUB)
     for topic in sorted({queue.topic for queue in body.mq_set}):
         yield topic_need(topic, _SUB)
 
 
 def _clone_offsets(command: Command, stored: StoredTopics) -> Iterable[Need]:
     fields = command.ext_fields
-    yield Need(ResourceType.GROUP, fields.get("srcGroup", ""), _UPDATE)
-    yield Need(ResourceType.GROUP, fields.get("destGroup", ""), _UPDATE)
-    yield Need(ResourceType.TOPIC, fields.get("topic", ""), _UPDATE)
+    yield group_need(fields.get("srcGroup", ""), _UPDATE)
+    yield group_need(fields.get("destGroup", ""), _UPDATE)
+    yield topic_need(fields.get("topic", ""), _UPDATE)
 
 
 def _number(command: Command, field: str) -> int:
@@ -193,6 +203,10 @@ BROKER_NEEDS: Final[Mapping[int, Rule]] = {
     _CODE.CLEAN_EXPIRED_CONSUMEQUEUE: _cluster(_UPDATE),
     _CODE.CLEAN_UNUSED_TOPIC: _cluster(_UPDATE),
     _CODE.DELETE_EXPIRED_COMMITLOG: _cluster(_UPDATE),
+    _CODE.UPDATE_AND_CREATE_ACL_CONFIG: _cluster(_UPDATE),
+    _CODE.DELETE_ACL_CONFIG: _cluster(_UPDATE),
+    _CODE.GET_BROKER_CLUSTER_ACL_INFO: _cluster(_GET),
+    _CODE.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG: _cluster(_UPDATE),
 }
 """The rows of a broker. Rows of a name server are in NAMESRV_NEEDS."""
 

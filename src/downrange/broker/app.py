@@ -17,11 +17,19 @@ from typing import NamedTuple
 from downrange.auth.access_control import AccessControl
 from downrange.auth.guard import Guard
 from downrange.auth.needs import BROKER_NEEDS
+from downrange.broker.access import BrokerAccess, broker_access
 from downrange.broker.admission import Admission, FlowControl
 from downrange.broker.audit import AuditLog
 from downrange.broker.bloom_filter import BloomFilter
 from downrange.broker.clients import Consumers, Producers
-from downrange.broker.config import REMOTELY_CHANGEABLE, BrokerConfig, check_role, keys_without_effect, refuse_unserved
+from downrange.broker.config import (
+    REMOTELY_CHANGEABLE,
+    BrokerConfig,
+    check_role,
+    keys_without_effect,
+    refuse_unserved,
+    with_acl_file,
+)
 from downrange.broker.filter_data import ConsumerFilters
 from downrange.broker.groups import CommittedOffsets, Groups
 from downrange.broker.handlers.clients import ClientHandlers
@@ -29,6 +37,7 @@ from downrange.broker.handlers.config import ConfigHandlers
 from downrange.broker.handlers.consumers import ConsumerHandlers
 from downrange.broker.handlers.groups import GroupHandlers
 from downrange.broker.handlers.offsets import OffsetHandlers
+from downrange.broker.handlers.plain_acl import PlainAclHandlers
 from downrange.broker.handlers.progress import ProgressHandlers
 from downrange.broker.handlers.query import QueryHandlers
 from downrange.broker.handlers.reply import ReplyHandlers
@@ -106,7 +115,7 @@ def load_config(path: Path | None, overrides: dict[str, Property]) -> tuple[Brok
         changed = read_properties(changed_file)
         properties |= {key: value for key, value in changed.items() if key in REMOTELY_CHANGEABLE}
         store = configure(StoreConfig, properties)
-    config = check_role(configure(BrokerConfig, properties), store.broker_role)
+    config = with_acl_file(check_role(configure(BrokerConfig, properties), store.broker_role), path)
     for address in config.namesrv_addresses:
         try:
             split_address(address)
@@ -167,10 +176,11 @@ async def broker(
 ) -> AsyncIterator[RunningBroker]:
     """A running broker; it stops when the block ends: unregistered, drained, saved, flushed and marked as clean.
 
-    With `access` every request must be signed by an account that has the rights it needs.
+    With `access`, or with access control in the configuration, every request needs an account with the right rights.
     """
     log.info("broker starting name=%s variant=%s", config.broker_name, VARIANT)
     clock = clock or SystemClock()
+    chosen = broker_access(config, clock) if access is None else BrokerAccess(access)
     filters = _filters(config, store_config, clock)
     bitmap_of = filters.bitmap_of if config.enable_calc_filter_bit_map else None
     store = MessageStore.open(store_config, clock=clock, bitmap_of=bitmap_of)
@@ -182,7 +192,7 @@ async def broker(
                 replace(config, listen_port=ports.main.port, broker_ip1=address),
                 replace(store_config, ha_listen_port=ha_port),
             )
-            async with _serving(live, store, filters, ports, clock, access) as running:
+            async with _serving(live, store, filters, ports, clock, chosen) as running:
                 yield running
     finally:
         store.close()
@@ -202,7 +212,7 @@ async def _serving(
     filters: ConsumerFilters,
     ports: Ports,
     clock: Clock,
-    access: AccessControl | None,
+    access: BrokerAccess,
 ) -> AsyncIterator[RunningBroker]:
     main, vip, for_slaves = ports
     directory = store.config.store_path_root_dir / "config"
@@ -258,6 +268,7 @@ async def _serving(
         ).routes,
         ConsumerHandlers(live, tables, store).routes,
         ConfigHandlers(live, store, topics, changed_settings_path(store.config), clock).routes,
+        PlainAclHandlers(live, access.plain_acl).routes,
     ]
 
     def closed(connection: Connection) -> None:
@@ -268,8 +279,8 @@ async def _serving(
     commands = Commands(routes, statistics)
     served = frozenset(commands.routes.keys() | sends.codes | pulls.codes)
     guard = None
-    if access is not None:
-        guard = Guard(access, BROKER_NEEDS, MessageTopics(store), served, AuditLog(clock).note)
+    if access.control is not None:
+        guard = Guard(access.control, BROKER_NEEDS, MessageTopics(store), served, AuditLog(clock).note)
     admission = Admission(flow, guard)
     for server, families in ((main, (sends, pulls)), (vip, (sends,))):  # the VIP port serves everything but pulls
         server.serve = RequestPath(admission, commands, *families).serve
@@ -282,6 +293,7 @@ async def _serving(
     gc.collect()
     gc.freeze()  # what recovery built stays; a full collection over ten thousand topics would stall every sender
     services = running_services(
+        **access.services(),
         flush=flusher.run(writer.dispatched),
         delay=delay.run(),
         transactions=transactions.run(),

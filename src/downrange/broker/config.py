@@ -6,8 +6,10 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib import resources
+from pathlib import Path
 from typing import Final
 
+from downrange.auth.plain_acl_files import PLAIN_ACL
 from downrange.settings import ConfigError, Property, setting
 from downrange.store.config import BrokerRole
 
@@ -95,6 +97,14 @@ class BrokerConfig:
         minimum=0,
         maximum=1000,
     )
+    acl_enable: bool = setting(
+        False, "Ask every client for a signature, and allow only what the accounts in aclFile may do."
+    )
+    acl_file: Path | None = setting(
+        None,
+        "File with the accounts if aclEnable=true; more of them are in the directory `acl` beside it. "
+        "Empty: plain_acl.yml beside broker.conf. Not a key of RocketMQ.",
+    )
     metrics_port: int = setting(
         5557, "Port of /metrics and /healthz; 0 takes a free one, -1 turns them off.", minimum=-1, maximum=65535
     )
@@ -154,7 +164,6 @@ BLACK_LIST: Final = frozenset({"brokerConfigPath", "rocketmqHome", "configBlackL
 
 # Features this broker does not have. A file that switches one on stops the start: ignoring it would be dangerous.
 _NOT_SERVED: Final = {
-    "aclEnable": "access control",
     "authenticationEnabled": "access control",
     "authorizationEnabled": "access control",
     "enableDLegerCommitLog": "DLedger",
@@ -174,6 +183,14 @@ def refuse_unserved(properties: Mapping[str, Property]) -> None:
         given = properties.get(key)
         if given is not None and given.value.strip().lower() == "true":
             raise ConfigError(f"{key}=true: {feature} is not served yet; remove the key to start without{given.place}")
+
+
+def with_acl_file(config: BrokerConfig, config_file: Path | None) -> BrokerConfig:
+    """Return the configuration with the full path of the file with accounts, if access control is on."""
+    if not config.acl_enable or (config.acl_file is None and config_file is None):
+        return config
+    directory = config_file.parent if config_file is not None else Path()
+    return replace(config, acl_file=(directory / (config.acl_file or PLAIN_ACL)).absolute())
 
 
 def check_role(config: BrokerConfig, role: BrokerRole) -> BrokerConfig:

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
+from downrange.cli.account import client_config
 from downrange.cli.options import Json, Namesrv
 from downrange.cli.output import Answer, print_answer
 
@@ -18,11 +19,10 @@ T = TypeVar("T")
 
 def ask(namesrv: str | None, action: Callable[[Admin], Awaitable[T]]) -> T:
     from downrange.client.admin import Admin
-    from downrange.client.config import ClientConfig
     from downrange.transport.loop import run
 
     async def once() -> T:
-        async with Admin(ClientConfig.of(namesrv)) as admin:
+        async with Admin(client_config(namesrv)) as admin:
             return await action(admin)
 
     return run(once())

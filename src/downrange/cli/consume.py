@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
+from downrange.cli.account import client_config
 from downrange.cli.options import Namesrv, Topic, UsageError
 from downrange.cli.output import visible
 from downrange.cli.times import parse_time, time_text
@@ -102,7 +103,7 @@ class Reading:
             consume_timestamp=self.timestamp,
             pull_batch_size=BATCH,
         )
-        consumer = AsyncLitePullConsumer(group or TOOLS_GROUP, namesrv, config)
+        consumer = AsyncLitePullConsumer(group or TOOLS_GROUP, client_config(namesrv), config)
         with stop_on_signal() as stop, progress("read", self.limit, shares_terminal=True) as shown:
             async with consumer:
                 try:

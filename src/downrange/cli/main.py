@@ -28,6 +28,7 @@ from downrange.cli import (
     namesrv,
     namesrv_admin,
     pipeline,
+    plain_acl,
     produce,
     simulate,
     store,
@@ -83,6 +84,7 @@ app.add_typer(message.app, name="message")
 app.add_typer(dlq.app, name="dlq")
 app.add_typer(config.app, name="config")
 app.add_typer(namesrv_admin.app, name="namesrv-admin")
+app.add_typer(plain_acl.app, name="plain-acl")
 app.add_typer(store.app, name="store")
 app.add_typer(pipeline.app, name="pipeline")
 app.command(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from downrange.cli.account import client_config
 from downrange.cli.options import Namesrv, Topic, UsageError, key_values
 from downrange.cli.output import one_line
 
@@ -114,7 +115,7 @@ async def _produce(
 
     outcome = Outcome()
     with stop_on_signal() as stop, progress("sent", count, shares_terminal=as_json) as shown:
-        async with AsyncProducer(group, namesrv) as producer:
+        async with AsyncProducer(group, client_config(namesrv)) as producer:
             source = _Source(bodies(stop), stop)
             senders = [
                 asyncio.create_task(_send(producer, pattern, source, outcome, shown, as_json)) for _ in range(at_once)

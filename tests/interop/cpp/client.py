@@ -4,6 +4,7 @@
     {"do": "consume", "namesrv": …, "group", "topic", "expression", "orderly", "broadcasting", "fail_first"}
     {"do": "pull", "namesrv": …, "group", "topic"}
 
+Each may have `account`: access key and secret key, with which the client signs.
 `how` is sync (the default), async, oneway, orderly or batch. A consumer runs until it is killed.
 """
 
@@ -55,9 +56,15 @@ def made(wanted: dict[str, Any]) -> Any:
     return message
 
 
+def sign(client: Any, order: dict[str, Any]) -> None:
+    if "account" in order:
+        client.set_session_credentials(*order["account"], "")
+
+
 def produce(order: dict[str, Any]) -> None:
     producer = Producer("cppProducers", timeout=5000)
     producer.set_namesrv_addr(order["namesrv"])
+    sign(producer, order)
     producer.start()
     batch = [made(wanted) for wanted in order["messages"] if wanted.get("how") == "batch"]
     if batch:
@@ -93,6 +100,7 @@ def consume(order: dict[str, Any]) -> None:
     model = MessageModel.BROADCASTING if order.get("broadcasting") else MessageModel.CLUSTERING
     consumer = PushConsumer(order["group"], orderly=order.get("orderly", False), message_model=model)
     consumer.set_namesrv_addr(order["namesrv"])
+    sign(consumer, order)
     consumer.set_instance_name(order.get("instance", order["group"]))
     failed: set[str] = set()
 
@@ -114,6 +122,7 @@ def consume(order: dict[str, Any]) -> None:
 def pull(order: dict[str, Any]) -> None:
     consumer = PullConsumer(order["group"])
     consumer.set_namesrv_addr(order["namesrv"])
+    sign(consumer, order)
     consumer.start()
     for message in consumer.pull(order["topic"]):
         say(**told(message, time.time() * 1000))

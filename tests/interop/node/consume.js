@@ -1,12 +1,13 @@
 // A push consumer. Prints JSON lines: {"event": "assigned", "queues"} whenever its queues change, {"event": "message", …}
 // for each delivery. SIGTERM commits, leaves the group and prints {"event": "closed"}.
-// The only argument: {"namesrv", "group", "topic", "tag", "broadcast", "maxReconsumeTimes", "failures"}: a delivery with
+// The only argument: {"namesrv", "group", "topic", "tag", "broadcast", "maxReconsumeTimes", "failures", "account":
+// {"accessKey", "secretKey"}}: a delivery with
 // fewer than `failures` attempts behind it is refused.
 'use strict';
 
 const { Consumer } = require('ali-ons');
 
-async function main({ namesrv, group, topic, tag, broadcast, maxReconsumeTimes, failures }) {
+async function main({ namesrv, group, topic, tag, broadcast, maxReconsumeTimes, failures, account }) {
   const consumer = new Consumer({
     nameSrv: namesrv,
     httpclient: {}, // asked for even where no name server is looked up with it
@@ -16,6 +17,7 @@ async function main({ namesrv, group, topic, tag, broadcast, maxReconsumeTimes, 
     // The default of half a minute until a new retry topic is seen is longer than a test may take.
     pollNameServerInteval: 300,
     rebalanceInterval: 300,
+    ...account,
   });
   const print = line => console.log(JSON.stringify(line));
   consumer.on('error', error => console.error(error.message));

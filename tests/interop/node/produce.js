@@ -1,13 +1,14 @@
 // Send messages one after the other and print what became of each, a JSON line per message.
 // The only argument: {"namesrv", "group", "messages": [{"topic", "body", "tag", "keys", "shardingKey", "delayLevel",
-// "properties"}]}; all of a message but topic and body may be left out.
+// "properties"}], "account": {"accessKey", "secretKey"}}; all of a message but topic and body, and the account, may be
+// left out.
 'use strict';
 
 const { Message, Producer } = require('ali-ons');
 
-async function main({ namesrv, group, messages }) {
+async function main({ namesrv, group, messages, account }) {
   // An HTTP client is asked for even where no name server is looked up with it.
-  const producer = new Producer({ nameSrv: namesrv, producerGroup: group, httpclient: {} });
+  const producer = new Producer({ nameSrv: namesrv, producerGroup: group, httpclient: {}, ...account });
   producer.on('error', error => console.error(error));
   await producer.ready();
   for (const wanted of messages) {

@@ -43,7 +43,6 @@ def test_a_key_nobody_knows_stops_the_start_with_the_nearest(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [
-        ("aclEnable=true", "aclEnable=true: access control is not served yet"),
         ("authenticationEnabled = TRUE", "access control is not served yet"),
         ("enableDLegerCommitLog=true", "DLedger is not served yet"),
     ],
@@ -51,6 +50,18 @@ def test_a_key_nobody_knows_stops_the_start_with_the_nearest(tmp_path: Path) -> 
 def test_a_promise_this_broker_cannot_keep_stops_the_start(tmp_path: Path, line: str, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         load_config(config_file(tmp_path, line), {})
+
+
+def test_the_file_with_accounts_is_looked_for_beside_the_configuration(tmp_path: Path) -> None:
+    for line, expected in (
+        ("", tmp_path / "plain_acl.yml"),
+        ("aclFile=accounts/all.yml", tmp_path / "accounts" / "all.yml"),
+        ("aclFile=/etc/rocketmq/accounts.yml", Path("/etc/rocketmq/accounts.yml")),
+    ):
+        config, _, _ = load_config(config_file(tmp_path, "aclEnable=true", line), {})
+        assert config.acl_file == expected
+    config, _, _ = load_config(config_file(tmp_path, "aclEnable=false"), {})
+    assert config.acl_file is None
 
 
 def test_a_slave_needs_an_id_and_a_master_has_0(tmp_path: Path) -> None:

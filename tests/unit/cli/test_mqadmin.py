@@ -18,6 +18,7 @@ OPERATORS_KNOW = (
     "consumerProgress consumerConnection consumerStatus producerConnection updateSubGroup deleteSubGroup",
     "resetOffsetByTime skipAccumulatedMessage queryMsgById queryMsgByKey queryMsgByUniqueKey queryMsgTraceById",
     "sendMessage getBrokerConfig updateBrokerConfig wipeWritePerm addWritePerm",
+    "updateAclConfig deleteAclConfig clusterAclConfigVersion updateGlobalWhiteAddr",
 )
 
 
@@ -55,6 +56,21 @@ def test_every_name_operators_know_is_there(name: str) -> None:
             "--broker-id 0 --slow-broker-id 1 --notify -- G",
         ),
         ("resetOffsetByTime -g G -t T -s now -f false", "group reset-offset --time now --no-force -- G T"),
+        (
+            "updateAclConfig -c C -a K -s S -w 10.0.0.* -i DENY -u SUB -t A=PUB,B=SUB -g G=SUB -m true",
+            "plain-acl update --cluster C --secret-key S --white-address 10.0.0.* --default-topic-perm DENY "
+            "--default-group-perm SUB --topics A=PUB,B=SUB --groups G=SUB --admin -- K",
+        ),
+        (
+            "updateAclConfig --accessKey K --secretKey S --admin false",
+            "plain-acl update --secret-key S --no-admin -- K",
+        ),
+        ("deleteAclConfig -b h:1 -a K", "plain-acl delete --broker h:1 -- K"),
+        ("clusterAclConfigVersion -c C", "plain-acl versions --cluster C --"),
+        (
+            "updateGlobalWhiteAddr -b h:1 -g 1.1.1.1,2.2.2.2 -p F",
+            "plain-acl white-list --broker h:1 --file F -- 1.1.1.1,2.2.2.2",
+        ),
         ("skipAccumulatedMessage -g G -t T -f true", "group skip -- G T"),
         ("cloneGroupOffset -s A -d B -t T -o false", "group clone -- A B T"),
         ("queryMsgById -i ID", "message view -- ID"),
@@ -127,7 +143,7 @@ def test_long_names_stand_for_letters() -> None:
     assert all(len(letter) == 1 for letters in LONG_NAMES.values() for letter in letters)
 
 
-FAMILIES = {"topic", "group", "cluster", "message", "config", "namesrv-admin"}
+FAMILIES = {"topic", "group", "cluster", "message", "config", "namesrv-admin", "plain-acl"}
 RUN_SERVERS = {("cluster", "up"), ("cluster", "down")}
 
 

@@ -17,6 +17,7 @@ from downrange.client.admin.groups import GroupAdmin
 from downrange.client.admin.messages import MessageAdmin
 from downrange.client.admin.namesrv import NamesrvAdmin
 from downrange.client.admin.offsets import OffsetAdmin
+from downrange.client.admin.plain_acl import PlainAclAdmin
 from downrange.client.admin.topics import TopicAdmin
 from downrange.client.config import ClientConfig
 from downrange.client.session import Session
@@ -35,6 +36,7 @@ class Admin:
         self.groups = GroupAdmin(self.session)
         self.offsets = OffsetAdmin(self.session, self.groups)
         self.messages = MessageAdmin(self.session)
+        self.plain_acl = PlainAclAdmin(self.session)
 
     def __repr__(self) -> str:
         return f"<Admin {self.session!r}>"
