@@ -22,9 +22,9 @@ try:
 except ImportError:  # there was no compiler when it was installed, or this is another Python
     steps = None  # type: ignore[assignment]
 
-if steps is not None and steps.VERSION != VERSION:
+if steps is not None and (found := getattr(steps, "VERSION", 0)) != VERSION:
     raise ImportError(
-        f"{steps.__file__} was compiled from other sources (version {steps.VERSION}, these need {VERSION}): install "
+        f"{steps.__file__} was compiled from other sources (version {found}, these need {VERSION}): install "
         "downrange again, or set DOWNRANGE_PURE=1"
     )
 

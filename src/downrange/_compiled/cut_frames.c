@@ -41,7 +41,7 @@ PyObject *cut_frames(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssiz
     int64_t max_length, max_header;
     if (count != 3 || !PyBytes_CheckExact(args[0]) || !as_number(args[1], 0, INT32_MAX, &max_length)
         || !as_number(args[2], 0, INT32_MAX, &max_header))
-        return refuse();
+        return wrong_arguments("cut_frames");
     const byte *start = (const byte *)PyBytes_AS_STRING(args[0]);
     Py_ssize_t end = whole_frames(start, PyBytes_GET_SIZE(args[0]), max_length, max_header);
     if (end < 0) return refuse();
