@@ -56,7 +56,7 @@ static inline int64_t take_block(const Py_buffer *memory, int64_t at) {
         put_native(start + 8 * FREE_BLOCK, 0);
         put_native(start + 8 * USED_BYTES, used + BLOCK);
     }
-    put_native(start + 8 * BLOCKS_IN_USE, get_native(start + 8 * BLOCKS_IN_USE) + 1);
+    put_native(start + 8 * BLOCKS_IN_USE, (int64_t)((uint64_t)get_native(start + 8 * BLOCKS_IN_USE) + 1));
     put_native(start + block, at ? at - BLOCK : 0);
     return block + FIRST;
 }
