@@ -61,8 +61,9 @@ class Account(NamedTuple):
 class AccessControl(Protocol):
     """Accounts and their rights. The methods raise a `BrokerError` whose code and remark are those of RocketMQ."""
 
-    generation: int
-    """Grows with every change of accounts or rights: decisions that were made before it are made again."""
+    @property
+    def generation(self) -> int:
+        """Grows with every change of accounts or rights: decisions that were made before it are made again."""
 
     @property
     def secrets(self) -> Mapping[str, bytes]:

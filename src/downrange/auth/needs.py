@@ -207,6 +207,17 @@ BROKER_NEEDS: Final[Mapping[int, Rule]] = {
     _CODE.DELETE_ACL_CONFIG: _cluster(_UPDATE),
     _CODE.GET_BROKER_CLUSTER_ACL_INFO: _cluster(_GET),
     _CODE.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG: _cluster(_UPDATE),
+    # Operators: users and their access rules
+    _CODE.AUTH_CREATE_USER: _cluster(_UPDATE),
+    _CODE.AUTH_UPDATE_USER: _cluster(_UPDATE),
+    _CODE.AUTH_DELETE_USER: _cluster(_UPDATE),
+    _CODE.AUTH_GET_USER: _cluster(_GET),
+    _CODE.AUTH_LIST_USER: _cluster(_GET),
+    _CODE.AUTH_CREATE_ACL: _cluster(_UPDATE),
+    _CODE.AUTH_UPDATE_ACL: _cluster(_UPDATE),
+    _CODE.AUTH_DELETE_ACL: _cluster(_UPDATE),
+    _CODE.AUTH_GET_ACL: _cluster(_GET),
+    _CODE.AUTH_LIST_ACL: _cluster(_GET),
 }
 """The rows of a broker. Rows of a name server are in NAMESRV_NEEDS."""
 

@@ -9,7 +9,6 @@ administrator: these requests need the signature of an `admin` account, from eve
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -20,9 +19,8 @@ from downrange.model.topics import TRACE_TOPIC
 from downrange.protocol.codes import ResponseCode
 from downrange.protocol.command import Command
 from downrange.protocol.errors import BrokerError
-from downrange.protocol.signing import ACCESS_KEY, SIGNATURE, signature
+from downrange.protocol.signing import ACCESS_KEY, is_signed_with
 
-_UNIQUE_KEY_QUERY: Final = "_UNIQUE_KEY_QUERY"
 _MESSAGING: Final = frozenset({Action.PUB, Action.SUB})
 _TRACE: Final = Need(ResourceType.TOPIC, TRACE_TOPIC, frozenset({Action.PUB}))
 _LONGEST_NAME: Final = 255
@@ -68,17 +66,7 @@ class PlainAccessControl:
         return Account(account.access_key, account.is_admin)
 
     def _is_signed(self, command: Command, account: PlainAccount) -> bool:
-        """Whether the signature is right. Compared in constant time: it tells nothing about the right one."""
-        fields = command.ext_fields
-        given = fields.get(SIGNATURE)
-        if given is None:
-            return False
-        secret = self._secrets[account.access_key]
-        # Clients before 4.9.4 sign queries without this field, later ones with it. 4.9.8 accepts the former only.
-        older = {name: value for name, value in fields.items() if name != _UNIQUE_KEY_QUERY}
-        forms = (older,) if len(older) == len(fields) else (older, fields)
-        body = command.body_bytes
-        return any(hmac.compare_digest(signature(form, body, secret).encode(), _bytes(given)) for form in forms)
+        return is_signed_with(command, self._secrets[account.access_key])
 
     def authorize(self, account: Account, needs: Sequence[Need], command: Command, address: str) -> None:
         """Raise unless the account has every one of these rights."""
@@ -116,7 +104,3 @@ def _may(owner: PlainAccount, need: Need) -> bool:
 
 def _resource(need: Need) -> str:
     return f"{need.resource_type.value.lower()}:{need.name[:_LONGEST_NAME]}"
-
-
-def _bytes(text: str) -> bytes:
-    return text.encode("utf-8", "surrogatepass")

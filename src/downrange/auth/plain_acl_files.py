@@ -27,6 +27,7 @@ from downrange.auth.plain_accounts import (
     without_account,
 )
 from downrange.auth.plain_acl import PlainAccessControl
+from downrange.auth.private_file import replace_file
 from downrange.clock import Clock
 from downrange.protocol.bodies.data_version import DataVersion
 from downrange.settings import ConfigError
@@ -62,7 +63,7 @@ class PlainAclFiles:
         self._plain_file = plain_file
         self._clock = clock
         self._files: dict[Path, _File] = {}
-        for path in self._paths():
+        for path in _paths(self._plain_file):
             try:
                 self._files[path] = _File(_stamp(path), self._read(path))
             except (OSError, PlainAclError) as error:
@@ -86,7 +87,7 @@ class PlainAclFiles:
     def look(self) -> None:
         """Read the files that changed since they were last looked at."""
         files: dict[Path, _File] = {}
-        for path in self._paths():
+        for path in _paths(self._plain_file):
             known = self._files.get(path)
             try:
                 stamp = _stamp(path)
@@ -153,19 +154,6 @@ class PlainAclFiles:
         )
         return next(owners, None)
 
-    def _paths(self) -> Iterator[Path]:
-        found = []
-        for directory, names, files in os.walk(self._plain_file.parent / _DIRECTORY):
-            names[:] = [name for name in names if not name.startswith(".")]
-            found += [
-                Path(directory, name)
-                for name in files
-                if name.endswith((".yml", ".yaml")) and not name.startswith(".") and name != _SKIPPED
-            ]
-        yield from sorted(found)
-        if os.path.exists(self._plain_file):
-            yield self._plain_file
-
     def _read(self, path: Path, *, may_be_empty: bool = True) -> PlainAcl:
         """The content of a file; entries that hardly mean what their writer wanted are logged."""
         content, mode = _content(path)
@@ -185,7 +173,7 @@ class PlainAclFiles:
             now = read_acl(content).version or DataVersion()
             content = to_write(edit(content), now.bumped(self._clock.now()))
             acl = read_acl(content)
-            _replace(path, write_yaml(content), mode & ~stat.S_IRWXO)
+            replace_file(path, write_yaml(content), mode & ~stat.S_IRWXO)
             self._files[path] = _File(_stamp(path), acl)
         except OSError as error:
             raise PlainAclError(f"{self._name(path)} cannot be written: {_reason(error)}") from None
@@ -206,6 +194,35 @@ class PlainAclFiles:
         )
 
 
+def accounts_to_migrate(plain_file: Path) -> tuple[PlainAccount, ...]:
+    """The accounts of all files. Raises a ConfigError for an entry of which it is not clear what it means."""
+    found: dict[str, PlainAccount] = {}
+    for path in _paths(plain_file):
+        try:
+            acl = read_acl(_content(path)[0])
+        except (OSError, PlainAclError) as error:
+            raise ConfigError(f"{path}: {_reason(error)}") from None
+        if acl.warnings:
+            raise ConfigError(f"{path}: {acl.warnings[0]}")
+        for account in acl.accounts:
+            found.setdefault(account.access_key, account)
+    return tuple(found.values())
+
+
+def _paths(plain_file: Path) -> Iterator[Path]:
+    found = []
+    for directory, names, files in os.walk(plain_file.parent / _DIRECTORY):
+        names[:] = [name for name in names if not name.startswith(".")]
+        found += [
+            Path(directory, name)
+            for name in files
+            if name.endswith((".yml", ".yaml")) and not name.startswith(".") and name != _SKIPPED
+        ]
+    yield from sorted(found)
+    if os.path.exists(plain_file):
+        yield plain_file
+
+
 def _stamp(path: Path) -> Stamp:
     found = path.stat()
     return found.st_mtime_ns, found.st_size, found.st_ino
@@ -222,28 +239,6 @@ def _content(path: Path) -> tuple[Yaml, int]:
         return read_yaml(data), stat.S_IMODE(mode)
     except YamlError as error:
         raise PlainAclError(str(error)) from None
-
-
-def _replace(path: Path, data: bytes, mode: int) -> None:
-    """Replace a file at once; a link goes on leading to it."""
-    target = Path(os.path.realpath(path))
-    temporary = target.with_name(f".{target.name}.tmp")
-    temporary.unlink(missing_ok=True)
-    try:
-        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(data)
-            os.fchmod(file.fileno(), mode)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-    directory = os.open(target.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
 
 
 def _reason(error: Exception) -> str:

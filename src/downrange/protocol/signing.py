@@ -22,6 +22,8 @@ SIGNATURE: Final = "Signature"
 _QUERY: Final = int(RequestCode.QUERY_MESSAGE)
 _UNIQUE_KEY_QUERY: Final = "_UNIQUE_KEY_QUERY"
 _VERSION_4_9_3: Final = 399
+_ZONE_FIELDS: Final = frozenset({"__ZONE_NAME", "__ZONE_MODE"})
+"""Fields that Java clients of 5.x add after they signed. They mean nothing to our servers."""
 
 
 class Signer:
@@ -54,3 +56,16 @@ def signature(fields: Mapping[str, str], body: bytes, secret: bytes) -> str:
     # Java compares names by UTF-16 units. Field names are ASCII, where that is Python's order.
     values = "".join(fields[name] for name in sorted(fields) if name != SIGNATURE)
     return base64.b64encode(hmac.digest(secret, values.encode() + body, "sha1")).decode()
+
+
+def is_signed_with(command: Command, secret: bytes) -> bool:
+    """Whether a request has the signature that this secret makes; the comparison takes as long for a wrong one."""
+    fields = command.ext_fields
+    given = fields.get(SIGNATURE, "").encode()
+    unsigned = _ZONE_FIELDS | {_UNIQUE_KEY_QUERY} if command.code == _QUERY else _ZONE_FIELDS
+    if hmac.compare_digest(signature(fields, command.body_bytes, secret).encode(), given):
+        return True
+    if unsigned.isdisjoint(fields):
+        return False
+    rest = {name: value for name, value in fields.items() if name not in unsigned}
+    return hmac.compare_digest(signature(rest, command.body_bytes, secret).encode(), given)

@@ -93,7 +93,7 @@ def decode_body(body_type: type[BodyType], data: bytes) -> BodyType:
         raise BodyError(f"{body_type.__name__}: {error}") from None
 
 
-def encode_body(body: msgspec.Struct | TopicConfig | SubscriptionGroupConfig) -> bytes:
+def encode_body(body: msgspec.Struct | TopicConfig | SubscriptionGroupConfig | tuple[msgspec.Struct, ...]) -> bytes:
     """The body as standard JSON, which every peer reads."""
     return _encode(_plain(body, bare_keys=False))
 
