@@ -28,6 +28,9 @@ from downrange.model.errors import MQError
 T = TypeVar("T")
 
 _METADATA = "downrange.setting"
+MASK = "******"
+"""Stands for a secret where settings are shown."""
+_SECRET_WORDS = ("password", "secret", "credential", "token")
 
 
 class ConfigError(MQError):
@@ -62,6 +65,7 @@ class Setting:
     minimum: float | None
     maximum: float | None
     aliases: tuple[str, ...]
+    is_secret: bool
 
     def allowed(self) -> str:
         """The values this key takes, in words."""
@@ -91,10 +95,14 @@ def setting(
     minimum: float | None = None,
     maximum: float | None = None,
     aliases: tuple[str, ...] = (),
+    is_secret: bool = False,
 ) -> Any:
-    """A dataclass field that is also a key of the configuration file."""
-    about = {"key": key, "help": help, "unit": unit, "minimum": minimum, "maximum": maximum, "aliases": aliases}
-    return dataclasses.field(default=default, metadata={_METADATA: about})
+    """A dataclass field that is also a key of the configuration file. A secret value is never shown."""
+    about = {
+        "key": key, "help": help, "unit": unit, "minimum": minimum, "maximum": maximum, "aliases": aliases,
+        "is_secret": is_secret,
+    }  # fmt: skip
+    return dataclasses.field(default=default, metadata={_METADATA: about}, repr=not is_secret)
 
 
 def camel_case(name: str) -> str:
@@ -174,13 +182,25 @@ def check_known(
 
 
 def to_properties(config: Any) -> dict[str, str]:
-    """The configuration as RocketMQ prints it: keys of the file, values as text, without settings that are None."""
+    """The configuration as RocketMQ prints it: keys of the file, values as text, without settings that are None.
+
+    Secrets are masked: operators and their tools see this table.
+    """
     table = {}
     for known in settings_of(type(config)):
         value = getattr(config, known.field)
         if value is not None:
-            table[known.key] = format_value(value)
+            table[known.key] = MASK if known.is_secret and value else format_value(value)
     return table
+
+
+def masked(table: Mapping[str, str]) -> dict[str, str]:
+    """Settings of any server, without the values of keys that may be secret: RocketMQ's brokers show theirs."""
+    return {key: MASK if value and _may_be_secret(key) else value for key, value in table.items()}
+
+
+def _may_be_secret(key: str) -> bool:
+    return key == "initAuthenticationUser" or any(word in key.lower() for word in _SECRET_WORDS)
 
 
 def format_value(value: Any) -> str:
@@ -272,6 +292,11 @@ def _escape(value: str) -> str:
 def namesrv_addresses(environment: Mapping[str, str] = os.environ) -> str | None:
     """The name servers that NAMESRV_ADDR names."""
     return environment.get("NAMESRV_ADDR") or None
+
+
+def user_password(environment: Mapping[str, str] = os.environ) -> str | None:
+    """The password that ROCKETMQ_USER_PASSWORD has for a user that a command makes or changes."""
+    return environment.get("ROCKETMQ_USER_PASSWORD") or None
 
 
 def wants_pure_python(environment: Mapping[str, str] = os.environ) -> bool:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from downrange.auth.access_control import AccessControl
 from downrange.auth.guard import Guard
 from downrange.auth.needs import BROKER_NEEDS
-from downrange.broker.access import BrokerAccess, broker_access
+from downrange.broker.access import BrokerAccess, plain_access, user_access
 from downrange.broker.admission import Admission, FlowControl
 from downrange.broker.audit import AuditLog
 from downrange.broker.bloom_filter import BloomFilter
@@ -27,8 +27,10 @@ from downrange.broker.config import (
     BrokerConfig,
     check_role,
     keys_without_effect,
+    readable_secrets,
     refuse_unserved,
     with_acl_file,
+    without_class_names,
 )
 from downrange.broker.filter_data import ConsumerFilters
 from downrange.broker.groups import CommittedOffsets, Groups
@@ -47,6 +49,7 @@ from downrange.broker.handlers.sends import Sends
 from downrange.broker.handlers.statistics import ServiceFigures, StatisticsHandlers
 from downrange.broker.handlers.topics import TopicHandlers
 from downrange.broker.handlers.transactions import TransactionHandlers
+from downrange.broker.handlers.users import UserHandlers
 from downrange.broker.handlers.usual_sends import usual_sends
 from downrange.broker.json_file import JsonFile
 from downrange.broker.live_config import LiveConfig
@@ -58,6 +61,7 @@ from downrange.broker.queue_locks import QueueLocks
 from downrange.broker.replication.master import Slaves
 from downrange.broker.request_path import RequestPath
 from downrange.broker.routes import Commands
+from downrange.broker.services.account_sync import AccountSync
 from downrange.broker.services.delay import DelayService
 from downrange.broker.services.flushing import Flusher
 from downrange.broker.services.housekeeping import clean_filters, clean_up, expire_clients, save_every, save_soon
@@ -70,11 +74,13 @@ from downrange.broker.services.replication import (
 )
 from downrange.broker.services.slave_sync import SlaveSync
 from downrange.broker.services.transactions import TransactionService
+from downrange.broker.signed_pool import signed_pool
 from downrange.broker.statistics import Statistics, run_statistics
 from downrange.broker.stored_topics import MessageTopics
 from downrange.broker.tables import Tables
 from downrange.broker.topics import Topics
 from downrange.broker.transactions.half_messages import HalfMessages
+from downrange.broker.user_access import check_access
 from downrange.broker.waiting_pulls import WaitingPulls
 from downrange.clock import Clock, SystemClock
 from downrange.compiled import VARIANT
@@ -90,7 +96,7 @@ from downrange.transport.busy_poll import BusyPoll
 from downrange.transport.connection import Connection
 from downrange.transport.errors import ConnectFailed, ListenFailed
 from downrange.transport.limits import Limits
-from downrange.transport.pool import Pool, split_address
+from downrange.transport.pool import split_address
 from downrange.transport.running_services import running_services
 from downrange.transport.server import Server
 from downrange.transport.serving import refuse_all
@@ -103,7 +109,7 @@ _PORT_ATTEMPTS = 20
 
 def load_config(path: Path | None, overrides: dict[str, Property]) -> tuple[BrokerConfig, StoreConfig, list[str]]:
     """The configuration of a `broker.conf` and a command line, with what was changed while running, and warnings."""
-    properties = {**(read_properties(path) if path else {}), **overrides}
+    properties = without_class_names({**(read_properties(path) if path else {}), **overrides})
     refuse_unserved(properties)
     warnings = check_known(properties, [BrokerConfig, StoreConfig], keys_without_effect())
     environment = namesrv_addresses()
@@ -116,6 +122,8 @@ def load_config(path: Path | None, overrides: dict[str, Property]) -> tuple[Brok
         properties |= {key: value for key, value in changed.items() if key in REMOTELY_CHANGEABLE}
         store = configure(StoreConfig, properties)
     config = with_acl_file(check_role(configure(BrokerConfig, properties), store.broker_role), path)
+    check_access(config, store.broker_role)
+    warnings += readable_secrets(properties)
     for address in config.namesrv_addresses:
         try:
             split_address(address)
@@ -163,6 +171,7 @@ class RunningBroker:
     """The request codes that are served."""
     metrics_port: int | None
     registered_with: int
+    access: BrokerAccess
 
 
 @asynccontextmanager
@@ -180,11 +189,14 @@ async def broker(
     """
     log.info("broker starting name=%s variant=%s", config.broker_name, VARIANT)
     clock = clock or SystemClock()
-    chosen = broker_access(config, clock) if access is None else BrokerAccess(access)
+    check_access(config, store_config.broker_role)
+    chosen = plain_access(config, clock) if access is None else BrokerAccess(access)
     filters = _filters(config, store_config, clock)
     bitmap_of = filters.bitmap_of if config.enable_calc_filter_bit_map else None
     store = MessageStore.open(store_config, clock=clock, bitmap_of=bitmap_of)
     try:
+        if access is None and config.authentication_enabled:
+            chosen = user_access(config, store_config)
         async with _listening(config, store_config, tls) as ports:
             address = config.broker_ip1 or own_address(config.bind_address)
             ha_port = ports.slaves.getsockname()[1] if ports.slaves is not None else ports.main.port + 1
@@ -235,10 +247,12 @@ async def _serving(
     flow = FlowControl(live, store)
     writer.on_appended = flow.appended
     retention = Retention(store)
-    pool = Pool()
+    pool = signed_pool(live.broker)
     registration = Registration(live, topics, pool)
     if for_slaves is None:
         sync = SlaveSync(tables, delay, registration, pool)
+        if access.users is not None:
+            sync.copy_accounts = AccountSync(access.users, pool).copy
         replication: Replication = SlaveReplication(live, registration, writer, flusher, sync, clock)
     else:
         replication = MasterReplication(slaves, for_slaves)
@@ -269,6 +283,7 @@ async def _serving(
         ConsumerHandlers(live, tables, store).routes,
         ConfigHandlers(live, store, topics, changed_settings_path(store.config), clock).routes,
         PlainAclHandlers(live, access.plain_acl).routes,
+        UserHandlers(live, access.users).routes,
     ]
 
     def closed(connection: Connection) -> None:
@@ -317,7 +332,17 @@ async def _serving(
                 registered = await registration.register()
                 give_back_memory()  # what was read to recover, and the registration of all topics
                 yield RunningBroker(
-                    live, store, topics, filters, transactions, replication, main, served, metrics.port, registered
+                    live,
+                    store,
+                    topics,
+                    filters,
+                    transactions,
+                    replication,
+                    main,
+                    served,
+                    metrics.port,
+                    registered,
+                    access,
                 )
             finally:
                 await registration.unregister()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib import resources
@@ -10,8 +11,10 @@ from pathlib import Path
 from typing import Final
 
 from downrange.auth.plain_acl_files import PLAIN_ACL
-from downrange.settings import ConfigError, Property, setting
+from downrange.settings import ConfigError, Property, setting, settings_of
 from downrange.store.config import BrokerRole
+
+_OTHERS: Final = stat.S_IRGRP | stat.S_IROTH
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +108,26 @@ class BrokerConfig:
         "File with the accounts if aclEnable=true; more of them are in the directory `acl` beside it. "
         "Empty: plain_acl.yml beside broker.conf. Not a key of RocketMQ.",
     )
+    authentication_enabled: bool = setting(
+        False, "ACL 2.0: serve only requests that a known user signed. See docs/how-to/use-access-control-2.md."
+    )
+    authorization_enabled: bool = setting(
+        False, "ACL 2.0: serve only requests for which a policy gives the user the right; needs authenticationEnabled."
+    )
+    authentication_whitelist: str = setting("", "Codes of requests that need no signature, separated by commas.")
+    authorization_whitelist: str = setting("", "Codes of requests that need no right, separated by commas.")
+    init_authentication_user: str = setting(
+        "", 'First Super user, made if it does not exist: {"username":"…","password":"…"}.', is_secret=True
+    )
+    inner_client_authentication_credentials: str = setting(
+        "",
+        'Account of the brokers themselves, a Super user: {"accessKey":"…","secretKey":"…"}. A broker signs its own '
+        "requests with it; a slave with authenticationEnabled needs it.",
+        is_secret=True,
+    )
+    migrate_auth_from_v1_enabled: bool = setting(
+        False, "Make users and ACLs of the accounts in plain_acl.yml and acl/*.yml that are no users yet, at start."
+    )
     metrics_port: int = setting(
         5557, "Port of /metrics and /healthz; 0 takes a free one, -1 turns them off.", minimum=-1, maximum=65535
     )
@@ -164,11 +187,19 @@ BLACK_LIST: Final = frozenset({"brokerConfigPath", "rocketmqHome", "configBlackL
 
 # Features this broker does not have. A file that switches one on stops the start: ignoring it would be dangerous.
 _NOT_SERVED: Final = {
-    "authenticationEnabled": "access control",
-    "authorizationEnabled": "access control",
     "enableDLegerCommitLog": "DLedger",
     "enableControllerMode": "the controller",
     "enableSlaveActingMaster": "a slave that acts as master",
+}
+# Keys that name a class of RocketMQ, and the one class whose work this broker does. Its name may stand in a file.
+_AUTH: Final = "org.apache.rocketmq.auth"
+_CLASSES: Final = {
+    "authenticationProvider": f"{_AUTH}.authentication.provider.DefaultAuthenticationProvider",
+    "authenticationMetadataProvider": f"{_AUTH}.authentication.provider.LocalAuthenticationMetadataProvider",
+    "authenticationStrategy": f"{_AUTH}.authentication.strategy.StatelessAuthenticationStrategy",
+    "authorizationProvider": f"{_AUTH}.authorization.provider.DefaultAuthorizationProvider",
+    "authorizationMetadataProvider": f"{_AUTH}.authorization.provider.LocalAuthorizationMetadataProvider",
+    "authorizationStrategy": f"{_AUTH}.authorization.strategy.StatelessAuthorizationStrategy",
 }
 
 
@@ -185,9 +216,19 @@ def refuse_unserved(properties: Mapping[str, Property]) -> None:
             raise ConfigError(f"{key}=true: {feature} is not served yet; remove the key to start without{given.place}")
 
 
+def without_class_names(properties: Mapping[str, Property]) -> dict[str, Property]:
+    """The properties without names of classes; raises ConfigError for a class whose work is not done here."""
+    for key, served in _CLASSES.items():
+        given = properties.get(key)
+        if given is not None and given.value.strip() != served:
+            raise ConfigError(f"{key}={given.value}: this class is not served, expected {served}{given.place}")
+    return {key: given for key, given in properties.items() if key not in _CLASSES}
+
+
 def with_acl_file(config: BrokerConfig, config_file: Path | None) -> BrokerConfig:
-    """Return the configuration with the full path of the file with accounts, if access control is on."""
-    if not config.acl_enable or (config.acl_file is None and config_file is None):
+    """Return the configuration with the full path of the file with accounts, if it is to be read."""
+    is_read = config.acl_enable or config.migrate_auth_from_v1_enabled
+    if not is_read or (config.acl_file is None and config_file is None):
         return config
     directory = config_file.parent if config_file is not None else Path()
     return replace(config, acl_file=(directory / (config.acl_file or PLAIN_ACL)).absolute())
@@ -200,3 +241,13 @@ def check_role(config: BrokerConfig, role: BrokerRole) -> BrokerConfig:
     if config.broker_id == 0:
         raise ConfigError("brokerRole=SLAVE needs a brokerId of its own: 1 or more, 0 is the master's")
     return config
+
+
+def readable_secrets(properties: Mapping[str, Property]) -> list[str]:
+    """A warning for each secret in a file that other users of this machine may read."""
+    found = []
+    for key in (one.key for one in settings_of(BrokerConfig) if one.is_secret):
+        given = properties.get(key)
+        if given is not None and given.line is not None and Path(given.source).stat().st_mode & _OTHERS:
+            found.append(f"others can read the secret {key}{given.place}: chmod 600 {given.source}")
+    return found

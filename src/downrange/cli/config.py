@@ -12,6 +12,7 @@ from downrange.cli.cluster import told
 from downrange.cli.cluster_actions import asks, broker_row
 from downrange.cli.options import Broker, Changes, Cluster, UsageError, command_family, key_values
 from downrange.cli.output import Answer, cell
+from downrange.settings import masked
 
 if TYPE_CHECKING:
     from downrange.client.admin import Admin
@@ -32,7 +33,7 @@ async def get(
     rows: list[dict[str, Any]] = [
         {
             **broker_row(one),
-            "config": {name: value for name, value in sorted(found.table.items()) if key in (None, name)},
+            "config": {name: value for name, value in sorted(masked(found.table).items()) if key in (None, name)},
         }
         for one, found in settings.done.items()
     ]

@@ -43,7 +43,6 @@ def test_a_key_nobody_knows_stops_the_start_with_the_nearest(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [
-        ("authenticationEnabled = TRUE", "access control is not served yet"),
         ("enableDLegerCommitLog=true", "DLedger is not served yet"),
     ],
 )

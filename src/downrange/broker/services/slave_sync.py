@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -47,6 +47,8 @@ class SlaveSync:
     """Whether topics were made from messages. Our data version then equals the master's only by chance."""
     _told: ConsumerOffsets | None = field(init=False, default=None)
     """The committed offsets that the master sent last."""
+    copy_accounts: Callable[[str], Awaitable[None]] | None = field(init=False, default=None)
+    """Copies users and ACLs from the master at an address; None without ACL 2.0."""
 
     def received(self, queues: Iterable[tuple[str, int]]) -> None:
         """Create missing topics and queues of messages that came, so that consumers can read them at once."""
@@ -107,6 +109,8 @@ class SlaveSync:
             self._tables.groups.replace_all(groups)
         await self._sync_offsets(master)
         self._delay.take_over(decode_body(DelayOffsets, await self._ask(master, RequestCode.GET_ALL_DELAY_OFFSET)))
+        if self.copy_accounts is not None:
+            await self.copy_accounts(master)
         return True
 
     async def _sync_offsets(self, master: str) -> None:

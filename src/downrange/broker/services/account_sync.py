@@ -1,0 +1,55 @@
+"""Copies users and ACLs from a master to its slave, so that they are the same after a failover.
+
+The master sends the table sealed with the secret of the brokers' own account, for a challenge of this slave: neither
+can its answer be read or forged on the way, nor can an old one bring back a user that was deleted.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from typing import Final
+
+from downrange.auth.account_table import accounts_of
+from downrange.auth.user_access_control import UserAccessControl
+from downrange.protocol.bodies.body import decode_body
+from downrange.protocol.bodies.users import AccountTable, ListUsersRequest
+from downrange.protocol.codes import RequestCode
+from downrange.protocol.command import request
+from downrange.protocol.errors import broker_error
+from downrange.protocol.sealing import unseal
+from downrange.transport.pool import Pool
+
+log = logging.getLogger(__name__)
+
+_TIMEOUT_SECONDS: Final = 3.0
+_CHALLENGE_BYTES: Final = 16
+
+
+class AccountSync:
+    """Keeps the accounts of a slave a copy of its master's."""
+
+    def __init__(self, access: UserAccessControl, pool: Pool) -> None:
+        self._access = access
+        self._pool = pool
+        self._taken: tuple[bytes, int] = b"", -1
+        """The table that the master sent last, and the generation that it made of our accounts."""
+
+    async def copy(self, master: str) -> None:
+        """Copy the accounts once."""
+        inner = self._access.inner
+        if inner is None:
+            return
+        challenge = secrets.token_hex(_CHALLENGE_BYTES)
+        command = request(RequestCode.AUTH_LIST_USER, ListUsersRequest(challenge=challenge))
+        reply = await self._pool.request(master, command, _TIMEOUT_SECONDS)
+        if reply.code != 0:
+            raise broker_error(reply.code, reply.remark)
+        text, accounts = unseal(reply.body_bytes, inner.password.encode(), challenge), self._access.accounts
+        if (text, accounts.generation) == self._taken:
+            return
+        before, table = accounts.generation, decode_body(AccountTable, text)
+        accounts.replace_all(*accounts_of(table))
+        self._taken = text, accounts.generation
+        if accounts.generation != before:
+            log.info("users and acls copied master=%s users=%d acls=%d", master, len(table.users), len(table.acls))

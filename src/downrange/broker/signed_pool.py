@@ -1,0 +1,26 @@
+"""The connections of a broker to name servers and to its master, over which it signs its requests."""
+
+from __future__ import annotations
+
+from downrange.broker.config import BrokerConfig
+from downrange.broker.user_access import inner_user
+from downrange.protocol.command import Command
+from downrange.protocol.signing import Signer
+from downrange.transport.pool import Pool
+
+
+class SignedPool(Pool):
+    """The connections of a broker to other servers; every request over them is signed with the brokers' own account."""
+
+    def __init__(self, signer: Signer | None) -> None:
+        super().__init__()
+        self._signer = signer
+
+    async def request(self, address: str, command: Command, timeout: float) -> Command:
+        signed = command if self._signer is None else self._signer.sign(command)
+        return await super().request(address, signed, timeout)
+
+
+def signed_pool(config: BrokerConfig) -> SignedPool:
+    inner = inner_user(config)
+    return SignedPool(None if inner is None else Signer(inner.username, inner.password))
