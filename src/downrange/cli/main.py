@@ -15,6 +15,7 @@ import typer
 
 from downrange import __version__
 from downrange.cli import (
+    acl,
     bench,
     broker,
     cluster,
@@ -34,6 +35,7 @@ from downrange.cli import (
     store,
     topic,
     trace,
+    user,
 )
 from downrange.cli.options import UsageError
 from downrange.cli.output import one_line
@@ -83,6 +85,8 @@ app.add_typer(cluster.app, name="cluster")
 app.add_typer(message.app, name="message")
 app.add_typer(dlq.app, name="dlq")
 app.add_typer(config.app, name="config")
+app.add_typer(user.app, name="user")
+app.add_typer(acl.app, name="acl")
 app.add_typer(namesrv_admin.app, name="namesrv-admin")
 app.add_typer(plain_acl.app, name="plain-acl")
 app.add_typer(store.app, name="store")

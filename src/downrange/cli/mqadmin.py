@@ -42,6 +42,8 @@ _CONSUME_DIRECTLY = Alias(
 )
 _OVERVIEW = Alias(("group", "list"))
 
+_SET_RULES = Alias(("acl", "set"), "sra", options={**_WHERE, "i": "--source-ip", "d": "--decision"})
+
 ALIASES: dict[str, Alias] = {
     "addWritePerm": Alias(("namesrv-admin", "add-write-perm"), "b"),
     "brokerConsumeStats": Alias(("cluster", "consume-stats"), "b", booleans={"o": ("--order", "--no-order")}),
@@ -60,14 +62,24 @@ ALIASES: dict[str, Alias] = {
         _OVERVIEW.command, instead={"g": Alias(("group", "progress"), "g", options={"t": "--topic"})}
     ),
     "consumerStatus": Alias(("group", "status"), "g", options={"i": "--client"}, switches={"s": "--stack"}),
+    "copyAcl": Alias(("acl", "copy"), "fts", optional=frozenset("s")),
+    "copyUser": Alias(("user", "copy"), "ftu", optional=frozenset("u")),
+    "createAcl": _SET_RULES,
+    "createUser": Alias(("user", "create"), "u", options={**_WHERE, "p": "--password", "t": "--type"}),
+    "deleteAcl": Alias(("acl", "delete"), "s", options={**_WHERE, "r": "--resource"}),
     "deleteAclConfig": Alias(("plain-acl", "delete"), "a", options=_WHERE),
     "deleteExpiredCommitLog": Alias(("cluster", "delete-expired-log"), options=_WHERE),
     "deleteKvConfig": Alias(("namesrv-admin", "kv-delete"), "sk"),
     "deleteSubGroup": Alias(("group", "delete"), "g", options=_WHERE, booleans={"r": ("--offsets", "--keep-offsets")}),
     "deleteTopic": Alias(("topic", "delete"), "t", options={"c": "--cluster"}),
+    "deleteUser": Alias(("user", "delete"), "u", options=_WHERE),
+    "getAcl": Alias(("acl", "show"), "s", options=_WHERE),
     "getBrokerConfig": Alias(("config", "get"), options=_WHERE),
     "getConsumerConfig": Alias(("group", "config"), "g"),
     "getNamesrvConfig": Alias(("namesrv-admin", "config")),
+    "getUser": Alias(("user", "show"), "u", options=_WHERE),
+    "listAcl": Alias(("acl", "list"), options={**_WHERE, "s": "--subject", "r": "--resource"}),
+    "listUser": Alias(("user", "list"), options={**_WHERE, "f": "--filter"}),
     "producer": Alias(("cluster", "producers"), options={"b": "--broker"}),
     "producerConnection": Alias(("group", "producers"), "g", options={"t": "--topic"}),
     "queryMsgById": Alias(("message", "view"), "i", options={"t": "--topic"}, instead={"d": _CONSUME_DIRECTLY}),
@@ -89,6 +101,7 @@ ALIASES: dict[str, Alias] = {
     "topicList": Alias(("topic", "list"), switches={"c": "--groups"}),
     "topicRoute": Alias(("topic", "route"), "t"),
     "topicStatus": Alias(("topic", "status"), "t"),
+    "updateAcl": _SET_RULES,
     "updateAclConfig": Alias(
         ("plain-acl", "update"),
         "a",
@@ -131,6 +144,7 @@ ALIASES: dict[str, Alias] = {
         booleans={"o": ("--order", "--no-order")},
     ),
     "updateTopicPerm": Alias(("topic", "perm"), "tp", options=_WHERE),
+    "updateUser": Alias(("user", "update"), "u", options={**_WHERE, "p": "--password", "t": "--type", "s": "--status"}),
     "wipeWritePerm": Alias(("namesrv-admin", "wipe-write-perm"), "b"),
 }
 
@@ -141,24 +155,34 @@ LONG_NAMES = {
         "n": ("namesrvAddr",),
         "b": ("brokerAddr", "brokerName", "beginTimestamp"),
         "c": ("clusterName", "clusterModel", "tags", "maxNum"),
-        "t": ("topic", "traceTopic", "topicPerms"),
+        "t": ("topic", "traceTopic", "topicPerms", "userType", "toBroker"),
         "g": ("groupName", "consumerGroup", "group", "producerGroup", "groupPerms", "globalWhiteRemoteAddresses"),
-        "i": ("msgId", "brokerId", "qid", "defaultTopicPerm"),
+        "i": ("msgId", "brokerId", "qid", "defaultTopicPerm", "sourceIp"),
         "k": ("msgKey", "key", "keys"),
-        "r": ("readQueueNums", "retryMaxTimes", "removeOffset"),
+        "r": ("readQueueNums", "retryMaxTimes", "removeOffset", "resources", "resource"),
         "w": ("writeQueueNums", "whichBrokerWhenConsumeSlowly", "whiteRemoteAddress"),
-        "p": ("perm", "body", "aclFileFullPath"),
+        "p": ("perm", "body", "aclFileFullPath", "password"),
         "o": ("order", "offline", "offset"),
         "v": ("value",),
-        "s": ("namespace", "timestamp", "jstack", "consumeEnable", "srcGroup", "secretKey"),
-        "f": ("force",),
+        "s": (
+            "namespace",
+            "timestamp",
+            "jstack",
+            "consumeEnable",
+            "srcGroup",
+            "secretKey",
+            "userStatus",
+            "subject",
+            "subjects",
+        ),
+        "f": ("force", "filter", "fromBroker"),
         "di": ("clientId",),
         "m": ("moreStats", "consumeFromMinEnable", "admin"),
-        "a": ("activeTopic", "notifyConsumerIdsChanged", "accessKey"),
-        "d": ("consumeBroadcastEnable", "destGroup"),
+        "a": ("activeTopic", "notifyConsumerIdsChanged", "accessKey", "actions"),
+        "d": ("consumeBroadcastEnable", "destGroup", "decision"),
         "q": ("retryQueueNums",),
         "e": ("endTimestamp",),
-        "u": ("defaultGroupPerm",),
+        "u": ("defaultGroupPerm", "username", "usernames"),
     }.items()
     for name in names
 }

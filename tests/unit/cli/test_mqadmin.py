@@ -19,6 +19,7 @@ OPERATORS_KNOW = (
     "resetOffsetByTime skipAccumulatedMessage queryMsgById queryMsgByKey queryMsgByUniqueKey queryMsgTraceById",
     "sendMessage getBrokerConfig updateBrokerConfig wipeWritePerm addWritePerm",
     "updateAclConfig deleteAclConfig clusterAclConfigVersion updateGlobalWhiteAddr",
+    "createUser updateUser deleteUser getUser listUser copyUser createAcl updateAcl deleteAcl getAcl listAcl copyAcl",
 )
 
 
@@ -73,6 +74,28 @@ def test_every_name_operators_know_is_there(name: str) -> None:
         ),
         ("skipAccumulatedMessage -g G -t T -f true", "group skip -- G T"),
         ("cloneGroupOffset -s A -d B -t T -o false", "group clone -- A B T"),
+        ("createUser -c C -u alice -p pass -t Super", "user create --cluster C --password pass --type Super -- alice"),
+        (
+            "updateUser --brokerAddr h:1 --username alice --userStatus disable --userType Normal",
+            "user update --broker h:1 --status disable --type Normal -- alice",
+        ),
+        ("deleteUser -b h:1 -u alice", "user delete --broker h:1 -- alice"),
+        ("getUser -c C -u alice", "user show --cluster C -- alice"),
+        ("listUser -c C --filter al", "user list --cluster C --filter al --"),
+        ("copyUser -f h:1 -t h:2", "user copy -- h:1 h:2"),
+        ("copyUser --fromBroker h:1 --toBroker h:2 --usernames a,b", "user copy -- h:1 h:2 a,b"),
+        (
+            "createAcl -c C -s User:a -r Topic:*,Group:* -a Pub,Sub -i 10.0.0.0/8 -d Deny",
+            "acl set --cluster C --source-ip 10.0.0.0/8 --decision Deny -- User:a Topic:*,Group:* Pub,Sub",
+        ),
+        (
+            "updateAcl -b h:1 --subject User:a --resources Topic:T --actions All --decision Allow",
+            "acl set --broker h:1 --decision Allow -- User:a Topic:T All",
+        ),
+        ("deleteAcl -c C -s User:a -r Topic:T", "acl delete --cluster C --resource Topic:T -- User:a"),
+        ("getAcl -c C -s User:a", "acl show --cluster C -- User:a"),
+        ("listAcl -c C -s ali -r Auth", "acl list --cluster C --subject ali --resource Auth --"),
+        ("copyAcl -f h:1 -t h:2 -s User:a", "acl copy -- h:1 h:2 User:a"),
         ("queryMsgById -i ID", "message view -- ID"),
         ("queryMsgById -i ID -g G -d C", "message consume-directly --group G --client C -- ID"),
         ("queryMsgByKey -t T -k K -b 1 -e 2", "message query --begin 1 --end 2 -- T K"),
@@ -144,6 +167,7 @@ def test_long_names_stand_for_letters() -> None:
 
 
 FAMILIES = {"topic", "group", "cluster", "message", "config", "namesrv-admin", "plain-acl"}
+FAMILIES = {"topic", "group", "cluster", "message", "config", "namesrv-admin", "user", "acl"}
 RUN_SERVERS = {("cluster", "up"), ("cluster", "down")}
 
 

@@ -19,6 +19,7 @@ from downrange.client.admin.namesrv import NamesrvAdmin
 from downrange.client.admin.offsets import OffsetAdmin
 from downrange.client.admin.plain_acl import PlainAclAdmin
 from downrange.client.admin.topics import TopicAdmin
+from downrange.client.admin.users import AclAdmin, UserAdmin
 from downrange.client.config import ClientConfig
 from downrange.client.session import Session
 
@@ -26,7 +27,7 @@ __all__ = ["Admin"]
 
 
 class Admin:
-    """The operator's client: one session, and the actions on topics, groups, messages, offsets and servers."""
+    """The operator's client: one session, and the actions on topics, groups, messages, offsets, users and servers."""
 
     def __init__(self, config: ClientConfig, session: Session | None = None) -> None:
         self.session = session or Session(config)
@@ -37,6 +38,8 @@ class Admin:
         self.offsets = OffsetAdmin(self.session, self.groups)
         self.messages = MessageAdmin(self.session)
         self.plain_acl = PlainAclAdmin(self.session)
+        self.users = UserAdmin(self.session)
+        self.acls = AclAdmin(self.session)
 
     def __repr__(self) -> str:
         return f"<Admin {self.session!r}>"
