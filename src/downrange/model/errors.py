@@ -18,6 +18,7 @@ MQError                                                                        m
 ├── JavaJsonError                                                              protocol/java_json.py
 ├── BodyError                                                                  protocol/bodies/body.py
 ├── FieldError                                                                 protocol/bodies/fields.py
+├── SealError                                                                  protocol/sealing.py
 ├── BrokerError                                                                protocol/errors.py
 │   ├── InternalError, SystemBusy, RequestCodeNotSupported, MessageIllegal     protocol/errors.py
 │   ├── ServiceNotAvailable, NoPermission, TopicNotExist, PullOffsetMoved      protocol/errors.py
@@ -28,6 +29,8 @@ MQError                                                                        m
 ├── TransportError                                                             transport/errors.py
 │   ├── ConnectFailed, ListenFailed, ConnectionLost, RequestTimedOut           transport/errors.py
 │   └── TransportClosed                                                        transport/errors.py
+├── PlainAclError                                                              auth/plain_accounts.py
+├── AccessRuleError                                                            auth/users.py
 ├── SqlError                                                                   broker/sql/errors.py
 ├── ReplicationError                                                           broker/replication/errors.py
 │   └── SlaveAhead, SlaveTooFarBehind, LogsDiffer                              broker/replication/errors.py
@@ -39,6 +42,7 @@ MQError                                                                        m
 │   ├── TooManySends, SubscriptionConflict, NotAssigned, CommitFailed          client/errors.py
 │   ├── SendFailed                                                             client/errors.py
 │   ├── ClusterNotChosen                                                       client/admin/chosen_brokers.py
+│   ├── UserNotFound                                                           client/admin/users.py
 │   ├── ReplyTimedOut                                                          client/producer/request_reply.py
 │   └── BrokerAway                                                             spark/brokers.py
 ├── NoQueue                                                                    client/producer/fault/chooser.py
