@@ -390,9 +390,10 @@ async def test_a_trace_tells_how_a_transaction_ended(tmp_path: Path) -> None:
             await visible(client, 1)
         async with Admin(ClientConfig.of(namesrv_of(broker))) as admin:
             trace = await admin.messages.trace(result.transaction_id)
-    first, *later = [(one.state, one.from_check) for one in trace.transactions]
-    assert first == ("UNKNOW", False)
-    assert set(later) == {("COMMIT_MESSAGE", True)}  # asked twice if the machine is slow
+    # On a slow machine the check is answered before the first end is noted, and may come twice.
+    told = [(one.state, one.from_check) for one in trace.transactions]
+    assert told.count(("UNKNOW", False)) == 1
+    assert set(told) == {("UNKNOW", False), ("COMMIT_MESSAGE", True)}
     assert {one.transaction_id for one in trace.transactions} == {result.transaction_id}
     assert len(trace.sends) == 1
 

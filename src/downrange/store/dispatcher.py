@@ -93,8 +93,7 @@ class Dispatcher:
         tails = queues.tails
         while at < stop:
             at, full = put_entries(messages, at, stop, tails.rows, tails.memory)
-            if full:
-                self._spill(full)
+            self._spill(full)
             if at < stop:
                 self._put_unusual(messages, at)
                 at += 1
