@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from downrange.auth.gate import Refusal
 from downrange.broker.admission import Admission
 from downrange.broker.app import RunningBroker
 from downrange.broker.handlers.sends import Sends
@@ -112,7 +113,7 @@ def ports(running: RunningBroker) -> tuple[int, int]:
 def refuse_everything(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Let admission refuse all requests; returns the names of what runs nevertheless, to be filled."""
     ran: list[str] = []
-    refusal = BrokerError("nobody may", 16)
+    refusal = Refusal(BrokerError("nobody may", 16))
     monkeypatch.setattr(Admission, "admitted", lambda self, frames, origins, at, stop: (at, refusal))
     for owner, name in ((Commands, "answer"), (Commands, "take"), (Sends, "take"), (Pulls, "take")):
         monkeypatch.setattr(owner, name, lambda self, *_, what=f"{owner.__name__}.{name}": ran.append(what))
@@ -184,7 +185,7 @@ class Recorder:
 
         def record_admitted(
             admission: Admission, frames: list[Frame], origins: list[Connection], at: int, stop: int
-        ) -> tuple[int, BrokerError | None]:
+        ) -> tuple[int, Refusal | None]:
             passed, refusal = admitted(admission, frames, origins, at, stop)
             self.admitted.setdefault(id(frames), []).extend(range(at, passed))
             return passed, refusal

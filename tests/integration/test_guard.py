@@ -52,7 +52,9 @@ class OneAccount:
 
 @asynccontextmanager
 async def guarded(directory: Path, access: OneAccount) -> AsyncIterator[RunningBroker]:
-    config = BrokerConfig(listen_port=0, namesrv_addr="", bind_address="127.0.0.1", metrics_port=-1)
+    config = BrokerConfig(
+        listen_port=0, namesrv_addr="", bind_address="127.0.0.1", metrics_port=-1, failed_login_wait_mills=0
+    )
     store = StoreConfig(store_path_root_dir=directory, mapped_file_size_commit_log=1 << 20)
     async with broker(config, store, access=access) as running:
         yield running

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
-from downrange.auth.access_control import AccessControl, Account
+from downrange.auth.access_control import AccessControl, Account, Need
 from downrange.auth.needs import Rule, StoredTopics
 from downrange.auth.signed_requests import allowed_key, first_not_allowed, hmac_states
 from downrange.model.errors import MQError
@@ -30,7 +30,10 @@ class Outcome(NamedTuple):
 
     command: Command
     origin: Origin
-    account: str
+    account: str | None
+    """The name of the account; None if nobody knows who asked: the login failed."""
+    needs: tuple[Need, ...] | None
+    """The rights that the request needs, as far as they are known; None for a code that is only for administrators."""
     refusal: BrokerError | None
 
 
@@ -48,13 +51,18 @@ class Guard:
         stored: StoredTopics,
         served: Container[int],
         on_outcome: Callable[[Outcome], None],
+        open_codes: Container[int] = frozenset(),
     ) -> None:
-        """`served` has the codes that the server answers; `on_outcome` hears of each request looked at."""
+        """`served` has the codes that the server answers; `on_outcome` hears of each request looked at.
+
+        Requests with one of `open_codes` pass from everybody and are not looked at.
+        """
         self._control = control
         self._rules = rules
         self._stored = stored
         self._served = served
         self._on_outcome = on_outcome
+        self._open = open_codes
         self._generation = -1
         self._allowed: set[bytes] = set()
         self._keys: dict[bytes, bytes] = {}
@@ -75,28 +83,33 @@ class Guard:
             return NoPermission(str(error))
         if command.is_response:
             return NoPermission("a reply is no request")  # nobody reads this: replies are not answered
-        account, refusal = self._look_at(command, origin)
-        self._on_outcome(Outcome(command, origin, account, refusal))
-        return refusal
+        if command.code in self._open:
+            return None
+        outcome = self._look_at(command, origin)
+        self._on_outcome(outcome)
+        return outcome.refusal
 
-    def _look_at(self, command: Command, origin: Origin) -> tuple[str, BrokerError | None]:
+    def _look_at(self, command: Command, origin: Origin) -> Outcome:
         address = origin.peer.rpartition(":")[0]
-        name = ""
+        name: str | None = None
+        needs: tuple[Need, ...] | None = ()
+        refusal: BrokerError | None = None
         try:
             account = self._control.authenticate(command, address)
             name = account.name
-            self._authorize(account, command, address)
+            rule = self._rules.get(command.code)
+            needs = None if rule is None else tuple(rule(command, self._stored))
+            self._authorize(account, needs, command, address)
+            self._remember(account, command, origin)
         except BrokerError as error:
-            return name, error
+            refusal = error
         except MQError as error:  # the request cannot be read, so nobody knows what it would touch
-            return name, NoPermission(str(error))
-        self._remember(account, command, origin)
-        return name, None
+            refusal = NoPermission(str(error))
+        return Outcome(command, origin, name, needs, refusal)
 
-    def _authorize(self, account: Account, command: Command, address: str) -> None:
-        rule = self._rules.get(command.code)
-        if rule is not None:
-            self._control.authorize(account, tuple(rule(command, self._stored)), command, address)
+    def _authorize(self, account: Account, needs: tuple[Need, ...] | None, command: Command, address: str) -> None:
+        if needs is not None:
+            self._control.authorize(account, needs, command, address)
         elif command.code in self._served and not account.is_admin:
             raise NoPermission(f"request code {command.code} needs an administrator")
 

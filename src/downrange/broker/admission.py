@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from math import inf
 from typing import Final
 
-from downrange.auth.guard import Guard
+from downrange.auth.gate import Gate, Refusal
 from downrange.broker.live_config import LiveConfig
 from downrange.protocol.codes import RequestCode
 from downrange.protocol.errors import BrokerError, SystemBusy
@@ -101,12 +101,12 @@ class FlowControl:
 class Admission:
     """Decides which requests are carried out.
 
-    Neither the broker nor the connection may have too much to do already; with access control the `Guard` must agree.
+    Neither the broker nor the connection may have too much to do already; with access control the `Gate` must agree.
     """
 
-    def __init__(self, flow: FlowControl, guard: Guard | None = None) -> None:
+    def __init__(self, flow: FlowControl, gate: Gate | None = None) -> None:
         self._flow = flow
-        self._guard = guard
+        self._gate = gate
         self._time = asyncio.get_running_loop().time
         send, pull = flow.check_send, flow.check_pull
         self._checks: Mapping[int, Callable[[], None]] = {
@@ -121,31 +121,20 @@ class Admission:
 
     def admitted(
         self, frames: list[Frame], origins: list[Connection], at: int, stop: int
-    ) -> tuple[int, BrokerError | None]:
+    ) -> tuple[int, Refusal | None]:
         """The position of the first request of `frames[at:stop]` that is refused, and why; `stop` and None for none."""
         first = origins[at]  # all connections of a server share its usage and its limits
         # While all connections together wait for fewer replies than one may, none of them waits for too many.
         is_idle = first.usage.requests < first.limits.max_requests_per_connection
         if is_idle and self._time() <= self._flow.calm_until:
-            return (stop, None) if self._guard is None else self._guarded(self._guard, frames, origins, at, stop)
+            return (stop, None) if self._gate is None else self._gate.admitted(frames, origins, at, stop)
         for position in range(at, stop):
-            refusal = self._overload(frames[position], origins[position])
-            if refusal is None and self._guard is not None:
-                refusal = self._guarded(self._guard, frames, origins, position, position + 1)[1]
+            error = self._overload(frames[position], origins[position])
+            refusal = None if error is None else Refusal(error)
+            if refusal is None and self._gate is not None:
+                refusal = self._gate.admitted(frames, origins, position, position + 1)[1]
             if refusal is not None:
                 return position, refusal
-        return stop, None
-
-    @staticmethod
-    def _guarded(
-        guard: Guard, frames: list[Frame], origins: list[Connection], at: int, stop: int
-    ) -> tuple[int, BrokerError | None]:
-        """`admitted`, as far as access control decides it."""
-        while (at := guard.passed(frames, origins, at, stop)) < stop:
-            refusal = guard.refusal(frames[at], origins[at])
-            if refusal is not None:
-                return at, refusal
-            at += 1
         return stop, None
 
     def _overload(self, frame: Frame, origin: Connection) -> BrokerError | None:

@@ -10,16 +10,18 @@ import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
 from downrange.auth.access_control import AccessControl
+from downrange.auth.audit import AuditLog
+from downrange.auth.gate import Gate
 from downrange.auth.guard import Guard
 from downrange.auth.needs import BROKER_NEEDS
 from downrange.broker.access import BrokerAccess, plain_access, user_access
 from downrange.broker.admission import Admission, FlowControl
-from downrange.broker.audit import AuditLog
 from downrange.broker.bloom_filter import BloomFilter
 from downrange.broker.clients import Consumers, Producers
 from downrange.broker.config import (
@@ -286,23 +288,34 @@ async def _serving(
         UserHandlers(live, access.users).routes,
     ]
 
+    commands = Commands(routes, statistics)
+    served = frozenset(commands.routes.keys() | sends.codes | pulls.codes)
+    gate = None
+    audit = AuditLog(live.broker.audit_log_file, live.broker.audit_log_file_size)
+    if access.control is not None:
+        make_guard = partial(Guard, access.control, BROKER_NEEDS, MessageTopics(store), served)
+        gate = Gate(make_guard, audit, clock, live.broker.failed_login_wait_mills / 1000)
+    admission = Admission(flow, gate)
+
     def closed(connection: Connection) -> None:
         consumers.drop(connection)
         producers.drop(connection)
         waiting.drop(connection)
+        if gate is not None:
+            gate.forget(connection)
 
-    commands = Commands(routes, statistics)
-    served = frozenset(commands.routes.keys() | sends.codes | pulls.codes)
-    guard = None
-    if access.control is not None:
-        guard = Guard(access.control, BROKER_NEEDS, MessageTopics(store), served, AuditLog(clock).note)
-    admission = Admission(flow, guard)
     for server, families in ((main, (sends, pulls)), (vip, (sends,))):  # the VIP port serves everything but pulls
         server.serve = RequestPath(admission, commands, *families).serve
         server.on_close = closed
         await server.start()
 
-    traffic = Traffic(statistics, {"sends": sends, "pulls": pulls}, lambda: half_messages.waiting, replication.lags)
+    traffic = Traffic(
+        statistics,
+        {"sends": sends, "pulls": pulls},
+        lambda: half_messages.waiting,
+        replication.lags,
+        gate.figures if gate is not None else None,
+    )
     metrics = MetricsServer(MetricSources(live, store, tables, traffic, clock))
     await metrics.start()
     gc.collect()
@@ -354,6 +367,7 @@ async def _serving(
         await metrics.stop()
         await pool.close()
         flusher.close()
+        audit.close()
         half_messages.settle()
         for table in (topics, groups, filters, offsets, delay):
             table.save()

@@ -128,6 +128,25 @@ class BrokerConfig:
     migrate_auth_from_v1_enabled: bool = setting(
         False, "Make users and ACLs of the accounts in plain_acl.yml and acl/*.yml that are no users yet, at start."
     )
+    failed_login_wait_mills: int = setting(
+        1000,
+        "How long a connection waits before each further login from an address with more than 20 failed ones; 0: not "
+        "at all. Not a key of RocketMQ.",
+        unit="ms",
+        minimum=0,
+        maximum=60_000,
+    )
+    audit_log_file: Path | None = setting(
+        None,
+        "File for the audit log: refused requests, and requests that change something. Only with access control. It "
+        "has mode 600. Empty: only the ordinary log. Not a key of RocketMQ.",
+    )
+    audit_log_file_size: int = setting(
+        64 << 20,
+        "Size at which the audit log begins a new file; five older ones are kept. Not a key of RocketMQ.",
+        unit="bytes",
+        minimum=1 << 10,
+    )
     metrics_port: int = setting(
         5557, "Port of /metrics and /healthz; 0 takes a free one, -1 turns them off.", minimum=-1, maximum=65535
     )

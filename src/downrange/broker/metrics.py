@@ -54,13 +54,15 @@ class FamilyFigures(Protocol):
 class Traffic:
     """What goes through a broker: its counters, and the requests of each family.
 
-    Optional are half messages by topic, and log bytes that slaves have not reported yet by address of the slave.
+    Optional are half messages by topic, log bytes that slaves have not reported yet by address of the slave, and what
+    access control refused.
     """
 
     statistics: Statistics
     families: Mapping[str, FamilyFigures]
     half_messages: Callable[[], Mapping[str, int]] | None = None
     slave_lags: Callable[[], Mapping[str, int]] | None = None
+    refused: Callable[[], Mapping[str, int]] | None = None
 
 
 @dataclass(frozen=True, slots=True)

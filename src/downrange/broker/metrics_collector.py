@@ -68,6 +68,7 @@ class BrokerCollector:
         yield from self._storage()
         yield from self._latencies()
         yield from self._acceleration()
+        yield from self._refused()
         yield generate_latest(_Families(self._process.collect()))
 
     # Each of these makes one family and adds the labels that all samples have.
@@ -243,6 +244,11 @@ class BrokerCollector:
         yield from self._counter("requests_accelerated", "Requests that a compiled step has served.", taken, OWN_PREFIX)
         left = [({"family": name}, family.not_accelerated) for name, family in families]
         yield from self._counter("requests_not_accelerated", "Requests that it has not.", left, OWN_PREFIX)
+
+    def _refused(self) -> Iterator[bytes]:
+        refused = self._sources.traffic.refused
+        figures = [({"reason": reason}, count) for reason, count in (refused() if refused is not None else {}).items()]
+        yield from self._counter("refused", "What access control refused, by reason.", figures, OWN_PREFIX)
 
 
 def _texts(family: Metric, samples: Iterator[Sample]) -> Iterator[bytes]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Protocol
 
 from downrange.broker.admission import Admission
-from downrange.protocol.command import Command
-from downrange.protocol.errors import BrokerError, RemoteProtocolError
+from downrange.protocol.errors import RemoteProtocolError
 from downrange.protocol.framing import Frame, code_of, next_run
 from downrange.transport.connection import Connection
-from downrange.transport.serving import answer_frame, error_reply, room_until
+from downrange.transport.serving import room_until, turn_away
 
 
 class Family(Protocol):
@@ -64,11 +62,7 @@ class RequestPath:
                 if passed > at:
                     family.take(frames, origins, at, passed)
                 if refusal is not None:
-                    answer_frame(partial(_refuse, refusal), frames[passed], origins[passed])
-                    origins[passed].flush()
+                    turn_away(refusal, frames[passed], origins[passed])
                     passed += 1
+                    stop = room_until(origins, passed, stop)  # its connection may have to wait, or has ended
                 at = passed
-
-
-def _refuse(refusal: BrokerError, command: Command, origin: Connection) -> Command:
-    return error_reply(command, refusal)

@@ -169,6 +169,18 @@ class Connection(Requester, asyncio.Protocol):
         if self.socket is not None:
             self.socket.is_gathered = False
 
+    def hold_back(self, frame: Frame, seconds: float) -> None:
+        """Keep a frame, and all that come later, for so many seconds; meanwhile the peer is not read from."""
+        self.defer(frame)
+        if self.is_open and not self.requests:
+            assert self._transport is not None
+            self._transport.pause_reading()
+        self._loop.call_later(seconds, self._end_holding)
+
+    def _end_holding(self) -> None:
+        if not self._output.is_full:  # else the socket's own `resume_writing` follows
+            self.resume_writing()
+
     def pause_writing(self) -> None:
         """The socket takes no more for now: stop reading too, so that the peer cannot pile up replies."""
         assert self._transport is not None

@@ -12,7 +12,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from downrange.compiled import steps
 from downrange.model.errors import MQError
@@ -45,19 +45,55 @@ the first frame that it leaves to the connection. It removes the requests from `
 waiters, and calls `Connection.room_made`."""
 
 
-def serve_commands(handle: CommandHandler) -> Serve:
-    """A `Serve` that decodes every frame and lets `handle` answer the command."""
+class Refusal(Protocol):
+    """Why a request is not carried out, and what happens to its connection."""
+
+    @property
+    def error(self) -> BrokerError:
+        """The answer."""
+
+    @property
+    def wait_seconds(self) -> float:
+        """If not 0: there is no answer yet, the request must be offered again after so many seconds."""
+
+    @property
+    def ends_connection(self) -> bool: ...
+
+
+Admit = Callable[[list[Frame], list["Connection"], int, int], tuple[int, Refusal | None]]
+"""The position of the first request of `frames[at:stop]` that is refused, and why; `stop` and None for none."""
+
+
+def serve_commands(handle: CommandHandler, admit: Admit | None = None) -> Serve:
+    """A `Serve` that decodes every frame and lets `handle` answer the command, if `admit` does not refuse it."""
 
     def serve(frames: list[Frame], origins: list[Connection]) -> None:
         last = origins[0]
-        for frame, origin in zip(frames, origins, strict=True):
+        for at, (frame, origin) in enumerate(zip(frames, origins, strict=True)):
             if origin is not last:
                 last.flush()
                 last = origin
-            answer_frame(handle, frame, origin)
+            refusal = None
+            if admit is not None and not origin.is_full:
+                refusal = admit(frames, origins, at, at + 1)[1]
+            if refusal is None:
+                answer_frame(handle, frame, origin)
+            else:
+                turn_away(refusal, frame, origin)
         last.flush()
 
     return serve
+
+
+def turn_away(refusal: Refusal, frame: Frame, origin: Connection) -> None:
+    """Answer a request that is not carried out, at once or after its wait, and close the connection if it must end."""
+    if refusal.wait_seconds:
+        origin.hold_back(frame, refusal.wait_seconds)
+        return
+    answer_frame(lambda command, _: error_reply(command, refusal.error), frame, origin)
+    origin.flush()
+    if refusal.ends_connection:
+        origin.break_off(RemoteProtocolError("too many refused requests in a row"))
 
 
 def answer_frame(handle: CommandHandler, frame: Frame, origin: Connection) -> None:

@@ -99,7 +99,7 @@ class Broker:
             producers=self.producers,
         )
         families = {"sends": self.sends, "pulls": self.pulls}
-        traffic = Traffic(self.statistics, families, self.half_messages, self.slave_lags)
+        traffic = Traffic(self.statistics, families, self.half_messages, self.slave_lags, lambda: {"login": 2})
         live = LiveConfig(config, StoreConfig())
         return MetricsServer(MetricSources(live, self.store, cast(Tables, tables), traffic, self.clock))
 

@@ -7,11 +7,12 @@ from typing import cast
 
 import pytest
 
+from downrange.auth.gate import Refusal
 from downrange.broker.admission import Admission
 from downrange.broker.request_path import RequestPath
 from downrange.protocol.codes import ResponseCode
 from downrange.protocol.command import ONEWAY_FLAG, Command
-from downrange.protocol.errors import BrokerError, SystemBusy
+from downrange.protocol.errors import SystemBusy
 from downrange.protocol.framing import Frame, FrameDecoder, decode_frame, encode
 from downrange.transport.connection import Connection
 from tests.unit.broker.wired import FakeConnection
@@ -51,10 +52,10 @@ class Door:
 
     def admitted(
         self, frames: list[Frame], origins: list[Connection], at: int, stop: int
-    ) -> tuple[int, BrokerError | None]:
+    ) -> tuple[int, Refusal | None]:
         for number in range(at, stop):
             if decode_frame(frames[number]).opaque in self.refused:
-                return number, SystemBusy("closed")
+                return number, Refusal(SystemBusy("closed"))
         return stop, None
 
 
