@@ -30,6 +30,8 @@ _LONGEST_WORD: Final = 300
 _MOST_RESOURCES: Final = 8
 _MESSAGING: Final = frozenset({Action.PUB, Action.SUB})
 _CHANGING: Final = frozenset({Action.CREATE, Action.UPDATE, Action.DELETE})
+_ROUTINE: Final = frozenset({RequestCode.REGISTER_BROKER, RequestCode.QUERY_DATA_VERSION, RequestCode.BROKER_HEARTBEAT})
+"""Requests that brokers repeat all the time."""
 _NAMES: Final = {int(code): code.name for code in RequestCode}
 
 
@@ -65,6 +67,8 @@ def is_change(outcome: Outcome) -> bool:
     """Whether a request changes something and is none of those with which messages are sent and received."""
     if outcome.needs is None:  # a code that only an administrator may use
         return True
+    if outcome.command.code in _ROUTINE:
+        return False
     return any(need.actions & _CHANGING and not need.actions & _MESSAGING for need in outcome.needs)
 
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 import logging
 import ssl
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import replace
 from pathlib import Path
 
+from downrange.auth.audit import AuditLog
+from downrange.auth.gate import Gate
+from downrange.auth.plain_acl_files import PLAIN_ACL
 from downrange.clock import Clock, SystemClock
 from downrange.compiled import VARIANT
+from downrange.namesrv.access import broker_addresses, namesrv_access
 from downrange.namesrv.config import REMOTELY_CHANGEABLE, WITHOUT_EFFECT, NamesrvConfig
 from downrange.namesrv.handlers import NamesrvHandlers
 from downrange.namesrv.kv_config import KVConfig
@@ -34,6 +38,10 @@ def load_config(path: Path | None, overrides: dict[str, Property]) -> tuple[Name
         changed = read_properties(config.config_store_path)
         kept = {key: value for key, value in changed.items() if key in REMOTELY_CHANGEABLE}
         config = configure(NamesrvConfig, {**properties, **kept})
+    if config.acl_enable and (config.acl_file is not None or path is not None):
+        directory = path.parent if path is not None else Path()
+        config = replace(config, acl_file=(directory / (config.acl_file or PLAIN_ACL)).absolute())
+    broker_addresses(config)  # a wrong list is found before anything starts
     return config, warnings
 
 
@@ -45,18 +53,31 @@ async def name_server(
     clock = clock or SystemClock()
     routes = RouteTable(drop_topics_left_out=config.delete_topic_with_broker_registration)
     handlers = NamesrvHandlers(routes, KVConfig(config.kv_config_path), config, clock)
+    access = namesrv_access(config, clock)
+    audit = AuditLog(config.audit_log_file, config.audit_log_file_size)
+    gate = None
+    if access is not None:
+        gate = Gate(access.guard(handlers.codes), audit, clock, config.failed_login_wait_mills / 1000)
 
     def closed(connection: Connection) -> None:
+        if gate is not None:
+            gate.forget(connection)
         for address in routes.drop_connection(connection):
             log.info("broker gone address=%s reason=connection closed", address)
 
     limits = replace(Limits(), idle_seconds=float(config.server_channel_max_idle_time_seconds))
-    serve = serve_commands(handlers)
+    serve = serve_commands(handlers, gate.admitted if gate is not None else None)
     server = Server(serve, config.bind_address, config.listen_port, limits=limits, tls=tls, on_close=closed)
-    pause = config.scan_not_active_broker_interval / 1000
-    async with server, running_services(expiry=expire_brokers(routes, clock, pause)):
-        log.info("name server started port=%d variant=%s", server.port, VARIANT)
-        yield server
+    with closing(audit):
+        async with (
+            server,
+            running_services(
+                expiry=expire_brokers(routes, clock, config.scan_not_active_broker_interval / 1000),
+                **(access.services() if access is not None else {}),
+            ),
+        ):
+            log.info("name server started port=%d variant=%s", server.port, VARIANT)
+            yield server
 
 
 async def expire_brokers(routes: RouteTable, clock: Clock, pause_seconds: float) -> None:

@@ -27,6 +27,43 @@ class NamesrvConfig:
     server_channel_max_idle_time_seconds: int = setting(
         120, "Close a connection that was silent for this long.", unit="seconds", minimum=1
     )
+    acl_enable: bool = setting(
+        False,
+        "Let only `admin` accounts of aclFile change what this name server knows, and brokers that sign with one or "
+        "are in allowedBrokerAddresses. Not a key of RocketMQ.",
+    )
+    acl_file: Path | None = setting(
+        None,
+        "File with the accounts if aclEnable=true; more of them are in the directory `acl` beside it. "
+        "Empty: plain_acl.yml beside namesrv.conf. Not a key of RocketMQ.",
+    )
+    anonymous_read_enable: bool = setting(
+        True, "If aclEnable=true: let everybody ask for routes and lists of topics. Not a key of RocketMQ."
+    )
+    allowed_broker_addresses: str = setting(
+        "",
+        "Addresses from which brokers may register without an account, separated by semicolons, such as "
+        "10.1.2.3;10.1.3.*. Empty: all, and with aclEnable=true none. Not a key of RocketMQ.",
+    )
+    failed_login_wait_mills: int = setting(
+        1000,
+        "How long a connection waits before each further login from an address with more than 20 failed ones; 0: not "
+        "at all. Not a key of RocketMQ.",
+        unit="ms",
+        minimum=0,
+        maximum=60_000,
+    )
+    audit_log_file: Path | None = setting(
+        None,
+        "File for the audit log: refused requests, and requests that change something. Only with access control. It "
+        "has mode 600. Empty: only the ordinary log. Not a key of RocketMQ.",
+    )
+    audit_log_file_size: int = setting(
+        64 << 20,
+        "Size at which the audit log begins a new file; five older ones are kept. Not a key of RocketMQ.",
+        unit="bytes",
+        minimum=1 << 10,
+    )
 
 
 # Keys that may be changed while running (request 318): none that concerns files, ports or limits.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import replace
 from hashlib import blake2b
 
@@ -105,6 +105,11 @@ class NamesrvHandlers:
             RequestCode.GET_BROKER_MEMBER_GROUP: self.get_member_group,
             RequestCode.BROKER_HEARTBEAT: self.broker_heartbeat,
         }
+
+    @property
+    def codes(self) -> Container[int]:
+        """The request codes that are answered."""
+        return self._handlers.keys()
 
     def __call__(self, command: Command, connection: Connection) -> Command | LaterReply | None:
         handler = self._handlers.get(command.code, refuse)

@@ -117,9 +117,9 @@ def test_which_codes_change_something_follows_from_the_rights_they_need() -> Non
 
     code = RequestCode
     for one in (code.UPDATE_AND_CREATE_TOPIC, code.DELETE_TOPIC_IN_BROKER, code.UPDATE_BROKER_CONFIG,
-                code.PUT_KV_CONFIG, code.UPDATE_AND_CREATE_ACL_CONFIG, code.REGISTER_BROKER):  # fmt: skip
+                code.PUT_KV_CONFIG, code.UPDATE_AND_CREATE_ACL_CONFIG, code.UNREGISTER_BROKER):  # fmt: skip
         assert changes(one), one
     for one in (code.SEND_MESSAGE, code.PULL_MESSAGE, code.UPDATE_CONSUMER_OFFSET, code.GET_BROKER_CONFIG,
-                code.GET_CONSUME_STATS, code.GET_ROUTEINFO_BY_TOPIC, code.CHECK_CLIENT_CONFIG):  # fmt: skip
+                code.GET_CONSUME_STATS, code.GET_ROUTEINFO_BY_TOPIC, code.BROKER_HEARTBEAT):  # fmt: skip
         assert not changes(one), one
     assert changes(4711)
