@@ -60,6 +60,7 @@ from downrange.broker.metrics import MetricSources, MetricsServer, Traffic
 from downrange.broker.pull_checks import PullChecks
 from downrange.broker.pulls import Pulls
 from downrange.broker.queue_locks import QueueLocks
+from downrange.broker.replication.login import slave_access
 from downrange.broker.replication.master import Slaves
 from downrange.broker.request_path import RequestPath
 from downrange.broker.routes import Commands
@@ -123,6 +124,7 @@ def load_config(path: Path | None, overrides: dict[str, Property]) -> tuple[Brok
         changed = read_properties(changed_file)
         properties |= {key: value for key, value in changed.items() if key in REMOTELY_CHANGEABLE}
         store = configure(StoreConfig, properties)
+    slave_access(store)  # a wrong list or a missing secret is found before anything starts
     config = with_acl_file(check_role(configure(BrokerConfig, properties), store.broker_role), path)
     check_access(config, store.broker_role)
     warnings += readable_secrets(properties)

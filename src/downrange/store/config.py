@@ -166,6 +166,16 @@ class StoreConfig:
         aliases=("haMaxGapNotInSync",),
     )
     ha_master_address: str = setting("", "Replication address of the master; empty: a name server tells it.")
+    ha_allowed_slave_addresses: str = setting(
+        "",
+        "Addresses of slaves that get the log without a login, separated by semicolons, such as 10.1.2.3;10.1.3.*. "
+        "Empty: all, and with haSecretFile none. Not a key of RocketMQ.",
+    )
+    ha_secret_file: Path | None = setting(
+        None,
+        "File with a secret that a master and its slaves share: slaves log in with it. For Downrange brokers only; "
+        "slaves of RocketMQ need an address in haAllowedSlaveAddresses. Not a key of RocketMQ.",
+    )
     message_delay_level: str = setting(DEFAULT_DELAY_LEVELS, "Delays of level 1, 2 and so on; units s, m, h, d.")
     flush_delay_offset_interval: int = setting(
         10_000, "Pause between writes of delayOffset.json.", unit="ms", minimum=1

@@ -115,6 +115,19 @@ async def test_a_connection_is_no_slave_before_it_reports(
     assert not copied(slaves.tell_when_copied, 10).done()
 
 
+async def test_a_report_of_more_than_was_sent_does_not_count(
+    store: MessageStore, config: LiveConfig, clock: ManualClock
+) -> None:
+    slaves = Slaves(store, config, clock)
+    link, transport = connect(slaves)
+    link.data_received(REPORT.pack(0))
+    waiting = copied(slaves.tell_when_copied, put(store).end_offset)
+    link.data_received(REPORT.pack(store.max_offset))
+    assert transport.is_closing()
+    assert not waiting.done()
+    assert slaves.acknowledged_offset == 0
+
+
 async def test_what_arrives_in_one_turn_goes_out_in_one_packet(
     store: MessageStore, config: LiveConfig, clock: ManualClock
 ) -> None:
@@ -343,6 +356,7 @@ async def test_a_message_is_safe_when_disk_and_slave_have_it(
 
     async def settle_slave() -> None:
         if is_copied:
+            link.push()
             link.data_received(REPORT.pack(end))
         else:
             await clock.advance(3)

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import socket
 from typing import Final, NamedTuple, cast
 
+from downrange.auth.login_failures import LoginFailures
 from downrange.broker.live_config import LiveConfig
 from downrange.broker.replication.errors import ReplicationError, SlaveAhead, SlaveTooFarBehind
+from downrange.broker.replication.login import NONCE_SIZE, LoginFailed, MasterLogin, slave_access
 from downrange.broker.replication.waiting import Tell, WaitingSenders
 from downrange.broker.replication.wire import HEADER, ReportReader
 from downrange.clock import Clock
@@ -24,6 +27,7 @@ log = logging.getLogger(__name__)
 _TURN_BYTES: Final = 1 << 20
 _BUFFERED_BYTES: Final = 1 << 20
 _MOST_LINKS: Final = 64
+_LOGIN_SECONDS: Final = 5.0
 _TICK_SECONDS: Final = 0.1
 _IDLE_SECONDS: Final = 1.0  # without slaves
 # How long an orderly stop waits for slaves to get the end of the log.
@@ -41,8 +45,9 @@ class SlaveState(NamedTuple):
 class SlaveLink(asyncio.Protocol):
     """The connection to one slave.
 
-    Holds always: nothing is sent before the slave's first report; then the log is sent without a gap, in packets that
-    each lie in one file. A slave that does not read is not written to.
+    Holds always: nothing is sent before the slave's login and its first report; then the log is sent without a gap, in
+    packets that each lie in one file. A slave that does not read is not written to. A report counts only if it names
+    bytes that the slave can have.
     """
 
     def __init__(self, slaves: Slaves, store: MessageStore, config: LiveConfig, clock: Clock) -> None:
@@ -55,7 +60,10 @@ class SlaveLink(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._is_paused = False
         self._written_at = self._heard_at = clock.monotonic()
+        self._login: MasterLogin | None = None
         self.address = "unknown"
+        self.broker_id: int | None = None
+        """The broker id of a slave that logged in."""
         self.reported_offset: int | None = None
         self.sent_offset = 0
 
@@ -69,7 +77,14 @@ class SlaveLink(asyncio.Protocol):
         self._transport.set_write_buffer_limits(high=_BUFFERED_BYTES)
         peer = transport.get_extra_info("peername")
         self.address = f"{peer[0]}:{peer[1]}" if peer else "unknown"
-        self._slaves.opened(self)
+        host = peer[0] if peer else ""
+        access = self._slaves.access
+        if not access.may_connect(host):
+            self._slaves.refused(self, LoginFailed("its address is not in haAllowedSlaveAddresses"))
+            return
+        is_required = not access.may_follow(host)
+        self._login = MasterLogin(access.secret, secrets.token_bytes(NONCE_SIZE), is_required=is_required)
+        self._slaves.opened(self, is_known=not is_required)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._slaves.closed(self, error)
@@ -82,6 +97,12 @@ class SlaveLink(asyncio.Protocol):
         self.push()
 
     def data_received(self, data: bytes) -> None:
+        if self._login is not None:
+            try:
+                data = self._logging_in(self._login, data)
+            except LoginFailed as error:
+                self._slaves.refused(self, error)
+                return
         offset = self._reports.feed(data)
         if offset is None:
             return
@@ -100,6 +121,16 @@ class SlaveLink(asyncio.Protocol):
             # The heartbeat tells an empty slave where its log begins, before the log has anything to send.
             self._write_heartbeat()
             self.push()
+
+    def _logging_in(self, login: MasterLogin, data: bytes) -> bytes:
+        """Take bytes of the login; return those behind it."""
+        answer, rest = login.feed(data)
+        if answer and self._transport is not None:
+            self._transport.write(answer)
+        if login.is_done:
+            self._login, self.broker_id = None, login.broker_id
+            self._slaves.logged_in(self)
+        return rest
 
     def abort(self) -> None:
         if self._transport is not None:
@@ -140,6 +171,8 @@ class SlaveLink(asyncio.Protocol):
         """Called regularly: close the link of a silent slave, and send a heartbeat if nothing else was sent."""
         now = self._clock.monotonic()
         limit = self._config.store.ha_housekeeping_interval / 1000
+        if self._login is not None:
+            limit = min(limit, _LOGIN_SECONDS)
         if now - self._heard_at > limit:
             log.warning("slave given up address=%s reason=no report for %g s", self.address, limit)
             self.abort()
@@ -165,6 +198,8 @@ class SlaveLink(asyncio.Protocol):
                 f"its log ends at {offset}, ours at {highest}: it has what this master lost. Stop one of the two and "
                 "decide which log is right; nothing was overwritten"
             )
+        if self.reported_offset is not None and offset > self.sent_offset:
+            raise ReplicationError(f"it claims to have {offset}, but it was sent no more than {self.sent_offset}")
         if self.reported_offset is None and 0 < offset < lowest:
             raise SlaveTooFarBehind(
                 f"its log ends at {offset}, ours begins at {lowest}: it needs a newer copy of the store"
@@ -188,6 +223,9 @@ class Slaves:
 
     def __init__(self, store: MessageStore, config: LiveConfig, clock: Clock) -> None:
         self.links: set[SlaveLink] = set()
+        self.access = slave_access(config.store)
+        self._strangers: dict[SlaveLink, None] = {}  # have not logged in yet; the oldest first
+        self._failures = LoginFailures()
         self._store = store
         self._config = config
         self._clock = clock
@@ -247,7 +285,7 @@ class Slaves:
         while True:
             await self._clock.sleep(_TICK_SECONDS if self.links else _IDLE_SECONDS)
             self._senders.expire()
-            for link in list(self.links):
+            for link in [*self.links, *self._strangers]:
                 link.tick()
 
     async def stop(self) -> None:
@@ -261,7 +299,7 @@ class Slaves:
                     await self._has_news.wait()
         except TimeoutError:
             log.warning("stopped before every slave had the end of the log %s", self.states())
-        for link in list(self.links):
+        for link in [*self.links, *self._strangers]:
             link.abort()
         self._senders.close()
         if self._server is not None:
@@ -272,14 +310,45 @@ class Slaves:
 
     # --- called by links ----------------------------------------------------------------------------------------
 
-    def opened(self, link: SlaveLink) -> None:
-        if len(self.links) >= _MOST_LINKS:
-            log.error("slave refused address=%s reason=%d are connected already", link.address, len(self.links))
-            link.abort()
-            return
-        self.links.add(link)
+    def opened(self, link: SlaveLink, *, is_known: bool) -> None:
+        """A peer connected; one that is not known must log in, and has no claim to a place before that."""
+        if not is_known:
+            if len(self._strangers) >= _MOST_LINKS:
+                oldest = next(iter(self._strangers))
+                del self._strangers[oldest]
+                oldest.abort()
+            self._strangers[link] = None
+        elif self._has_place(link):
+            self.links.add(link)
+
+    def logged_in(self, link: SlaveLink) -> None:
+        """A peer has shown that it may follow. An older connection of the slave with its broker id is replaced."""
+        if link in self._strangers:
+            del self._strangers[link]
+            if not self._has_place(link):
+                return
+            self.links.add(link)
+        for other in [one for one in self.links if one is not link and one.broker_id is not None]:
+            if other.broker_id == link.broker_id:
+                log.warning("slave replaced address=%s by=%s brokerId=%d", other.address, link.address, link.broker_id)
+                other.abort()
+
+    def refused(self, link: SlaveLink, error: LoginFailed) -> None:
+        """A peer may not follow: one line for each address and minute."""
+        left_out = self._failures.failed(link.address.rpartition(":")[0], self._clock.monotonic())
+        if left_out is not None:
+            log.error("slave refused address=%s reason=%s left_out=%d", link.address, error, left_out)
+        link.abort()
+
+    def _has_place(self, link: SlaveLink) -> bool:
+        if len(self.links) < _MOST_LINKS:
+            return True
+        log.error("slave refused address=%s reason=%d are connected already", link.address, len(self.links))
+        link.abort()
+        return False
 
     def closed(self, link: SlaveLink, error: Exception | None) -> None:
+        self._strangers.pop(link, None)
         if link in self.links:
             self.links.remove(link)
             if link.reported_offset is not None:

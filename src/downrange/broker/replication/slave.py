@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Final, Protocol, cast
 
 from downrange.broker.live_config import LiveConfig
 from downrange.broker.replication.errors import ReplicationError
+from downrange.broker.replication.login import NONCE_SIZE, SlaveLogin, read_secret
 from downrange.broker.replication.wire import REPORT, PacketReader
 from downrange.clock import Clock
 from downrange.model.errors import MQError
@@ -44,7 +46,12 @@ class MasterLink(asyncio.BufferedProtocol):
     """
 
     def __init__(
-        self, store: MessageStore, on_appended: Callable[[], object], config: LiveConfig, clock: Clock
+        self,
+        store: MessageStore,
+        on_appended: Callable[[], object],
+        config: LiveConfig,
+        clock: Clock,
+        login: SlaveLogin | None = None,
     ) -> None:
         self._store = store
         self._on_appended = on_appended
@@ -55,11 +62,18 @@ class MasterLink(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._reported_offset = 0
         self._written_at = self._heard_at = clock.monotonic()
+        self._login = login
         self.has_heard = False
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.logged_in: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done when reports may be sent."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        if self._login is None:
+            self.logged_in.set_result(None)
+        else:
+            self._transport.write(self._login.greeting)
 
     def connection_lost(self, error: Exception | None) -> None:
         if not self.closed.done():
@@ -70,11 +84,21 @@ class MasterLink(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         self._heard_at = self._clock.monotonic()
-        self.has_heard = True
         try:
+            if self._login is not None:
+                self._log_in(self._login, bytes(self._buffer[:nbytes]))
+                return
+            self.has_heard = True
             self._take(self._buffer[:nbytes])
         except (ReplicationError, StoreError) as error:
             self.close(error)
+
+    def _log_in(self, login: SlaveLogin, data: bytes) -> None:
+        answer = login.feed(data)
+        if answer is not None and self._transport is not None:
+            self._transport.write(answer)
+            self._login = None
+            self.logged_in.set_result(None)
 
     def close(self, error: Exception | None = None) -> None:
         if not self.closed.done():
@@ -174,7 +198,13 @@ class Follower:
         link = await self._connect(address)
         try:
             await self._check()
-            link.report()
+            await asyncio.wait(
+                [link.logged_in, link.closed], timeout=_CONNECT_SECONDS, return_when=asyncio.FIRST_COMPLETED
+            )
+            if link.logged_in.done():
+                link.report()
+            elif not link.closed.done():
+                raise ConnectFailed(f"the master did not answer the login within {_CONNECT_SECONDS:g} s")
             while not link.closed.done():
                 if link.has_heard and self.master is None:
                     self._note_master(address)
@@ -190,8 +220,13 @@ class Follower:
         return self._config.store.ha_master_address or self._addresses.master_ha_address
 
     async def _connect(self, address: str) -> MasterLink:
+        secret = read_secret(self._config.store.ha_secret_file)
+
         def make() -> MasterLink:
-            return MasterLink(self._store, self._on_appended, self._config, self._clock)
+            login = None
+            if secret is not None:
+                login = SlaveLogin(secret, self._config.broker.broker_id, secrets.token_bytes(NONCE_SIZE))
+            return MasterLink(self._store, self._on_appended, self._config, self._clock, login)
 
         return await open_link(make, address, _CONNECT_SECONDS)
 
