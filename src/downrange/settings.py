@@ -16,6 +16,7 @@ import difflib
 import enum
 import os
 import re
+import stat
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -28,6 +29,7 @@ from downrange.model.errors import MQError
 T = TypeVar("T")
 
 _METADATA = "downrange.setting"
+_OTHERS = stat.S_IRGRP | stat.S_IROTH
 MASK = "******"
 """Stands for a secret where settings are shown."""
 _SECRET_WORDS = ("password", "secret", "credential", "token")
@@ -209,6 +211,15 @@ def format_value(value: Any) -> str:
     if isinstance(value, enum.Enum):
         return str(value.value)
     return str(value)
+
+
+def secret_warning(path: Path, secrets: str) -> str | None:
+    """A warning that names a file with secrets and what to do, if other users of this machine may read it."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return None
+    return f"others can read {secrets} in {path}: chmod 600 {path}" if mode & _OTHERS else None
 
 
 def read_properties(path: Path) -> dict[str, Property]:

@@ -140,6 +140,28 @@ async def test_our_broker_registers_from_its_address_and_an_operator_signs(tmp_p
     ]
 
 
+@pytest.mark.parametrize(("secret", "is_known"), [("root-secret", True), ("another-secret", False), (None, False)])
+async def test_our_broker_registers_with_the_account_of_the_brokers(
+    tmp_path: Path, secret: str | None, is_known: bool
+) -> None:
+    async with served(tmp_path) as server:
+        inner = f'{{"accessKey":"root-key","secretKey":"{secret}"}}' if secret is not None else ""
+        config = BrokerConfig(
+            namesrv_addr=f"127.0.0.1:{server.port}",
+            broker_name="broker-a",
+            listen_port=0,
+            metrics_port=-1,
+            inner_client_authentication_credentials=inner,
+        )
+        store = StoreConfig(store_path_root_dir=tmp_path / "store", mapped_file_size_commit_log=1 << 20)
+        async with broker(config, store) as running:
+            assert running.registered_with == is_known
+            (members,) = await ask(server, request(RequestCode.GET_BROKER_CLUSTER_INFO))
+            assert (b"broker-a" in members.body_bytes) == is_known
+        (members,) = await ask(server, request(RequestCode.GET_BROKER_CLUSTER_INFO))
+        assert b"broker-a" not in members.body_bytes  # it unregistered, signed too
+
+
 def test_wrong_settings_stop_the_start_with_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"allowedBrokerAddresses: '10\.1\.2' is no address pattern"):
         load_config(None, {"allowedBrokerAddresses": Property("10.1.2")})

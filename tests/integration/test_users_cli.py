@@ -161,5 +161,5 @@ def test_settings_are_shown_without_secrets(mq: Standalone) -> None:
 def test_the_broker_says_when_others_can_read_its_secrets(tmp_path: Path) -> None:
     with standalone_process(tmp_path, SETTINGS) as running:
         printed = running.process.errors  # before the first line of output
-        assert re.search(r"others can read the secret initAuthenticationUser .*: chmod 600 \S*broker.conf", printed)
+        assert re.search(r"others can read initAuthenticationUser .*in .*: chmod 600 \S*broker.conf", printed)
         assert "Secret" not in printed

@@ -45,7 +45,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory, generation: str) -> Iterat
     file.write_text(ACCOUNTS)
     file.chmod(0o600)
     settings = {**GENERATIONS[generation], "messageDelayLevel": DELAY_LEVELS.strip()}
-    with standalone_process(directory, settings) as running:
+    with standalone_process(directory, settings, log_level="DEBUG") as running:
         run(create_topics(running))
         yield running
         assert running.process.stop() == 0

@@ -6,11 +6,13 @@ used in the others.
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
+from downrange.auth.gate import MOST_REFUSALS_IN_A_ROW
 from downrange.auth.user_access_control import ACCOUNT_CODES
 from downrange.broker.app import broker
 from downrange.broker.config import BrokerConfig
@@ -74,6 +76,7 @@ async def test_genuine_users_and_policies_are_obeyed_as_5_3_3_did(tmp_path: Path
         authentication_enabled=True,
         authorization_enabled=True,
         init_authentication_user='{"username":"goldenRoot","password":"rootSecret1"}',
+        failed_login_wait_mills=0,
     )
     met: set[str] = set()
     compared = 0
@@ -82,6 +85,7 @@ async def test_genuine_users_and_policies_are_obeyed_as_5_3_3_did(tmp_path: Path
             rows = scenarios("auth-533.tar.xz")[f"auth-533/{name}"]
             replies = {(row.connection, row.opaque): decode(row.frame) for row in rows if row.is_response}
             wires: dict[int, Wire] = {}
+            refused: Counter[int] = Counter()
             for row in rows:
                 if row.is_response or row.receiver != "broker":
                     continue
@@ -96,6 +100,10 @@ async def test_genuine_users_and_policies_are_obeyed_as_5_3_3_did(tmp_path: Path
                 compare(row, theirs, ours)
                 met |= {row.place} & EXPECTED.keys()
                 compared += 1
+                if ours.code == ResponseCode.NO_PERMISSION:
+                    refused[row.connection] += 1
+                    if refused[row.connection] % MOST_REFUSALS_IN_A_ROW == MOST_REFUSALS_IN_A_ROW - 1:
+                        await wires.pop(row.connection).close()  # before our broker does; 5.3.3 never did
             for wire in wires.values():
                 await wire.close()
     assert met == EXPECTED.keys()

@@ -53,6 +53,12 @@ class AuditLog:
         more = f" left_out={left_out}" if left_out else ""
         self._write(logging.WARNING, f"outcome=refused {_facts(outcome)} reason={_word(reason)}{more}")
 
+    def left_out(self, outcome: Outcome) -> None:
+        """Note a refused request that gets no line, where the ordinary log has everything."""
+        if log.isEnabledFor(logging.DEBUG):
+            reason = outcome.refusal.remark if outcome.refusal is not None else ""
+            log.debug("outcome=refused %s reason=%s", _facts(outcome), _word(reason))
+
     def close(self) -> None:
         if self._file is not None:
             self._file.close()

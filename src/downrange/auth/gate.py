@@ -133,7 +133,9 @@ class Gate:
             return
         peer.has_waited = False
         left_out = self._failures.failed(address_of(outcome.origin), self._now())
-        if left_out is not None:
+        if left_out is None:
+            self._audit.left_out(outcome)
+        else:
             self._audit.refused(outcome, left_out)
 
 

@@ -161,7 +161,9 @@ class PlainAclFiles:
             raise PlainAclError("it is empty")
         acl = read_acl(content)
         if mode & stat.S_IRWXO:
-            log.warning("access control file can be read by others file=%s; chmod 600 keeps its secrets secret", path)
+            log.warning(
+                "access control file can be read by others file=%s; to keep its secrets: chmod 600 %s", path, path
+            )
         for warning in acl.warnings:
             log.warning("access control file=%s %s", path, warning)
         return acl._replace(version=acl.version or DataVersion(timestamp=self._clock.now()))

@@ -127,13 +127,24 @@ def load_config(path: Path | None, overrides: dict[str, Property]) -> tuple[Brok
     slave_access(store)  # a wrong list or a missing secret is found before anything starts
     config = with_acl_file(check_role(configure(BrokerConfig, properties), store.broker_role), path)
     check_access(config, store.broker_role)
-    warnings += readable_secrets(properties)
+    warnings += readable_secrets(properties, store)
     for address in config.namesrv_addresses:
         try:
             split_address(address)
         except ConnectFailed as error:
             raise ConfigError(f"namesrvAddr: {error}{properties['namesrvAddr'].place}") from None
     return config, store, warnings
+
+
+def protections(config: BrokerConfig, store: StoreConfig) -> dict[str, bool]:
+    """The settings that protect a broker which other machines can reach, and whether each is on."""
+    found = {
+        "aclEnable=true or authenticationEnabled=true": config.acl_enable or config.authentication_enabled,
+        "tls.server.mode=enforcing": False,
+    }
+    if store.broker_role is not BrokerRole.SLAVE:
+        found["haSecretFile or haAllowedSlaveAddresses"] = slave_access(store).is_limited
+    return found
 
 
 def changed_settings_path(store: StoreConfig) -> Path:

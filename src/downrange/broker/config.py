@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib import resources
@@ -11,10 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from downrange.auth.plain_acl_files import PLAIN_ACL
-from downrange.settings import ConfigError, Property, setting, settings_of
-from downrange.store.config import BrokerRole
-
-_OTHERS: Final = stat.S_IRGRP | stat.S_IROTH
+from downrange.settings import ConfigError, Property, secret_warning, setting, settings_of
+from downrange.store.config import BrokerRole, StoreConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,11 +259,14 @@ def check_role(config: BrokerConfig, role: BrokerRole) -> BrokerConfig:
     return config
 
 
-def readable_secrets(properties: Mapping[str, Property]) -> list[str]:
-    """A warning for each secret in a file that other users of this machine may read."""
-    found = []
-    for key in (one.key for one in settings_of(BrokerConfig) if one.is_secret):
-        given = properties.get(key)
-        if given is not None and given.line is not None and Path(given.source).stat().st_mode & _OTHERS:
-            found.append(f"others can read the secret {key}{given.place}: chmod 600 {given.source}")
-    return found
+def readable_secrets(properties: Mapping[str, Property], store: StoreConfig) -> list[str]:
+    """A warning for each file with secrets that other users of this machine may read."""
+    keys = {one.key for one in settings_of(BrokerConfig) if one.is_secret} & properties.keys()
+    secrets: dict[Path, list[str]] = {}
+    for key in sorted(keys):
+        if properties[key].line is not None:
+            secrets.setdefault(Path(properties[key].source), []).append(key)
+    if store.ha_secret_file is not None:
+        secrets.setdefault(store.ha_secret_file, []).append("haSecretFile")
+    warnings = (secret_warning(path, " and ".join(names)) for path, names in secrets.items())
+    return [warning for warning in warnings if warning is not None]

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from downrange.settings import ConfigError, tools_file
+import typer
+
+from downrange.settings import ConfigError, secret_warning, tools_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,4 +44,6 @@ def _keys(path: Path) -> tuple[str | None, str | None]:
         return None, None
     if not all(isinstance(key, str) and key for key in keys):
         raise ConfigError(f"{path}: expected accessKey and secretKey, two texts")
+    if warning := secret_warning(path, "secretKey"):
+        typer.echo(f"downrange: warning: {warning}", err=True)
     return keys[0], keys[1]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ipaddress
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import typer
@@ -29,7 +31,7 @@ def run_broker(
     log_level: str = typer.Option("INFO", "--log-level", help="DEBUG, INFO, WARNING or ERROR."),
 ) -> None:
     """Run a broker until it is stopped with SIGTERM or Ctrl-C."""
-    from downrange.broker.app import RunningBroker, broker, load_config
+    from downrange.broker.app import RunningBroker, broker, load_config, protections
     from downrange.cli.process import check_bind, overrides, serve, start_logging, warn
 
     config, store, warnings = load_config(
@@ -49,7 +51,7 @@ def run_broker(
         raise ConfigError(f"--id {broker_id} is the id of a slave: add --role SLAVE; a master has id 0")
     if not config.namesrv_addresses:
         raise ConfigError("no name server: give one with -n ADDR, namesrvAddr in the file, or NAMESRV_ADDR")
-    check_bind(config.bind_address, insecure=insecure)
+    check_bind(config.bind_address, protections(config, store), insecure=insecure)
     start_logging(log_level)
     warn(warnings)
 
@@ -72,14 +74,22 @@ def run_standalone(
     log_level: str = typer.Option("WARNING", "--log-level", help="DEBUG, INFO, WARNING or ERROR."),
 ) -> None:
     """Run a name server and a broker in one process: all that sending and receiving needs."""
-    from downrange.broker.app import RunningBroker, broker, load_config
+    from downrange.broker.app import RunningBroker, broker, load_config, protections
     from downrange.cli.process import check_bind, overrides, serve, start_logging, warn
     from downrange.namesrv.app import load_config as load_namesrv_config
     from downrange.namesrv.app import name_server
+    from downrange.namesrv.app import protections as namesrv_protections
 
-    check_bind(bind, insecure=insecure)
-    start_logging(log_level)
     directory = data.resolve()
+    settings = overrides(
+        namesrvAddr="",  # known when the name server listens
+        brokerName="broker-a" if config_file is None else None,
+        listenPort=broker_port,
+        bindAddress=bind,
+        storePathRootDir=directory / "store",
+        metricsPort=metrics_port,
+    )
+    config, store, warnings = load_config(config_file, settings)
     namesrv_config, _ = load_namesrv_config(
         None,
         overrides(
@@ -87,26 +97,21 @@ def run_standalone(
             bindAddress=bind,
             kvConfigPath=directory / "namesrv" / "kvConfig.json",
             configStorePath=directory / "namesrv" / "namesrv.properties",
+            # The accounts of the broker are those of the name server, and the broker beside it needs none.
+            aclEnable=config.acl_enable,
+            aclFile=config.acl_file,
+            allowedBrokerAddresses=_own_addresses(bind) if config.acl_enable else None,
         ),
     )
+    check_bind(bind, protections(config, store) | namesrv_protections(namesrv_config), insecure=insecure)
+    start_logging(log_level)
+    warn(warnings)
 
     @asynccontextmanager
     async def both() -> AsyncIterator[tuple[str, RunningBroker]]:
         async with name_server(namesrv_config) as names:
             address = f"{bind}:{names.port}"
-            config, store, warnings = load_config(
-                config_file,
-                overrides(
-                    namesrvAddr=address,
-                    brokerName="broker-a" if config_file is None else None,
-                    listenPort=broker_port,
-                    bindAddress=bind,
-                    storePathRootDir=directory / "store",
-                    metricsPort=metrics_port,
-                ),
-            )
-            warn(warnings)
-            async with broker(config, store) as running:
+            async with broker(replace(config, namesrv_addr=address), store) as running:
                 yield address, running
 
     def ready(started: tuple[str, RunningBroker]) -> tuple[str, dict[str, str]]:
@@ -127,6 +132,14 @@ def run_standalone(
         return text, {"namesrv": address, "broker": live.address}
 
     serve(both(), ready)
+
+
+def _own_addresses(bind: str) -> str:
+    """The addresses from which a broker reaches a name server that listens on this address of its machine."""
+    try:
+        return f"127.0.0.1;{ipaddress.ip_address(bind)}"
+    except ValueError:  # a host name
+        return "127.0.0.1"
 
 
 def run_shutdown(

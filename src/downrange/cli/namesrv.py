@@ -17,7 +17,7 @@ def run(
 ) -> None:
     """Run a name server until it is stopped with SIGTERM or Ctrl-C."""
     from downrange.cli.process import check_bind, overrides, serve, start_logging, warn
-    from downrange.namesrv.app import load_config, name_server
+    from downrange.namesrv.app import load_config, name_server, protections
     from downrange.transport.server import Server
 
     config, warnings = load_config(
@@ -29,7 +29,7 @@ def run(
             configStorePath=data and data / "namesrv.properties",
         ),
     )
-    check_bind(config.bind_address, insecure=insecure)
+    check_bind(config.bind_address, protections(config), insecure=insecure)
     start_logging(log_level)
     warn(warnings)
 

@@ -9,7 +9,7 @@ import logging
 import resource
 import signal
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import TypeVar
 
@@ -30,14 +30,24 @@ def start_logging(level: str) -> None:
     )
 
 
-def check_bind(host: str, *, insecure: bool) -> None:
-    """Refuse an address that other machines can reach without a login, unless `insecure` asks for it."""
+def check_bind(host: str, protections: Mapping[str, bool], *, insecure: bool) -> None:
+    """Refuse an address that other machines can reach, unless all protections are on, or `insecure` asks for it.
+
+    `protections` has the settings that switch each protection on, and whether it is.
+    """
+    missing = [name for name, is_on in protections.items() if not is_on]
+    if missing and not insecure and not is_loopback(host):
+        raise ConfigError(
+            f"{host} can be reached from other machines: set {', '.join(missing)}, or add --insecure if everybody who "
+            "reaches it may do everything"
+        )
+
+
+def is_loopback(host: str) -> bool:
     try:
-        is_loopback = ipaddress.ip_address(host).is_loopback
+        return ipaddress.ip_address(host).is_loopback
     except ValueError:
-        is_loopback = host == "localhost"
-    if not is_loopback and not insecure:
-        raise ConfigError(f"{host} can be reached from other machines, without a login: add --insecure if you mean it")
+        return host == "localhost"
 
 
 def overrides(**given: object) -> dict[str, Property]:

@@ -45,6 +45,11 @@ def load_config(path: Path | None, overrides: dict[str, Property]) -> tuple[Name
     return config, warnings
 
 
+def protections(config: NamesrvConfig) -> dict[str, bool]:
+    """The settings that protect a name server which other machines can reach, and whether each is on."""
+    return {"aclEnable=true": config.acl_enable, "tls.server.mode=enforcing": False}
+
+
 @asynccontextmanager
 async def name_server(
     config: NamesrvConfig, clock: Clock | None = None, *, tls: ssl.SSLContext | None = None

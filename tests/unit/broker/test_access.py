@@ -95,7 +95,7 @@ def test_a_wrong_setting_is_one_line_without_a_secret(tmp_path: Path, lines: lis
 def test_a_file_with_secrets_that_others_can_read_gets_a_warning(tmp_path: Path) -> None:
     _, warnings = load(tmp_path, "authenticationEnabled=true", f"initAuthenticationUser={ROOT}", mode=0o644)
     (warning,) = warnings
-    assert warning.startswith("others can read the secret initAuthenticationUser (")
+    assert warning.startswith("others can read initAuthenticationUser in ")
     assert "Secret" not in warning
     assert load(tmp_path, "authenticationEnabled=true", f"initAuthenticationUser={ROOT}", mode=0o600)[1] == []
 
