@@ -41,8 +41,8 @@ def read_yaml(data: bytes) -> Yaml:
 
 
 def write_yaml(content: Yaml) -> bytes:
-    """The text of a file, laid out as RocketMQ writes it."""
-    text = yaml.safe_dump(content, sort_keys=False, default_flow_style=False, allow_unicode=True, width=1 << 20)
+    """The text of a file as RocketMQ lays it out. Escapes what is not ASCII: U+0085 would come back a blank."""
+    text = yaml.safe_dump(content, sort_keys=False, default_flow_style=False, width=1 << 20)
     return str(text).encode()
 
 
