@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -21,6 +20,8 @@ from downrange.transport.limits import Limits
 from downrange.transport.running_services import running_services
 from downrange.transport.server import Server
 from downrange.transport.serving import serve_commands
+from downrange.transport.tls import server_tls
+from downrange.transport.tls_config import TlsConfig
 
 log = logging.getLogger(__name__)
 
@@ -28,19 +29,17 @@ log = logging.getLogger(__name__)
 def load_config(path: Path | None, overrides: dict[str, Property]) -> tuple[NamesrvConfig, list[str]]:
     """The configuration from a file, a command line and changes made while running; and warnings about its keys."""
     properties = {**(read_properties(path) if path else {}), **overrides}
-    warnings = check_known(properties, [NamesrvConfig], WITHOUT_EFFECT)
+    warnings = check_known(properties, [NamesrvConfig, TlsConfig], WITHOUT_EFFECT)
     config = configure(NamesrvConfig, properties)
     if config.config_store_path.exists():
         changed = read_properties(config.config_store_path)
         kept = {key: value for key, value in changed.items() if key in REMOTELY_CHANGEABLE}
         config = configure(NamesrvConfig, {**properties, **kept})
-    return config, warnings
+    return replace(config, tls=configure(TlsConfig, properties)), warnings
 
 
 @asynccontextmanager
-async def name_server(
-    config: NamesrvConfig, clock: Clock | None = None, *, tls: ssl.SSLContext | None = None
-) -> AsyncIterator[Server]:
+async def name_server(config: NamesrvConfig, clock: Clock | None = None) -> AsyncIterator[Server]:
     """A running name server; it stops when the block ends."""
     clock = clock or SystemClock()
     routes = RouteTable(drop_topics_left_out=config.delete_topic_with_broker_registration)
@@ -52,6 +51,7 @@ async def name_server(
 
     limits = replace(Limits(), idle_seconds=float(config.server_channel_max_idle_time_seconds))
     serve = serve_commands(handlers)
+    tls = server_tls(config.tls)
     server = Server(serve, config.bind_address, config.listen_port, limits=limits, tls=tls, on_close=closed)
     pause = config.scan_not_active_broker_interval / 1000
     async with server, running_services(expiry=expire_brokers(routes, clock, pause)):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from downrange.settings import setting
+from downrange.transport.tls_config import NO_TLS, TlsConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class NamesrvConfig:
     server_channel_max_idle_time_seconds: int = setting(
         120, "Close a connection that was silent for this long.", unit="seconds", minimum=1
     )
+    tls: TlsConfig = NO_TLS
 
 
 # Keys that may be changed while running (request 318): none that concerns files, ports or limits.

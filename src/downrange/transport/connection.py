@@ -24,6 +24,7 @@ from downrange.transport.serving import Endpoint
 
 if TYPE_CHECKING:
     from downrange.transport.socket_transport import SocketTransport
+    from downrange.transport.sockets import LoopSocket
 
 log = logging.getLogger(__name__)
 
@@ -53,8 +54,8 @@ class Connection(Requester, asyncio.Protocol):
         self.last_received = 0.0
         self.is_full = False
         """Frames must be deferred: the socket takes no more for now, or earlier frames are deferred."""
-        self.socket: SocketTransport | None = None
-        """The transport, if `Sockets` reads this connection together with others."""
+        self.socket: SocketTransport | LoopSocket | None = None
+        """The transport, if `Sockets` reads this connection together with others; a stand-in for it beside them."""
         self._decoder = decoder or FrameDecoder()
         self._on_open = on_open
         self._on_close = on_close

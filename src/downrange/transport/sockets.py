@@ -9,12 +9,10 @@ loop's own transports are used.
 from __future__ import annotations
 
 import asyncio
-import errno
-import logging
 import os
 import socket
 from collections.abc import Callable
-from typing import Final
+from typing import Any
 
 from downrange.compiled import steps
 from downrange.protocol.framing import MAX_FRAME, MAX_HEADER
@@ -22,16 +20,21 @@ from downrange.transport.connection import Connection
 from downrange.transport.serving import Endpoint, close_for_bug
 from downrange.transport.socket_transport import SocketTransport
 
-log = logging.getLogger(__name__)
 
-_BACKLOG: Final = 1024
-_ACCEPTED_AT_ONCE: Final = 64
-_PAUSE_SECONDS: Final = 1.0
-_EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+class LoopSocket(steps.Socket):
+    """Stands for a connection of the event loop among those of `Sockets`.
+
+    It has no descriptor, so `send_frames` hands the frames for it back, and the connection itself writes them.
+    """
+
+    __slots__ = ("protocol",)
+
+    def __init__(self, protocol: Connection) -> None:
+        self.protocol = protocol
 
 
 class Sockets:
-    """Accepts and reads connections. Holds always: frames of one connection are served in the order they came."""
+    """Reads connections. Holds always: frames of one connection are served in the order they came."""
 
     def __init__(self, endpoint: Endpoint, make_connection: Callable[[], Connection]) -> None:
         self._endpoint = endpoint
@@ -40,54 +43,20 @@ class Sockets:
         self._time = self._loop.time
         self._watched: steps.Sockets[SocketTransport] = steps.Sockets(MAX_FRAME - 4, MAX_HEADER)
         self._receive = self._watched.receive
-        self._listening: list[socket.socket] = []
         self._loop.add_reader(self._watched.fileno(), self.look)
         self._poll = endpoint.busy_poll
         if self._poll is not None:
             self._poll.looks.append(self.look)
 
-    # --- accepting ----------------------------------------------------------------------------------------------
-
-    def listen(self, listening: list[socket.socket]) -> None:
-        """Accept connections from now on."""
-        self._listening = listening
-        for one in listening:
-            one.setblocking(False)
-            one.listen(_BACKLOG)
-            self._loop.add_reader(one, self._accept, one)
-
-    def stop_listening(self) -> None:
-        for one in self._listening:
-            self._loop.remove_reader(one)
-            one.close()
-        self._listening = []
+    def take(self, accepted: socket.socket, peer: Any) -> None:
+        """Read a connection that was accepted, from now on."""
+        SocketTransport(self._watched, accepted, peer, self._make_connection())
 
     def close(self) -> None:
         self._loop.remove_reader(self._watched.fileno())
         self._watched.close()
         if self._poll is not None:
             self._poll.looks.remove(self.look)
-
-    def _accept(self, listening: socket.socket) -> None:
-        for _ in range(_ACCEPTED_AT_ONCE):
-            try:
-                accepted, peer = listening.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return
-            except OSError as error:
-                if error.errno not in _EXHAUSTED:
-                    raise
-                log.error("no connection can be accepted reason=%s", error.strerror)
-                self._loop.remove_reader(listening)
-                self._loop.call_later(_PAUSE_SECONDS, self._accept_again, listening)
-                return
-            accepted.setblocking(False)
-            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            SocketTransport(self._watched, accepted, peer, self._make_connection())
-
-    def _accept_again(self, listening: socket.socket) -> None:
-        if listening in self._listening:
-            self._loop.add_reader(listening, self._accept, listening)
 
     # --- reading ------------------------------------------------------------------------------------------------
 
