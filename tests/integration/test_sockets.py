@@ -415,7 +415,7 @@ async def test_accepting_goes_on_when_descriptors_have_run_out_for_a_while(
         assert (await reply(caller)).opaque == 1
     assert caplog.text.count("no connection can be accepted reason=Too many open files") == 2
     await until(lambda: not server.connections)
-    acceptor.stop()
+    await acceptor.stop()
 
 
 async def test_two_thousand_connections(server: Server, peer: Peer) -> None:

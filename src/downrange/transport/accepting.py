@@ -62,7 +62,7 @@ class Acceptor:
             one.listen(_BACKLOG)
             self._loop.add_reader(one, self._accept, one)
 
-    def stop(self) -> None:
+    async def stop(self) -> None:
         """Accept no more, and close the connections that were not handed on."""
         for one in self._listening:
             self._loop.remove_reader(one)
@@ -71,8 +71,10 @@ class Acceptor:
         for accepted in list(self._silent):
             self._forget(accepted)
             accepted.close()
-        for task in self._connecting:
+        connecting = list(self._connecting)
+        for task in connecting:
             task.cancel()
+        await asyncio.gather(*connecting, return_exceptions=True)
 
     def _accept(self, listening: socket.socket) -> None:
         for _ in range(_ACCEPTED_AT_ONCE):

@@ -89,7 +89,7 @@ class Server(Endpoint):
             return
         self._listening.close()
         if self._acceptor is not None:
-            self._acceptor.stop()
+            await self._acceptor.stop()
         if self._sweeper is not None:
             self._sweeper.cancel()
         if self.connections:
