@@ -99,7 +99,7 @@ from downrange.transport.pool import split_address
 from downrange.transport.running_services import running_services
 from downrange.transport.server import Server
 from downrange.transport.serving import refuse_all
-from downrange.transport.tls import ServerTls, outgoing_tls, server_tls
+from downrange.transport.tls import ServerTls, server_tls
 from downrange.transport.tls_config import TlsConfig
 
 log = logging.getLogger(__name__)
@@ -256,7 +256,7 @@ async def _serving(
             sync.copy_accounts = AccountSync(access.users, pool).copy
         replication: Replication = SlaveReplication(live, registration, writer, flusher, sync, clock)
     else:
-        replication = MasterReplication(slaves, for_slaves)
+        replication = MasterReplication(slaves, for_slaves, main.tls)
 
     reader = SendReader(live, topics, groups, writer)
     reader.on_half = half_messages.stored

@@ -79,8 +79,12 @@ class Session:
         if config.access_key and config.secret_key:
             self._signer = Signer(config.access_key, config.secret_key, config.security_token)
         self.is_signing = self._signer is not None
+        self.tls = config.client_tls()
         self._pool = Pool(
-            serve_commands(self._answer), read_replies=take_stored, connect_timeout=config.connect_timeout_seconds
+            serve_commands(self._answer),
+            read_replies=take_stored,
+            connect_timeout=config.connect_timeout_seconds,
+            tls=self.tls,
         )
         self.connection_known = self._pool.known
         # Clients that start together must not all load the first name server of the list.

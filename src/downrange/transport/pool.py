@@ -13,7 +13,7 @@ from downrange.transport.connection import Connection
 from downrange.transport.errors import ConnectFailed, TransportClosed
 from downrange.transport.limits import Limits
 from downrange.transport.serving import Endpoint, ReplyReader, Serve, refuse_all
-from downrange.transport.tls import ClientTls, failure
+from downrange.transport.tls import ClientTls, client_failure
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
 
@@ -60,7 +60,7 @@ async def open_link(make: Callable[[], P], address: str, timeout: float, tls: Cl
     except TimeoutError:
         raise ConnectFailed(f"cannot connect to {address}: no answer within {timeout:g} s") from None
     except OSError as error:
-        reason = error.strerror or error if tls is None else failure(error)
+        reason = error.strerror or error if tls is None else client_failure(error)
         raise ConnectFailed(f"cannot connect to {address}: {reason}") from None
 
 

@@ -47,7 +47,7 @@ class Server(Endpoint):
         self.port = port
         self.on_close = on_close
         self.connections: set[Connection] = set()
-        self._tls = tls
+        self.tls = tls
         self._listening: asyncio.Server | None = None
         self._acceptor: Acceptor | None = None
         self._sockets: Sockets | None = None
@@ -76,7 +76,7 @@ class Server(Endpoint):
         if READS_TOGETHER:
             self._sockets = Sockets(self, self._accept)
             make, take_plain = self._accept_beside_sockets, self._sockets.take
-        self._acceptor = Acceptor(make, self.limits, self._tls, take_plain)
+        self._acceptor = Acceptor(make, self.limits, self.tls, take_plain)
         try:
             self._acceptor.listen([socket.socket(fileno=os.dup(one.fileno())) for one in self._listening.sockets])
         except OSError as error:

@@ -124,15 +124,22 @@ def outgoing_tls(config: TlsConfig) -> ClientTls | None:
 def failure(error: OSError) -> str:
     """The reason for which a handshake failed, in words."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        hint = ""
-        if error.verify_code in _UNKNOWN_ISSUER:
-            hint = "; tls.client.trustCertPath names the issuers to trust"
-        return f"its certificate is refused: {error.verify_message.rstrip('.')}{hint}"
+        return f"its certificate is refused: {error.verify_message.rstrip('.')}"
     if isinstance(error, ssl.SSLError):
         return f"TLS failed: {(error.reason or str(error)).replace('_', ' ').lower()}"
     if isinstance(error, ConnectionError) and not isinstance(error, ConnectionRefusedError):
-        return "it closed the connection during the TLS handshake; perhaps it takes plain connections only"
+        return "it closed the connection during the TLS handshake"
     return error.strerror or str(error)
+
+
+def client_failure(error: OSError) -> str:
+    """The reason for which a client could not connect with TLS, and what to do."""
+    reason = failure(error)
+    if isinstance(error, ssl.SSLCertVerificationError) and error.verify_code in _UNKNOWN_ISSUER:
+        return f"{reason}; tls.client.trustCertPath names the issuers to trust"
+    if isinstance(error, ConnectionError) and not isinstance(error, ConnectionRefusedError):
+        return f"{reason}: it takes plain connections only, or refused our certificate"
+    return reason
 
 
 # X509_V_ERR_UNABLE_TO_GET_ISSUER_CERT, ..._DEPTH_ZERO_SELF_SIGNED_CERT, ..._SELF_SIGNED_CERT_IN_CHAIN, ..._LOCALLY

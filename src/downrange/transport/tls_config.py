@@ -8,20 +8,18 @@ name of a server is compared with its certificate.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
 from downrange.settings import (
     ConfigError,
-    Property,
     check_known,
     configure,
     read_properties,
     setting,
     settings_of,
-    to_properties,
 )
 
 
@@ -46,7 +44,7 @@ class ClientAuth(StrEnum):
         return next((one for one in cls if str(value).lower() == one.value), None)
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, slots=True)
 class TlsConfig:
     """All keys as they were given. `resolved` adds those of `tls.config.file`."""
 
@@ -81,7 +79,7 @@ class TlsConfig:
     server_cert_path: Path | None = setting(
         None, "Certificate, and those of its issuers behind it, PEM.", key="tls.server.certPath"
     )
-    server_key_password: str | None = setting(None, "Password of an encrypted key.", key="tls.server.keyPassword")
+    server_key_password: str | None = setting(None, "Password of an encrypted key.", key="tls.server.keyPassword", is_secret=True)
     server_auth_client: bool = setting(
         True,
         "Check the certificates of clients. false is refused where clients show one: unchecked it proves nothing. "
@@ -95,7 +93,7 @@ class TlsConfig:
     client_cert_path: Path | None = setting(
         None, "Certificate that clients show if they are asked, PEM.", key="tls.client.certPath"
     )
-    client_key_password: str | None = setting(None, "Password of an encrypted key.", key="tls.client.keyPassword")
+    client_key_password: str | None = setting(None, "Password of an encrypted key.", key="tls.client.keyPassword", is_secret=True)
     client_auth_server: bool = setting(
         True,
         "Check the certificates of servers. false trusts everyone: encrypted, but perhaps with the wrong server. "
@@ -110,15 +108,6 @@ class TlsConfig:
         "Compare the address of a server with its certificate. Not a key of RocketMQ, which never does.",
         key="tls.client.checkHostName",
     )
-
-    # Passwords must not appear in a log or an error.
-    def __repr__(self) -> str:
-        shown = (
-            f"{one.key}={value!s}"
-            for one in settings_of(type(self))
-            if (value := getattr(self, one.field)) != one.default and "password" not in one.field
-        )
-        return f"<TlsConfig {' '.join(shown)}>"
 
     @property
     def mode(self) -> TlsMode:
@@ -141,8 +130,8 @@ class TlsConfig:
         for key in _NOT_IN_THE_FILE & found.keys():
             raise ConfigError(f"{key} does not belong into a tls.config.file, but beside it{found[key].place}")
         check_known(found, [TlsConfig])
-        given = {key: Property(value) for key, value in to_properties(self).items()}
-        return configure(TlsConfig, {**given, **found})
+        read = configure(TlsConfig, found)
+        return replace(self, **{one.field: getattr(read, one.field) for one in settings_of(TlsConfig) if one.key in found})
 
     def paths(self) -> Iterator[Path]:
         """Every file that is named."""
@@ -156,6 +145,10 @@ class TlsConfig:
         named = [one.key for one in settings_of(type(self)) if one.field.endswith("_path") and getattr(self, one.field)]
         if self.test_mode_enable and named:
             raise ConfigError(f"tls.test.mode.enable=true and {named[0]} exclude each other: remove one of them")
+
+
+def is_tls_key(key: str) -> bool:
+    return any(key in (one.key, *one.aliases) for one in settings_of(TlsConfig))
 
 
 NO_TLS: Final = TlsConfig()
