@@ -14,7 +14,8 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from downrange.transport.limits import Limits
-from downrange.transport.tls import FIRST_BYTE, ServerTls, failure
+from downrange.transport.tls import FIRST_BYTE, ServerTls
+from downrange.transport.tls_transport import TlsTransport
 
 log = logging.getLogger(__name__)
 
@@ -23,36 +24,40 @@ _ACCEPTED_AT_ONCE: Final = 64
 _PAUSE_SECONDS: Final = 1.0
 _EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
-TakePlain = Callable[[socket.socket, Any], object]
-"""Takes a plain connection: its socket, which does not block, and the peer's address."""
+Take = Callable[[socket.socket, Any, asyncio.Protocol], object]
+"""Reads a connection from now on: its socket, which does not block, the peer's address, and the protocol for it."""
 
 
 class Acceptor:
     """Accepts the connections of one server, until `stop`.
 
-    Holds always: a socket waits for its first byte, or is in a handshake, or was handed on; both waits end in time.
-    Used on the loop's thread only.
+    Holds always: a socket waits for its first byte, or is in a handshake, or its protocol has it; both waits end in
+    time. Used on the loop's thread only.
     """
 
     def __init__(
         self,
-        make: Callable[[], asyncio.BaseProtocol],
+        make: Callable[[], asyncio.Protocol],
         limits: Limits,
         tls: ServerTls | None = None,
-        take_plain: TakePlain | None = None,
+        *,
+        make_over_tls: Callable[[], asyncio.Protocol] | None = None,
+        take: Take | None = None,
     ) -> None:
-        """`make` makes the protocol of a connection of the event loop: TLS, and without `take_plain` all others."""
+        """`make` makes the protocol of a connection. Without `take` the event loop's transports are used."""
         self._make = make
         self._limits = limits
         self._tls = tls
-        self._take_plain = take_plain or self._connect_plain
+        self._make_over_tls = make_over_tls or make
+        self._take = take or self._take_by_loop
         self._loop = asyncio.get_running_loop()
         self._listening: list[socket.socket] = []
         self._silent: dict[socket.socket, asyncio.TimerHandle] = {}
+        self._handshakes: dict[TlsTransport, Any] = {}
         self._connecting: set[asyncio.Task[None]] = set()
 
     def __repr__(self) -> str:
-        return f"<Acceptor silent={len(self._silent)} connecting={len(self._connecting)}>"
+        return f"<Acceptor silent={len(self._silent)} handshakes={len(self._handshakes)}>"
 
     def listen(self, listening: list[socket.socket]) -> None:
         """Accept connections from now on; the sockets belong to the acceptor."""
@@ -71,10 +76,10 @@ class Acceptor:
         for accepted in list(self._silent):
             self._forget(accepted)
             accepted.close()
-        connecting = list(self._connecting)
-        for task in connecting:
-            task.cancel()
-        await asyncio.gather(*connecting, return_exceptions=True)
+        for transport in list(self._handshakes):
+            transport.abort()
+        await asyncio.gather(*self._connecting, return_exceptions=True)
+        await asyncio.sleep(0)  # the sockets of these handshakes are closed in this turn of the loop
 
     def _accept(self, listening: socket.socket) -> None:
         for _ in range(_ACCEPTED_AT_ONCE):
@@ -92,7 +97,7 @@ class Acceptor:
             accepted.setblocking(False)
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if self._tls is None:
-                self._take_plain(accepted, peer)
+                self._take(accepted, peer, self._make())
             else:
                 self._wait_for_first_byte(accepted, peer)
 
@@ -127,41 +132,34 @@ class Acceptor:
         if not first:
             accepted.close()
         elif first[0] == FIRST_BYTE:
-            self._connect(accepted, peer, is_tls=True)
+            self._begin_handshake(accepted, peer, self._tls)
         elif self._tls.is_enforced:
             log.info("connection closed peer=%s:%s reason=plain, and tls.server.mode=enforcing", *peer[:2])
             accepted.close()
         else:
-            self._take_plain(accepted, peer)
+            self._take(accepted, peer, self._make())
 
-    # --- connections of the event loop --------------------------------------------------------------------------
+    # --- the handshake ------------------------------------------------------------------------------------------
 
-    def _connect_plain(self, accepted: socket.socket, peer: Any) -> None:
-        self._connect(accepted, peer, is_tls=False)
+    def _begin_handshake(self, accepted: socket.socket, peer: Any, tls: ServerTls) -> None:
+        above = self._make_over_tls()
+        transport = TlsTransport(tls.context(), above, self._limits.handshake_seconds, self._end_handshake)
+        self._handshakes[transport] = peer
+        self._take(accepted, peer, transport)
 
-    def _connect(self, accepted: socket.socket, peer: Any, *, is_tls: bool) -> None:
-        def ended(task: asyncio.Task[None]) -> None:
-            self._connecting.discard(task)
-            if task.cancelled():  # perhaps before its first step
-                accepted.close()
+    def _end_handshake(self, transport: TlsTransport, why_failed: str | None) -> None:
+        peer = self._handshakes.pop(transport)
+        if why_failed is not None:
+            log.info("connection closed peer=%s:%s reason=%s", *peer[:2], why_failed)
 
-        task = self._loop.create_task(self._connected(accepted, peer, self._tls if is_tls else None))
+    def _take_by_loop(self, accepted: socket.socket, peer: Any, protocol: asyncio.Protocol) -> None:
+        task = self._loop.create_task(self._connected(accepted, protocol))
         self._connecting.add(task)
-        task.add_done_callback(ended)
+        task.add_done_callback(self._connecting.discard)
 
-    async def _connected(self, accepted: socket.socket, peer: Any, tls: ServerTls | None) -> None:
+    async def _connected(self, accepted: socket.socket, protocol: asyncio.Protocol) -> None:
         try:
-            if tls is None:
-                await self._loop.connect_accepted_socket(self._make, accepted)
-            else:
-                await self._loop.connect_accepted_socket(
-                    self._make,
-                    accepted,
-                    ssl=tls.context(),
-                    ssl_handshake_timeout=self._limits.handshake_seconds,
-                    ssl_shutdown_timeout=self._limits.drain_seconds,
-                )
-        except OSError as error:
-            reason = "slow handshake" if isinstance(error, ConnectionAbortedError) else failure(error)
-            log.info("connection closed peer=%s:%s reason=%s", *peer[:2], reason)
+            await self._loop.connect_accepted_socket(lambda: protocol, accepted)
+        except OSError as error:  # the peer has gone already
+            log.info("connection closed reason=%s", error)
             accepted.close()

@@ -20,7 +20,7 @@ from downrange.transport.tls import ServerTls
 READS_TOGETHER: Final = hasattr(steps, "Sockets")
 """Whether plain TCP connections are read together (sockets.py); it takes the compiled module and Linux."""
 if READS_TOGETHER:
-    from downrange.transport.sockets import LoopSocket, Sockets
+    from downrange.transport.sockets import Sockets, TlsSocket
 
 log = logging.getLogger(__name__)
 
@@ -72,11 +72,11 @@ class Server(Endpoint):
         if self._listening is None:
             await self.bind()
         assert self._listening is not None
-        make, take_plain = self._accept, None
+        make_over_tls, take = None, None
         if READS_TOGETHER:
-            self._sockets = Sockets(self, self._accept)
-            make, take_plain = self._accept_beside_sockets, self._sockets.take
-        self._acceptor = Acceptor(make, self.limits, self.tls, take_plain)
+            self._sockets = Sockets(self)
+            make_over_tls, take = self._accept_beside_sockets, self._sockets.take
+        self._acceptor = Acceptor(self._accept, self.limits, self.tls, make_over_tls=make_over_tls, take=take)
         try:
             self._acceptor.listen([socket.socket(fileno=os.dup(one.fileno())) for one in self._listening.sockets])
         except OSError as error:
@@ -111,9 +111,11 @@ class Server(Endpoint):
         return Connection(self, on_open=self.connections.add, on_close=self._closed)
 
     def _accept_beside_sockets(self) -> Connection:
-        """A connection over TLS, where `Sockets` reads the plain ones: their replies may leave together."""
+        """A connection over TLS whose bytes `Sockets` receives: it is served and answered together with plain ones."""
+        assert self._sockets is not None
         connection = self._accept()
-        connection.socket = LoopSocket(connection)
+        connection.deliver = self._sockets.deliver
+        connection.socket = TlsSocket(connection)
         return connection
 
     def _closed(self, connection: Connection) -> None:

@@ -1,9 +1,9 @@
-"""All plain TCP connections of a server, read together.
+"""All connections of a server, read together.
 
 A chunk with a single request costs more for being a chunk than for the request, and with many connections that have one
 request under way each, all chunks are like that. So everything that has come over all connections is received in one
-call, and all whole frames are served in one go. Needs the compiled module and Linux; elsewhere, and for TLS, the event
-loop's own transports are used.
+call, and all whole frames are served in one go; those of connections over TLS in a second one, after decryption. Needs
+the compiled module and Linux; elsewhere the event loop's own transports are used.
 """
 
 from __future__ import annotations
@@ -11,18 +11,17 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from downrange.compiled import steps
-from downrange.protocol.framing import MAX_FRAME, MAX_HEADER
+from downrange.protocol.framing import MAX_FRAME, MAX_HEADER, Frame
 from downrange.transport.connection import Connection
 from downrange.transport.serving import Endpoint, close_for_bug
 from downrange.transport.socket_transport import SocketTransport
 
 
-class LoopSocket(steps.Socket):
-    """Stands for a connection of the event loop among those of `Sockets`.
+class TlsSocket(steps.Socket):
+    """Stands for a connection over TLS where replies to plain connections and to others are sent together.
 
     It has no descriptor, so `send_frames` hands the frames for it back, and the connection itself writes them.
     """
@@ -36,21 +35,31 @@ class LoopSocket(steps.Socket):
 class Sockets:
     """Reads connections. Holds always: frames of one connection are served in the order they came."""
 
-    def __init__(self, endpoint: Endpoint, make_connection: Callable[[], Connection]) -> None:
+    def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
-        self._make_connection = make_connection
         self._loop = asyncio.get_running_loop()
         self._time = self._loop.time
         self._watched: steps.Sockets[SocketTransport] = steps.Sockets(MAX_FRAME - 4, MAX_HEADER)
         self._receive = self._watched.receive
         self._loop.add_reader(self._watched.fileno(), self.look)
+        self._is_looking = False
+        self._frames: list[Frame] = []
+        self._origins: list[Connection] = []
         self._poll = endpoint.busy_poll
         if self._poll is not None:
             self._poll.looks.append(self.look)
 
-    def take(self, accepted: socket.socket, peer: Any) -> None:
-        """Read a connection that was accepted, from now on."""
-        SocketTransport(self._watched, accepted, peer, self._make_connection())
+    def take(self, accepted: socket.socket, peer: Any, protocol: asyncio.Protocol) -> None:
+        """Read a connection that was accepted, from now on. The protocol is a `Connection`, or TLS below one."""
+        SocketTransport(self._watched, accepted, peer, cast(Connection, protocol))
+
+    def deliver(self, frames: list[Frame], origins: list[Connection]) -> None:
+        """Serve frames of a connection over TLS: now, or while `look` runs, together with those of the others."""
+        if self._is_looking:
+            self._frames += frames
+            self._origins += origins
+        else:
+            self._endpoint.deliver(frames, origins)
 
     def close(self) -> None:
         self._loop.remove_reader(self._watched.fileno())
@@ -76,6 +85,12 @@ class Sockets:
                 for origin in origins:
                     origin.last_received = now
             self._endpoint.deliver(frames, origins)
+        if others:
+            self._take_others(others)
+
+    def _take_others(self, others: list[tuple[SocketTransport, bytes | int | None]]) -> None:
+        """Bytes that are not whole frames of plain connections, and all other events."""
+        self._is_looking = True
         for transport, what in others:
             try:
                 if what is None:
@@ -88,3 +103,7 @@ class Sockets:
                     transport.close()
             except Exception as error:  # a bug, which must not cost other connections their bytes
                 close_for_bug([transport.protocol], error)
+        self._is_looking = False
+        if self._frames:
+            frames, origins, self._frames, self._origins = self._frames, self._origins, [], []
+            self._endpoint.deliver(frames, origins)
