@@ -10,7 +10,8 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -21,6 +22,7 @@ from bench.served import Load, by_turns, pull_apart, send_apart, served_in
 from downrange.client.config import ClientConfig
 from downrange.load import PullPlan, SendPlan, Target, find_target
 from downrange.load.links import open_socket
+from downrange.load.server_process import ServerProcess
 from downrange.transport.loop import run as run_loop
 from downrange.transport.tls import ClientTls
 from tests.support.certificates import Certificates
@@ -28,7 +30,9 @@ from tests.support.standalone_process import Standalone
 
 ROUNDS: Final = 1 if QUICK else 3
 SECONDS: Final = 0.4 if QUICK else 1.5
-HANDSHAKES: Final = 100 if QUICK else 1000
+HANDSHAKES: Final = 100 if QUICK else 2000
+THREADS: Final = 8
+IDLE: Final = 100 if QUICK else 300
 SHAPES: Final = ((8, 32), (1, 64), (64, 1), (1, 1))
 
 
@@ -53,15 +57,28 @@ def plan(connections: int, outstanding: int, size: int = 128) -> SendPlan:
 
 
 def handshakes(running: Standalone, tls: ClientTls | None) -> tuple[float, float]:
-    """Connections a second, made one after the other, and the broker's CPU for each in microseconds."""
-    with cores_apart(running.process.pid):
+    """Connections a second, made by a few threads, and the broker's CPU for each in microseconds."""
+
+    def connect(_: int) -> None:
         open_socket(running.broker, tls).close()
+
+    with cores_apart(running.process.pid), ThreadPoolExecutor(THREADS) as pool:
+        list(pool.map(connect, range(THREADS)))
         before, started = cpu_seconds(running.process.pid), time.perf_counter()
-        for _ in range(HANDSHAKES):
-            open_socket(running.broker, tls).close()
+        list(pool.map(connect, range(HANDSHAKES)))
         seconds = time.perf_counter() - started
         cpu = cpu_seconds(running.process.pid) - before
     return HANDSHAKES / seconds, cpu / HANDSHAKES * 1e6
+
+
+def idle_bytes(running: Standalone, tls: ClientTls) -> float:
+    """The broker's private memory for one connection that has nothing to do."""
+    server = ServerProcess(running.process.pid)
+    before = server.private_bytes
+    with ExitStack() as stack:
+        for _ in range(IDLE):
+            stack.enter_context(open_socket(running.broker, tls))
+        return (server.private_bytes - before) / IDLE
 
 
 def run() -> list[Figure]:
@@ -73,6 +90,8 @@ def run() -> list[Figure]:
         plain_rate, plain_cpu = handshakes(running, None)
         figures.append(compared("connections with a TLS handshake", rate, "connections/s", plain_rate, "plain"))
         figures.append(compared("TLS handshake: server CPU", cpu, "µs", plain_cpu, "plain"))
+        assert tls.tls is not None
+        figures.append(Figure("private memory for an idle TLS connection", idle_bytes(running, tls.tls) / 1024, "KiB"))
         loads: dict[str, Load] = {}
         for connections, outstanding in SHAPES:
             for kind, target in (("plain", plain), ("TLS", tls)):
