@@ -42,7 +42,7 @@ from downrange.transport.certificates import make_client
 from downrange.transport.errors import TransportError
 from downrange.transport.pool import connect
 from downrange.transport.tls import ClientTls
-from downrange.transport.tls_config import ClientAuth, TlsConfig, TlsMode
+from downrange.transport.tls_config import ClientAuth, TlsConfig, TlsMode, resolved
 from tests.support.broker_client import BrokerClient, standalone
 from tests.support.certificates import Certificates
 from tests.support.processes import DOWNRANGE
@@ -145,7 +145,7 @@ def test_keys_of_configuration_files(files: Certificates, tmp_path: Path) -> Non
     assert not warnings
     assert config.tls.server_mode is TlsMode.PERMISSIVE
     assert config.tls.enable is True
-    assert config.tls.resolved().server_cert_path == cert
+    assert resolved(config.tls).server_cert_path == cert
     assert "hush" not in repr(config)
     names, warnings = load_namesrv_config(conf, {})
     assert (names.tls, warnings) == (config.tls, [])

@@ -13,7 +13,7 @@ from downrange.transport.tls import ClientTls, outgoing_tls
 class SignedPool(Pool):
     """The connections of a broker to other servers; every request over them is signed with the brokers' own account."""
 
-    def __init__(self, signer: Signer | None, tls: ClientTls | None) -> None:
+    def __init__(self, signer: Signer | None, tls: ClientTls | None = None) -> None:
         super().__init__(tls=tls)
         self._signer = signer
 

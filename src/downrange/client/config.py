@@ -10,7 +10,6 @@ from downrange.model.topics import AUTO_CREATE_TOPIC, TRACE_TOPIC, check_topic_n
 from downrange.settings import ConfigError, client_tls_file, credentials, namesrv_addresses, wants_client_tls
 from downrange.transport.errors import ConnectFailed
 from downrange.transport.pool import split_address
-from downrange.transport.tls import ClientTls
 from downrange.transport.tls_config import NO_TLS, TlsConfig
 
 DEFAULT_NAMESRV = "127.0.0.1:9876"
@@ -69,10 +68,6 @@ class ClientConfig:
             addresses, source = (DEFAULT_NAMESRV,), "the default"
         tls = TlsConfig(config_file=client_tls_file())
         return cls(addresses, source, **credentials(), use_tls=wants_client_tls(), tls=tls)
-
-    def client_tls(self) -> ClientTls | None:
-        """TLS for the connections of this client; None when they are plain. Raises ConfigError."""
-        return ClientTls(self.tls) if self.use_tls else None
 
 
 def split_addresses(text: str) -> tuple[str, ...]:

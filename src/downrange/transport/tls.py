@@ -14,8 +14,8 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Final
 
-from downrange.settings import ConfigError
-from downrange.transport.tls_config import ClientAuth, TlsConfig, TlsMode
+from downrange.settings import ConfigError, settings_of
+from downrange.transport.tls_config import ClientAuth, TlsConfig, TlsMode, resolved
 
 log = logging.getLogger(__name__)
 
@@ -54,9 +54,9 @@ class Tls(ABC):
             return self._context
 
     def _load(self) -> ssl.SSLContext:
-        config = self._config.resolved()
-        config.check_test_mode()
-        self._files = tuple(config.paths())
+        config = resolved(self._config)
+        _check_test_mode(config)
+        self._files = tuple(_paths(config).values())
         self._stamps = tuple(map(_stamp, self._files))  # first: a file that changes meanwhile is read again
         return self._build(config)
 
@@ -112,13 +112,13 @@ class ClientTls(Tls):
 
 def server_tls(config: TlsConfig) -> ServerTls | None:
     """The TLS of a server; None when it closes TLS connections. Raises ConfigError if its certificate is unusable."""
-    mode = config.resolved().mode
+    mode = resolved(config).mode
     return None if mode is TlsMode.DISABLED else ServerTls(config, mode)
 
 
 def outgoing_tls(config: TlsConfig) -> ClientTls | None:
     """The TLS of the connections that a server makes; None when they are plain."""
-    return ClientTls(config) if config.resolved().is_enabled else None
+    return ClientTls(config) if resolved(config).is_enabled else None
 
 
 def failure(error: OSError) -> str:
@@ -144,6 +144,19 @@ def client_failure(error: OSError) -> str:
 
 # X509_V_ERR_UNABLE_TO_GET_ISSUER_CERT, ..._DEPTH_ZERO_SELF_SIGNED_CERT, ..._SELF_SIGNED_CERT_IN_CHAIN, ..._LOCALLY
 _UNKNOWN_ISSUER: Final = frozenset({2, 18, 19, 20})
+
+
+def _paths(config: TlsConfig) -> dict[str, Path]:
+    """Every file that is named, by key."""
+    values = {one.key: getattr(config, one.field) for one in settings_of(TlsConfig)}
+    return {key: value for key, value in values.items() if isinstance(value, Path)}
+
+
+def _check_test_mode(config: TlsConfig) -> None:
+    """Refuse certificates beside the test mode: in RocketMQ the test mode ignores them."""
+    for key in _paths(config):
+        if config.test_mode_enable and key != "tls.config.file":
+            raise ConfigError(f"tls.test.mode.enable=true and {key} exclude each other: remove one of them")
 
 
 def _check_clients(context: ssl.SSLContext, config: TlsConfig) -> None:

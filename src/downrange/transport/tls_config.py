@@ -7,7 +7,6 @@ name of a server is compared with its certificate.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -46,7 +45,7 @@ class ClientAuth(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TlsConfig:
-    """All keys as they were given. `resolved` adds those of `tls.config.file`."""
+    """The keys as they were given; `resolved` adds those of `tls.config.file`."""
 
     server_mode: TlsMode | None = setting(
         None,
@@ -79,7 +78,9 @@ class TlsConfig:
     server_cert_path: Path | None = setting(
         None, "Certificate, and those of its issuers behind it, PEM.", key="tls.server.certPath"
     )
-    server_key_password: str | None = setting(None, "Password of an encrypted key.", key="tls.server.keyPassword", is_secret=True)
+    server_key_password: str | None = setting(
+        None, "Password of an encrypted key.", key="tls.server.keyPassword", is_secret=True
+    )
     server_auth_client: bool = setting(
         True,
         "Check the certificates of clients. false is refused where clients show one: unchecked it proves nothing. "
@@ -93,7 +94,9 @@ class TlsConfig:
     client_cert_path: Path | None = setting(
         None, "Certificate that clients show if they are asked, PEM.", key="tls.client.certPath"
     )
-    client_key_password: str | None = setting(None, "Password of an encrypted key.", key="tls.client.keyPassword", is_secret=True)
+    client_key_password: str | None = setting(
+        None, "Password of an encrypted key.", key="tls.client.keyPassword", is_secret=True
+    )
     client_auth_server: bool = setting(
         True,
         "Check the certificates of servers. false trusts everyone: encrypted, but perhaps with the wrong server. "
@@ -122,29 +125,18 @@ class TlsConfig:
         """Whether the connections that are made from here use TLS."""
         return self.mode is TlsMode.ENFORCING if self.enable is None else self.enable
 
-    def resolved(self) -> TlsConfig:
-        """With the keys of `tls.config.file`, which win; raises ConfigError."""
-        if self.config_file is None:
-            return self
-        found = read_properties(self.config_file)
-        for key in _NOT_IN_THE_FILE & found.keys():
-            raise ConfigError(f"{key} does not belong into a tls.config.file, but beside it{found[key].place}")
-        check_known(found, [TlsConfig])
-        read = configure(TlsConfig, found)
-        return replace(self, **{one.field: getattr(read, one.field) for one in settings_of(TlsConfig) if one.key in found})
 
-    def paths(self) -> Iterator[Path]:
-        """Every file that is named."""
-        for one in settings_of(type(self)):
-            value = getattr(self, one.field)
-            if isinstance(value, Path):
-                yield value
-
-    def check_test_mode(self) -> None:
-        """Refuse certificates beside the test mode: in RocketMQ the test mode ignores them."""
-        named = [one.key for one in settings_of(type(self)) if one.field.endswith("_path") and getattr(self, one.field)]
-        if self.test_mode_enable and named:
-            raise ConfigError(f"tls.test.mode.enable=true and {named[0]} exclude each other: remove one of them")
+def resolved(config: TlsConfig) -> TlsConfig:
+    """With the keys of `tls.config.file`, which win; raises ConfigError."""
+    if config.config_file is None:
+        return config
+    found = read_properties(config.config_file)
+    for key in _NOT_IN_THE_FILE & found.keys():
+        raise ConfigError(f"{key} does not belong into a tls.config.file, but beside it{found[key].place}")
+    check_known(found, [TlsConfig])
+    read = configure(TlsConfig, found)
+    named = (one.field for one in settings_of(TlsConfig) if one.key in found)
+    return replace(config, **{field: getattr(read, field) for field in named})
 
 
 def is_tls_key(key: str) -> bool:

@@ -12,7 +12,7 @@ import pytest
 from downrange.settings import ConfigError, Property, configure
 from downrange.transport.certificates import make_client
 from downrange.transport.tls import ClientTls, ServerTls, outgoing_tls, server_tls
-from downrange.transport.tls_config import ClientAuth, TlsConfig, TlsMode
+from downrange.transport.tls_config import ClientAuth, TlsConfig, TlsMode, resolved
 from tests.support.certificates import Certificates
 
 SECRET, GUESSED = "hush hush", "a guess"
@@ -66,19 +66,19 @@ def test_the_file_wins_and_has_no_modes(tmp_path: Path) -> None:
     file = tmp_path / "tls.properties"
     file.write_text("tls.client.authServer=false\n")
     given = TlsConfig(config_file=file, client_auth_server=True, client_key_password=SECRET)
-    assert given.resolved() == replace(given, client_auth_server=False)
+    assert resolved(given) == replace(given, client_auth_server=False)
     for line in ("tls.server.mode=disabled", "tls.enable=true", "useTLS=true", f"tls.config.file={file}"):
         file.write_text(line)
         with pytest.raises(ConfigError, match=r"does not belong into a tls\.config\.file"):
-            given.resolved()
+            resolved(given)
     file.write_text("tls.client.trustCert=x")
     with pytest.raises(
         ConfigError, match=r"unknown key tls\.client\.trustCert; did you mean tls\.client\.trustCertPath"
     ):
-        given.resolved()
+        resolved(given)
     file.unlink()
     with pytest.raises(ConfigError, match="cannot read configuration file"):
-        given.resolved()
+        resolved(given)
 
 
 def test_passwords_are_shown_nowhere(files: Certificates, caplog: pytest.LogCaptureFixture) -> None:
