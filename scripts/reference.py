@@ -10,6 +10,7 @@ from downrange.namesrv.config import REMOTELY_CHANGEABLE as NAMESRV_CHANGEABLE
 from downrange.namesrv.config import NamesrvConfig
 from downrange.settings import Setting, format_value, settings_of
 from downrange.store.config import StoreConfig
+from downrange.transport.tls_config import TlsConfig
 
 PAGE = Path(__file__).parent.parent / "docs" / "reference" / "config.md"
 
@@ -32,6 +33,7 @@ def page() -> str:
         ("Name server", NamesrvConfig, NAMESRV_CHANGEABLE),
         ("Broker", BrokerConfig, REMOTELY_CHANGEABLE),
         ("Broker: storage", StoreConfig, REMOTELY_CHANGEABLE),
+        ("Name server and broker: TLS", TlsConfig, frozenset()),
     ):
         parts.append(f"## {title}\n\n| key | default | values | meaning |\n|---|---|---|---|")
         parts[-1] += "".join(row(known, known.key in changeable) for known in settings_of(config_class)) + "\n"

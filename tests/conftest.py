@@ -18,6 +18,6 @@ def pytest_asyncio_loop_factories(
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     """Async tests run on the loop that users get; those of the transport on both loops we support."""
     fastest = loop_factory() or asyncio.new_event_loop
-    if item.path.name in ("test_transport.py", "test_sockets.py"):
+    if item.path.name in ("test_transport.py", "test_sockets.py", "test_tls_server.py"):
         return {"asyncio": asyncio.new_event_loop, "fastest": fastest}
     return {"fastest": fastest}

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from downrange.model.errors import MessageError, MQError
     from downrange.model.message import Message, MessageQueue
     from downrange.protocol.bodies.groups import ConsumeFromWhere, MessageModel
+    from downrange.transport.tls_config import TlsConfig
 
 __version__ = "0.1.0"
 
@@ -60,6 +61,7 @@ __all__ = [
     "SendFailed",
     "SendResult",
     "SendStatus",
+    "TlsConfig",
     "TransactionProducer",
     "TransactionResult",
     "reply_to",
@@ -96,6 +98,7 @@ _HOMES = {
     "SendFailed": "downrange.client.errors",
     "SendResult": "downrange.client.producer.send_result",
     "SendStatus": "downrange.client.producer.send_result",
+    "TlsConfig": "downrange.transport.tls_config",
     "TransactionProducer": "downrange.client.producer.blocking.transaction_producer",
     "TransactionResult": "downrange.client.producer.transactions",
     "reply_to": "downrange.client.producer.request_reply",

@@ -315,6 +315,20 @@ def wants_pure_python(environment: Mapping[str, str] = os.environ) -> bool:
     return environment.get("DOWNRANGE_PURE", "") not in ("", "0")
 
 
+def client_tls_file(environment: Mapping[str, str] = os.environ) -> Path | None:
+    """The file with the `tls.client` keys that ROCKETMQ_TLS_CONFIG_FILE names."""
+    text = environment.get("ROCKETMQ_TLS_CONFIG_FILE")
+    return Path(text).expanduser() if text else None
+
+
+def wants_client_tls(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether ROCKETMQ_TLS_ENABLE asks clients to use TLS; it does so by default if a file for it is named."""
+    text = environment.get("ROCKETMQ_TLS_ENABLE", "").strip().lower()
+    if text not in ("", "true", "false"):
+        raise ConfigError(f"ROCKETMQ_TLS_ENABLE={text}: expected true or false")
+    return text == "true" or (not text and client_tls_file(environment) is not None)
+
+
 class Credentials(TypedDict):
     """The keys with which a client signs its requests to a cluster with access control."""
 

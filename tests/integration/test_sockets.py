@@ -17,6 +17,7 @@ from msgspec import structs
 from downrange.compiled import steps
 from downrange.protocol.command import ONEWAY_FLAG, Command, request
 from downrange.protocol.framing import Frame, decode_frame, encode
+from downrange.transport import accepting
 from downrange.transport.busy_poll import BusyPoll
 from downrange.transport.connection import Connection
 from downrange.transport.limits import Limits
@@ -391,7 +392,6 @@ async def test_a_lone_caller_is_polled_for_and_two_are_not(peer: Peer) -> None:
     assert not poll.looks
 
 
-@needs_compiled
 async def test_accepting_goes_on_when_descriptors_have_run_out_for_a_while(
     peer: Peer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -404,21 +404,18 @@ async def test_accepting_goes_on_when_descriptors_have_run_out_for_a_while(
                 raise OSError(errno.EMFILE, "Too many open files")
             return super().accept()
 
-    from downrange.transport import sockets
-
-    monkeypatch.setattr(sockets, "_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(accepting, "_PAUSE_SECONDS", 0.01)
     server = Server(peer.serve)
     listening = Exhausted()
     listening.bind(("127.0.0.1", 0))
-    all_of_it = sockets.Sockets(server, server._accept)
-    all_of_it.listen([listening])
+    acceptor = accepting.Acceptor(server._accept, server.limits)
+    acceptor.listen([listening])
     with callers(listening.getsockname()[1], 1) as (caller,):
         caller.sendall(frame(OTHER, 1))
         assert (await reply(caller)).opaque == 1
     assert caplog.text.count("no connection can be accepted reason=Too many open files") == 2
     await until(lambda: not server.connections)
-    all_of_it.stop_listening()
-    all_of_it.close()
+    await acceptor.stop()
 
 
 async def test_two_thousand_connections(server: Server, peer: Peer) -> None:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import ssl
-import subprocess
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 
 import pytest
 
@@ -393,30 +390,3 @@ async def test_the_pool_backs_off_from_an_address_that_refuses() -> None:
 async def test_what_is_not_an_address_is_said_so(text: str) -> None:
     with pytest.raises(ConnectFailed, match="not an address"):
         await connect(text)
-
-
-@pytest.fixture(scope="session")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("tls") / "both.pem"
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
-         "-keyout", str(path), "-out", str(path) + ".crt", "-days", "1", "-subj", "/CN=localhost",
-         "-addext", "subjectAltName=IP:127.0.0.1"],
-        check=True,
-        capture_output=True,
-    )  # fmt: skip
-    return path
-
-
-async def test_tls_both_ways(peer: Peer, certificate: Path) -> None:
-    offered = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    offered.load_cert_chain(f"{certificate}.crt", certificate)
-    trusted = ssl.create_default_context(cafile=f"{certificate}.crt")
-    async with Server(peer.serve, tls=offered) as server:
-        pool = Pool(tls=trusted)
-        reply = await pool.request(address(server), request(BIG), timeout=30)
-        assert len(reply.body) == 300_000
-        await pool.close()
-        plain = await connect(address(server))
-        with pytest.raises((ConnectionLost, RequestTimedOut)):
-            await plain.request(request(ECHO), timeout=2)

@@ -25,6 +25,7 @@ from downrange.store.config import StoreConfig
 from downrange.transport.connection import Connection
 from downrange.transport.pool import connect
 from downrange.transport.serving import CommandHandler, Endpoint, refuse, serve_commands
+from downrange.transport.tls_config import NO_TLS, TlsConfig
 
 SMALL_FILES = {"mapped_file_size_commit_log": 1 << 22, "max_hash_slot_num": 1000, "max_index_num": 4000}
 
@@ -40,9 +41,12 @@ async def standalone(
     broker_options: Mapping[str, object] | None = None,
     store_options: Mapping[str, object] | None = None,
     clock: Clock | None = None,
+    tls: TlsConfig = NO_TLS,
 ) -> AsyncIterator[RunningBroker]:
     """A name server and a broker in this process."""
-    names = NamesrvConfig(listen_port=0, kv_config_path=root / "kv.json", config_store_path=root / "ns.properties")
+    names = NamesrvConfig(
+        listen_port=0, kv_config_path=root / "kv.json", config_store_path=root / "ns.properties", tls=tls
+    )
     async with name_server(names) as namesrv:
         config = replace(
             BrokerConfig(
@@ -51,6 +55,7 @@ async def standalone(
                 listen_port=0,
                 metrics_port=-1,
                 wait_time_mills_in_send_queue=5000,  # a busy machine is no reason to refuse
+                tls=tls,
             ),
             **(broker_options or {}),  # type: ignore[arg-type]
         )

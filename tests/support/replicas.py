@@ -14,13 +14,16 @@ from downrange.namesrv.app import name_server
 from downrange.namesrv.config import NamesrvConfig
 from downrange.store.config import BrokerRole
 from downrange.store.message_store import MessageStore
+from downrange.transport.tls_config import NO_TLS, TlsConfig
 from tests.support.broker_client import store_config
 
 
 @asynccontextmanager
-async def names(root: Path) -> AsyncIterator[str]:
+async def names(root: Path, tls: TlsConfig = NO_TLS) -> AsyncIterator[str]:
     """A name server, by its address."""
-    config = NamesrvConfig(listen_port=0, kv_config_path=root / "kv.json", config_store_path=root / "ns.properties")
+    config = NamesrvConfig(
+        listen_port=0, kv_config_path=root / "kv.json", config_store_path=root / "ns.properties", tls=tls
+    )
     async with name_server(config) as running:
         yield f"127.0.0.1:{running.port}"
 

@@ -6,7 +6,6 @@ import asyncio
 import gc
 import logging
 import socket
-import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -103,6 +102,8 @@ from downrange.transport.pool import split_address
 from downrange.transport.running_services import running_services
 from downrange.transport.server import Server
 from downrange.transport.serving import refuse_all
+from downrange.transport.tls import ServerTls, server_tls
+from downrange.transport.tls_config import TlsConfig, TlsMode, resolved
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +115,7 @@ def load_config(path: Path | None, overrides: dict[str, Property]) -> tuple[Brok
     """The configuration of a `broker.conf` and a command line, with what was changed while running, and warnings."""
     properties = without_class_names({**(read_properties(path) if path else {}), **overrides})
     refuse_unserved(properties)
-    warnings = check_known(properties, [BrokerConfig, StoreConfig], keys_without_effect())
+    warnings = check_known(properties, [BrokerConfig, StoreConfig, TlsConfig], keys_without_effect())
     environment = namesrv_addresses()
     if "namesrvAddr" not in properties and environment:
         properties["namesrvAddr"] = Property(environment, "NAMESRV_ADDR")
@@ -128,6 +129,7 @@ def load_config(path: Path | None, overrides: dict[str, Property]) -> tuple[Brok
     config = with_acl_file(check_role(configure(BrokerConfig, properties), store.broker_role), path)
     check_access(config, store.broker_role)
     warnings += readable_secrets(properties, store)
+    config = replace(config, tls=configure(TlsConfig, properties))
     for address in config.namesrv_addresses:
         try:
             split_address(address)
@@ -140,7 +142,7 @@ def protections(config: BrokerConfig, store: StoreConfig) -> dict[str, bool]:
     """The settings that protect a broker which other machines can reach, and whether each is on."""
     found = {
         "aclEnable=true or authenticationEnabled=true": config.acl_enable or config.authentication_enabled,
-        "tls.server.mode=enforcing": False,
+        "tls.server.mode=enforcing": resolved(config.tls).mode is TlsMode.ENFORCING,
     }
     if store.broker_role is not BrokerRole.SLAVE:
         found["haSecretFile or haAllowedSlaveAddresses"] = slave_access(store).is_limited
@@ -195,7 +197,6 @@ async def broker(
     store_config: StoreConfig,
     clock: Clock | None = None,
     *,
-    tls: ssl.SSLContext | None = None,
     access: AccessControl | None = None,
 ) -> AsyncIterator[RunningBroker]:
     """A running broker; it stops when the block ends: unregistered, drained, saved, flushed and marked as clean.
@@ -212,7 +213,7 @@ async def broker(
     try:
         if access is None and config.authentication_enabled:
             chosen = user_access(config, store_config)
-        async with _listening(config, store_config, tls) as ports:
+        async with _listening(config, store_config, server_tls(config.tls)) as ports:
             address = config.broker_ip1 or own_address(config.bind_address)
             ha_port = ports.slaves.getsockname()[1] if ports.slaves is not None else ports.main.port + 1
             live = LiveConfig(
@@ -270,7 +271,7 @@ async def _serving(
             sync.copy_accounts = AccountSync(access.users, pool).copy
         replication: Replication = SlaveReplication(live, registration, writer, flusher, sync, clock)
     else:
-        replication = MasterReplication(slaves, for_slaves)
+        replication = MasterReplication(slaves, for_slaves, main.tls)
 
     reader = SendReader(live, topics, groups, writer)
     reader.on_half = half_messages.stored
@@ -387,7 +388,7 @@ async def _serving(
 
 
 @asynccontextmanager
-async def _listening(config: BrokerConfig, store: StoreConfig, tls: ssl.SSLContext | None) -> AsyncIterator[Ports]:
+async def _listening(config: BrokerConfig, store: StoreConfig, tls: ServerTls | None) -> AsyncIterator[Ports]:
     limits = replace(Limits(), idle_seconds=float(config.server_channel_max_idle_time_seconds))
     busy_poll = None
     if config.busy_poll_micros:

@@ -12,6 +12,7 @@ from typing import Final
 from downrange.auth.plain_acl_files import PLAIN_ACL
 from downrange.settings import ConfigError, Property, secret_warning, setting, settings_of
 from downrange.store.config import BrokerRole, StoreConfig
+from downrange.transport.tls_config import NO_TLS, TlsConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +148,7 @@ class BrokerConfig:
     metrics_port: int = setting(
         5557, "Port of /metrics and /healthz; 0 takes a free one, -1 turns them off.", minimum=-1, maximum=65535
     )
+    tls: TlsConfig = NO_TLS
 
     @property
     def namesrv_addresses(self) -> tuple[str, ...]:

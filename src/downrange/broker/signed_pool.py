@@ -7,13 +7,14 @@ from downrange.broker.user_access import inner_user
 from downrange.protocol.command import Command
 from downrange.protocol.signing import Signer
 from downrange.transport.pool import Pool
+from downrange.transport.tls import ClientTls, outgoing_tls
 
 
 class SignedPool(Pool):
     """The connections of a broker to other servers; every request over them is signed with the brokers' own account."""
 
-    def __init__(self, signer: Signer | None) -> None:
-        super().__init__()
+    def __init__(self, signer: Signer | None, tls: ClientTls | None = None) -> None:
+        super().__init__(tls=tls)
         self._signer = signer
 
     async def request(self, address: str, command: Command, timeout: float) -> Command:
@@ -23,4 +24,5 @@ class SignedPool(Pool):
 
 def signed_pool(config: BrokerConfig) -> SignedPool:
     inner = inner_user(config)
-    return SignedPool(None if inner is None else Signer(inner.username, inner.password))
+    signer = None if inner is None else Signer(inner.username, inner.password)
+    return SignedPool(signer, outgoing_tls(config.tls))

@@ -12,7 +12,8 @@ from pathlib import Path
 import typer
 
 from downrange.cli import run_files
-from downrange.settings import ConfigError
+from downrange.cli.options import TlsFile, TlsMode
+from downrange.settings import ConfigError, read_properties
 
 _STARTED = time.monotonic()
 
@@ -27,6 +28,8 @@ def run_broker(
     bind: str | None = typer.Option(None, "--bind", "-b", help="Address to listen on. [127.0.0.1]"),
     data: Path | None = typer.Option(None, "--data", "-d", help="Directory for messages. [~/store]"),
     metrics_port: int | None = typer.Option(None, "--metrics-port", help="Port of /metrics; -1 for none. [5557]"),
+    tls_mode: TlsMode = None,
+    tls_config: TlsFile = None,
     insecure: bool = typer.Option(False, "--insecure", help="Allow an address that other machines can reach."),
     log_level: str = typer.Option("INFO", "--log-level", help="DEBUG, INFO, WARNING or ERROR."),
 ) -> None:
@@ -45,6 +48,7 @@ def run_broker(
             bindAddress=bind,
             storePathRootDir=data,
             metricsPort=metrics_port,
+            **{"tls.server.mode": tls_mode, "tls.config.file": tls_config},
         ),
     )
     if broker_id and not config.broker_id:  # it would start with id 0, in the place of the real master
@@ -70,6 +74,8 @@ def run_standalone(
     broker_port: int = typer.Option(10911, "--broker-port", help="Port of the broker; 0 takes a free one."),
     metrics_port: int = typer.Option(5557, "--metrics-port", help="Port of /metrics and /healthz; -1 for none."),
     config_file: Path | None = typer.Option(None, "--config", "-c", help="RocketMQ broker.conf for the broker."),
+    tls_mode: TlsMode = None,
+    tls_config: TlsFile = None,
     insecure: bool = typer.Option(False, "--insecure", help="Allow an address that other machines can reach."),
     log_level: str = typer.Option("WARNING", "--log-level", help="DEBUG, INFO, WARNING or ERROR."),
 ) -> None:
@@ -79,9 +85,12 @@ def run_standalone(
     from downrange.namesrv.app import load_config as load_namesrv_config
     from downrange.namesrv.app import name_server
     from downrange.namesrv.app import protections as namesrv_protections
+    from downrange.transport.tls_config import is_tls_key
 
     directory = data.resolve()
-    settings = overrides(
+    tls = overrides(**{"tls.server.mode": tls_mode, "tls.config.file": tls_config})
+    given = read_properties(config_file) if config_file else {}
+    settings = tls | overrides(
         namesrvAddr="",  # known when the name server listens
         brokerName="broker-a" if config_file is None else None,
         listenPort=broker_port,
@@ -92,7 +101,9 @@ def run_standalone(
     config, store, warnings = load_config(config_file, settings)
     namesrv_config, _ = load_namesrv_config(
         None,
-        overrides(
+        {key: value for key, value in given.items() if is_tls_key(key)}  # the broker's are for both
+        | tls
+        | overrides(
             listenPort=namesrv_port,
             bindAddress=bind,
             kvConfigPath=directory / "namesrv" / "kvConfig.json",

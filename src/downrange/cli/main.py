@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+from pathlib import Path
 from typing import NoReturn
 
 import typer
@@ -33,11 +34,12 @@ from downrange.cli import (
     produce,
     simulate,
     store,
+    tls,
     topic,
     trace,
     user,
 )
-from downrange.cli.options import UsageError
+from downrange.cli.options import UsageError, connect_with_tls
 from downrange.cli.output import one_line
 from downrange.compiled import VARIANT
 from downrange.model.errors import MessageError, MQError
@@ -63,8 +65,14 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def _options(
     version: bool = typer.Option(False, "--version", help="Show the version.", callback=_show_version, is_eager=True),
+    use_tls: bool = typer.Option(False, "--tls", help="Connect with TLS. [$ROCKETMQ_TLS_ENABLE]"),
+    tls_config: Path | None = typer.Option(
+        None,
+        "--tls-config",
+        help="Connect with TLS; properties file with tls.client keys. [$ROCKETMQ_TLS_CONFIG_FILE]",
+    ),
 ) -> None:
-    pass
+    connect_with_tls(use_tls, tls_config)
 
 
 app.command("namesrv")(namesrv.run)
@@ -91,6 +99,7 @@ app.add_typer(namesrv_admin.app, name="namesrv-admin")
 app.add_typer(plain_acl.app, name="plain-acl")
 app.add_typer(store.app, name="store")
 app.add_typer(pipeline.app, name="pipeline")
+app.add_typer(tls.app, name="tls")
 app.command(
     "mqadmin",
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},

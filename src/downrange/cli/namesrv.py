@@ -6,12 +6,16 @@ from pathlib import Path
 
 import typer
 
+from downrange.cli.options import TlsFile, TlsMode
+
 
 def run(
     port: int | None = typer.Option(None, "--port", "-p", help="Port to listen on; 0 takes a free one. [9876]"),
     bind: str | None = typer.Option(None, "--bind", "-b", help="Address to listen on. [127.0.0.1]"),
     config_file: Path | None = typer.Option(None, "--config", "-c", help="RocketMQ name server properties file."),
     data: Path | None = typer.Option(None, "--data", "-d", help="Directory for settings. [~/namesrv]"),
+    tls_mode: TlsMode = None,
+    tls_config: TlsFile = None,
     insecure: bool = typer.Option(False, "--insecure", help="Allow an address that other machines can reach."),
     log_level: str = typer.Option("INFO", "--log-level", help="DEBUG, INFO, WARNING or ERROR."),
 ) -> None:
@@ -27,6 +31,7 @@ def run(
             bindAddress=bind,
             kvConfigPath=data and data / "kvConfig.json",
             configStorePath=data and data / "namesrv.properties",
+            **{"tls.server.mode": tls_mode, "tls.config.file": tls_config},
         ),
     )
     check_bind(config.bind_address, protections(config), insecure=insecure)

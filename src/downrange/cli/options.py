@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -18,7 +20,22 @@ Broker = Annotated[str | None, typer.Option("--broker", "-b", help="One broker: 
 Topic = Annotated[str, typer.Argument(help="Topic.")]
 Group = Annotated[str, typer.Argument(help="Consumer group.")]
 Changes = Annotated[list[str], typer.Argument(help="key=value, any number of them.")]
+TlsMode = Annotated[
+    str | None, typer.Option("--tls-mode", help="disabled, permissive or enforcing. [permissive with a certificate]")
+]
+TlsFile = Annotated[
+    Path | None,
+    typer.Option("--tls-config", help="Properties file with tls.server keys."),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be done and change nothing.")]
+
+
+def connect_with_tls(is_wanted: bool, config_file: Path | None) -> None:
+    """Make all clients of this process, and of those that it starts, use TLS: by the variables that they read."""
+    if is_wanted or config_file is not None:
+        os.environ["ROCKETMQ_TLS_ENABLE"] = "true"
+    if config_file is not None:
+        os.environ["ROCKETMQ_TLS_CONFIG_FILE"] = str(config_file.absolute())
 
 
 class UsageError(MQError):

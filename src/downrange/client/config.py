@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from downrange.client.compression import Compression, check_compression
 from downrange.client.producer.fault import STRATEGIES, StrategyName
 from downrange.model.topics import AUTO_CREATE_TOPIC, TRACE_TOPIC, check_topic_name
-from downrange.settings import ConfigError, credentials, namesrv_addresses
+from downrange.settings import ConfigError, client_tls_file, credentials, namesrv_addresses, wants_client_tls
 from downrange.transport.errors import ConnectFailed
 from downrange.transport.pool import split_address
+from downrange.transport.tls_config import NO_TLS, TlsConfig
 
 DEFAULT_NAMESRV = "127.0.0.1:9876"
 
@@ -33,6 +34,10 @@ class ClientConfig:
     """The user of a cluster with access control: every request is signed with the secret key."""
     secret_key: str | None = field(default=None, repr=False)
     security_token: str | None = field(default=None, repr=False)
+    use_tls: bool = False
+    """Connect with TLS, to name servers and brokers; never without if that fails. [useTLS, tls.enable]"""
+    tls: TlsConfig = NO_TLS
+    """The servers to trust, and a certificate to show to them."""
 
     def __post_init__(self) -> None:
         if not self.namesrv_addresses:
@@ -51,16 +56,18 @@ class ClientConfig:
         """The name servers of the argument, else of NAMESRV_ADDR, else the one a quick start runs on this machine.
 
         A configuration is returned as it is. The user, if any, is that of ROCKETMQ_ACCESS_KEY and ROCKETMQ_SECRET_KEY.
+        ROCKETMQ_TLS_ENABLE=true switches TLS on, and so does ROCKETMQ_TLS_CONFIG_FILE, which names a `tls.config.file`.
         """
         if isinstance(namesrv, ClientConfig):
             return namesrv
-        user = credentials()
         if namesrv is not None:
-            return cls(split_addresses(namesrv), "given by the caller", **user)
-        from_environment = namesrv_addresses()
-        if from_environment is not None:
-            return cls(split_addresses(from_environment), "from NAMESRV_ADDR", **user)
-        return cls((DEFAULT_NAMESRV,), "the default", **user)
+            addresses, source = split_addresses(namesrv), "given by the caller"
+        elif (from_environment := namesrv_addresses()) is not None:
+            addresses, source = split_addresses(from_environment), "from NAMESRV_ADDR"
+        else:
+            addresses, source = (DEFAULT_NAMESRV,), "the default"
+        tls = TlsConfig(config_file=client_tls_file())
+        return cls(addresses, source, **credentials(), use_tls=wants_client_tls(), tls=tls)
 
 
 def split_addresses(text: str) -> tuple[str, ...]:

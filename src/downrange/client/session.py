@@ -36,6 +36,7 @@ from downrange.transport.connection import Connection
 from downrange.transport.errors import ConnectionLost, TransportError
 from downrange.transport.pool import Pool
 from downrange.transport.serving import CommandHandler, LaterReply, refuse, serve_commands
+from downrange.transport.tls import ClientTls
 
 if TYPE_CHECKING:
     from downrange.client.consumer.broker_requests import GroupMember
@@ -79,8 +80,12 @@ class Session:
         if config.access_key and config.secret_key:
             self._signer = Signer(config.access_key, config.secret_key, config.security_token)
         self.is_signing = self._signer is not None
+        self.tls = ClientTls(config.tls) if config.use_tls else None
         self._pool = Pool(
-            serve_commands(self._answer), read_replies=take_stored, connect_timeout=config.connect_timeout_seconds
+            serve_commands(self._answer),
+            read_replies=take_stored,
+            connect_timeout=config.connect_timeout_seconds,
+            tls=self.tls,
         )
         self.connection_known = self._pool.known
         # Clients that start together must not all load the first name server of the list.

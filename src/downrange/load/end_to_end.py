@@ -109,7 +109,7 @@ def end_to_end(target: Target, plan: SendPlan) -> LoadReport:
     """Send at `plan.rate` and receive; returns when every message sent has arrived."""
     if plan.batch > 1:
         raise ConfigError("end to end is measured for single messages: leave --batch out")
-    with Links(target.address, 2, polls=plan.polls) as links:
+    with Links(target.address, 2, polls=plan.polls, tls=target.tls) as links:
         producing, pulling = links.all
         sender = Sender(plan, target, [producing])
         puller = Puller(target, plan, pulling)

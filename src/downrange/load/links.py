@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import select
 import socket
+import ssl
 import struct
 import time
 from abc import ABC, abstractmethod
@@ -16,6 +17,7 @@ from typing import Final, Protocol, Self
 
 from downrange.transport.errors import ConnectFailed, ConnectionLost, RequestTimedOut
 from downrange.transport.pool import split_address
+from downrange.transport.tls import ClientTls, client_failure
 
 _READ_AT_ONCE: Final = 1 << 18
 _LONG_SECONDS: Final = 0.1
@@ -80,7 +82,7 @@ class Link:
     def read(self) -> bytes:
         try:
             count = self._socket.recv_into(self._space)
-        except BlockingIOError:
+        except (BlockingIOError, ssl.SSLWantReadError):
             return b""
         except OSError as error:
             raise ConnectionLost(f"the connection to the broker failed: {error.strerror}") from None
@@ -94,7 +96,7 @@ class Link:
     def _send(self, view: memoryview | bytes) -> int:
         try:
             return self._socket.send(view)
-        except BlockingIOError:
+        except (BlockingIOError, ssl.SSLWantWriteError):
             return 0
         except OSError as error:
             raise ConnectionLost(f"the connection to the broker failed: {error.strerror}") from None
@@ -106,11 +108,14 @@ class WaitingLink(Closing):
     Between a request and its reply there are only two system calls.
     """
 
-    def __init__(self, address: str, *, polls: bool = False) -> None:
+    def __init__(self, address: str, tls: ClientTls | None = None, *, polls: bool = False) -> None:
         self._address = address
         self._polls = polls
         self._space = memoryview(bytearray(_READ_AT_ONCE))
-        self._socket = open_socket(address)
+        self._socket = open_socket(address, tls)
+        if tls is not None:  # OpenSSL does not know the kernel's limits
+            self._socket.settimeout(PATIENCE_SECONDS)
+            return
         # Not `settimeout`, which makes a further system call before each read.
         self._socket.setblocking(True)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", int(PATIENCE_SECONDS), 0))
@@ -127,7 +132,7 @@ class WaitingLink(Closing):
     def read(self) -> bytes:
         try:
             count = self._poll() if self._polls else self._socket.recv_into(self._space)
-        except BlockingIOError:
+        except (BlockingIOError, TimeoutError):
             raise RequestTimedOut(f"{self._address} has answered nothing for {PATIENCE_SECONDS:g} s") from None
         except OSError as error:
             raise ConnectionLost(f"the connection to the broker failed: {error.strerror}") from None
@@ -155,10 +160,12 @@ class Links(Closing):
         greet: Callable[[socket.socket], object] = lambda connected: None,
         *,
         polls: bool = False,
+        tls: ClientTls | None = None,
     ) -> None:
         """`greet` is called with each socket while the socket still blocks. With `polls` the thread never sleeps."""
         self._greet = greet
         self._polls = polls
+        self._tls = tls
         self._epoll = select.epoll()
         # One buffer for all: allocating the largest size at each read costs more than copying the bytes out of it.
         self._space = memoryview(bytearray(_READ_AT_ONCE))
@@ -207,7 +214,7 @@ class Links(Closing):
         self._epoll.close()
 
     def _add(self, address: str) -> None:
-        connected = open_socket(address)
+        connected = open_socket(address, self._tls)
         link = Link(connected, self._epoll, self._space)
         self.all.append(link)
         self._by_descriptor[link.descriptor] = link
@@ -216,11 +223,13 @@ class Links(Closing):
         self._epoll.register(link.descriptor, select.EPOLLIN)
 
 
-def open_socket(address: str) -> socket.socket:
+def open_socket(address: str, tls: ClientTls | None = None) -> socket.socket:
     """A connected, blocking socket."""
+    host, port = split_address(address)
     try:
-        connected = socket.create_connection(split_address(address), timeout=_CONNECT_SECONDS)
+        connected = socket.create_connection((host, port), timeout=_CONNECT_SECONDS)
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return connected if tls is None else tls.context().wrap_socket(connected, server_hostname=host)
     except OSError as error:
-        raise ConnectFailed(f"cannot connect to {address}: {error.strerror or error}") from None
-    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return connected
+        reason = error.strerror or error if tls is None else client_failure(error)
+        raise ConnectFailed(f"cannot connect to {address}: {reason}") from None

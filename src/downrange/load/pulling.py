@@ -59,7 +59,7 @@ def pull_load(target: Target, plan: PullPlan) -> LoadReport:
     backlog = sum(end - first for first, end in (target.ranges or {}).values())
     if not backlog:
         raise ConfigError(f"the topic {target.topic} is empty: send something first, with `downrange bench send`")
-    with Links(target.address, plan.connections) as links:
+    with Links(target.address, plan.connections, tls=target.tls) as links:
         return _Drain(target, plan, links).run()
 
 

@@ -22,7 +22,9 @@ from downrange.protocol.codes import ResponseCode
 from downrange.protocol.command import Command
 from downrange.protocol.errors import broker_error, code_name
 from downrange.protocol.framing import MAX_FRAME, FrameDecoder
+from downrange.settings import ConfigError
 from downrange.transport.errors import ConnectionLost, RequestTimedOut
+from downrange.transport.tls import ClientTls
 
 if TYPE_CHECKING:
     from downrange.load.crowd import Crowd
@@ -50,7 +52,7 @@ class Sender:
         self.plan = plan
         self.frames = SendFrames(plan, target.topic, target.queues, target.broker_name, target.topics)
         self.outstanding = Outstanding(self.frames.count)
-        layout = first_reply(target.address, self.frames)
+        layout = first_reply(target.address, self.frames, target.tls)
         self._readers = {link: ReplyReader(layout, self.outstanding) for link in links}
         self.messages = 0
         self.refused: Counter[str] = Counter()
@@ -105,9 +107,9 @@ class Sender:
         return len(moments) + len(refused)
 
 
-def first_reply(address: str, frames: SendFrames) -> ReplyLayout:
+def first_reply(address: str, frames: SendFrames, tls: ClientTls | None = None) -> ReplyLayout:
     """Send one message and learn the layout of its reply; raises the error if the broker refuses it."""
-    with open_socket(address) as connected:
+    with open_socket(address, tls) as connected:
         connected.settimeout(PATIENCE_SECONDS)
         connected.sendall(frames.slice(*frames.take(1)))
         decoder = FrameDecoder(max_header=MAX_FRAME)
@@ -133,20 +135,22 @@ def first_reply(address: str, frames: SendFrames) -> ReplyLayout:
 
 def send_load(target: Target, plan: SendPlan) -> LoadReport:
     """Warm up, measure, wait for the last replies."""
+    if target.tls is not None and plan.polls:
+        raise ConfigError("polling works on plain connections only: leave --poll out, or TLS")
     if plan.rate is None and plan.connections == plan.outstanding == 1:
-        with WaitingLink(target.address, polls=plan.polls) as link:
+        with WaitingLink(target.address, target.tls, polls=plan.polls) as link:
             return _one_at_a_time(Sender(plan, target, [link]), link, target)
     if plan.rate is None:
-        with links_of(plan, target.address) as links:
+        with links_of(plan, target.address, target.tls) as links:
             return _closed_loop(Sender(plan, target, links.all), links, target)
-    with Links(target.address, plan.connections, polls=plan.polls) as links:
+    with Links(target.address, plan.connections, polls=plan.polls, tls=target.tls) as links:
         return _open_loop(Sender(plan, target, links.all), links, target)
 
 
-def links_of(plan: SendPlan, address: str) -> Links | Crowd:
+def links_of(plan: SendPlan, address: str, tls: ClientTls | None = None) -> Links | Crowd:
     """The connections of a closed loop."""
-    if plan.connections == 1 or plan.polls or plan.each_alone or not hasattr(compiled, "Sockets"):
-        return Links(address, plan.connections, polls=plan.polls)
+    if plan.connections == 1 or plan.polls or plan.each_alone or tls is not None or not hasattr(compiled, "Sockets"):
+        return Links(address, plan.connections, polls=plan.polls, tls=tls)
     from downrange.load.crowd import Crowd  # can be imported only with the compiled module
 
     return Crowd(address, plan.connections, plan.outstanding)

@@ -22,6 +22,7 @@ from downrange.protocol.codes import RequestCode
 from downrange.protocol.command import request
 from downrange.protocol.errors import BrokerError, TopicNotExist
 from downrange.settings import ConfigError
+from downrange.transport.tls import ClientTls
 
 _CREATED_AT_ONCE: Final = 500
 
@@ -40,6 +41,7 @@ class Target:
     ranges: Mapping[int, tuple[int, int]] | None = None
     server: ServerProcess | None = None
     topics: int = 1
+    tls: ClientTls | None = None
 
 
 async def find_target(
@@ -50,12 +52,13 @@ async def find_target(
     namesrv: str | None = None,
     broker: str | None = None,
     server_pid: int | None = None,
+    config: ClientConfig | None = None,
 ) -> Target:
     """Find the broker and create missing topics; an existing topic keeps its queues, of which at most ten are used."""
     check_range("queues", queues, 1, MAX_QUEUES)
     check_range("topics", topics, 1, MAX_TOPICS)
     check_topic_name(_names(topic, topics)[-1])
-    async with Session(ClientConfig.of(namesrv)) as session:
+    async with Session(config or ClientConfig.of(namesrv)) as session:
         one = reachable(await session.broker(broker) if broker else await _only_broker(session))
         ranges: dict[int, tuple[int, int]] = {}
         if topics == 1:
@@ -67,7 +70,7 @@ async def find_target(
         else:
             queues = await _create_missing(session, one.address, _names(topic, topics), queues)
     server = listening_at(one.address) if server_pid is None else ServerProcess(server_pid)
-    return Target(one.address, topic, min(queues, MAX_QUEUES), one.name, ranges, server, topics)
+    return Target(one.address, topic, min(queues, MAX_QUEUES), one.name, ranges, server, topics, session.tls)
 
 
 def _names(topic: str, topics: int) -> list[str]:

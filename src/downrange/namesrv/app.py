@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from dataclasses import replace
@@ -25,6 +24,8 @@ from downrange.transport.limits import Limits
 from downrange.transport.running_services import running_services
 from downrange.transport.server import Server
 from downrange.transport.serving import serve_commands
+from downrange.transport.tls import server_tls
+from downrange.transport.tls_config import TlsConfig, TlsMode, resolved
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +33,7 @@ log = logging.getLogger(__name__)
 def load_config(path: Path | None, overrides: dict[str, Property]) -> tuple[NamesrvConfig, list[str]]:
     """The configuration from a file, a command line and changes made while running; and warnings about its keys."""
     properties = {**(read_properties(path) if path else {}), **overrides}
-    warnings = check_known(properties, [NamesrvConfig], WITHOUT_EFFECT)
+    warnings = check_known(properties, [NamesrvConfig, TlsConfig], WITHOUT_EFFECT)
     config = configure(NamesrvConfig, properties)
     if config.config_store_path.exists():
         changed = read_properties(config.config_store_path)
@@ -42,18 +43,19 @@ def load_config(path: Path | None, overrides: dict[str, Property]) -> tuple[Name
         directory = path.parent if path is not None else Path()
         config = replace(config, acl_file=(directory / (config.acl_file or PLAIN_ACL)).absolute())
     broker_addresses(config)  # a wrong list is found before anything starts
-    return config, warnings
+    return replace(config, tls=configure(TlsConfig, properties)), warnings
 
 
 def protections(config: NamesrvConfig) -> dict[str, bool]:
     """The settings that protect a name server which other machines can reach, and whether each is on."""
-    return {"aclEnable=true": config.acl_enable, "tls.server.mode=enforcing": False}
+    return {
+        "aclEnable=true": config.acl_enable,
+        "tls.server.mode=enforcing": resolved(config.tls).mode is TlsMode.ENFORCING,
+    }
 
 
 @asynccontextmanager
-async def name_server(
-    config: NamesrvConfig, clock: Clock | None = None, *, tls: ssl.SSLContext | None = None
-) -> AsyncIterator[Server]:
+async def name_server(config: NamesrvConfig, clock: Clock | None = None) -> AsyncIterator[Server]:
     """A running name server; it stops when the block ends."""
     clock = clock or SystemClock()
     routes = RouteTable(drop_topics_left_out=config.delete_topic_with_broker_registration)
@@ -72,6 +74,7 @@ async def name_server(
 
     limits = replace(Limits(), idle_seconds=float(config.server_channel_max_idle_time_seconds))
     serve = serve_commands(handlers, gate.admitted if gate is not None else None)
+    tls = server_tls(config.tls)
     server = Server(serve, config.bind_address, config.listen_port, limits=limits, tls=tls, on_close=closed)
     with closing(audit):
         async with (

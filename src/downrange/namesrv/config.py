@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from downrange.settings import setting
+from downrange.transport.tls_config import NO_TLS, TlsConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,7 @@ class NamesrvConfig:
         unit="bytes",
         minimum=1 << 10,
     )
+    tls: TlsConfig = NO_TLS
 
 
 # Keys that may be changed while running (request 318): none that concerns files, ports or limits.

@@ -11,14 +11,25 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Final
 
 from downrange.client.config import ClientConfig
 from downrange.model.errors import MQError
 from downrange.model.topics import TOOLS_GROUP, check_group_name, check_topic_name
-from downrange.settings import ConfigError, Property, Setting, configure, setting, settings_of
+from downrange.settings import (
+    ConfigError,
+    Property,
+    Setting,
+    client_tls_file,
+    configure,
+    setting,
+    settings_of,
+    wants_client_tls,
+)
 from downrange.spark.errors import OptionError
 from downrange.spark.offsets import Offsets, QueueChoice, parse_assign, parse_offsets
+from downrange.transport.tls_config import TlsConfig
 
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
@@ -106,6 +117,17 @@ class SourceOptions:
     )
     access_key: str | None = setting(None, "User of a cluster with access control.")
     secret_key: str | None = setting(None, "Secret of this user.")
+    tls_enable: bool = setting(
+        False,
+        "Connect with TLS. Default: true if tls.config.file is given, or if ROCKETMQ_TLS_ENABLE of the driver says so.",
+        key="tls.enable",
+    )
+    tls_config_file: Path | None = setting(
+        None,
+        "Properties file with the servers to trust and a certificate (`tls.client` keys). Every worker must have it. "
+        "Default: ROCKETMQ_TLS_CONFIG_FILE of the driver.",
+        key="tls.config.file",
+    )
 
     # `secret_key` must not appear in a plan or a log.
     def __repr__(self) -> str:
@@ -213,7 +235,12 @@ class SourceOptions:
     def client_config(self) -> ClientConfig:
         found = ClientConfig.of(self.namesrv)
         return ClientConfig(
-            found.namesrv_addresses, found.source, access_key=self.access_key, secret_key=self.secret_key
+            found.namesrv_addresses,
+            found.source,
+            access_key=self.access_key,
+            secret_key=self.secret_key,
+            use_tls=self.tls_enable,
+            tls=TlsConfig(config_file=self.tls_config_file),
         )
 
 
@@ -275,6 +302,17 @@ def _told(key: str, check: object) -> None:
         raise OptionError(f"{key}: {error}") from None
 
 
+def with_tls(given: Mapping[str, Property]) -> dict[str, Property]:
+    """The options with those of TLS settled here, on the driver: a worker may have another environment."""
+    options = dict(given)
+    file = client_tls_file()
+    if "tls.enable" not in options and ("tls.config.file" in options or wants_client_tls()):
+        options["tls.enable"] = Property("true")
+    if "tls.config.file" not in options and file is not None:
+        options["tls.config.file"] = Property(str(file.absolute()))
+    return options
+
+
 def parse_options(given: Mapping[str, str]) -> SourceOptions:
     """The options of one read or stream. As in Spark, upper and lower case in their names are equal."""
     known = {one.key.lower(): one for one in source_settings()}
@@ -288,7 +326,7 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
             hint = f"; did you mean {known[nearest[0]].key}?" if nearest else ""
             raise OptionError(f"unknown option {name}{hint}")
     try:
-        return configure(SourceOptions, properties)
+        return configure(SourceOptions, with_tls(properties))
     except ConfigError as error:
         raise OptionError(str(error)) from None
 

@@ -13,9 +13,10 @@ from typing import Final, cast
 from downrange.protocol.command import Command
 from downrange.protocol.errors import RemoteProtocolError
 from downrange.protocol.framing import MAX_FRAME, MAX_HEADER, PREFIX, decode_frame, encode
-from downrange.transport.errors import ConnectFailed, ConnectionLost, TransportClosed
+from downrange.transport.errors import ConnectionLost, TransportClosed
 from downrange.transport.outstanding import Outstanding
-from downrange.transport.pool import split_address
+from downrange.transport.pool import open_link
+from downrange.transport.tls import ClientTls
 
 log = logging.getLogger(__name__)
 
@@ -147,8 +148,9 @@ class PullConnection(asyncio.BufferedProtocol):
 class PullConnections:
     """The connections of one task by address, made when first needed and after a loss. Used on one event loop."""
 
-    def __init__(self, connect_timeout: float) -> None:
+    def __init__(self, connect_timeout: float, tls: ClientTls | None = None) -> None:
         self._connect_timeout = connect_timeout
+        self._tls = tls
         self._open: dict[str, PullConnection] = {}
         self._connecting: dict[str, asyncio.Task[PullConnection]] = {}
 
@@ -167,15 +169,7 @@ class PullConnections:
         return await asyncio.shield(attempt)
 
     async def _connect(self, address: str) -> PullConnection:
-        host, port = split_address(address)
-        loop = asyncio.get_running_loop()
-        try:
-            async with asyncio.timeout(self._connect_timeout):
-                _, connection = await loop.create_connection(lambda: PullConnection(address), host, port)
-        except TimeoutError:
-            raise ConnectFailed(f"cannot connect to {address}: no answer within {self._connect_timeout:g} s") from None
-        except OSError as error:
-            raise ConnectFailed(f"cannot connect to {address}: {error.strerror or error}") from None
+        connection = await open_link(lambda: PullConnection(address), address, self._connect_timeout, self._tls)
         self._open[address] = connection
         return connection
 

@@ -6,6 +6,7 @@ import difflib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from downrange.client.config import ClientConfig, ProducerConfig
@@ -14,7 +15,8 @@ from downrange.model.errors import MQError
 from downrange.settings import Property, configure, setting, settings_of
 from downrange.spark.delivery import Level
 from downrange.spark.errors import OptionError
-from downrange.spark.options import duration_seconds
+from downrange.spark.options import duration_seconds, with_tls
+from downrange.transport.tls_config import TlsConfig
 
 # Options of a query that Spark passes on to the sink.
 _OF_SPARK: Final = frozenset({"checkpointlocation", "path", "outputmode", "queryname"})
@@ -46,6 +48,17 @@ class SinkOptions:
     write_id: str | None = setting(None, "Names a batch write, so that repeating it sends nothing twice.")
     access_key: str | None = setting(None, "User of a cluster with access control.")
     secret_key: str | None = setting(None, "Secret of this user.")
+    tls_enable: bool = setting(
+        False,
+        "Connect with TLS. Default: true if tls.config.file is given, or if ROCKETMQ_TLS_ENABLE of the driver says so.",
+        key="tls.enable",
+    )
+    tls_config_file: Path | None = setting(
+        None,
+        "Properties file with the servers to trust and a certificate (`tls.client` keys). Every worker must have it. "
+        "Default: ROCKETMQ_TLS_CONFIG_FILE of the driver.",
+        key="tls.config.file",
+    )
 
     def __post_init__(self) -> None:
         checks: tuple[tuple[str, str | None, Callable[[str], None]], ...] = (
@@ -85,6 +98,8 @@ class SinkOptions:
             route_lock_seconds=self.send_timeout_seconds,
             access_key=self.access_key,
             secret_key=self.secret_key,
+            use_tls=self.tls_enable,
+            tls=TlsConfig(config_file=self.tls_config_file),
         )
 
     def producer_config(self) -> ProducerConfig:
@@ -108,7 +123,7 @@ def sink_options(given: Mapping[str, str]) -> SinkOptions:
             hint = f"; did you mean {known[nearest[0]]}?" if nearest else f"; there are {', '.join(known.values())}"
             raise OptionError(f"unknown option {name} of the RocketMQ sink{hint}")
     try:
-        return configure(SinkOptions, properties)
+        return configure(SinkOptions, with_tls(properties))
     except OptionError:
         raise
     except MQError as error:

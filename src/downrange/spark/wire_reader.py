@@ -72,7 +72,7 @@ class WireReader:
         self._bulk = bulk
         self._loop = loop
         session = loop.session(options.client_config())
-        self._connections = PullConnections(session.config.connect_timeout_seconds)
+        self._connections = PullConnections(session.config.connect_timeout_seconds, session.tls)
         self._brokers = Brokers(
             session,
             group=options.group,

@@ -24,6 +24,7 @@ from downrange.transport.serving import Endpoint
 
 if TYPE_CHECKING:
     from downrange.transport.socket_transport import SocketTransport
+    from downrange.transport.sockets import TlsSocket
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +46,8 @@ class Connection(Requester, asyncio.Protocol):
     ) -> None:
         loop = asyncio.get_running_loop()
         self._endpoint = endpoint = endpoint or Endpoint()
+        self.deliver = endpoint.deliver
+        """Serves frames. `Sockets` may serve them together with those of other connections."""
         self.limits = endpoint.limits
         self.usage = endpoint.usage
         super().__init__(loop, Output(loop, self.limits, self.usage), self.limits.max_requests_per_connection)
@@ -53,8 +56,8 @@ class Connection(Requester, asyncio.Protocol):
         self.last_received = 0.0
         self.is_full = False
         """Frames must be deferred: the socket takes no more for now, or earlier frames are deferred."""
-        self.socket: SocketTransport | None = None
-        """The transport, if `Sockets` reads this connection together with others."""
+        self.socket: SocketTransport | TlsSocket | None = None
+        """The transport, if `Sockets` reads this connection together with others; over TLS, what stands for it."""
         self._decoder = decoder or FrameDecoder()
         self._on_open = on_open
         self._on_close = on_close
@@ -99,7 +102,7 @@ class Connection(Requester, asyncio.Protocol):
         self._gather_if_possible()
 
     def _serve(self, frames: list[Frame]) -> None:
-        self._endpoint.deliver(frames, [self] * len(frames))
+        self.deliver(frames, [self] * len(frames))
 
     def _without_replies(self, frames: list[Frame]) -> list[Frame]:
         """Hand replies to those who wait for them; return the frames that are requests."""

@@ -18,6 +18,8 @@ class Limits:
     idle_seconds: float = 120.0
     frame_seconds: float = 60.0
     """How long a peer may take to send one frame after the frame's first byte."""
+    handshake_seconds: float = 10.0
+    """How long a TLS handshake may take after the peer's first byte."""
     drain_seconds: float = 5.0
     """How long a server that stops waits for the replies under way on each connection."""
 

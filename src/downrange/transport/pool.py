@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, TypeVar
@@ -14,6 +13,7 @@ from downrange.transport.connection import Connection
 from downrange.transport.errors import ConnectFailed, TransportClosed
 from downrange.transport.limits import Limits
 from downrange.transport.serving import Endpoint, ReplyReader, Serve, refuse_all
+from downrange.transport.tls import ClientTls, client_failure
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
 
@@ -38,7 +38,7 @@ async def connect(
     endpoint: Endpoint | None = None,
     *,
     timeout: float = 3.0,
-    tls: ssl.SSLContext | None = None,
+    tls: ClientTls | None = None,
     on_close: Callable[[Connection], None] | None = None,
 ) -> Connection:
     """One connection to `address`, which belongs to `endpoint`."""
@@ -50,16 +50,18 @@ async def connect(
     return await open_link(make, address, timeout, tls)
 
 
-async def open_link(make: Callable[[], P], address: str, timeout: float, tls: ssl.SSLContext | None = None) -> P:
+async def open_link(make: Callable[[], P], address: str, timeout: float, tls: ClientTls | None = None) -> P:
     """The protocol that `make` makes, connected to `address`; raises ConnectFailed."""
     host, port = split_address(address)
     try:
         async with asyncio.timeout(timeout):
-            return (await asyncio.get_running_loop().create_connection(make, host, port, ssl=tls))[1]
+            context = None if tls is None else tls.context()
+            return (await asyncio.get_running_loop().create_connection(make, host, port, ssl=context))[1]
     except TimeoutError:
         raise ConnectFailed(f"cannot connect to {address}: no answer within {timeout:g} s") from None
     except OSError as error:
-        raise ConnectFailed(f"cannot connect to {address}: {error.strerror or error}") from None
+        reason = error.strerror or error if tls is None else client_failure(error)
+        raise ConnectFailed(f"cannot connect to {address}: {reason}") from None
 
 
 @dataclass(slots=True)
@@ -84,12 +86,12 @@ class Pool(Endpoint):
         *,
         read_replies: ReplyReader | None = None,
         connect_timeout: float = 3.0,
-        tls: ssl.SSLContext | None = None,
+        tls: ClientTls | None = None,
         limits: Limits | None = None,
     ) -> None:
         super().__init__(serve, read_replies=read_replies, limits=limits)
         self._connect_timeout = connect_timeout
-        self._tls = tls
+        self.tls = tls
         self._connections: dict[str, Connection] = {}
         self.known = self._connections.get
         """The last connection to an address, open or closed. The dict's own method, because every send calls it."""
@@ -159,7 +161,7 @@ class Pool(Endpoint):
             if self._connections.get(address) is connection:
                 del self._connections[address]
 
-        connection = await connect(address, self, timeout=self._connect_timeout, tls=self._tls, on_close=forget)
+        connection = await connect(address, self, timeout=self._connect_timeout, tls=self.tls, on_close=forget)
         self._connections[address] = connection
         return connection
 

@@ -6,20 +6,21 @@ import asyncio
 import logging
 import os
 import socket
-import ssl
 from collections.abc import Callable
 from typing import Final
 
 from downrange.compiled import steps
+from downrange.transport.accepting import Acceptor
 from downrange.transport.connection import Connection
 from downrange.transport.errors import listen_failed
 from downrange.transport.limits import Limits
 from downrange.transport.serving import Endpoint, Serve
+from downrange.transport.tls import ServerTls
 
 READS_TOGETHER: Final = hasattr(steps, "Sockets")
 """Whether plain TCP connections are read together (sockets.py); it takes the compiled module and Linux."""
 if READS_TOGETHER:
-    from downrange.transport.sockets import Sockets
+    from downrange.transport.sockets import Sockets, TlsSocket
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +39,7 @@ class Server(Endpoint):
         port: int = 0,
         *,
         limits: Limits | None = None,
-        tls: ssl.SSLContext | None = None,
+        tls: ServerTls | None = None,
         on_close: Callable[[Connection], None] | None = None,
     ) -> None:
         super().__init__(serve, limits=limits)
@@ -46,8 +47,9 @@ class Server(Endpoint):
         self.port = port
         self.on_close = on_close
         self.connections: set[Connection] = set()
-        self._tls = tls
+        self.tls = tls
         self._listening: asyncio.Server | None = None
+        self._acceptor: Acceptor | None = None
         self._sockets: Sockets | None = None
         self._sweeper: asyncio.Task[None] | None = None
 
@@ -59,7 +61,7 @@ class Server(Endpoint):
         loop = asyncio.get_running_loop()
         try:
             self._listening = await loop.create_server(
-                self._accept, self.host, self.port, ssl=self._tls, backlog=1024, start_serving=False
+                self._accept, self.host, self.port, backlog=1024, start_serving=False
             )
         except OSError as error:
             raise listen_failed(self.host, self.port, error) from None
@@ -70,12 +72,13 @@ class Server(Endpoint):
         if self._listening is None:
             await self.bind()
         assert self._listening is not None
+        make_over_tls, take = None, None
+        if READS_TOGETHER:
+            self._sockets = Sockets(self)
+            make_over_tls, take = self._accept_beside_sockets, self._sockets.take
+        self._acceptor = Acceptor(self._accept, self.limits, self.tls, make_over_tls=make_over_tls, take=take)
         try:
-            if self._tls is None and READS_TOGETHER:
-                self._sockets = Sockets(self, self._accept)
-                self._sockets.listen([socket.socket(fileno=os.dup(one.fileno())) for one in self._listening.sockets])
-            else:
-                await self._listening.start_serving()
+            self._acceptor.listen([socket.socket(fileno=os.dup(one.fileno())) for one in self._listening.sockets])
         except OSError as error:
             raise listen_failed(self.host, self.port, error) from None
         self._sweeper = asyncio.get_running_loop().create_task(self._sweep())
@@ -85,8 +88,8 @@ class Server(Endpoint):
         if self._listening is None:
             return
         self._listening.close()
-        if self._sockets is not None:
-            self._sockets.stop_listening()
+        if self._acceptor is not None:
+            await self._acceptor.stop()
         if self._sweeper is not None:
             self._sweeper.cancel()
         if self.connections:
@@ -106,6 +109,14 @@ class Server(Endpoint):
 
     def _accept(self) -> Connection:
         return Connection(self, on_open=self.connections.add, on_close=self._closed)
+
+    def _accept_beside_sockets(self) -> Connection:
+        """A connection over TLS whose bytes `Sockets` receives: it is served and answered together with plain ones."""
+        assert self._sockets is not None
+        connection = self._accept()
+        connection.deliver = self._sockets.deliver
+        connection.socket = TlsSocket(connection)
+        return connection
 
     def _closed(self, connection: Connection) -> None:
         self.connections.discard(connection)

@@ -26,6 +26,7 @@ from downrange.transport.limits import Limits, Usage
 if TYPE_CHECKING:
     from downrange.transport.connection import Connection
     from downrange.transport.socket_transport import SocketTransport
+    from downrange.transport.sockets import TlsSocket
 
 log = logging.getLogger(__name__)
 
@@ -154,7 +155,7 @@ def send_replies(origins: list[Connection], frames: bytes) -> None:
         if origins[0].socket is None:
             _send_each(origins, frames)
         else:
-            sockets = cast("list[SocketTransport]", [origin.socket for origin in origins])
+            sockets = cast("list[SocketTransport | TlsSocket]", [origin.socket for origin in origins])
             for socket, rest in steps.send_frames(sockets, frames):
                 socket.protocol.write(rest)
     except ValueError as error:

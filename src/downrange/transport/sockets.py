@@ -1,93 +1,71 @@
-"""All plain TCP connections of a server, read together.
+"""All connections of a server, read together.
 
 A chunk with a single request costs more for being a chunk than for the request, and with many connections that have one
 request under way each, all chunks are like that. So everything that has come over all connections is received in one
-call, and all whole frames are served in one go. Needs the compiled module and Linux; elsewhere, and for TLS, the event
-loop's own transports are used.
+call, and all whole frames are served in one go; those of connections over TLS in a second one, after decryption. Needs
+the compiled module and Linux; elsewhere the event loop's own transports are used.
 """
 
 from __future__ import annotations
 
 import asyncio
-import errno
-import logging
 import os
 import socket
-from collections.abc import Callable
-from typing import Final
+from typing import Any, cast
 
 from downrange.compiled import steps
-from downrange.protocol.framing import MAX_FRAME, MAX_HEADER
+from downrange.protocol.framing import MAX_FRAME, MAX_HEADER, Frame
 from downrange.transport.connection import Connection
 from downrange.transport.serving import Endpoint, close_for_bug
 from downrange.transport.socket_transport import SocketTransport
 
-log = logging.getLogger(__name__)
 
-_BACKLOG: Final = 1024
-_ACCEPTED_AT_ONCE: Final = 64
-_PAUSE_SECONDS: Final = 1.0
-_EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+class TlsSocket(steps.Socket):
+    """Stands for a connection over TLS where replies to plain connections and to others are sent together.
+
+    It has no descriptor, so `send_frames` hands the frames for it back, and the connection itself writes them.
+    """
+
+    __slots__ = ("protocol",)
+
+    def __init__(self, protocol: Connection) -> None:
+        self.protocol = protocol
 
 
 class Sockets:
-    """Accepts and reads connections. Holds always: frames of one connection are served in the order they came."""
+    """Reads connections. Holds always: frames of one connection are served in the order they came."""
 
-    def __init__(self, endpoint: Endpoint, make_connection: Callable[[], Connection]) -> None:
+    def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
-        self._make_connection = make_connection
         self._loop = asyncio.get_running_loop()
         self._time = self._loop.time
         self._watched: steps.Sockets[SocketTransport] = steps.Sockets(MAX_FRAME - 4, MAX_HEADER)
         self._receive = self._watched.receive
-        self._listening: list[socket.socket] = []
         self._loop.add_reader(self._watched.fileno(), self.look)
+        self._is_looking = False
+        self._frames: list[Frame] = []
+        self._origins: list[Connection] = []
         self._poll = endpoint.busy_poll
         if self._poll is not None:
             self._poll.looks.append(self.look)
 
-    # --- accepting ----------------------------------------------------------------------------------------------
+    def take(self, accepted: socket.socket, peer: Any, protocol: asyncio.Protocol) -> None:
+        """Read a connection that was accepted, from now on. The protocol is a `Connection`, or TLS below one."""
+        SocketTransport(self._watched, accepted, peer, cast(Connection, protocol))
 
-    def listen(self, listening: list[socket.socket]) -> None:
-        """Accept connections from now on."""
-        self._listening = listening
-        for one in listening:
-            one.setblocking(False)
-            one.listen(_BACKLOG)
-            self._loop.add_reader(one, self._accept, one)
-
-    def stop_listening(self) -> None:
-        for one in self._listening:
-            self._loop.remove_reader(one)
-            one.close()
-        self._listening = []
+    def deliver(self, frames: list[Frame], origins: list[Connection]) -> None:
+        """Serve frames of a connection over TLS: now, or while `look` runs, together with those of the others."""
+        if self._is_looking:
+            self._frames += frames
+            self._origins += origins
+        else:
+            self._endpoint.deliver(frames, origins)
 
     def close(self) -> None:
         self._loop.remove_reader(self._watched.fileno())
         self._watched.close()
         if self._poll is not None:
             self._poll.looks.remove(self.look)
-
-    def _accept(self, listening: socket.socket) -> None:
-        for _ in range(_ACCEPTED_AT_ONCE):
-            try:
-                accepted, peer = listening.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return
-            except OSError as error:
-                if error.errno not in _EXHAUSTED:
-                    raise
-                log.error("no connection can be accepted reason=%s", error.strerror)
-                self._loop.remove_reader(listening)
-                self._loop.call_later(_PAUSE_SECONDS, self._accept_again, listening)
-                return
-            accepted.setblocking(False)
-            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            SocketTransport(self._watched, accepted, peer, self._make_connection())
-
-    def _accept_again(self, listening: socket.socket) -> None:
-        if listening in self._listening:
-            self._loop.add_reader(listening, self._accept, listening)
 
     # --- reading ------------------------------------------------------------------------------------------------
 
@@ -107,6 +85,12 @@ class Sockets:
                 for origin in origins:
                     origin.last_received = now
             self._endpoint.deliver(frames, origins)
+        if others:
+            self._take_others(others)
+
+    def _take_others(self, others: list[tuple[SocketTransport, bytes | int | None]]) -> None:
+        """Bytes that are not whole frames of plain connections, and all other events."""
+        self._is_looking = True
         for transport, what in others:
             try:
                 if what is None:
@@ -119,3 +103,7 @@ class Sockets:
                     transport.close()
             except Exception as error:  # a bug, which must not cost other connections their bytes
                 close_for_bug([transport.protocol], error)
+        self._is_looking = False
+        if self._frames:
+            frames, origins, self._frames, self._origins = self._frames, self._origins, [], []
+            self._endpoint.deliver(frames, origins)

@@ -195,7 +195,7 @@ def test_a_broker_that_takes_no_second_connection_is_not_asked_again(
     silence = Silence()
     tried = []
 
-    def refuse(address: str, seconds: float) -> None:
+    def refuse(address: str, *_: object) -> None:
         tried.append(address)
         raise ConnectFailed(f"cannot connect to {address}")
 

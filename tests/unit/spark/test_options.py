@@ -114,7 +114,7 @@ def test_the_reference_lists_every_option_as_it_is() -> None:
         unit = f" ({one.unit})" if one.unit else ""
         row = f"| `{one.key}` | {default} | {one.help.replace('||', chr(92) + '|' + chr(92) + '|')}{unit} |"
         assert row in page, f"docs/reference/spark-options.md lacks: {row}"
-    assert len(re.findall(r"^\| `\w+` \| .* \|$", page.partition("## Columns")[0], re.MULTILINE)) == len(
+    assert len(re.findall(r"^\| `[\w.]+` \| .* \|$", page.partition("## Columns")[0], re.MULTILINE)) == len(
         source_settings()
     )
 

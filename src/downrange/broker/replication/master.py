@@ -9,6 +9,7 @@ import asyncio
 import logging
 import secrets
 import socket
+from dataclasses import replace
 from typing import Final, NamedTuple, cast
 
 from downrange.auth.login_failures import LoginFailures
@@ -20,6 +21,9 @@ from downrange.broker.replication.wire import HEADER, ReportReader
 from downrange.clock import Clock
 from downrange.model.message import PhysicalOffset
 from downrange.store.message_store import MessageStore
+from downrange.transport.accepting import Acceptor
+from downrange.transport.limits import Limits
+from downrange.transport.tls import ServerTls
 
 log = logging.getLogger(__name__)
 
@@ -233,7 +237,7 @@ class Slaves:
         self._senders = WaitingSenders(config, clock)
         self._is_woken = False
         self._has_news = asyncio.Event()
-        self._server: asyncio.Server | None = None
+        self._acceptor: Acceptor | None = None
 
     def __repr__(self) -> str:
         return f"<Slaves {sorted(link.address for link in self.links)} waiting={len(self._senders)}>"
@@ -276,9 +280,11 @@ class Slaves:
 
     # --- running ------------------------------------------------------------------------------------------------
 
-    async def start(self, listening: socket.socket) -> None:
-        """Accept slaves on a listening socket."""
-        self._server = await self._loop.create_server(self._make_link, sock=listening)
+    async def start(self, listening: socket.socket, tls: ServerTls | None = None) -> None:
+        """Accept slaves on a listening socket, with TLS and without, as `tls` says."""
+        limits = replace(Limits(), idle_seconds=self._config.store.ha_housekeeping_interval / 1000)
+        self._acceptor = Acceptor(self._make_link, limits, tls)
+        self._acceptor.listen([listening])
 
     async def run(self) -> None:
         """Call the regular duties of links, and end the waits of senders that waited too long."""
@@ -290,8 +296,8 @@ class Slaves:
 
     async def stop(self) -> None:
         """Let the slaves get the end of the log, for a short time at most, then close their links."""
-        if self._server is not None:
-            self._server.close()
+        if self._acceptor is not None:
+            await self._acceptor.stop()
         try:
             async with asyncio.timeout(_STOP_SECONDS):
                 while any(state.reported_offset < self._store.max_offset for state in self.states()):
@@ -302,8 +308,6 @@ class Slaves:
         for link in [*self.links, *self._strangers]:
             link.abort()
         self._senders.close()
-        if self._server is not None:
-            await self._server.wait_closed()
 
     def _make_link(self) -> SlaveLink:
         return SlaveLink(self, self._store, self._config, self._clock)

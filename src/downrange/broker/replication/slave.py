@@ -19,6 +19,7 @@ from downrange.store.errors import StoreError
 from downrange.store.message_store import MessageStore
 from downrange.transport.errors import ConnectFailed
 from downrange.transport.pool import open_link
+from downrange.transport.tls import ClientTls
 
 log = logging.getLogger(__name__)
 
@@ -158,6 +159,7 @@ class Follower:
     _check: Callable[[], Awaitable[None]]
     _on_appended: Callable[[], object]
     _clock: Clock
+    tls: ClientTls | None = field(init=False, default=None)
     master: str | None = field(init=False, default=None)
     """The address of the master that is followed now."""
     trouble: str | None = field(init=False, default=None)
@@ -228,7 +230,7 @@ class Follower:
                 login = SlaveLogin(secret, self._config.broker.broker_id, secrets.token_bytes(NONCE_SIZE))
             return MasterLink(self._store, self._on_appended, self._config, self._clock, login)
 
-        return await open_link(make, address, _CONNECT_SECONDS)
+        return await open_link(make, address, _CONNECT_SECONDS, self.tls)
 
     def _note_master(self, address: str) -> None:
         self.master, self.trouble = address, None

@@ -29,6 +29,7 @@ from downrange.protocol.codes import VERSION_4_9_8, RequestCode
 from downrange.protocol.command import Command, request
 from downrange.protocol.errors import broker_error
 from downrange.transport.pool import Pool
+from downrange.transport.tls import ClientTls
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +74,11 @@ class Registration:
         self.master_address: str | None = None
         self.master_ha_address: str | None = None
         topics.on_change = lambda topic: self._changed.set()
+
+    @property
+    def tls(self) -> ClientTls | None:
+        """TLS for connections to the servers that a registration names."""
+        return self._pool.tls
 
     @property
     def _period_seconds(self) -> float:

@@ -16,6 +16,7 @@ from downrange.broker.services.registration import Registration
 from downrange.broker.services.slave_sync import SlaveSync
 from downrange.clock import Clock
 from downrange.transport.errors import listen_failed
+from downrange.transport.tls import ServerTls
 
 _BACKLOG: Final = 64
 
@@ -57,15 +58,16 @@ def listening_socket(host: str, port: int) -> socket.socket:
 class MasterReplication(Replication):
     """Serves slaves on a socket of their own."""
 
-    def __init__(self, slaves: Slaves, listening: socket.socket) -> None:
+    def __init__(self, slaves: Slaves, listening: socket.socket, tls: ServerTls | None = None) -> None:
         self._slaves = slaves
         self._listening = listening
+        self._tls = tls
 
     def __repr__(self) -> str:
         return repr(self._slaves)
 
     async def start(self) -> None:
-        await self._slaves.start(self._listening)
+        await self._slaves.start(self._listening, self._tls)
 
     async def run(self) -> None:
         await self._slaves.run()
@@ -105,6 +107,7 @@ class SlaveReplication(Replication):
         self._sync = sync
         connected = partial(sync.connected, writer.store)
         self.follower = Follower(writer.store, config, registration, connected, self._appended, clock)
+        self.follower.tls = registration.tls
 
     def __repr__(self) -> str:
         return repr(self.follower)

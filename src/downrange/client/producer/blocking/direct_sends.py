@@ -116,7 +116,8 @@ class DirectSends:
                 return None
             self._connecting.add(key)
         try:
-            connection = SharedConnection(DirectConnection(address, self._session.config.connect_timeout_seconds))
+            seconds = self._session.config.connect_timeout_seconds
+            connection = SharedConnection(DirectConnection(address, seconds, self._session.tls))
         except ConnectFailed:
             if number:
                 self._shared.add(address)
