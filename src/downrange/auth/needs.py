@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final, Protocol
 
 from downrange.auth.access_control import ANY_NAME, Action, Need, ResourceType
-from downrange.model.topics import RETRY_PREFIX
+from downrange.model.errors import MessageError
+from downrange.model.message_id import parse_offset_message_id
+from downrange.model.topics import REPLY_TOPIC_SUFFIX, RETRY_PREFIX, SEND_FORBIDDEN_TOPICS
 from downrange.protocol.bodies.body import decode_body
 from downrange.protocol.bodies.groups import HeartbeatData, LockBatchBody
 from downrange.protocol.codes import RequestCode
@@ -42,7 +44,13 @@ Rule = Callable[[Command, StoredTopics], Iterable[Need]]
 
 
 def topic_need(topic: str, actions: frozenset[Action]) -> Need:
-    """A right on a topic. A retry topic belongs to its group: the right to consume with the group counts."""
+    """A right on a topic.
+
+    A retry topic belongs to its group: the right to consume with the group counts. In the broker's own topics messages
+    of all topics wait for their delay or the end of their transaction: only who may see the whole broker may look.
+    """
+    if topic in SEND_FORBIDDEN_TOPICS and Action.SUB in actions:
+        return Need(ResourceType.CLUSTER, ANY_NAME, _GET)
     if topic.startswith(RETRY_PREFIX):
         return group_need(topic.removeprefix(RETRY_PREFIX), _SUB)
     return Need(ResourceType.TOPIC, _no_wildcard(topic), actions)
@@ -82,7 +90,13 @@ def _signed(command: Command, stored: StoredTopics) -> Iterable[Need]:
 
 
 def _reply(command: Command, stored: StoredTopics) -> Iterable[Need]:
-    """Answer a request-reply message: the reply does not name the topic of the request that it answers."""
+    """Answer a request-reply message: the reply does not name the topic of the request that it answers.
+
+    A broker may store replies, so one for another topic than those of replies is a send to that topic.
+    """
+    topic = command.ext_fields.get("topic" if command.code == RequestCode.SEND_REPLY_MESSAGE else "b", "")
+    if not topic.endswith(REPLY_TOPIC_SUFFIX):
+        return (topic_need(topic, _PUB),)
     return (Need(ResourceType.TOPIC, ANY_NAME, _PUB_OR_SUB),)
 
 
@@ -95,6 +109,17 @@ def _send_back(command: Command, stored: StoredTopics) -> Iterable[Need]:
     topic = stored.topic_at(_number(command, "offset"))
     group = group_need(command.ext_fields.get("group", ""), _SUB)
     return (group,) if topic is None else (group, topic_need(topic, _SUB))
+
+
+def _consume_directly(command: Command, stored: StoredTopics) -> Iterable[Need]:
+    """A consumer of the group gets the message: whoever sends it there must be allowed to read it."""
+    yield group_need(command.ext_fields.get("consumerGroup", ""), _UPDATE)
+    yield from _stored_need(stored.topic_at(_offset_in(command, "msgId")), _UPDATE)
+
+
+def _resume(command: Command, stored: StoredTopics) -> Iterable[Need]:
+    yield topic_need(command.ext_fields.get("topic", ""), _UPDATE)
+    yield from _stored_need(stored.topic_at(_offset_in(command, "msgId")), _UPDATE)
 
 
 def _end_transaction(command: Command, stored: StoredTopics) -> Iterable[Need]:
@@ -137,6 +162,14 @@ def _number(command: Command, field: str) -> int:
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 20 else -1
 
 
+def _offset_in(command: Command, field: str) -> int:
+    """The place in the log that a message id says; -1 for what is none."""
+    try:
+        return parse_offset_message_id(command.ext_fields.get(field, "")).physical_offset
+    except MessageError:
+        return -1
+
+
 _CODE = RequestCode
 BROKER_NEEDS: Final[Mapping[int, Rule]] = {
     # Producers
@@ -172,7 +205,7 @@ BROKER_NEEDS: Final[Mapping[int, Rule]] = {
     _CODE.GET_TOPIC_STATS_INFO: _topic(_GET),
     _CODE.QUERY_TOPIC_CONSUME_BY_WHO: _topic(_GET),
     _CODE.QUERY_CONSUME_QUEUE: _topic(_GET),
-    _CODE.RESUME_CHECK_HALF_MESSAGE: _topic(_UPDATE),
+    _CODE.RESUME_CHECK_HALF_MESSAGE: _resume,
     # Operators: groups
     _CODE.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: _cluster(_UPDATE),
     _CODE.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: _cluster(_UPDATE),
@@ -186,7 +219,7 @@ BROKER_NEEDS: Final[Mapping[int, Rule]] = {
     _CODE.INVOKE_BROKER_TO_RESET_OFFSET: _both(_UPDATE, "group"),
     _CODE.QUERY_CORRECTION_OFFSET: _both(_GET, "compareGroup"),
     _CODE.CLONE_GROUP_OFFSET: _clone_offsets,
-    _CODE.CONSUME_MESSAGE_DIRECTLY: _both(_UPDATE),
+    _CODE.CONSUME_MESSAGE_DIRECTLY: _consume_directly,
     # Operators: the whole broker
     _CODE.UPDATE_BROKER_CONFIG: _cluster(_UPDATE),
     _CODE.GET_BROKER_CONFIG: _cluster(_GET),

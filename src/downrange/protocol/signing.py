@@ -52,6 +52,11 @@ class Signer:
         return msgspec.structs.replace(command, raw_ext={**fields, SIGNATURE: text}, version=version)
 
 
+def without_signature(fields: Mapping[str, str]) -> dict[str, str]:
+    """The fields without those that say who asks: a client must not get the signature of an operator."""
+    return {name: value for name, value in fields.items() if name not in (ACCESS_KEY, SECURITY_TOKEN, SIGNATURE)}
+
+
 def signature(fields: Mapping[str, str], body: bytes, secret: bytes) -> str:
     # Java compares names by UTF-16 units. Field names are ASCII, where that is Python's order.
     values = "".join(fields[name] for name in sorted(fields) if name != SIGNATURE)

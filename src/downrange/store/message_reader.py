@@ -7,9 +7,11 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from downrange.model.message import PhysicalOffset, QueueOffset
+from downrange.model.record import CorruptRecord
 from downrange.store.config import BrokerRole, StoreConfig
 from downrange.store.errors import StoreClosed
 from downrange.store.index.key_index import KeyIndex
+from downrange.store.kept_message import read_kept
 from downrange.store.log.commit_log import CommitLog
 from downrange.store.queue.backlog import Backlog, Picked, pick_all
 from downrange.store.queue.consume_queue import ENTRY, ENTRY_SIZE, ConsumeQueue
@@ -332,7 +334,10 @@ class MessageReader:
         return self.commit_log.record_at(PhysicalOffset(physical_offset))
 
     def query(self, topic: str, key: str, max_messages: int, begin: int, end: int) -> QueryResult:
-        """Records whose key has the same hash, stored from `begin` to `end`; who asks compares the key text."""
+        """Records of a topic whose key has the same hash, stored from `begin` to `end`; who asks compares the key text.
+
+        The hash is over topic and key, and easy to hit with another topic: records of other topics are left out.
+        """
         self._check_open()
         if self.index is None:
             return QueryResult([], 0, PhysicalOffset(0))
@@ -344,14 +349,22 @@ class MessageReader:
             offsets = sorted(set(found.physical_offsets))
             if not offsets:
                 break
-            records = [record for offset in offsets if (record := self.commit_log.record_at(offset)) is not None]
+            found_records = map(self.commit_log.record_at, offsets)
+            records = [record for record in found_records if record is not None and _is_of(record, topic)]
             if records:
                 return QueryResult(records, timestamp, physical_offset)
-            # Everything found is gone already: look further back.
+            # Everything found is gone already, or of other topics: look further back.
             end = self.commit_log.store_timestamp_at(offsets[0])
             if end < begin:
                 break
         return QueryResult([], timestamp, physical_offset)
+
+
+def _is_of(record: memoryview, topic: str) -> bool:
+    try:
+        return read_kept(record).message.topic == topic
+    except CorruptRecord:
+        return False
 
 
 def _pick_of(state: QueueState, matches: MatchesEntry | None, matches_record: MatchesRecord | None) -> Pick | None:

@@ -30,6 +30,7 @@ from downrange.protocol.bodies.consumers import (
 from downrange.protocol.codes import LanguageCode, RequestCode, version_name
 from downrange.protocol.command import Command, request
 from downrange.protocol.errors import BrokerError, ConsumeMessageTimeout, ConsumerNotOnline
+from downrange.protocol.signing import without_signature
 from downrange.store.message_store import MessageStore
 from downrange.transport.connection import Connection
 from downrange.transport.errors import RequestTimedOut, TransportError
@@ -71,7 +72,7 @@ class ConsumerHandlers:
         """Request 307: relay the state that one consumer reports."""
         header = command.header(GetConsumerRunningInfoRequest)
         client = self._find(header.consumer_group, header.client_id)
-        relayed = request(command.code, ext_fields=command.ext_fields, body=command.body)
+        relayed = request(command.code, ext_fields=without_signature(command.ext_fields), body=command.body)
         return asyncio.ensure_future(_relay(command, relayed, client, header.consumer_group))
 
     def consume_directly(self, command: Command, connection: Connection) -> LaterReply:
@@ -81,7 +82,7 @@ class ConsumerHandlers:
         if header.msg_id is None:
             raise BrokerError("missing required field 'msgId'")
         record = record_at(self._store, parse_offset_message_id(header.msg_id).physical_offset)
-        fields = {**command.ext_fields, "brokerName": self._config.broker.broker_name}
+        fields = {**without_signature(command.ext_fields), "brokerName": self._config.broker.broker_name}
         relayed = request(command.code, ext_fields=fields, body=record)
         return asyncio.ensure_future(_relay(command, relayed, client, header.consumer_group))
 

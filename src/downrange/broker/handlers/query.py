@@ -7,6 +7,7 @@ from typing import Final
 from downrange.broker.clients import Consumers
 from downrange.broker.filtering import tag_filter
 from downrange.broker.routes import RouteTable
+from downrange.broker.stored_topics import named_record
 from downrange.protocol.bodies.body import encode_body
 from downrange.protocol.bodies.query import (
     ConsumeQueueData,
@@ -46,7 +47,7 @@ class QueryHandlers:
         return command.reply(body=record_at(self._store, command.header(ViewMessageRequest).offset))
 
     def query(self, command: Command, connection: Connection) -> Command:
-        """Request 12: records by key. The index has only hashes of keys; the client compares the keys."""
+        """Request 12: records by key. The index has only hashes of topic and key; the client compares the keys."""
         header = command.header(QueryMessageRequest)
         wanted = self._store.config.default_query_max_num if header.unique_key_query else header.max_num
         found = self._store.query(header.topic, header.key, wanted, header.begin_timestamp, header.end_timestamp)
@@ -96,7 +97,7 @@ class QueryHandlers:
 
 def record_at(store: MessageStore, offset: int) -> memoryview:
     """The record that begins at this offset of the log; raises BrokerError when none does."""
-    record = store.record_at(offset)
-    if record is None:
+    found = named_record(store, offset)
+    if found is None:
         raise BrokerError(f"can not find message by the offset, {offset}")
-    return record
+    return found[0]

@@ -13,11 +13,11 @@ from downrange.broker.handlers.send_reader import FAQ, refuse_messages_on_slave
 from downrange.broker.handlers.storing import Storing
 from downrange.broker.live_config import LiveConfig
 from downrange.broker.message_writer import MessageWriter
+from downrange.broker.stored_topics import named_record
 from downrange.broker.topics import Topics
 from downrange.model import properties as names
 from downrange.model.message import SysFlag
 from downrange.model.message_id import offset_message_id
-from downrange.model.record import CorruptRecord
 from downrange.model.topics import Perm, SubscriptionGroupConfig, TopicConfig, dlq_topic, retry_topic
 from downrange.protocol.bodies.send import ConsumerSendMessageBackRequest
 from downrange.protocol.codes import ResponseCode
@@ -104,13 +104,10 @@ class SendBackReader:
         return topic
 
     def _look_up(self, offset: int) -> KeptMessage:
-        record = self._store.record_at(offset)
-        try:
-            if record is not None:
-                return read_kept(record)
-        except CorruptRecord:
-            pass  # something at this offset looks like a record, and is none
-        raise BrokerError(f"look message by offset failed, {offset}")
+        found = named_record(self._store, offset)
+        if found is None:
+            raise BrokerError(f"look message by offset failed, {offset}")
+        return read_kept(found[0])
 
     # --- the message once more ----------------------------------------------------------------------------------
 

@@ -113,6 +113,8 @@ class TransactionHandlers:
             raise BrokerError("The transaction state table offset wrong")
         if found.physical_offset != header.commit_log_offset:
             raise BrokerError("The commit log offset wrong")
+        if not self._half_messages.is_at(found.queue_offset, header.commit_log_offset):  # bytes inside a message's body
+            raise BrokerError("Find prepared transaction message failed")
         half_offset = self._half_messages.current(found.queue_offset)
         if half_offset is None:
             raise BrokerError("The transaction has ended, or a later copy of its message is being checked")

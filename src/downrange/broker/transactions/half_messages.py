@@ -179,6 +179,10 @@ class HalfMessages:
         physical_offset = self._store.physical_offset_of(HALF_TOPIC, _QUEUE_ID, half_offset)
         return self.at(physical_offset) if physical_offset >= 0 else None
 
+    def is_at(self, half_offset: int, physical_offset: int) -> bool:
+        """Whether the half message with this queue offset lies at this place of the log."""
+        return self._store.physical_offset_of(HALF_TOPIC, _QUEUE_ID, half_offset) == physical_offset
+
     def at(self, physical_offset: int) -> StoredMessage | None:
         """The record at this place of the log, of whatever topic."""
         return self._decoded(physical_offset, decode_record)

@@ -23,6 +23,8 @@ def half(message: NewMessage, properties: dict[str, str]) -> NewMessage:
     """A message of a producer as it waits for the end of its transaction; it and its properties are changed."""
     properties[names.REAL_TOPIC] = message.topic
     properties[names.REAL_QID] = str(message.queue_id)
+    # The broker's own note about a copy: a producer that sets it would end the transaction of somebody else.
+    properties.pop(names.TRAN_PREPARED_QUEUE_OFFSET, None)
     message.topic = HALF_TOPIC
     message.queue_id = 0
     message.sys_flag &= ~TRANSACTION_MASK
