@@ -129,6 +129,15 @@ ON_PURPOSE = [
         "",
         "we show the keys that mean something here",
     ),
+    *(
+        OnPurpose(
+            code,
+            "ext field names",
+            "AccessKey.*Signature",
+            "a client could use the operator's signature for itself: what is relayed to it goes without",
+        )
+        for code in (RequestCode.GET_CONSUMER_RUNNING_INFO, RequestCode.CONSUME_MESSAGE_DIRECTLY)
+    ),
     OnPurpose(
         RequestCode.QUERY_CONSUME_TIME_SPAN,
         "body",

@@ -1,0 +1,215 @@
+"""The requests of the matrix: one for each row of matrix.txt, made for a topic and a group."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple
+
+from downrange.model.message_id import offset_message_id, pack_host
+from downrange.protocol.bodies.send import BatchEntry, encode_batch
+from downrange.protocol.command import Command, request
+
+TIME: Final = 1_700_000_000_000
+OTHER_TOPIC: Final = "T9"
+OTHER_GROUP: Final = "G9"
+
+
+class Half(NamedTuple):
+    """Where a half message lies: in the log, and in the half queue."""
+
+    physical_offset: int
+    queue_offset: int
+
+
+class Scene(NamedTuple):
+    """What a request is made for: names, and stored messages of the topic and of another topic."""
+
+    topic: str
+    group: str
+    record: int
+    """Where a message of the topic lies in the log."""
+    other_record: int
+    half: Half
+
+
+Make = Callable[[Scene], Command]
+
+
+def ask(code: int, body: object = b"", /, **fields: object) -> Command:
+    """A request of ext fields; a body that is no bytes goes as JSON."""
+    text = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in fields.items()}
+    return request(code, ext_fields=text, body=body if isinstance(body, bytes) else json.dumps(body).encode())
+
+
+def send(
+    code: int, topic: str, *, body: bytes = b"body", properties: Mapping[str, str] = {}, batch: bool = False
+) -> Command:
+    """A send with the field names of V2."""
+    text = "\x02".join(f"{name}\x01{value}" for name, value in properties.items())
+    flags = 4 if "TRAN_MSG" in properties else 0
+    return ask(
+        code, body, a="PG", b=topic, c="TBW102", d=4, e=0, f=flags, g=TIME, h=0, i=text, j=0, k=False, m=batch
+    )  # fmt: skip
+
+
+def send_v1(code: int, topic: str) -> Command:
+    return ask(
+        code, b"body", producerGroup="PG", topic=topic, defaultTopic="TBW102", defaultTopicQueueNums=4, queueId=0,
+        sysFlag=0, bornTimestamp=TIME, flag=0, properties="KEYS\x01k", reconsumeTimes=0, unitMode=False,
+    )  # fmt: skip
+
+
+def pull(code: int, topic: str, group: str) -> Command:
+    return ask(
+        code, consumerGroup=group, topic=topic, queueId=0, queueOffset=0, maxMsgNums=1, sysFlag=4, commitOffset=0,
+        suspendTimeoutMillis=0, subscription="*", subVersion=0,
+    )  # fmt: skip
+
+
+def subscription(topic: str) -> dict[str, object]:
+    return {"topic": topic, "subString": "*", "subVersion": 1, "expressionType": "TAG", "tagsSet": [], "codeSet": []}
+
+
+def heartbeat(group: str, *topics: str) -> Command:
+    consumer = {
+        "groupName": group, "consumeType": "CONSUME_PASSIVELY", "messageModel": "CLUSTERING",
+        "consumeFromWhere": "CONSUME_FROM_FIRST_OFFSET", "subscriptionDataSet": [subscription(one) for one in topics],
+    }  # fmt: skip
+    return ask(34, {"clientID": "c@1", "consumerDataSet": [consumer], "producerDataSet": []})
+
+
+def locks(code: int, group: str, *topics: str) -> Command:
+    queues = [{"topic": topic, "brokerName": "b", "queueId": 0} for topic in topics]
+    return ask(code, {"consumerGroup": group, "clientId": "c@1", "mqSet": queues})
+
+
+def end_transaction(half: Half) -> Command:
+    return ask(
+        37, producerGroup="PG", tranStateTableOffset=half.queue_offset, commitLogOffset=half.physical_offset,
+        commitOrRollback=8, msgId="0" * 32, fromTransactionCheck=False, topic="T1",
+    )  # fmt: skip
+
+
+def message_id(offset: int) -> str:
+    return offset_message_id(pack_host("127.0.0.1", 10911), offset)
+
+
+def topic_config(topic: str) -> dict[str, object]:
+    return {
+        "topicName": topic, "readQueueNums": 3, "writeQueueNums": 3, "perm": 6, "topicFilterType": "SINGLE_TAG",
+        "topicSysFlag": 0, "order": False,
+    }  # fmt: skip
+
+
+def group_config(group: str) -> dict[str, object]:
+    return {"groupName": group, "retryQueueNums": 1, "retryMaxTimes": 5}
+
+
+NO_HALF: Final = Half(7, 7)
+REPLY_TOPIC: Final = "DefaultCluster_REPLY_TOPIC"
+ACL: Final = {
+    "subject": "User:newcomer",
+    "policies": [
+        {"policyType": "Custom", "entries": [{"resource": "Topic:x", "actions": ["Pub"], "decision": "Allow"}]}
+    ],
+}
+
+BROKER: Final[Mapping[str, Make]] = {
+    "10": lambda to: send_v1(10, to.topic),
+    "310": lambda to: send(310, to.topic),
+    "310/batch": lambda to: send(310, to.topic, body=encode_batch([BatchEntry(0, b"one", "")]), batch=True),
+    "310/half": lambda to: send(310, to.topic, properties={"TRAN_MSG": "true", "PGROUP": "PG", "UNIQ_KEY": "u"}),
+    "310/delay": lambda to: send(310, to.topic, properties={"DELAY": "18", "REAL_TOPIC": OTHER_TOPIC}),
+    "310/retry": lambda to: send(310, f"%RETRY%{to.group}"),
+    "310/dlq": lambda to: send(310, f"%DLQ%{to.group}"),
+    "320": lambda to: send(320, to.topic, body=encode_batch([BatchEntry(0, b"one", "")] * 2), batch=True),
+    "324": lambda to: send_v1(324, REPLY_TOPIC),
+    "324/topic": lambda to: send_v1(324, to.topic),
+    "325": lambda to: send(325, REPLY_TOPIC),
+    "325/topic": lambda to: send(325, to.topic),
+    "37": lambda to: end_transaction(to.half),
+    "37/none": lambda to: end_transaction(NO_HALF),
+    "11": lambda to: pull(11, to.topic, to.group),
+    "11/group": lambda to: pull(11, to.topic, OTHER_GROUP),
+    "11/topic": lambda to: pull(11, OTHER_TOPIC, to.group),
+    "11/waiting": lambda to: pull(11, "SCHEDULE_TOPIC_XXXX", to.group),
+    "361": lambda to: pull(361, to.topic, to.group),
+    "34": lambda to: heartbeat(to.group, to.topic, f"%RETRY%{to.group}"),
+    "34/producer": lambda to: ask(34, {"clientID": "c@1", "producerDataSet": [{"groupName": to.group}]}),
+    "34/mixed": lambda to: heartbeat(to.group, to.topic, OTHER_TOPIC),
+    "35": lambda to: ask(35, clientID="c@1", consumerGroup=to.group),
+    "35/producer": lambda to: ask(35, clientID="c@1", producerGroup=to.group),
+    "36": lambda to: ask(36, offset=to.record, group=to.group, delayLevel=18),
+    "36/record": lambda to: ask(36, offset=to.other_record, group=to.group, delayLevel=18, originTopic=to.topic),
+    "38": lambda to: ask(38, consumerGroup=to.group),
+    "41": lambda to: locks(41, to.group, to.topic),
+    "41/mixed": lambda to: locks(41, to.group, to.topic, OTHER_TOPIC),
+    "42": lambda to: locks(42, to.group, to.topic),
+    "46": lambda to: ask(46, {"clientId": "c@1", "group": to.group, "subscriptionData": subscription(to.topic)}),
+    "14": lambda to: ask(14, consumerGroup=to.group, topic=to.topic, queueId=0),
+    "15": lambda to: ask(15, consumerGroup=to.group, topic=to.topic, queueId=0, commitOffset=1),
+    "29": lambda to: ask(29, topic=to.topic, queueId=0, timestamp=TIME),
+    "30": lambda to: ask(30, topic=to.topic, queueId=0),
+    "31": lambda to: ask(31, topic=to.topic, queueId=0),
+    "32": lambda to: ask(32, topic=to.topic, queueId=0),
+    "12": lambda to: ask(12, topic=to.topic, key="k", maxNum=9, beginTimestamp=0, endTimestamp=1 << 60),
+    "33": lambda to: ask(33, offset=to.record),
+    "33/topic": lambda to: ask(33, offset=to.other_record, topic=to.topic),
+    "33/none": lambda to: ask(33, offset=1 << 40, topic=to.topic),
+    "17": lambda to: ask(
+        17, topic=to.topic, defaultTopic="TBW102", readQueueNums=3, writeQueueNums=3, perm=6,
+        topicFilterType="SINGLE_TAG", topicSysFlag=0, order=False,
+    ),
+    "18": lambda to: ask(18, {"topicConfigList": [topic_config(to.topic), topic_config("T8")]}),
+    "215": lambda to: ask(215, topic=to.topic),
+    "202": lambda to: ask(202, topic=to.topic),
+    "300": lambda to: ask(300, topic=to.topic),
+    "321": lambda to: ask(321, topic=to.topic, queueId=0, index=0, count=1, consumerGroup=to.group),
+    "323": lambda to: ask(323, msgId=message_id(to.record), topic=to.topic),
+    "351": lambda to: ask(351, topic=to.topic),
+    "200": lambda to: ask(200, group_config(to.group)),
+    "225": lambda to: ask(225, {"groupConfigList": [group_config(to.group)]}),
+    "207": lambda to: ask(207, groupName=to.group, removeOffset=True),
+    "203": lambda to: ask(203, consumerGroup=to.group),
+    "208": lambda to: ask(208, consumerGroup=to.group, topic=to.topic),
+    "222": lambda to: ask(222, topic=to.topic, group=to.group, timestamp=0, isForce=True),
+    "223": lambda to: ask(223, topic=to.topic, group=to.group),
+    "303": lambda to: ask(303, topic=to.topic, group=to.group),
+    "307": lambda to: ask(307, consumerGroup=to.group, clientId="c@1", jstackEnable=True),
+    "308": lambda to: ask(308, topic=to.topic, compareGroup=to.group),
+    "309": lambda to: ask(309, consumerGroup=to.group, clientId="c@1", topic=to.topic, msgId=message_id(to.record)),
+    "314": lambda to: ask(314, srcGroup=to.group, destGroup=to.group, topic=to.topic, offline=True),
+    "352": lambda to: ask(352, group=to.group),
+    "25": lambda to: ask(25, b"flushConsumerOffsetInterval=4999\n"),
+    "26": lambda to: ask(26),
+    "28": lambda to: ask(28),
+    "21": lambda to: ask(21),
+    "43": lambda to: ask(43),
+    "45": lambda to: ask(45),
+    "201": lambda to: ask(201),
+    "204": lambda to: ask(204, producerGroup=to.group),
+    "305": lambda to: ask(305),
+    "306": lambda to: ask(306),
+    "315": lambda to: ask(315, statsName="TOPIC_PUT_NUMS", statsKey=to.topic),
+    "316": lambda to: ask(316),
+    "317": lambda to: ask(317, isOrder=False),
+    "328": lambda to: ask(328),
+    "329": lambda to: ask(329),
+    "50": lambda to: ask(50, accessKey="newcomer", secretKey="newSecret7", admin=True, topicPerms="T9=PUB|SUB"),
+    "51": lambda to: ask(51, accessKey="newcomer"),
+    "52": lambda to: ask(52),
+    "53": lambda to: ask(53, globalWhiteAddrs="10.99.99.99", aclFileFullPath=""),
+    "54": lambda to: ask(54),
+    "3001": lambda to: ask(3001, {"password": "newSecret7", "userType": "Super"}, username="newcomer"),
+    "3002": lambda to: ask(3002, {"password": "newSecret8"}, username="newcomer"),
+    "3003": lambda to: ask(3003, username="newcomer"),
+    "3004": lambda to: ask(3004, username="admin-key"),
+    "3005": lambda to: ask(3005),
+    "3006": lambda to: ask(3006, ACL, subject="User:newcomer"),
+    "3007": lambda to: ask(3007, ACL, subject="User:newcomer"),
+    "3008": lambda to: ask(3008, subject="User:newcomer"),
+    "3009": lambda to: ask(3009, subject="User:producer-key"),
+    "3010": lambda to: ask(3010),
+    "9999": lambda to: ask(9999),
+}  # fmt: skip
