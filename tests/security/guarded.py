@@ -231,7 +231,7 @@ def as_sent(command: Command, wire: Wire) -> Command:
 
 
 async def exchange(port: int, commands: Sequence[Command]) -> list[Command | None]:
-    """Send requests over one connection and return their answers. A request that is answered follows one-way requests."""
+    """Send requests over one connection and return their answers; one that is answered follows one-way requests."""
     frames = [encode(command, number) for number, command in enumerate(commands)]
     expected = {number for number, command in enumerate(commands) if not command.is_oneway}
     if not expected:
@@ -253,9 +253,17 @@ async def raw_exchange(port: int, data: bytes, expected: set[int]) -> dict[int, 
                 received = await reader.read(1 << 16)
                 assert received, f"closed after the answers {sorted(replies)}, expected {sorted(expected)}"
                 replies |= {reply.opaque: reply for reply in decoder.feed(received) if reply.is_response}
+        for reply in replies.values():
+            refuse_secrets(encode(reply))
         return replies
     finally:
         writer.close()
+
+
+def refuse_secrets(answer: bytes) -> None:
+    """No byte of any answer is part of a secret."""
+    for secret in (*SECRETS.values(), "newSecret7", "newSecret8"):
+        assert secret.encode() not in answer, answer
 
 
 @asynccontextmanager
