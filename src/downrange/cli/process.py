@@ -25,9 +25,19 @@ S = TypeVar("S")
 def start_logging(level: str) -> None:
     if level.upper() not in ("DEBUG", "INFO", "WARNING", "ERROR"):
         raise ConfigError(f"--log-level {level}: expected DEBUG, INFO, WARNING or ERROR")
-    logging.basicConfig(
-        level=level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)-7s %(name)s %(message)s", force=True
-    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(OneLine("%(asctime)s %(levelname)-7s %(name)s %(message)s"))
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+
+
+class OneLine(logging.Formatter):
+    """Writes each message as one line of printable characters: names from requests cannot make lines of their own."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  the name in the base class
+        text = super().formatMessage(record)
+        if text.isprintable():
+            return text
+        return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
 def check_bind(host: str, protections: Mapping[str, bool], *, insecure: bool) -> None:
