@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,11 +28,13 @@ SECRETS: Final = {
     "producer-key": "producerSecret1",
     "consumer-key": "consumerSecret1",
     "nobody-key": "nobodySecret1",
+    "reader-key": "readerSecret1",
 }
 ADMIN: Final = Signer("admin-key", SECRETS["admin-key"])
 PRODUCER: Final = Signer("producer-key", SECRETS["producer-key"])
 CONSUMER: Final = Signer("consumer-key", SECRETS["consumer-key"])
 NOBODY: Final = Signer("nobody-key", SECRETS["nobody-key"])
+READER: Final = Signer("reader-key", SECRETS["reader-key"])
 FORGER: Final = Signer("admin-key", "not the secret")
 SIGNERS: Final = {"N": NOBODY, "P": PRODUCER, "C": CONSUMER, "S": ADMIN, "W": FORGER}
 
@@ -86,6 +89,9 @@ class Generation(Protocol):
     def restore(self, name: str, secret: str) -> Sequence[Command]:
         """Requests that give it back to the account."""
 
+    def reader_of_all_but_t9(self) -> Sequence[Command]:
+        """Requests that make an account which may read every topic but T9, with every group."""
+
     def is_refusal(self, reply: Command) -> bool:
         """Whether access control refused the request, in its own words."""
 
@@ -116,6 +122,10 @@ class PlainAcl:
     def restore(self, name: str, secret: str) -> Sequence[Command]:
         return (ask(50, accessKey=name, secretKey=secret, admin=False, topicPerms="T1=PUB"),)
 
+    def reader_of_all_but_t9(self) -> Sequence[Command]:
+        account = {"accessKey": "reader-key", "secretKey": SECRETS["reader-key"], "admin": False}
+        return (ask(50, **account, defaultTopicPerm="SUB", defaultGroupPerm="SUB", topicPerms="T9=DENY"),)
+
     def is_refusal(self, reply: Command) -> bool:
         remark = reply.remark or ""
         if reply.code == ResponseCode.NO_PERMISSION:
@@ -123,7 +133,70 @@ class PlainAcl:
         return reply.code == 1 and remark.startswith("org.apache.rocketmq.acl.common.AclException: ")
 
 
-GENERATIONS: Final[Sequence[Generation]] = (PlainAcl(),)
+class Acl2:
+    """ACL 2.0 of 5.x."""
+
+    name = "acl2"
+    _RULES: Final = {
+        "producer-key": {"Topic:T1": ["Pub"]},
+        "consumer-key": {"Topic:T1": ["Sub"], "Group:G1": ["Sub"]},
+    }
+    _REFUSALS: Final = re.compile(
+        r"User:.* has no permission to access |User:.* is (not found|disabled)\.$|username cannot be null\.$"
+        r"|check signature failed\.$|.*: unreadable "
+    )
+
+    def settings(self, directory: Path) -> dict[str, object]:
+        first = json.dumps({"username": "admin-key", "password": SECRETS["admin-key"]})
+        return {"authentication_enabled": True, "authorization_enabled": True, "init_authentication_user": first}
+
+    def account_requests(self) -> Iterable[Command]:
+        for name in ("producer-key", "consumer-key", "nobody-key"):
+            yield ask(3001, {"password": SECRETS[name], "userType": "Normal"}, username=name)
+            if name in self._RULES:
+                yield rules_request(3006, name, self._RULES[name])
+
+    def changes(self, name: str) -> Sequence[Command]:
+        return (
+            ask(3003, username=name),
+            ask(3002, {"userStatus": "disable"}, username=name),
+            ask(3002, {"password": "anotherSecret1"}, username=name),
+            ask(3008, subject=f"User:{name}"),
+            rules_request(3007, name, {"Topic:T1": ["Pub"]}, decision="Deny"),
+            rules_request(3007, name, {"Topic:T1": ["Sub"]}),
+            rules_request(3007, name, {"Topic:T1": ["Pub"]}, addresses=["10.9.8.0/24"]),
+        )
+
+    def restore(self, name: str, secret: str) -> Sequence[Command]:
+        return (
+            ask(3003, username=name),
+            ask(3001, {"password": secret, "userType": "Normal"}, username=name),
+            rules_request(3006, name, self._RULES[name]),
+        )
+
+    def reader_of_all_but_t9(self) -> Sequence[Command]:
+        return (
+            ask(3001, {"password": SECRETS["reader-key"], "userType": "Normal"}, username="reader-key"),
+            rules_request(3006, "reader-key", {"Topic:*": ["Sub"], "Group:*": ["Sub"]}),
+            rules_request(3007, "reader-key", {"Topic:T9": ["All"]}, decision="Deny"),
+        )
+
+    def is_refusal(self, reply: Command) -> bool:
+        return reply.code == ResponseCode.NO_PERMISSION and bool(self._REFUSALS.match(reply.remark or ""))
+
+
+def rules_request(
+    code: int, name: str, rules: Mapping[str, list[str]], *, decision: str = "Allow", addresses: Sequence[str] = ()
+) -> Command:
+    entries = [
+        {"resource": resource, "actions": actions, "sourceIps": list(addresses), "decision": decision}
+        for resource, actions in rules.items()
+    ]
+    subject = f"User:{name}"
+    return ask(code, {"subject": subject, "policies": [{"policyType": "Custom", "entries": entries}]}, subject=subject)
+
+
+GENERATIONS: Final[Sequence[Generation]] = (PlainAcl(), Acl2())
 # Files that the broker makes of what it has already, at times of its own.
 _SAVED_BY_TIMERS: Final = re.compile(r"config|checkpoint$|abort$|index|commitlog|consumequeue(/(T1|T9|RMQ_SYS_\w+)|$)")
 

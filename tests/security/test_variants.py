@@ -27,12 +27,15 @@ from tests.security.guarded import (
     GENERATIONS,
     NOBODY,
     PRODUCER,
+    READER,
     SECRETS,
+    Acl2,
     Generation,
     Guarded,
     Wire,
     guarded,
     raw_exchange,
+    rules_request,
 )
 from tests.security.matrix_requests import Half, ask, end_transaction, heartbeat, message_id, pull, send
 
@@ -320,6 +323,66 @@ async def test_a_body_that_looks_like_a_record_shows_nothing_of_others(made: Gua
         back = await made.one(signer.sign(ask(36, offset=inside, group="G1", delayLevel=0)))
         assert back.code == 1
     assert end_of(made, "%RETRY%G1") == before
+
+
+async def test_who_may_read_all_topics_but_one_finds_no_way_around(made: Guarded) -> None:
+    """Messages of T9 lie in other topics while they wait, and in the log beside all others."""
+    await made.admin(*made.generation.reader_of_all_but_t9())
+    await made.admin(send(310, "T9", body=b"a secret of T9", properties={"DELAY": "18"}))
+    scene = made.scenes["other"]
+    delayed = made.running.store.record_at(made.running.store.max_offset - _record_size(made))
+    assert delayed is not None
+    assert b"a secret of T9" in bytes(delayed)
+    place = made.running.store.max_offset - len(delayed)
+    await refused(
+        made,
+        READER.sign(pull(11, "T9", "any")),
+        READER.sign(pull(361, "SCHEDULE_TOPIC_XXXX", "any")),
+        READER.sign(pull(11, "RMQ_SYS_TRANS_HALF_TOPIC", "any")),
+        READER.sign(pull(11, "RMQ_SYS_TRANS_OP_HALF_TOPIC", "any")),
+        READER.sign(pull(11, "TRANS_CHECK_MAX_TIME_TOPIC", "any")),
+        READER.sign(ask(12, topic="SCHEDULE_TOPIC_XXXX", key="k", maxNum=9, beginTimestamp=0, endTimestamp=1 << 60)),
+        READER.sign(ask(33, offset=place)),
+        READER.sign(ask(33, offset=scene.record)),
+        READER.sign(ask(33, offset=scene.half.physical_offset)),
+        READER.sign(ask(36, offset=place, group="any", delayLevel=-1)),
+        READER.sign(ask(36, offset=scene.record, group="any", delayLevel=-1)),
+        READER.sign(ask(36, offset=scene.half.physical_offset, group="any", delayLevel=-1)),
+        READER.sign(heartbeat("any", "T9")),
+        READER.sign(heartbeat("any", "SCHEDULE_TOPIC_XXXX")),
+    )
+    for offset in range(place - 300, place + 80):  # whatever begins between records is none
+        reply = await made.one(READER.sign(ask(33, offset=offset)))
+        assert b"a secret of T9" not in reply.body_bytes
+
+
+def _record_size(made: Guarded) -> int:
+    """The size of the last record of the log."""
+    store = made.running.store
+    return next(size for size in range(91, 1000) if _ends_the_log(store.record_at(store.max_offset - size), size))
+
+
+def _ends_the_log(record: memoryview | None, size: int) -> bool:
+    return record is not None and len(record) == size
+
+
+async def test_an_operator_of_some_topics_reaches_no_messages_of_others(tmp_path: Path) -> None:
+    async with guarded(tmp_path, Acl2()) as made:
+        await made.admin(rules_request(3007, "consumer-key", {"Topic:T1": ["All"], "Group:G1": ["All"]}))
+        mine, theirs = message_id(made.scenes["own"].record), message_id(made.scenes["other"].record)
+        direct = {"consumerGroup": "G1", "clientId": "c@1", "topic": "T1"}
+        await refused(
+            made,
+            CONSUMER.sign(ask(309, **direct, msgId=theirs)),
+            CONSUMER.sign(ask(323, topic="T1", msgId=theirs)),
+            CONSUMER.sign(ask(314, srcGroup="G1", destGroup="G9", topic="T1", offline=True)),
+            CONSUMER.sign(ask(314, srcGroup="G9", destGroup="G1", topic="T1", offline=True)),
+            CONSUMER.sign(ask(222, topic="T9", group="G1", timestamp=0, isForce=True)),
+            CONSUMER.sign(ask(25, b"traceOn=false")),
+            CONSUMER.sign(ask(3001, {"password": "newSecret7", "userType": "Super"}, username="newcomer")),
+        )
+        reply = await made.one(CONSUMER.sign(ask(309, **direct, msgId=mine)))
+        assert "not online" in (reply.remark or "")
 
 
 def forged_half_message(place: int, queue_offset: int, real_topic: str) -> bytes:
