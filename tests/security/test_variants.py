@@ -13,11 +13,12 @@ from typing import Final
 
 import pytest
 
+from downrange.clock import SystemClock
 from downrange.model.message import PhysicalOffset, QueueOffset, StoredMessage
 from downrange.model.message_id import pack_host, unpack_host
 from downrange.model.record import MAGIC_V1, encode_record
 from downrange.model.topics import HALF_TOPIC
-from downrange.protocol.codes import RequestCode, SerializeType
+from downrange.protocol.codes import RequestCode, ResponseCode, SerializeType
 from downrange.protocol.command import Command
 from downrange.protocol.framing import FrameDecoder, encode, with_prefix
 from downrange.protocol.signing import ACCESS_KEY, SIGNATURE, signature
@@ -264,6 +265,22 @@ async def test_a_change_of_an_account_bites_on_live_connections(made: Guarded) -
     live.writer.close()
 
 
+async def test_a_pull_that_waits_ends_when_rights_change(made: Guarded) -> None:
+    """It would give the account the next message after its right is gone."""
+    live = await Live.open(made.port)
+    asked = pull(11, "T1", "G1")
+    end = str(made.running.store.max_offset_of("T1", 0))
+    waiting = changed(asked, sysFlag="6", suspendTimeoutMillis="600000", queueOffset=end)
+    asking = asyncio.ensure_future(live.ask(CONSUMER.sign(waiting)))
+    while not any(one.usage.requests for one in made.running.server.connections):  # until the pull waits
+        await asyncio.sleep(0.01)
+    await made.admin(made.generation.changes("consumer-key")[0])
+    reply = await asking
+    assert reply.code == ResponseCode.PULL_NOT_FOUND
+    assert made.is_refusal(await live.ask(CONSUMER.sign(waiting)))
+    live.writer.close()
+
+
 async def test_a_proxy_preamble_changes_no_address(made: Guarded) -> None:
     """Nobody is a proxy unless the configuration says so: the preamble is no frame, and the connection ends."""
     before = await made.state()
@@ -427,6 +444,34 @@ async def test_a_producer_cannot_end_another_transaction_with_its_own(made: Guar
     assert end_of(made, "T9") == before
     await made.admin(end_transaction(theirs))
     assert end_of(made, "T9") == before + 1
+
+
+async def test_only_those_who_may_send_to_a_topic_are_asked_about_its_transactions(tmp_path: Path) -> None:
+    """Everybody may send the heartbeat of a producer group; the question about a transaction has the message in it."""
+    for generation in GENERATIONS:
+        directory = tmp_path / generation.name
+        directory.mkdir()
+        async with guarded(directory, generation, transaction_time_out=0, transaction_check_interval=600_000) as made:
+            half = send(310, "T1", properties={"TRAN_MSG": "true", "PGROUP": "PG", "UNIQ_KEY": "new"})
+            await made.admin(changed(half, g=str(SystemClock().now())))
+            beat = ask(34, {"clientID": "c@1", "producerDataSet": [{"groupName": "PG"}]})
+            strangers = [await Live.open(made.port) for _ in range(3)]
+            for live, signer in zip(strangers, (NOBODY, CONSUMER, NOBODY), strict=True):
+                assert (await live.ask(signer.sign(beat))).code == 0
+            await asyncio.sleep(0.01)  # a round asks about what is older than itself
+            await made.running.transactions.check()
+            for live, signer in zip(strangers, (NOBODY, CONSUMER, NOBODY), strict=True):
+                await live.ask(signer.sign(beat))  # what was sent to it before has come now
+                assert live.pushed == []
+            member = await Live.open(made.port)
+            assert (await member.ask(PRODUCER.sign(beat))).code == 0
+            await asyncio.sleep(0.01)
+            await made.running.transactions.check()
+            await member.ask(PRODUCER.sign(beat))
+            assert [one.code for one in member.pushed] == [RequestCode.CHECK_TRANSACTION_STATE]
+            assert b"T1" in member.pushed[0].body_bytes
+            for live in (member, *strangers):
+                live.writer.close()
 
 
 async def test_a_delayed_message_stays_in_its_topic(made: Guarded) -> None:

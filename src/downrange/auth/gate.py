@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from downrange.auth.audit import AuditLog
-from downrange.auth.guard import Guard, Origin, Outcome
+from downrange.auth.guard import Guard, Origin, Outcome, address_of
 from downrange.auth.login_failures import LoginFailures
 from downrange.clock import Clock
 from downrange.protocol.errors import BrokerError, NoPermission
@@ -87,6 +87,10 @@ class Gate:
                 return passed, refusal
             at = passed + 1
 
+    def may_publish(self, origin: Origin, topic: str) -> bool:
+        """Whether the account that sends the heartbeats of a connection may publish to a topic, as things are now."""
+        return self._guard.may_publish(origin, topic)
+
     def forget(self, origin: Origin) -> None:
         """A connection has ended."""
         self._peers.pop(origin, None)
@@ -137,8 +141,3 @@ class Gate:
             self._audit.left_out(outcome)
         else:
             self._audit.refused(outcome, left_out)
-
-
-def address_of(origin: Origin) -> str:
-    """The address of a peer, without its port."""
-    return origin.peer.rpartition(":")[0]

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
+from weakref import WeakKeyDictionary
 
-from downrange.auth.access_control import AccessControl, Account, Need
-from downrange.auth.needs import Rule, StoredTopics
+from downrange.auth.access_control import AccessControl, Account, Action, Need
+from downrange.auth.needs import Rule, StoredTopics, topic_need
 from downrange.auth.signed_requests import allowed_key, first_not_allowed, hmac_states
 from downrange.model.errors import MQError
+from downrange.protocol.codes import RequestCode
 from downrange.protocol.command import Command
 from downrange.protocol.errors import BrokerError, NoPermission, RemoteProtocolError
 from downrange.protocol.framing import Frame, decode_frame
 
 _MOST_REMEMBERED: Final = 10_000
+_PUB: Final = frozenset({Action.PUB})
 
 
 class Origin(Protocol):
@@ -23,6 +26,11 @@ class Origin(Protocol):
     """Address and port of the peer."""
     peer_host: bytes
     """The address and port, packed."""
+
+
+def address_of(origin: Origin) -> str:
+    """The address of a peer, without its port."""
+    return origin.peer.rpartition(":")[0]
 
 
 class Outcome(NamedTuple):
@@ -66,6 +74,8 @@ class Guard:
         self._generation = -1
         self._allowed: set[bytes] = set()
         self._keys: dict[bytes, bytes] = {}
+        self._clients: WeakKeyDictionary[Origin, Account] = WeakKeyDictionary()
+        """The accounts of the last heartbeats."""
 
     def passed(self, frames: Sequence[Frame], origins: Sequence[Origin], at: int, stop: int) -> int:
         """The position of the first request of `frames[at:stop]` that must be looked at one by one."""
@@ -89,8 +99,20 @@ class Guard:
         self._on_outcome(outcome)
         return outcome.refusal
 
+    def may_publish(self, origin: Origin, topic: str) -> bool:
+        """Whether the account that sends the heartbeats of a connection may publish to a topic, as things are now."""
+        account = self._clients.get(origin)
+        if account is None or (account.name and account.name not in self._control.secrets):
+            return False
+        send = Command(RequestCode.SEND_MESSAGE_V2)
+        try:
+            self._control.authorize(account, (topic_need(topic, _PUB),), send, address_of(origin))
+        except BrokerError:
+            return False
+        return True
+
     def _look_at(self, command: Command, origin: Origin) -> Outcome:
-        address = origin.peer.rpartition(":")[0]
+        address = address_of(origin)
         name: str | None = None
         needs: tuple[Need, ...] | None = ()
         refusal: BrokerError | None = None
@@ -105,6 +127,9 @@ class Guard:
             refusal = error
         except MQError as error:  # the request cannot be read, so nobody knows what it would touch
             refusal = NoPermission(str(error))
+        else:
+            if command.code == RequestCode.HEART_BEAT:
+                self._clients[origin] = account
         return Outcome(command, origin, name, needs, refusal)
 
     def _authorize(self, account: Account, needs: tuple[Need, ...] | None, command: Command, address: str) -> None:

@@ -10,7 +10,9 @@ from downrange.auth.access_control import AccessControl
 from downrange.auth.plain_acl_files import PlainAclFiles
 from downrange.auth.user_access_control import UserAccessControl
 from downrange.broker.config import BrokerConfig
+from downrange.broker.services.housekeeping import answer_waiting_pulls
 from downrange.broker.user_access import user_access_control
+from downrange.broker.waiting_pulls import WaitingPulls
 from downrange.clock import Clock
 from downrange.settings import ConfigError
 from downrange.store.config import StoreConfig
@@ -26,9 +28,14 @@ class BrokerAccess:
     users: UserAccessControl | None = None
     """The users and policies of ACL 2.0."""
 
-    def services(self) -> dict[str, Coroutine[Any, Any, None]]:
+    def services(self, waiting: WaitingPulls, clock: Clock) -> dict[str, Coroutine[Any, Any, None]]:
         """What has to run for as long as the broker does."""
-        return {} if self.plain_acl is None else {"plain_acl": self.plain_acl.watch()}
+        found: dict[str, Coroutine[Any, Any, None]] = {}
+        if self.control is not None:
+            found["changed_rights"] = answer_waiting_pulls(self.control, waiting, clock)
+        if self.plain_acl is not None:
+            found["plain_acl"] = self.plain_acl.watch()
+        return found
 
 
 def plain_access(config: BrokerConfig, clock: Clock) -> BrokerAccess:

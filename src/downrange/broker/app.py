@@ -309,6 +309,7 @@ async def _serving(
     if access.control is not None:
         make_guard = partial(Guard, access.control, BROKER_NEEDS, MessageTopics(store), served)
         gate = Gate(make_guard, audit, clock, live.broker.failed_login_wait_mills / 1000)
+        producers.may_see = gate.may_publish
     admission = Admission(flow, gate)
 
     def closed(connection: Connection) -> None:
@@ -335,7 +336,7 @@ async def _serving(
     gc.collect()
     gc.freeze()  # what recovery built stays; a full collection over ten thousand topics would stall every sender
     services = running_services(
-        **access.services(),
+        **access.services(waiting, clock),
         flush=flusher.run(writer.dispatched),
         delay=delay.run(),
         transactions=transactions.run(),

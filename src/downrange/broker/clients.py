@@ -145,6 +145,8 @@ class Producers:
     def __init__(self) -> None:
         self._groups: dict[str, dict[Connection, Client]] = {}
         self._turn = 0
+        self.may_see: Callable[[Connection, str], bool] = lambda connection, topic: True
+        """Whether a producer may see messages of a topic: everybody may call itself a member of a producer group."""
 
     def __iter__(self) -> Iterator[tuple[str, list[Client]]]:
         return iter([(group, list(members.values())) for group, members in self._groups.items()])
@@ -164,9 +166,13 @@ class Producers:
                     return client
         return None
 
-    def pick(self, group: str) -> Client | None:
-        """The next producer of the group in turn, if possible one whose connection accepts data."""
-        members = [client for client in self._groups.get(group, {}).values() if client.connection.is_open]
+    def pick(self, group: str, topic: str) -> Client | None:
+        """The next producer in turn that may see messages of the topic; if possible one that accepts data."""
+        members = [
+            client
+            for client in self._groups.get(group, {}).values()
+            if client.connection.is_open and self.may_see(client.connection, topic)
+        ]
         if not members:
             return None
         self._turn += 1

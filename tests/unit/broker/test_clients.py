@@ -157,11 +157,11 @@ async def test_a_producer_to_ask_back_is_picked_in_turns_among_the_open_ones() -
     for connection in connections:
         producers.heartbeat("p", Client(connection, connection.peer, 0, 409, NOW))
     connections[1].is_up = False
-    picked = [producers.pick("p") for _ in range(4)]
+    picked = [producers.pick("p", "t") for _ in range(4)]
     assert {client.client_id for client in picked if client} == {"10.0.0.9:1", "10.0.0.9:3"}
     assert None not in picked
     assert picked[0] is not picked[1]
     for connection in connections:
         connection.is_up = False
-    assert producers.pick("p") is None
-    assert producers.pick("unknown") is None
+    assert producers.pick("p", "t") is None
+    assert producers.pick("unknown", "t") is None

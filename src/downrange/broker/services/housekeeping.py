@@ -1,4 +1,4 @@
-"""Regular small duties: forget silent clients and old filters, save consumer offsets, remove expired files."""
+"""Regular small duties: forget silent clients and old filters, save offsets, remove expired files, obey new rights."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
+from downrange.auth.access_control import AccessControl
 from downrange.broker.clients import Consumers, Producers
 from downrange.broker.filter_data import ConsumerFilters
 from downrange.broker.json_file import SavedTable
 from downrange.broker.live_config import LiveConfig
+from downrange.broker.waiting_pulls import WaitingPulls
 from downrange.clock import Clock
 from downrange.store.message_store import MessageStore
 from downrange.store.retention import Retention
@@ -21,6 +23,7 @@ _CLIENT_SCAN_SECONDS: Final = 10.0
 _FILTER_SCAN_SECONDS: Final = 60.0
 _FIRST_CLEAN_UP_SECONDS: Final = 60.0
 _SAVE_SOON_SECONDS: Final = 0.05
+_RIGHTS_SCAN_SECONDS: Final = 0.25
 
 
 async def expire_clients(consumers: Consumers, producers: Producers, clock: Clock) -> None:
@@ -37,6 +40,16 @@ async def clean_filters(filters: ConsumerFilters, config: LiveConfig, clock: Clo
     while True:
         await clock.sleep(_FILTER_SCAN_SECONDS)
         filters.clean(config.broker.filter_data_clean_time_span)
+
+
+async def answer_waiting_pulls(control: AccessControl, waiting: WaitingPulls, clock: Clock) -> None:
+    """Answer all waiting pulls when rights changed: those who still may pull ask again, and are looked at again."""
+    generation = control.generation
+    while True:
+        await clock.sleep(_RIGHTS_SCAN_SECONDS)
+        if generation != control.generation:
+            generation = control.generation
+            waiting.notify_all()
 
 
 async def save_every(table: SavedTable, seconds: Callable[[], float], clock: Clock) -> None:

@@ -146,7 +146,7 @@ class TransactionService:
             return self._not_put_back(stored, result)
         shown = asked_about(stored, copy, result)
         group = find_property(stored.properties_text, names.PGROUP) or ""
-        producer = self._producers.pick(group)
+        producer = self._producers.pick(group, shown.topic)
         if producer is None or not producer.connection.is_writable:
             log.warning("no producer to ask group=%s id=%s checks=%d", group, shown.message_id, checks)
             return True
