@@ -343,7 +343,9 @@ def refuse_secrets(answer: bytes) -> None:
 async def guarded(
     directory: Path, generation: Generation = GENERATIONS[0], **options: object
 ) -> AsyncIterator[Guarded]:
-    settings = BrokerConfig(listen_port=0, namesrv_addr="", bind_address="127.0.0.1", metrics_port=-1)
+    settings = BrokerConfig(
+        listen_port=0, namesrv_addr="", bind_address="127.0.0.1", metrics_port=-1, failed_login_wait_mills=0
+    )
     settings = replace(settings, **generation.settings(directory), **options)  # type: ignore[arg-type]
     store = StoreConfig(
         store_path_root_dir=directory / "store", mapped_file_size_commit_log=1 << 22, max_hash_slot_num=1000,

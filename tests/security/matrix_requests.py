@@ -213,3 +213,44 @@ BROKER: Final[Mapping[str, Make]] = {
     "3010": lambda to: ask(3010),
     "9999": lambda to: ask(9999),
 }  # fmt: skip
+
+
+def broker_identity(code: int, topic: str) -> Command:
+    """A broker speaks: it registers the topic, or it leaves."""
+    table = {"topicConfigTable": {topic: topic_config(topic)}, "dataVersion": {"counter": 1, "timestamp": TIME}}
+    registration: object = {"topicConfigSerializeWrapper": table, "filterServerList": []}
+    body = registration if code == 103 else table["dataVersion"]
+    return ask(
+        code, body, brokerName="rogue", brokerAddr="10.9.8.7:10911", clusterName="DefaultCluster",
+        haServerAddr="10.9.8.7:10912", brokerId=0, compressed=False, bodyCrc32=0,
+    )  # fmt: skip
+
+
+NAMESRV: Final[Mapping[str, Make]] = {
+    "105": lambda to: ask(105, topic=to.topic),
+    "106": lambda to: ask(106),
+    "901": lambda to: ask(901, clusterName="DefaultCluster", brokerName="broker-a"),
+    "206": lambda to: ask(206),
+    "224": lambda to: ask(224, cluster="DefaultCluster"),
+    "304": lambda to: ask(304),
+    "311": lambda to: ask(311),
+    "312": lambda to: ask(312),
+    "313": lambda to: ask(313),
+    "103": lambda to: broker_identity(103, to.topic),
+    "104": lambda to: ask(
+        104, brokerName="broker-a", brokerAddr="10.1.1.1:10911", clusterName="DefaultCluster", brokerId=0
+    ),
+    "322": lambda to: broker_identity(322, to.topic),
+    "904": lambda to: ask(904, clusterName="DefaultCluster", brokerAddr="10.1.1.1:10911", brokerName="broker-a"),
+    "217": lambda to: ask(217, {"queueDatas": [{"brokerName": "rogue"}], "brokerDatas": []}, topic=to.topic),
+    "205": lambda to: ask(205, brokerName="broker-a"),
+    "327": lambda to: ask(327, brokerName="broker-a"),
+    "216": lambda to: ask(216, topic=to.topic),
+    "100": lambda to: ask(100, namespace="n", key="k", value="v"),
+    "101": lambda to: ask(101, namespace="ORDER_TOPIC_CONFIG", key="T1"),
+    "102": lambda to: ask(102, namespace="ORDER_TOPIC_CONFIG", key="T1"),
+    "219": lambda to: ask(219, namespace="ORDER_TOPIC_CONFIG"),
+    "318": lambda to: ask(318, b"orderMessageEnable=true"),
+    "319": lambda to: ask(319),
+    "9999": lambda to: ask(9999),
+}  # fmt: skip

@@ -58,7 +58,7 @@ async def test_logs_have_no_secret_and_no_signature(
     async with guarded(tmp_path, generation) as made:
         signatures = await all_requests(made)
     text = "\n".join(record.getMessage() + str(record.exc_info or "") for record in caplog.records)
-    assert "refused code=25" in text
+    assert "outcome=refused code=25" in text
     for secret in (*SECRETS.values(), "newSecret7", "newSecret8", *signatures):
         assert secret not in text, next(line for line in text.splitlines() if secret in line)
 

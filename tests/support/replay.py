@@ -47,6 +47,8 @@ class Wire:
         self._news = asyncio.Condition()
         self._replies: dict[int, Command] = {}
         self.pushed: list[Command] = []
+        self.is_closed = False
+        """Whether the broker closed the connection."""
         self._task = asyncio.create_task(self._read())
 
     @staticmethod
@@ -63,6 +65,9 @@ class Wire:
                     else:
                         self.pushed.append(command)
                 self._news.notify_all()
+        async with self._news:
+            self.is_closed = True
+            self._news.notify_all()
 
     def write(self, frame: bytes) -> None:
         self._writer.write(frame)
@@ -82,7 +87,7 @@ class Wire:
     async def _wait(self, condition: Callable[[], bool]) -> None:
         try:
             async with asyncio.timeout(SECONDS), self._news:
-                await self._news.wait_for(condition)
+                await self._news.wait_for(lambda: condition() or self.is_closed)
         except TimeoutError:
             pass  # the caller finds nothing, and says what is missing
 
