@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import ssl
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
@@ -22,6 +24,7 @@ from downrange.protocol.framing import MAX_FRAME, FrameDecoder, encode
 from downrange.protocol.signing import Signer
 from downrange.store.config import StoreConfig
 from tests.security.matrix_requests import Half, Scene, ask, group_config, send, topic_config
+from tests.support.certificates import Certificates
 
 SECRETS: Final = {
     "admin-key": "adminSecret1",
@@ -55,6 +58,7 @@ class Wire(NamedTuple):
     is_binary: bool = False
     is_vip: bool = False
     is_oneway: bool = False
+    is_tls: bool = False
 
     def __str__(self) -> str:
         return "-".join(
@@ -62,14 +66,13 @@ class Wire(NamedTuple):
                 "binary" if self.is_binary else "json",
                 "vip" if self.is_vip else "main",
                 "oneway" if self.is_oneway else "answered",
+                "tls" if self.is_tls else "plain",
             )
         )
 
 
 PLAIN_WIRE: Final = Wire()
-WIRES: Final = [
-    Wire(*flags) for flags in ((b, v, o) for b in (False, True) for v in (False, True) for o in (False, True))
-]
+WIRES: Final = [Wire(*flags) for flags in product((False, True), repeat=4)]
 
 
 class Generation(Protocol):
@@ -208,6 +211,7 @@ class Guarded:
     running: RunningBroker
     directory: Path
     generation: Generation
+    tls: ssl.SSLContext
     scenes: dict[str, Scene] = field(default_factory=dict)
 
     @property
@@ -217,10 +221,9 @@ class Guarded:
     async def ask(self, *commands: Command, wire: Wire = PLAIN_WIRE) -> list[Command | None]:
         """Send requests and return their answers; None for those that get none because they are one-way."""
         replies: list[Command | None] = []
+        port, tls = self.port - 2 * wire.is_vip, self.tls if wire.is_tls else None
         for at in range(0, len(commands), BATCH):
-            replies += await exchange(
-                self.port - 2 * wire.is_vip, [as_sent(one, wire) for one in commands[at : at + BATCH]]
-            )
+            replies += await exchange(port, [as_sent(one, wire) for one in commands[at : at + BATCH]], tls)
         return replies
 
     async def one(self, command: Command, wire: Wire = PLAIN_WIRE) -> Command:
@@ -303,21 +306,23 @@ def as_sent(command: Command, wire: Wire) -> Command:
     return msgspec.structs.replace(command, serialize_type=int(kind), flag=flag)
 
 
-async def exchange(port: int, commands: Sequence[Command]) -> list[Command | None]:
+async def exchange(port: int, commands: Sequence[Command], tls: ssl.SSLContext | None = None) -> list[Command | None]:
     """Send requests over one connection and return their answers; one that is answered follows one-way requests."""
     frames = [encode(command, number) for number, command in enumerate(commands)]
     expected = {number for number, command in enumerate(commands) if not command.is_oneway}
     if not expected:
         expected = {len(frames)}
         frames.append(encode(ask(9999), len(frames)))
-    replies = await raw_exchange(port, b"".join(frames), expected)
+    replies = await raw_exchange(port, b"".join(frames), expected, tls)
     assert replies.keys() == expected, f"answers {sorted(replies)}, expected {sorted(expected)}"
     return [replies.get(number) for number in range(len(commands))]
 
 
-async def raw_exchange(port: int, data: bytes, expected: set[int]) -> dict[int, Command]:
+async def raw_exchange(
+    port: int, data: bytes, expected: set[int], tls: ssl.SSLContext | None = None
+) -> dict[int, Command]:
     """Send bytes over a new connection and return all answers that came until the expected ones were there."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=tls)
     try:
         writer.write(data)
         decoder, replies = FrameDecoder(max_header=MAX_FRAME), dict[int, Command]()
@@ -346,13 +351,14 @@ async def guarded(
     settings = BrokerConfig(
         listen_port=0, namesrv_addr="", bind_address="127.0.0.1", metrics_port=-1, failed_login_wait_mills=0
     )
-    settings = replace(settings, **generation.settings(directory), **options)  # type: ignore[arg-type]
+    certificates = Certificates.make(directory / "tls")
+    settings = replace(settings, tls=certificates.server_config(), **generation.settings(directory), **options)  # type: ignore[arg-type]
     store = StoreConfig(
         store_path_root_dir=directory / "store", mapped_file_size_commit_log=1 << 22, max_hash_slot_num=1000,
         max_index_num=4000,
     )  # fmt: skip
     async with broker(settings, store) as running:
-        made = Guarded(running, directory, generation)
+        made = Guarded(running, directory, generation, ssl.create_default_context(cafile=certificates.ca))
         await made.admin(*generation.account_requests())
         await made.furnish()
         await made.fill()

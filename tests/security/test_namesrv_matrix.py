@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import product
 from pathlib import Path
 from typing import Final
 
@@ -23,9 +25,12 @@ from downrange.protocol.framing import encode
 from tests.security.guarded import ADMIN, BATCH, SIGNERS, PlainAcl, Wire, as_sent, exchange, raw_exchange
 from tests.security.matrix_requests import NAMESRV, NO_HALF, Scene, ask, broker_identity
 from tests.security.test_matrix import MATRIX, Cell, cells, rows
+from tests.support.certificates import Certificates
 
 SCENES: Final = {"own": Scene("T1", "G1", 0, 0, NO_HALF), "other": Scene("T9", "G9", 0, 0, NO_HALF)}
-WIRES: Final = [Wire(binary, False, oneway) for binary in (False, True) for oneway in (False, True)]
+WIRES: Final = [
+    Wire(is_binary=binary, is_oneway=oneway, is_tls=tls) for binary, tls, oneway in product((False, True), repeat=3)
+]
 GENERATION: Final = PlainAcl()
 
 
@@ -41,11 +46,12 @@ def config_in(directory: Path, **settings: object) -> NamesrvConfig:
 
 
 @asynccontextmanager
-async def served(directory: Path, **settings: object) -> AsyncIterator[int]:
-    """A name server with accounts, a broker with T1 and T9, and a key-value pair; its port."""
-    async with name_server(config_in(directory, **settings)) as server:
+async def served(directory: Path, **settings: object) -> AsyncIterator[tuple[int, ssl.SSLContext]]:
+    """A name server with accounts, a broker with T1 and T9, and a key-value pair; its port, and whom clients trust."""
+    certificates = Certificates.make(directory / "tls")
+    async with name_server(config_in(directory, tls=certificates.server_config(), **settings)) as server:
         await furnish(server.port)
-        yield server.port
+        yield server.port, ssl.create_default_context(cafile=certificates.ca)
 
 
 async def furnish(port: int) -> None:
@@ -96,11 +102,12 @@ def test_every_served_code_has_a_row(tmp_path: Path) -> None:
 async def test_refused_requests_are_refused_and_change_nothing(tmp_path: Path, wire: Wire) -> None:
     refused = [cell for cell in cells("name server") if cell.expected == "D"]
     wrong: list[str] = []
-    async with served(tmp_path) as port:
+    async with served(tmp_path) as (port, trust):
         before = await state(port)
         for at in range(0, len(refused), BATCH):
             some = refused[at : at + BATCH]
-            replies = await exchange(port, [as_sent(request_of(cell), wire) for cell in some])
+            commands = [as_sent(request_of(cell), wire) for cell in some]
+            replies = await exchange(port, commands, trust if wire.is_tls else None)
             for cell, reply in zip(some, replies, strict=True):
                 if reply is not None and result(reply) != "D":
                     wrong.append(f"{cell}, {wire}: answered {reply.code} {reply.remark}")
@@ -111,13 +118,13 @@ async def test_refused_requests_are_refused_and_change_nothing(tmp_path: Path, w
 @pytest.mark.parametrize("wire", WIRES[::2], ids=str)
 async def test_allowed_requests_reach_their_handlers(tmp_path: Path, wire: Wire) -> None:
     wrong: list[str] = []
-    async with served(tmp_path) as port:
+    async with served(tmp_path) as (port, trust):
         for cell in cells("name server"):
             if cell.expected == "D":
                 continue
             frame = encode(as_sent(request_of(cell), wire), 1)
             for _ in range(2 if cell.who == "R" else 1):
-                reply = (await raw_exchange(port, frame, {1}))[1]
+                reply = (await raw_exchange(port, frame, {1}, trust if wire.is_tls else None))[1]
                 await furnish(port)
             if result(reply) != cell.expected:
                 wrong.append(f"{cell}, {wire}: answered {reply.code} {reply.remark}")
@@ -125,7 +132,7 @@ async def test_allowed_requests_reach_their_handlers(tmp_path: Path, wire: Wire)
 
 
 async def test_routes_can_be_kept_from_strangers(tmp_path: Path) -> None:
-    async with served(tmp_path, anonymous_read_enable=False) as port:
+    async with served(tmp_path, anonymous_read_enable=False) as (port, _):
         for code in sorted(READS):
             asked = NAMESRV[str(int(code))](SCENES["own"])
             replies = await exchange(port, [asked, SIGNERS["W"].sign(asked), SIGNERS["N"].sign(asked)])

@@ -68,7 +68,7 @@ def changed(command: Command, **fields: str | None) -> Command:
 
 
 async def refused(made: Guarded, *commands: Command) -> None:
-    for wire in (Wire(), Wire(is_binary=True), Wire(is_vip=True)):
+    for wire in (Wire(), Wire(is_binary=True), Wire(is_vip=True), Wire(is_tls=True)):
         for command, reply in zip(commands, await made.ask(*commands, wire=wire), strict=True):
             assert reply is not None
             assert made.is_refusal(reply), f"{wire} {dict(command.ext_fields)}: {reply.code} {reply.remark}"
