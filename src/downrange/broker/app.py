@@ -35,12 +35,14 @@ from downrange.broker.config import (
 )
 from downrange.broker.filter_data import ConsumerFilters
 from downrange.broker.groups import CommittedOffsets, Groups
+from downrange.broker.handlers.assignment import AssignmentHandlers
 from downrange.broker.handlers.clients import ClientHandlers
 from downrange.broker.handlers.config import ConfigHandlers
 from downrange.broker.handlers.consumers import ConsumerHandlers
 from downrange.broker.handlers.groups import GroupHandlers
 from downrange.broker.handlers.offsets import OffsetHandlers
 from downrange.broker.handlers.plain_acl import PlainAclHandlers
+from downrange.broker.handlers.pop import PopHandlers
 from downrange.broker.handlers.progress import ProgressHandlers
 from downrange.broker.handlers.query import QueryHandlers
 from downrange.broker.handlers.reply import ReplyHandlers
@@ -56,6 +58,11 @@ from downrange.broker.json_file import JsonFile
 from downrange.broker.live_config import LiveConfig
 from downrange.broker.message_writer import MessageWriter
 from downrange.broker.metrics import MetricSources, MetricsServer, Traffic
+from downrange.broker.pop.assignment import RequestModes
+from downrange.broker.pop.orders import OrderStates
+from downrange.broker.pop.pop import Pop
+from downrange.broker.pop.revival import Revival
+from downrange.broker.pop.waiting import WaitingPops
 from downrange.broker.pull_checks import PullChecks
 from downrange.broker.pulls import Pulls
 from downrange.broker.queue_locks import QueueLocks
@@ -182,6 +189,7 @@ class RunningBroker:
     topics: Topics
     filters: ConsumerFilters
     transactions: TransactionService
+    pop: Pop
     replication: Replication
     server: Server
     codes: frozenset[int]
@@ -259,6 +267,10 @@ async def _serving(
     delay = DelayService(store, writer, JsonFile(directory / "delayOffset.json"), live, clock)
     half_messages = HalfMessages(store, writer, offsets, pack_host(live.broker.broker_ip1, live.broker.listen_port))
     topics.adopt(chain(map(TopicQueue._make, store.queues.names()), half_messages.destinations()))
+    orders = OrderStates(JsonFile(directory / "consumerOrderInfo.json"))
+    modes = RequestModes(JsonFile(directory / "messageRequestMode.json"))
+    pop = Pop(live, tables, writer, orders, WaitingPops(), clock)
+    revival = Revival(pop)
     transactions = TransactionService(live, half_messages, producers, topics, writer, clock)
     flow = FlowControl(live, store)
     writer.on_appended = flow.appended
@@ -300,6 +312,8 @@ async def _serving(
         ConfigHandlers(live, store, topics, changed_settings_path(store.config), clock).routes,
         PlainAclHandlers(live, access.plain_acl).routes,
         UserHandlers(live, access.users).routes,
+        PopHandlers(pop).routes,
+        AssignmentHandlers(live, tables, modes).routes,
     ]
 
     commands = Commands(routes, statistics)
@@ -318,6 +332,7 @@ async def _serving(
         waiting.drop(connection)
         if gate is not None:
             gate.forget(connection)
+        pop.waiting.drop(connection)
 
     for server, families in ((main, (sends, pulls)), (vip, (sends,))):  # the VIP port serves everything but pulls
         server.serve = RequestPath(admission, commands, *families).serve
@@ -339,6 +354,7 @@ async def _serving(
         **access.services(waiting, clock),
         flush=flusher.run(writer.dispatched),
         delay=delay.run(),
+        revival=revival.run(),
         transactions=transactions.run(),
         flow_control=flow.tick(),
         registration=registration.run(),
@@ -349,6 +365,8 @@ async def _serving(
         filter_saving=save_soon(filters, clock),
         filter_clean_up=clean_filters(filters, live, clock),
         offset_saving=save_every(offsets, lambda: live.broker.flush_consumer_offset_interval / 1000, clock),
+        order_saving=save_every(orders, lambda: 10.0, clock),
+        mode_saving=save_soon(modes, clock),
         delay_saving=save_every(delay, lambda: live.store.flush_delay_offset_interval / 1000, clock),
         clean_up=clean_up(retention, store, live, clock),
         replication=replication.run(),
@@ -365,6 +383,7 @@ async def _serving(
                     topics,
                     filters,
                     transactions,
+                    pop,
                     replication,
                     main,
                     served,
@@ -375,6 +394,7 @@ async def _serving(
             finally:
                 await registration.unregister()
                 waiting.notify_all()
+                pop.waiting.wake_all()
                 await main.stop()
                 await vip.stop()
                 await replication.stop()
@@ -384,7 +404,7 @@ async def _serving(
         flusher.close()
         audit.close()
         half_messages.settle()
-        for table in (topics, groups, filters, offsets, delay):
+        for table in (topics, groups, filters, offsets, delay, orders, modes):
             table.save()
 
 
