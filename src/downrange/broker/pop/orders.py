@@ -61,13 +61,11 @@ class OrderState:
     def left(self) -> list[int]:
         return [offset for number, offset in enumerate(self.offsets) if not self.acked >> number & 1]
 
-    def visible_at(self, offset: int) -> int:
-        return self.visible_times.get(offset, self.pop_time + self.invisible_time)
-
     @property
     def blocked_until(self) -> int:
         """When the last message that was not acknowledged is visible again; 0 when all were acknowledged."""
-        return max((self.visible_at(offset) for offset in self.left), default=0)
+        usual = self.pop_time + self.invisible_time
+        return max((self.visible_times.get(offset, usual) for offset in self.left), default=0)
 
     @property
     def next_offset(self) -> int:

@@ -219,21 +219,12 @@ class Pop:
         return None
 
     def _nothing(self, request: PopRequest) -> Popped:
-        return self._popped(request)
-
-    def _popped(self, request: PopRequest) -> Popped:
-        return Popped(
-            PopStatus.NO_MESSAGE,
-            self.clock.now(),
-            request.invisible_millis,
-            ORDERLY_REVIVE_QUEUE if request.is_orderly else next(self._turns) % REVIVE_QUEUES,
-            topic=request.topic,
-            broker_name=self.config.broker.broker_name,
-        )
+        queue = ORDERLY_REVIVE_QUEUE if request.is_orderly else next(self._turns) % REVIVE_QUEUES
+        return Popped(request, self.clock.now(), queue, self.config.broker.broker_name)
 
     def _pop(self, request: PopRequest, topic: TopicConfig) -> Popped:
         """Take what is there."""
-        popped = self._popped(request)
+        popped = self._nothing(request)
         dice = random.randrange(100)  # noqa: S311  spreading, not secrecy
         retried = request.is_orderly
         if not retried and dice < _RETRY_FIRST_PERCENT:

@@ -98,17 +98,20 @@ class PoppedQueue:
 class Popped:
     """The answer to a pop."""
 
-    status: PopStatus
+    request: PopRequest
     pop_time: int
-    invisible_time: int
     revive_queue: int
-    rest: int = 0
+    broker_name: str
+    status: PopStatus = field(default=PopStatus.NO_MESSAGE, init=False)
+    rest: int = field(default=0, init=False)
     """About how many more messages wait in the queues that were looked at."""
-    queues: list[PoppedQueue] = field(default_factory=list)
-    topic: str = ""
-    broker_name: str = ""
-    end_offset: int = 0
+    queues: list[PoppedQueue] = field(default_factory=list, init=False)
+    end_offset: int = field(default=0, init=False)
     """The log up to here must be safe before the messages are given away; 0 when nothing was written."""
+
+    @property
+    def invisible_time(self) -> int:
+        return self.request.invisible_millis
 
     @property
     def message_count(self) -> int:
@@ -150,7 +153,7 @@ class Popped:
             for number, message in enumerate(_decoded(queue)):
                 before = message.reconsume_times if queue.counts is None else queue.counts[number]
                 if queue.retry_flag != NORMAL:
-                    message = replace(message, topic=self.topic)
+                    message = replace(message, topic=self.request.topic)
                 yield PoppedMessage(message, self.handle(queue, message.queue_offset), before)
 
 
@@ -169,7 +172,7 @@ def _decoded(queue: PoppedQueue) -> Iterator[StoredMessage]:
 def _as_of(popped: Popped, queue: PoppedQueue, message: StoredMessage) -> bytes:
     properties = decode_properties(message.properties_text)
     properties.setdefault(names.POP_CK, str(popped.handle(queue, message.queue_offset)))
-    message = replace(message, topic=popped.topic, properties_text=encode_properties(properties))
+    message = replace(message, topic=popped.request.topic, properties_text=encode_properties(properties))
     return encode_record(message, pack_host(*message.born_host), pack_host(*message.store_host))
 
 
