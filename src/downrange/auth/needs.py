@@ -13,9 +13,10 @@ from typing import Final, Protocol
 from downrange.auth.access_control import ANY_NAME, Action, Need, ResourceType
 from downrange.model.errors import MessageError
 from downrange.model.message_id import parse_offset_message_id
-from downrange.model.topics import REPLY_TOPIC_SUFFIX, RETRY_PREFIX, SEND_FORBIDDEN_TOPICS
+from downrange.model.topics import REPLY_TOPIC_SUFFIX, RETRY_PREFIX, SEND_FORBIDDEN_TOPICS, popped_topic
 from downrange.protocol.bodies.body import decode_body
 from downrange.protocol.bodies.groups import HeartbeatData, LockBatchBody
+from downrange.protocol.bodies.pop import BatchAckMessageBody, QueryAssignmentBody
 from downrange.protocol.codes import RequestCode
 from downrange.protocol.command import Command
 
@@ -157,6 +158,26 @@ def _clone_offsets(command: Command, stored: StoredTopics) -> Iterable[Need]:
     yield topic_need(fields.get("topic", ""), _UPDATE)
 
 
+def _pop(command: Command, stored: StoredTopics) -> Iterable[Need]:
+    """The topic that was popped from, also if the request names its retry topic, and the group."""
+    fields = command.ext_fields
+    return _popped(fields.get("topic", ""), fields.get("consumerGroup", ""))
+
+
+def _batch_ack(command: Command, stored: StoredTopics) -> Iterable[Need]:
+    if command.body_bytes:
+        for ack in decode_body(BatchAckMessageBody, command.body_bytes).acks:
+            yield from _popped(ack.topic, ack.consumer_group)
+
+
+def _popped(topic: str, group: str) -> Iterable[Need]:
+    return topic_need(popped_topic(topic, group), _SUB), group_need(group, _SUB)
+
+
+def _assignment(command: Command, stored: StoredTopics) -> Iterable[Need]:
+    return (group_need(decode_body(QueryAssignmentBody, command.body_bytes).consumer_group, _SUB),)
+
+
 def _number(command: Command, field: str) -> int:
     text = command.ext_fields.get(field, "")
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 20 else -1
@@ -182,6 +203,14 @@ BROKER_NEEDS: Final[Mapping[int, Rule]] = {
     # Consumers
     _CODE.PULL_MESSAGE: _both(_SUB),
     _CODE.LITE_PULL_MESSAGE: _both(_SUB),
+    _CODE.POP_MESSAGE: _pop,
+    _CODE.ACK_MESSAGE: _pop,
+    _CODE.BATCH_ACK_MESSAGE: _batch_ack,
+    _CODE.CHANGE_MESSAGE_INVISIBLETIME: _pop,
+    _CODE.PEEK_MESSAGE: _pop,
+    _CODE.NOTIFICATION: _pop,
+    _CODE.POLLING_INFO: _group(_SUB_OR_GET),
+    _CODE.QUERY_ASSIGNMENT: _assignment,
     _CODE.HEART_BEAT: _heartbeat,
     _CODE.UNREGISTER_CLIENT: _unregister,
     _CODE.CHECK_CLIENT_CONFIG: _signed,
@@ -233,6 +262,8 @@ BROKER_NEEDS: Final[Mapping[int, Rule]] = {
     _CODE.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: _cluster(_GET),
     _CODE.GET_ALL_CONSUMER_OFFSET: _cluster(_GET),
     _CODE.GET_ALL_DELAY_OFFSET: _cluster(_GET),
+    _CODE.SET_MESSAGE_REQUEST_MODE: _cluster(_UPDATE),
+    _CODE.GET_ALL_MESSAGE_REQUEST_MODE: _cluster(_GET),
     _CODE.CLEAN_EXPIRED_CONSUMEQUEUE: _cluster(_UPDATE),
     _CODE.CLEAN_UNUSED_TOPIC: _cluster(_UPDATE),
     _CODE.DELETE_EXPIRED_COMMITLOG: _cluster(_UPDATE),
