@@ -1,4 +1,4 @@
-"""The store directory of a genuine 5.3.3 broker after POP scenarios, taken over by ours; and records made as its own."""
+"""The store directory of a genuine 5.3.3 broker after POP scenarios, taken over by ours; and records as it writes."""
 
 from __future__ import annotations
 
@@ -125,5 +125,4 @@ async def test_our_broker_goes_on_where_java_stopped(tmp_path: Path) -> None:
         assert offsets.get(REVIVE_TOPIC, REVIVE_GROUP, lease.revive_queue) == lease.revive_offset - 1
         await clock.advance(61)
         async with popper_of(running, "PopBasic", "pop_basic") as popper:
-            again = await popper.pop()
-            assert [each.body for each in again] == [b"f6", b"f7"]
+            assert [each.body for each in await popper.pop()] == [b"f6", b"f7"]

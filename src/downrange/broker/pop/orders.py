@@ -2,13 +2,13 @@
 
 The offset of the group moves when messages are acknowledged, not when they are popped: a lease that ends needs no
 record, its messages are popped again from where they are. `OrderStates` knows which queues are blocked and how
-often each message was delivered; it is kept in config/consumerOrderInfo.json. Pure but for that file.
-[ConsumerOrderInfoManager]
+often each message was delivered; it is kept in config/consumerOrderInfo.json, and what changed since that was saved in
+records of the revive topic. Pure but for the file. [ConsumerOrderInfoManager]
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from dataclasses import field as member
 
@@ -35,6 +35,8 @@ class OrderInfoBody(Body, frozen=True, kw_only=True):
     last_consume_time: Int64 = field(name="l", default=0)
     commit_bits: Int64 = field(name="cm", default=0)
     attempt_id: str | None = field(name="a", default=None)
+    ahead: tuple[Int64, ...] | None = field(name="ahead", default=None)
+    """Not RocketMQ's, which ignores it."""
 
 
 class OrderInfoTable(Body, frozen=True, kw_only=True):
@@ -57,8 +59,12 @@ class OrderState:
     counts: dict[int, int] = member(default_factory=dict)
     """Offset -> how often the message was delivered before."""
 
+    ahead: tuple[int, ...] = ()
+    """Offsets behind those of this pop that were acknowledged already, when an earlier pop had them."""
+
     @property
     def left(self) -> list[int]:
+        """The offsets that were not acknowledged."""
         return [offset for number, offset in enumerate(self.offsets) if not self.acked >> number & 1]
 
     @property
@@ -70,15 +76,25 @@ class OrderState:
     @property
     def next_offset(self) -> int:
         """The offset of the first message that was not acknowledged, or the one behind the last message."""
-        return next(iter(self.left), self.offsets[-1] + 1)
+        if left := self.left:
+            return left[0]
+        offset = self.offsets[-1] + 1
+        while offset in self.ahead:
+            offset += 1
+        return offset
 
 
 class OrderStates(SavedTable):
-    """(topic, group, queue id) -> the state of its last ordered pop. Losing the file loses locks and counts only."""
+    """(topic, group, queue id) -> the state of its last ordered pop.
+
+    Holds always: a state that is neither in the file nor about to be has its record at or behind `needed_from`.
+    """
 
     def __init__(self, file: JsonFile) -> None:
         super().__init__(file)
         self._table: dict[OrderKey, OrderState] = {}
+        self._unsaved: dict[int, int] = {}
+        self._saving: dict[int, int] = {}
         saved = file.load(OrderInfoTable)
         if saved is not None:
             for name, queues in saved.table.items():
@@ -89,6 +105,28 @@ class OrderStates(SavedTable):
 
     def __len__(self) -> int:
         return len(self._table)
+
+    def noted(self, revive_queue: int, revive_offset: int) -> None:
+        """A record of the revive topic has a change that is not in the file."""
+        self._unsaved.setdefault(revive_queue, revive_offset)
+
+    def needed_from(self, revive_queue: int, end: int) -> int:
+        """The offset of the first record of a revive queue that the file does not know of; `end` when there is none."""
+        return min(self._unsaved.get(revive_queue, end), self._saving.get(revive_queue, end))
+
+    def prepare_save(self) -> Callable[[], None] | None:
+        write = super().prepare_save()
+        if write is None:
+            return None
+        for queue_id, offset in self._unsaved.items():
+            self._saving.setdefault(queue_id, offset)
+        self._unsaved = {}
+
+        def save() -> None:
+            write()
+            self._saving = {}
+
+        return save
 
     def get(self, key: OrderKey) -> OrderState | None:
         return self._table.get(key)
@@ -104,6 +142,14 @@ class OrderStates(SavedTable):
         state = self._table.get(key)
         return 0 if state is None else state.blocked_until
 
+    def acked_from(self, key: OrderKey, offset: int) -> list[int]:
+        """Offsets that were acknowledged although messages before them were not: they do not come again."""
+        state = self._table.get(key)
+        if state is None:
+            return []
+        left = set(state.left)
+        return [each for each in (*state.offsets, *state.ahead) if each >= offset and each not in left]
+
     def popped(
         self, key: OrderKey, offsets: Sequence[int], pop_time: int, invisible_time: int, attempt_id: str | None
     ) -> list[int]:
@@ -117,7 +163,13 @@ class OrderStates(SavedTable):
                 times = known.counts.get(offset, 0) + more if offset in again else 0
                 if times:
                     counts[offset] = times
-        state = OrderState(pop_time, invisible_time, tuple(offsets), attempt_id, counts=counts)
+        acked = self.acked_from(key, offsets[0])
+        last = offsets[-1]
+        inside = [offset for offset in acked if offset < last]
+        every = tuple(sorted({*offsets, *inside}))
+        state = OrderState(pop_time, invisible_time, every, attempt_id, counts=counts)
+        state.acked = sum(1 << every.index(offset) for offset in inside)
+        state.ahead = tuple(offset for offset in acked if offset > last)
         self._table[key] = state
         self.mark_unsaved()
         return [counts.get(offset, 0) for offset in offsets]
@@ -125,12 +177,10 @@ class OrderStates(SavedTable):
     def acknowledge(self, key: OrderKey, offset: int, pop_time: int) -> int | None:
         """A message was acknowledged: the group's new offset, or None when the pop is not the last of its queue.
 
-        Raises KeyError when the pop did not have this message. A queue without a state was popped long ago.
+        Raises KeyError when the pop did not have this message.
         """
         state = self._table.get(key)
-        if state is None:
-            return offset + 1
-        if state.pop_time != pop_time:
+        if state is None or state.pop_time != pop_time:
             return None
         if offset not in state.offsets:
             raise KeyError(offset)
@@ -146,6 +196,20 @@ class OrderStates(SavedTable):
         state.visible_times[offset] = visible_at
         self.mark_unsaved()
         return True
+
+    def repeat(self, key: OrderKey, body: OrderInfoBody) -> None:
+        """Take a state from a record, unless the file has a newer one."""
+        known = self._table.get(key)
+        if body.offsets and (known is None or known.pop_time <= body.pop_time):
+            state = _state(body)
+            if known is not None and known.pop_time == body.pop_time:
+                state.acked |= known.acked
+            self._table[key] = state
+            self.mark_unsaved()
+
+    def body(self, key: OrderKey) -> OrderInfoBody:
+        """A state as it is saved."""
+        return _body(self._table[key])
 
     def forget(self, topic: str | None = None, group: str | None = None) -> None:
         """A topic or a group was deleted."""
@@ -177,6 +241,7 @@ def _state(body: OrderInfoBody) -> OrderState:
         body.commit_bits,
         dict(body.visible_times or {}),
         dict(body.consumed_counts or {}),
+        body.ahead or (),
     )
 
 
@@ -191,4 +256,5 @@ def _body(state: OrderState) -> OrderInfoBody:
         last_consume_time=state.pop_time,
         commit_bits=state.acked,
         attempt_id=state.attempt_id,
+        ahead=state.ahead or None,
     )

@@ -36,7 +36,7 @@ from downrange.broker.live_config import LiveConfig
 from downrange.broker.message_writer import MessageWriter
 from downrange.broker.pop.leases import Lease, LeaseKey, Leases
 from downrange.broker.pop.orders import OrderKey, OrderStates
-from downrange.broker.pop.popped import Popped, PoppedQueue, PopRequest, PopStatus, offsets_of
+from downrange.broker.pop.popped import Popped, PoppedQueue, PopRequest, PopStatus, offsets_of, only
 from downrange.broker.pop.records import REVIVE_QUEUES, ReviveRecords
 from downrange.broker.pop.waiting import EARLIER_SECONDS, Waiter, WaitingPops
 from downrange.broker.pull_checks import FAQ
@@ -109,8 +109,6 @@ class Pop:
         self.leases = Leases()
         self.host = pack_host(broker.broker_ip1, broker.listen_port)
         self.records = ReviveRecords(broker.broker_cluster_name, broker.broker_name, self.host)
-        self.done: dict[OrderKey, tuple[int, set[int]]] = {}
-        """Of ordered pops before a crash: the group's offset after it, and offsets from there on that were acked."""
         self.wanted = asyncio.Event()
         """Set when a lease is due earlier than it was known before."""
         self.read_to = dict.fromkeys(range(REVIVE_QUEUES), 0)
@@ -269,8 +267,9 @@ class Pop:
             if read.byte_count:
                 slices = read.slices
                 offsets = offsets_of(read, offset, slices)
-                if request.is_orderly and self.done:
-                    offsets = self._not_done((topic, group, queue_id), offset, offsets)
+                if request.is_orderly and (acked := self.orders.acked_from((topic, group, queue_id), offset)):
+                    offsets = tuple(each for each in offsets if each not in acked)
+                    slices = only(slices, offsets)
                 if offsets:
                     next_offset = int(read.next_begin_offset)
                     found = PoppedQueue(topic, flag, queue_id, offset, next_offset, offsets, slices, read.byte_count)
@@ -283,14 +282,6 @@ class Pop:
             self._offsets.commit(topic, group, queue_id, offset)  # nothing of all that is wanted
         popped.rest += max(0, max_offset - offset)
         return False
-
-    def _not_done(self, key: OrderKey, offset: int, offsets: tuple[int, ...]) -> tuple[int, ...]:
-        """Those of some offsets that were not acknowledged before a crash."""
-        floor, done = self.done.get(key, (0, set()))
-        if done and (offset < floor or offset > max(done)):  # an operator moved the offset, or all this is over
-            del self.done[key]
-            return offsets
-        return tuple(each for each in offsets if each not in done)
 
     def _is_crowded(self, topic: str, group: str, queue_id: int) -> bool:
         broker = self.config.broker
@@ -327,6 +318,7 @@ class Pop:
                     key, queue.offsets, popped.pop_time, popped.invisible_time, request.attempt_id
                 )
                 self.unlock_later(key)
+            popped.end_offset = self._note_orders((queue.topic, group, queue.queue_id) for queue in popped.queues)
             return
         leases = [
             Lease(
@@ -346,8 +338,15 @@ class Pop:
             lease.revive_offset = place[2]
             self._add(lease)
             self._offsets.commit(queue.topic, group, queue.queue_id, queue.next_offset)
-        if self.writer.makes_wait:
-            popped.end_offset = batch.end_offset
+        popped.end_offset = batch.end_offset
+
+    def _note_orders(self, keys: Iterable[OrderKey]) -> int:
+        """Write the states of ordered pops to the log; returns its end."""
+        now = self.clock.now()
+        batch = self._append(self.records.order(key, self.orders.body(key), now) for key in keys)
+        for state, (_, _, offset) in zip(batch.states, batch.places, strict=True):
+            self.orders.noted(state.queue_id, offset)
+        return batch.end_offset
 
     def _add(self, lease: Lease) -> None:
         before = self.leases.next_due
@@ -411,10 +410,13 @@ class Pop:
         self.refuse_on_slave()
         now = self.clock.now()
         messages: list[NewMessage] = []
+        ordered: list[int] = []
         ended: list[tuple[Lease, list[int]]] = []
         for key, offsets, revive_queue, invisible_time in acks:
             if revive_queue == ORDERLY_REVIVE_QUEUE:
-                messages += self._acknowledge_in_order(key, sorted(set(offsets)), invisible_time, now)
+                records = list(self._acknowledge_in_order(key, sorted(set(offsets)), invisible_time, now))
+                ordered += range(len(messages), len(messages) + len(records))
+                messages += records
                 continue
             lease = self.leases.get(key)
             open_offsets = [] if lease is None else lease.open_of(offsets)
@@ -426,6 +428,8 @@ class Pop:
         if not messages:
             return 0
         batch = self._append(messages)
+        for number in ordered:
+            self.orders.noted(messages[number].queue_id, batch.places[number][2])
         for lease, open_offsets in ended:
             self.leases.acknowledge(lease, open_offsets)
         self._offsets.mark_unsaved()
@@ -447,6 +451,8 @@ class Pop:
                     f"offset is illegal, key:{topic}@{group}@{queue_id}, commit:{offset}, "
                     f"store:{self.store.min_offset_of(topic, queue_id)}~{self.store.max_offset_of(topic, queue_id)}"
                 ) from None
+            if next_offset is None and self.orders.get(place) is None and offset == committed:
+                next_offset = offset + 1  # its pop was forgotten: RocketMQ would pass over all messages before it
             if next_offset is None:
                 continue
             self._offsets.commit(topic, group, queue_id, next_offset)
@@ -483,7 +489,8 @@ class Pop:
             if not self.orders.change(place, offset, handle.pop_time, now + invisible_millis):
                 return handle, 0
             self.unlock_later(place)
-            return handle._replace(invisible_time=now + invisible_millis - handle.pop_time), 0
+            changed = handle._replace(invisible_time=now + invisible_millis - handle.pop_time)
+            return changed, self._note_orders((place,))
         old = LeaseKey(topic, group, queue_id, handle.start_offset, handle.pop_time)
         lease = self.leases.get(old)
         key = LeaseKey(topic, group, queue_id, offset, now)

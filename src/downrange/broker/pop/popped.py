@@ -158,14 +158,11 @@ class Popped:
 
 
 def _decoded(queue: PoppedQueue) -> Iterator[StoredMessage]:
-    wanted = set(queue.offsets)
     for piece in queue.slices:
         at = 0
         while at < len(piece):
             (size,) = _SIZE.unpack_from(piece, at)
-            message = decode_record(piece[at : at + size])
-            if message.queue_offset in wanted:
-                yield message
+            yield decode_record(piece[at : at + size])
             at += size
 
 
@@ -187,6 +184,19 @@ def offsets_of(read: ReadResult, start: int, slices: list[memoryview]) -> tuple[
             found.append(_OFFSET.unpack_from(piece, at + QUEUE_OFFSET_AT)[0])
             at += _SIZE.unpack_from(piece, at)[0]
     return tuple(found)
+
+
+def only(slices: list[memoryview], offsets: tuple[int, ...]) -> list[memoryview]:
+    """The records of some queue offsets."""
+    wanted, found = set(offsets), []
+    for piece in slices:
+        at, end = 0, len(piece)
+        while at < end:
+            (size,) = _SIZE.unpack_from(piece, at)
+            if _OFFSET.unpack_from(piece, at + QUEUE_OFFSET_AT)[0] in wanted:
+                found.append(piece[at : at + size])
+            at += size
+    return found
 
 
 @lru_cache(maxsize=4096)

@@ -9,8 +9,8 @@ the revive topic at once, where Java finds it, too. TIMER_DELIVER_MS says when J
     ack   {"ao":7,"bn":"broker-a","c":"GA","pt":..,"q":1,"so":7,"t":"T"}
     bAck  {"ao":-1,"aol":[7,8],"bn":"broker-a","c":"GA","pt":..,"q":1,"so":7,"t":"T"}
 
-Acknowledgements of ordered pops are written, too; their property ORDERLY is the group's offset then. Java has none and
-ignores ours.
+Ordered pops write their state (`order`, in the form of consumerOrderInfo.json), and acknowledgements whose property
+ORDERLY is the offset of the group then. Java has none of both, and ignores ours.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ import msgspec
 from msgspec import field
 
 from downrange.broker.pop.leases import Lease, LeaseKey
+from downrange.broker.pop.orders import OrderInfoBody, OrderKey
 from downrange.model import properties as names
 from downrange.model.topics import REVIVE_TOPIC_PREFIX
-from downrange.protocol.bodies.body import Body, BodyError, decode_body
+from downrange.protocol.bodies.body import Body, BodyError, decode_body, encode_body
 from downrange.protocol.bodies.fields import Int32, Int64
 from downrange.store.kept_message import KeptMessage
 from downrange.store.new_message import NewMessage
@@ -34,6 +35,7 @@ REVIVE_QUEUES: Final = 8
 _CK: Final = "ck"
 _ACK: Final = "ack"
 _BATCH_ACK: Final = "bAck"
+_ORDER: Final = "order"
 _ORDERLY: Final = "ORDERLY"
 # Java reads a checkpoint this long before the acknowledgements of its messages.
 _CK_EARLIER_MILLIS: Final = 1000
@@ -64,6 +66,15 @@ class AckBody(Body, frozen=True, kw_only=True):
     pop_time: Int64 = field(name="pt")
     queue_id: Int32 = field(name="q")
     start_offset: Int64 = field(name="so")
+    topic: str = field(name="t")
+
+
+class OrderBody(Body, frozen=True, kw_only=True):
+    """The JSON of the state of an ordered pop."""
+
+    group: str = field(name="c")
+    queue_id: Int32 = field(name="q")
+    state: OrderInfoBody = field(name="s")
     topic: str = field(name="t")
 
 
@@ -124,6 +135,13 @@ class ReviveRecords:
         unique = f"{topic}@{queue_id}@{first}@{group}@{pop_time}@{self._broker_name}@{_ACK}"
         return self._message(revive_queue, head + tail, tags, unique, due, now, more)
 
+    def order(self, key: OrderKey, state: OrderInfoBody, now: int) -> NewMessage:
+        """The record of the state that an ordered pop, or a change of an invisible time, has left."""
+        topic, group, queue_id = key
+        body = encode_body(OrderBody(topic=topic, group=group, queue_id=queue_id, state=state)).decode()
+        unique = f"{topic}@{queue_id}@{state.offsets[0]}@{group}@{state.pop_time}@{self._broker_name}@{_ORDER}"
+        return self._message(queue_id % REVIVE_QUEUES, body, _ORDER, unique, now, now)
+
     def _message(
         self, queue_id: int, body: str, tags: str, unique: str, due: int, now: int, more: str = ""
     ) -> NewMessage:
@@ -131,12 +149,14 @@ class ReviveRecords:
         return NewMessage(self.topic, queue_id, body.encode(), properties.encode(), now, self._host, self._host)
 
 
-def read_record(kept: KeptMessage) -> Lease | Acknowledged | None:
+def read_record(kept: KeptMessage) -> Lease | Acknowledged | OrderBody | None:
     """What a record of the revive topic says; None when it says nothing that can be read."""
     tags = kept.find(names.TAGS)
     try:
         if tags == _CK:
             return _lease(decode_body(CheckpointBody, kept.message.body), kept)
+        if tags == _ORDER:
+            return decode_body(OrderBody, kept.message.body)
         if tags in (_ACK, _BATCH_ACK):
             ack = decode_body(AckBody, kept.message.body)
             key = LeaseKey(ack.topic, ack.group, ack.queue_id, ack.start_offset, ack.pop_time)

@@ -5,19 +5,22 @@ the offsets of the groups, in consumerOffset.json:
 
 * of CID_RMQ_SYS_REVIVE_GROUP: the last record that is no longer needed (Java goes on behind it, too),
 * of `SEEN_GROUP`, which is ours: the end of the queue then. Checkpoints from there on are younger than the offsets of
-  groups in the file, which therefore have to be moved behind the messages of these checkpoints.
+  groups in the file, which therefore have to be moved behind the messages of these checkpoints. Those of Java, which
+  went through the timer topic, never are: Java's offsets are moved before.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
+from dataclasses import replace
 from typing import Final
 
 from downrange.broker.delayed import stored_text
-from downrange.broker.pop.leases import Lease
+from downrange.broker.pop.leases import Lease, LeaseKey
 from downrange.broker.pop.pop import Pop
-from downrange.broker.pop.records import REVIVE_QUEUES, Acknowledged, came_by_timer, read_record
+from downrange.broker.pop.records import REVIVE_QUEUES, Acknowledged, OrderBody, came_by_timer, read_record
 from downrange.model import properties as names
 from downrange.model.properties import decode_properties
 from downrange.model.record import CorruptRecord
@@ -68,21 +71,17 @@ class Revival:
     def _recover(self) -> None:
         """Read the records that are still needed."""
         pop, topic = self._pop, self._pop.records.topic
+        known = pop.tables.topics.get(topic)
+        if known is not None and known.read_queue_nums < REVIVE_QUEUES:  # found by its queues after a crash
+            pop.tables.topics.put(replace(known, read_queue_nums=REVIVE_QUEUES, write_queue_nums=REVIVE_QUEUES))
         for queue_id in range(REVIVE_QUEUES):
             finished = self._offsets.get(topic, REVIVE_GROUP, queue_id)
             seen = self._offsets.get(topic, SEEN_GROUP, queue_id)
             lowest = pop.store.min_offset_of(topic, queue_id)
             start = max(lowest, 0 if finished is None else finished + 1)
-            self._read(queue_id, start, pop.store.max_offset_of(topic, queue_id) if seen is None else seen)
+            self._read(queue_id, start, 0 if seen is None else seen)
         if pop.leases:
             log.info("leases recovered leases=%d", len(pop.leases))
-        for key in list(pop.done):
-            committed = self._offsets.get(*key) or 0
-            left = {offset for offset in pop.done[key][1] if offset >= committed}
-            if left:
-                pop.done[key] = committed, left
-            else:
-                del pop.done[key]
 
     def read_on(self) -> None:
         """Take records that others put into the revive topic: a timer that held those of Java."""
@@ -124,11 +123,23 @@ class Revival:
                     known = leases.get(key)
                     if known is not None:
                         leases.acknowledge(known, offsets)
-                elif is_new:
-                    self._raise_offset(*key[:3], next_offset)
-                    self._pop.done.setdefault(key[:3], (0, set()))[1].update(offsets)
+                else:
+                    self._repeat_in_order(key, offsets)
+                    self._pop.orders.noted(kept.message.queue_id, kept.queue_offset)
+                    if is_new:
+                        self._raise_offset(*key[:3], next_offset)
+            case OrderBody(topic=name, group=group, queue_id=queue_id, state=state):
+                self._pop.orders.repeat((name, group, queue_id), state)
+                self._pop.orders.noted(kept.message.queue_id, kept.queue_offset)
+                self._pop.unlock_later((name, group, queue_id))
             case None:
                 log.warning("record of the revive topic ignored queue=%d", kept.message.queue_id)
+
+    def _repeat_in_order(self, key: LeaseKey, offsets: tuple[int, ...]) -> None:
+        for offset in offsets:
+            if self._pop.orders.get(key[:3]) is not None:
+                with suppress(KeyError):  # the state is that of another pop
+                    self._pop.orders.acknowledge(key[:3], offset, key.pop_time)
 
     def _raise_offset(self, topic: str, group: str, queue_id: int, offset: int) -> None:
         committed = self._offsets.get(topic, group, queue_id)
@@ -143,7 +154,8 @@ class Revival:
         oldest = self._pop.leases.oldest_records()
         for queue_id in range(REVIVE_QUEUES):
             end = store.max_offset_of(topic, queue_id)
-            for group, offset in ((REVIVE_GROUP, oldest.get(queue_id, end) - 1), (SEEN_GROUP, end)):
+            needed = min(oldest.get(queue_id, end), self._pop.orders.needed_from(queue_id, end))
+            for group, offset in ((REVIVE_GROUP, needed - 1), (SEEN_GROUP, end)):
                 if end and self._offsets.get(topic, group, queue_id) != offset:
                     self._offsets.commit(topic, group, queue_id, offset)
 
