@@ -80,6 +80,8 @@ class Revival:
             lowest = pop.store.min_offset_of(topic, queue_id)
             start = max(lowest, 0 if finished is None else finished + 1)
             self._read(queue_id, start, 0 if seen is None else seen)
+        for group in {lease.key.group for lease in pop.leases}:  # one that came just before a crash is not in its file
+            pop.tables.groups.find(group, auto_create=pop.config.broker.auto_create_subscription_group)
         if pop.leases:
             log.info("leases recovered leases=%d", len(pop.leases))
 
