@@ -25,6 +25,7 @@ from tests.support.checked_store import assert_clean
 from tests.support.popper import Held, Popper, held, popper_of
 from tests.support.process_cluster import Server
 from tests.support.processes import namesrv
+from tests.support.store_files import copied_at_once
 
 TOPIC = "orders"
 INVISIBLE = 10_000
@@ -148,7 +149,7 @@ async def test_a_crash_after_any_step(tmp_path: Path, is_orderly: bool) -> None:
             await step()
             # What the kernel has of the files is what a killed process leaves behind.
             copy = tmp_path / f"after-{number}"
-            shutil.copytree(root, copy)
+            copied_at_once(root, copy)
             found = await what_comes(copy, clock.now(), is_orderly=is_orderly)
             expected = [body for body in steps.sent if body not in steps.acked]
             assert sorted(set(found)) == expected, f"step {number}"

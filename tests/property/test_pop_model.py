@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import tempfile
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from downrange.model.topics import TopicConfig
 from downrange.protocol.bodies.pop import ReceiptHandle
 from downrange.store.new_message import NewMessage
 from tests.support.broker_client import store_config
+from tests.support.store_files import copied_at_once
 
 HOST = pack_host("127.0.0.1", 10911)
 QUEUES = 2
@@ -93,7 +93,7 @@ class Subject:
         """Go on with a copy of the files, as a killed process leaves them."""
         old = self._root / f"life-{self._lives}"
         self._lives += 1
-        shutil.copytree(old, self._root / f"life-{self._lives}")
+        copied_at_once(old, self._root / f"life-{self._lives}")
         await self.restart()
 
     def send(self, queue_id: int) -> None:
@@ -118,20 +118,24 @@ class Subject:
             found.add(message.body)
         return found
 
+    def holds(self, body: bytes, handle: ReceiptHandle) -> bool:
+        """Whether this handle is the one that counts."""
+        return self.model.holds(body, handle)
+
     def source(self, handle: ReceiptHandle) -> str:
         return "%RETRY%G_T" if handle.retry_flag else "T"
 
     def ack(self, number: int) -> None:
         if self.handles:
             body, handle = self.handles[number % len(self.handles)]
-            if self.model.holds(body, handle):
+            if self.holds(body, handle):
                 self.model.messages[body].is_acked = True
             self.running.pop.begin_ack("G", [(self.source(handle), handle)])
 
     def change(self, number: int, millis: int) -> None:
         if self.handles:
             body, handle = self.handles[number % len(self.handles)]
-            held = self.model.holds(body, handle)
+            held = self.holds(body, handle)
             new, _ = self.running.pop.begin_change(self.source(handle), "G", handle, millis)
             if held:
                 known = self.model.messages[body]
@@ -158,6 +162,12 @@ class Unordered(Subject):
 
 class Ordered(Subject):
     """Of each queue, the free messages come in order, and none while an older one is held."""
+
+    def holds(self, body: bytes, handle: ReceiptHandle) -> bool:
+        """A message may be acknowledged until it is popped again; the queue's other messages are popped with it."""
+        state = self.running.pop.orders.get(("T", "G", handle.queue_id))
+        known = self.model.messages[body]
+        return known.handle == handle and not known.is_acked and state is not None and state.pop_time == handle.pop_time
 
     def pop(self, most: int, *, queue_id: int = -1) -> None:
         pop = self.running.pop

@@ -35,6 +35,7 @@ from downrange.broker.config import (
 )
 from downrange.broker.filter_data import ConsumerFilters
 from downrange.broker.groups import CommittedOffsets, Groups
+from downrange.broker.handlers.acks import Acks
 from downrange.broker.handlers.assignment import AssignmentHandlers
 from downrange.broker.handlers.clients import ClientHandlers
 from downrange.broker.handlers.config import ConfigHandlers
@@ -294,6 +295,7 @@ async def _serving(
         int(RequestCode.END_TRANSACTION): transactions_handlers.read_end,
     }
     sends = Sends(writer, reader, usual, others, registration.register_changes)
+    acks = Acks(pop)
     checks = PullChecks(live, topics, groups, consumers, filters)
     pulls = Pulls(live, checks, offsets, store, waiting, writer)
     routes = [
@@ -317,7 +319,7 @@ async def _serving(
     ]
 
     commands = Commands(routes, statistics)
-    served = frozenset(commands.routes.keys() | sends.codes | pulls.codes)
+    served = frozenset(commands.routes.keys() | sends.codes | pulls.codes | acks.codes)
     gate = None
     audit = AuditLog(live.broker.audit_log_file, live.broker.audit_log_file_size)
     if access.control is not None:
@@ -334,7 +336,8 @@ async def _serving(
             gate.forget(connection)
         pop.waiting.drop(connection)
 
-    for server, families in ((main, (sends, pulls)), (vip, (sends,))):  # the VIP port serves everything but pulls
+    # The VIP port serves everything but pulls.
+    for server, families in ((main, (sends, pulls, acks)), (vip, (sends, acks))):
         server.serve = RequestPath(admission, commands, *families).serve
         server.on_close = closed
         await server.start()

@@ -1,4 +1,4 @@
-"""POP for remoting clients: 200050-200055 and 200151. [PopMessageProcessor, AckMessageProcessor and others]"""
+"""POP for remoting clients: 200050 and 200052-200055; 200051 and 200151 are in `acks.py`. [PopMessageProcessor]"""
 
 from __future__ import annotations
 
@@ -7,18 +7,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-from downrange.broker.pop.leases import LeaseKey
 from downrange.broker.pop.pop import Pop
 from downrange.broker.pop.popped import Popped, PopRequest, PopStatus, pop_filter
 from downrange.broker.routes import RouteTable
 from downrange.model.topics import pop_retry_topic
-from downrange.protocol.bodies.body import decode_body
 from downrange.protocol.bodies.pop import (
     ANY_QUEUE,
-    ORDERLY_REVIVE_QUEUE,
-    AckMessageRequest,
-    BatchAck,
-    BatchAckMessageBody,
     ChangeInvisibleTimeRequest,
     ChangeInvisibleTimeResponse,
     NotificationRequest,
@@ -29,7 +23,6 @@ from downrange.protocol.bodies.pop import (
     PopMessageRequest,
     PopMessageResponse,
     ReceiptHandle,
-    decode_bits,
     order_count_info,
 )
 from downrange.protocol.codes import RequestCode, ResponseCode
@@ -59,8 +52,6 @@ class PopHandlers:
     def routes(self) -> RouteTable:
         """Requests that every port serves."""
         return {
-            RequestCode.ACK_MESSAGE: self.ack,
-            RequestCode.BATCH_ACK_MESSAGE: self.batch_ack,
             RequestCode.CHANGE_MESSAGE_INVISIBLETIME: self.change,
             RequestCode.POP_MESSAGE: self.pop,
             RequestCode.PEEK_MESSAGE: self.peek,
@@ -120,38 +111,7 @@ class PopHandlers:
         )
         return command.reply(_CODES[popped.status], popped.status.value, header=header, body=popped.records())
 
-    # --- 200051, 200151, 200053 ---------------------------------------------------------------------------------
-
-    def ack(self, command: Command, connection: Connection) -> Command | LaterReply:
-        header = command.header(AckMessageRequest)
-        self._pop.check_place(header.topic, header.queue_id, connection.peer)
-        handle = ReceiptHandle.parse(header.extra_info)
-        lowest, highest = self._range(header.topic, header.queue_id)
-        if not lowest <= header.offset <= highest:
-            raise BrokerError(
-                f"offset is illegal, key:{header.topic}@{header.queue_id}, commit:{header.offset}, "
-                f"store:{lowest}~{highest}",
-                ResponseCode.NO_MESSAGE,
-            )
-        key = LeaseKey(header.topic, header.consumer_group, header.queue_id, handle.start_offset, handle.pop_time)
-        ack = key, (header.offset,), handle.revive_queue, handle.invisible_time
-        return self._when_safe(self._pop.acknowledge((ack,)), command.reply)
-
-    def batch_ack(self, command: Command, connection: Connection) -> Command | LaterReply:
-        acks = decode_body(BatchAckMessageBody, command.body_bytes).acks if command.body_bytes else ()
-        if not acks:
-            return command.reply(ResponseCode.NO_MESSAGE)
-        found = [self._batch(ack) for ack in acks if self._is_here(ack)]
-        return self._when_safe(self._pop.acknowledge(found), command.reply)
-
-    def _batch(self, ack: BatchAck) -> tuple[LeaseKey, list[int], int, int]:
-        key = LeaseKey(_source(ack), ack.consumer_group, ack.queue_id, ack.start_offset, ack.pop_time)
-        return key, decode_bits(ack.bits, ack.start_offset), ack.revive_queue_id, ack.invisible_time
-
-    def _is_here(self, ack: BatchAck) -> bool:
-        """Entries with a topic or queue that is not here are passed over, as RocketMQ does."""
-        topic = self._pop.tables.topics.get(_source(ack))
-        return topic is not None and 0 <= ack.queue_id < topic.read_queue_nums
+    # --- 200053 -------------------------------------------------------------------------------------------------
 
     def change(self, command: Command, connection: Connection) -> Command | LaterReply:
         header = command.header(ChangeInvisibleTimeRequest)
@@ -287,10 +247,3 @@ def _hand_on(later: LaterReply, done: LaterReply) -> None:
         later.set_result(done.result())
     else:
         later.set_exception(error)
-
-
-def _source(ack: BatchAck) -> str:
-    """The topic that the messages of a batch ack were read from."""
-    if ack.retry not in ("1", "2") or ack.revive_queue_id == ORDERLY_REVIVE_QUEUE:
-        return ack.topic
-    return pop_retry_topic(ack.consumer_group, ack.topic, version=int(ack.retry))

@@ -158,11 +158,10 @@ class OrderStates(SavedTable):
         counts: dict[int, int] = {}
         if known is not None:
             more = 0 if attempt_id is not None and attempt_id == known.attempt_id else 1
-            again = set(known.left)
-            for offset in offsets:
-                times = known.counts.get(offset, 0) + more if offset in again else 0
-                if times:
-                    counts[offset] = times
+            counts = dict(known.counts)
+            for offset in known.left:
+                counts[offset] = counts.get(offset, 0) + more
+            counts = {offset: times for offset, times in counts.items() if times and offset >= offsets[0]}
         acked = self.acked_from(key, offsets[0])
         last = offsets[-1]
         inside = [offset for offset in acked if offset < last]

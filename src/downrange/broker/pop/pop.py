@@ -82,6 +82,10 @@ _LOST: Final = (
 _SKIPPED: Final = (GetMessageStatus.NO_MATCHED_MESSAGE, GetMessageStatus.MESSAGE_WAS_REMOVING)
 
 
+Ack = tuple[LeaseKey, Iterable[int], int, int]
+"""Messages that were consumed: the key of their lease, their offsets, and revive queue and invisible time."""
+
+
 class Pop:
     """Leases messages to consumers.
 
@@ -110,7 +114,9 @@ class Pop:
         self.host = pack_host(broker.broker_ip1, broker.listen_port)
         self.records = ReviveRecords(broker.broker_cluster_name, broker.broker_name, self.host)
         self.wanted = asyncio.Event()
-        """Set when a lease is due earlier than it was known before."""
+        """Set when a lease is due before `wakes_at`."""
+        self.wakes_at = 0
+        """When the service that ends leases looks at them next."""
         self.read_to = dict.fromkeys(range(REVIVE_QUEUES), 0)
         """For each revive queue the offset up to which its records are known."""
         self.unlocks: dict[OrderKey, int] = {}
@@ -252,14 +258,12 @@ class Pop:
         """Read messages of one queue, as far as the request has room for them; whether there were any."""
         group, wanted = request.group, request.filter
         room = max(1, request.max_messages) - popped.message_count
-        max_offset = self.store.max_offset_of(topic, queue_id)
         offset = self._offset(topic, group, queue_id, request.init_mode if flag == NORMAL else 0)
         if request.is_orderly and self.orders.is_blocked((topic, group, queue_id), request.attempt_id, popped.pop_time):
             return False
         if room <= 0 or self._is_crowded(topic, group, queue_id):
-            popped.rest += max(0, max_offset - offset)
+            popped.rest += max(0, self.store.max_offset_of(topic, queue_id) - offset)
             return False
-        found = None
         for _ in range(_MOST_READS):
             read = self.store.read(
                 topic, queue_id, offset, room, matches=wanted.matches_entry, matches_record=wanted.matches_record
@@ -280,7 +284,7 @@ class Pop:
                 return False
             offset = int(read.next_begin_offset)
             self._offsets.commit(topic, group, queue_id, offset)  # nothing of all that is wanted
-        popped.rest += max(0, max_offset - offset)
+        popped.rest += max(0, self.store.max_offset_of(topic, queue_id) - offset)
         return False
 
     def _is_crowded(self, topic: str, group: str, queue_id: int) -> bool:
@@ -349,15 +353,15 @@ class Pop:
         return batch.end_offset
 
     def _add(self, lease: Lease) -> None:
-        before = self.leases.next_due
         self.leases.add(lease)
-        if before is None or lease.visible_at < before:
+        if lease.visible_at < self.wakes_at:
             self.wanted.set()
 
     def unlock_later(self, key: OrderKey) -> None:
         """Wake waiting pops when a queue that is blocked now is free again."""
-        self.unlocks[key] = self.orders.blocked_until(key)
-        self.wanted.set()
+        self.unlocks[key] = until = self.orders.blocked_until(key)
+        if until < self.wakes_at:
+            self.wanted.set()
 
     def _append(self, messages: Iterable[NewMessage]) -> NewMessages:
         """Store records of the revive topic; raises ServiceNotAvailable when they cannot be stored now."""
@@ -405,8 +409,8 @@ class Pop:
             together.setdefault((key, handle.revive_queue, handle.invisible_time), []).append(handle.offset)
         return self.acknowledge([(key, offsets, queue, time) for (key, queue, time), offsets in together.items()])
 
-    def acknowledge(self, acks: Iterable[tuple[LeaseKey, Iterable[int], int, int]]) -> int:
-        """End leases: key, offsets, revive queue and invisible time of each. Returns as `begin_ack` does."""
+    def acknowledge(self, acks: Iterable[Ack]) -> int:
+        """End leases. Returns as `begin_ack` does."""
         self.refuse_on_slave()
         now = self.clock.now()
         messages: list[NewMessage] = []

@@ -10,7 +10,8 @@ the revive topic at once, where Java finds it, too. TIMER_DELIVER_MS says when J
     bAck  {"ao":-1,"aol":[7,8],"bn":"broker-a","c":"GA","pt":..,"q":1,"so":7,"t":"T"}
 
 Ordered pops write their state (`order`, in the form of consumerOrderInfo.json), and acknowledgements whose property
-ORDERLY is the offset of the group then. Java has none of both, and ignores ours.
+ORDERLY is the offset of the group then. Java has none of both, and ignores ours. Java's records have a UNIQ_KEY, which
+nobody ever looks for; ours have none, since the entry in the key index would cost as much as all the rest.
 """
 
 from __future__ import annotations
@@ -93,7 +94,6 @@ class ReviveRecords:
 
     def __init__(self, cluster: str, broker_name: str, host: bytes) -> None:
         self.topic = REVIVE_TOPIC_PREFIX + cluster
-        self._broker_name = broker_name
         self._broker_json = _json(broker_name)
         self._host = host
 
@@ -107,8 +107,7 @@ class ReviveRecords:
             f'"n":{len(offsets)},"pt":{pop_time},"q":{queue_id},"reviveTime":{lease.visible_at},"ro":0,"so":{start},'
             f'"t":{_json(topic)}}}'
         )
-        unique = f"{topic}@{queue_id}@{start}@{group}@{pop_time}@{self._broker_name}@{_CK}"
-        return self._message(lease.revive_queue, body, _CK, unique, lease.visible_at - _CK_EARLIER_MILLIS, now)
+        return self._message(lease.revive_queue, body, _CK, lease.visible_at - _CK_EARLIER_MILLIS, now)
 
     def acknowledgement(
         self,
@@ -132,20 +131,16 @@ class ReviveRecords:
         more = "" if next_offset is None else f"{names.PROPERTY_SEPARATOR}{_ORDERLY}\x01{next_offset}"
         first, tags = (offsets[0], _ACK) if len(offsets) == 1 else (-1, _BATCH_ACK)
         head = f'{{"ao":{first},' if tags is _ACK else f'{{"ao":{first},"aol":[{",".join(map(str, offsets))}],'
-        unique = f"{topic}@{queue_id}@{first}@{group}@{pop_time}@{self._broker_name}@{_ACK}"
-        return self._message(revive_queue, head + tail, tags, unique, due, now, more)
+        return self._message(revive_queue, head + tail, tags, due, now, more)
 
     def order(self, key: OrderKey, state: OrderInfoBody, now: int) -> NewMessage:
         """The record of the state that an ordered pop, or a change of an invisible time, has left."""
         topic, group, queue_id = key
         body = encode_body(OrderBody(topic=topic, group=group, queue_id=queue_id, state=state)).decode()
-        unique = f"{topic}@{queue_id}@{state.offsets[0]}@{group}@{state.pop_time}@{self._broker_name}@{_ORDER}"
-        return self._message(queue_id % REVIVE_QUEUES, body, _ORDER, unique, now, now)
+        return self._message(queue_id % REVIVE_QUEUES, body, _ORDER, now, now)
 
-    def _message(
-        self, queue_id: int, body: str, tags: str, unique: str, due: int, now: int, more: str = ""
-    ) -> NewMessage:
-        properties = f"TIMER_DELIVER_MS\x01{due}\x02UNIQ_KEY\x01{unique}\x02TAGS\x01{tags}{more}"
+    def _message(self, queue_id: int, body: str, tags: str, due: int, now: int, more: str = "") -> NewMessage:
+        properties = f"TIMER_DELIVER_MS\x01{due}\x02TAGS\x01{tags}{more}"
         return NewMessage(self.topic, queue_id, body.encode(), properties.encode(), now, self._host, self._host)
 
 

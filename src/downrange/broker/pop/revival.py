@@ -171,6 +171,7 @@ class Revival:
         while True:
             wanted.clear()
             seconds = self.revive()
+            self._pop.wakes_at = self._clock.now() + round(seconds * 1000)
             if seconds <= 0:
                 await asyncio.sleep(0)
                 continue
