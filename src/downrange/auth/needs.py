@@ -13,7 +13,7 @@ from typing import Final, Protocol
 from downrange.auth.access_control import ANY_NAME, Action, Need, ResourceType
 from downrange.model.errors import MessageError
 from downrange.model.message_id import parse_offset_message_id
-from downrange.model.topics import REPLY_TOPIC_SUFFIX, RETRY_PREFIX, SEND_FORBIDDEN_TOPICS, popped_topic
+from downrange.model.topics import REPLY_TOPIC_SUFFIX, RETRY_PREFIX, is_send_forbidden, popped_topic
 from downrange.protocol.bodies.body import decode_body
 from downrange.protocol.bodies.groups import HeartbeatData, LockBatchBody
 from downrange.protocol.bodies.pop import BatchAckMessageBody, QueryAssignmentBody
@@ -50,7 +50,7 @@ def topic_need(topic: str, actions: frozenset[Action]) -> Need:
     A retry topic belongs to its group: the right to consume with the group counts. In the broker's own topics messages
     of all topics wait for their delay or the end of their transaction: only who may see the whole broker may look.
     """
-    if topic in SEND_FORBIDDEN_TOPICS and Action.SUB in actions:
+    if is_send_forbidden(topic) and Action.SUB in actions:
         return Need(ResourceType.CLUSTER, ANY_NAME, _GET)
     if topic.startswith(RETRY_PREFIX):
         return group_need(topic.removeprefix(RETRY_PREFIX), _SUB)
