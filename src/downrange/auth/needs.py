@@ -171,7 +171,7 @@ def _batch_ack(command: Command, stored: StoredTopics) -> Iterable[Need]:
 
 
 def _popped(topic: str, group: str) -> Iterable[Need]:
-    return topic_need(popped_topic(topic, group), _SUB), group_need(group, _SUB)
+    return group_need(group, _SUB), topic_need(popped_topic(topic, group), _SUB)
 
 
 def _assignment(command: Command, stored: StoredTopics) -> Iterable[Need]:
