@@ -23,7 +23,11 @@ import pytest_asyncio
 from downrange.auth.access_control import Action
 from downrange.auth.plain_accounts import DENY, Permissions, PlainAccount
 from downrange.auth.plain_acl import PlainAccessControl
-from downrange.model.topics import SubscriptionGroupConfig
+from downrange.client.admin import Admin
+from downrange.client.config import ClientConfig
+from downrange.model.topics import SubscriptionGroupConfig, TopicConfig
+from downrange.proxy.app import grpc_server
+from downrange.proxy.config import ProxyConfig
 from downrange.proxy.http2.frames import (
     END_HEADERS,
     END_STREAM,
@@ -41,6 +45,7 @@ from downrange.proxy.wire.schema import SERVICE
 from tests.support.golden import GOLDEN
 from tests.support.grpc_calls import Caller, message, route_request, send_request, settings_command
 from tests.support.grpc_cluster import GrpcCluster, grpc_cluster
+from tests.support.two_brokers import two_brokers
 
 TOPIC = "GrpcTopic"
 
@@ -136,6 +141,65 @@ async def test_settings_are_sent_a_second_time(cluster: GrpcCluster) -> None:
         assert command.settings.publishing.max_body_size == 4 * 1024 * 1024
         await telemetry.done_writing()
         assert await telemetry.code() is grpc.StatusCode.OK
+
+
+# --- operators ----------------------------------------------------------------------------------------------------
+
+
+async def test_an_operator_reaches_a_consumer_behind_the_port(cluster: GrpcCluster) -> None:
+    """Requests 309 and 307 become commands on the telemetry stream."""
+    async with Caller(cluster.target) as caller, Admin(ClientConfig.of(cluster.namesrv)) as admin:
+        telemetry = caller.telemetry()
+        await telemetry.write(settings_command(ClientType.PUSH_CONSUMER, TOPIC, "watched"))
+        await telemetry.read()
+        await telemetry.read()
+        sent = await caller("SendMessage", send_request(message(TOPIC, b"verify me")))
+        async with asyncio.timeout(20):
+            while not (found := (await admin.groups.connections("watched")).done) or not all(found.values()):
+                await asyncio.sleep(0.05)  # until the heartbeat of the port has arrived
+        (connection,) = [one for each in found.values() if each is not None for one in each.connection_set]
+        verifying = asyncio.ensure_future(
+            admin.messages.consume_directly("watched", connection.client_id, sent.entries[0].message_id, TOPIC)
+        )
+        command = m.TelemetryCommand.FromString(await telemetry.read())
+        assert command.verify_message_command.message.body == b"verify me"
+        answer = m.TelemetryCommand()
+        answer.status.code = Code.FAILED_TO_CONSUME_MESSAGE
+        answer.verify_message_result.nonce = command.verify_message_command.nonce
+        await telemetry.write(answer.SerializeToString())
+        assert (await verifying).consume_result == "CR_LATER"
+        asking = asyncio.ensure_future(admin.groups.running_info("watched", connection.client_id, with_stack=True))
+        command = m.TelemetryCommand.FromString(await telemetry.read())
+        answer = m.TelemetryCommand()
+        answer.status.code = Code.OK
+        answer.thread_stack_trace.nonce = command.print_thread_stack_trace_command.nonce
+        answer.thread_stack_trace.thread_stack_trace = "main at line 1"
+        await telemetry.write(answer.SerializeToString())
+        assert (await asking).jstack == "main at line 1"
+
+
+async def test_one_server_serves_all_brokers_of_a_cluster(tmp_path: Path) -> None:
+    async with two_brokers(tmp_path) as brokers:
+        cluster = ClientConfig((brokers.namesrv,), route_seconds=1.0)
+        async with grpc_server(ProxyConfig(port=0), cluster) as proxy, Admin(cluster) as admin:
+            (await admin.topics.create(TopicConfig("Everywhere", 2, 2))).raise_if_none()
+            async with Caller(f"127.0.0.1:{proxy.port}") as caller:
+                route = await caller("QueryRoute", route_request("Everywhere"))
+                assert {queue.broker.name for queue in route.message_queues} == {"broker-a", "broker-b"}
+                for number in range(8):
+                    sent = await caller("SendMessage", send_request(message("Everywhere", b"%d" % number)))
+                    assert sent.status.code == Code.OK
+                found = []
+                for name in ("broker-a", "broker-b"):
+                    messages = await caller.received("Everywhere", "all", poll=2, broker=name)
+                    assert len(messages) == 4
+                    found += messages
+                    for one in messages:
+                        ack = m.AckMessageRequest()
+                        ack.group.name, ack.topic.name = "all", "Everywhere"
+                        ack.entries.add().receipt_handle = one.system_properties.receipt_handle
+                        assert (await caller("AckMessage", ack)).status.code == Code.OK
+                assert sorted(one.body for one in found) == [b"%d" % number for number in range(8)]
 
 
 # --- rubbish ------------------------------------------------------------------------------------------------------

@@ -69,11 +69,14 @@ class Caller:
         )
         return answer
 
-    def receive(self, topic: str, group: str, *, poll: float = 1.0, invisible: float = 30.0, batch: int = 16) -> Any:
+    def receive(
+        self, topic: str, group: str, *, poll: float = 1.0, invisible: float = 30.0, batch: int = 16, broker: str = ""
+    ) -> Any:
         """A running ReceiveMessage call."""
         request = m.ReceiveMessageRequest(batch_size=batch)
         request.group.name = group
         request.message_queue.topic.name = topic
+        request.message_queue.broker.name = broker
         request.filter_expression.type = FilterType.TAG
         request.filter_expression.expression = "*"
         put(request.invisible_duration, int(invisible * 1000))
