@@ -406,3 +406,21 @@ async def test_calls_need_the_signature_and_the_rights_of_an_account(tmp_path: P
                 command = m.TelemetryCommand.FromString(await telemetry.read())
                 assert command.status.code == Code.UNAUTHORIZED
                 assert await telemetry.code() is grpc.StatusCode.OK
+
+
+async def test_guessing_a_password_is_slow(tmp_path: Path) -> None:
+    access = PlainAccessControl()
+    access.put({}, ())
+    loop = asyncio.get_running_loop()
+    async with (
+        grpc_cluster(tmp_path, access=access) as cluster,
+        Caller(cluster.target, account=("shop-user", "guessed")) as caller,
+    ):
+        longest = 0.0
+        for _ in range(25):
+            began = loop.time()
+            assert (await caller("QueryRoute", route_request(TOPIC))).status.code == Code.UNAUTHORIZED
+            longest = max(longest, loop.time() - began)
+        assert longest >= 1
+        answers = await asyncio.gather(*(caller("QueryRoute", route_request(TOPIC)) for _ in range(20)))
+        assert sum("too many failed logins" in answer.status.message for answer in answers) >= 18

@@ -115,7 +115,10 @@ async def test_users_are_refused_as_they_were(tmp_path: Path) -> None:
     """ACL 2.0: who is refused, and with which words. The messages that are there differ, and so do their handles."""
     rows = conversations()["auth_raw"]
     root = '{"username":"goldenRoot","password":"rootSecret1"}'
-    settings = {"authenticationEnabled": "true", "authorizationEnabled": "true", "initAuthenticationUser": root}
+    settings = {
+        "authenticationEnabled": "true", "authorizationEnabled": "true", "initAuthenticationUser": root,
+        "failedLoginWaitMills": 0,
+    }  # fmt: skip
     async with grpc_cluster(tmp_path, settings) as cluster:
         topics = {name: "NORMAL" for name in topics_of(rows) if name.startswith("Auth")}
         await cluster.create(topics, [SubscriptionGroupConfig("auth_group"), SubscriptionGroupConfig("auth_other")])

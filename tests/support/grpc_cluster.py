@@ -73,6 +73,7 @@ async def grpc_cluster(
         async with broker(config, store, access=access) as running:
             key, secret = running.own_account or (None, None)
             cluster = ClientConfig((address,), access_key=key, secret_key=secret, route_seconds=1.0)
-            proxy = ProxyConfig(port=0, limits=limits or Http2Limits())
+            wait = config.failed_login_wait_mills / 1000
+            proxy = ProxyConfig(port=0, failed_login_wait_seconds=wait, limits=limits or Http2Limits())
             async with grpc_server(proxy, cluster, access=running.access.control) as server:
                 yield GrpcCluster(address, running, server)

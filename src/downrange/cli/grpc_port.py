@@ -36,7 +36,11 @@ async def grpc_beside(running: RunningBroker) -> AsyncIterator[int | None]:
         yield None
         return
     wanted = ProxyConfig(
-        config.bind_address, config.grpc_server_port, advertised_host=config.broker_ip1, tls=config.tls
+        config.bind_address,
+        config.grpc_server_port,
+        advertised_host=config.broker_ip1,
+        failed_login_wait_seconds=config.failed_login_wait_mills / 1000,
+        tls=config.tls,
     )
     key, secret = running.own_account or (None, None)
     cluster = ClientConfig(

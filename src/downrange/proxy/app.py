@@ -59,7 +59,9 @@ async def grpc_server(
         renewal = Renewal(backend, clock)
         sending = Sending(backend, clients, clock)
         receiving = Receiving(backend, clients, renewal, clock)
-        service = Service(backend, clients, renewal, sending, receiving, CallGuard(access))
+        service = Service(
+            backend, clients, renewal, sending, receiving, CallGuard(access, clock, config.failed_login_wait_seconds)
+        )
         BrokerQuestions(session, clients, sending.transactions)
         tls = grpc_tls(config.tls)
         server = Http2Server(service.call, config.bind_address, config.port, tls=tls, limits=config.limits)

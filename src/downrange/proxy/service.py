@@ -151,7 +151,7 @@ class Service:
             if len(self._tasks) > MOST_CALLS and len(self._tasks) - len(self._clients) * 4 > MOST_CALLS:
                 raise Refused(Code.TOO_MANY_REQUESTS, "flow limit")
             if self._guard.is_on:
-                self._guard.check(caller, method.needs(request))
+                await self._guard.check(caller, method.needs(request))
             caller.require_client_id()
             response = await method.answer(caller, request)
         except Exception as error:
@@ -171,7 +171,7 @@ class Service:
             return
         try:
             queue_topic = request.message_queue.topic.name
-            self._guard.check(caller, (group_need(request.group.name, SUB), topic_need(queue_topic, SUB)))
+            await self._guard.check(caller, (group_need(request.group.name, SUB), topic_need(queue_topic, SUB)))
             caller.require_client_id()
         except Refused as error:
             stream.send_message(m.ReceiveMessageResponse(status=status_of(error)).SerializeToString())

@@ -35,7 +35,7 @@ class Telemetry:
             while (data := await stream.receive()) is not None:
                 command = TelemetryCommand.FromString(data)
                 if client is None:  # not before the first command: clients take an earlier end for a fault
-                    self._guard.check(caller, ())
+                    await self._guard.check(caller, ())
                     caller.require_client_id()
                 kind = command.WhichOneof("kind")
                 if kind == "settings":
@@ -70,7 +70,7 @@ class Telemetry:
         kind = settings.WhichOneof("kind")
         if kind is None:
             raise CallFailed(GrpcStatus.INVALID_ARGUMENT, "there is no publishing or subscription data in settings")
-        self._guard.check(caller, _needs(settings))
+        await self._guard.check(caller, _needs(settings))
         try:
             _check_names(settings)
         except Refused as error:

@@ -22,6 +22,12 @@ class GrpcTls(ServerTls):
         return context
 
 
+class MadeUpTls(GrpcTls):
+    """A certificate that signed itself, where there is none: what clients expect that accept any."""
+
+    warns_of_test_mode = False
+
+
 def grpc_tls(config: TlsConfig) -> GrpcTls | None:
     """The TLS of a gRPC port; None when it is disabled, or when no certificate can be made."""
     mode = resolved(config).mode
@@ -30,7 +36,7 @@ def grpc_tls(config: TlsConfig) -> GrpcTls | None:
     if mode is not TlsMode.DISABLED:
         return GrpcTls(config, mode)
     try:
-        return GrpcTls(replace(config, test_mode_enable=True, server_mode=TlsMode.PERMISSIVE), TlsMode.PERMISSIVE)
+        return MadeUpTls(replace(config, test_mode_enable=True, server_mode=TlsMode.PERMISSIVE), TlsMode.PERMISSIVE)
     except ConfigError as error:
         log.warning("gRPC port without TLS reason=%s", error)
         return None
