@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 async def grpc_beside(running: RunningBroker) -> AsyncIterator[int | None]:
     """The gRPC server of a broker, in its process; gives its port, or None when the configuration wants none."""
     from downrange.client.config import ClientConfig
+    from downrange.transport.errors import ListenFailed
     from downrange.transport.tls_config import resolved
 
     config = running.config.broker
@@ -52,8 +53,11 @@ async def grpc_beside(running: RunningBroker) -> AsyncIterator[int | None]:
         use_tls=resolved(config.tls).is_enabled,
         tls=config.tls,
     )
-    async with grpc_server(wanted, cluster, access=running.access.control) as server:
-        yield server.port
+    try:
+        async with grpc_server(wanted, cluster, access=running.access.control) as server:
+            yield server.port
+    except ListenFailed as error:
+        raise ListenFailed(f"{error}; --grpc-port takes another port for gRPC clients, or -1 for none") from None
 
 
 def run(
