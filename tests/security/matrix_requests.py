@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 from downrange.model.message_id import offset_message_id, pack_host
+from downrange.model.recall_handle import RecallHandle
 from downrange.protocol.bodies.send import BatchEntry, encode_batch
 from downrange.protocol.command import Command, request
 
@@ -40,6 +41,11 @@ def ask(code: int, body: object = b"", /, **fields: object) -> Command:
     """A request of ext fields; a body that is no bytes goes as JSON."""
     text = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in fields.items()}
     return request(code, ext_fields=text, body=body if isinstance(body, bytes) else json.dumps(body).encode())
+
+
+def recall(topic: str, topic_of_handle: str) -> Command:
+    handle = RecallHandle(topic_of_handle, "broker-a", 1_700_000_000_001, "ID").encode()
+    return ask(370, topic=topic, recallHandle=handle, producerGroup="PG")
 
 
 def send(
@@ -121,6 +127,7 @@ BROKER: Final[Mapping[str, Make]] = {
     "310/batch": lambda to: send(310, to.topic, body=encode_batch([BatchEntry(0, b"one", "")]), batch=True),
     "310/half": lambda to: send(310, to.topic, properties={"TRAN_MSG": "true", "PGROUP": "PG", "UNIQ_KEY": "u"}),
     "310/delay": lambda to: send(310, to.topic, properties={"DELAY": "18", "REAL_TOPIC": OTHER_TOPIC}),
+    "310/timer": lambda to: send(310, to.topic, properties={"TIMER_DELAY_SEC": "900", "REAL_TOPIC": OTHER_TOPIC}),
     "310/retry": lambda to: send(310, f"%RETRY%{to.group}"),
     "310/dlq": lambda to: send(310, f"%DLQ%{to.group}"),
     "320": lambda to: send(320, to.topic, body=encode_batch([BatchEntry(0, b"one", "")] * 2), batch=True),
@@ -130,10 +137,13 @@ BROKER: Final[Mapping[str, Make]] = {
     "325/topic": lambda to: send(325, to.topic),
     "37": lambda to: end_transaction(to.half),
     "37/none": lambda to: end_transaction(NO_HALF),
+    "370": lambda to: recall(to.topic, to.topic),
+    "370/handle": lambda to: recall(to.topic, OTHER_TOPIC),
     "11": lambda to: pull(11, to.topic, to.group),
     "11/group": lambda to: pull(11, to.topic, OTHER_GROUP),
     "11/topic": lambda to: pull(11, OTHER_TOPIC, to.group),
     "11/waiting": lambda to: pull(11, "SCHEDULE_TOPIC_XXXX", to.group),
+    "11/timer": lambda to: pull(11, "rmq_sys_wheel_timer", to.group),
     "361": lambda to: pull(361, to.topic, to.group),
     "34": lambda to: heartbeat(to.group, to.topic, f"%RETRY%{to.group}"),
     "34/producer": lambda to: ask(34, {"clientID": "c@1", "producerDataSet": [{"groupName": to.group}]}),
@@ -187,6 +197,8 @@ BROKER: Final[Mapping[str, Make]] = {
     "21": lambda to: ask(21),
     "43": lambda to: ask(43),
     "45": lambda to: ask(45),
+    "60": lambda to: ask(60),
+    "61": lambda to: ask(61),
     "201": lambda to: ask(201),
     "204": lambda to: ask(204, producerGroup=to.group),
     "305": lambda to: ask(305),

@@ -87,6 +87,10 @@ class BrokerConfig:
     transaction_check_max: int = setting(15, "Drop a half message after asking this often.", minimum=1)
     transaction_check_interval: int = setting(60_000, "Pause between rounds of asking.", unit="ms", minimum=1)
     store_reply_message_enable: bool = setting(True, "Store the replies of request-reply as messages, too.")
+    recall_message_enable: bool = setting(False, "Let producers recall timer messages that are not due yet.")
+    allow_recall_when_broker_not_writeable: bool = setting(
+        True, "Let them do that also while brokerPermission forbids to write."
+    )
     server_channel_max_idle_time_seconds: int = setting(
         120, "Close a connection that was silent for this long.", unit="seconds", minimum=1
     )
@@ -185,6 +189,8 @@ REMOTELY_CHANGEABLE: Final = frozenset(
         "transactionTimeOut",
         "transactionCheckMax",
         "flushConsumerOffsetInterval",
+        "recallMessageEnable",
+        "allowRecallWhenBrokerNotWriteable",
         # keys of StoreConfig
         "fileReservedTime",
         "deleteWhen",
@@ -198,6 +204,12 @@ REMOTELY_CHANGEABLE: Final = frozenset(
         "maxTransferCountOnMessageInMemory",
         "maxTransferBytesOnMessageInDisk",
         "maxTransferCountOnMessageInDisk",
+        "timerWheelEnable",
+        "timerMaxDelaySec",
+        "timerFlushIntervalMs",
+        "timerCongestNumEachSlot",
+        "timerStopEnqueue",
+        "timerStopDequeue",
     }
 )
 # Keys that are refused with RocketMQ's own words: changing them remotely is how CVE-2023-33246 and its kin worked.
