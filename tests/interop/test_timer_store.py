@@ -14,6 +14,7 @@ from downrange.broker.services.timer import TimerService
 from downrange.clock import ManualClock
 from downrange.model.hashing import java_hash
 from downrange.model.topics import TIMER_TOPIC
+from downrange.store.check.check_timer import timer_problems
 from downrange.store.config import StoreConfig
 from downrange.store.files import OS_FILES
 from downrange.store.timer.timer_checkpoint import TimerCheckpoint
@@ -76,6 +77,21 @@ def test_the_captured_files_are_read_and_written_again_byte_for_byte(golden: Gol
             assert mine[:3] == their[:3]
         elif mine[0]:
             assert mine[0] == 1_794_809_584
+
+
+def test_the_captured_index_is_in_order_and_damage_is_told(golden: GoldenStore) -> None:
+    assert timer_problems(golden.root) == []
+    wheel = golden.root / "timerwheel"
+    data = bytearray(wheel.read_bytes())
+    tick = 1_794_809_584
+    at = tick % 1_209_600 * SLOT.size
+    SLOT.pack_into(data, at, tick, 0, 99_999, 1, 0)
+    wheel.write_bytes(data)
+    assert timer_problems(golden.root) == [
+        f"timer wheel: slot {at // SLOT.size} points to 0..99999, the timer log has 0..6812"
+    ]
+    wheel.unlink()
+    assert "timer wheel: is missing" in timer_problems(golden.root)[0]
 
 
 def test_the_captured_checkpoint_is_read(golden: GoldenStore) -> None:

@@ -63,13 +63,13 @@ class _LogFile:
 
     __slots__ = ("_files", "_reserved", "memory", "path", "start")
 
-    def __init__(self, path: Path, size: int, files: Files) -> None:
+    def __init__(self, path: Path, size: int, files: Files, *, writable: bool) -> None:
         self.path = path
         self.start = int(path.name)
         self._files = files
         self._reserved = 0
-        with opened(files, path) as descriptor:
-            self.memory: mmap.mmap = files.map(descriptor, size)
+        with opened(files, path, writable=writable) as descriptor:
+            self.memory: mmap.mmap = files.map(descriptor, size, writable=writable)
 
     def make_room(self, end: int) -> None:
         """Reserve disk blocks up to this byte: writing to a mapped page without one would kill the process."""
@@ -87,8 +87,9 @@ class TimerLog:
     and reads; `sync` may run beside it.
     """
 
-    def __init__(self, directory: Path, file_size: int, files: Files) -> None:
+    def __init__(self, directory: Path, file_size: int, files: Files, *, writable: bool = True) -> None:
         self._directory = directory
+        self._writable = writable
         self._file_size = max(file_size, UNIT.size + _BLANK.size)
         self._files = files
         self._parts: dict[int, _LogFile] = {}
@@ -113,10 +114,11 @@ class TimerLog:
         for path in sorted(paths, key=lambda one: int(one.name)):
             following = next(reversed(self._parts), int(path.name) - self._file_size) + self._file_size
             if int(path.name) != following or path.stat().st_size != self._file_size:
-                log.warning("file of the timer log removed path=%s reason=does not continue the log", path)
-                self._files.remove(path)
+                if self._writable:
+                    log.warning("file of the timer log removed path=%s reason=does not continue the log", path)
+                    self._files.remove(path)
                 continue
-            self._parts[following] = _LogFile(path, self._file_size, self._files)
+            self._parts[following] = _LogFile(path, self._file_size, self._files, writable=self._writable)
         self.end = self._synced = self.start
 
     def append(self, unit: TimerUnit) -> int:
@@ -245,5 +247,5 @@ class TimerLog:
         self._files.sync_directory(self._directory)
         if not self._parts:
             self._files.sync_directory(self._directory.parent)
-        part = self._parts[start] = _LogFile(path, self._file_size, self._files)
+        part = self._parts[start] = _LogFile(path, self._file_size, self._files, writable=True)
         return part

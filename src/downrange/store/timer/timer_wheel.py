@@ -52,15 +52,16 @@ class TimerWheel:
     def __repr__(self) -> str:
         return f"<TimerWheel {self._path} last_tick={self.last_tick}>"
 
-    def load(self) -> bool:
+    def load(self, *, writable: bool = True) -> bool:
         """Open the file if it is there and as large as it should be."""
         self._memory = None
         try:
-            with opened(self._files, self._path) as descriptor:
+            with opened(self._files, self._path, writable=writable) as descriptor:
                 if os.fstat(descriptor).st_size != self._size:
                     return False
-                self._files.reserve(descriptor, 0, self._size)
-                self._memory = self._files.map(descriptor, self._size)
+                if writable:
+                    self._files.reserve(descriptor, 0, self._size)
+                self._memory = self._files.map(descriptor, self._size, writable=writable)
         except FileNotFoundError:
             return False
         longs = array("q", self._memory[:])
