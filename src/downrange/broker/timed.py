@@ -21,7 +21,6 @@ from downrange.protocol.errors import BrokerError, MessageIllegal
 from downrange.store.kept_message import KeptMessage
 from downrange.store.new_message import NewMessage
 
-TIMER_PROPERTIES: Final = (names.TIMER_DELAY_SEC, names.TIMER_DELAY_MS, names.TIMER_DELIVER_MS)
 _TAKEN_IN_LATE: Final = 2**63 - 1
 _NUMBER: Final = re.compile(r"[+-]?[0-9]{1,18}")
 
@@ -57,7 +56,7 @@ class Timing:
         """The tick in which a message with these properties is due; None when it is not timed, or due by now."""
         if names.TIMER_OUT_MS in properties or delay_level(properties.get(names.DELAY)):
             return None
-        name = next((name for name in TIMER_PROPERTIES if name in properties), None)
+        name = next((name for name in names.TIMER_PROPERTIES if name in properties), None)
         if name is None:
             return None
         store = self._config.store
@@ -94,13 +93,6 @@ def _due(name: str, value: str, now: int) -> int | None:
     if name == names.TIMER_DELIVER_MS:
         return number
     return now + (number * 1000 if name == names.TIMER_DELAY_SEC else number)
-
-
-def without_timer(properties: dict[str, str]) -> dict[str, str]:
-    """The properties without a time: where a message has a delay level, too, that one counts."""
-    for name in TIMER_PROPERTIES:
-        properties.pop(name, None)
-    return properties
 
 
 def delivered(kept: KeptMessage, enqueued: int, due: int, now: int) -> NewMessage | None:

@@ -6,12 +6,12 @@ import random
 from collections.abc import Callable
 from typing import Final
 
-from downrange.broker.delayed import delay_level, delayed, stored_text
+from downrange.broker.delayed import delay_level, delayed, stored_text, without_timer
 from downrange.broker.groups import Groups
 from downrange.broker.handlers.storing import Storing
 from downrange.broker.live_config import LiveConfig
 from downrange.broker.message_writer import MessageWriter
-from downrange.broker.timed import Timing, recall_handle, without_timer
+from downrange.broker.timed import Timing, recall_handle
 from downrange.broker.topics import Topics
 from downrange.broker.transactions.records import half
 from downrange.model import properties as names
