@@ -101,7 +101,8 @@ async def test_our_broker_answers_what_the_genuine_one_answered(tmp_path: Path) 
         replay = TimerReplay(running.server.port, running.server.port - 2, clock)
         for name in SCENARIOS:
             scenario = f"timer-533/{name}"
-            differences += await replay.play(scenario, ARCHIVE, begin_of(scenario))
+            replay.archive = ARCHIVE
+            differences += await replay.play(scenario, begin_of(scenario))
     unwanted = [str(difference) for difference in differences if not purpose_of(difference)]
     assert not unwanted, "\n".join(unwanted)
     assert replay.compared > 80

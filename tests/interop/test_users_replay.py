@@ -33,7 +33,7 @@ class Other(NamedTuple):
 
 
 NO_CLUSTER_RIGHT = Other(ResponseCode.NO_PERMISSION, "User:{} has no permission to access Cluster:DefaultCluster from ")
-NOT_SERVED = Other(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, " request type 200050 not supported")
+TOO_OLD = Other(ResponseCode.POLLING_TIMEOUT, "the broker[127.0.0.1] pop message is timeout too much")
 DIFFERENT: dict[str, dict[str, Other]] = {
     "5.3.3 makes a Normal user of a type that it does not know": {
         "auth_users#21": Other(
@@ -53,8 +53,8 @@ DIFFERENT: dict[str, dict[str, Other]] = {
             "User:frank has no permission to access Topic:AuthTopic from 127.0.0.1, the decision is deny.",
         ),
     },
-    "POP is not served here, to nobody": {
-        f"auth_requests#{number}": NOT_SERVED for number in (22, 24, 73, 75, 317, 319)
+    "these users may pop, but their requests name a time that was long ago": {
+        f"auth_requests#{number}": TOO_OLD for number in (22, 24, 73)
     },
     "the page that explains missing subscriptions has another address in 4.9.8, whose words our pulls have": {
         f"auth_requests#{number}": Other(ResponseCode.SUBSCRIPTION_NOT_EXIST, "the consumer's ")

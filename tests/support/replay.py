@@ -73,6 +73,9 @@ class Wire:
     def write(self, frame: bytes) -> None:
         self._writer.write(frame)
 
+    def has_reply_to(self, opaque: int) -> bool:
+        return opaque in self._replies
+
     async def reply_to(self, opaque: int) -> Command | None:
         await self._wait(lambda: opaque in self._replies)
         return self._replies.pop(opaque, None)
@@ -122,13 +125,14 @@ class Replay:
         self._vip_port = vip_port
         self._clock = clock
         self._physical_offsets: dict[int, int] = {}
+        self.archive = "frames.tar.xz"
         self.compared = 0
         self.before_push: dict[int, Callable[[], Awaitable[None]]] = {}
         """What makes the broker push a request of this code now, where it would at times of its own."""
 
-    async def play(self, name: str, archive: str = "frames.tar.xz", began: int | None = None) -> list[Difference]:
-        """One scenario of an archive, which began at a time; what differs."""
-        rows = [row for row in scenarios(archive)[name] if "namesrv" not in (row.sender, row.receiver)]
+    async def play(self, name: str, began: int | None = None) -> list[Difference]:
+        """One scenario, which began at a time; what differs."""
+        rows = [row for row in scenarios(self.archive)[name] if "namesrv" not in (row.sender, row.receiver)]
         answers = {(row.connection, row.opaque): row for row in rows if row.sender == "broker" and row.is_response}
         requests: dict[tuple[int, int], Command] = {}
         pushes: dict[tuple[int, int], int] = {}
@@ -151,6 +155,8 @@ class Replay:
                 requests[key] = captured
                 answer = answers.get(key)
                 wire.write(self._rewritten(row, captured, decode(answer.frame) if answer else None))
+                if answer is not None:
+                    await self._taken(wire, row)
             elif row.is_response:
                 reply = await wire.reply_to(row.opaque)
                 found += self._differences(row, requests[key], captured, reply)
@@ -164,6 +170,9 @@ class Replay:
             if row is last_of[row.connection]:
                 await wire.close()
         return found
+
+    async def _taken(self, wire: Wire, row: Row) -> None:
+        """Wait, where the time of the capture must not go on before our broker has looked at the request."""
 
     # --- what is different here -----------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 _DIRECTORIES = ("commitlog", "consumequeue", "consumequeue_ext", "index")
@@ -14,3 +15,14 @@ def files_of(root: Path) -> dict[str, bytes]:
         for path in sorted(root.rglob("*"))
         if path.is_file() and path.relative_to(root).parts[0] in _DIRECTORIES
     }
+
+
+def copied_at_once(root: Path, copy: Path) -> None:
+    """Copy a directory as a process leaves it that is killed now. What is replaced meanwhile is copied again."""
+    while True:
+        try:
+            shutil.copytree(root, copy)
+        except shutil.Error:
+            shutil.rmtree(copy)
+        else:
+            return

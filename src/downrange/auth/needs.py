@@ -14,9 +14,10 @@ from downrange.auth.access_control import ANY_NAME, Action, Need, ResourceType
 from downrange.model.errors import MessageError
 from downrange.model.message_id import parse_offset_message_id
 from downrange.model.recall_handle import RecallHandle
-from downrange.model.topics import REPLY_TOPIC_SUFFIX, RETRY_PREFIX, SEND_FORBIDDEN_TOPICS
+from downrange.model.topics import REPLY_TOPIC_SUFFIX, RETRY_PREFIX, is_send_forbidden, popped_topic
 from downrange.protocol.bodies.body import decode_body
 from downrange.protocol.bodies.groups import HeartbeatData, LockBatchBody
+from downrange.protocol.bodies.pop import BatchAckMessageBody, QueryAssignmentBody
 from downrange.protocol.codes import RequestCode
 from downrange.protocol.command import Command
 
@@ -50,7 +51,7 @@ def topic_need(topic: str, actions: frozenset[Action]) -> Need:
     A retry topic belongs to its group: the right to consume with the group counts. In the broker's own topics messages
     of all topics wait for their delay or the end of their transaction: only who may see the whole broker may look.
     """
-    if topic in SEND_FORBIDDEN_TOPICS and Action.SUB in actions:
+    if is_send_forbidden(topic) and Action.SUB in actions:
         return Need(ResourceType.CLUSTER, ANY_NAME, _GET)
     if topic.startswith(RETRY_PREFIX):
         return group_need(topic.removeprefix(RETRY_PREFIX), _SUB)
@@ -165,6 +166,26 @@ def _clone_offsets(command: Command, stored: StoredTopics) -> Iterable[Need]:
     yield topic_need(fields.get("topic", ""), _UPDATE)
 
 
+def _pop(command: Command, stored: StoredTopics) -> Iterable[Need]:
+    """The topic that was popped from, also if the request names its retry topic, and the group."""
+    fields = command.ext_fields
+    return _popped(fields.get("topic", ""), fields.get("consumerGroup", ""))
+
+
+def _batch_ack(command: Command, stored: StoredTopics) -> Iterable[Need]:
+    if command.body_bytes:
+        for ack in decode_body(BatchAckMessageBody, command.body_bytes).acks:
+            yield from _popped(ack.topic, ack.consumer_group)
+
+
+def _popped(topic: str, group: str) -> Iterable[Need]:
+    return group_need(group, _SUB), topic_need(popped_topic(topic, group), _SUB)
+
+
+def _assignment(command: Command, stored: StoredTopics) -> Iterable[Need]:
+    return (group_need(decode_body(QueryAssignmentBody, command.body_bytes).consumer_group, _SUB),)
+
+
 def _number(command: Command, field: str) -> int:
     text = command.ext_fields.get(field, "")
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 20 else -1
@@ -191,6 +212,14 @@ BROKER_NEEDS: Final[Mapping[int, Rule]] = {
     # Consumers
     _CODE.PULL_MESSAGE: _both(_SUB),
     _CODE.LITE_PULL_MESSAGE: _both(_SUB),
+    _CODE.POP_MESSAGE: _pop,
+    _CODE.ACK_MESSAGE: _pop,
+    _CODE.BATCH_ACK_MESSAGE: _batch_ack,
+    _CODE.CHANGE_MESSAGE_INVISIBLETIME: _pop,
+    _CODE.PEEK_MESSAGE: _pop,
+    _CODE.NOTIFICATION: _pop,
+    _CODE.POLLING_INFO: _group(_SUB_OR_GET),
+    _CODE.QUERY_ASSIGNMENT: _assignment,
     _CODE.HEART_BEAT: _heartbeat,
     _CODE.UNREGISTER_CLIENT: _unregister,
     _CODE.CHECK_CLIENT_CONFIG: _signed,
@@ -244,6 +273,8 @@ BROKER_NEEDS: Final[Mapping[int, Rule]] = {
     _CODE.GET_ALL_DELAY_OFFSET: _cluster(_GET),
     _CODE.GET_TIMER_CHECK_POINT: _cluster(_GET),
     _CODE.GET_TIMER_METRICS: _cluster(_GET),
+    _CODE.SET_MESSAGE_REQUEST_MODE: _cluster(_UPDATE),
+    _CODE.GET_ALL_MESSAGE_REQUEST_MODE: _cluster(_GET),
     _CODE.CLEAN_EXPIRED_CONSUMEQUEUE: _cluster(_UPDATE),
     _CODE.CLEAN_UNUSED_TOPIC: _cluster(_UPDATE),
     _CODE.DELETE_EXPIRED_COMMITLOG: _cluster(_UPDATE),

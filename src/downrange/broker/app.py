@@ -35,12 +35,15 @@ from downrange.broker.config import (
 )
 from downrange.broker.filter_data import ConsumerFilters
 from downrange.broker.groups import CommittedOffsets, Groups
+from downrange.broker.handlers.acks import Acks
+from downrange.broker.handlers.assignment import AssignmentHandlers
 from downrange.broker.handlers.clients import ClientHandlers
 from downrange.broker.handlers.config import ConfigHandlers
 from downrange.broker.handlers.consumers import ConsumerHandlers
 from downrange.broker.handlers.groups import GroupHandlers
 from downrange.broker.handlers.offsets import OffsetHandlers
 from downrange.broker.handlers.plain_acl import PlainAclHandlers
+from downrange.broker.handlers.pop import PopHandlers
 from downrange.broker.handlers.progress import ProgressHandlers
 from downrange.broker.handlers.query import QueryHandlers
 from downrange.broker.handlers.recall import RecallReader, TimerHandlers
@@ -57,6 +60,11 @@ from downrange.broker.json_file import JsonFile
 from downrange.broker.live_config import LiveConfig
 from downrange.broker.message_writer import MessageWriter
 from downrange.broker.metrics import MetricSources, MetricsServer, Traffic
+from downrange.broker.pop.assignment import RequestModes
+from downrange.broker.pop.orders import OrderStates
+from downrange.broker.pop.pop import Pop
+from downrange.broker.pop.revival import Revival
+from downrange.broker.pop.waiting import WaitingPops
 from downrange.broker.pull_checks import PullChecks
 from downrange.broker.pulls import Pulls
 from downrange.broker.queue_locks import QueueLocks
@@ -187,6 +195,7 @@ class RunningBroker:
     filters: ConsumerFilters
     transactions: TransactionService
     timer: TimerService
+    pop: Pop
     replication: Replication
     server: Server
     codes: frozenset[int]
@@ -266,6 +275,10 @@ async def _serving(
     timing = Timing(live, topics, timer.count_at)
     half_messages = HalfMessages(store, writer, offsets, pack_host(live.broker.broker_ip1, live.broker.listen_port))
     topics.adopt(chain(map(TopicQueue._make, store.queues.names()), half_messages.destinations()))
+    orders = OrderStates(JsonFile(directory / "consumerOrderInfo.json"))
+    modes = RequestModes(JsonFile(directory / "messageRequestMode.json"))
+    pop = Pop(live, tables, writer, orders, WaitingPops(), clock)
+    revival = Revival(pop)
     transactions = TransactionService(live, half_messages, producers, topics, writer, clock)
     flow = FlowControl(live, store)
     writer.on_appended = flow.appended
@@ -290,6 +303,7 @@ async def _serving(
         int(RequestCode.RECALL_MESSAGE): RecallReader(live, topics, writer, timing).read,
     }
     sends = Sends(writer, reader, usual, others, registration.register_changes)
+    acks = Acks(pop)
     checks = PullChecks(live, topics, groups, consumers, filters)
     pulls = Pulls(live, checks, offsets, store, waiting, writer)
     routes = [
@@ -309,10 +323,12 @@ async def _serving(
         PlainAclHandlers(live, access.plain_acl).routes,
         UserHandlers(live, access.users).routes,
         TimerHandlers(timer).routes,
+        PopHandlers(pop).routes,
+        AssignmentHandlers(live, tables, modes).routes,
     ]
 
     commands = Commands(routes, statistics)
-    served = frozenset(commands.routes.keys() | sends.codes | pulls.codes)
+    served = frozenset(commands.routes.keys() | sends.codes | pulls.codes | acks.codes)
     gate = None
     audit = AuditLog(live.broker.audit_log_file, live.broker.audit_log_file_size)
     if access.control is not None:
@@ -327,8 +343,10 @@ async def _serving(
         waiting.drop(connection)
         if gate is not None:
             gate.forget(connection)
+        pop.waiting.drop(connection)
 
-    for server, families in ((main, (sends, pulls)), (vip, (sends,))):  # the VIP port serves everything but pulls
+    # The VIP port serves everything but pulls.
+    for server, families in ((main, (sends, pulls, acks)), (vip, (sends, acks))):
         server.serve = RequestPath(admission, commands, *families).serve
         server.on_close = closed
         await server.start()
@@ -350,6 +368,7 @@ async def _serving(
         delay=delay.run(),
         timer=timer.run(),
         timer_saving=timer.save_for_ever(),
+        revival=revival.run(),
         transactions=transactions.run(),
         flow_control=flow.tick(),
         registration=registration.run(),
@@ -360,6 +379,8 @@ async def _serving(
         filter_saving=save_soon(filters, clock),
         filter_clean_up=clean_filters(filters, live, clock),
         offset_saving=save_every(offsets, lambda: live.broker.flush_consumer_offset_interval / 1000, clock),
+        order_saving=save_every(orders, lambda: 10.0, clock),
+        mode_saving=save_soon(modes, clock),
         delay_saving=save_every(delay, lambda: live.store.flush_delay_offset_interval / 1000, clock),
         clean_up=clean_up(retention, store, live, clock),
         replication=replication.run(),
@@ -377,6 +398,7 @@ async def _serving(
                     filters,
                     transactions,
                     timer,
+                    pop,
                     replication,
                     main,
                     served,
@@ -387,6 +409,7 @@ async def _serving(
             finally:
                 await registration.unregister()
                 waiting.notify_all()
+                pop.waiting.wake_all()
                 await main.stop()
                 await vip.stop()
                 await replication.stop()
@@ -397,7 +420,7 @@ async def _serving(
         audit.close()
         half_messages.settle()
         timer.close()
-        for table in (topics, groups, filters, offsets, delay):
+        for table in (topics, groups, filters, offsets, delay, orders, modes):
             table.save()
 
 

@@ -86,6 +86,15 @@ class BrokerConfig:
     transaction_time_out: int = setting(6000, "Ask producers about half messages this old.", unit="ms", minimum=1)
     transaction_check_max: int = setting(15, "Drop a half message after asking this often.", minimum=1)
     transaction_check_interval: int = setting(60_000, "Pause between rounds of asking.", unit="ms", minimum=1)
+    enable_retry_topic_v2: bool = setting(
+        False, "Name the retry topics of POP %RETRY%group+topic, which cannot be mistaken, not %RETRY%group_topic."
+    )
+    enable_pop_message_threshold: bool = setting(
+        False, "Give no more messages of a queue to a POP group that holds popInflightMessageThreshold of them."
+    )
+    pop_inflight_message_threshold: int = setting(
+        10_000, "Messages of one queue that a POP group may hold if enablePopMessageThreshold=true.", minimum=1
+    )
     store_reply_message_enable: bool = setting(True, "Store the replies of request-reply as messages, too.")
     recall_message_enable: bool = setting(False, "Let producers recall timer messages that are not due yet.")
     allow_recall_when_broker_not_writeable: bool = setting(
@@ -191,6 +200,9 @@ REMOTELY_CHANGEABLE: Final = frozenset(
         "flushConsumerOffsetInterval",
         "recallMessageEnable",
         "allowRecallWhenBrokerNotWriteable",
+        "enableRetryTopicV2",
+        "enablePopMessageThreshold",
+        "popInflightMessageThreshold",
         # keys of StoreConfig
         "fileReservedTime",
         "deleteWhen",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from downrange.broker.json_file import JsonFile, SavedTable
@@ -87,6 +87,8 @@ class CommittedOffsets(SavedTable):
 
     def __init__(self, file: JsonFile) -> None:
         super().__init__(file)
+        self.on_table: Callable[[], None] = lambda: None
+        """Called before the whole table is saved or sent: who keeps offsets elsewhere commits them now."""
         self._table: defaultdict[tuple[str, str], dict[int, int]] = defaultdict(dict)
         saved = file.load(ConsumerOffsets)
         if saved is not None:
@@ -125,6 +127,7 @@ class CommittedOffsets(SavedTable):
             self.mark_unsaved()
 
     def table(self) -> ConsumerOffsets:
+        self.on_table()
         return ConsumerOffsets(
             offset_table={f"{topic}@{group}": dict(offsets) for (topic, group), offsets in self._table.items()}
         )

@@ -7,6 +7,7 @@ from functools import partial
 from time import perf_counter
 from typing import Final
 
+from downrange.broker.pop.waiting import WaitingPops
 from downrange.broker.replication.master import Slaves
 from downrange.broker.replication.waiting import Tell
 from downrange.broker.services.flushing import Flusher
@@ -55,6 +56,7 @@ class MessageWriter:
         """Whether senders wait until their messages are as safe as promised, or are answered at once."""
         self._delays = store.config.delay_level_millis()
         self.max_delay_level = len(self._delays)
+        self.waiting_pops: WaitingPops | None = None
         self.on_delayed: Callable[[int, int | None], None] = lambda queue_id, due_millis: None
         self.on_appended: Callable[[float], None] = lambda seconds: None
         statistics.take_puts = store.queues.take_counts
@@ -102,6 +104,11 @@ class MessageWriter:
                 if (state.topic, state.queue_id) in self._waiting:
                     properties = partial(messages.properties_for, state)
                     self._pulls.notify(state.topic, state.queue_id, state.queue.max_offset - 1, properties)
+        pops = self.waiting_pops
+        if pops is not None and pops.topics:
+            for state in dict.fromkeys(messages.states):
+                if state.topic in pops.topics:
+                    pops.wake(state.topic, None, state.queue_id)
         if messages.special:
             self._delayed(messages)
 

@@ -20,9 +20,9 @@ from downrange.model.topics import (
     REPLY_TOPIC_SUFFIX,
     SCHEDULE_TOPIC,
     SELF_TEST_TOPIC,
-    SEND_FORBIDDEN_TOPICS,
     Perm,
     TopicConfig,
+    is_send_forbidden,
     is_system_topic,
 )
 from downrange.protocol.bodies.data_version import DataVersion
@@ -93,7 +93,7 @@ class Topics(SavedTable):
         name = intern(config.topic_name)
         self._table[name] = config
         self.on_usual_change(name)
-        if name not in SEND_FORBIDDEN_TOPICS:
+        if not is_send_forbidden(name):
             self.sendable[name] = config
             if config.topic_filter_type == "MULTI_TAG" or name.startswith("%"):
                 self.usual.pop(name, None)

@@ -27,6 +27,7 @@ CHECK_MAX_TIME_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"
 SELF_TEST_TOPIC: Final = "SELF_TEST_TOPIC"
 OFFSET_MOVED_TOPIC: Final = "OFFSET_MOVED_EVENT"
 TIMER_TOPIC: Final = "rmq_sys_wheel_timer"
+REVIVE_TOPIC_PREFIX: Final = "rmq_sys_REVIVE_LOG_"
 
 # Topics that only the broker itself creates or deletes.
 SYSTEM_TOPICS: Final = frozenset(
@@ -49,6 +50,7 @@ SEND_FORBIDDEN_TOPICS: Final = frozenset(
 
 TOOLS_GROUP: Final = "TOOLS_CONSUMER"
 TRANSACTION_GROUP: Final = "CID_RMQ_SYS_TRANS"
+REVIVE_GROUP: Final = "CID_RMQ_SYS_REVIVE_GROUP"
 BUILT_IN_GROUPS: Final = (
     TOOLS_GROUP,
     "FILTERSRV_CONSUMER",
@@ -108,6 +110,26 @@ def retry_topic(group: str) -> str:
 
 def dlq_topic(group: str) -> str:
     return DLQ_PREFIX + group
+
+
+def pop_retry_topic(group: str, topic: str, *, version: int = 1) -> str:
+    """Where messages of `topic` go that were popped by `group` and not acknowledged in time."""
+    return f"{RETRY_PREFIX}{group}{'+' if version == 2 else '_'}{topic}"
+
+
+def popped_topic(topic: str, group: str) -> str:
+    """The topic that a group popped from, of the topic itself or of one of its retry topics."""
+    if topic.startswith(RETRY_PREFIX):
+        for separator in "+_":
+            prefix = f"{RETRY_PREFIX}{group}{separator}"
+            if topic.startswith(prefix) and len(topic) > len(prefix):
+                return topic.removeprefix(prefix)
+    return topic
+
+
+def is_send_forbidden(topic: str) -> bool:
+    """Whether only the broker itself may store messages in this topic."""
+    return topic in SEND_FORBIDDEN_TOPICS or topic.startswith(REVIVE_TOPIC_PREFIX)
 
 
 def is_system_topic(topic: str) -> bool:

@@ -23,12 +23,12 @@ from downrange.model.topics import (
     HALF_TOPIC,
     MAX_TOPIC_LENGTH,
     RETRY_PREFIX,
-    SEND_FORBIDDEN_TOPICS,
     TIMER_TOPIC,
     Perm,
     TopicConfig,
     check_topic_name,
     dlq_topic,
+    is_send_forbidden,
 )
 from downrange.protocol.bodies.send import SendMessageRequest, decode_batch, decode_send_v1
 from downrange.protocol.codes import RequestCode, ResponseCode
@@ -157,7 +157,7 @@ class SendReader:
         """The topic, created when that is allowed; an error says why it cannot be sent to."""
         topic = header.topic
         check_topic_name(topic)
-        if topic in SEND_FORBIDDEN_TOPICS:
+        if is_send_forbidden(topic):
             raise NoPermission(f"Sending message to topic[{topic}] is forbidden.")
         config = self._topics.get(topic)
         if config is None:

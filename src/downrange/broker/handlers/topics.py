@@ -13,7 +13,7 @@ from downrange.broker.routes import RouteTable
 from downrange.broker.statistics import Statistics
 from downrange.broker.tables import Tables
 from downrange.model.message import MessageQueue
-from downrange.model.topics import SYSTEM_TOPICS, TopicConfig, check_topic_name
+from downrange.model.topics import RETRY_PREFIX, SYSTEM_TOPICS, TopicConfig, check_topic_name, popped_topic
 from downrange.protocol.bodies.body import decode_body, encode_body
 from downrange.protocol.bodies.groups import GroupList
 from downrange.protocol.bodies.routes import TopicList
@@ -89,16 +89,23 @@ class TopicHandlers:
         return asyncio.ensure_future(reply())
 
     def delete(self, command: Command, connection: Connection) -> Command:
-        """Request 215: delete a topic and its queues; committed offsets stay, as in 4.9."""
+        """Request 215: delete a topic, its retry topics of POP, and their queues; offsets stay, as in 4.9."""
         refuse_on_slave(self._config)
         topic = command.header(TopicRequest).topic
         check_topic_name(topic)
         self._refuse_system(topic)
-        self._tables.topics.delete(topic)
-        self._statistics.forget_topic(topic)
-        removed = self._store.remove_topic(topic)
+        removed = []
+        for each in (topic, *self._pop_retry_topics(topic)):
+            self._tables.topics.delete(each)
+            self._statistics.forget_topic(each)
+            removed += self._store.remove_topic(each)
         log.info("topic deleted by request topic=%s queues=%d peer=%s", topic, len(removed), connection.peer)
         return command.reply()
+
+    def _pop_retry_topics(self, topic: str) -> list[str]:
+        names = [config.topic_name for config in self._tables.topics if config.topic_name.startswith(RETRY_PREFIX)]
+        groups_of = self._tables.offsets.groups_of
+        return [name for name in names if any(popped_topic(name, group) == topic for group in groups_of(name))]
 
     def _check(self, config: TopicConfig) -> None:
         check_topic_name(config.topic_name)

@@ -1,0 +1,175 @@
+"""The messages that consumers hold: popped, not acknowledged, not yet visible again. Pure: no clock, no I/O.
+
+A pop makes one `Lease` for each queue that it took messages from. An acknowledgement ends the lease of one message; so
+does a change of its invisible time, which gives the message a lease of its own. When a lease is due, its messages that
+were not acknowledged are put into the retry topic by whoever owns the `Leases`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from heapq import heapify, heappop, heappush
+from itertools import count
+from typing import NamedTuple
+
+
+class LeaseKey(NamedTuple):
+    """What a receipt handle says about its pop; `topic` is the topic that was read, perhaps a retry topic."""
+
+    topic: str
+    group: str
+    queue_id: int
+    start_offset: int
+    pop_time: int
+
+
+class Lease:
+    """The messages of one queue that one pop took.
+
+    `revive_queue` and `revive_offset` are the place of the record that makes the lease last over a crash.
+    """
+
+    __slots__ = ("acked", "invisible_time", "key", "offsets", "revive_offset", "revive_queue")
+
+    def __init__(
+        self,
+        key: LeaseKey,
+        offsets: tuple[int, ...],
+        invisible_time: int,
+        revive_queue: int,
+        revive_offset: int = -1,
+        acked: int = 0,
+    ) -> None:
+        self.key = key
+        self.offsets = offsets
+        self.invisible_time = invisible_time
+        self.revive_queue = revive_queue
+        self.revive_offset = revive_offset
+        self.acked = acked
+        """Bit n: the message `offsets[n]` was acknowledged."""
+
+    def __repr__(self) -> str:
+        return f"<Lease {'@'.join(map(str, self.key))} left={self.left} until={self.visible_at}>"
+
+    @property
+    def visible_at(self) -> int:
+        """When the messages that were not acknowledged come again."""
+        return self.key.pop_time + self.invisible_time
+
+    @property
+    def left(self) -> list[int]:
+        """The offsets that were not acknowledged."""
+        acked = self.acked
+        return [offset for number, offset in enumerate(self.offsets) if not acked >> number & 1]
+
+    def open_of(self, offsets: Iterable[int]) -> list[int]:
+        """Those of some offsets that belong to this lease and were not acknowledged."""
+        wanted = set(offsets)
+        return [offset for offset in self.left if offset in wanted]
+
+    @property
+    def is_over(self) -> bool:
+        return self.acked == (1 << len(self.offsets)) - 1
+
+
+class Leases:
+    """All leases of a broker.
+
+    Holds always: a lease in the table has a message that was not acknowledged. `in_flight` counts exactly those.
+    """
+
+    def __init__(self) -> None:
+        self._table: dict[LeaseKey, Lease] = {}
+        self._due: list[tuple[int, int, Lease]] = []
+        self._number = count()
+        self._in_flight: dict[tuple[str, str, int], int] = {}
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def __iter__(self) -> Iterator[Lease]:
+        return iter(self._table.values())
+
+    def __repr__(self) -> str:
+        return f"<Leases leases={len(self)} messages={sum(self._in_flight.values())}>"
+
+    def __contains__(self, key: LeaseKey) -> bool:
+        return key in self._table
+
+    def get(self, key: LeaseKey) -> Lease | None:
+        return self._table.get(key)
+
+    def in_flight(self, topic: str, group: str, queue_id: int) -> int:
+        """How many messages of a queue the consumers of a group hold."""
+        return self._in_flight.get((topic, group, queue_id), 0)
+
+    def add(self, lease: Lease) -> None:
+        """Add a lease; one with this key, whose record was written again, is replaced."""
+        known = self._table.get(lease.key)
+        if known is not None:
+            self.end(known)
+        if lease.is_over:
+            return
+        self._table[lease.key] = lease
+        self._count(lease.key, len(lease.left))
+        heappush(self._due, (lease.visible_at, next(self._number), lease))
+
+    def acknowledge(self, lease: Lease, offsets: Iterable[int]) -> None:
+        """End the leases of messages; offsets that do not belong to the lease have no effect."""
+        before = lease.acked
+        wanted = set(offsets)
+        for number, offset in enumerate(lease.offsets):
+            if offset in wanted:
+                lease.acked |= 1 << number
+        if self._table.get(lease.key) is lease:
+            self._count(lease.key, before.bit_count() - lease.acked.bit_count())
+            if lease.is_over:
+                self._forget(lease)
+
+    def end(self, lease: Lease) -> None:
+        """End the lease of all its messages."""
+        self.acknowledge(lease, lease.offsets)
+
+    def due(self, now: int, most: int) -> list[Lease]:
+        """Leases whose time is over, oldest first. They stay until they are ended; `postpone` brings them again."""
+        found: list[Lease] = []
+        while self._due and len(found) < most and self._due[0][0] <= now:
+            _, _, lease = heappop(self._due)
+            if self._table.get(lease.key) is lease:
+                found.append(lease)
+        return found
+
+    def postpone(self, lease: Lease, until: int) -> None:
+        """`due` is to name a lease once more, which could not be ended now."""
+        heappush(self._due, (until, next(self._number), lease))
+
+    @property
+    def next_due(self) -> int | None:
+        """When the next lease is due; None without any."""
+        while self._due and self._table.get(self._due[0][2].key) is not self._due[0][2]:
+            heappop(self._due)
+        return self._due[0][0] if self._due else None
+
+    def oldest_records(self) -> dict[int, int]:
+        """For each revive queue with leases the offset of the first record that is still needed."""
+        oldest: dict[int, int] = {}
+        for lease in self._table.values():
+            queue_id, offset = lease.revive_queue, lease.revive_offset
+            if offset < oldest.get(queue_id, offset + 1):
+                oldest[queue_id] = offset
+        return oldest
+
+    def _forget(self, lease: Lease) -> None:
+        del self._table[lease.key]
+        # Entries of leases that are over stay in the heap until their time; with long times they would fill it.
+        if len(self._due) > 1000 and len(self._due) > 4 * len(self._table):
+            self._due = [entry for entry in self._due if self._table.get(entry[2].key) is entry[2]]
+            heapify(self._due)
+
+    def _count(self, key: LeaseKey, messages: int) -> None:
+        queue = key[:3]
+        total = self._in_flight.get(queue, 0) + messages
+        if total:
+            self._in_flight[queue] = total
+        else:
+            self._in_flight.pop(queue, None)
