@@ -73,6 +73,24 @@ def pull(code: int, topic: str, group: str) -> Command:
     )  # fmt: skip
 
 
+def pop(topic: str, group: str) -> Command:
+    return ask(
+        200050, topic=topic, consumerGroup=group, queueId=0, maxMsgNums=1, invisibleTime=10_000, pollTime=0,
+        bornTime=TIME, initMode=0,
+    )  # fmt: skip
+
+
+HANDLE: Final = f"0 {TIME} 10000 0 0 broker-a 0 0"
+
+
+def batch_ack(*acked: tuple[str, str]) -> Command:
+    acks = [
+        {"c": group, "t": topic, "r": "0", "so": 0, "q": 0, "rq": 0, "pt": TIME, "it": 10_000, "b": "AQ=="}
+        for topic, group in acked
+    ]
+    return ask(200151, {"brokerName": "broker-a", "acks": acks})
+
+
 def subscription(topic: str) -> dict[str, object]:
     return {"topic": topic, "subString": "*", "subVersion": 1, "expressionType": "TAG", "tagsSet": [], "codeSet": []}
 
@@ -145,6 +163,24 @@ BROKER: Final[Mapping[str, Make]] = {
     "11/waiting": lambda to: pull(11, "SCHEDULE_TOPIC_XXXX", to.group),
     "11/timer": lambda to: pull(11, "rmq_sys_wheel_timer", to.group),
     "361": lambda to: pull(361, to.topic, to.group),
+    "200050": lambda to: pop(to.topic, to.group),
+    "200050/group": lambda to: pop(to.topic, OTHER_GROUP),
+    "200050/topic": lambda to: pop(OTHER_TOPIC, to.group),
+    "200051": lambda to: ask(200051, topic=to.topic, consumerGroup=to.group, queueId=0, extraInfo=HANDLE, offset=0),
+    "200151": lambda to: batch_ack((to.topic, to.group)),
+    "200151/mixed": lambda to: batch_ack((to.topic, to.group), (OTHER_TOPIC, OTHER_GROUP)),
+    "200052": lambda to: ask(200052, topic=to.topic, consumerGroup=to.group, queueId=0, maxMsgNums=1),
+    "200053": lambda to: ask(
+        200053, topic=to.topic, consumerGroup=to.group, queueId=0, extraInfo=HANDLE, offset=0, invisibleTime=60_000
+    ),
+    "200054": lambda to: ask(200054, topic=to.topic, consumerGroup=to.group, queueId=0, pollTime=0, bornTime=TIME),
+    "200055": lambda to: ask(200055, topic=to.topic, consumerGroup=to.group, queueId=0),
+    "400": lambda to: ask(
+        400, {"topic": to.topic, "consumerGroup": to.group, "clientId": "c@1", "strategyName": "AVG",
+              "messageModel": "CLUSTERING"},
+    ),
+    "401": lambda to: ask(401, {"topic": to.topic, "consumerGroup": to.group, "mode": "POP", "popShareQueueNum": 0}),
+    "402": lambda to: ask(402),
     "34": lambda to: heartbeat(to.group, to.topic, f"%RETRY%{to.group}"),
     "34/producer": lambda to: ask(34, {"clientID": "c@1", "producerDataSet": [{"groupName": to.group}]}),
     "34/mixed": lambda to: heartbeat(to.group, to.topic, OTHER_TOPIC),
