@@ -65,6 +65,7 @@ def replicas(directory: Path, role: str, master_data: Path | None = None) -> Ite
                 "storePathRootDir": data,
                 "mappedFileSizeCommitLog": FILE_SIZE,
                 "metricsPort": -1,
+                "grpcServerPort": -1,
                 "waitTimeMillsInSendQueue": 10_000,
             }
             config.write_text("".join(f"{key}={value}\n" for key, value in (common | settings).items()))

@@ -61,7 +61,18 @@ def start(log: Path, *arguments: str) -> Server:
 
 
 def start_broker(directory: Path, namesrv: str, name: str, port: str = "0") -> Server:
-    options = ["--name", name, "--port", port, "--data", str(directory / name), "--metrics-port", "-1"]
+    options = [
+        "--name",
+        name,
+        "--port",
+        port,
+        "--data",
+        str(directory / name),
+        "--metrics-port",
+        "-1",
+        "--grpc-port",
+        "-1",
+    ]
     return start(directory / "log", "broker", "-n", namesrv, *options)
 
 

@@ -82,6 +82,7 @@ def broker_of(directory: Path, namesrv_address: str, flush: str) -> Server:
         "storePathRootDir": directory / "store",
         "mappedFileSizeCommitLog": 1 << 20,
         "metricsPort": -1,
+        "grpcServerPort": -1,
         "waitTimeMillsInSendQueue": 2000,
         "flushDiskType": flush,
         "flushIntervalCommitLog": 100,

@@ -27,7 +27,7 @@ def test_the_configuration_of_the_page_makes_a_master_and_its_slave(tmp_path: Pa
         for name in ("master", "slave"):
             text = config(name).replace("127.0.0.1:9876", names).replace("/var/lib/downrange", str(tmp_path))
             text = re.sub(r"(listenPort|metricsPort)=\d+\n", "", text)
-            text += "listenPort=0\nmetricsPort=0\nmappedFileSizeCommitLog=4194304\n"
+            text += "listenPort=0\nmetricsPort=0\ngrpcServerPort=-1\nmappedFileSizeCommitLog=4194304\n"
             (tmp_path / f"{name}.conf").write_text(text)
             broker = Running("broker", "--config", str(tmp_path / f"{name}.conf"))
             lives.callback(broker.close)

@@ -99,7 +99,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A name server and the broker broker-a, as one process."""
     with running(
         *("standalone", "--data", str(tmp_path_factory.mktemp("standalone"))),
-        *("--namesrv-port", "0", "--broker-port", "0", "--metrics-port", "-1"),
+        *("--namesrv-port", "0", "--broker-port", "0", "--metrics-port", "-1", "--grpc-port", "-1"),
     ) as process:
         yield Cluster(process.wait_for(r"name server +(\S+)")[1], process.wait_for(r"broker +(\S+) \(broker-a\)")[1])
 

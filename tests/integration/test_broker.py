@@ -361,7 +361,7 @@ async def test_a_sync_master_without_slaves_says_that_there_is_no_second_copy(tm
 @pytest.mark.parametrize("data", ["file/data", "/proc/nowhere"])
 def test_a_data_directory_that_cannot_be_used_is_one_line(tmp_path: Path, data: str) -> None:
     (tmp_path / "file").write_bytes(b"")
-    ports = ("--namesrv-port", "0", "--broker-port", "0", "--metrics-port", "-1")
+    ports = ("--namesrv-port", "0", "--broker-port", "0", "--metrics-port", "-1", "--grpc-port", "-1")
     with running("standalone", "--data", str(tmp_path / data), *ports) as process:
         assert process.wait() in (1, 2)
         (line,) = process.errors.splitlines()

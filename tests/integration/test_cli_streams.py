@@ -66,7 +66,9 @@ def test_an_argument_that_is_not_text_is_told_in_one_line() -> None:
 def test_a_file_that_cannot_be_a_store_is_named(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
-    done = shell(f"downrange broker -n {NOBODY} --port 0 --metrics-port -1 --data {file} --log-level ERROR")
+    done = shell(
+        f"downrange broker -n {NOBODY} --port 0 --metrics-port -1 --grpc-port -1 --data {file} --log-level ERROR"
+    )
     assert done.returncode == 1
     assert done.stderr.startswith(f"downrange: cannot use {file} as a store")
     assert done.stderr.count("\n") == 1

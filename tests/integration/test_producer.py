@@ -219,7 +219,20 @@ def cluster(directory: Path, *names: str) -> Iterator[tuple[Running, str, dict[s
         names_process, address = stack.enter_context(namesrv(directory / "ns"))
         brokers = {}
         for name in names:
-            arguments = ("-n", address, "--name", name, "-p", "0", "-d", str(directory / name), "--metrics-port", "-1")
+            arguments = (
+                "-n",
+                address,
+                "--name",
+                name,
+                "-p",
+                "0",
+                "-d",
+                str(directory / name),
+                "--metrics-port",
+                "-1",
+                "--grpc-port",
+                "-1",
+            )
             brokers[name] = stack.enter_context(running("broker", *arguments, "--log-level", "ERROR"))
         for process in brokers.values():
             process.wait_for("ready on")

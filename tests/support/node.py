@@ -23,16 +23,21 @@ Line = dict[str, Any]
 
 
 def node_modules() -> Path:
-    """Where the packages of our package-lock.json are installed; done once, kept beside the virtual environment's."""
+    """Where `ali-ons` is installed."""
+    return installed_modules(SCRIPTS)
+
+
+def installed_modules(scripts: Path) -> Path:
+    """Where the packages of a package-lock.json are installed; done once, kept beside the virtual environment's."""
     missing = [tool for tool in ("node", "npm") if shutil.which(tool) is None]
     assert not missing, f"{' and '.join(missing)} not found: `make setup` installs nodejs and npm"
-    lock = (SCRIPTS / "package-lock.json").read_bytes()
+    lock = (scripts / "package-lock.json").read_bytes()
     cache = Path(sys.prefix) / "node" / hashlib.sha256(lock).hexdigest()[:16]
     if not cache.exists():
         cache.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cache.parent) as fresh:
             for name in ("package.json", "package-lock.json"):
-                shutil.copy(SCRIPTS / name, fresh)
+                shutil.copy(scripts / name, fresh)
             install = subprocess.run(
                 ["npm", "ci", "--no-audit", "--no-fund", "--ignore-scripts"], cwd=fresh, capture_output=True, text=True
             )

@@ -110,6 +110,7 @@ def _broker(directory: Path, name: str, namesrv: str, is_behind_proxy: bool) -> 
         "storePathRootDir": directory / name,
         "mappedFileSizeCommitLog": 64 * 1024 * 1024,
         "metricsPort": -1,
+        "grpcServerPort": -1,
         # RocketMQ's 200 ms would turn a hiccup of a busy machine into flow control, which is final for a send.
         "waitTimeMillsInSendQueue": 1000,
     }

@@ -20,12 +20,18 @@ class Running:
     """One process, of `downrange` unless told otherwise. Its output is read as it comes: it never blocks on a pipe."""
 
     def __init__(
-        self, *arguments: str, env: dict[str, str] | None = None, program: tuple[str, ...] = DOWNRANGE
+        self,
+        *arguments: str,
+        env: dict[str, str] | None = None,
+        program: tuple[str, ...] = DOWNRANGE,
+        with_input: bool = False,
     ) -> None:
+        """`with_input`: the process has a standard input, which `end_input` ends."""
         self.output: list[str] = []
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  lives as long as the process
         self._process = subprocess.Popen(
             [*program, *arguments],
+            stdin=subprocess.PIPE if with_input else None,
             stdout=subprocess.PIPE,
             stderr=self._errors,
             text=True,
@@ -80,6 +86,10 @@ class Running:
             self.signal(signal.SIGTERM)
         return self.wait()
 
+    def end_input(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+
     def wait(self, seconds: float = 30) -> int:
         code = self._process.wait(seconds)
         self._reader.join(30)
@@ -92,6 +102,8 @@ class Running:
         self._reader.join(30)
         assert self._process.stdout is not None
         self._process.stdout.close()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
         self._errors.close()
 
 

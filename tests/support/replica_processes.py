@@ -63,6 +63,7 @@ def _server(directory: Path, name: str, names: Server, settings: dict[str, objec
         "maxHashSlotNum": 1000,
         "maxIndexNum": 4000,
         "metricsPort": -1,
+        "grpcServerPort": -1,
         "waitTimeMillsInSendQueue": 2000,
     }
     config.write_text("".join(f"{key}={value}\n" for key, value in (common | settings).items()))

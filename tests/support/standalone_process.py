@@ -17,6 +17,8 @@ class Standalone:
     process: Running
     namesrv: str
     broker: str
+    grpc: str
+    """Where gRPC clients connect; `off` if they cannot."""
 
     @property
     def resident_bytes(self) -> int:
@@ -38,6 +40,7 @@ def standalone_process(
     *,
     namesrv_port: int = 0,
     broker_port: int = 0,
+    grpc_port: int = -1,
     log_level: str = "WARNING",
 ) -> Iterator[Standalone]:
     """A process on free ports unless told otherwise; `settings` are keys of a broker.conf."""
@@ -49,6 +52,8 @@ def standalone_process(
         "standalone",
         *("--data", str(directory / "data"), "--config", str(config), "--log-level", log_level),
         *("--namesrv-port", str(namesrv_port), "--broker-port", str(broker_port), "--metrics-port", "-1"),
+        *("--grpc-port", str(grpc_port)),
     ) as process:
         namesrv = process.wait_for(r"name server +(\S+)")[1]
-        yield Standalone(process, namesrv, process.wait_for(r"broker +(\S+) \(")[1])
+        broker = process.wait_for(r"broker +(\S+) \(")[1]
+        yield Standalone(process, namesrv, broker, process.wait_for(r"gRPC +(\S+)")[1])

@@ -19,6 +19,7 @@ MAY_IMPORT: dict[str, set[str]] = {  # model, settings, clock and compiled are o
     "namesrv": {"auth", "transport", "protocol"},
     "broker": {"auth", "store", "transport", "protocol"},  # not client: it speaks through transport like any peer
     "client": {"transport", "protocol"},
+    "proxy": {"auth", "client", "transport", "protocol"},  # gRPC in front of brokers, which it asks as any client does
     "load": {"client", "transport", "protocol"},  # measures brokers; nothing a client needs
     "simulation": {"client", "protocol"},  # the client's fault strategies against a model of a cluster
     "spark": {"client", "store", "transport", "protocol"},  # store: reading a store directory with no broker at all
@@ -31,6 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {  # model, settings, clock and compiled are o
         "auth",  # the YAML of tools.yml
         "broker",
         "namesrv",
+        "proxy",
         "store",
         "transport",
         "spark",
@@ -102,7 +104,7 @@ def test_the_command_line_reaches_servers_only_through_their_app() -> None:
     for path in (SOURCE / "cli").rglob("*.py"):
         for name in imports_of(path):
             parts = name.split(".")
-            is_server = parts[:1] == ["downrange"] and len(parts) > 2 and parts[1] in ("broker", "namesrv")
+            is_server = parts[:1] == ["downrange"] and len(parts) > 2 and parts[1] in ("broker", "namesrv", "proxy")
             if is_server and parts[2] not in ("app", "config"):
                 wrong.append(f"{path.relative_to(SOURCE)} imports {name}")
     assert wrong == []

@@ -44,6 +44,12 @@ class PlainAccessControl:
         self._secrets = {key: account.secret_key.encode() for key, account in accounts.items()}
         self.generation += 1
 
+    def administrator(self) -> tuple[str, str] | None:
+        """Name and secret of an account that may do everything, for parts of a server that ask servers themselves."""
+        found = (account for account in self._accounts.values() if account.is_unlimited)
+        account = next(found, None)
+        return None if account is None else (account.access_key, account.secret_key)
+
     @property
     def secrets(self) -> Mapping[str, bytes]:
         return self._secrets

@@ -18,6 +18,7 @@ from downrange.auth.access_control import AccessControl
 from downrange.auth.audit import AuditLog
 from downrange.auth.gate import Gate
 from downrange.auth.guard import Guard
+from downrange.auth.inner_account import InnerAccount
 from downrange.auth.needs import BROKER_NEEDS
 from downrange.broker.access import BrokerAccess, plain_access, user_access
 from downrange.broker.admission import Admission, FlowControl
@@ -94,7 +95,7 @@ from downrange.broker.timed import Timing
 from downrange.broker.timer_metrics import TimerMetrics
 from downrange.broker.topics import Topics
 from downrange.broker.transactions.half_messages import HalfMessages
-from downrange.broker.user_access import check_access
+from downrange.broker.user_access import check_access, inner_user
 from downrange.broker.waiting_pulls import WaitingPulls
 from downrange.clock import Clock, SystemClock
 from downrange.compiled import VARIANT
@@ -203,6 +204,21 @@ class RunningBroker:
     metrics_port: int | None
     registered_with: int
     access: BrokerAccess
+    inner: InnerAccount | None
+
+    @property
+    def own_account(self) -> tuple[str, str] | None:
+        """Name and secret of the account of parts of this process that ask servers; None without access control."""
+        if self.inner is None:
+            return None
+        user = inner_user(self.config.broker)
+        if user is not None:
+            return user.username, user.password
+        if self.access.plain_acl is not None:  # the name servers know the accounts of the files
+            found = self.access.plain_acl.access_control.administrator()
+            if found is not None:
+                return found
+        return self.inner.access_key, self.inner.secret_key
 
 
 @asynccontextmanager
@@ -321,18 +337,19 @@ async def _serving(
         ConsumerHandlers(live, tables, store).routes,
         ConfigHandlers(live, store, topics, changed_settings_path(store.config), clock).routes,
         PlainAclHandlers(live, access.plain_acl).routes,
-        UserHandlers(live, access.users).routes,
         TimerHandlers(timer).routes,
         PopHandlers(pop).routes,
         AssignmentHandlers(live, tables, modes).routes,
+        UserHandlers(live, access.users).routes,
     ]
 
     commands = Commands(routes, statistics)
     served = frozenset(commands.routes.keys() | sends.codes | pulls.codes | acks.codes)
-    gate = None
+    gate = inner = None
     audit = AuditLog(live.broker.audit_log_file, live.broker.audit_log_file_size)
     if access.control is not None:
-        make_guard = partial(Guard, access.control, BROKER_NEEDS, MessageTopics(store), served)
+        inner = InnerAccount(access.control)
+        make_guard = partial(Guard, inner, BROKER_NEEDS, MessageTopics(store), served)
         gate = Gate(make_guard, audit, clock, live.broker.failed_login_wait_mills / 1000)
         producers.may_see = gate.may_publish
     admission = Admission(flow, gate)
@@ -341,9 +358,9 @@ async def _serving(
         consumers.drop(connection)
         producers.drop(connection)
         waiting.drop(connection)
+        pop.waiting.drop(connection)
         if gate is not None:
             gate.forget(connection)
-        pop.waiting.drop(connection)
 
     # The VIP port serves everything but pulls.
     for server, families in ((main, (sends, pulls, acks)), (vip, (sends, acks))):
@@ -405,6 +422,7 @@ async def _serving(
                     metrics.port,
                     registered,
                     access,
+                    inner,
                 )
             finally:
                 await registration.unregister()

@@ -119,6 +119,12 @@ class BrokerConfig:
         "File with the accounts if aclEnable=true; more of them are in the directory `acl` beside it. "
         "Empty: plain_acl.yml beside broker.conf. Not a key of RocketMQ.",
     )
+    grpc_server_port: int = setting(
+        8081,
+        "Port for gRPC clients, which is served beside the broker; 0 takes a free one, -1 is none.",
+        minimum=-1,
+        maximum=65535,
+    )
     authentication_enabled: bool = setting(
         False, "ACL 2.0: serve only requests that a known user signed. See docs/how-to/use-access-control-2.md."
     )

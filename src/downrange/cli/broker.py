@@ -28,6 +28,9 @@ def run_broker(
     bind: str | None = typer.Option(None, "--bind", "-b", help="Address to listen on. [127.0.0.1]"),
     data: Path | None = typer.Option(None, "--data", "-d", help="Directory for messages. [~/store]"),
     metrics_port: int | None = typer.Option(None, "--metrics-port", help="Port of /metrics; -1 for none. [5557]"),
+    grpc_port: int | None = typer.Option(
+        None, "--grpc-port", min=-1, max=65535, help="Port for gRPC clients; 0 takes a free one, -1 is none. [8081]"
+    ),
     tls_mode: TlsMode = None,
     tls_config: TlsFile = None,
     insecure: bool = typer.Option(False, "--insecure", help="Allow an address that other machines can reach."),
@@ -35,6 +38,7 @@ def run_broker(
 ) -> None:
     """Run a broker until it is stopped with SIGTERM or Ctrl-C."""
     from downrange.broker.app import RunningBroker, broker, load_config, protections
+    from downrange.cli.grpc_port import grpc_beside
     from downrange.cli.process import check_bind, overrides, serve, start_logging, warn
 
     config, store, warnings = load_config(
@@ -48,6 +52,7 @@ def run_broker(
             bindAddress=bind,
             storePathRootDir=data,
             metricsPort=metrics_port,
+            grpcServerPort=grpc_port,
             **{"tls.server.mode": tls_mode, "tls.config.file": tls_config},
         ),
     )
@@ -59,12 +64,20 @@ def run_broker(
     start_logging(log_level)
     warn(warnings)
 
-    def ready(running: RunningBroker) -> tuple[str, dict[str, str]]:
+    @asynccontextmanager
+    async def both() -> AsyncIterator[tuple[RunningBroker, int | None]]:
+        async with broker(config, store) as running, grpc_beside(running) as port:
+            yield running, port
+
+    def ready(started: tuple[RunningBroker, int | None]) -> tuple[str, dict[str, str]]:
+        running, port = started
         live = running.config.broker
         known = f"{running.registered_with} of {len(live.namesrv_addresses)} name servers"
-        return f"broker {live.broker_name} ready on {live.address}, registered with {known}", {"broker": live.address}
+        grpc = "" if port is None else f", gRPC on port {port}"
+        text = f"broker {live.broker_name} ready on {live.address}, registered with {known}{grpc}"
+        return text, {"broker": live.address}
 
-    serve(broker(config, store), ready)
+    serve(both(), ready)
 
 
 def run_standalone(
@@ -73,6 +86,9 @@ def run_standalone(
     namesrv_port: int = typer.Option(9876, "--namesrv-port", help="Port of the name server; 0 takes a free one."),
     broker_port: int = typer.Option(10911, "--broker-port", help="Port of the broker; 0 takes a free one."),
     metrics_port: int = typer.Option(5557, "--metrics-port", help="Port of /metrics and /healthz; -1 for none."),
+    grpc_port: int | None = typer.Option(
+        None, "--grpc-port", min=-1, max=65535, help="Port for gRPC clients; 0 takes a free one, -1 is none. [8081]"
+    ),
     config_file: Path | None = typer.Option(None, "--config", "-c", help="RocketMQ broker.conf for the broker."),
     tls_mode: TlsMode = None,
     tls_config: TlsFile = None,
@@ -81,6 +97,7 @@ def run_standalone(
 ) -> None:
     """Run a name server and a broker in one process: all that sending and receiving needs."""
     from downrange.broker.app import RunningBroker, broker, load_config, protections
+    from downrange.cli.grpc_port import grpc_beside
     from downrange.cli.process import check_bind, overrides, serve, start_logging, warn
     from downrange.namesrv.app import load_config as load_namesrv_config
     from downrange.namesrv.app import name_server
@@ -97,6 +114,7 @@ def run_standalone(
         bindAddress=bind,
         storePathRootDir=directory / "store",
         metricsPort=metrics_port,
+        grpcServerPort=grpc_port,
     )
     config, store, warnings = load_config(config_file, settings)
     namesrv_config, _ = load_namesrv_config(
@@ -119,20 +137,24 @@ def run_standalone(
     warn(warnings)
 
     @asynccontextmanager
-    async def both() -> AsyncIterator[tuple[str, RunningBroker]]:
+    async def both() -> AsyncIterator[tuple[str, RunningBroker, int | None]]:
         async with name_server(namesrv_config) as names:
             address = f"{bind}:{names.port}"
-            async with broker(replace(config, namesrv_addr=address), store) as running:
-                yield address, running
+            async with (
+                broker(replace(config, namesrv_addr=address), store) as running,
+                grpc_beside(running) as port,
+            ):
+                yield address, running, port
 
-    def ready(started: tuple[str, RunningBroker]) -> tuple[str, dict[str, str]]:
-        address, running = started
+    def ready(started: tuple[str, RunningBroker, int | None]) -> tuple[str, dict[str, str]]:
+        address, running, port = started
         live = running.config.broker
         metrics = f"http://127.0.0.1:{running.metrics_port}/metrics" if running.metrics_port else "off"
         text = (
             f"downrange is ready after {time.monotonic() - _STARTED:.2f} s\n"
             f"  name server  {address}\n"
             f"  broker       {live.address} ({live.broker_name})\n"
+            f"  gRPC         {'off' if port is None else f'{bind}:{port}'}\n"
             f"  data         {directory}\n"
             f"  metrics      {metrics}\n"
             "Try in another terminal:\n"

@@ -109,6 +109,9 @@ async def create(
         int, typer.Option("--slow-broker-id", min=0, help="Broker id to read from when far behind.")
     ] = 1,
     notify: Annotated[bool, typer.Option("--notify/--no-notify", help="Tell members when others come and go.")] = True,
+    orderly: Annotated[
+        bool, typer.Option("--orderly", help="gRPC clients get the messages of a queue in order.")
+    ] = False,
 ) -> Answer:
     """Create a group, or replace its configuration."""
     from downrange.model.topics import SubscriptionGroupConfig
@@ -123,6 +126,7 @@ async def create(
         broker_id=broker_id,
         which_broker_when_consume_slowly=slow_broker_id,
         notify_consumer_ids_changed_enable=notify,
+        consume_message_orderly=orderly or None,
     )
     return told(f"group {group} created", await admin.groups.create(config, cluster, broker))
 

@@ -110,6 +110,7 @@ class LocalCluster:
                         "listenPort": member.port,
                         "storePathRootDir": directory / "data" / name,
                         "metricsPort": -1,
+                        "grpcServerPort": -1,
                     }
                     text = "".join(f"{key}={value}\n" for key, value in settings.items())
                     (directory / "conf" / f"{name}.conf").write_text(text)

@@ -25,6 +25,7 @@ from downrange.cli import (
     consume,
     dlq,
     group,
+    grpc_port,
     message,
     mqadmin,
     namesrv,
@@ -77,6 +78,7 @@ def _options(
 
 app.command("namesrv")(namesrv.run)
 app.command("broker")(broker.run_broker)
+app.command("proxy")(grpc_port.run)
 app.command("standalone")(broker.run_standalone)
 app.command("shutdown")(broker.run_shutdown)
 app.command("produce")(produce.run)

@@ -20,6 +20,10 @@ app = command_family("Topics: list, look at, create, change, delete.")
 
 Perm = Annotated[str | None, typer.Option("--perm", "-p", help="2 write, 4 read, 6 both.")]
 ReadQueues = Annotated[int | None, typer.Option("--read-queues", "-r", min=0, max=65535, help="Queues to read from.")]
+MessageType = Annotated[
+    str | None,
+    typer.Option("--type", help="Messages it is for: normal, fifo, delay, transaction or mixed; gRPC clients obey it."),
+]
 WriteQueues = Annotated[int | None, typer.Option("--write-queues", "-w", min=0, max=65535, help="Queues to write to.")]
 
 
@@ -129,13 +133,15 @@ async def create(
     write_queues: WriteQueues = None,
     perm: Perm = "6",
     order: Annotated[bool, typer.Option("--order/--no-order", "-o", help="Keep the number of queues fixed.")] = False,
+    message_type: MessageType = None,
 ) -> Answer:
     """Create a topic, or replace its configuration. --cluster or --broker is needed if there are several clusters."""
-    from downrange.model.topics import TopicConfig
+    from downrange.model.topics import MESSAGE_TYPE, TopicConfig
 
     bits = parse_perm(perm or "6")
     reads, writes = (queues if given is None else given for given in (read_queues, write_queues))
-    config = TopicConfig(topic, reads, writes, bits, order=order)
+    attributes = None if message_type is None else {MESSAGE_TYPE: message_type.upper()}
+    config = TopicConfig(topic, reads, writes, bits, order=order, attributes=attributes)
     outcomes = await admin.topics.create(config, cluster, broker)
     rows = [{**_config_row(one, config), "order": config.order} for one in outcomes.done]
     return Answer({"created": rows}, [Table(_CONFIG_COLUMNS, rows)] if rows else [], outcomes.failed)

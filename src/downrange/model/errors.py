@@ -17,6 +17,7 @@ MQError                                                                        m
 │   └── LocalProtocolError, RemoteProtocolError                                protocol/errors.py
 ├── JavaJsonError                                                              protocol/java_json.py
 ├── BodyError                                                                  protocol/bodies/body.py
+├── HandleError                                                                protocol/bodies/pop.py
 ├── FieldError                                                                 protocol/bodies/fields.py
 ├── SealError                                                                  protocol/sealing.py
 ├── BrokerError                                                                protocol/errors.py
@@ -31,6 +32,7 @@ MQError                                                                        m
 │   └── TransportClosed                                                        transport/errors.py
 ├── PlainAclError                                                              auth/plain_accounts.py
 ├── AccessRuleError                                                            auth/users.py
+├── Refused, CallFailed                                                        proxy/errors.py
 ├── SqlError                                                                   broker/sql/errors.py
 ├── ReplicationError                                                           broker/replication/errors.py
 │   └── SlaveAhead, SlaveTooFarBehind, LogsDiffer                              broker/replication/errors.py

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntFlag
 from typing import Final
@@ -61,6 +62,9 @@ BUILT_IN_GROUPS: Final = (
     "CID_ONSAPI_OWNER",
 )
 
+MESSAGE_TYPE: Final = "message.type"
+MESSAGE_TYPES: Final = ("NORMAL", "FIFO", "DELAY", "TRANSACTION", "MIXED", "UNSPECIFIED")
+
 _NAME_CHARACTERS: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-%|")
 
 
@@ -87,6 +91,13 @@ class TopicConfig:
     topic_filter_type: str = "SINGLE_TAG"
     topic_sys_flag: int = 0
     order: bool = False
+    attributes: dict[str, str] | None = None
+    """Further settings of 5.x by name, as MESSAGE_TYPE; None: there are none, and 4.x is not bothered with them."""
+
+    @property
+    def message_type(self) -> str:
+        """The type of the messages that the topic is for; NORMAL when it says nothing."""
+        return (self.attributes or {}).get(MESSAGE_TYPE, "NORMAL")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +113,34 @@ class SubscriptionGroupConfig:
     broker_id: int = 0
     which_broker_when_consume_slowly: int = 1
     notify_consumer_ids_changed_enable: bool = True
+    consume_message_orderly: bool | None = None
+    """Whether gRPC clients get the messages of a queue one after the other; None is no, and not sent to 4.x."""
+
+
+def changed_attributes(known: Mapping[str, str] | None, changes: Mapping[str, str]) -> dict[str, str] | None:
+    """Attributes after a change: `+name` or `name` sets one, `-name` deletes one. Raises MessageError."""
+    found = dict(known or {})
+    for key, value in changes.items():
+        name = key[1:] if key[:1] in "+-" else key
+        if key.startswith("-"):
+            found.pop(name, None)
+            continue
+        if name == MESSAGE_TYPE and value not in MESSAGE_TYPES:
+            raise MessageError(f"{MESSAGE_TYPE}={value}: expected one of {', '.join(MESSAGE_TYPES)}")
+        found[name] = value
+    return found or None
+
+
+def parse_attributes(text: str | None) -> dict[str, str]:
+    """`+a=b,-c` as operators send it. Raises MessageError."""
+    found = {}
+    for piece in (text or "").split(","):
+        if piece.strip():
+            name, separator, value = piece.strip().partition("=")
+            if name[:1] not in ("+", "-") or len(name) < 2 or bool(separator) != name.startswith("+"):
+                raise MessageError(f"attribute {piece.strip()!r}: expected +name=value or -name")
+            found[name] = value
+    return found
 
 
 def retry_topic(group: str) -> str:

@@ -12,7 +12,7 @@ import stat
 import threading
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
 from downrange.settings import ConfigError, settings_of
 from downrange.transport.tls_config import ClientAuth, TlsConfig, TlsMode, resolved
@@ -67,6 +67,8 @@ class Tls(ABC):
 class ServerTls(Tls):
     """The certificate of a server, and whether plain connections are served, too."""
 
+    warns_of_test_mode: ClassVar[bool] = True
+
     def __init__(self, config: TlsConfig, mode: TlsMode) -> None:
         self.is_enforced = mode is TlsMode.ENFORCING
         super().__init__(config)
@@ -79,6 +81,8 @@ class ServerTls(Tls):
         context.num_tickets = 0
         if config.test_mode_enable:
             _load_test_certificate(context)
+            if self.warns_of_test_mode:
+                log.warning("TLS test mode: the certificate is made up, clients cannot know whom they talk to")
             return context
         if config.server_cert_path is None:
             raise ConfigError(
@@ -201,7 +205,6 @@ def _load_test_certificate(context: ssl.SSLContext) -> None:
 
     with self_signed() as (cert, key):
         context.load_cert_chain(cert, key)
-    log.warning("TLS test mode: the certificate is made up, clients cannot know whom they talk to")
 
 
 def _check_readable(key: str, path: Path) -> None:

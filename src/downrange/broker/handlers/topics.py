@@ -13,7 +13,15 @@ from downrange.broker.routes import RouteTable
 from downrange.broker.statistics import Statistics
 from downrange.broker.tables import Tables
 from downrange.model.message import MessageQueue
-from downrange.model.topics import RETRY_PREFIX, SYSTEM_TOPICS, TopicConfig, check_topic_name, popped_topic
+from downrange.model.topics import (
+    RETRY_PREFIX,
+    SYSTEM_TOPICS,
+    TopicConfig,
+    changed_attributes,
+    check_topic_name,
+    parse_attributes,
+    popped_topic,
+)
 from downrange.protocol.bodies.body import decode_body, encode_body
 from downrange.protocol.bodies.groups import GroupList
 from downrange.protocol.bodies.routes import TopicList
@@ -68,7 +76,9 @@ class TopicHandlers:
     def create(self, command: Command, connection: Connection) -> LaterReply:
         """Request 17: create a topic or replace its configuration."""
         refuse_on_slave(self._config)
-        return self._create([command.header(CreateTopicRequest).config], command, connection)
+        header = command.header(CreateTopicRequest)
+        config = replace(header.config, attributes=parse_attributes(header.attributes))
+        return self._create([config], command, connection)
 
     def create_several(self, command: Command, connection: Connection) -> LaterReply:
         """Request 18 (of 5.x): create or change several topics; if one is wrong, none."""
@@ -79,7 +89,7 @@ class TopicHandlers:
         """Create the topics, and answer once the name servers know them: clients can then send to them at once."""
         for config in configs:
             self._check(config)
-        for config in configs:
+        for config in [self._with_attributes(config) for config in configs]:
             self._put(config, connection)
 
         async def reply() -> Command | None:
@@ -123,6 +133,12 @@ class TopicHandlers:
                 f"topicFilterType={config.topic_filter_type} of topic[{config.topic_name}]: "
                 f"expected {' or '.join(_FILTER_TYPES)}"
             )
+
+    def _with_attributes(self, config: TopicConfig) -> TopicConfig:
+        """The configuration with the attributes that stay: a request names only those that change."""
+        known = self._tables.topics.get(config.topic_name)
+        before = None if known is None else known.attributes
+        return replace(config, attributes=changed_attributes(before, config.attributes or {}))
 
     def _refuse_system(self, topic: str) -> None:
         if self._tables.topics.is_system(topic):

@@ -240,6 +240,7 @@ class TopicAdmin:
         return decode_body(TopicConfigTable, reply.body_bytes).topic_config_table
 
     async def _put(self, broker: Broker, config: TopicConfig) -> None:
+        attributes = ",".join(f"+{name}={value}" for name, value in (config.attributes or {}).items())
         header = CreateTopicRequest(
             topic=config.topic_name,
             default_topic=AUTO_CREATE_TOPIC,
@@ -249,6 +250,7 @@ class TopicAdmin:
             topic_filter_type=config.topic_filter_type,
             topic_sys_flag=config.topic_sys_flag,
             order=config.order,
+            attributes=attributes or None,
         )
         await self._session.ask(broker, request(RequestCode.UPDATE_AND_CREATE_TOPIC, header))
 

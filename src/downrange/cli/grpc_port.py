@@ -1,0 +1,91 @@
+"""The gRPC port of a broker process, and `downrange proxy`, the gRPC port of a whole cluster."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import typer
+
+from downrange.settings import ConfigError
+
+if TYPE_CHECKING:
+    from downrange.broker.app import RunningBroker
+    from downrange.proxy.app import RunningProxy
+
+
+@asynccontextmanager
+async def grpc_beside(running: RunningBroker) -> AsyncIterator[int | None]:
+    """The gRPC server of a broker, in its process; gives its port, or None when the configuration wants none."""
+    from downrange.client.config import ClientConfig
+    from downrange.transport.tls_config import resolved
+
+    config = running.config.broker
+    if config.grpc_server_port < 0 or config.broker_id:
+        yield None
+        return
+    try:
+        from downrange.proxy.app import grpc_server
+        from downrange.proxy.config import ProxyConfig
+    except ImportError as error:
+        typer.echo(
+            f"downrange: warning: no gRPC port: the package {error.name} is missing: pip install 'downrange[grpc]'",
+            err=True,
+        )
+        yield None
+        return
+    wanted = ProxyConfig(
+        config.bind_address,
+        config.grpc_server_port,
+        advertised_host=config.broker_ip1,
+        failed_login_wait_seconds=config.failed_login_wait_mills / 1000,
+        tls=config.tls,
+    )
+    key, secret = running.own_account or (None, None)
+    cluster = ClientConfig(
+        config.namesrv_addresses,
+        "of the broker",
+        route_seconds=10.0,
+        access_key=key,
+        secret_key=secret,
+        use_tls=resolved(config.tls).is_enabled,
+        tls=config.tls,
+    )
+    async with grpc_server(wanted, cluster, access=running.access.control) as server:
+        yield server.port
+
+
+def run(
+    namesrv: str | None = typer.Option(None, "--namesrv", "-n", help="Name servers, separated by ';'. [$NAMESRV_ADDR]"),
+    port: int = typer.Option(8081, "--port", "-p", min=0, max=65535, help="Port to listen on; 0 takes a free one."),
+    bind: str = typer.Option("127.0.0.1", "--bind", "-b", help="Address to listen on."),
+    advertise: str = typer.Option("", "--advertise", help="Host by which clients reach this server. [--bind]"),
+    insecure: bool = typer.Option(False, "--insecure", help="Allow an address that other machines can reach."),
+    log_level: str = typer.Option("INFO", "--log-level", help="DEBUG, INFO, WARNING or ERROR."),
+) -> None:
+    """Run a gRPC server in front of a cluster until it is stopped with SIGTERM or Ctrl-C."""
+    from dataclasses import replace
+
+    from downrange.cli.process import is_loopback, serve, start_logging
+    from downrange.client.config import ClientConfig
+
+    try:
+        from downrange.proxy.app import grpc_server
+        from downrange.proxy.config import ProxyConfig
+    except ImportError as error:
+        raise ConfigError(f"the package {error.name} is missing: pip install 'downrange[grpc]'") from None
+    if not insecure and not is_loopback(bind):
+        raise ConfigError(
+            f"{bind} can be reached from other machines, and a proxy checks no signatures: add --insecure if everybody "
+            "who reaches it may do everything"
+        )
+    start_logging(log_level)
+    cluster = replace(ClientConfig.of(namesrv), route_seconds=10.0)
+
+    def ready(running: RunningProxy) -> tuple[str, dict[str, str]]:
+        address = f"{bind}:{running.port}"
+        names = ";".join(cluster.namesrv_addresses)
+        return f"gRPC server ready on {address}, in front of the cluster of {names}", {"proxy": address}
+
+    serve(grpc_server(ProxyConfig(bind, port, advertised_host=advertise), cluster), ready)

@@ -1,0 +1,23 @@
+"""ProxyConfig: where a gRPC server listens, and how clients reach it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from downrange.auth.gate import WAIT_SECONDS
+from downrange.proxy.http2.limits import Http2Limits
+from downrange.transport.tls_config import NO_TLS, TlsConfig
+
+
+@dataclass(frozen=True, slots=True)
+class ProxyConfig:
+    bind_address: str = "127.0.0.1"
+    port: int = 8081
+    """0 takes a free one."""
+    advertised_host: str = ""
+    """How clients reach this server if they do not say; empty: `bind_address`."""
+    failed_login_wait_seconds: float = WAIT_SECONDS
+    """How long a login from an address with many failed ones waits."""
+    tls: TlsConfig = NO_TLS
+    """The certificate; without one, TLS connections get one that signed itself."""
+    limits: Http2Limits = field(default_factory=Http2Limits)
