@@ -24,7 +24,8 @@ from bench.report import QUICK, Figure, NotMeasured, Row
 from bench.results import RESULTS, Benchmark, Run, compact_table
 
 ALL: Final = (
-    "send", "pull", "pop", "latency", "peers", "start_up", "connections", "many_topics", "delay", "transactions",
+    "send", "pull", "pop", "latency", "peers", "start_up", "connections", "many_topics", "delay", "timer",
+    "transactions",
     "requests", "grpc", "replication", "tls", "sql_filter", "producer", "consumer", "lite_pull",
     *(sorted(path.stem for path in Path(__file__).parent.glob("spark_*.py")) or ("spark",)),
     "codec", "namesrv", "store", "key_index",

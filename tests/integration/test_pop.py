@@ -314,7 +314,7 @@ async def test_order(tmp_path: Path) -> None:
         assert await ordered(2, "A2") == ([], "")
         repeated, counts = await ordered(2, "A1")
         assert (bodies(repeated), counts) == ([b"o0", b"o1"], "0 0 0")
-        await clock.advance(6)
+        await clock.advance(6.01)  # the repeated pop was a millisecond later
         again, counts = await ordered(2, "A3")
         assert (bodies(again), counts) == ([b"o0", b"o1"], "0 qo0%0 1;0 qo0%1 1;0 0 1")
         await popper.ack(first[0])  # an old handle: nothing happens

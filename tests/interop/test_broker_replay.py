@@ -139,6 +139,12 @@ ON_PURPOSE = [
         for code in (RequestCode.GET_CONSUMER_RUNNING_INFO, RequestCode.CONSUME_MESSAGE_DIRECTLY)
     ),
     OnPurpose(
+        RequestCode.GET_BROKER_RUNTIME_INFO,
+        "keys",
+        "",
+        "we show the keys of 5.x about timer messages, too",
+    ),
+    OnPurpose(
         RequestCode.QUERY_CONSUME_TIME_SPAN,
         "body",
         "TimeStampStr",

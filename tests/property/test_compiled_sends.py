@@ -29,7 +29,7 @@ SEEDS = st.integers(0, 2**64).map(Random)
 def is_usual(frame: Frame) -> bool:
     """May this captured send be a usual one, once its topic and queue are there?"""
     fields = decode_frame(frame).ext_fields
-    is_set_aside = "DELAY" in fields.get("i", "") or "TRAN_MSG" in fields.get("i", "")
+    is_set_aside = any(word in fields.get("i", "") for word in ("DELAY", "TRAN_MSG", "TIMER_D"))
     return (
         {*"abefg"} <= fields.keys()
         and re.fullmatch("[a-zA-Z0-9_-]{1,127}", fields["b"]) is not None

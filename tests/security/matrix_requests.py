@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 from downrange.model.message_id import offset_message_id, pack_host
+from downrange.model.recall_handle import RecallHandle
 from downrange.protocol.bodies.send import BatchEntry, encode_batch
 from downrange.protocol.command import Command, request
 
@@ -42,6 +43,11 @@ def ask(code: int, body: object = b"", /, **fields: object) -> Command:
     return request(code, ext_fields=text, body=body if isinstance(body, bytes) else json.dumps(body).encode())
 
 
+def recall(topic: str, topic_of_handle: str) -> Command:
+    handle = RecallHandle(topic_of_handle, "broker-a", 1_700_000_000_001, "ID").encode()
+    return ask(370, topic=topic, recallHandle=handle, producerGroup="PG")
+
+
 def send(
     code: int, topic: str, *, body: bytes = b"body", properties: Mapping[str, str] = {}, batch: bool = False
 ) -> Command:
@@ -65,6 +71,24 @@ def pull(code: int, topic: str, group: str) -> Command:
         code, consumerGroup=group, topic=topic, queueId=0, queueOffset=0, maxMsgNums=1, sysFlag=4, commitOffset=0,
         suspendTimeoutMillis=0, subscription="*", subVersion=0,
     )  # fmt: skip
+
+
+def pop(topic: str, group: str) -> Command:
+    return ask(
+        200050, topic=topic, consumerGroup=group, queueId=0, maxMsgNums=1, invisibleTime=10_000, pollTime=0,
+        bornTime=TIME, initMode=0,
+    )  # fmt: skip
+
+
+HANDLE: Final = f"0 {TIME} 10000 0 0 broker-a 0 0"
+
+
+def batch_ack(*acked: tuple[str, str]) -> Command:
+    acks = [
+        {"c": group, "t": topic, "r": "0", "so": 0, "q": 0, "rq": 0, "pt": TIME, "it": 10_000, "b": "AQ=="}
+        for topic, group in acked
+    ]
+    return ask(200151, {"brokerName": "broker-a", "acks": acks})
 
 
 def subscription(topic: str) -> dict[str, object]:
@@ -121,6 +145,7 @@ BROKER: Final[Mapping[str, Make]] = {
     "310/batch": lambda to: send(310, to.topic, body=encode_batch([BatchEntry(0, b"one", "")]), batch=True),
     "310/half": lambda to: send(310, to.topic, properties={"TRAN_MSG": "true", "PGROUP": "PG", "UNIQ_KEY": "u"}),
     "310/delay": lambda to: send(310, to.topic, properties={"DELAY": "18", "REAL_TOPIC": OTHER_TOPIC}),
+    "310/timer": lambda to: send(310, to.topic, properties={"TIMER_DELAY_SEC": "900", "REAL_TOPIC": OTHER_TOPIC}),
     "310/retry": lambda to: send(310, f"%RETRY%{to.group}"),
     "310/dlq": lambda to: send(310, f"%DLQ%{to.group}"),
     "320": lambda to: send(320, to.topic, body=encode_batch([BatchEntry(0, b"one", "")] * 2), batch=True),
@@ -130,11 +155,32 @@ BROKER: Final[Mapping[str, Make]] = {
     "325/topic": lambda to: send(325, to.topic),
     "37": lambda to: end_transaction(to.half),
     "37/none": lambda to: end_transaction(NO_HALF),
+    "370": lambda to: recall(to.topic, to.topic),
+    "370/handle": lambda to: recall(to.topic, OTHER_TOPIC),
     "11": lambda to: pull(11, to.topic, to.group),
     "11/group": lambda to: pull(11, to.topic, OTHER_GROUP),
     "11/topic": lambda to: pull(11, OTHER_TOPIC, to.group),
     "11/waiting": lambda to: pull(11, "SCHEDULE_TOPIC_XXXX", to.group),
+    "11/timer": lambda to: pull(11, "rmq_sys_wheel_timer", to.group),
     "361": lambda to: pull(361, to.topic, to.group),
+    "200050": lambda to: pop(to.topic, to.group),
+    "200050/group": lambda to: pop(to.topic, OTHER_GROUP),
+    "200050/topic": lambda to: pop(OTHER_TOPIC, to.group),
+    "200051": lambda to: ask(200051, topic=to.topic, consumerGroup=to.group, queueId=0, extraInfo=HANDLE, offset=0),
+    "200151": lambda to: batch_ack((to.topic, to.group)),
+    "200151/mixed": lambda to: batch_ack((to.topic, to.group), (OTHER_TOPIC, OTHER_GROUP)),
+    "200052": lambda to: ask(200052, topic=to.topic, consumerGroup=to.group, queueId=0, maxMsgNums=1),
+    "200053": lambda to: ask(
+        200053, topic=to.topic, consumerGroup=to.group, queueId=0, extraInfo=HANDLE, offset=0, invisibleTime=60_000
+    ),
+    "200054": lambda to: ask(200054, topic=to.topic, consumerGroup=to.group, queueId=0, pollTime=0, bornTime=TIME),
+    "200055": lambda to: ask(200055, topic=to.topic, consumerGroup=to.group, queueId=0),
+    "400": lambda to: ask(
+        400, {"topic": to.topic, "consumerGroup": to.group, "clientId": "c@1", "strategyName": "AVG",
+              "messageModel": "CLUSTERING"},
+    ),
+    "401": lambda to: ask(401, {"topic": to.topic, "consumerGroup": to.group, "mode": "POP", "popShareQueueNum": 0}),
+    "402": lambda to: ask(402),
     "34": lambda to: heartbeat(to.group, to.topic, f"%RETRY%{to.group}"),
     "34/producer": lambda to: ask(34, {"clientID": "c@1", "producerDataSet": [{"groupName": to.group}]}),
     "34/mixed": lambda to: heartbeat(to.group, to.topic, OTHER_TOPIC),
@@ -187,6 +233,8 @@ BROKER: Final[Mapping[str, Make]] = {
     "21": lambda to: ask(21),
     "43": lambda to: ask(43),
     "45": lambda to: ask(45),
+    "60": lambda to: ask(60),
+    "61": lambda to: ask(61),
     "201": lambda to: ask(201),
     "204": lambda to: ask(204, producerGroup=to.group),
     "305": lambda to: ask(305),

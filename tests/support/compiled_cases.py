@@ -38,7 +38,7 @@ _WORDS = (
     "\x7f",
     "x" * 300,
 )
-_NAMES = ("TAGS", "KEYS", "UNIQ_KEY", "WAIT", "AWAIT", "MYKEYS", "TAGSX", "DELAY", "TRAN_MSG", "")
+_NAMES = ("TAGS", "KEYS", "UNIQ_KEY", "WAIT", "AWAIT", "MYKEYS", "TAGSX", "DELAY", "TRAN_MSG", "TIMER_DELIVER_MS", "")
 _NUMBERS = (0, 1, 9, 10, -1, 2**31 - 1, -(2**31), 123456789) * 4 + (2**31, -(2**31) - 1)
 # Pieces that mean something to a parser of headers.
 _PIECES = (

@@ -87,6 +87,10 @@ def message(random: Random, topic: str = TOPIC) -> Message:
     if is_odd(random):
         made.delay_level = random.choice((1, 18, -1, 2**31, cast(int, None), True))
     if is_odd(random):
+        made.deliver_at = random.choice((0, 5, -1, cast(int, "soon")))
+    if is_odd(random):
+        made.deliver_after = random.choice((0, 1.5, -1, cast(int, "soon")))
+    if is_odd(random):
         made.flag = random.choice((2**31, -(2**63), 2**64, True, cast(int, None)))
     if is_odd(random):
         made.wait_store_msg_ok = random.choice((cast(bool, 1), cast(bool, None), False))
@@ -118,6 +122,8 @@ def is_usual(one: Message, rules: ProducerConfig) -> bool:
         and 0 < len(one.body) <= min(rules.max_message_size, rules.compress_over_bytes - 1)
         and one.delay_level == 0
         and type(one.delay_level) is int
+        and one.deliver_at is None
+        and one.deliver_after is None
         and type(one.flag) is int
         and type(one.wait_store_msg_ok) is bool
         and all(each is None or (type(each) is str and each.isascii() and len(each) < 600) for each in texts)

@@ -6,9 +6,10 @@
 #define TEXT_ROOM 8191 /* longer properties may exceed what a message can have: that is for Python to check */
 #define ENTRY_FIXED 22
 
-enum { TOPIC, BODY, TAGS, KEYS, FLAG, PROPERTIES, DELAY_LEVEL, SHARDING_KEY, WAIT, ATTRIBUTES };
+enum { TOPIC, BODY, TAGS, KEYS, FLAG, PROPERTIES, DELAY_LEVEL, SHARDING_KEY, WAIT, AT, AFTER, ATTRIBUTES };
 static const char *const ATTRIBUTE_NAMES[] = {
     "topic", "body", "tags", "keys", "flag", "properties", "delay_level", "sharding_key", "wait_store_msg_ok",
+    "deliver_at", "deliver_after",
 };
 /* Where the attributes lie in a message: looking them up by name would take as long as all the rest. */
 static Py_ssize_t slots[ATTRIBUTES];
@@ -127,7 +128,7 @@ static void drop(PyObject **values, int count) {
     while (count-- > 0) Py_CLEAR(values[count]);
 }
 
-/* The attributes of a message as new references. 0, and no references, when it is not a Message or its body is unusual. */
+/* The attributes of a message as new references. 0, and no references, when it is not a Message, its body is unusual, or it is timed. */
 static int take_message(PyObject *message, const Rules *rules, PyObject **values) {
     if (!Py_IS_TYPE(message, rules->message_type) || !find_slots(rules->message_type)) return 0;
     for (int n = 0; n < ATTRIBUTES; n++)
@@ -136,7 +137,7 @@ static int take_message(PyObject *message, const Rules *rules, PyObject **values
             return 0;
         }
     if (PyBytes_CheckExact(values[BODY]) && PyBytes_GET_SIZE(values[BODY]) > 0
-        && PyBytes_GET_SIZE(values[BODY]) <= rules->largest)
+        && PyBytes_GET_SIZE(values[BODY]) <= rules->largest && values[AT] == Py_None && values[AFTER] == Py_None)
         return 1;
     drop(values, ATTRIBUTES);
     return 0;

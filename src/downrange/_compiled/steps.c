@@ -56,7 +56,7 @@ PyMODINIT_FUNC PyInit__steps(void) {
     if (!make_reply_names()) return NULL;
     PyObject *module = PyModule_Create(&definition);
     if (module != NULL
-        && (PyModule_AddIntConstant(module, "VERSION", 2) < 0 || PyModule_AddType(module, &topic_table_type) < 0
+        && (PyModule_AddIntConstant(module, "VERSION", 3) < 0 || PyModule_AddType(module, &topic_table_type) < 0
             || add_sockets(module) < 0 || !add_new_messages(module) || !add_sends(module) || !add_record_layout(module)))
         Py_CLEAR(module);
     return module;

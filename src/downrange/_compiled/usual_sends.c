@@ -63,7 +63,7 @@ static int is_utf8(const byte *at, Py_ssize_t size) {
 
 /* What stands in the properties of a message that is to be looked at. */
 typedef struct {
-    int is_unusual; /* delayed or transactional, perhaps: the words stand somewhere */
+    int is_unusual; /* delayed, timed or transactional, perhaps: the words stand somewhere */
     int waits;      /* how often WAIT stands there, and where it does first */
     const byte *wait;
 } Found;
@@ -76,7 +76,8 @@ static Found look_through(const byte *at, Py_ssize_t size) {
     Found found = {0, 0, NULL};
     for (const byte *end = at + size; at < end; at++) {
         if (*at != 'D' && *at != 'T' && *at != 'W') continue;
-        if (starts_with(at, end, "DELAY", 5) || starts_with(at, end, "TRAN_MSG", 8)) found.is_unusual = 1;
+        if (starts_with(at, end, "DELAY", 5) || starts_with(at, end, "TRAN_MSG", 8) || starts_with(at, end, "TIMER_D", 7))
+            found.is_unusual = 1;
         if (starts_with(at, end, "WAIT\x01", 5) && found.waits++ == 0) found.wait = at;
     }
     return found;
@@ -181,6 +182,7 @@ static Py_ssize_t add_batch(Reading *reading, int64_t row, PyObject *body, const
         const byte *own = at + ENTRY_HEAD + body_size + 2;
         Py_ssize_t own_size = own[-2] << 8 | own[-1];
         if (own_size != at + size - own || own_size + 1 + shared > LONGEST_PROPERTIES) return 0;
+        if (memmem(own, (size_t)own_size, "TIMER_D", 7) != NULL) return 0;
         int is_open = own_size > 0 && own[own_size - 1] != 2;
         byte *to = room_for_text(reading->batch, own_size + is_open + shared);
         if (to == NULL) return 0;

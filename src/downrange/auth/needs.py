@@ -13,6 +13,7 @@ from typing import Final, Protocol
 from downrange.auth.access_control import ANY_NAME, Action, Need, ResourceType
 from downrange.model.errors import MessageError
 from downrange.model.message_id import parse_offset_message_id
+from downrange.model.recall_handle import RecallHandle
 from downrange.model.topics import REPLY_TOPIC_SUFFIX, RETRY_PREFIX, is_send_forbidden, popped_topic
 from downrange.protocol.bodies.body import decode_body
 from downrange.protocol.bodies.groups import HeartbeatData, LockBatchBody
@@ -127,6 +128,13 @@ def _end_transaction(command: Command, stored: StoredTopics) -> Iterable[Need]:
     return _stored_need(stored.topic_of_half_message(_number(command, "commitLogOffset")), _PUB)
 
 
+def _recall(command: Command, stored: StoredTopics) -> Iterable[Need]:
+    """A recall deletes the message that its handle names; the topic beside the handle must be that of the message."""
+    handle = RecallHandle.decode(command.ext_fields.get("recallHandle", ""))
+    topics = {command.ext_fields.get("topic", ""), *(() if handle is None else (handle.topic,))}
+    return [topic_need(topic, _PUB) for topic in sorted(topics)]
+
+
 def _stored_need(topic: str | None, actions: frozenset[Action]) -> Iterable[Need]:
     """A right on the topic of a stored message. Where no message is, nothing can be read or changed."""
     return () if topic is None else (topic_need(topic, actions),)
@@ -200,6 +208,7 @@ BROKER_NEEDS: Final[Mapping[int, Rule]] = {
     _CODE.SEND_REPLY_MESSAGE: _reply,
     _CODE.SEND_REPLY_MESSAGE_V2: _reply,
     _CODE.END_TRANSACTION: _end_transaction,
+    _CODE.RECALL_MESSAGE: _recall,
     # Consumers
     _CODE.PULL_MESSAGE: _both(_SUB),
     _CODE.LITE_PULL_MESSAGE: _both(_SUB),
@@ -262,6 +271,8 @@ BROKER_NEEDS: Final[Mapping[int, Rule]] = {
     _CODE.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: _cluster(_GET),
     _CODE.GET_ALL_CONSUMER_OFFSET: _cluster(_GET),
     _CODE.GET_ALL_DELAY_OFFSET: _cluster(_GET),
+    _CODE.GET_TIMER_CHECK_POINT: _cluster(_GET),
+    _CODE.GET_TIMER_METRICS: _cluster(_GET),
     _CODE.SET_MESSAGE_REQUEST_MODE: _cluster(_UPDATE),
     _CODE.GET_ALL_MESSAGE_REQUEST_MODE: _cluster(_GET),
     _CODE.CLEAN_EXPIRED_CONSUMEQUEUE: _cluster(_UPDATE),

@@ -47,6 +47,7 @@ from downrange.broker.handlers.plain_acl import PlainAclHandlers
 from downrange.broker.handlers.pop import PopHandlers
 from downrange.broker.handlers.progress import ProgressHandlers
 from downrange.broker.handlers.query import QueryHandlers
+from downrange.broker.handlers.recall import RecallReader, TimerHandlers
 from downrange.broker.handlers.reply import ReplyHandlers
 from downrange.broker.handlers.send_back import SendBackReader
 from downrange.broker.handlers.send_reader import SendReader
@@ -84,11 +85,14 @@ from downrange.broker.services.replication import (
     listening_socket,
 )
 from downrange.broker.services.slave_sync import SlaveSync
+from downrange.broker.services.timer import TimerService
 from downrange.broker.services.transactions import TransactionService
 from downrange.broker.signed_pool import signed_pool
 from downrange.broker.statistics import Statistics, run_statistics
 from downrange.broker.stored_topics import MessageTopics
 from downrange.broker.tables import Tables
+from downrange.broker.timed import Timing
+from downrange.broker.timer_metrics import TimerMetrics
 from downrange.broker.topics import Topics
 from downrange.broker.transactions.half_messages import HalfMessages
 from downrange.broker.user_access import check_access, inner_user
@@ -191,6 +195,7 @@ class RunningBroker:
     topics: Topics
     filters: ConsumerFilters
     transactions: TransactionService
+    timer: TimerService
     pop: Pop
     replication: Replication
     server: Server
@@ -282,6 +287,8 @@ async def _serving(
     slaves = Slaves(store, live, clock)
     writer = MessageWriter(store, waiting, flusher, statistics, clock, slaves)
     delay = DelayService(store, writer, JsonFile(directory / "delayOffset.json"), live, clock)
+    timer = TimerService(store, writer, TimerMetrics(JsonFile(directory / "timermetrics"), clock), live, clock)
+    timing = Timing(live, topics, timer.count_at)
     half_messages = HalfMessages(store, writer, offsets, pack_host(live.broker.broker_ip1, live.broker.listen_port))
     topics.adopt(chain(map(TopicQueue._make, store.queues.names()), half_messages.destinations()))
     orders = OrderStates(JsonFile(directory / "consumerOrderInfo.json"))
@@ -295,20 +302,21 @@ async def _serving(
     pool = signed_pool(live.broker)
     registration = Registration(live, topics, pool)
     if for_slaves is None:
-        sync = SlaveSync(tables, delay, registration, pool)
+        sync = SlaveSync(tables, delay, timer, registration, pool)
         if access.users is not None:
             sync.copy_accounts = AccountSync(access.users, pool).copy
         replication: Replication = SlaveReplication(live, registration, writer, flusher, sync, clock)
     else:
         replication = MasterReplication(slaves, for_slaves, main.tls)
 
-    reader = SendReader(live, topics, groups, writer)
+    reader = SendReader(live, topics, groups, writer, timing)
     reader.on_half = half_messages.stored
-    transactions_handlers = TransactionHandlers(live, half_messages, writer, flusher)
+    transactions_handlers = TransactionHandlers(live, half_messages, writer, flusher, timing)
     usual = usual_sends(topics, store.queues, reader.cluster_property.encode(), reader.store_host)
     others = {
         int(RequestCode.CONSUMER_SEND_MSG_BACK): SendBackReader(live, topics, groups, store, writer).read,
         int(RequestCode.END_TRANSACTION): transactions_handlers.read_end,
+        int(RequestCode.RECALL_MESSAGE): RecallReader(live, topics, writer, timing).read,
     }
     sends = Sends(writer, reader, usual, others, registration.register_changes)
     acks = Acks(pop)
@@ -324,11 +332,12 @@ async def _serving(
         QueryHandlers(store, consumers).routes,
         ProgressHandlers(live, tables, store, statistics, clock).routes,
         StatisticsHandlers(
-            live, store, statistics, ServiceFigures(delay, flow, replication.runtime_info), clock
+            live, store, statistics, ServiceFigures(delay, flow, timer, replication.runtime_info), clock
         ).routes,
         ConsumerHandlers(live, tables, store).routes,
         ConfigHandlers(live, store, topics, changed_settings_path(store.config), clock).routes,
         PlainAclHandlers(live, access.plain_acl).routes,
+        TimerHandlers(timer).routes,
         PopHandlers(pop).routes,
         AssignmentHandlers(live, tables, modes).routes,
         UserHandlers(live, access.users).routes,
@@ -366,7 +375,7 @@ async def _serving(
         replication.lags,
         gate.figures if gate is not None else None,
     )
-    metrics = MetricsServer(MetricSources(live, store, tables, traffic, clock))
+    metrics = MetricsServer(MetricSources(live, store, tables, traffic, clock, timer))
     await metrics.start()
     gc.collect()
     gc.freeze()  # what recovery built stays; a full collection over ten thousand topics would stall every sender
@@ -374,6 +383,8 @@ async def _serving(
         **access.services(waiting, clock),
         flush=flusher.run(writer.dispatched),
         delay=delay.run(),
+        timer=timer.run(),
+        timer_saving=timer.save_for_ever(),
         revival=revival.run(),
         transactions=transactions.run(),
         flow_control=flow.tick(),
@@ -403,6 +414,7 @@ async def _serving(
                     topics,
                     filters,
                     transactions,
+                    timer,
                     pop,
                     replication,
                     main,
@@ -425,6 +437,7 @@ async def _serving(
         flusher.close()
         audit.close()
         half_messages.settle()
+        timer.close()
         for table in (topics, groups, filters, offsets, delay, orders, modes):
             table.save()
 

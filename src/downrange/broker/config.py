@@ -96,6 +96,10 @@ class BrokerConfig:
         10_000, "Messages of one queue that a POP group may hold if enablePopMessageThreshold=true.", minimum=1
     )
     store_reply_message_enable: bool = setting(True, "Store the replies of request-reply as messages, too.")
+    recall_message_enable: bool = setting(False, "Let producers recall timer messages that are not due yet.")
+    allow_recall_when_broker_not_writeable: bool = setting(
+        True, "Let them do that also while brokerPermission forbids to write."
+    )
     server_channel_max_idle_time_seconds: int = setting(
         120, "Close a connection that was silent for this long.", unit="seconds", minimum=1
     )
@@ -200,6 +204,8 @@ REMOTELY_CHANGEABLE: Final = frozenset(
         "transactionTimeOut",
         "transactionCheckMax",
         "flushConsumerOffsetInterval",
+        "recallMessageEnable",
+        "allowRecallWhenBrokerNotWriteable",
         "enableRetryTopicV2",
         "enablePopMessageThreshold",
         "popInflightMessageThreshold",
@@ -216,6 +222,12 @@ REMOTELY_CHANGEABLE: Final = frozenset(
         "maxTransferCountOnMessageInMemory",
         "maxTransferBytesOnMessageInDisk",
         "maxTransferCountOnMessageInDisk",
+        "timerWheelEnable",
+        "timerMaxDelaySec",
+        "timerFlushIntervalMs",
+        "timerCongestNumEachSlot",
+        "timerStopEnqueue",
+        "timerStopDequeue",
     }
 )
 # Keys that are refused with RocketMQ's own words: changing them remotely is how CVE-2023-33246 and its kin worked.

@@ -37,6 +37,13 @@ def delayed(message: NewMessage, properties: dict[str, str], level: int, max_lev
     return message
 
 
+def without_timer(properties: dict[str, str]) -> dict[str, str]:
+    """The properties without a time: where a message has a delay level, too, that one counts."""
+    for name in names.TIMER_PROPERTIES:
+        properties.pop(name, None)
+    return properties
+
+
 def delivered(kept: KeptMessage) -> NewMessage | None:
     """The message that a record of the delay topic stands for; None when it does not say where it belongs."""
     topic, queue_id = kept.find(names.REAL_TOPIC), kept.find(names.REAL_QID)

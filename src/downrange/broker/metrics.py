@@ -14,6 +14,7 @@ from downrange.broker.live_config import LiveConfig
 from downrange.broker.metrics_http import HttpReply, HttpServer
 from downrange.broker.statistics import Statistics
 from downrange.broker.tables import Tables
+from downrange.broker.timer_metrics import TimerMetrics
 from downrange.clock import Clock
 
 if TYPE_CHECKING:
@@ -65,6 +66,21 @@ class Traffic:
     refused: Callable[[], Mapping[str, int]] | None = None
 
 
+class TimerFigures(Protocol):
+    """The part of a TimerService that metrics read."""
+
+    metrics: TimerMetrics
+
+    @property
+    def enqueue_behind(self) -> int: ...
+    @property
+    def enqueue_behind_millis(self) -> int: ...
+    @property
+    def read_behind_millis(self) -> int: ...
+    def count_within(self, seconds: int) -> int: ...
+    def count_overdue(self) -> int: ...
+
+
 @dataclass(frozen=True, slots=True)
 class MetricSources:
     """The parts of a broker that a scrape reads; it changes nothing."""
@@ -74,6 +90,7 @@ class MetricSources:
     tables: Tables
     traffic: Traffic
     clock: Clock
+    timer: TimerFigures | None = None
 
 
 class MetricsServer:

@@ -27,6 +27,15 @@ Labels = dict[str, str]
 _PIECE: Final = 64  # samples per piece of text
 _NORMAL: Final = {"message_type": "normal"}  # the type of all messages: they are counted by topic alone
 _STORAGE: Final = {"storage_type": "local", "storage_medium": "disk"}
+_TIMER_BOUNDS: Final = (5, 60, 300, 900, 3600, 14_400, 28_800, 86_400)
+_TIMER_GAUGES: Final = {
+    "timer_enqueue_lag": "Timer messages that are stored and not on the wheel yet.",
+    "timer_enqueue_latency": "Age of the oldest of them in ms.",
+    "timer_dequeue_lag": "Timer messages that are due and not delivered yet.",
+    "timer_dequeue_latency": "How late the oldest of them is in ms.",
+    "timing_messages": "Timer messages that wait.",
+    "timer_message_snapshot": "Timer messages that are due within this time.",
+}
 _CONSUME_MODES: Final = {"CONSUME_ACTIVELY": "pull", "CONSUME_PASSIVELY": "push"}
 _REQUEST_NAMES: Final = {int(code): code.name.lower() for code in RequestCode}
 _RESPONSE_NAMES: Final = {int(code): code.name.lower() for code in ResponseCode}
@@ -65,6 +74,7 @@ class BrokerCollector:
         yield from self._connections()
         yield from self._lag()
         yield from self._transactions()
+        yield from self._timer()
         yield from self._storage()
         yield from self._latencies()
         yield from self._acceleration()
@@ -199,6 +209,26 @@ class BrokerCollector:
         yield from self._gauge("half_messages", "Transactional messages neither committed nor rolled back.", waiting)
         yield from self._counter("commit_messages", "Transactional messages committed.", _by_topic(statistics.commits))
         yield from self._counter("rollback_messages", "Transactions rolled back.", _by_topic(statistics.rollbacks))
+
+    def _timer(self) -> Iterator[bytes]:
+        timer = self._sources.timer
+        figures: dict[str, list[tuple[Labels, float]]] = {name: [] for name in _TIMER_GAUGES}
+        enqueued: Mapping[str, int] = {}
+        dequeued: Mapping[str, int] = {}
+        if timer is not None:
+            figures["timer_enqueue_lag"] = [({}, timer.enqueue_behind)]
+            figures["timer_enqueue_latency"] = [({}, timer.enqueue_behind_millis)]
+            figures["timer_dequeue_lag"] = [({}, timer.count_overdue())]
+            figures["timer_dequeue_latency"] = [({}, timer.read_behind_millis)]
+            figures["timing_messages"] = [*_by_topic(timer.metrics.waiting_by_topic())]
+            for bound in _TIMER_BOUNDS:
+                yield b""
+                figures["timer_message_snapshot"].append(({"timer_bound_s": str(bound)}, timer.count_within(bound)))
+            enqueued, dequeued = timer.metrics.enqueue_total, timer.metrics.dequeue_total
+        for name, text in _TIMER_GAUGES.items():
+            yield from self._gauge(name, text, figures[name])
+        yield from self._counter("timer_enqueue", "Timer messages put on the wheel.", _by_topic(enqueued))
+        yield from self._counter("timer_dequeue", "Timer messages taken from the wheel.", _by_topic(dequeued))
 
     def _storage(self) -> Iterator[bytes]:
         store = self._sources.store

@@ -5,11 +5,11 @@ from __future__ import annotations
 from downrange.model import properties as names
 from downrange.model.message import StoredMessage
 from downrange.model.record import CorruptRecord, decode_record
-from downrange.model.topics import CHECK_MAX_TIME_TOPIC, HALF_TOPIC, SCHEDULE_TOPIC
+from downrange.model.topics import CHECK_MAX_TIME_TOPIC, HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 from downrange.store.message_store import MessageStore
 
 # Topics whose messages wait here for the topic in their property REAL_TOPIC.
-_WAITING_ROOMS = frozenset({HALF_TOPIC, SCHEDULE_TOPIC, CHECK_MAX_TIME_TOPIC})
+_WAITING_ROOMS = frozenset({HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC, CHECK_MAX_TIME_TOPIC})
 
 
 def named_record(store: MessageStore, physical_offset: int) -> tuple[memoryview, StoredMessage] | None:
@@ -35,7 +35,7 @@ class MessageTopics:
         self._store = store
 
     def topic_at(self, physical_offset: int) -> str | None:
-        """The topic of a record; a message that waits for its delay or its transaction has the topic it will go to."""
+        """The topic of a record; a message that waits for its time or its transaction has the topic it will go to."""
         found = named_record(self._store, physical_offset)
         if found is None:
             return None

@@ -15,6 +15,7 @@ import typer
 from downrange.cli.account import client_config
 from downrange.cli.options import Namesrv, Topic, UsageError, key_values
 from downrange.cli.output import one_line
+from downrange.cli.times import is_number, parse_span, parse_time
 
 if TYPE_CHECKING:
     from downrange.cli.progress import Progress
@@ -45,7 +46,12 @@ def run(
     tag: Annotated[str | None, typer.Option("--tag", help="Tag.")] = None,
     key: Annotated[str | None, typer.Option("--key", help="Keys, separated by spaces.")] = None,
     properties: Annotated[list[str] | None, typer.Option("--property", help="name=value, any number of them.")] = None,
-    delay: Annotated[int, typer.Option("--delay", min=0, help="Delay level: 1 to 18 mean 1 s to 2 h.")] = 0,
+    delay: Annotated[
+        str, typer.Option("--delay", help="Deliver after this time, such as 90s or 1500ms; a number is a delay level.")
+    ] = "0",
+    deliver_at: Annotated[
+        str | None, typer.Option("--deliver-at", help="Deliver at this time: 2026-11-15 08:00:00, or milliseconds.")
+    ] = None,
     shard: Annotated[
         str | None, typer.Option("--shard", help="Sharding key: all messages go to one queue, in their order.")
     ] = None,
@@ -69,8 +75,18 @@ def run(
     if size is not None and count is None:
         raise UsageError("--size is the size of generated messages: give --count as well")
     pattern = Message(
-        topic, b"", tag, key, properties=key_values(properties or []), delay_level=delay, sharding_key=shard
+        topic,
+        b"",
+        tag,
+        key,
+        properties=key_values(properties or []),
+        delay_level=int(delay) if is_number(delay) else 0,
+        sharding_key=shard,
+        deliver_at=None if deliver_at is None else parse_time(deliver_at),
+        deliver_after=None if is_number(delay) else parse_span(delay),
     )
+    if pattern.deliver_at is not None and delay != "0":
+        raise UsageError("--delay and --deliver-at both say when messages are delivered: give only one of them")
     at_once = 1 if shard is not None else in_flight
 
     def bodies(stop: StopRequest) -> AsyncIterator[bytes]:
@@ -177,16 +193,17 @@ async def _send(
 
 
 def _line(result: SendResult) -> str:
-    return json_text.dumps(
-        {
-            "msgId": result.message_id,
-            "offsetMsgId": result.offset_message_id,
-            "sendStatus": result.status.value,
-            "brokerName": result.queue.broker_name,
-            "queueId": result.queue.queue_id,
-            "queueOffset": result.queue_offset,
-        }
-    )
+    line: dict[str, str | int] = {
+        "msgId": result.message_id,
+        "offsetMsgId": result.offset_message_id,
+        "sendStatus": result.status.value,
+        "brokerName": result.queue.broker_name,
+        "queueId": result.queue.queue_id,
+        "queueOffset": result.queue_offset,
+    }
+    if result.recall_handle is not None:
+        line["recallHandle"] = result.recall_handle
+    return json_text.dumps(line)
 
 
 def _print_summary(topic: str, outcome: Outcome, seconds: float, *, as_json: bool) -> None:

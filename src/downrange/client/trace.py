@@ -56,7 +56,7 @@ def encode_pub(
     is_half: bool = False,
 ) -> str:
     """The entry of one message that was sent."""
-    kind = MessageType.HALF if is_half else MessageType.DELAY if message.delay_level else MessageType.NORMAL
+    kind = MessageType.HALF if is_half else MessageType.DELAY if message.is_delayed else MessageType.NORMAL
     return _entry(
         "Pub",
         timestamp,

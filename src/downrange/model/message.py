@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from enum import IntFlag
 from typing import NamedTuple, NewType
 
@@ -67,6 +68,14 @@ class Message:
     """Messages with the same key go to the same queue and are consumed in the order sent."""
     wait_store_msg_ok: bool = True
     """Whether the broker answers only after flush and replication, where its settings promise them."""
+    deliver_at: datetime | int | None = None
+    """When consumers get the message: a time, or milliseconds since 1970. None, or a time that is over: at once."""
+    deliver_after: timedelta | float | None = None
+    """How long after the broker got it consumers get the message: a time span, or seconds. None: at once."""
+
+    @property
+    def is_delayed(self) -> bool:
+        return bool(self.delay_level) or self.deliver_at is not None or self.deliver_after is not None
 
 
 @dataclass(frozen=True, slots=True)

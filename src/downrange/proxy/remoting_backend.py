@@ -29,9 +29,9 @@ from downrange.protocol.bodies.pop import (
     ReceiptHandle,
     read_offset_info,
 )
-from downrange.protocol.bodies.recall import RecallMessageRequest, RecallMessageResponse
 from downrange.protocol.bodies.routes import MASTER_ID, TopicRouteData
 from downrange.protocol.bodies.send import ConsumerSendMessageBackRequest, SendMessageRequest, SendMessageResponse
+from downrange.protocol.bodies.timer import RecallMessageRequest, RecallMessageResponse
 from downrange.protocol.bodies.topics import TopicRequest
 from downrange.protocol.bodies.transactions import EndTransactionRequest
 from downrange.protocol.codes import RequestCode, ResponseCode

@@ -113,7 +113,7 @@ class Sending:
     def _goes_alone(self, message: Message) -> bool:
         # Large bodies are compressed, which RocketMQ does for single messages only.
         return (
-            message.delay_level != 0
+            message.is_delayed
             or len(message.body) >= self._producer.config.compress_over_bytes
             or message.topic.startswith(RETRY_PREFIX)
         )

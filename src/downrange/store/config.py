@@ -180,6 +180,35 @@ class StoreConfig:
     flush_delay_offset_interval: int = setting(
         10_000, "Pause between writes of delayOffset.json.", unit="ms", minimum=1
     )
+    timer_wheel_enable: bool = setting(True, "Take messages that are to be delivered at a time of their own.")
+    timer_precision_ms: int = setting(
+        1000,
+        "Such messages are delivered at the first multiple of this that is not before their time; 100, 200, 500 or "
+        "1000, any other value counts as the next lower one.",
+        unit="ms",
+        minimum=100,
+    )
+    timer_max_delay_sec: int = setting(
+        3 * 86_400, "How far ahead the time of a message may be.", unit="seconds", minimum=1
+    )
+    timer_roll_window_slot: int = setting(
+        2 * 86_400,
+        "Messages that wait for more than so many times timerPrecisionMs are stored again on their way, so that they "
+        "outlive the commit-log files.",
+    )
+    timer_flush_interval_ms: int = setting(
+        1000, "Pause between two times that the progress of timer messages is saved.", unit="ms", minimum=1
+    )
+    timer_congest_num_each_slot: int = setting(
+        2**31 - 1,
+        "Refuse some messages for a tick that so many wait for already, and all when it is twice as many.",
+        minimum=1,
+    )
+    timer_stop_enqueue: bool = setting(False, "Put no more timer messages on the wheel.")
+    timer_stop_dequeue: bool = setting(False, "Deliver no timer messages.")
+    mapped_file_size_timer_log: int = setting(
+        100 << 20, "Size of one file of the timer log.", unit="bytes", minimum=1024, maximum=(1 << 31) - 1
+    )
     offset_check_in_slave: bool = setting(False, "Let a slave correct pulls from offsets it does not have.")
     os_page_cache_busy_timeout_millis: int = setting(
         1000,
@@ -211,6 +240,17 @@ class StoreConfig:
             )
         self.delay_level_millis()
         self.delete_hours()
+
+    @property
+    def timer_precision(self) -> int:
+        """The precision of timer messages in milliseconds, as RocketMQ understands `timer_precision_ms`."""
+        return max(allowed for allowed in (100, 200, 500, 1000) if allowed <= self.timer_precision_ms)
+
+    @property
+    def timer_roll_window(self) -> int:
+        """`timer_roll_window_slot`; values out of reason count as the most that the wheel has room for."""
+        most = 7 * 86_400 - 60
+        return self.timer_roll_window_slot if 2 <= self.timer_roll_window_slot <= most else most
 
     @property
     def commit_log_paths(self) -> tuple[Path, ...]:

@@ -156,7 +156,7 @@ class MessageStore(MessageReader):
         self.queues.load(clean=clean)
         self.checkpoint.load()
         # After a power cut the newest index file cannot be trusted. If only the process died, it can.
-        keep_index = clean or self._abort.is_of_this_boot
+        keep_index = report.is_intact = clean or self._abort.is_of_this_boot
         if self.index is not None:
             self.index.load(None if keep_index else self.checkpoint.index_msg_timestamp)
         if clean and not self.read_only:

@@ -39,6 +39,8 @@ class RecoveryReport:
     """The findings and repairs of a recovery; warnings are for the operator."""
 
     clean: bool
+    is_intact: bool = True
+    """Whether all that was written is there: the machine has not stopped since."""
     start_offset: PhysicalOffset = PhysicalOffset(0)
     end_offset: PhysicalOffset = PhysicalOffset(0)
     records: int = 0

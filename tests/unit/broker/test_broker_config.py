@@ -30,9 +30,9 @@ def test_the_sample_configuration_of_rocketmq_works_as_it_is(tmp_path: Path) -> 
 
 
 def test_a_key_without_effect_is_one_warning(tmp_path: Path) -> None:
-    path = config_file(tmp_path, "sendMessageThreadPoolNums=16", "timerWheelEnable=true")
+    path = config_file(tmp_path, "sendMessageThreadPoolNums=16", "timerWarmEnable=true")
     _, _, warnings = load_config(path, {})
-    assert [warning.split()[0] for warning in warnings] == ["sendMessageThreadPoolNums", "timerWheelEnable"]
+    assert [warning.split()[0] for warning in warnings] == ["sendMessageThreadPoolNums", "timerWarmEnable"]
 
 
 def test_a_key_nobody_knows_stops_the_start_with_the_nearest(tmp_path: Path) -> None:

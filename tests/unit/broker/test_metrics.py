@@ -20,12 +20,14 @@ from prometheus_client.samples import Sample
 
 from downrange.broker.clients import Client, ConsumerGroup
 from downrange.broker.config import BrokerConfig
+from downrange.broker.json_file import JsonFile
 from downrange.broker.live_config import LiveConfig
 from downrange.broker.metrics import MetricSources, MetricsServer, Traffic
 from downrange.broker.metrics_collector import BrokerCollector
 from downrange.broker.metrics_http import MAX_CONNECTIONS, HttpReply, HttpServer
 from downrange.broker.statistics import Statistics
 from downrange.broker.tables import Tables
+from downrange.broker.timer_metrics import TimerMetrics
 from downrange.clock import ManualClock
 from downrange.protocol.bodies.offsets import ConsumerOffsets
 from downrange.store.config import StoreConfig
@@ -74,6 +76,26 @@ class Family:
     accelerated = not_accelerated = 0
 
 
+class FakeTimer:
+    """Timer messages: three wait, two of them since too long."""
+
+    enqueue_behind = 7
+    enqueue_behind_millis = 80
+    read_behind_millis = 900
+
+    def __init__(self, root: Path) -> None:
+        self.metrics = TimerMetrics(JsonFile(root / "timermetrics"), ManualClock(NOW))
+        for _ in range(4):
+            self.metrics.enqueued("A")
+        self.metrics.dequeued("A")
+
+    def count_within(self, seconds: int) -> int:
+        return seconds // 60
+
+    def count_overdue(self) -> int:
+        return 2
+
+
 class Broker:
     """The parts a metrics server reads, to be filled by a test."""
 
@@ -88,6 +110,7 @@ class Broker:
         self.metrics_port = 0
         self.half_messages: Callable[[], Mapping[str, int]] | None = None
         self.slave_lags: Callable[[], Mapping[str, int]] | None = None
+        self.timer: FakeTimer | None = None
 
     def server(self) -> MetricsServer:
         config = BrokerConfig(broker_name="broker-a", broker_permission=6, metrics_port=self.metrics_port)
@@ -101,7 +124,7 @@ class Broker:
         families = {"sends": self.sends, "pulls": self.pulls}
         traffic = Traffic(self.statistics, families, self.half_messages, self.slave_lags, lambda: {"login": 2})
         live = LiveConfig(config, StoreConfig())
-        return MetricsServer(MetricSources(live, self.store, cast(Tables, tables), traffic, self.clock))
+        return MetricsServer(MetricSources(live, self.store, cast(Tables, tables), traffic, self.clock, self.timer))
 
     async def scrape(self) -> str:
         async with serving(self.server()) as port:
@@ -176,7 +199,22 @@ async def test_every_documented_metric_is_there_with_its_type_and_no_other(broke
     assert dict(types) == documented()
 
 
-async def test_documented_labels_are_the_labels(broker: Broker) -> None:
+async def test_timer_messages(broker: Broker, tmp_path: Path) -> None:
+    broker.timer = FakeTimer(tmp_path)
+    of_topic = frozenset({("topic", "A")})
+    assert await broker.samples("rocketmq_timing_messages") == {of_topic: 3}
+    assert await broker.samples("rocketmq_timer_enqueue_total") == {of_topic: 4}
+    assert await broker.samples("rocketmq_timer_dequeue_total") == {of_topic: 1}
+    assert await broker.samples("rocketmq_timer_enqueue_lag") == {frozenset(): 7}
+    assert await broker.samples("rocketmq_timer_dequeue_lag") == {frozenset(): 2}
+    assert await broker.samples("rocketmq_timer_dequeue_latency") == {frozenset(): 900}
+    snapshot = await broker.samples("rocketmq_timer_message_snapshot")
+    assert snapshot[frozenset({("timer_bound_s", "300")})] == 5
+    assert len(snapshot) == 8
+
+
+async def test_documented_labels_are_the_labels(broker: Broker, tmp_path: Path) -> None:
+    broker.timer = FakeTimer(tmp_path)
     statistics = broker.statistics
     put(statistics, "A", 1, 100)
     statistics.got("A", "g", 1, 100)

@@ -9,6 +9,7 @@ from downrange.broker.json_file import JsonFile
 from downrange.broker.services.delay import DelayService
 from downrange.broker.services.registration import Registration
 from downrange.broker.services.slave_sync import SlaveSync
+from downrange.broker.services.timer import TimerService
 from downrange.broker.tables import Tables
 from downrange.broker.topics import Topics
 from downrange.clock import ManualClock
@@ -16,6 +17,7 @@ from downrange.protocol.bodies.body import encode_body
 from downrange.protocol.bodies.offsets import DelayOffsets
 from downrange.protocol.codes import RequestCode
 from downrange.protocol.command import Command
+from downrange.store.timer.timer_checkpoint import TimerCheckpoint
 from downrange.transport.pool import Pool
 
 
@@ -29,6 +31,8 @@ class Copies:
         self.master_address = "master:10911"
 
     async def request(self, address: str, command: Command, timeout: float) -> Command:
+        if command.code == RequestCode.GET_TIMER_CHECK_POINT:
+            return command.reply(body=TimerCheckpoint(read_time=1000).encoded)
         body = {
             RequestCode.GET_ALL_TOPIC_CONFIG: self.topics.table(),
             RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: self.groups.table(),
@@ -39,11 +43,19 @@ class Copies:
 
     def take_over(self, table: DelayOffsets) -> None: ...
 
+    def follow(self, master: TimerCheckpoint) -> None: ...
+
 
 async def test_a_topic_guessed_from_messages_is_asked_for_even_if_the_versions_are_the_same(tmp_path: Path) -> None:
     clock = ManualClock()
     master, slave = Copies(tmp_path / "master", clock), Copies(tmp_path / "slave", clock)
-    sync = SlaveSync(cast(Tables, slave), cast(DelayService, slave), cast(Registration, slave), cast(Pool, master))
+    sync = SlaveSync(
+        cast(Tables, slave),
+        cast(DelayService, slave),
+        cast(TimerService, slave),
+        cast(Registration, slave),
+        cast(Pool, master),
+    )
     master.topics.ensure("orders", 4)
     sync.received([("orders", 0)])
     guessed = slave.topics.get("orders")

@@ -19,6 +19,7 @@ from downrange.broker.filtering import MessageFilter
 from downrange.broker.groups import CommittedOffsets, Groups
 from downrange.broker.handlers.clients import ClientHandlers
 from downrange.broker.handlers.offsets import OffsetHandlers
+from downrange.broker.handlers.recall import RecallReader
 from downrange.broker.handlers.send_back import SendBackReader
 from downrange.broker.handlers.send_reader import SendReader
 from downrange.broker.handlers.sends import Sends
@@ -34,8 +35,11 @@ from downrange.broker.request_path import RequestPath
 from downrange.broker.routes import Commands
 from downrange.broker.services.delay import DelayService
 from downrange.broker.services.flushing import Flusher
+from downrange.broker.services.timer import TimerService
 from downrange.broker.statistics import Statistics
 from downrange.broker.tables import Tables
+from downrange.broker.timed import Timing
+from downrange.broker.timer_metrics import TimerMetrics
 from downrange.broker.topics import Topics
 from downrange.broker.transactions.half_messages import HalfMessages
 from downrange.broker.waiting_pulls import WaitingPull, WaitingPulls
@@ -125,9 +129,10 @@ class WiredBroker:
         )
         tables = Tables(self.topics, self.groups, self.offsets, self.consumers, self.producers, self.filters)
         self.clients = ClientHandlers(self.config, tables, self.locks, clock)
-        self.reader = SendReader(self.config, self.topics, self.groups, self.writer)
+        self.timing = Timing(self.config, self.topics)
+        self.reader = SendReader(self.config, self.topics, self.groups, self.writer, self.timing)
         self.reader.on_half = self.half_messages.stored
-        transactions = TransactionHandlers(self.config, self.half_messages, self.writer, self.flusher)
+        transactions = TransactionHandlers(self.config, self.half_messages, self.writer, self.flusher, self.timing)
         self.sends = Sends(
             self.writer,
             self.reader,
@@ -137,6 +142,7 @@ class WiredBroker:
                     self.config, self.topics, self.groups, store, self.writer
                 ).read,
                 int(RequestCode.END_TRANSACTION): transactions.read_end,
+                int(RequestCode.RECALL_MESSAGE): RecallReader(self.config, self.topics, self.writer, self.timing).read,
             },
         )
         checks = PullChecks(self.config, self.topics, self.groups, self.consumers, self.filters)
@@ -144,6 +150,10 @@ class WiredBroker:
         routes = [transactions.routes, self.clients.routes, OffsetHandlers(store, self.offsets).routes]
         self.commands = Commands(routes, self.statistics)
         self.path = RequestPath(Admission(self.flow), self.commands, self.sends, self.pulls)
+
+    def timer_service(self) -> TimerService:
+        metrics = TimerMetrics(JsonFile(self.root / "timermetrics"), self.clock)
+        return TimerService(self.store, self.writer, metrics, self.config, self.clock)
 
     def delay_service(self) -> DelayService:
         return DelayService(self.store, self.writer, JsonFile(self.root / "delayOffset.json"), self.config, self.clock)

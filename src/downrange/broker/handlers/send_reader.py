@@ -6,11 +6,12 @@ import random
 from collections.abc import Callable
 from typing import Final
 
-from downrange.broker.delayed import delay_level, delayed, stored_text
+from downrange.broker.delayed import delay_level, delayed, stored_text, without_timer
 from downrange.broker.groups import Groups
 from downrange.broker.handlers.storing import Storing
 from downrange.broker.live_config import LiveConfig
 from downrange.broker.message_writer import MessageWriter
+from downrange.broker.timed import Timing, recall_handle
 from downrange.broker.topics import Topics
 from downrange.broker.transactions.records import half
 from downrange.model import properties as names
@@ -22,6 +23,7 @@ from downrange.model.topics import (
     HALF_TOPIC,
     MAX_TOPIC_LENGTH,
     RETRY_PREFIX,
+    TIMER_TOPIC,
     Perm,
     TopicConfig,
     check_topic_name,
@@ -55,13 +57,17 @@ _MULTI_TAGS: Final = int(SysFlag.MULTI_TAGS)
 _SEND_V1: Final = int(RequestCode.SEND_MESSAGE)
 _SEND_BATCH: Final = int(RequestCode.SEND_BATCH_MESSAGE)
 _SEPARATOR: Final = names.PROPERTY_SEPARATOR.encode()
+_TIMED: Final = b"TIMER_D"  # as all properties begin that say when a message is due
 
 
 class SendReader:
     """Checks what producers send, and makes messages of it. `on_half` is told the topic of each half message stored."""
 
-    def __init__(self, config: LiveConfig, topics: Topics, groups: Groups, writer: MessageWriter) -> None:
+    def __init__(
+        self, config: LiveConfig, topics: Topics, groups: Groups, writer: MessageWriter, timing: Timing | None = None
+    ) -> None:
         self.config = config
+        self._timing = timing or Timing(config, topics)
         self._topics = topics
         self._groups = groups
         self._writer = writer
@@ -99,6 +105,8 @@ class SendReader:
             own = properties.encode()
             message = self.message(header, queue_id, body, _joined(own, shared), origin)
             message.flag = flag
+            if _TIMED in message.properties:
+                self._timing.set_aside(message, decode_properties(message.properties.decode()), self._writer.now())
             group.append(message)
         if not group or header.sys_flag & 12 or delay_level(find_property(header.properties, names.DELAY)) > 0:
             reason = "a batch must have messages, and they can be neither transactional nor delayed"
@@ -122,14 +130,18 @@ class SendReader:
             message.sys_flag |= _MULTI_TAGS
         is_retry = header.topic.startswith(RETRY_PREFIX)
         waits = None
-        if not is_retry and ("DELAY\x01" in text or "TRAN_MSG\x01" in text):
-            waits = self._set_aside(message, decode_properties(text))
+        handle = None
+        if not is_retry and ("DELAY\x01" in text or "TRAN_MSG\x01" in text or "TIMER_D" in text):
+            properties = decode_properties(text)
+            waits = self._set_aside(message, properties)
+            if message.topic is TIMER_TOPIC:
+                handle = recall_handle(properties, broker.broker_name)
         if waits is None:
             text, waits = self._stored_properties(text)
             message.properties = text.encode()
         if is_retry:
             message = self._retried(message, header, text)
-        storing = Storing((message,), self.refused, queue_id, waits)
+        storing = Storing((message,), self.refused, queue_id, waits, recall_handle=handle)
         if message.topic is HALF_TOPIC:
             storing.then = lambda _: self.on_half(header.topic)
         return storing
@@ -215,25 +227,29 @@ class SendReader:
         return delayed(message, properties, level, self._writer.max_delay_level) if level else message
 
     def _set_aside(self, message: NewMessage, properties: dict[str, str]) -> bool | None:
-        """Change a half message or a delayed one into the form in which it waits, and say whether its sender waits.
+        """Change a half message, a delayed or a timed one into the form in which it waits, and say whether its sender
+        waits.
 
         None for any other message. `properties` are those that it came with.
         """
         broker = self.config.broker
         level = delay_level(properties.get(names.DELAY))
         is_half = properties.get(names.TRAN_MSG, "").lower() == "true"
-        if not is_half and (not level or message.sys_flag & 4):
+        if not is_half and message.sys_flag & 4:
             return None
         properties[names.CLUSTER] = broker.broker_cluster_name
-        if not is_half:
-            delayed(message, properties, level, self._writer.max_delay_level)
-        else:
+        if is_half:
             if broker.reject_transaction_message:
                 raise NoPermission(f"the broker[{broker.broker_ip1}] sending transaction message is forbidden")
             if level:  # RocketMQ takes such a message, and drops it when it is due
                 raise MessageIllegal("a transactional message cannot be delayed")
+            self._timing.out_time(properties, self._writer.now())  # refused now, not when it is committed
             self._topics.ensure(HALF_TOPIC, 1)
             half(message, properties)
+        elif level:
+            delayed(message, without_timer(properties), level, self._writer.max_delay_level)
+        elif not self._timing.set_aside(message, properties, self._writer.now()):
+            return None
         return properties.get(names.WAIT) != "false"
 
     # --- replies ------------------------------------------------------------------------------------------------

@@ -21,7 +21,9 @@ from downrange.broker.handlers.storing import Reader, Storing
 from downrange.broker.handlers.usual_sends import UsualSends
 from downrange.broker.message_writer import MessageWriter
 from downrange.compiled import VARIANT
+from downrange.model.message_id import offset_message_id
 from downrange.model.topics import Perm
+from downrange.protocol.bodies.send import SendMessageResponse
 from downrange.protocol.bodies.send_replies import ALL, AT_ONCE, WHEN_SAFE, SendReplies, SendReply
 from downrange.protocol.codes import RequestCode, ResponseCode
 from downrange.protocol.command import ONEWAY_FLAG, RESPONSE_FLAG, Command
@@ -47,7 +49,7 @@ _BATCH_BYTES: Final = 1 << 20
 class _Unusual:
     """What a batch knows of its requests that are not usual."""
 
-    __slots__ = ("bytes", "is_closed", "keys", "refused", "requests", "then")
+    __slots__ = ("bytes", "handles", "is_closed", "keys", "refused", "requests", "then")
 
     def __init__(self) -> None:
         self.requests: dict[int, tuple[Command, Storing]] = {}
@@ -58,6 +60,8 @@ class _Unusual:
         self.refused: list[tuple[int, int]] = []
         """The codes of requests and of their replies."""
         self.bytes = 0
+        self.handles: list[int] = []
+        """The numbers of the requests whose replies have a recall handle."""
         self.is_closed = False
         """A batch that is closed takes no more requests."""
 
@@ -135,6 +139,8 @@ class Sends:
                 refusal = self._writer.append(batch.messages)
                 if refusal is not None:
                     self._refuse(batch, refusal, frames[at:end])
+                if batch.unusual is not None and batch.unusual.handles:
+                    self._tell_handles(batch, _OK)
                 if batch.unusual is not None and batch.unusual.then:
                     places = batch.messages.places
                     for number, count, then in batch.unusual.then:
@@ -222,6 +228,8 @@ class Sends:
             batch.replies.add_ready(command.code, reply, first, count, asked.waits and bool(reply))
         for message in asked.group:
             unusual.bytes += len(message.body)
+        if asked.recall_handle is not None and not command.is_oneway:
+            unusual.handles.append(len(batch.replies) - 1)
         if asked.then is not None:
             unusual.then.append((first, count, asked.then))
         if asked.key is not None:
@@ -245,6 +253,27 @@ class Sends:
             reply = (asked.refused if asked is not None else self._reader.refused)(command, refusal)
             batch.replies.set_ready(number, b"" if command.is_oneway else encode(reply))
             unusual.refused.append((code, reply.code))
+
+    def _tell_handles(self, batch: _Batch, code: int) -> None:
+        """Let the replies to timer messages that are stored have their recall handles."""
+        assert batch.unusual is not None
+        places = batch.messages.places
+        for number in batch.unusual.handles:
+            found = batch.unusual.requests.get(number)
+            first = batch.replies.request(number)[4]
+            if found is None or first >= len(places):
+                continue
+            command, asked = found
+            physical_offset, _, queue_offset = places[first]
+            response = SendMessageResponse(
+                msg_id=offset_message_id(self._reader.store_host, physical_offset),
+                queue_id=asked.queue_id,
+                queue_offset=queue_offset,
+                recall_handle=asked.recall_handle,
+                msg_region=self._known.region_id,
+                trace_on=self._known.trace_on,
+            )
+            batch.replies.set_ready(number, encode(command.reply(code, header=response)))
 
     def _count(self, batch: _Batch, millis: float) -> None:
         statistics = self._statistics
@@ -313,6 +342,8 @@ class Sends:
         try:
             if status is not PutMessageStatus.PUT_OK:
                 template = self._template(int(STATUS_CODES[status]))
+                if batch.unusual is not None:
+                    self._tell_handles(batch, int(STATUS_CODES[status]))
                 self._say_ends_are_late(batch, status)
             self._send(batch, origins, template, WHEN_SAFE)
         except Exception:  # whoever tells of safe messages must go on; without an answer their senders send again

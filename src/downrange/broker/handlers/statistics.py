@@ -35,12 +35,19 @@ class DelayProgress(Protocol):
         ...
 
 
+class TimerFigures(Protocol):
+    """The progress of timer messages."""
+
+    def runtime_info(self) -> Mapping[str, str]: ...
+
+
 @dataclass(frozen=True, slots=True)
 class ServiceFigures:
     """The services of a broker that request 28 asks for their figures."""
 
     delay: DelayProgress
     flow: FlowControl
+    timer: TimerFigures | None = None
     replication: Callable[[], Mapping[str, str]] = dict
 
 
@@ -81,7 +88,8 @@ class StatisticsHandlers:
             waited_millis=self._services.flow.waited_millis,
             transient_buffers=self._store.transient_buffers_available,
         )
-        return command.reply(body=encode_body(KVTable({**table, **self._services.replication()})))
+        timer = {} if self._services.timer is None else self._services.timer.runtime_info()
+        return command.reply(body=encode_body(KVTable({**table, **timer, **self._services.replication()})))
 
     def get_delay_offsets(self, command: Command, connection: Connection) -> Command:
         """Request 45: the progress of delayed messages."""

@@ -28,6 +28,8 @@ class Storing(msgspec.Struct, gc=False):
     """Called with the places of the messages once they are stored."""
     key: object = None
     """Two requests with one key are never stored in one batch: the second one depends on what the first one did."""
+    recall_handle: str | None = None
+    """What the sender of a timer message can recall it with."""
     makes_topic: bool = False
     """Whether this is the first message of a topic: then the name servers are told before the sender."""
 

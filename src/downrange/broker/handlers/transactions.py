@@ -11,6 +11,7 @@ from downrange.broker.live_config import LiveConfig
 from downrange.broker.message_writer import MessageWriter
 from downrange.broker.routes import RouteTable
 from downrange.broker.services.flushing import Flusher
+from downrange.broker.timed import Timing
 from downrange.broker.transactions.half_messages import HalfMessages
 from downrange.broker.transactions.records import committed, real_topic, resumed
 from downrange.model import properties as names
@@ -39,12 +40,13 @@ class TransactionHandlers:
     """Ends transactions, once each. RocketMQ commits a second time when it is told twice; this broker does not."""
 
     def __init__(
-        self, config: LiveConfig, half_messages: HalfMessages, writer: MessageWriter, flusher: Flusher
+        self, config: LiveConfig, half_messages: HalfMessages, writer: MessageWriter, flusher: Flusher, timing: Timing
     ) -> None:
         self._config = config
         self._half_messages = half_messages
         self._writer = writer
         self._flusher = flusher
+        self._timing = timing
 
     @property
     def routes(self) -> RouteTable:
@@ -71,6 +73,8 @@ class TransactionHandlers:
             message = committed(half_message)
             if message is None:
                 raise BrokerError("the half message does not say where it belongs")
+            if "TIMER_D" in half_message.text:
+                self._timing.set_aside(message, half_message.properties, now)
             group.insert(0, message)
             count = statistics.committed
         else:

@@ -316,6 +316,10 @@ class Pop:
         for queue in popped.queues:
             self.writer.statistics.got(queue.topic, group, len(queue.offsets), queue.byte_count)
         if request.is_orderly:
+            for queue in popped.queues:  # the time of a pop is its name: no two pops of a queue share one
+                before = self.orders.get((queue.topic, group, queue.queue_id))
+                if before is not None and before.pop_time >= popped.pop_time:
+                    popped.pop_time = before.pop_time + 1
             for queue in popped.queues:
                 key = queue.topic, group, queue.queue_id
                 queue.counts = self.orders.popped(

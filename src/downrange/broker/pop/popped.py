@@ -119,7 +119,7 @@ class Popped:
 
     @property
     def start_offset_info(self) -> str:
-        return offset_info(OffsetInfo(queue.retry_flag, queue.queue_id, (queue.start_offset,)) for queue in self.queues)
+        return ";".join([f"{queue.retry_flag} {queue.queue_id} {queue.start_offset}" for queue in self.queues])
 
     @property
     def msg_offset_info(self) -> str:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 import msgspec
@@ -101,10 +102,14 @@ class ReviveRecords:
         """The record that makes a lease last. Messages that were acknowledged already are left out."""
         topic, group, queue_id, start, pop_time = lease.key
         offsets = lease.offsets if not lease.acked else lease.left
-        differences = ",".join([str(offset - start) for offset in offsets])
+        first, count = offsets[0] - start, len(offsets)
+        if offsets[-1] - offsets[0] == count - 1:  # they follow each other: nearly every pop
+            differences = _numbers(first, count)
+        else:
+            differences = ",".join([str(offset - start) for offset in offsets])
         body = (
             f'{{"bm":0,"bn":{self._broker_json},"c":{_json(group)},"d":[{differences}],"it":{lease.invisible_time},'
-            f'"n":{len(offsets)},"pt":{pop_time},"q":{queue_id},"reviveTime":{lease.visible_at},"ro":0,"so":{start},'
+            f'"n":{count},"pt":{pop_time},"q":{queue_id},"reviveTime":{lease.visible_at},"ro":0,"so":{start},'
             f'"t":{_json(topic)}}}'
         )
         return self._message(lease.revive_queue, body, _CK, lease.visible_at - _CK_EARLIER_MILLIS, now)
@@ -178,5 +183,11 @@ def _lease(body: CheckpointBody, kept: KeptMessage) -> Lease:
     return Lease(key, offsets, body.invisible_time, kept.message.queue_id, kept.queue_offset, acked)
 
 
+@lru_cache(maxsize=1024)
+def _numbers(first: int, count: int) -> str:
+    return ",".join(map(str, range(first, first + count)))
+
+
+@lru_cache(maxsize=4096)
 def _json(text: str) -> str:
     return _text(text).decode()

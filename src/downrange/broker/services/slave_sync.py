@@ -1,4 +1,4 @@
-"""Copies a master's tables to its slave: topics, groups, committed offsets, delay offsets. [SlaveSynchronize]
+"""Copies a master's tables to its slave: topics, groups, offsets, progress of delays and timers. [SlaveSynchronize]
 
 Offsets that consumers committed at the slave while the master was away are sent to the master first.
 """
@@ -14,6 +14,7 @@ from typing import Final
 from downrange.broker.replication.lineage import check_lineage
 from downrange.broker.services.delay import DelayService
 from downrange.broker.services.registration import Registration
+from downrange.broker.services.timer import TimerService
 from downrange.broker.tables import Tables
 from downrange.model.errors import MQError
 from downrange.model.message import TopicQueue
@@ -23,8 +24,9 @@ from downrange.protocol.bodies.offsets import ConsumerOffsets, DelayOffsets, Upd
 from downrange.protocol.bodies.topics import TopicConfigTable
 from downrange.protocol.codes import RequestCode
 from downrange.protocol.command import Command, request
-from downrange.protocol.errors import broker_error
+from downrange.protocol.errors import RequestCodeNotSupported, broker_error
 from downrange.store.message_store import MessageStore
+from downrange.store.timer.timer_checkpoint import TimerCheckpoint
 from downrange.transport.pool import Pool
 
 log = logging.getLogger(__name__)
@@ -40,6 +42,7 @@ class SlaveSync:
 
     _tables: Tables
     _delay: DelayService
+    _timer: TimerService
     _registration: Registration
     _pool: Pool
     _wanted: asyncio.Event = field(init=False, default_factory=asyncio.Event)
@@ -111,7 +114,17 @@ class SlaveSync:
         self._delay.take_over(decode_body(DelayOffsets, await self._ask(master, RequestCode.GET_ALL_DELAY_OFFSET)))
         if self.copy_accounts is not None:
             await self.copy_accounts(master)
+        await self._sync_timer(master)
         return True
+
+    async def _sync_timer(self, master: str) -> None:
+        """How far the master has delivered timer messages; a master of 4.x has none, and does not know the request."""
+        try:
+            checkpoint = TimerCheckpoint.decode(await self._ask(master, RequestCode.GET_TIMER_CHECK_POINT))
+        except RequestCodeNotSupported:
+            return
+        if checkpoint is not None:
+            self._timer.follow(checkpoint)
 
     async def _sync_offsets(self, master: str) -> None:
         table = await self._committed(master)

@@ -9,12 +9,15 @@ MessageError
 │   └── BodyTooLarge    larger than max_message_size
 ├── InvalidProperty     reserved name, separator inside, not text, or too much in all
 ├── InvalidDelayLevel   negative
+├── InvalidDeliveryTime no time, without a time zone, negative, or given twice
+├── InvalidHandle       not the recall handle of a message
 └── InvalidBatch        empty, several topics, delayed messages, a retry topic, or different wait flags
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple
 
 import msgspec
@@ -35,6 +38,8 @@ from downrange.protocol.codes import RequestCode
 DEFAULT_PRODUCER_GROUP: Final = "DEFAULT_PRODUCER"
 DEFAULT_CONSUMER_GROUP: Final = "DEFAULT_CONSUMER"
 SEND: Final = int(RequestCode.SEND_MESSAGE_V2)
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_LONGEST_SECONDS: Final = 2**63 // 1000
 _SEND_BATCH: Final = int(RequestCode.SEND_BATCH_MESSAGE)
 
 
@@ -67,6 +72,14 @@ class InvalidProperty(MessageError):
 
 
 class InvalidDelayLevel(MessageError):
+    pass
+
+
+class InvalidDeliveryTime(MessageError):
+    pass
+
+
+class InvalidHandle(MessageError):
     pass
 
 
@@ -266,7 +279,7 @@ def check_batch(messages: Sequence[Message]) -> None:
     for message in messages:
         if message.topic != topic:
             raise InvalidBatch(f"a batch has one topic; this one has {topic} and {message.topic}")
-        if message.delay_level:
+        if message.is_delayed:
             raise InvalidBatch("delayed messages cannot be sent in a batch: send each alone")
         if message.wait_store_msg_ok != messages[0].wait_store_msg_ok:
             raise InvalidBatch("the messages of a batch must agree on wait_store_msg_ok")
@@ -285,6 +298,8 @@ def properties_text(message: Message, message_id: str) -> str:
         if message.delay_level < 0:
             raise InvalidDelayLevel(f"the delay level is {message.delay_level}; 1 to 18 delay, 0 does not")
         text += f"DELAY\x01{message.delay_level}\x02"
+    if message.deliver_at is not None or message.deliver_after is not None:
+        text += _delivery_time(message)
     if message.sharding_key:
         text += f"{names.SHARDING_KEY}\x01{_checked(names.SHARDING_KEY, message.sharding_key)}\x02"
     if message.properties:
@@ -298,6 +313,27 @@ def properties_text(message: Message, message_id: str) -> str:
     if len(text) * 4 > names.MAX_PROPERTIES_BYTES and len(text.encode()) > names.MAX_PROPERTIES_BYTES:
         raise InvalidProperty(f"properties of {len(text.encode())} bytes; at most {names.MAX_PROPERTIES_BYTES} can be")
     return text
+
+
+def _delivery_time(message: Message) -> str:
+    """The property that says when a timer message is due; raises InvalidDeliveryTime."""
+    at, after = message.deliver_at, message.deliver_after
+    if at is not None and (after is not None or message.delay_level):
+        raise InvalidDeliveryTime("give only one of deliver_at, deliver_after and delay_level")
+    if after is not None:
+        if message.delay_level:
+            raise InvalidDeliveryTime("give only one of deliver_at, deliver_after and delay_level")
+        seconds = after.total_seconds() if isinstance(after, timedelta) else after
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < _LONGEST_SECONDS:
+            raise InvalidDeliveryTime(f"deliver_after is {after!r}; give seconds or a timedelta that is not negative")
+        return f"{names.TIMER_DELAY_MS}\x01{round(seconds * 1000)}\x02"
+    if isinstance(at, datetime):
+        if at.tzinfo is None:
+            raise InvalidDeliveryTime(f"deliver_at is {at!r}: give it a time zone, such as datetime.UTC")
+        at = (at - _EPOCH) // timedelta(milliseconds=1)
+    if isinstance(at, bool) or not isinstance(at, int) or not 0 <= at < _LONGEST_SECONDS * 1000:
+        raise InvalidDeliveryTime(f"deliver_at is {at!r}; give a datetime, or milliseconds since 1970")
+    return f"{names.TIMER_DELIVER_MS}\x01{at}\x02"
 
 
 def _checked(what: str, value: str) -> str:

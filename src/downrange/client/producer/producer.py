@@ -14,14 +14,14 @@ from msgspec import structs
 
 from downrange.client import forks
 from downrange.client.config import ClientConfig, ProducerConfig
-from downrange.client.errors import ClientClosed, SendFailed
+from downrange.client.errors import BrokerNotFound, ClientClosed, SendFailed
 from downrange.client.namespace import wrap
 from downrange.client.producer.async_sends import AsyncSends, SendCallback
 from downrange.client.producer.delivery import Delivery
 from downrange.client.producer.fault import Outcome, QueueChooser, strategy
 from downrange.client.producer.hooks import SendHook
 from downrange.client.producer.many_sends import ManySends
-from downrange.client.producer.outgoing import check_producer_group
+from downrange.client.producer.outgoing import InvalidHandle, check_producer_group
 from downrange.client.producer.preparation import Preparation
 from downrange.client.producer.probing import run_probes
 from downrange.client.producer.publish_routes import PublishRoutes
@@ -34,7 +34,10 @@ from downrange.client.session import Session
 from downrange.client.trace_writer import MAX_TRACE_BYTES, TraceWriter
 from downrange.model.errors import MQError
 from downrange.model.message import Message, MessageQueue
-from downrange.protocol.command import Command
+from downrange.model.recall_handle import RecallHandle
+from downrange.protocol.bodies.timer import RecallMessageRequest, RecallMessageResponse
+from downrange.protocol.codes import RequestCode
+from downrange.protocol.command import Command, request
 
 T = TypeVar("T")
 _YIELD_BYTES: Final = 64 * 1024
@@ -294,6 +297,30 @@ class AsyncProducer:
                 return await self.delivery.deliver(full, SendKind.SYNC, queue, selector, seconds)
 
             return await self._requests.ask(message.topic, info.route, send, timeout)
+        finally:
+            self.count_out()
+
+    async def recall(self, handle: str, *, timeout: float | None = None) -> str:
+        """Recall a timer message that is not due yet; `handle` is the `recall_handle` of its result. Returns its id.
+
+        Raises BrokerError when the broker does not recall: its time is over, or `recallMessageEnable` is off. Whether
+        the message was recalled before is not told. In the last tick before its time it may come all the same.
+        """
+        self.count_in()
+        try:
+            parts = RecallHandle.decode(handle)
+            if parts is None:
+                raise InvalidHandle(f"{handle!r} is no recall handle; a SendResult has one if its message is timed")
+            seconds = self.config.send_timeout_seconds if timeout is None else timeout
+            info = await self.routes.find(parts.topic, self._clock.monotonic() + seconds)
+            address = info.addresses.get(parts.broker_name)
+            if address is None:
+                raise BrokerNotFound(f"broker {parts.broker_name}, which has the message, has no master at the moment")
+            header = RecallMessageRequest(
+                topic=parts.topic, recall_handle=handle, producer_group=self.group, bname=parts.broker_name
+            )
+            reply = await self.session.invoke(address, request(RequestCode.RECALL_MESSAGE, header), seconds)
+            return reply.header(RecallMessageResponse).msg_id
         finally:
             self.count_out()
 

@@ -35,7 +35,8 @@ Expected = tuple[str, str, MessageQueue]
 class SendResult(msgspec.Struct, frozen=True, gc=False):
     """Where a message is stored. `message_id` is its unique id, `offset_message_id` its place in the commit log.
 
-    `region_id` and `trace_on` are what the broker wants to stand in traces of the message.
+    `region_id` and `trace_on` are what the broker wants to stand in traces of the message. `recall_handle` of a message
+    that is not due yet is what a producer's `recall` takes.
     """
 
     status: SendStatus
@@ -45,3 +46,4 @@ class SendResult(msgspec.Struct, frozen=True, gc=False):
     queue_offset: int
     region_id: str | None = None
     trace_on: bool = True
+    recall_handle: str | None = None

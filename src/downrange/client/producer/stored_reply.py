@@ -48,7 +48,14 @@ def result_of(stored: SendMessageResponse, status: SendStatus, expected: Expecte
     if stored.queue_id != queue.queue_id or topic != queue.topic:
         queue = MessageQueue(topic, queue.broker_name, stored.queue_id)
     return SendResult(
-        status, message_id, stored.msg_id, queue, stored.queue_offset, stored.msg_region, stored.trace_on is not False
+        status,
+        message_id,
+        stored.msg_id,
+        queue,
+        stored.queue_offset,
+        stored.msg_region,
+        stored.trace_on is not False,
+        stored.recall_handle,
     )
 
 

@@ -23,6 +23,7 @@ from downrange.model.message import PhysicalOffset
 from downrange.model.record import MAGIC_BLANK, PHYSICAL_OFFSET_AT, SIZE_AND_MAGIC
 from downrange.store.check.check_index import IndexCheck
 from downrange.store.check.check_queues import QueueCheck
+from downrange.store.check.check_timer import timer_problems
 from downrange.store.check.directory import Problem, StoreDirectory, StoreState
 from downrange.store.check.queues_in_log import QueuesInLog
 from downrange.store.config import BLANK_SIZE
@@ -79,6 +80,10 @@ def check(directory: StoreDirectory, progress: Progress = lambda what, done, tot
     _check_gaps(directory)
     _check_checkpoint(directory, log.newest_timestamp)
     _check_config(directory)
+    if directory.state is StoreState.STOPPED:  # a crash leaves work for the next start
+        for problem in timer_problems(directory.root):
+            where, _, what = problem.partition(": ")
+            directory.problems.add(where, what, what, "remove timerlog and timerwheel: the next start makes them again")
     _check_state(directory, queues.lagging, log.index.lagging)
     return StoreReport(
         root=str(directory.root),

@@ -222,6 +222,10 @@ class Producer:
         """See `AsyncProducer.request`."""
         return self._run(lambda producer: producer.request(message, queue=queue, selector=selector, timeout=timeout))
 
+    def recall(self, handle: str, *, timeout: float | None = None) -> str:
+        """See `AsyncProducer.recall`."""
+        return self._run(lambda producer: producer.recall(handle, timeout=timeout))
+
     def queues(self, topic: str) -> tuple[MessageQueue, ...]:
         return self._run(lambda producer: producer.queues(topic))
 

@@ -1,0 +1,448 @@
+"""Timer messages: each waits in the timer topic until its own time, then goes to its real topic. [TimerMessageStore]
+
+Two things are done by turns. Taking in: records that are new in the timer topic get their places in the index
+(`store/timer/`). Delivering: ticks that are over are gone through in their order, deletions first. How far both are is
+saved about once a second, and never beyond what the log has on disk; what a crash leaves out is found in the log again
+(`broker/timer_copies.py`). A slave takes in and does not deliver.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Final, NamedTuple
+
+from downrange.broker.live_config import LiveConfig
+from downrange.broker.message_writer import MessageWriter
+from downrange.broker.timed import deletion_key, delivered, rolled
+from downrange.broker.timer_copies import TimerCopies
+from downrange.broker.timer_metrics import TimerMetrics
+from downrange.clock import Clock
+from downrange.model import properties as names
+from downrange.model.hashing import java_hash
+from downrange.model.properties import find_in_bytes
+from downrange.model.record import CorruptRecord
+from downrange.model.topics import TIMER_TOPIC
+from downrange.store.config import BrokerRole
+from downrange.store.errors import StoreError
+from downrange.store.kept_message import KeptMessage, read_kept
+from downrange.store.message_reader import QueueEntry
+from downrange.store.message_store import MessageStore
+from downrange.store.new_message import NewMessage, PutMessageStatus
+from downrange.store.new_messages import NewMessages
+from downrange.store.timer.timer_checkpoint import TimerCheckpoint
+from downrange.store.timer.timer_index import SlotChain, TimedRecord, TimerIndex, TimerTopic
+from downrange.store.timer.timer_log import TimerUnit
+
+log = logging.getLogger(__name__)
+
+# What one turn of the loop may do, for which senders have to wait.
+_TURN_TAKEN: Final = 400
+_TURN_MESSAGES: Final = 200
+_TURN_BYTES: Final = 1 << 20
+_TURN_UNITS: Final = 5000
+_TURN_TICKS: Final = 20_000
+_BUSY_PAUSE_SECONDS: Final = 0.1
+_RETRY_SECONDS: Final = 0.1
+_CLEAN_MILLIS: Final = 30_000
+_FAILURES_PER_LOG_LINE: Final = 600
+_HOPELESS: Final = (PutMessageStatus.MESSAGE_ILLEGAL, PutMessageStatus.PROPERTIES_SIZE_EXCEEDED)
+
+
+class _OpenSlot:
+    """A tick that is being delivered: its units, and the keys of its deletions."""
+
+    __slots__ = ("chain", "deleted", "is_read", "settled")
+
+    def __init__(self, chain: SlotChain) -> None:
+        self.chain = chain
+        self.is_read = False
+        self.deleted: set[str] = set()
+        self.settled: set[int] = set()
+        """Positions of messages that will not be delivered, until they are removed from the chain."""
+
+
+class _Due(NamedTuple):
+    """A message that is due, and its real topic."""
+
+    topic: str
+    message: NewMessage
+
+
+class TimerService:
+    """Delivers timer messages: never before their time, less than two ticks late, each once.
+
+    Holds always: what is due before `read_time` of the index was delivered, deleted, or cannot be delivered.
+    """
+
+    def __init__(
+        self,
+        store: MessageStore,
+        writer: MessageWriter,
+        metrics: TimerMetrics,
+        config: LiveConfig,
+        clock: Clock,
+        index: TimerIndex | None = None,
+    ) -> None:
+        self._store = store
+        self._writer = writer
+        self._config = config
+        self._clock = clock
+        self.metrics = metrics
+        self.index = index or TimerIndex(store.config)
+        self._slot: _OpenSlot | None = None
+        self._retry_at = 0.0
+        self._failures = 0
+        self._clean_at = 0
+        self._unsafe: tuple[TimerCheckpoint, int] | None = None
+        """A checkpoint that is true once the log is on disk up to an offset."""
+        self._saved: TimerCheckpoint | None = None
+        self._is_changed = False
+        """Whether something was taken in or delivered that no checkpoint knows of."""
+        now = clock.now()
+        self.index.load(self._topic(), now, is_intact=store.recovery.is_intact)
+        self._copies: TimerCopies | None = TimerCopies(store, self.index.redelivered_from)
+        self._copies_until = now + 1  # what is due later cannot have been delivered by a run before this one
+
+    def __repr__(self) -> str:
+        return f"<TimerService {self.index!r}>"
+
+    def _topic(self) -> TimerTopic:
+        store = self._store
+        return TimerTopic(
+            store.min_offset_of(TIMER_TOPIC, 0),
+            store.max_offset_of(TIMER_TOPIC, 0),
+            store.max_offset,
+            store.earliest_store_time_of(TIMER_TOPIC, 0),
+            self._queue_offset_at,
+        )
+
+    def _queue_offset_at(self, physical_offset: int) -> int | None:
+        kept = self._kept(physical_offset)
+        return None if kept is None else kept.queue_offset
+
+    # --- what others may ask ------------------------------------------------------------------------------------
+
+    def count_at(self, time: int) -> int:
+        """How many messages wait for the tick of a time."""
+        return self.index.count_at(time)
+
+    @property
+    def enqueue_behind(self) -> int:
+        """How many messages of the timer topic are not in the index yet."""
+        return max(0, self._store.max_offset_of(TIMER_TOPIC, 0) - self.index.queue_offset)
+
+    @property
+    def enqueue_behind_millis(self) -> int:
+        """How long ago the first of these was stored."""
+        if not self.enqueue_behind:
+            return 0
+        return max(0, self._clock.now() - self._store.store_time_of(TIMER_TOPIC, 0, self.index.queue_offset))
+
+    def count_within(self, seconds: int) -> int:
+        """How many messages are due within this time."""
+        now, precision = self._clock.now(), self.index.precision
+        return self.index.wheel.count_between(now // precision, (now + seconds * 1000) // precision + 1)
+
+    def count_overdue(self) -> int:
+        """How many messages wait for ticks that are over."""
+        precision = self.index.precision
+        return self.index.wheel.count_between(self.index.read_time // precision, self._clock.now() // precision)
+
+    @property
+    def read_behind_millis(self) -> int:
+        """How late the next tick to deliver is."""
+        now = self.index.floor(self._clock.now())
+        return max(0, now - self.index.next_time(now))
+
+    def checkpoint(self) -> TimerCheckpoint:
+        """How far taking in and delivering are, as slaves get it: what was saved last."""
+        return self._saved or self.index.checkpoint(self._clock.now())
+
+    def follow(self, master: TimerCheckpoint) -> None:
+        """A slave learns how far its master is, so that it can replace the master some day."""
+        self.index.follow(master)
+
+    def runtime_info(self) -> dict[str, str]:
+        """The keys of request 28."""
+        waiting = self.metrics.waiting
+        return {
+            "timerReadBehind": str(self.read_behind_millis // 1000),
+            "timerOffsetBehind": str(self.enqueue_behind),
+            "timerCongestNum": str(waiting),
+            "timerEnqueueTps": f"{self.metrics.enqueue_rate():.1f}",
+            "timerDequeueTps": f"{self.metrics.dequeue_rate():.1f}",
+        }
+
+    # --- running ------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Take in and deliver, for ever."""
+        while True:
+            seconds = self.turn()
+            if seconds > 0:
+                await self._clock.sleep(seconds)
+            else:
+                await asyncio.sleep(0)
+
+    async def save_for_ever(self) -> None:
+        """Save how far taking in and delivering are, every timerFlushIntervalMs."""
+        while True:
+            await self._clock.sleep(self._config.store.timer_flush_interval_ms / 1000)
+            self.metrics.sample()
+            write = self.prepare_save()
+            if write is not None:
+                await asyncio.to_thread(write)
+            now = self._clock.now()
+            if now >= self._clean_at:
+                self._clean_at = now + _CLEAN_MILLIS
+                self.index.remove_expired(self._store.min_offset)
+
+    def close(self) -> None:
+        """Save everything. The store must be open still."""
+        try:
+            self._store.flush_commit_log()
+        except StoreError as error:
+            log.error("progress of timer messages was not saved: %s", error)
+            return
+        if self._saved is not None or self.index.queue_offset:
+            self.metrics.mark_changed()
+            self._flush(self.index.checkpoint(self._clock.now()), self.metrics.prepare_save())
+
+    def prepare_save(self) -> Callable[[], None] | None:
+        """A function that saves how far taking in and delivering are, in any thread; None when that must wait."""
+        checkpoint = self._safe_checkpoint()
+        return None if checkpoint is None else partial(self._flush, checkpoint, self.metrics.prepare_save())
+
+    def _safe_checkpoint(self) -> TimerCheckpoint | None:
+        """A checkpoint that may be written: the log is on disk as far as the checkpoint knows it."""
+        store = self._store
+        safe = None
+        if self._unsafe is not None and store.flushed_offset >= self._unsafe[1]:
+            safe, self._unsafe = self._unsafe[0], None
+        if self._unsafe is None and self._is_changed:
+            self._is_changed = False
+            self.metrics.mark_changed()
+            checkpoint = self.index.checkpoint(self._clock.now())
+            end = store.commit_log.wrote_offset
+            if store.flushed_offset >= end:
+                return checkpoint
+            self._unsafe = checkpoint, end
+        return safe
+
+    def _flush(self, checkpoint: TimerCheckpoint, save_metrics: Callable[[], None] | None) -> None:
+        try:
+            self.index.flush(checkpoint)
+            self._saved = checkpoint
+            if save_metrics is not None:
+                save_metrics()
+        except OSError as error:
+            log.error("progress of timer messages cannot be saved, trying on: %s", error)
+            self._is_changed = True
+
+    def turn(self) -> float:
+        """Take in and deliver as much as one turn of the loop may; the seconds until there is more to do."""
+        if self._clock.monotonic() < self._retry_at:
+            return _RETRY_SECONDS
+        now, store = self._clock.now(), self._config.store
+        taken = 0 if store.timer_stop_enqueue else self._take_in()
+        has_more = False
+        if store.broker_role is not BrokerRole.SLAVE and not store.timer_stop_dequeue:
+            has_more = self._deliver(now)
+        if has_more or (taken and self.enqueue_behind):
+            return 0.0
+        to_next_tick = (self.index.precision - now % self.index.precision) / 1000
+        return min(to_next_tick, _BUSY_PAUSE_SECONDS) if taken or self.enqueue_behind else to_next_tick
+
+    # --- taking in ----------------------------------------------------------------------------------------------
+
+    def _take_in(self) -> int:
+        """Put new records of the timer topic into the index; how many."""
+        index = self.index
+        # The slot that is being delivered is closed: its units have been read.
+        earliest = index.read_time + (index.precision if self._slot is not None else 0)
+        taken = 0
+        for entry in self._store.entries(TIMER_TOPIC, 0, index.queue_offset, _TURN_TAKEN):
+            found = self._timed_record(entry)
+            if found is None:
+                log.error("timer message dropped physical_offset=%d reason=not readable", entry.physical_offset)
+                index.queue_offset += 1
+                taken += 1
+                continue
+            topic, record = found
+            try:
+                if not index.put(record, earliest):
+                    break
+            except OSError as error:
+                self._retry(f"timer messages cannot be put on the wheel, trying on: {error}")
+                break
+            taken += 1
+            if not record.is_delete:
+                self.metrics.enqueued(topic)
+        if taken:
+            self._is_changed = True
+        return taken
+
+    def _timed_record(self, entry: QueueEntry) -> tuple[str, TimedRecord] | None:
+        """What the index keeps of a record, and its real topic."""
+        record = self._store.record_at(entry.physical_offset)
+        try:
+            kept = read_kept(record) if record is not None else None
+        except CorruptRecord:
+            kept = None
+        if kept is None:
+            return None
+        text = kept.message.properties
+        out_time, topic = find_in_bytes(text, b"TIMER_OUT_MS"), find_in_bytes(text, b"REAL_TOPIC")
+        if out_time is None or topic is None or not out_time.isdigit():
+            return None
+        name = topic.decode()
+        return name, TimedRecord(
+            int(out_time),
+            kept.store_timestamp,
+            entry.physical_offset,
+            entry.size,
+            java_hash(name),
+            b"TIMER_DEL_UNIQKEY" in text and find_in_bytes(text, b"TIMER_DEL_UNIQKEY") is not None,
+        )
+
+    # --- delivering ---------------------------------------------------------------------------------------------
+
+    def _deliver(self, now: int) -> bool:
+        """Deliver what is due, as much as one turn may; whether there is more."""
+        index = self.index
+        floor = index.floor(now)
+        if self._copies is not None and index.read_time > self._copies_until:
+            self._copies = None
+        if index.read_time >= floor:
+            return False
+        if self._slot is None:
+            index.read_time = index.next_time(min(floor, index.read_time + _TURN_TICKS * index.precision))
+            if index.read_time >= floor:
+                return False
+            chain = index.chain(index.read_time)
+            if chain is None:
+                return True
+            if not self._is_taken_in(index.read_time + index.precision):
+                return False  # messages that are not in the index yet may be due in this tick
+            self._slot = _OpenSlot(chain)
+        self._is_changed = True
+        if not self._deliver_slot(self._slot, now):
+            return self._clock.monotonic() >= self._retry_at
+        self._slot = None
+        index.read_time += index.precision
+        return True
+
+    def _is_taken_in(self, time: int) -> bool:
+        """Whether the index has all messages that were stored before this time."""
+        if not self.enqueue_behind or self._config.store.timer_stop_enqueue:
+            return True
+        return self._store.store_time_of(TIMER_TOPIC, 0, self.index.queue_offset) >= time
+
+    def _deliver_slot(self, slot: _OpenSlot, now: int) -> bool:
+        """Deliver messages of one tick, as many as one turn may; whether those were all."""
+        if not slot.is_read:
+            slot.is_read = slot.chain.read(_TURN_UNITS)
+            if not slot.is_read:
+                return False
+        deletes = slot.chain.deletes
+        for _ in range(min(len(deletes), _TURN_MESSAGES)):
+            unit = self.index.log.read(deletes.pop())
+            kept = None if unit is None else self._kept(unit.physical_offset)
+            if kept is not None:
+                topic, key = kept.find(names.REAL_TOPIC), kept.find(names.TIMER_DEL_UNIQKEY)
+                if key is not None and key.startswith(f"{topic}+"):  # who may send to a topic deletes there only
+                    slot.deleted.add(key)
+        if deletes:
+            return False
+        self._deliver_messages(slot, now)
+        return not slot.chain.messages
+
+    def _deliver_messages(self, slot: _OpenSlot, now: int) -> None:
+        """Deliver the first messages of a tick, as many as one turn may."""
+        positions = slot.chain.messages  # the first is the last of these
+        batch = NewMessages()
+        topics: list[str] = []  # of the messages looked at; empty for those that are not to be delivered
+        left = _TURN_BYTES
+        while left > 0 and len(topics) < min(_TURN_MESSAGES, len(positions)):
+            position = positions[-1 - len(topics)]
+            due = None if position in slot.settled else self._due_message(position, slot, now)
+            if due is None:
+                topics.append("")
+                continue
+            refusal = self._writer.add(batch, (due.message,))
+            if refusal is not None and refusal.status in _HOPELESS:
+                log.error("timer message dropped topic=%s reason=%s", due.topic, refusal.reason)
+                slot.settled.add(position)
+                topics.append("")
+            elif refusal is not None:
+                self._retry(f"timer messages cannot be delivered, trying on: {refusal.status.value} {refusal.reason}")
+                break
+            else:
+                topics.append(due.topic)
+                left -= len(due.message.body) + len(due.message.properties)
+        refusal = self._writer.append(batch) if len(batch) else None
+        if refusal is not None:
+            self._retry(f"timer messages cannot be delivered, trying on: {refusal.status.value} {refusal.reason}")
+        elif len(batch):
+            self._failures = 0
+        stored = batch.stored
+        for topic in topics:
+            if topic:
+                if not stored:
+                    break
+                stored -= 1
+                self.metrics.dequeued(topic)
+            slot.settled.discard(positions.pop())
+
+    def _due_message(self, position: int, slot: _OpenSlot, now: int) -> _Due | None:
+        """A message that is due, as it is stored now.
+
+        None when it was deleted, was delivered by an earlier run, expired before it was due, or is damaged. That is
+        decided once: the message is settled.
+        """
+        unit = self.index.log.read(position)
+        kept = None if unit is None else self._kept(unit.physical_offset)
+        topic = "" if kept is None else kept.find(names.REAL_TOPIC) or ""
+        if unit is None or kept is None or not topic:
+            log.error("timer message dropped position=%d reason=its record is not in the log", position)
+            slot.settled.add(position)
+            return None
+        if unit.is_roll:
+            is_over = self._copies is not None and self._copies.take(kept, TIMER_TOPIC, 0, is_roll=True)
+            message: NewMessage | None = None if is_over else rolled(kept, unit.write_time, now)
+        elif slot.deleted and deletion_key(kept) in slot.deleted:
+            message = None
+        else:
+            message = self._copy(unit, kept, now)
+        if message is None:
+            slot.settled.add(position)
+            self.metrics.left(topic)
+            return None
+        return _Due(topic, message)
+
+    def _copy(self, unit: TimerUnit, kept: KeptMessage, now: int) -> NewMessage | None:
+        """The message for its real topic; None when that has it, or cannot have it."""
+        message = delivered(kept, unit.write_time, unit.slot_time, now)
+        if message is None:
+            log.error("timer message dropped physical_offset=%d reason=no real topic", unit.physical_offset)
+        elif self._copies is not None and self._copies.take(kept, message.topic, message.queue_id, is_roll=False):
+            return None
+        return message
+
+    def _kept(self, physical_offset: int) -> KeptMessage | None:
+        """A record of the timer topic; None when there is no such record at this place, any more."""
+        record = self._store.record_at(physical_offset)
+        try:
+            kept = read_kept(record) if record is not None else None
+        except CorruptRecord:
+            return None
+        return kept if kept is not None and kept.message.topic == TIMER_TOPIC else None
+
+    def _retry(self, reason: str) -> None:
+        if self._failures % _FAILURES_PER_LOG_LINE == 0:
+            log.error("%s", reason)
+        self._failures += 1
+        self._retry_at = self._clock.monotonic() + _RETRY_SECONDS

@@ -1,0 +1,1 @@
+"""The index of timer messages: which record of `rmq_sys_wheel_timer` is due in which tick. Files, no event loop."""

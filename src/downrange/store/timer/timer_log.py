@@ -1,0 +1,251 @@
+"""The timer log: one unit for each message that was put on the wheel, chained to the unit before it in its slot.
+
+Layout: docs/formats/timer.md. Files are named by the position of their first byte and have their full size from the
+start. A unit never spans two files: a file ends with a blank unit.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from downrange.store.files import Files, opened
+
+log = logging.getLogger(__name__)
+
+# Size, previous position, magic, write time, slot time - write time, physical offset, record size, topic hash, 0.
+UNIT: Final = struct.Struct(">iqiqiqiiq")
+assert UNIT.size == 52
+# Size of the rest of the file, 0, magic.
+_BLANK: Final = struct.Struct(">iqI")
+_BLANK_MAGIC: Final = 0xCBD43194
+MAGIC_DEFAULT: Final = 1
+MAGIC_ROLL: Final = 2
+MAGIC_DELETE: Final = 4
+_MOST_MAGIC: Final = 0xF
+NO_POSITION: Final = -1
+_NAME_DIGITS: Final = 20
+_RESERVE_STEP: Final = 1 << 20
+_SCAN_UNITS: Final = 4096
+
+
+class TimerUnit(NamedTuple):
+    """One unit: a record of the timer topic, and the tick in which it is due."""
+
+    previous: int
+    magic: int
+    write_time: int
+    delay: int
+    physical_offset: int
+    size: int
+    topic_hash: int
+
+    @property
+    def slot_time(self) -> int:
+        return self.write_time + self.delay
+
+    @property
+    def is_roll(self) -> bool:
+        return bool(self.magic & MAGIC_ROLL)
+
+    @property
+    def is_delete(self) -> bool:
+        """Whether this unit deletes messages of its slot. One that also rolls is on its way to the right slot."""
+        return self.magic & (MAGIC_DELETE | MAGIC_ROLL) == MAGIC_DELETE
+
+
+class _LogFile:
+    """One mapped file of the timer log."""
+
+    __slots__ = ("_files", "_reserved", "memory", "path", "start")
+
+    def __init__(self, path: Path, size: int, files: Files, *, writable: bool) -> None:
+        self.path = path
+        self.start = int(path.name)
+        self._files = files
+        self._reserved = 0
+        with opened(files, path, writable=writable) as descriptor:
+            self.memory: mmap.mmap = files.map(descriptor, size, writable=writable)
+
+    def make_room(self, end: int) -> None:
+        """Reserve disk blocks up to this byte: writing to a mapped page without one would kill the process."""
+        if end > self._reserved:
+            reserved = min(len(self.memory), (end // _RESERVE_STEP + 1) * _RESERVE_STEP)
+            with opened(self._files, self.path) as descriptor:
+                self._files.reserve(descriptor, self._reserved, reserved - self._reserved)
+            self._reserved = reserved
+
+
+class TimerLog:
+    """Units in the order in which messages were put on the wheel.
+
+    Holds always: behind `end` there are zeros; a unit's `previous` is smaller than its own position. One thread appends
+    and reads; `sync` may run beside it.
+    """
+
+    def __init__(self, directory: Path, file_size: int, files: Files, *, writable: bool = True) -> None:
+        self._directory = directory
+        self._writable = writable
+        self._file_size = max(file_size, UNIT.size + _BLANK.size)
+        self._files = files
+        self._parts: dict[int, _LogFile] = {}
+        self._synced = 0
+        self.end = 0
+
+    def __repr__(self) -> str:
+        return f"<TimerLog {self._directory} {self.start}..{self.end}>"
+
+    @property
+    def start(self) -> int:
+        """The position of the first unit that is left."""
+        return next(iter(self._parts), 0)
+
+    def load(self) -> None:
+        """Open the files that are there; `end` is the start until `set_end` is called.
+
+        Files behind one that is missing, or has another size, are removed: the log can be made again.
+        """
+        self._parts.clear()
+        paths = [path for path in self._directory.glob("*") if path.name.isdecimal()]
+        for path in sorted(paths, key=lambda one: int(one.name)):
+            following = next(reversed(self._parts), int(path.name) - self._file_size) + self._file_size
+            if int(path.name) != following or path.stat().st_size != self._file_size:
+                if self._writable:
+                    log.warning("file of the timer log removed path=%s reason=does not continue the log", path)
+                    self._files.remove(path)
+                continue
+            self._parts[following] = _LogFile(path, self._file_size, self._files, writable=self._writable)
+        self.end = self._synced = self.start
+
+    def append(self, unit: TimerUnit) -> int:
+        """Write a unit behind the last; its position."""
+        position = self.end
+        part = self._parts.get(position // self._file_size * self._file_size)
+        at = position % self._file_size
+        if part is None:
+            part = self._add_file(position)
+            at = 0
+        elif at + UNIT.size + _BLANK.size > self._file_size:
+            part.make_room(self._file_size)
+            if at + _BLANK.size <= self._file_size:
+                _BLANK.pack_into(part.memory, at, self._file_size - at, 0, _BLANK_MAGIC)
+            position = part.start + self._file_size
+            part = self._parts.get(position) or self._add_file(position)
+            at = 0
+        part.make_room(at + UNIT.size)
+        previous, magic, write_time, delay, physical_offset, size, topic_hash = unit
+        UNIT.pack_into(
+            part.memory, at, UNIT.size, previous, magic, write_time, delay, physical_offset, size, topic_hash, 0
+        )
+        self.end = position + UNIT.size
+        return position
+
+    def read(self, position: int) -> TimerUnit | None:
+        """The unit at a position; None when there is none."""
+        part = self._parts.get(position // self._file_size * self._file_size)
+        if part is None or position % self._file_size + UNIT.size > self._file_size:
+            return None
+        size, *values, _ = UNIT.unpack_from(part.memory, position % self._file_size)
+        return TimerUnit(*values) if size == UNIT.size and 0 < values[1] <= _MOST_MAGIC else None
+
+    def units(self, position: int, stop: int | None = None) -> Iterator[tuple[int, TimerUnit]]:
+        """Units with their positions from `position` on: up to `stop`, or to the first that is none."""
+        while stop is None or position < stop:
+            part = self._parts.get(position // self._file_size * self._file_size)
+            if part is None:
+                return
+            at = position % self._file_size
+            if self._is_blank(part, at):
+                position = part.start + self._file_size
+                continue
+            count = min(_SCAN_UNITS, (self._file_size - at) // UNIT.size)
+            for size, *values, _ in UNIT.iter_unpack(part.memory[at : at + count * UNIT.size]):
+                if stop is not None and position >= stop:
+                    return
+                if size != UNIT.size or not 0 < values[1] <= _MOST_MAGIC:
+                    if self._is_blank(part, position % self._file_size):
+                        break
+                    return
+                yield position, TimerUnit(*values)
+                position += UNIT.size
+            else:
+                if count == 0:
+                    position = part.start + self._file_size
+
+    def _is_blank(self, part: _LogFile, at: int) -> bool:
+        rest = self._file_size - at
+        if rest < _BLANK.size:
+            return True
+        size, _, magic = _BLANK.unpack_from(part.memory, at)
+        return bool(magic == _BLANK_MAGIC and size == rest)
+
+    def set_end(self, position: int) -> None:
+        """Let the log end here, and zeros follow."""
+        self.end = self._synced = position
+        for start, part in reversed(list(self._parts.items())):
+            if start > position or (start == position and len(self._parts) > 1):
+                self._files.remove(part.path)
+                del self._parts[start]
+            elif position < start + self._file_size:
+                self._files.clear_from(part.path, position - start)
+        if not self._parts and position:
+            self.end = self._synced = position // self._file_size * self._file_size
+
+    def clear(self) -> None:
+        """Remove all units."""
+        for part in self._parts.values():
+            self._files.remove(part.path)
+        self._parts.clear()
+        self.end = self._synced = 0
+
+    def remove_before(self, is_needed: Callable[[TimerUnit], bool]) -> int:
+        """Remove the oldest files whose last unit is not needed any more; how many."""
+        removed = 0
+        while len(self._parts) > 1:
+            start, part = next(iter(self._parts.items()))
+            last = (self._file_size - _BLANK.size) // UNIT.size * UNIT.size - UNIT.size
+            unit = self.read(start + last)
+            if unit is not None and is_needed(unit):
+                break
+            self._files.remove(part.path)
+            del self._parts[start]
+            removed += 1
+        return removed
+
+    def sync(self, end: int) -> None:
+        """Make the units before `end` safe. May run in a worker thread."""
+        for start, part in list(self._parts.items()):
+            if start + self._file_size > self._synced and start < end:
+                with opened(self._files, part.path) as descriptor:
+                    self._files.sync(descriptor)
+        self._synced = max(self._synced, end)
+
+    def check(self) -> list[str]:
+        """What is wrong with the log: an empty list when nothing is."""
+        problems = []
+        last = self.start
+        for position, unit in self.units(self.start, self.end):
+            if not NO_POSITION <= unit.previous < position:
+                problems.append(f"timer log: the unit at {position} follows {unit.previous}, which is not before it")
+            last = position + UNIT.size
+        if last < self.end and self.end - last > UNIT.size + _BLANK.size:
+            problems.append(f"timer log: no unit at {last}, the log ends at {self.end}")
+        for start, part in self._parts.items():
+            at = max(0, self.end - start)
+            if at < self._file_size and self.end >= start and any(part.memory[at : at + UNIT.size]):
+                problems.append(f"timer log: bytes behind its end at {self.end}")
+        return problems
+
+    def _add_file(self, position: int) -> _LogFile:
+        start = position // self._file_size * self._file_size
+        path = self._directory / f"{start:0{_NAME_DIGITS}d}"
+        self._files.create(path, self._file_size)
+        self._files.sync_directory(self._directory)
+        if not self._parts:
+            self._files.sync_directory(self._directory.parent)
+        part = self._parts[start] = _LogFile(path, self._file_size, self._files, writable=True)
+        return part
