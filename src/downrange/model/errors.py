@@ -5,7 +5,7 @@ MQError                                                                        m
 │   └── CompressionMissing                                                     client/compression.py
 ├── MessageError                                                               model/errors.py
 │   ├── InvalidGroup, InvalidTopic, ForbiddenTopic, InvalidProperty            client/producer/outgoing.py
-│   ├── InvalidDelayLevel, InvalidBatch                                        client/producer/outgoing.py
+│   ├── InvalidDelayLevel, InvalidDeliveryTime, InvalidHandle, InvalidBatch    client/producer/outgoing.py
 │   ├── InvalidBody                                                            client/producer/outgoing.py
 │   │   └── BodyMissing, BodyTooLarge                                          client/producer/outgoing.py
 │   └── NotARequest                                                            client/producer/request_reply.py
@@ -35,7 +35,8 @@ MQError                                                                        m
 ├── Refused, CallFailed                                                        proxy/errors.py
 ├── SqlError                                                                   broker/sql/errors.py
 ├── ReplicationError                                                           broker/replication/errors.py
-│   └── SlaveAhead, SlaveTooFarBehind, LogsDiffer                              broker/replication/errors.py
+│   ├── SlaveAhead, SlaveTooFarBehind, LogsDiffer                              broker/replication/errors.py
+│   └── LoginFailed                                                            broker/replication/login.py
 ├── ClientError                                                                client/errors.py
 │   ├── NoRoute                                                                client/errors.py
 │   │   └── DeadLettersUnreadable                                              client/dead_letters.py
