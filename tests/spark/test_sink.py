@@ -256,7 +256,7 @@ def test_the_page_runs_as_it_stands(spark: SparkSession, rocketmq: EmbeddedBroke
 
 def test_the_page_lists_every_option_with_its_default() -> None:
     rows = re.findall(r"^\| (`.+?`) \| ?(.*?) ?\|", PAGE.read_text("utf-8").partition("## Options")[2], re.MULTILINE)
-    listed = {name: default.strip("`") for names, default in rows for name in re.findall(r"`(\w+)`", names)}
+    listed = {name: default.strip("`") for names, default in rows for name in re.findall(r"`([\w.]+)`", names)}
     known = {one.key: str(getattr(one.default, "value", one.default or "")) for one in settings_of(SinkOptions)}
     assert {**listed, "namesrv": ""} == known
 

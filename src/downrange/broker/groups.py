@@ -54,6 +54,8 @@ class Groups(SavedTable):
         return self.put(SubscriptionGroupConfig(group))
 
     def put(self, config: SubscriptionGroupConfig) -> SubscriptionGroupConfig:
+        if config.consume_message_orderly is False:
+            config = replace(config, consume_message_orderly=None)  # 4.x clients do not know this member
         self._table[config.group_name] = config
         self._changed()
         return config

@@ -67,7 +67,6 @@ async def test_a_group_of_a_5_x_tool_is_understood(broker: AdminBroker) -> None:
         consume_from_min_enable=False,
         retry_max_times=3,
         retry_queue_nums=2,
-        consume_message_orderly=False,
     )
 
 
