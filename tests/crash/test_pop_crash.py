@@ -171,6 +171,7 @@ def broker_of(directory: Path, namesrv_address: str, flush: str) -> Server:
         "storePathRootDir": directory / "store",
         "mappedFileSizeCommitLog": 1 << 20,
         "metricsPort": -1,
+        "grpcServerPort": -1,
         "waitTimeMillsInSendQueue": 2000,
         "defaultTopicQueueNums": 4,
         "flushDiskType": flush,

@@ -44,8 +44,8 @@ def test_the_steps_of_the_page(tmp_path: Path) -> None:
     assert "server.properties" in downrange(init, tmp_path)
     serve = shlex.split(start)[1:]
     serve[serve.index("--tls-config") + 1] = str(tmp_path / "tls" / "server.properties")
-    free = ("--namesrv-port", "0", "--broker-port", "0", "--metrics-port", "-1", "--data", str(tmp_path / "data"))
-    with running(*serve, *free) as process:
+    free = ("--namesrv-port", "0", "--broker-port", "0", "--metrics-port", "-1", "--grpc-port", "-1")
+    with running(*serve, *free, "--data", str(tmp_path / "data")) as process:
         namesrv = process.wait_for(r"name server +(\S+)")[1]
         env = {"NAMESRV_ADDR": namesrv}
         assert "SEND_OK" in downrange(send, tmp_path, env)
