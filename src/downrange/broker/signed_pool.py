@@ -1,25 +1,12 @@
-"""The connections of a broker to name servers and to its master, over which it signs its requests."""
+"""The connections of a broker to name servers, controllers and its master, over which it signs its requests."""
 
 from __future__ import annotations
 
 from downrange.broker.config import BrokerConfig
 from downrange.broker.user_access import inner_user
-from downrange.protocol.command import Command
 from downrange.protocol.signing import Signer
-from downrange.transport.pool import Pool
-from downrange.transport.tls import ClientTls, outgoing_tls
-
-
-class SignedPool(Pool):
-    """The connections of a broker to other servers; every request over them is signed with the brokers' own account."""
-
-    def __init__(self, signer: Signer | None, tls: ClientTls | None = None) -> None:
-        super().__init__(tls=tls)
-        self._signer = signer
-
-    async def request(self, address: str, command: Command, timeout: float) -> Command:
-        signed = command if self._signer is None else self._signer.sign(command)
-        return await super().request(address, signed, timeout)
+from downrange.transport.signed_pool import SignedPool
+from downrange.transport.tls import outgoing_tls
 
 
 def signed_pool(config: BrokerConfig) -> SignedPool:
