@@ -265,12 +265,12 @@ async def test_brokers_that_may_lose_messages_are_named_or_refused(
         running_controller(tmp_path, refuse_unsafe_brokers=refuses) as leader,
         LonelyBroker(leader.address) as broker,
     ):
-        broker.settings = b"allAckInSyncStateSet=false\n"
+        broker.bodies[R.GET_BROKER_CONFIG] = b"allAckInSyncStateSet=false\n"
         assert (await broker.apply()).code == 0
         reply = await broker.register()
         assert reply.code == (ResponseCode.SYSTEM_ERROR if refuses else 0)
         await until(lambda: "set allAckInSyncStateSet=true" in caplog.text)
-        broker.settings = b"allAckInSyncStateSet=true\n"
+        broker.bodies[R.GET_BROKER_CONFIG] = b"allAckInSyncStateSet=true\n"
         assert (await broker.register()).code == 0
         await until(lambda: not leader.parts.overseer.unsafe)
 
@@ -279,7 +279,7 @@ async def test_a_master_that_acknowledges_alone_is_replaced_after_its_lease_only
     async with running_controller(tmp_path, lease_millis=1500) as leader:
         made = [LonelyBroker(leader.address, broker_id=id_) for id_ in (1, 2)]
         for broker in made:
-            broker.settings = b"allAckInSyncStateSet=false\n"
+            broker.bodies[R.GET_BROKER_CONFIG] = b"allAckInSyncStateSet=false\n"
             await broker.__aenter__()
             await broker.join()
         await until(lambda: len(leader.parts.overseer.unsafe) == 2)

@@ -69,7 +69,8 @@ class LonelyBroker:
         self.name = name
         self.broker_id = broker_id
         self.heard: list[tuple[NotifyBrokerRoleChangedRequest, SyncStateSet]] = []
-        self.settings = b"allAckInSyncStateSet=true\n"
+        self.bodies: dict[int, bytes] = {R.GET_BROKER_CONFIG: b"allAckInSyncStateSet=true\n"}
+        """What it answers to other requests, by code."""
         self.timeout_millis = 3000
         self.epoch = 0
         self.max_offset = 0
@@ -101,7 +102,7 @@ class LonelyBroker:
             body = decode_body(SyncStateSet, command.body_bytes)
             self.heard.append((command.header(NotifyBrokerRoleChangedRequest), body))
             return command.reply()
-        return command.reply(body=self.settings if command.code == R.GET_BROKER_CONFIG else b"")
+        return command.reply(body=self.bodies.get(command.code, b""))
 
     async def ask(self, code: int, header: Any = None, body: bytes = b"") -> Command:
         return await self.pool.request(self.controller, request(code, header, body=body), 10.0)
