@@ -126,8 +126,8 @@ class LonelyBroker:
         fields = {"cluster_name": "c", "broker_name": self.name, "broker_id": self.broker_id, **changes}
         return await self.ask(R.CONTROLLER_ELECT_MASTER, ElectMasterRequest(**fields))
 
-    async def heartbeat(self) -> HeartbeatResponse:
-        header = BrokerHeartbeatRequest(
+    def heartbeat_request(self) -> BrokerHeartbeatRequest:
+        return BrokerHeartbeatRequest(
             cluster_name="c",
             broker_addr=self.address,
             broker_name=self.name,
@@ -136,7 +136,9 @@ class LonelyBroker:
             max_offset=self.max_offset,
             heartbeat_timeout_mills=self.timeout_millis,
         )
-        reply = await self.ask(R.BROKER_HEARTBEAT, header)
+
+    async def heartbeat(self) -> HeartbeatResponse:
+        reply = await self.ask(R.BROKER_HEARTBEAT, self.heartbeat_request())
         assert (reply.code, reply.remark) == (0, "Heart beat success")
         return reply.header(HeartbeatResponse)
 
