@@ -33,7 +33,7 @@ MQError                                                                        m
 ├── PlainAclError                                                              auth/plain_accounts.py
 ├── AccessRuleError                                                            auth/users.py
 ├── Refused, CallFailed                                                        proxy/errors.py
-├── SqlError                                                                   broker/sql/errors.py
+├── SqlError                                                                   model/sql/errors.py
 ├── ReplicationError                                                           broker/replication/errors.py
 │   ├── SlaveAhead, SlaveTooFarBehind, LogsDiffer                              broker/replication/errors.py
 │   └── LoginFailed                                                            broker/replication/login.py
