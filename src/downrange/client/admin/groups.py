@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from downrange.client.admin.chosen_brokers import chosen_brokers, tell_brokers
@@ -64,10 +65,15 @@ class GroupSummary:
 
 @dataclass(frozen=True, slots=True)
 class GroupNames:
-    """Groups by name, and the brokers that could not be asked for theirs."""
+    """Groups by name, and the brokers that could not be asked for theirs.
+
+    `configured` names the masters that have the configuration of a group. It misses a group that was deleted, whose
+    retry topic is left.
+    """
 
     names: tuple[str, ...]
     failed: dict[Broker, MQError]
+    configured: dict[str, tuple[Broker, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +96,12 @@ class GroupAdmin:
         topics = decode_body(TopicList, reply.body_bytes).topic_list
         connected = {topic.removeprefix(RETRY_PREFIX) for topic in topics if topic.startswith(RETRY_PREFIX)}
         configured = await ask_each(await self._session.masters(), self.configs_of)
-        found = connected.union(*configured.done.values())
-        return GroupNames(tuple(sorted(name for name in found if not is_system_group(name))), configured.failed)
+        brokers: dict[str, tuple[Broker, ...]] = {}
+        for broker, configs in configured.done.items():
+            for name in configs:
+                brokers[name] = (*brokers.get(name, ()), broker)
+        found = sorted(name for name in connected | brokers.keys() if not is_system_group(name))
+        return GroupNames(tuple(found), configured.failed, brokers)
 
     async def configs(
         self, cluster: str | None = None, broker: str | None = None
@@ -131,18 +141,26 @@ class GroupAdmin:
                 ) from None
             return found
 
-    async def progress(self, group: str, topic: str | None = None) -> PerServer[Broker, ConsumeStats]:
-        """The progress of a group in each of its queues, or in the queues of one topic."""
+    async def progress(
+        self, group: str, topic: str | None = None, brokers: Collection[Broker] | None = None
+    ) -> PerServer[Broker, ConsumeStats]:
+        """The progress of a group in each of its queues, or in the queues of one topic.
+
+        `brokers` are those to ask, which spares looking for the brokers of the group.
+        """
 
         async def ask(broker: Broker) -> ConsumeStats:
             command = request(RequestCode.GET_CONSUME_STATS, GetConsumeStatsRequest(group, topic))
             return decode_body(ConsumeStats, (await self._session.ask(broker, command)).body_bytes)
 
-        return await ask_each(await self.brokers_of(group), ask)
+        return await ask_each(await self.brokers_of(group) if brokers is None else brokers, ask)
 
-    async def connections(self, group: str) -> PerServer[Broker, ConsumerConnection | None]:
+    async def connections(
+        self, group: str, brokers: Collection[Broker] | None = None
+    ) -> PerServer[Broker, ConsumerConnection | None]:
         """The members of a group as each broker sees them; None where no member is connected."""
-        return await ask_each(await self.brokers_of(group), lambda broker: self.connections_on(broker, group))
+        asked = await self.brokers_of(group) if brokers is None else brokers
+        return await ask_each(asked, lambda broker: self.connections_on(broker, group))
 
     async def connections_on(self, broker: Broker, group: str) -> ConsumerConnection | None:
         command = request(RequestCode.GET_CONSUMER_CONNECTION_LIST, ConsumerGroupRequest(group))
@@ -154,20 +172,25 @@ class GroupAdmin:
     async def overview(self) -> GroupOverview:
         """Every group of users, with its members and how many messages it is behind."""
         gate = asyncio.Semaphore(AT_ONCE)
+        listed = await self.names()
 
         async def one(group: str) -> GroupSummary:
             async with gate:
-                return await self.summary(group)
+                # A broker that did not tell its groups would not answer for each of them either, but cost its time.
+                summary = await self.summary(group, listed.configured.get(group))
+                return replace(summary, failed={**listed.failed, **summary.failed})
 
-        listed = await self.names()
         summaries = await ask_each(listed.names, one)
         failed = dict(summaries.failed)
         for errors in (listed.failed, *(summary.failed for summary in summaries.done.values())):
             failed.update({str(broker): error for broker, error in errors.items()})
         return GroupOverview(tuple(summaries.done.values()), failed)
 
-    async def summary(self, group: str) -> GroupSummary:
-        stats, connections = await asyncio.gather(self.progress(group), self.connections(group))
+    async def summary(self, group: str, brokers: Collection[Broker] | None = None) -> GroupSummary:
+        asked = await self.brokers_of(group) if brokers is None else brokers
+        stats, connections = await asyncio.gather(
+            self.progress(group, brokers=asked), self.connections(group, brokers=asked)
+        )
         online = [connection for connection in connections.done.values() if connection is not None]
         members = {member.client_id: member.version for connection in online for member in connection.connection_set}
         return GroupSummary(
