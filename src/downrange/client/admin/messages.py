@@ -6,6 +6,7 @@ import random
 
 from msgspec import structs
 
+from downrange.client.admin.search import END_OF_TIME, Budget, SearchCursor, SearchPage, Wanted, search
 from downrange.client.brokers import Broker, reachable, reader_of, sorted_brokers
 from downrange.client.compression import plain_body
 from downrange.client.errors import MessageNotFound, NoRoute
@@ -40,7 +41,6 @@ from downrange.protocol.command import request
 from downrange.protocol.errors import InternalError, QueryNotFound
 from downrange.transport.errors import TransportError
 
-END_OF_TIME = 0x7FFF_FFFF_FFFF_FFFF
 MAX_FOUND = 64
 PRODUCER_GROUP = "TOOLS_PRODUCER"
 AUTO_CREATE_QUEUES = 4
@@ -164,6 +164,27 @@ class MessageAdmin:
             if message.queue_offset == offset:
                 return message
         raise MessageNotFound(f"queue {queue_id} of {topic} on {broker_name} has no message {offset}")
+
+    async def between(
+        self,
+        topic: str,
+        begin: int = 0,
+        end: int = END_OF_TIME,
+        *,
+        tags: str | None = None,
+        sql: str | None = None,
+        text: str | None = None,
+        cursor: SearchCursor | None = None,
+        backwards: bool = False,
+        budget: Budget | None = None,
+    ) -> SearchPage:
+        """A page of the messages stored between two times, both included: all queues merged by store time.
+
+        `tags` is `A || B`, `sql` an SQL92 expression over properties, `text` a piece of the body. `cursor` is where
+        another page ended or began; without one the page begins at `begin`, or backwards at `end`.
+        """
+        wanted = Wanted(topic, begin, end, tags, sql, text)
+        return await search(self._session, wanted, cursor, budget or Budget(), backwards=backwards)
 
     async def send(self, message: Message, broker_name: str | None = None, queue_id: int | None = None) -> SendResult:
         """Send one message, to a queue of choice or to any that may be written.
