@@ -27,6 +27,7 @@ from downrange.cli import (
     group,
     grpc_port,
     message,
+    message_search,
     mqadmin,
     namesrv,
     namesrv_admin,
@@ -39,6 +40,7 @@ from downrange.cli import (
     topic,
     trace,
     user,
+    waiting,
 )
 from downrange.cli.options import UsageError, connect_with_tls
 from downrange.cli.output import one_line
@@ -92,6 +94,10 @@ app.add_typer(group.app, name="group")
 for command in (cluster_up.up, cluster_up.status, cluster_up.down):
     cluster.app.command()(command)
 app.add_typer(cluster.app, name="cluster")
+message.app.command("search")(message_search.search)
+message.app.command("fate")(message_search.fate)
+message.app.command("delayed")(waiting.delayed)
+message.app.command("half")(waiting.half)
 app.add_typer(message.app, name="message")
 app.add_typer(dlq.app, name="dlq")
 app.add_typer(config.app, name="config")

@@ -216,6 +216,12 @@ class GroupAdmin:
     async def running_info(self, group: str, client_id: str, *, with_stack: bool = False) -> ConsumerRunningInfo:
         """The running info of one member, asked through a broker it is connected to."""
         broker = await self._broker_with_member(group, client_id)
+        return await self.running_info_from(broker, group, client_id, with_stack=with_stack)
+
+    async def running_info_from(
+        self, broker: Broker, group: str, client_id: str, *, with_stack: bool = False
+    ) -> ConsumerRunningInfo:
+        """The running info of one member, asked through a broker that is known to have it connected."""
         header = GetConsumerRunningInfoRequest(consumer_group=group, client_id=client_id, jstack_enable=with_stack)
         command = request(RequestCode.GET_CONSUMER_RUNNING_INFO, header)
         reply = await self._session.ask(broker, command, self._session.config.relay_timeout_seconds)

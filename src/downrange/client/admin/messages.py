@@ -6,8 +6,13 @@ import random
 
 from msgspec import structs
 
+from downrange.client.admin.fate import FateFinder, MessageFate
+from downrange.client.admin.located import Locator
+from downrange.client.admin.namesrv import NamesrvAdmin
+from downrange.client.admin.queue_reading import pull_from
 from downrange.client.admin.search import END_OF_TIME, Budget, SearchCursor, SearchPage, Wanted, search
-from downrange.client.brokers import Broker, reachable, reader_of, sorted_brokers
+from downrange.client.admin.topics import TopicAdmin
+from downrange.client.brokers import Broker, reader_of, sorted_brokers
 from downrange.client.compression import plain_body
 from downrange.client.errors import MessageNotFound, NoRoute
 from downrange.client.per_server import PerServer, ask_each
@@ -15,7 +20,7 @@ from downrange.client.producer.send_result import STATUS_OF_CODE, SendResult
 from downrange.client.session import Session
 from downrange.client.trace_reader import MessageTrace, trace_of
 from downrange.client.unique_id import UniqueIds
-from downrange.model.errors import MessageError
+from downrange.model.errors import MessageError, MQError
 from downrange.model.message import Message, MessageQueue, StoredMessage
 from downrange.model.message_id import parse_offset_message_id
 from downrange.model.properties import KEYS, RESERVED, TAGS, UNIQ_KEY, WAIT, encode_properties
@@ -24,19 +29,17 @@ from downrange.model.topics import (
     AUTO_CREATE_TOPIC,
     CHECK_MAX_TIME_TOPIC,
     SEND_FORBIDDEN_TOPICS,
-    TOOLS_GROUP,
     TRACE_TOPIC,
     Perm,
     check_topic_name,
 )
 from downrange.protocol.bodies.body import decode_body
 from downrange.protocol.bodies.consumers import ConsumeMessageDirectlyRequest, ConsumeMessageDirectlyResult
-from downrange.protocol.bodies.pull import PullMessageRequest, PullSysFlag
 from downrange.protocol.bodies.query import QueryMessageRequest, ViewMessageRequest
 from downrange.protocol.bodies.routes import TopicRouteData
 from downrange.protocol.bodies.send import SendMessageRequest, SendMessageResponse
 from downrange.protocol.bodies.transactions import ResumeCheckHalfMessageRequest
-from downrange.protocol.codes import RequestCode, ResponseCode
+from downrange.protocol.codes import RequestCode
 from downrange.protocol.command import request
 from downrange.protocol.errors import InternalError, QueryNotFound
 from downrange.transport.errors import TransportError
@@ -137,30 +140,10 @@ class MessageAdmin:
         serving = [data for data in route.broker_datas if data.broker_name == broker_name]
         if not serving:
             raise NoRoute(topic, f"the topic {topic} is not on the broker {broker_name}")
-        header = PullMessageRequest(
-            consumer_group=TOOLS_GROUP,
-            topic=topic,
-            queue_id=queue_id,
-            queue_offset=offset,
-            max_msg_nums=1,
-            sys_flag=PullSysFlag.SUBSCRIPTION,
-            commit_offset=0,
-            suspend_timeout_millis=0,
-            subscription="*",
-            sub_version=0,
-            bname=broker_name,
-        )
-        reply = await self._session.invoke(
-            reachable(reader_of(serving[0])).address,
-            request(RequestCode.PULL_MESSAGE, header),
-            accept=(
-                ResponseCode.SUCCESS,
-                ResponseCode.PULL_NOT_FOUND,
-                ResponseCode.PULL_RETRY_IMMEDIATELY,
-                ResponseCode.PULL_OFFSET_MOVED,
-            ),
-        )
-        for message in decode_records(reply.body_bytes) if reply.code == ResponseCode.SUCCESS else ():
+        queue = MessageQueue(topic, broker_name, queue_id)
+        for message in decode_records(
+            (await pull_from(self._session, reader_of(serving[0]), queue, offset, 1)).records
+        ):
             if message.queue_offset == offset:
                 return message
         raise MessageNotFound(f"queue {queue_id} of {topic} on {broker_name} has no message {offset}")
@@ -256,6 +239,20 @@ class MessageAdmin:
                 f"no trace of {message_id} in the topic {trace_topic}; clients write it only if told to"
             )
         return trace
+
+    async def fate(self, message_id: str, topic: str | None = None) -> MessageFate:
+        """Why each group that reads the topic of a message has or has not consumed it.
+
+        `message_id` is an offset id, or a unique id together with the topic. A message that no consumer can see yet,
+        because it is delayed or its transaction is open, is found, too.
+        """
+        located = await Locator(self._session, self).locate(message_id, topic)
+        try:
+            trace = await self.trace(located.message.message_id)
+        except MQError:
+            trace = None
+        groups = await TopicAdmin(self._session, NamesrvAdmin(self._session)).groups(located.queue.topic)
+        return await FateFinder(self._session, located, trace).find(groups)
 
     async def _route_to_send(self, topic: str) -> TopicRouteData:
         try:

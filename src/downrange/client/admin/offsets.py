@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from downrange.client.admin.groups import GroupAdmin
+from downrange.client.admin.queue_reading import committed_at
 from downrange.client.brokers import Broker, master_of, reachable, sorted_brokers
 from downrange.client.errors import GroupNotFound, GroupOnline
 from downrange.client.per_server import PerServer, ask_each
@@ -16,14 +17,13 @@ from downrange.protocol.bodies.consumers import QueueOffsets, ResetOffsetRequest
 from downrange.protocol.bodies.offsets import (
     GetMaxOffsetRequest,
     OffsetResponse,
-    QueryConsumerOffsetRequest,
     SearchOffsetRequest,
     UpdateConsumerOffsetRequest,
 )
 from downrange.protocol.bodies.routes import TopicRouteData
 from downrange.protocol.codes import RequestCode
 from downrange.protocol.command import Command, request
-from downrange.protocol.errors import ConsumerNotOnline, InternalError, QueryNotFound
+from downrange.protocol.errors import ConsumerNotOnline, InternalError
 
 END = -1
 """As a timestamp: the end of every queue."""
@@ -144,22 +144,13 @@ class OffsetAdmin:
                     RequestCode.GET_MAX_OFFSET, GetMaxOffsetRequest(topic=queue.topic, queue_id=queue_id, bname=name)
                 ),
             )
-            committed = await self._committed(broker, group, queue)
+            committed = await committed_at(self._session, broker, group, queue)
             wanted = max_offset
             if timestamp != END:
                 search = SearchOffsetRequest(topic=queue.topic, queue_id=queue_id, timestamp=timestamp, bname=name)
                 wanted = await self._offset(broker, request(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, search))
             moves.append(QueueMove(queue, max_offset, committed, target_offset(wanted, committed, force)))
         return tuple(moves)
-
-    async def _committed(self, broker: Broker, group: str, queue: MessageQueue) -> int | None:
-        header = QueryConsumerOffsetRequest(
-            consumer_group=group, topic=queue.topic, queue_id=queue.queue_id, bname=queue.broker_name
-        )
-        try:
-            return await self._offset(broker, request(RequestCode.QUERY_CONSUMER_OFFSET, header))
-        except QueryNotFound:
-            return None
 
     async def _commit(self, broker: Broker, group: str, move: QueueMove) -> None:
         header = UpdateConsumerOffsetRequest(
