@@ -25,6 +25,7 @@ from downrange.cli import (
     consume,
     dlq,
     group,
+    group_offsets,
     grpc_port,
     message,
     message_search,
@@ -90,6 +91,11 @@ app.command("trace")(trace.run)
 app.command("bench")(bench.run)
 
 app.add_typer(topic.app, name="topic")
+group.app.command("reset-offset")(group_offsets.reset_offset)
+group.app.command("skip")(group_offsets.skip)
+group.app.command("clone")(group_offsets.clone)
+group.app.command("set-offset")(group_offsets.set_offset)
+group.app.command("ages")(group_offsets.ages)
 app.add_typer(group.app, name="group")
 for command in (cluster_up.up, cluster_up.status, cluster_up.down):
     cluster.app.command()(command)

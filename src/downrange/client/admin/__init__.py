@@ -19,6 +19,7 @@ from downrange.client.admin.messages import MessageAdmin
 from downrange.client.admin.namesrv import NamesrvAdmin
 from downrange.client.admin.offsets import OffsetAdmin
 from downrange.client.admin.plain_acl import PlainAclAdmin
+from downrange.client.admin.planning import PlanAdmin
 from downrange.client.admin.topics import TopicAdmin
 from downrange.client.admin.transactions import TransactionAdmin
 from downrange.client.admin.users import AclAdmin, UserAdmin
@@ -41,6 +42,7 @@ class Admin:
         self.messages = MessageAdmin(self.session)
         self.delayed = DelayedAdmin(self.session)
         self.transactions = TransactionAdmin(self.session)
+        self.plans = PlanAdmin(self)
         self.plain_acl = PlainAclAdmin(self.session)
         self.users = UserAdmin(self.session)
         self.acls = AclAdmin(self.session)
