@@ -21,6 +21,7 @@ from downrange import (
     ReceivedMessage,
 )
 from downrange.client.admin import Admin
+from downrange.client.admin.timeline import EventKind
 from downrange.client.admin.verdicts import Hidden, Verdict, VerdictKind
 from downrange.client.config import ClientConfig
 from downrange.client.dead_letters import DeadLetters
@@ -134,6 +135,9 @@ async def test_a_dead_letter_is_given_up_until_it_is_sent_again(mq: EmbeddedBrok
         pass
     (found,) = (await admin.messages.fate(original, TOPIC)).verdicts
     assert found.kind is VerdictKind.RETRIED
+    events = await admin.messages.timeline(original, TOPIC)
+    assert [one.kind for one in events] == [EventKind.STORED, EventKind.GIVEN_UP, EventKind.RETRIED]
+    assert [one.lane for one in events[1:]] == [f"group {GROUP}"] * 2
 
 
 async def test_delayed_messages_are_not_visible_and_are_listed_by_level_and_timer(

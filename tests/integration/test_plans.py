@@ -76,9 +76,7 @@ async def test_a_plan_is_refused_when_an_offset_moved_meanwhile(admin: Admin) ->
     plan = await admin.plans.reset(GROUP, TOPIC, 0)
     assert (consumed_again(plan.changes[0]), plan.destroys) == (4, False)
     await commit(admin, GROUP, 7)
-    with pytest.raises(
-        PlanDrifted, match="queue 0 of broker-a moved from 4 to 7 meanwhile; nothing was"
-    ):
+    with pytest.raises(PlanDrifted, match="queue 0 of broker-a moved from 4 to 7 meanwhile; nothing was"):
         await admin.plans.apply(plan)
     assert (await committed(admin, GROUP))[0] == 7
     await admin.plans.apply(plan, while_consuming=True)

@@ -11,6 +11,7 @@ from downrange.client.admin.located import Locator
 from downrange.client.admin.namesrv import NamesrvAdmin
 from downrange.client.admin.queue_reading import pull_from
 from downrange.client.admin.search import END_OF_TIME, Budget, SearchCursor, SearchPage, Wanted, search
+from downrange.client.admin.timeline import Event, GroupCopies, timeline
 from downrange.client.admin.topics import TopicAdmin
 from downrange.client.brokers import Broker, reader_of, sorted_brokers
 from downrange.client.compression import plain_body
@@ -32,6 +33,8 @@ from downrange.model.topics import (
     TRACE_TOPIC,
     Perm,
     check_topic_name,
+    dlq_topic,
+    retry_topic,
 )
 from downrange.protocol.bodies.body import decode_body
 from downrange.protocol.bodies.consumers import ConsumeMessageDirectlyRequest, ConsumeMessageDirectlyResult
@@ -247,12 +250,33 @@ class MessageAdmin:
         because it is delayed or its transaction is open, is found, too.
         """
         located = await Locator(self._session, self).locate(message_id, topic)
-        try:
-            trace = await self.trace(located.message.message_id)
-        except MQError:
-            trace = None
         groups = await TopicAdmin(self._session, NamesrvAdmin(self._session)).groups(located.queue.topic)
-        return await FateFinder(self._session, located, trace).find(groups)
+        return await FateFinder(self._session, located, await self._trace_if_any(located.message)).find(groups)
+
+    async def timeline(self, message_id: str, topic: str | None = None) -> tuple[Event, ...]:
+        """The life of a message: sent, stored, delivered, retried, given up; as `fate` it takes either id."""
+        located = await Locator(self._session, self).locate(message_id, topic)
+        groups = await TopicAdmin(self._session, NamesrvAdmin(self._session)).groups(located.queue.topic)
+
+        async def copies(of: str) -> tuple[StoredMessage, ...]:
+            try:
+                found = await located.copies(of)
+            except NoRoute:
+                return ()
+            return tuple(one for messages in found.done.values() for one in messages)
+
+        by_group = {
+            group: GroupCopies(await copies(retry_topic(group)), await copies(dlq_topic(group)))
+            for group in sorted({one for names in groups.done.values() for one in names})
+        }
+        stored = await copies(located.message.topic) or (located.message,)
+        return timeline(stored, by_group, await self._trace_if_any(located.message))
+
+    async def _trace_if_any(self, message: StoredMessage) -> MessageTrace | None:
+        try:
+            return await self.trace(message.message_id)
+        except MQError:
+            return None
 
     async def _route_to_send(self, topic: str) -> TopicRouteData:
         try:
