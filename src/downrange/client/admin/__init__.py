@@ -18,6 +18,7 @@ from downrange.client.admin.groups import GroupAdmin
 from downrange.client.admin.messages import MessageAdmin
 from downrange.client.admin.namesrv import NamesrvAdmin
 from downrange.client.admin.offsets import OffsetAdmin
+from downrange.client.admin.pipelines import PipelineAdmin
 from downrange.client.admin.plain_acl import PlainAclAdmin
 from downrange.client.admin.planning import PlanAdmin
 from downrange.client.admin.topics import TopicAdmin
@@ -42,6 +43,7 @@ class Admin:
         self.messages = MessageAdmin(self.session)
         self.delayed = DelayedAdmin(self.session)
         self.transactions = TransactionAdmin(self.session)
+        self.pipelines = PipelineAdmin(self.session, self.messages)
         self.plans = PlanAdmin(self)
         self.plain_acl = PlainAclAdmin(self.session)
         self.users = UserAdmin(self.session)
