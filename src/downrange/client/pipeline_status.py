@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import msgspec
@@ -47,9 +47,6 @@ class PipelineStatus:
     @property
     def behind(self) -> int:
         return sum(self.lag.values())
-
-    def encode(self) -> bytes:
-        return msgspec.json.encode(asdict(self))
 
     @classmethod
     def decode(cls, body: bytes) -> PipelineStatus | None:
@@ -105,4 +102,4 @@ class PipelineReporter:
             producer.start()
             self._producer = producer
         stamped = replace(status, timestamp=self._clock.now())
-        self._producer.send(Message(PIPELINES_TOPIC, stamped.encode(), keys=key_of(status.name)))
+        self._producer.send(Message(PIPELINES_TOPIC, msgspec.json.encode(stamped), keys=key_of(status.name)))
