@@ -23,6 +23,7 @@ Outcome: TypeAlias = PerServer[Any, Any]
 """The result of each server, and the errors of others."""
 _OFFSETS = (PlanKind.RESET, PlanKind.SKIP, PlanKind.CLONE, PlanKind.QUEUE)
 _TOPIC_SETTINGS = ("readQueueNums", "writeQueueNums", "perm")
+_NOT_SETTINGS = ("group_name", "group_retry_policy")  # the policy is no single value: `downrange group create` sets it
 _ONLINE = "members of {group} run on {broker}: they will be told"
 
 
@@ -224,7 +225,7 @@ def _topic_settings(request: PlanRequest) -> dict[str, int]:
 
 def _group_settings(config: SubscriptionGroupConfig, request: PlanRequest) -> SubscriptionGroupConfig:
     """The configuration of a group with the settings of a request; raises MessageError for what cannot be changed."""
-    known = {camel_case(one.name): one.name for one in fields(config) if one.name != "group_name"}
+    known = {camel_case(one.name): one.name for one in fields(config) if one.name not in _NOT_SETTINGS}
     changed: dict[str, Any] = {}
     for name, value in request.settings.items():
         if name not in known:
