@@ -9,14 +9,13 @@ import typer
 from downrange.cli.cluster import PROGRESS_COLUMNS, progress_row, told
 from downrange.cli.cluster_actions import asks, broker_row
 from downrange.cli.config import settings_text
-from downrange.cli.options import Broker, Cluster, Group, UsageError, command_family
+from downrange.cli.options import Broker, Cluster, Group, command_family
 from downrange.cli.output import Answer, Column, Table
 from downrange.cli.times import time_text
 
 if TYPE_CHECKING:
     from downrange.client.admin import Admin
     from downrange.model.errors import MQError
-    from downrange.model.topics import GroupRetryPolicy
 
 app = command_family("Consumer groups: list, look at, create, delete, move their offsets.")
 
@@ -116,6 +115,7 @@ async def create(
     ] = "",
 ) -> Answer:
     """Create a group, or replace its configuration."""
+    from downrange.client.admin.groups import parse_retry_policy
     from downrange.model.topics import SubscriptionGroupConfig
 
     config = SubscriptionGroupConfig(
@@ -129,22 +129,9 @@ async def create(
         which_broker_when_consume_slowly=slow_broker_id,
         notify_consumer_ids_changed_enable=notify,
         consume_message_orderly=orderly or None,
-        group_retry_policy=_retry_policy(retry_policy),
+        group_retry_policy=parse_retry_policy(retry_policy),
     )
     return told(f"group {group} created", await admin.groups.create(config, cluster, broker))
-
-
-def _retry_policy(text: str) -> GroupRetryPolicy | None:
-    from downrange.model.topics import GroupRetryPolicy
-    from downrange.protocol.bodies.body import BodyError, decode_body
-
-    if not text:
-        return None
-    try:
-        return decode_body(GroupRetryPolicy, text.encode())
-    except BodyError as error:
-        example = '{"type":"EXPONENTIAL","exponentialRetryPolicy":{"initial":5000,"max":60000,"multiplier":2}}'
-        raise UsageError(f"--retry-policy: {error}; expected for example {example}") from None
 
 
 @app.command("delete")

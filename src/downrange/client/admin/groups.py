@@ -12,16 +12,17 @@ from downrange.client.brokers import Broker
 from downrange.client.errors import ClientNotFound, GroupNotFound, NoRoute
 from downrange.client.per_server import PerServer, ask_each
 from downrange.client.session import Session
-from downrange.model.errors import MQError
+from downrange.model.errors import MessageError, MQError
 from downrange.model.topics import (
     BUILT_IN_GROUPS,
     RETRY_PREFIX,
     SYSTEM_GROUP_PREFIX,
+    GroupRetryPolicy,
     SubscriptionGroupConfig,
     check_group_name,
     retry_topic,
 )
-from downrange.protocol.bodies.body import decode_body, encode_body
+from downrange.protocol.bodies.body import BodyError, decode_body, encode_body
 from downrange.protocol.bodies.consumers import (
     ConsumerRunningInfo,
     ConsumerStatus,
@@ -262,6 +263,17 @@ def member_row(member: Connection) -> dict[str, str | None]:
 def to_table(config: SubscriptionGroupConfig) -> dict[str, Any]:
     """The configuration under RocketMQ's names."""
     return {camel_case(name): value for name, value in asdict(config).items()}
+
+
+def parse_retry_policy(text: str) -> GroupRetryPolicy | None:
+    """The retry policy of a group as operators type it, in JSON; None for an empty text. Raises MessageError."""
+    if not text:
+        return None
+    try:
+        return decode_body(GroupRetryPolicy, text.encode())
+    except BodyError as error:
+        example = '{"type":"EXPONENTIAL","exponentialRetryPolicy":{"initial":5000,"max":60000,"multiplier":2}}'
+        raise MessageError(f"--retry-policy: {error}; expected for example {example}") from None
 
 
 def is_system_group(group: str) -> bool:
