@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from downrange import AsyncSimpleConsumer, Producer, SimpleConsumer, SimpleConsumerConfig
+from downrange import AsyncSimpleConsumer, PoppedMessage, Producer, SimpleConsumer, SimpleConsumerConfig
 from downrange.broker.app import RunningBroker
 from downrange.client.admin import Admin
 from downrange.client.config import ClientConfig
@@ -78,7 +78,7 @@ async def test_messages_are_received_once_and_acknowledged(tmp_path: Path) -> No
     async with consumers(tmp_path) as (consumer, producer, running):
         await send(producer, 50, tags="T", keys="k")
         await consumer.subscribe("orders")
-        seen = []
+        seen: list[PoppedMessage] = []
         while len(seen) < 50:
             found = await consumer.receive(20, 30, 5)
             assert 0 < len(found) <= 20
@@ -234,12 +234,14 @@ async def test_wrong_use(tmp_path: Path) -> None:
         with pytest.raises(SubscriptionConflict, match="subscribe to a topic first"):
             await consumer.receive(1, 30)
         await consumer.subscribe("orders")
-        for wrong in (0, -1, True, 1.5):
+        number: Any
+        for number in (0, -1, True, 1.5):
             with pytest.raises(ConfigError, match="max_message_num"):
-                await consumer.receive(wrong, 30)  # type: ignore[arg-type]
-        for wrong in (-1, "30", None):
+                await consumer.receive(number, 30)
+        duration: Any
+        for duration in (-1, "30", None):
             with pytest.raises(ConfigError, match="invisible_duration"):
-                await consumer.receive(1, wrong)  # type: ignore[arg-type]
+                await consumer.receive(1, duration)
         with pytest.raises(ConfigError, match="invisible_duration is 0"):
             await consumer.receive(1, 0)
         with pytest.raises(ClientClosed, match="started before"):
@@ -296,7 +298,7 @@ def test_blocking() -> None:
                 producer.send(Message("orders", b"%d" % number))
         with SimpleConsumer("readers", running.namesrv, FIRST) as consumer:
             consumer.subscribe("orders")
-            seen = []
+            seen: list[PoppedMessage] = []
             while len(seen) < 10:
                 found = consumer.receive(4, 30, 5)
                 consumer.change_invisible_duration(found[0], 60)

@@ -74,17 +74,62 @@ async def show_progress(admin: Admin, group: Group, topic: OneTopic = None) -> A
 @app.command("config")
 @asks
 async def show_config(admin: Admin, group: Group, cluster: Cluster = None, broker: Broker = None) -> Answer:
-    """Show the configuration of a group on every broker."""
+    """Show the configuration of a group on every broker, and the topics it pops if its members let brokers decide."""
     from downrange.client.admin.groups import to_table
     from downrange.client.errors import GroupNotFound
+    from downrange.client.per_server import ask_each
 
     configs = await admin.groups.configs(cluster, broker)
     found = {one: table[group] for one, table in configs.done.items() if group in table}
     if not found and not configs.failed:
         raise GroupNotFound(f"no broker knows the consumer group {group}")
-    rows = [{**broker_row(one), "config": to_table(config)} for one, config in found.items()]
-    parts = [settings_text(str(one), to_table(config)) for one, config in found.items()]
-    return Answer({"group": group, "brokers": rows}, parts, configs.failed)
+    modes = await ask_each(found, admin.groups.consume_modes_of)
+    mine = {
+        one: {mode.topic: mode for mode in all_ if mode.consumer_group == group} for one, all_ in modes.done.items()
+    }
+    rows = [
+        {
+            **broker_row(one),
+            "config": to_table(config),
+            "consumeModes": [
+                {"topic": topic, "mode": mode.mode, "popShareQueueNum": mode.pop_share_queue_num}
+                for topic, mode in sorted(mine.get(one, {}).items())
+            ],
+        }
+        for one, config in found.items()
+    ]
+    parts = [
+        settings_text(
+            str(one),
+            to_table(config)
+            | {f"consumeMode of {topic}": mode.mode for topic, mode in sorted(mine.get(one, {}).items())},
+        )
+        for one, config in found.items()
+    ]
+    return Answer({"group": group, "brokers": rows}, parts, {**configs.failed, **modes.failed})
+
+
+@app.command("set-consume-mode")
+@asks
+async def set_consume_mode(
+    admin: Admin,
+    group: Group,
+    topic: Topic,
+    mode: Annotated[str, typer.Option("--mode", "-m", help="PULL or POP.")],
+    share: Annotated[
+        int, typer.Option("--share", "-q", help="POP: members that share each queue besides its owner; 0: all.")
+    ] = 0,
+    cluster: Cluster = None,
+    broker: Broker = None,
+) -> Answer:
+    """Let a group pull a topic or pop it, if its members leave that to brokers (`client_rebalance=False`)."""
+    from downrange.protocol.bodies.pop import POP, PULL, MessageRequestMode
+
+    if mode.upper() not in (PULL, POP):
+        raise UsageError(f"--mode {mode}: expected PULL or POP")
+    wanted = MessageRequestMode(topic=topic, consumer_group=group, mode=mode.upper(), pop_share_queue_num=share)
+    text = f"group {group} consumes {topic} by {mode.upper()}"
+    return told(text, await admin.groups.set_consume_mode(wanted, cluster, broker))
 
 
 @app.command("create")

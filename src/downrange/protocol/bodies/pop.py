@@ -35,6 +35,8 @@ RETRY_V2: Final = 2
 ORDERLY_REVIVE_QUEUE: Final = 999
 """The reviveQid of ordered pops, which have no records in the revive topic that Java would read."""
 ANY_QUEUE: Final = -1
+PULL: Final = "PULL"
+POP: Final = "POP"
 MOST_MESSAGES: Final = 32
 
 

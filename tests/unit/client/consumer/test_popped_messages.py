@@ -41,9 +41,10 @@ def conversation(scenario: str) -> Iterator[tuple[Command, Command]]:
         (command,) = FrameDecoder().feed(row.frame)
         if not row.is_response:
             asked[row.connection, row.opaque] = command
-        elif (question := asked.get((row.connection, row.opaque))) is not None:
-            if question.code in (POP, ACK, CHANGE, BATCH):
-                yield question, command
+            continue
+        question = asked.get((row.connection, row.opaque))
+        if question is not None and question.code in (POP, ACK, CHANGE, BATCH):
+            yield question, command
 
 
 def messages_of(scenario: str) -> dict[str, PoppedMessage]:
