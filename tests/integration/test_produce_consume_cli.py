@@ -242,6 +242,17 @@ def test_popped_messages_are_acknowledged_one_by_one(mq: EmbeddedBroker) -> None
     assert "no broker serves the topic nowhere" in run(mq, "consume", "nowhere", *pop[2:], code=1).stderr
 
 
+def test_a_timer_message_is_recalled() -> None:
+    with broker({"recallMessageEnable": "true"}) as mq:
+        mq.create_topic("orders", 1)
+        line = json.loads(
+            run(mq, "produce", "orders", "--delay", "1h", "--json", given="later\n").stdout.splitlines()[0]
+        )
+        done = run(mq, "message", "recall", line["recallHandle"])
+        assert done.stdout == f"message {line['msgId']} recalled\n"
+        assert "is no recall handle" in run(mq, "message", "recall", "nonsense", code=2).stderr
+
+
 def test_control_characters_do_not_reach_the_terminal(mq: EmbeddedBroker) -> None:
     mq.producer().send(Message("orders", b"red \x1b[31m\xff"))
     assert run(mq, "consume", "orders").stdout == "red \N{REPLACEMENT CHARACTER}[31m\N{REPLACEMENT CHARACTER}\n"

@@ -325,6 +325,16 @@ def _running(client_id: str, info: Any) -> dict[str, Any]:
             }
             for queue, held in sorted(info.mq_table.items(), key=lambda item: item[0])
         ],
+        "popQueues": [
+            {
+                "topic": queue.topic,
+                "broker": queue.broker_name,
+                "queueId": queue.queue_id,
+                "waitAckCount": held.wait_ack_count,
+                "lastPopTimestamp": held.last_pop_timestamp,
+            }
+            for queue, held in sorted((info.mq_pop_table or {}).items(), key=lambda item: item[0])
+        ],
         "topics": [
             {
                 "topic": topic,
@@ -339,6 +349,15 @@ def _running(client_id: str, info: Any) -> dict[str, Any]:
         ],
         "jstack": info.jstack,
     }
+
+
+_POP_COLUMNS = [
+    Column("Topic", "topic"),
+    Column("Broker Name", "broker"),
+    Column("QID", "queueId"),
+    Column("Wait Ack", "waitAckCount"),
+    Column("Last Pop", "lastPopTimestamp", time_text),
+]
 
 
 def _running_parts(document: dict[str, Any]) -> list[Table | str]:
@@ -368,6 +387,7 @@ def _running_parts(document: dict[str, Any]) -> list[Table | str]:
         "",
         Table(queues, document["queues"]),
         "",
+        *([Table(_POP_COLUMNS, document["popQueues"]), ""] if document["popQueues"] else ()),
         Table(topics, document["topics"]),
     ]
     return [*parts, f"\n{document['jstack']}"] if document["jstack"] else parts

@@ -28,6 +28,7 @@ from downrange.model.topics import check_topic_name
 from downrange.protocol.bodies.consumers import ConsumeMessageDirectlyResult, ConsumeResult, ConsumerRunningInfo
 from downrange.protocol.bodies.groups import ConsumerData, ConsumeType
 from downrange.protocol.bodies.pop import MOST_MESSAGES
+from downrange.protocol.bodies.routes import TopicRouteData
 from downrange.settings import ConfigError
 
 log = logging.getLogger(__name__)
@@ -73,6 +74,7 @@ class AsyncSimpleConsumer:
         self._clock = self.session.clock
         self._leases = Leases(self.session, self.group, self.config.namespace, self.config.retry_seconds)
         self._subscriptions = Subscriptions(self.session, self.group)
+        self._routes: dict[str, tuple[TopicRouteData, Sequence[_Place]]] = {}
         self._away: dict[_Place, float] = {}
         self._turn = 0
         self._started_millis = self._clock.now()
@@ -207,11 +209,9 @@ class AsyncSimpleConsumer:
         found: list[_Place] = []
         for topic in list(self._subscriptions.table):
             try:
-                queues = readable_queues(topic, await route_of(self.session, topic))
+                found += self._brokers_of(topic, await route_of(self.session, topic))
             except MQError as error:
                 errors[_Place(topic, "")] = error
-                continue
-            found += dict.fromkeys(_Place(topic, queue.broker_name) for queue in queues)
         if not found:
             return list(errors)
         self._turn = (self._turn + 1) % len(found)
@@ -219,6 +219,13 @@ class AsyncSimpleConsumer:
         now = self._clock.monotonic()
         here = [place for place in found if self._away.get(place, now) <= now]
         return here or found
+
+    def _brokers_of(self, topic: str, route: TopicRouteData) -> Sequence[_Place]:
+        known = self._routes.get(topic)
+        if known is None or known[0] is not route:
+            names = dict.fromkeys(queue.broker_name for queue in readable_queues(topic, route))
+            known = self._routes[topic] = (route, [_Place(topic, name) for name in names])
+        return known[1]
 
     async def _pop(
         self, places: Iterable[_Place], most: int, invisible_millis: int, errors: dict[_Place, MQError]

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from downrange.client.consumer.pop.leases import Leases
 from downrange.client.consumer.pop.messages import PoppedMessage
@@ -30,6 +30,13 @@ def retry_seconds(reconsume_times: int, delay_level: int = 0) -> int:
     return RETRY_SECONDS[min(reconsume_times, len(RETRY_SECONDS) - 1)]
 
 
+class _Lease(NamedTuple):
+    """Where a message came from, and when its lease is to be renewed by the monotonic clock."""
+
+    queue: PopQueue
+    renew_at: float
+
+
 class Holding:
     """The messages that a push consumer holds. Used on its event loop.
 
@@ -42,7 +49,7 @@ class Holding:
         self._leases = leases
         self._invisible_seconds = invisible_seconds
         self._clock = clock
-        self._held: dict[PoppedMessage, PopQueue] = {}
+        self._held: dict[PoppedMessage, _Lease] = {}
         self._renewals: dict[PoppedMessage, asyncio.Task[None]] = {}
         self._done: dict[str, list[PoppedMessage]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -51,8 +58,13 @@ class Holding:
         return f"<Holding messages={len(self._held)} ending={len(self._tasks)}>"
 
     def add(self, queue: PopQueue, messages: Iterable[PoppedMessage]) -> None:
+        renew_at = self._renew_at()
         for message in messages:
-            self._held[message] = queue
+            self._held[message] = _Lease(queue, renew_at)
+
+    def _renew_at(self) -> float:
+        """When half of a lease that begins now is over. By our clock: the broker's may be far from it."""
+        return self._clock.monotonic() + self._invisible_seconds / 2
 
     # --- renewal --------------------------------------------------------------------------------------------------
 
@@ -64,15 +76,17 @@ class Holding:
 
     def renew(self) -> None:
         """Begin to renew the leases of which less than half is left."""
-        soon = self._clock.now() + self._invisible_seconds * 500
-        for message in self._held:
-            if message.receipt_handle.visible_at < soon and message not in self._renewals:
-                task = self._spawn(self._renew(message))
-                self._renewals[message] = task
+        now = self._clock.monotonic()
+        for message, lease in self._held.items():
+            if lease.renew_at <= now and message not in self._renewals:
+                self._renewals[message] = self._spawn(self._renew(message))
 
     async def _renew(self, message: PoppedMessage) -> None:
+        renew_at = self._renew_at()
         try:
             await self._leases.change_invisible_duration(message, self._invisible_seconds)
+            if message in self._held:
+                self._held[message] = self._held[message]._replace(renew_at=renew_at)
         except MQError as error:
             log.warning("lease not renewed message=%s reason=%s", message, error)
             if isinstance(error, BrokerError) and not error.retriable:
@@ -82,9 +96,9 @@ class Holding:
 
     def forget(self, message: PoppedMessage) -> None:
         """Renew the lease of a message no more: it comes again, whatever its callback says."""
-        queue = self._held.pop(message, None)
-        if queue is not None:
-            queue.finish(message)
+        lease = self._held.pop(message, None)
+        if lease is not None:
+            lease.queue.finish(message)
 
     # --- the end of leases ----------------------------------------------------------------------------------------
 

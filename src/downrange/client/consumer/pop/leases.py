@@ -45,6 +45,11 @@ _ANSWERS: Final = (
     ResponseCode.POLLING_FULL,
     ResponseCode.POLLING_TIMEOUT,
 )
+# A broker answers so long after the end of a wait at the latest. It takes the end from our clock: clocks may differ.
+_ANSWER_SECONDS: Final = 10.0
+# A pop is refused that was made more than half a second ago, by the broker's clock. Without a wait its time serves no
+# other end, so that it may lie ahead of all clocks.
+_AHEAD_MILLIS: Final = 3_600_000
 _FIRST_PAUSE_SECONDS: Final = 0.05
 _LONGEST_PAUSE_SECONDS: Final = 1.0
 _AT_ONCE: Final = 64
@@ -110,7 +115,7 @@ class Leases:
             max_msg_nums=wish.most,
             invisible_time=wish.invisible_millis,
             poll_time=round(poll_seconds * 1000),
-            born_time=self._clock.now(),
+            born_time=self._clock.now() + (0 if poll_seconds else _AHEAD_MILLIS),
             init_mode=wish.init_mode,
             exp_type=subscription.expression_type,
             exp=subscription.expression,
@@ -118,7 +123,7 @@ class Leases:
             attempt_id=wish.attempt_id,
         )
         address = await self._master(topic, broker_name)
-        seconds = poll_seconds + self._session.config.request_timeout_seconds
+        seconds = poll_seconds + _ANSWER_SECONDS
         try:
             reply = await self._session.invoke(address, request(RequestCode.POP_MESSAGE, header), seconds, _ANSWERS)
         except RequestCodeNotSupported:
@@ -147,7 +152,7 @@ class Leases:
         )
         address = await self._master(topic, broker_name)
         command = request(RequestCode.NOTIFICATION, header)
-        timeout = seconds + self._session.config.request_timeout_seconds
+        timeout = seconds + _ANSWER_SECONDS
         reply = await self._session.invoke(address, command, timeout, _ANSWERS)
         return reply.header(NotificationResponse).has_msg
 

@@ -104,6 +104,7 @@ class Popping:
     async def _pop_for_ever(self, queue: PopQueue) -> None:
         pause = self._config.pull_delay_when_exception_seconds
         attempt: str | None = None
+        waits = True
         while not queue.is_dropped:
             await self._resumed.wait()
             if queue.message_count > self._config.pop_threshold_for_queue:
@@ -112,9 +113,14 @@ class Popping:
             if self._config.orderly and attempt is None:
                 attempt = uuid.uuid4().hex
             try:
-                await self._pop(queue, attempt)
+                is_early = await self._pop(queue, attempt, self._config.broker_suspend_seconds if waits else 0.0)
                 attempt = None  # kept after a failure: the answer to a pop that was carried out may have been lost
-                continue
+                if not is_early:
+                    continue
+                # Too many wait at the broker, or its clock is far ahead of ours: look without waiting, now and then.
+                waits = not waits
+                if not waits:
+                    continue
             except FlowControl:
                 await self._clock.sleep(FLOW_CONTROL_PAUSE_SECONDS)
                 continue
@@ -125,12 +131,13 @@ class Popping:
                 log.exception("pop failed queue=%s", queue.queue)  # a defect; the other queues go on
             await self._clock.sleep(pause)
 
-    async def _pop(self, queue: PopQueue, attempt: str | None) -> None:
+    async def _pop(self, queue: PopQueue, attempt: str | None, poll_seconds: float) -> bool:
+        """Pop once; whether the broker said much earlier than it should that there is nothing."""
         config, name = self._config, queue.queue
         subscription = self._subscriptions.get(name.topic)
         if subscription is None:  # unsubscribed: the queue is about to go
             await self._clock.sleep(config.pull_delay_when_exception_seconds)
-            return
+            return False
         wish = Wish(
             subscription,
             config.pop_batch_nums,
@@ -141,11 +148,11 @@ class Popping:
         )
         queue.last_pop_millis = self._clock.now()
         begun = self._clock.monotonic()
-        messages = await self._leases.pop(name.broker_name, wish, config.broker_suspend_seconds)
-        now = self._clock.monotonic()
-        if messages:
-            self._statistics.topic(name.topic).pulled(now, now - begun, len(messages))
-            queue.put(messages)
-            self._receiver.accept(queue, messages)
-        elif now - begun < FLOW_CONTROL_PAUSE_SECONDS:  # too many wait at the broker
-            await self._clock.sleep(config.pull_delay_when_exception_seconds)
+        messages = await self._leases.pop(name.broker_name, wish, poll_seconds)
+        seconds = self._clock.monotonic() - begun
+        if not messages:
+            return seconds <= poll_seconds / 2 or not poll_seconds
+        self._statistics.topic(name.topic).pulled(self._clock.monotonic(), seconds, len(messages))
+        queue.put(messages)
+        self._receiver.accept(queue, messages)
+        return False

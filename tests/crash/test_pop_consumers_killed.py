@@ -1,20 +1,32 @@
-"""Brokers are killed under simple consumers: what was acknowledged does not come again, and everything else does."""
+"""Brokers are killed under consumers that pop: what was acknowledged does not come again, and everything else does."""
 
 from __future__ import annotations
 
 import asyncio
 import random
 import time
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
-from downrange import AsyncProducer, AsyncSimpleConsumer, Message, PoppedMessage, SimpleConsumerConfig
+from downrange import (
+    AsyncProducer,
+    AsyncPushConsumer,
+    AsyncSimpleConsumer,
+    ConsumerConfig,
+    Later,
+    Message,
+    PoppedMessage,
+    ReceivedMessage,
+    SimpleConsumerConfig,
+)
 from downrange.client.admin import Admin
 from downrange.client.config import ClientConfig, ProducerConfig
 from downrange.client.errors import AckFailed, SendFailed
 from downrange.model.errors import MQError
-from downrange.model.topics import TopicConfig
+from downrange.model.topics import SubscriptionGroupConfig, TopicConfig
 from downrange.protocol.bodies.groups import ConsumeFromWhere
+from downrange.protocol.bodies.pop import MessageRequestMode
 from tests.support.process_cluster import ProcessCluster, process_cluster
 
 TOPIC = "orders"
@@ -139,3 +151,49 @@ async def test_brokers_are_killed_under_simple_consumers(tmp_path: Path) -> None
         print(f"{sum(reader.received for reader in readers)} deliveries of {MESSAGES} messages")
         assert [body for reader in readers for body in reader.again] == []
         assert len(done) > 0.8 * MESSAGES
+
+
+async def test_a_broker_is_killed_under_push_consumers_that_pop(tmp_path: Path) -> None:
+    """Every message comes, and the broker's death costs at most what was on its way."""
+    seen: Counter[bytes] = Counter()
+
+    async def listen(message: ReceivedMessage) -> Later | None:
+        await asyncio.sleep(0.001)
+        number = message.body.partition(b".")[0]
+        if int(number) % 50 == 7 and not message.reconsume_times:
+            return Later(delay_level=1)
+        seen[number] += 1
+        return None
+
+    config = ConsumerConfig(
+        client_rebalance=False,
+        consume_from_where=ConsumeFromWhere.FIRST_OFFSET,
+        rebalance_seconds=1,
+        pop_invisible_seconds=5,
+        pull_delay_when_exception_seconds=0.1,
+    )
+    async with process_cluster(tmp_path, brokers=1, namesrvs=1) as cluster:
+        async with Admin(ClientConfig.of(cluster.namesrv)) as admin:
+            await admin.topics.create(TopicConfig(TOPIC, 4, 4))
+            await admin.groups.create(SubscriptionGroupConfig("readers"))
+            await admin.groups.set_consume_mode(MessageRequestMode(topic=TOPIC, consumer_group="readers", mode="POP"))
+        async with (
+            AsyncPushConsumer("readers", cluster.namesrv, config, on_message=listen) as one,
+            AsyncPushConsumer("readers", cluster.namesrv, config, on_message=listen) as two,
+        ):
+            for consumer in (one, two):
+                await consumer.subscribe(TOPIC)
+            producing = asyncio.create_task(produce(cluster.namesrv))
+            async with asyncio.timeout(100):
+                while len(seen) < MESSAGES // 3:
+                    await asyncio.sleep(0.01)
+                await cluster.brokers[0].kill()
+                await cluster.brokers[0].start()
+                await producing
+                while len(seen) < MESSAGES:
+                    await asyncio.sleep(0.02)
+            assert {queue.queue_id for queue in one.queues if queue.topic == TOPIC} == {-1}
+    again = sum(times - 1 for times in seen.values())
+    print(f"{again} messages came again")
+    # Messages that were being consumed, or sent, when the broker died; everything else was acknowledged.
+    assert again <= 2 * (config.pop_threshold_for_queue + config.pop_batch_nums)
