@@ -29,10 +29,12 @@ from downrange.broker.app import RunningBroker
 from downrange.client.admin import Admin
 from downrange.client.config import ClientConfig
 from downrange.client.consumer.pop import holding
+from downrange.client.session import Session
 from downrange.model.topics import SubscriptionGroupConfig, TopicConfig
 from downrange.protocol.bodies.pop import MessageRequestMode
 from downrange.settings import ConfigError
 from downrange.testing import broker as embedded_broker
+from tests.integration.test_simple_consumer import WrongClock
 from tests.support.broker_client import standalone
 from tests.support.two_brokers import two_brokers
 
@@ -189,6 +191,19 @@ async def test_leases_are_renewed_while_the_callback_works(tmp_path: Path) -> No
 
 def held(running: RunningBroker) -> list[Any]:
     return list(running.pop.leases)
+
+
+@pytest.mark.parametrize("seconds", [-60, 60])
+async def test_clocks_may_differ(tmp_path: Path, seconds: float) -> None:
+    async with popping(tmp_path) as (namesrv, producer, running):
+        seen = Seen()
+        session = Session(ClientConfig.of(namesrv), clock=WrongClock(seconds))
+        consumer = AsyncPushConsumer(GROUP, config=config(), on_message=seen, session=session)
+        async with session, consumer:
+            await consumer.subscribe(TOPIC)
+            await send(producer, 50)
+            await until(lambda: len(seen.messages) == 50)
+        assert len(running.pop.leases) == 0
 
 
 async def test_messages_that_were_not_begun_are_given_back(tmp_path: Path) -> None:

@@ -18,6 +18,8 @@ from downrange.client.admin import Admin
 from downrange.client.config import ClientConfig
 from downrange.client.errors import AckFailed, ClientClosed, SubscriptionConflict
 from downrange.client.producer.producer import AsyncProducer
+from downrange.client.session import Session
+from downrange.clock import SystemClock
 from downrange.model.message import Message
 from downrange.model.topics import TopicConfig
 from downrange.protocol.bodies.groups import ConsumeFromWhere
@@ -280,6 +282,32 @@ async def test_a_broker_that_is_away(tmp_path: Path) -> None:
             await consumer.receive(1, 30, 0.2)
     finally:
         await consumer.close()
+
+
+class WrongClock(SystemClock):
+    """A clock that is wrong by some seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        self._millis = int(seconds * 1000)
+
+    def now(self) -> int:
+        return super().now() + self._millis
+
+
+@pytest.mark.parametrize("seconds", [-60, 60])
+async def test_clocks_may_differ(tmp_path: Path, seconds: float) -> None:
+    async with consumers(tmp_path) as (_, producer, running):
+        session = Session(ClientConfig.of(address_of(running)), clock=WrongClock(seconds))
+        async with session, AsyncSimpleConsumer("others", config=FIRST, session=session) as consumer:
+            await consumer.subscribe("orders")
+            await send(producer, 3)
+            found = await consumer.receive(3, 30, 10)
+            await consumer.change_invisible_duration(found[0], 30)
+            await consumer.ack_many(found)
+            assert len(running.pop.leases) == 0
+            waiting = asyncio.create_task(consumer.receive(3, 30, 20))
+            await send(producer, 1)
+            assert len(await waiting) == 1
 
 
 async def test_operators_see_the_consumer(tmp_path: Path) -> None:
