@@ -70,15 +70,16 @@ class PopConsumption:
         done: list[PoppedMessage] = []
         for batch in batches:
             self._open.discard(batch)
+            messages = popped(batch)
             if batch.is_given_up:
                 continue
             if batch.was_skipped:
-                self._holding.give_back(popped(batch))
+                self._holding.give_back(messages)
                 continue
             outcome = judge(batch)
             self._count(batch, outcome.done)
-            done += popped(batch)[: outcome.done]
-            for message in popped(batch)[outcome.done :]:
+            done += messages[: outcome.done]
+            for message in messages[outcome.done :]:
                 self._fail(message, outcome.later)
         self._holding.ack(done)
         self._check_all_done()
