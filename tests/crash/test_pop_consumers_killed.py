@@ -26,7 +26,6 @@ from downrange.client.errors import AckFailed, SendFailed
 from downrange.model.errors import MQError
 from downrange.model.topics import SubscriptionGroupConfig, TopicConfig
 from downrange.protocol.bodies.groups import ConsumeFromWhere
-from downrange.protocol.bodies.pop import MessageRequestMode
 from tests.support.process_cluster import ProcessCluster, process_cluster
 
 TOPIC = "orders"
@@ -176,7 +175,7 @@ async def test_a_broker_is_killed_under_push_consumers_that_pop(tmp_path: Path) 
         async with Admin(ClientConfig.of(cluster.namesrv)) as admin:
             await admin.topics.create(TopicConfig(TOPIC, 4, 4))
             await admin.groups.create(SubscriptionGroupConfig("readers"))
-            await admin.groups.set_consume_mode(MessageRequestMode(topic=TOPIC, consumer_group="readers", mode="POP"))
+            await admin.groups.set_consume_mode("readers", TOPIC, "POP")
         async with (
             AsyncPushConsumer("readers", cluster.namesrv, config, on_message=listen) as one,
             AsyncPushConsumer("readers", cluster.namesrv, config, on_message=listen) as two,

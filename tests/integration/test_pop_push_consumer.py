@@ -31,7 +31,6 @@ from downrange.client.config import ClientConfig
 from downrange.client.consumer.pop import holding
 from downrange.client.session import Session
 from downrange.model.topics import SubscriptionGroupConfig, TopicConfig
-from downrange.protocol.bodies.pop import MessageRequestMode
 from downrange.settings import ConfigError
 from downrange.testing import broker as embedded_broker
 from tests.integration.test_simple_consumer import WrongClock
@@ -61,8 +60,7 @@ async def set_mode(namesrv: str, mode: str, *, queues: int = 4, share: int = 0) 
     async with Admin(ClientConfig.of(namesrv)) as admin:
         await admin.topics.create(TopicConfig(TOPIC, queues, queues))
         await admin.groups.create(SubscriptionGroupConfig(GROUP))
-        wanted = MessageRequestMode(topic=TOPIC, consumer_group=GROUP, mode=mode, pop_share_queue_num=share)
-        (await admin.groups.set_consume_mode(wanted)).raise_if_none()
+        (await admin.groups.set_consume_mode(GROUP, TOPIC, mode, share=share)).raise_if_none()
 
 
 @asynccontextmanager

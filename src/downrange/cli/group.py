@@ -123,13 +123,11 @@ async def set_consume_mode(
     broker: Broker = None,
 ) -> Answer:
     """Let a group pull a topic or pop it, if its members leave that to brokers (`client_rebalance=False`)."""
-    from downrange.protocol.bodies.pop import POP, PULL, MessageRequestMode
-
-    if mode.upper() not in (PULL, POP):
+    chosen = mode.upper()
+    if chosen not in ("PULL", "POP"):
         raise UsageError(f"--mode {mode}: expected PULL or POP")
-    wanted = MessageRequestMode(topic=topic, consumer_group=group, mode=mode.upper(), pop_share_queue_num=share)
-    text = f"group {group} consumes {topic} by {mode.upper()}"
-    return told(text, await admin.groups.set_consume_mode(wanted, cluster, broker))
+    done = await admin.groups.set_consume_mode(group, topic, chosen, share=share, cluster=cluster, broker=broker)
+    return told(f"group {group} consumes {topic} by {chosen}", done)
 
 
 @app.command("create")

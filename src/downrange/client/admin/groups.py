@@ -38,7 +38,7 @@ from downrange.protocol.bodies.groups import (
     ProducerGroupRequest,
     SubscriptionGroupTable,
 )
-from downrange.protocol.bodies.pop import MessageRequestMode, MessageRequestModes
+from downrange.protocol.bodies.pop import POP, PULL, MessageRequestMode, MessageRequestModes
 from downrange.protocol.bodies.routes import TopicList
 from downrange.protocol.bodies.statistics import ConsumeStats, GetConsumeStatsRequest
 from downrange.protocol.codes import RequestCode, version_name
@@ -130,10 +130,23 @@ class GroupAdmin:
         return await tell_brokers(self._session, request(RequestCode.DELETE_SUBSCRIPTIONGROUP, header), cluster, broker)
 
     async def set_consume_mode(
-        self, mode: MessageRequestMode, cluster: str | None = None, broker: str | None = None
+        self,
+        group: str,
+        topic: str,
+        mode: str,
+        *,
+        share: int = 0,
+        cluster: str | None = None,
+        broker: str | None = None,
     ) -> PerServer[Broker, None]:
-        """Let a group pull a topic or pop it, as far as its members leave that to brokers. [setConsumeMode]"""
-        command = request(RequestCode.SET_MESSAGE_REQUEST_MODE, body=encode_body(mode))
+        """Let a group pull a topic or pop it, as far as its members leave that to brokers. [setConsumeMode]
+
+        `mode` is PULL or POP; with POP each queue is shared by its owner and `share` others, by all when that is 0.
+        """
+        if mode not in (PULL, POP):
+            raise MessageError(f"the mode {mode} is neither PULL nor POP")
+        wanted = MessageRequestMode(topic=topic, consumer_group=group, mode=mode, pop_share_queue_num=share)
+        command = request(RequestCode.SET_MESSAGE_REQUEST_MODE, body=encode_body(wanted))
         return await tell_brokers(self._session, command, cluster, broker)
 
     async def consume_modes_of(self, broker: Broker) -> tuple[MessageRequestMode, ...]:
