@@ -9,7 +9,7 @@ import typer
 from downrange.cli.cluster import PROGRESS_COLUMNS, progress_row, told
 from downrange.cli.cluster_actions import asks, broker_row
 from downrange.cli.config import settings_text
-from downrange.cli.options import Broker, Cluster, Group, command_family
+from downrange.cli.options import Broker, Cluster, Group, Topic, UsageError, command_family
 from downrange.cli.output import Answer, Column, Table
 from downrange.cli.times import time_text
 
