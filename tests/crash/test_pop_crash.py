@@ -76,10 +76,10 @@ class Steps:
 
     async def save(self) -> None:
         """Let offsets reach their file, as they do every few seconds."""
-        self.running.pop.tables.offsets.save()
+        self.running.pop.state.tables.offsets.save()
 
     async def save_orders(self) -> None:
-        self.running.pop.orders.save()
+        self.running.pop.state.orders.save()
 
 
 async def what_comes(root: Path, now: int, *, is_orderly: bool) -> list[bytes]:
@@ -92,8 +92,8 @@ async def what_comes(root: Path, now: int, *, is_orderly: bool) -> list[bytes]:
                 found += [each.body for each in got]
                 await popper.batch_ack(got)
             await clock.advance(2 * INVISIBLE / 1000)
-        running.pop.check_invariants()
-        assert len(running.pop.leases) == 0
+        running.pop.state.check_invariants()
+        assert len(running.pop.state.leases) == 0
     return found
 
 

@@ -11,14 +11,12 @@ from pathlib import Path
 import pytest
 
 from downrange.broker.app import RunningBroker
-from downrange.broker.pop.popped import PopRequest, PopStatus, pop_filter
 from downrange.clock import ManualClock
 from downrange.model import properties as names
 from downrange.model.topics import TopicConfig
-from downrange.protocol.bodies.pop import PopMessageResponse, ReceiptHandle
+from downrange.protocol.bodies.pop import PopMessageResponse
 from downrange.protocol.codes import RequestCode
 from downrange.protocol.command import request
-from downrange.protocol.errors import TopicNotExist
 from downrange.store.config import BrokerRole, FlushDiskType
 from tests.support.broker_client import client_of, standalone
 from tests.support.popper import NOTHING, Held, Popper, held, popper_of
@@ -49,7 +47,7 @@ async def advanced(clock: ManualClock, seconds: float, running: RunningBroker) -
     """Move the clock, and wait until nothing is due any more."""
     await until(lambda: bool(clock.sleeping))
     await clock.advance(seconds)
-    leases = running.pop.leases
+    leases = running.pop.state.leases
     while leases.next_due is not None and leases.next_due <= clock.now():
         await clock.advance(0.001)  # the sleep of the service is not as exact as our clock
 
@@ -67,8 +65,8 @@ async def test_messages_are_leased_acknowledged_and_gone(tmp_path: Path) -> None
         assert await popper.pop() == []
         await popper.ack(*found)
         await popper.ack(*found)  # once more does no harm
-        assert len(running.pop.leases) == 0
-        running.pop.check_invariants()
+        assert len(running.pop.state.leases) == 0
+        running.pop.state.check_invariants()
 
 
 async def test_an_unacknowledged_message_comes_again_at_its_time(tmp_path: Path) -> None:
@@ -107,7 +105,7 @@ async def test_retry_topics_of_version_2(tmp_path: Path) -> None:
         assert again.handle.retry_flag == 2
         assert running.topics.get("%RETRY%poppers+orders") is not None
         await popper.ack(again)
-        assert len(running.pop.leases) == 0
+        assert len(running.pop.state.leases) == 0
 
 
 async def test_batch_ack(tmp_path: Path) -> None:
@@ -124,7 +122,7 @@ async def test_batch_ack(tmp_path: Path) -> None:
         (again,) = await popper.pop(invisible=6000)
         assert again.body == b"a0"
         await popper.batch_ack([again])
-        assert len(running.pop.leases) == 0
+        assert len(running.pop.state.leases) == 0
 
 
 async def test_a_changed_invisible_time_replaces_the_lease(tmp_path: Path) -> None:
@@ -144,7 +142,7 @@ async def test_a_changed_invisible_time_replaces_the_lease(tmp_path: Path) -> No
         await advanced(clock, 30, running)
         assert await popper.pop() == []
         await popper.ack(renewed)
-        assert len(running.pop.leases) == 0
+        assert len(running.pop.state.leases) == 0
 
 
 async def test_a_late_nack_wakes_a_waiting_pop_at_once(tmp_path: Path) -> None:
@@ -153,7 +151,7 @@ async def test_a_late_nack_wakes_a_waiting_pop_at_once(tmp_path: Path) -> None:
         (first,) = await popper.pop(invisible=600_000)
         start = time.monotonic()
         waiting = asyncio.ensure_future(Popper(other).pop(poll=30_000))
-        await until(lambda: len(running.pop.waiting) == 1)
+        await until(lambda: len(running.pop.state.waiting) == 1)
         await popper.change(first, 0)
         (again,) = await waiting
         assert (again.body, again.message.reconsume_times) == (b"a", 1)
@@ -175,9 +173,9 @@ async def test_a_new_message_wakes_a_waiting_pop(tmp_path: Path) -> None:
         client_of(running) as third,
     ):
         waiting = asyncio.ensure_future(Popper(other).pop(poll=30_000))
-        await until(lambda: len(running.pop.waiting) == 1)
+        await until(lambda: len(running.pop.state.waiting) == 1)
         of_queue_2 = asyncio.ensure_future(Popper(third).pop(poll=30_000, queue_id=2))
-        await until(lambda: len(running.pop.waiting) == 2)
+        await until(lambda: len(running.pop.state.waiting) == 2)
         number = await popper.client.call(
             RequestCode.POLLING_INFO, {"consumerGroup": "poppers", "topic": "orders", "queueId": 2}
         )
@@ -197,17 +195,17 @@ async def test_a_pop_waits_for_its_time_only(tmp_path: Path) -> None:
         assert reply.remark == "NO_MESSAGE_IN_QUEUE"
         header = reply.header(PopMessageResponse)
         assert (header.start_offset_info, header.msg_offset_info, header.rest_num) == ("", "", 0)
-        assert len(running.pop.waiting) == 0
+        assert len(running.pop.state.waiting) == 0
 
 
 async def test_a_pop_of_a_closed_connection_takes_nothing(tmp_path: Path) -> None:
     async with poppers(tmp_path) as (popper, running):
         async with client_of(running) as other:
             waiting = asyncio.ensure_future(Popper(other).pop(poll=30_000))
-            await until(lambda: len(running.pop.waiting) == 1)
+            await until(lambda: len(running.pop.state.waiting) == 1)
             other.connection.abort()
             waiting.cancel()
-        await until(lambda: len(running.pop.waiting) == 0)
+        await until(lambda: len(running.pop.state.waiting) == 0)
         await send(popper, b"a")
         assert bodies(await popper.pop()) == [b"a"]
 
@@ -217,7 +215,7 @@ async def test_too_many_waiting_pops_are_told_so(tmp_path: Path, monkeypatch: py
     async with poppers(tmp_path) as (popper, running):
         commands = [popper.pop_command(poll=20_000) for _ in range(3)]
         waiting = [asyncio.ensure_future(popper.client.connection.request(each, 60)) for each in commands]
-        await until(lambda: len(running.pop.waiting) == 3)
+        await until(lambda: len(running.pop.state.waiting) == 3)
         await popper.answer(poll=20_000, expect=209)
         await send(popper, b"a", b"b", b"c")
         replies = await asyncio.gather(*waiting)
@@ -240,7 +238,7 @@ async def test_every_message_goes_to_one_of_many_waiting_pops(tmp_path: Path) ->
                 await send(popper, b"%d" % number, queue_id=number % 4)
             await asyncio.gather(*tasks)
         assert sorted(found) == sorted(b"%d" % number for number in range(200))
-        assert len(running.pop.leases) == 0
+        assert len(running.pop.state.leases) == 0
 
 
 @pytest.mark.parametrize(("kind", "expression"), [("TAG", "A || C"), ("SQL92", "n > 2")])
@@ -265,7 +263,7 @@ async def test_a_filter_passes_a_long_backlog(tmp_path: Path) -> None:
         await send(popper, b"yes", TAGS="A")
         assert bodies(await popper.pop(exp="A", poll=20_000)) == [b"yes"]
         waiting = asyncio.ensure_future(popper.pop(exp="A", poll=20_000))
-        await until(lambda: len(running.pop.waiting) == 1)
+        await until(lambda: len(running.pop.state.waiting) == 1)
         await send(popper, b"no", TAGS="B")
         await send(popper, b"yes", TAGS="A")
         assert bodies(await waiting) == [b"yes"]
@@ -328,7 +326,7 @@ async def test_order(tmp_path: Path) -> None:
         more, counts = await ordered(4, "A5")
         assert (bodies(more), counts) == ([b"o1", b"o2", b"o3"], "0 qo0%1 2;0 0 0")
         assert more[0].handle.start_offset == 1
-        offsets = running.pop.tables.offsets
+        offsets = running.pop.state.tables.offsets
         await popper.ack(more[1])
         assert offsets.get("orders", "poppers", 0) == 1
         await popper.ack(more[0])
@@ -343,7 +341,7 @@ async def test_an_ordered_pop_waits_until_its_queue_is_free(tmp_path: Path) -> N
         await send(popper, b"a", b"b")
         (first,) = await popper.pop(order=True, most=1, invisible=30_000)
         waiting = asyncio.ensure_future(Popper(other).pop(order=True, poll=30_000, invisible=500))
-        await until(lambda: len(running.pop.waiting) == 1)
+        await until(lambda: len(running.pop.state.waiting) == 1)
         await popper.ack(first)
         (second,) = await waiting
         assert second.body == b"b"
@@ -375,7 +373,7 @@ async def test_wrong_requests(tmp_path: Path) -> None:
         await popper.client.call(batch, body=b'{"acks":[]}', expect=208)
         await popper.client.call(batch, body=b"nonsense", expect=1)
         await popper.client.call(batch, body=popper.batch_body([first]).replace(b"orders", b"nowher"))
-        assert len(running.pop.leases) == 1
+        assert len(running.pop.state.leases) == 1
         await popper.answer(most=33, expect=29)
         await popper.answer(queue_id=9, expect=29)
         await Popper(popper.client, "nowhere").answer(expect=17)
@@ -392,7 +390,7 @@ async def test_peek_and_notification(tmp_path: Path) -> None:
         reply = await popper.client.call(RequestCode.NOTIFICATION, notify)
         assert reply.ext_fields["hasMsg"] == "false"
         waiting = asyncio.ensure_future(other.call(RequestCode.NOTIFICATION, {**notify, "pollTime": 9000}))
-        await until(lambda: len(running.pop.waiting) == 1)
+        await until(lambda: len(running.pop.state.waiting) == 1)
         await send(popper, b"a", queue_id=1)
         assert (await waiting).ext_fields["hasMsg"] == "true"
         reply = await popper.client.call(RequestCode.PEEK_MESSAGE, peek)
@@ -412,7 +410,7 @@ async def test_leases_last_over_a_clean_restart(tmp_path: Path) -> None:
         third = await popper.change(third, 90_000)
     async with poppers(tmp_path, clock=clock) as (popper, running):
         assert await popper.pop() == []
-        assert sum(len(lease.left) for lease in running.pop.leases) == 2
+        assert sum(len(lease.left) for lease in running.pop.state.leases) == 2
         await popper.ack(third)
         await advanced(clock, 60, running)
         (again,) = await popper.pop()
@@ -421,46 +419,30 @@ async def test_leases_last_over_a_clean_restart(tmp_path: Path) -> None:
     async with poppers(tmp_path, clock=clock) as (popper, running):
         await advanced(clock, 600, running)
         assert await popper.pop() == []
-        assert len(running.pop.leases) == 0
+        assert len(running.pop.state.leases) == 0
 
 
 @pytest.mark.parametrize("flush", FlushDiskType)
-async def test_the_interface_for_callers_in_this_process(tmp_path: Path, flush: FlushDiskType) -> None:
+async def test_pops_acks_and_changes_however_the_log_is_flushed(tmp_path: Path, flush: FlushDiskType) -> None:
     async with poppers(tmp_path, store_options={"flush_disk_type": flush}) as (popper, running):
-        await send(popper, b"a", b"b", TAGS="paid")
-        await send(popper, b"c", TAGS="open")
-        pop = running.pop
-        request = PopRequest(
-            topic="orders",
-            group="billing",
-            invisible_millis=30_000,
-            poll_millis=15_000,
-            filter=pop_filter("TAG", "paid"),
-        )
-        popped = await pop.receive(request)
-        assert popped.status is PopStatus.FOUND
-        (one, handle, before), (two, second, _) = popped.messages()
-        assert (one.body, two.body, before) == (b"a", b"b", 0)
-        await pop.ack("orders", "billing", [ReceiptHandle.parse(f"{handle} 4711")])
-        later = await pop.change_invisible_time("orders", "billing", second, 0)
-        assert later.offset == 1
-        (again,) = (await pop.receive(request)).messages()
-        assert (again.message.topic, again.message.body, again.delivered_before) == ("orders", b"b", 1)
-        await pop.ack("orders", "billing", [again.handle])
-        assert len(pop.leases) == 0
-        with pytest.raises(TopicNotExist):
-            await pop.receive(PopRequest(topic="nowhere", group="billing", invisible_millis=1))
-
-
-async def test_a_receive_that_was_given_up_takes_nothing(tmp_path: Path) -> None:
-    async with poppers(tmp_path) as (popper, running):
-        request = PopRequest(topic="orders", group="poppers", invisible_millis=30_000, poll_millis=15_000)
-        task = asyncio.ensure_future(running.pop.receive(request))
-        await until(lambda: len(running.pop.waiting) == 1)
-        task.cancel()
-        await until(lambda: len(running.pop.waiting) == 0)
-        await send(popper, b"a")
-        assert bodies(await popper.pop()) == [b"a"]
+        waiting = asyncio.ensure_future(popper.pop(exp="paid", poll=20_000))
+        await until(lambda: len(running.pop.state.waiting) == 1)
+        await send(popper, b"a", TAGS="paid")
+        (first,) = await waiting
+        await send(popper, b"b", b"c", TAGS="paid")
+        await send(popper, b"d", TAGS="open")
+        second, third = await popper.pop(exp="paid")
+        assert bodies([first, second, third]) == [b"a", b"b", b"c"]
+        command = popper.ack_command(first.handle)
+        fields = {**command.ext_fields, "extraInfo": f"{first.handle} 4711"}  # as a proxy writes it
+        await popper.client.ask(request(command.code, ext_fields=fields))
+        await popper.batch_ack([third])
+        await popper.change(second, 0)
+        (again,) = await popper.pop(exp="paid", poll=20_000)
+        assert (again.message.topic, again.body, again.message.reconsume_times) == ("orders", b"b", 1)
+        await popper.ack(again)
+        assert len(running.pop.state.leases) == 0
+        running.pop.state.check_invariants()
 
 
 async def test_a_slave_leases_nothing(tmp_path: Path) -> None:
@@ -477,6 +459,6 @@ async def test_clients_cannot_write_revive_records(tmp_path: Path) -> None:
     async with poppers(tmp_path) as (popper, running):
         await send(popper, b"a")
         assert len(await popper.pop()) == 1
-        command = popper.client.send_command(running.pop.records.topic, b"{}", properties={"TAGS": "ck"})
+        command = popper.client.send_command(running.pop.state.records.topic, b"{}", properties={"TAGS": "ck"})
         reply = await popper.client.connection.request(request(command.code, ext_fields=command.ext_fields), 10)
         assert reply.code != 0

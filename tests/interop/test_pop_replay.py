@@ -84,7 +84,7 @@ class PopReplay(Replay):
     def __init__(self, running: RunningBroker, clock: ManualClock) -> None:
         port = running.config.broker.listen_port
         super().__init__(port, port, clock)
-        self._waiting = running.pop.waiting
+        self._waiting = running.pop.state.waiting
         self.archive = "pop-533.tar.xz"
         self._pops: dict[int, tuple[int, int]] = {}
         """Time of a captured pop -> time and revive queue of ours."""
@@ -197,4 +197,4 @@ async def test_captured_pops_get_the_same_answers(scenario: str, tmp_path: Path)
         found = await replay.play(f"pop-533/{scenario}")
         assert unexpected(found, scenario) == []
         assert replay.compared > 10
-        running.pop.check_invariants()
+        running.pop.state.check_invariants()

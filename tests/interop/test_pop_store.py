@@ -10,7 +10,7 @@ from pathlib import Path
 from downrange.broker.app import RunningBroker, broker
 from downrange.broker.config import BrokerConfig
 from downrange.broker.json_file import JsonFile
-from downrange.broker.pop.leases import Lease
+from downrange.broker.pop.leases import Lease, bits_of
 from downrange.broker.pop.orders import OrderStates
 from downrange.broker.pop.records import Acknowledged, ReviveRecords, read_record
 from downrange.clock import ManualClock
@@ -70,8 +70,9 @@ def test_our_records_are_those_that_java_writes(tmp_path: Path) -> None:
                 continue  # a batch of one message is an `ack` here, which means as much
             case Acknowledged(key=key, offsets=offsets, next_offset=None):
                 lease = leases[key]
+                bits = bits_of(key.start_offset, offsets)
                 made = ours.acknowledgement(
-                    key, offsets, lease.revive_queue, lease.visible_at, kept.message.born_timestamp
+                    key, bits, lease.revive_queue, lease.visible_at, kept.message.born_timestamp
                 )
             case other:
                 raise AssertionError(other)
@@ -103,7 +104,7 @@ async def test_our_broker_goes_on_where_java_stopped(tmp_path: Path) -> None:
         expected = golden.manifest
         assert expected["name"] == "pop"
         await clock.advance(2)
-        assert len(running.pop.leases) == 0  # all are over: acknowledged, or revived now
+        assert len(running.pop.state.leases) == 0  # all are over: acknowledged, or revived now
         async with popper_of(running, "PopBasic", "pop_basic") as popper:
             # Two messages came after this group's last pop, for tests of filters.
             assert [each.body for each in await popper.pop(invisible=60_000)] == [b"f6", b"f7"]
@@ -118,10 +119,10 @@ async def test_our_broker_goes_on_where_java_stopped(tmp_path: Path) -> None:
             assert (again.body, again.message.reconsume_times, again.handle.offset) == (b"r1", 4, 3)
             await retried.ack(again)
     async with taken_over(golden, clock) as running:
-        assert sorted(len(lease.left) for lease in running.pop.leases) == [2]
+        assert sorted(len(lease.left) for lease in running.pop.state.leases) == [2]
         # Java would go on behind this record of each revive queue.
-        lease = next(iter(running.pop.leases))
-        offsets = running.pop.tables.offsets
+        lease = next(iter(running.pop.state.leases))
+        offsets = running.pop.state.tables.offsets
         assert offsets.get(REVIVE_TOPIC, REVIVE_GROUP, lease.revive_queue) == lease.revive_offset - 1
         await clock.advance(61)
         async with popper_of(running, "PopBasic", "pop_basic") as popper:

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from downrange.broker.app import RunningBroker, broker
 from downrange.broker.config import BrokerConfig
-from downrange.broker.pop.popped import Popped, PopRequest
+from downrange.broker.pop.leases import LeaseKey
+from downrange.broker.pop.popped import PopRequest
 from downrange.clock import ManualClock
 from downrange.model.message_id import pack_host
 from downrange.model.topics import TopicConfig
@@ -98,7 +99,7 @@ class Subject:
 
     def send(self, queue_id: int) -> None:
         body = b"%d" % len(self.model.messages)
-        self.running.pop.writer.append_one(NewMessage("T", queue_id, body, b"", self.clock.now(), HOST, HOST))
+        self.running.pop.state.writer.append_one(NewMessage("T", queue_id, body, b"", self.clock.now(), HOST, HOST))
         self.model.messages[body] = Known()
 
     def pop(self, most: int, *, queue_id: int = -1) -> None:
@@ -108,14 +109,20 @@ class Subject:
     def request(self, most: int, **options: object) -> PopRequest:
         return PopRequest(topic="T", group="G", invisible_millis=INVISIBLE, max_messages=most, **options)  # type: ignore[arg-type]
 
-    def take(self, popped: object) -> set[bytes]:
-        assert isinstance(popped, Popped)
+    def take(self, request: PopRequest) -> set[bytes]:
+        receiving = self.running.pop.receiving
+        popped = receiving.take(request, receiving.check(request, "peer"))
+        receiving.lease([popped])
+        assert popped.error is None
         found = set()
-        for message, handle, before in popped.messages():
-            assert before == self.model.messages[message.body].deliveries, "every delivery is counted"
-            self.model.popped(message.body, handle, INVISIBLE)
-            self.handles.append((message.body, handle))
-            found.add(message.body)
+        for queue in popped.queues:
+            for number, message in enumerate(queue.decoded()):
+                before = message.reconsume_times if queue.counts is None else queue.counts[number]
+                assert before == self.model.messages[message.body].deliveries, "every delivery is counted"
+                handle = popped.handle(queue, message.queue_offset)
+                self.model.popped(message.body, handle, INVISIBLE)
+                self.handles.append((message.body, handle))
+                found.add(message.body)
         return found
 
     def holds(self, body: bytes, handle: ReceiptHandle) -> bool:
@@ -130,13 +137,18 @@ class Subject:
             body, handle = self.handles[number % len(self.handles)]
             if self.holds(body, handle):
                 self.model.messages[body].is_acked = True
-            self.running.pop.begin_ack("G", [(self.source(handle), handle)])
+            key = LeaseKey(self.source(handle), "G", handle.queue_id, handle.start_offset, handle.pop_time)
+            acknowledging = self.running.pop.acknowledging
+            if handle.is_orderly:
+                acknowledging.acknowledge_in_order(key, [handle.offset], handle.invisible_time)
+            else:
+                acknowledging.acknowledge({key: 1 << (handle.offset - handle.start_offset)})
 
     def change(self, number: int, millis: int) -> None:
         if self.handles:
             body, handle = self.handles[number % len(self.handles)]
             held = self.holds(body, handle)
-            new, _ = self.running.pop.begin_change(self.source(handle), "G", handle, millis)
+            new, _ = self.running.pop.changing.change(self.source(handle), "G", handle, millis)
             if held:
                 known = self.model.messages[body]
                 known.handle, known.visible_at = new, new.pop_time + new.invisible_time
@@ -144,7 +156,7 @@ class Subject:
 
     async def wait(self, seconds: float) -> None:
         await self.clock.advance(seconds)
-        pop = self.running.pop
+        pop = self.running.pop.state
         while pop.leases.next_due is not None and pop.leases.next_due <= self.clock.now():
             await self.clock.advance(0.001)
         self.model.now = self.clock.now()
@@ -154,7 +166,7 @@ class Subject:
 class Unordered(Subject):
     def pop(self, most: int, *, queue_id: int = -1) -> None:
         free = self.model.free()
-        found = self.take(self.running.pop.begin_receive(self.request(most, queue_id=queue_id)))
+        found = self.take(self.request(most, queue_id=queue_id))
         assert found <= free
         if queue_id == -1:
             assert len(found) == min(most, len(free)), f"{free - found} are free"
@@ -165,14 +177,14 @@ class Ordered(Subject):
 
     def holds(self, body: bytes, handle: ReceiptHandle) -> bool:
         """A message may be acknowledged until it is popped again; the queue's other messages are popped with it."""
-        state = self.running.pop.orders.get(("T", "G", handle.queue_id))
+        state = self.running.pop.state.orders.get(("T", "G", handle.queue_id))
         known = self.model.messages[body]
         return known.handle == handle and not known.is_acked and state is not None and state.pop_time == handle.pop_time
 
     def pop(self, most: int, *, queue_id: int = -1) -> None:
-        pop = self.running.pop
-        blocked = {queue for queue in range(QUEUES) if pop.orders.is_blocked(("T", "G", queue), None, self.clock.now())}
-        found = self.take(pop.begin_receive(self.request(most, queue_id=queue_id, is_orderly=True)))
+        orders = self.running.pop.state.orders
+        blocked = {queue for queue in range(QUEUES) if orders.is_blocked(("T", "G", queue), None, self.clock.now())}
+        found = self.take(self.request(most, queue_id=queue_id, is_orderly=True))
         by_queue: dict[int, list[int]] = {}
         for body, handle in self.handles[len(self.handles) - len(found) :]:
             assert body in found
@@ -237,9 +249,9 @@ async def _step(subject: Subject, step: str, number: int) -> None:
         case "wait":
             await subject.wait(number)
         case "save":
-            subject.running.pop.tables.offsets.save()
+            subject.running.pop.state.tables.offsets.save()
         case "save orders":
-            subject.running.pop.orders.save()
+            subject.running.pop.state.orders.save()
         case "crash":
             await subject.crash()
         case _:

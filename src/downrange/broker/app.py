@@ -45,6 +45,7 @@ from downrange.broker.handlers.groups import GroupHandlers
 from downrange.broker.handlers.offsets import OffsetHandlers
 from downrange.broker.handlers.plain_acl import PlainAclHandlers
 from downrange.broker.handlers.pop import PopHandlers
+from downrange.broker.handlers.pops import Pops
 from downrange.broker.handlers.progress import ProgressHandlers
 from downrange.broker.handlers.query import QueryHandlers
 from downrange.broker.handlers.recall import RecallReader, TimerHandlers
@@ -65,7 +66,7 @@ from downrange.broker.pop.assignment import RequestModes
 from downrange.broker.pop.orders import OrderStates
 from downrange.broker.pop.pop import Pop
 from downrange.broker.pop.revival import Revival
-from downrange.broker.pop.waiting import WaitingPops
+from downrange.broker.pop.state import PopState
 from downrange.broker.pull_checks import PullChecks
 from downrange.broker.pulls import Pulls
 from downrange.broker.queue_locks import QueueLocks
@@ -294,8 +295,8 @@ async def _serving(
     topics.adopt(chain(map(TopicQueue._make, store.queues.names()), half_messages.destinations()))
     orders = OrderStates(JsonFile(directory / "consumerOrderInfo.json"))
     modes = RequestModes(JsonFile(directory / "messageRequestMode.json"))
-    pop = Pop(live, tables, writer, orders, WaitingPops(), clock)
-    revival = Revival(pop)
+    pop = Pop(PopState(live, tables, writer, orders, clock))
+    revival = Revival(pop.state)
     transactions = TransactionService(live, half_messages, producers, topics, writer, clock)
     flow = FlowControl(live, store)
     writer.on_appended = flow.appended
@@ -320,7 +321,7 @@ async def _serving(
         int(RequestCode.RECALL_MESSAGE): RecallReader(live, topics, writer, timing).read,
     }
     sends = Sends(writer, reader, usual, others, registration.register_changes)
-    acks = Acks(pop)
+    pops, acks = Pops(pop), Acks(pop)
     checks = PullChecks(live, topics, groups, consumers, filters)
     pulls = Pulls(live, checks, offsets, store, waiting, writer)
     routes = [
@@ -345,7 +346,7 @@ async def _serving(
     ]
 
     commands = Commands(routes, statistics)
-    served = frozenset(commands.routes.keys() | sends.codes | pulls.codes | acks.codes)
+    served = frozenset(commands.routes.keys() | sends.codes | pulls.codes | pops.codes | acks.codes)
     gate = inner = None
     audit = AuditLog(live.broker.audit_log_file, live.broker.audit_log_file_size)
     if access.control is not None:
@@ -359,12 +360,12 @@ async def _serving(
         consumers.drop(connection)
         producers.drop(connection)
         waiting.drop(connection)
-        pop.waiting.drop(connection)
+        pop.state.waiting.drop(connection)
         if gate is not None:
             gate.forget(connection)
 
     # The VIP port serves everything but pulls.
-    for server, families in ((main, (sends, pulls, acks)), (vip, (sends, acks))):
+    for server, families in ((main, (sends, pulls, pops, acks)), (vip, (sends, pops, acks))):
         server.serve = RequestPath(admission, commands, *families).serve
         server.on_close = closed
         await server.start()
@@ -429,7 +430,7 @@ async def _serving(
             finally:
                 await registration.unregister()
                 waiting.notify_all()
-                pop.waiting.wake_all()
+                pop.state.waiting.wake_all()
                 await main.stop()
                 await vip.stop()
                 await replication.stop()

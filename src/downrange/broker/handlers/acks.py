@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 from functools import partial
+from operator import attrgetter
 from time import perf_counter
-from typing import Final
+from typing import Final, NamedTuple
 
-from downrange.broker.pop.leases import LeaseKey
-from downrange.broker.pop.pop import Ack, Pop
+from downrange.broker.pop.leases import LeaseKey, bits_of, offsets_of
+from downrange.broker.pop.pop import Pop
 from downrange.model.topics import pop_retry_topic
 from downrange.protocol.bodies.body import decode_body
 from downrange.protocol.bodies.pop import (
@@ -21,16 +22,48 @@ from downrange.protocol.bodies.pop import (
     ReceiptHandle,
     decode_bits,
 )
+from downrange.protocol.bodies.pop_frames import DONE_PIECES, AckGroup, read_acks
 from downrange.protocol.codes import RequestCode, ResponseCode
-from downrange.protocol.command import RESPONSE_FLAG, Buffer, Command
+from downrange.protocol.command import RESPONSE_FLAG, Command
 from downrange.protocol.errors import BrokerError, RemoteProtocolError
 from downrange.protocol.framing import Frame, decode_frame
 from downrange.store.new_message import PutMessageStatus
 from downrange.transport.connection import Connection
-from downrange.transport.serving import encode_reply, error_reply
+from downrange.transport.serving import encode_reply, error_reply, send_replies
 
 _ACK: Final = int(RequestCode.ACK_MESSAGE)
 _BATCH: Final = int(RequestCode.BATCH_ACK_MESSAGE)
+_OK: Final = int(ResponseCode.SUCCESS)
+_is_full = attrgetter("is_full")
+
+
+class _Answered(NamedTuple):
+    """Neighbouring requests with one code, their connections, and their replies with one code, one behind the other."""
+
+    request_code: int
+    frames: list[Frame]
+    origins: list[Connection]
+    code: int
+    replies: bytes
+
+
+class _Run:
+    """Acknowledgements that are stored together, and what is answered then."""
+
+    __slots__ = ("acks", "answers")
+
+    def __init__(self) -> None:
+        self.acks: dict[LeaseKey, int] = {}
+        """The bits of each lease."""
+        self.answers: list[_Answered] = []
+
+    def add(self, key: LeaseKey, bits: int) -> None:
+        self.acks[key] = self.acks.get(key, 0) | bits
+
+    @property
+    def origins(self) -> list[Connection]:
+        """The connection of each request."""
+        return [origin for answered in self.answers for origin in answered.origins]
 
 
 class Acks:
@@ -39,102 +72,153 @@ class Acks:
     codes: Final = frozenset((_ACK, _BATCH))
 
     def __init__(self, pop: Pop) -> None:
-        self._pop = pop
-        self._statistics = pop.writer.statistics
+        self._state = pop.state
+        self._acknowledging = pop.acknowledging
+        self._writer = pop.state.writer
+        self._statistics = pop.state.writer.statistics
 
     def take(self, frames: list[Frame], origins: list[Connection], at: int, stop: int) -> None:
         """Answer the acknowledgements in `frames[at:stop]`, of which `frames[n]` came over `origins[n]`."""
-        start = perf_counter()
-        together: list[Ack] = []
-        passed: list[tuple[Command, Connection]] = []
-        replies: list[tuple[Command, Connection, Command]] = []
-        for number in range(at, stop):
-            frame, origin = frames[number], origins[number]
-            if origin.is_full:
-                origin.defer(frame)
+        began, first = perf_counter(), at
+        run = _Run()
+        while at < stop:
+            reached, groups, replies = read_acks(frames, at, stop, DONE_PIECES)
+            if reached > at and self._take_usual(run, groups, origins[at:reached]):
+                run.answers.append(_Answered(_ACK, frames[at:reached], origins[at:reached], _OK, replies))
+                at = reached
                 continue
-            try:
-                command = decode_frame(frame)
-                if command.flag & RESPONSE_FLAG:
-                    continue
-                found = self._read(command, origin)
-                if any(revive_queue == ORDERLY_REVIVE_QUEUE for _, _, revive_queue, _ in found):
-                    self._pop.acknowledge(found)  # this may be refused for a single message
-                else:
-                    together += found
-            except RemoteProtocolError as error:
-                origin.break_off(error)
-            except Exception as error:
-                replies.append((command, origin, error_reply(command, error)))
-            else:
-                passed.append((command, origin))
+            reached = max(reached, at + 1)
+            for number in range(at, reached):
+                self._take_one(run, frames[number], origins[number])
+            at = reached
+        end_offset = 0
         try:
-            end_offset = self._pop.acknowledge(together) if together else 0
+            if run.acks:
+                end_offset = self._acknowledging.acknowledge(run.acks)
         except Exception as error:
-            replies += [(command, origin, error_reply(command, error)) for command, origin in passed]
-            passed = []
-            end_offset = 0
-        millis = (perf_counter() - start) * 1000 / (stop - at)
-        self._answer(replies, millis)
-        if end_offset and self._pop.writer.makes_wait:
-            for _, origin in passed:
+            _refuse(run, error)
+        millis = (perf_counter() - began) * 1000 / (stop - first)
+        if end_offset and self._writer.makes_wait:
+            for origin in run.origins:
                 origin.begin_answering(1)
-            self._pop.writer.tell_when_safe(end_offset, partial(self._answer_later, passed, millis))
+            self._writer.tell_when_safe(end_offset, partial(self._safe, run, millis))
         else:
-            self._answer([(command, origin, command.reply()) for command, origin in passed], millis)
+            self._answer(run, millis)
 
-    def _answer(self, replies: list[tuple[Command, Connection, Command]], millis: float) -> None:
-        origins: dict[Connection, None] = {}
-        for command, origin, reply in replies:
-            self._statistics.rpc(command.code, reply.code, millis)
-            if not command.is_oneway:
-                origin.reply_parts(encode_reply(reply))
-                origins[origin] = None
-        for origin in origins:
-            origin.flush()
+    def _take_usual(self, run: _Run, groups: list[AckGroup], origins: list[Connection]) -> bool:
+        """Take acknowledgements that `read_acks` has read; False when they have to be looked at one by one."""
+        if not all(map(self._is_usual, groups)) or any(map(_is_full, origins)):
+            return False
+        for topic, group, queue_id, start, pop_time, _, _, bits in groups:
+            run.add(LeaseKey(topic, group, queue_id, start, pop_time), bits)
+        return True
 
-    def _answer_later(self, passed: list[tuple[Command, Connection]], millis: float, status: PutMessageStatus) -> None:
-        for command, origin in passed:
-            reply = command.reply()
-            if status is not PutMessageStatus.PUT_OK:
-                reply = command.reply(ResponseCode.SYSTEM_ERROR, f"not safe yet: {status.value}")
-            self._statistics.rpc(command.code, reply.code, millis)
-            parts: list[Buffer] = [] if command.is_oneway else encode_reply(reply)
-            origin.end_answering(1, *parts)
+    def _take_one(self, run: _Run, frame: Frame, origin: Connection) -> None:
+        """Take a request that is not usual."""
+        if origin.is_full:
+            origin.defer(frame)
+            return
+        try:
+            command = decode_frame(frame)
+            if command.flag & RESPONSE_FLAG:
+                return
+            try:
+                if command.code == _ACK:
+                    self._read_single(run, command, origin)
+                else:
+                    self._read_batch(run, command)
+                reply = command.reply()
+            except RemoteProtocolError:
+                raise
+            except Exception as error:
+                reply = error_reply(command, error)
+        except RemoteProtocolError as error:
+            origin.break_off(error)
+            return
+        run.answers.append(_answered(command, frame, origin, reply))
 
     # --- reading ------------------------------------------------------------------------------------------------
 
-    def _read(self, command: Command, origin: Connection) -> list[Ack]:
-        if command.code == _ACK:
-            return [self._single(command, origin)]
-        acks = decode_body(BatchAckMessageBody, command.body_bytes).acks if command.body_bytes else ()
-        if not acks:
-            raise BrokerError(None, ResponseCode.NO_MESSAGE)
-        return [self._batch(ack) for ack in acks if self._is_here(ack)]
+    def _is_usual(self, found: AckGroup) -> bool:
+        """Whether these messages are ones that may be acknowledged, and were not popped in order."""
+        topic, _, queue_id, start, _, _, revive_queue, bits = found
+        known = self._state.tables.topics.get(topic)
+        if known is None or not 0 <= queue_id < known.read_queue_nums or revive_queue == ORDERLY_REVIVE_QUEUE:
+            return False
+        lowest, highest = self._state.offset_range(topic, queue_id)
+        return lowest <= start + (bits & -bits).bit_length() - 1 and start + bits.bit_length() - 1 <= highest
 
-    def _single(self, command: Command, origin: Connection) -> Ack:
+    def _read_single(self, run: _Run, command: Command, origin: Connection) -> None:
         header = command.header(AckMessageRequest)
         topic, queue_id, offset = header.topic, header.queue_id, header.offset
-        self._pop.check_place(topic, queue_id, origin.peer)
+        self._state.check_place(topic, queue_id, origin.peer)
         handle = ReceiptHandle.parse(header.extra_info)
-        store = self._pop.store
-        lowest, highest = store.min_offset_of(topic, queue_id), store.max_offset_of(topic, queue_id)
+        lowest, highest = self._state.offset_range(topic, queue_id)
         if not lowest <= offset <= highest:
             raise BrokerError(
                 f"offset is illegal, key:{topic}@{queue_id}, commit:{offset}, store:{lowest}~{highest}",
                 ResponseCode.NO_MESSAGE,
             )
         key = LeaseKey(topic, header.consumer_group, queue_id, handle.start_offset, handle.pop_time)
-        return key, (offset,), handle.revive_queue, handle.invisible_time
+        if handle.is_orderly:
+            self._acknowledging.acknowledge_in_order(key, (offset,), handle.invisible_time)
+        else:
+            run.add(key, bits_of(handle.start_offset, (offset,)))
 
-    def _batch(self, ack: BatchAck) -> Ack:
-        key = LeaseKey(_source(ack), ack.consumer_group, ack.queue_id, ack.start_offset, ack.pop_time)
-        return key, decode_bits(ack.bits, ack.start_offset), ack.revive_queue_id, ack.invisible_time
+    def _read_batch(self, run: _Run, command: Command) -> None:
+        acks = decode_body(BatchAckMessageBody, command.body_bytes).acks if command.body_bytes else ()
+        if not acks:
+            raise BrokerError(None, ResponseCode.NO_MESSAGE)
+        found: list[tuple[BatchAck, LeaseKey, int]] = []
+        for ack in acks:
+            source = _source(ack)
+            topic = self._state.tables.topics.get(source)
+            if topic is None or not 0 <= ack.queue_id < topic.read_queue_nums:
+                continue  # entries with a topic or queue that is not here are passed over, as RocketMQ does
+            key = LeaseKey(source, ack.consumer_group, ack.queue_id, ack.start_offset, ack.pop_time)
+            found.append((ack, key, decode_bits(ack.bits)))
+        for ack, key, bits in found:
+            if ack.revive_queue_id == ORDERLY_REVIVE_QUEUE:
+                offsets = offsets_of(ack.start_offset, bits)
+                self._acknowledging.acknowledge_in_order(key, offsets, ack.invisible_time)
+            else:
+                run.add(key, bits)
 
-    def _is_here(self, ack: BatchAck) -> bool:
-        """Entries with a topic or queue that is not here are passed over, as RocketMQ does."""
-        topic = self._pop.tables.topics.get(_source(ack))
-        return topic is not None and 0 <= ack.queue_id < topic.read_queue_nums
+    # --- answering ----------------------------------------------------------------------------------------------
+
+    def _safe(self, run: _Run, millis: float, status: PutMessageStatus) -> None:
+        for origin in run.origins:
+            origin.end_answering(1)
+        if status is not PutMessageStatus.PUT_OK:
+            _refuse(run, BrokerError(f"not safe yet: {status.value}", ResponseCode.SYSTEM_ERROR))
+        self._answer(run, millis)
+
+    def _answer(self, run: _Run, millis: float) -> None:
+        for answered in run.answers:
+            self._statistics.rpc(answered.request_code, answered.code, millis, len(answered.frames))
+        answers = [answered for answered in run.answers if answered.replies]
+        if len(answers) == 1:
+            send_replies(answers[0].origins, answers[0].replies)
+        elif answers:
+            origins = [origin for answered in answers for origin in answered.origins]
+            send_replies(origins, b"".join([answered.replies for answered in answers]))
+
+
+def _refuse(run: _Run, error: Exception) -> None:
+    """Acknowledgements were not stored: all requests that would have been answered with yes get an error."""
+    answers, run.answers = run.answers, []
+    for answered in answers:
+        if answered.code != _OK:
+            run.answers.append(answered)
+            continue
+        for frame, origin in zip(answered.frames, answered.origins, strict=True):
+            command = decode_frame(frame)
+            run.answers.append(_answered(command, frame, origin, error_reply(command, error)))
+
+
+def _answered(command: Command, frame: Frame, origin: Connection, reply: Command) -> _Answered:
+    text = b"" if command.is_oneway else b"".join(encode_reply(reply))
+    return _Answered(command.code, [frame], [origin], reply.code, text)
 
 
 def _source(ack: BatchAck) -> str:

@@ -10,7 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from heapq import heapify, heappop, heappush
 from itertools import count
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+MOST_SPAN: Final = 1 << 13
+"""The offsets of one lease are less than so far apart: a read that passes over more messages gives none of them."""
 
 
 class LeaseKey(NamedTuple):
@@ -23,53 +26,51 @@ class LeaseKey(NamedTuple):
     pop_time: int
 
 
+def offsets_of(start: int, bits: int) -> list[int]:
+    """The offsets that a bit set names: bit n stands for `start + n`."""
+    return [start + number for number in range(bits.bit_length()) if bits >> number & 1]
+
+
+def bits_of(start: int, offsets: Iterable[int]) -> int:
+    """The bit set of some offsets; those that no lease from `start` on can have are left out."""
+    bits = 0
+    for offset in offsets:
+        if 0 <= offset - start < MOST_SPAN:
+            bits |= 1 << (offset - start)
+    return bits
+
+
 class Lease:
     """The messages of one queue that one pop took.
 
+    `held` has a bit for each of them that was not acknowledged: bit n for the offset `key.start_offset + n`.
     `revive_queue` and `revive_offset` are the place of the record that makes the lease last over a crash.
     """
 
-    __slots__ = ("acked", "invisible_time", "key", "offsets", "revive_offset", "revive_queue")
+    __slots__ = ("held", "invisible_time", "key", "revive_offset", "revive_queue", "visible_at")
 
     def __init__(
-        self,
-        key: LeaseKey,
-        offsets: tuple[int, ...],
-        invisible_time: int,
-        revive_queue: int,
-        revive_offset: int = -1,
-        acked: int = 0,
+        self, key: LeaseKey, held: int, invisible_time: int, revive_queue: int, revive_offset: int = -1
     ) -> None:
         self.key = key
-        self.offsets = offsets
+        self.held = held
         self.invisible_time = invisible_time
         self.revive_queue = revive_queue
         self.revive_offset = revive_offset
-        self.acked = acked
-        """Bit n: the message `offsets[n]` was acknowledged."""
+        self.visible_at = key[4] + invisible_time
+        """When the messages that were not acknowledged come again."""
 
     def __repr__(self) -> str:
         return f"<Lease {'@'.join(map(str, self.key))} left={self.left} until={self.visible_at}>"
 
     @property
-    def visible_at(self) -> int:
-        """When the messages that were not acknowledged come again."""
-        return self.key.pop_time + self.invisible_time
-
-    @property
     def left(self) -> list[int]:
         """The offsets that were not acknowledged."""
-        acked = self.acked
-        return [offset for number, offset in enumerate(self.offsets) if not acked >> number & 1]
+        return offsets_of(self.key.start_offset, self.held)
 
-    def open_of(self, offsets: Iterable[int]) -> list[int]:
-        """Those of some offsets that belong to this lease and were not acknowledged."""
-        wanted = set(offsets)
-        return [offset for offset in self.left if offset in wanted]
-
-    @property
-    def is_over(self) -> bool:
-        return self.acked == (1 << len(self.offsets)) - 1
+    def bit_of(self, offset: int) -> int:
+        """The bit of a message in `held`; 0 when this lease does not hold it, or not any more."""
+        return bits_of(self.key.start_offset, (offset,)) & self.held
 
 
 class Leases:
@@ -107,28 +108,21 @@ class Leases:
         """Add a lease; one with this key, whose record was written again, is replaced."""
         known = self._table.get(lease.key)
         if known is not None:
-            self.end(known)
-        if lease.is_over:
-            return
-        self._table[lease.key] = lease
-        self._count(lease.key, len(lease.left))
-        heappush(self._due, (lease.visible_at, next(self._number), lease))
+            self.acknowledge(known, known.held)
+        if lease.held:
+            self._table[lease.key] = lease
+            self._count(lease.key, lease.held.bit_count())
+            heappush(self._due, (lease.visible_at, next(self._number), lease))
 
-    def acknowledge(self, lease: Lease, offsets: Iterable[int]) -> None:
-        """End the leases of messages; offsets that do not belong to the lease have no effect."""
-        before = lease.acked
-        wanted = set(offsets)
-        for number, offset in enumerate(lease.offsets):
-            if offset in wanted:
-                lease.acked |= 1 << number
-        if self._table.get(lease.key) is lease:
-            self._count(lease.key, before.bit_count() - lease.acked.bit_count())
-            if lease.is_over:
-                self._forget(lease)
-
-    def end(self, lease: Lease) -> None:
-        """End the lease of all its messages."""
-        self.acknowledge(lease, lease.offsets)
+    def acknowledge(self, lease: Lease, bits: int) -> None:
+        """End the leases of messages; bits as those of `Lease.held`, of which others have no effect."""
+        ended = lease.held & bits
+        if ended:
+            lease.held -= ended
+            if self._table.get(lease.key) is lease:
+                self._count(lease.key, -ended.bit_count())
+                if not lease.held:
+                    self._forget(lease)
 
     def due(self, now: int, most: int) -> list[Lease]:
         """Leases whose time is over, oldest first. They stay until they are ended; `postpone` brings them again."""

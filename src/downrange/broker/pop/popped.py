@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from enum import Enum
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import Final
+
+import msgspec
 
 from downrange.broker.compiled_sql import compiled
 from downrange.broker.filtering import EVERYTHING, MessageFilter, sql_filter, tag_filter
+from downrange.broker.pop.leases import offsets_of
 from downrange.model import properties as names
 from downrange.model.message import StoredMessage
 from downrange.model.message_id import pack_host
@@ -22,23 +24,21 @@ from downrange.protocol.bodies.pop import (
     ANY_QUEUE,
     MOST_MESSAGES,
     NORMAL,
-    OffsetInfo,
     ReceiptHandle,
-    offset_info,
 )
-from downrange.protocol.errors import SubscriptionParseFailed
+from downrange.protocol.errors import BrokerError, SubscriptionParseFailed
+from downrange.store.queue.backlog import Records, pieces_of
 from downrange.store.read_result import ReadResult
 
 _SIZE: Final = struct.Struct(">i")
 _OFFSET: Final = struct.Struct(">q")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PopRequest:
+class PopRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Messages are wanted: of `topic`, for `group`, for `invisible_millis`.
 
-    `queue_id` -1 means any queue. A pop that finds nothing waits for `poll_millis` since `born_millis`, or since now.
-    `init_mode` decides where a group begins that is new here: 0 with the oldest message, 1 with the newest.
+    `queue_id` -1 means any queue. A pop that finds nothing may wait for `poll_millis`. `init_mode` decides where a
+    group begins that is new here: 0 with the oldest message, 1 with the newest.
     """
 
     topic: str
@@ -47,83 +47,76 @@ class PopRequest:
     queue_id: int = ANY_QUEUE
     max_messages: int = MOST_MESSAGES
     poll_millis: int = 0
-    born_millis: int = 0
     init_mode: int = 0
     filter: MessageFilter = EVERYTHING
     is_orderly: bool = False
     attempt_id: str | None = None
-    owner: object = None
-    """Whose request it is; when the owner is dropped, the request no longer waits."""
-    peer: str = ""
-
-
-class PopStatus(Enum):
-    """How a pop ended."""
-
-    FOUND = "FOUND"
-    NO_MESSAGE = "NO_MESSAGE_IN_QUEUE"
-    FULL = "POLLING_FULL"
-    """Too many pops wait already."""
-
-
-class PoppedMessage(NamedTuple):
-    """One message with the handle by which it is acknowledged.
-
-    `message.topic` is the topic that was asked for, also if the message came from a retry topic; `handle` names the
-    queue and the offset there. `delivered_before` counts earlier deliveries.
-    """
-
-    message: StoredMessage
-    handle: ReceiptHandle
-    delivered_before: int
 
 
 @dataclass(slots=True)
 class PoppedQueue:
-    """Messages of one queue: `offsets` of `topic`, and their records as they lie in the log."""
+    """Messages of one queue of `topic`: bit n of `bits` for the offset `start_offset + n`, and their records."""
 
     topic: str
     retry_flag: int
     queue_id: int
     start_offset: int
     next_offset: int
-    offsets: tuple[int, ...]
-    slices: list[memoryview]
+    bits: int
+    records: Records
     byte_count: int
     counts: list[int] | None = None
     """How often each message was delivered before; of ordered pops only."""
 
+    @property
+    def offsets(self) -> list[int]:
+        return offsets_of(self.start_offset, self.bits)
 
-@dataclass(slots=True)
+    def decoded(self) -> Iterator[StoredMessage]:
+        for piece in pieces_of(self.records, self.byte_count):
+            at = 0
+            while at < len(piece):
+                (size,) = _SIZE.unpack_from(piece, at)
+                yield decode_record(piece[at : at + size])
+                at += size
+
+
 class Popped:
-    """The answer to a pop."""
+    """The answer to a pop: what was found in which queues."""
 
-    request: PopRequest
-    pop_time: int
-    revive_queue: int
-    broker_name: str
-    status: PopStatus = field(default=PopStatus.NO_MESSAGE, init=False)
-    rest: int = field(default=0, init=False)
-    """About how many more messages wait in the queues that were looked at."""
-    queues: list[PoppedQueue] = field(default_factory=list, init=False)
-    end_offset: int = field(default=0, init=False)
-    """The log up to here must be safe before the messages are given away; 0 when nothing was written."""
+    __slots__ = (
+        "broker_name",
+        "end_offset",
+        "error",
+        "is_refused",
+        "pop_time",
+        "queues",
+        "request",
+        "rest",
+        "revive_queue",
+        "room",
+    )
+
+    def __init__(self, request: PopRequest, pop_time: int, revive_queue: int, broker_name: str) -> None:
+        self.request = request
+        self.pop_time = pop_time
+        self.revive_queue = revive_queue
+        self.broker_name = broker_name
+        self.room = max(1, request.max_messages)
+        """So many messages more may be taken."""
+        self.rest = 0
+        """About how many more messages wait in the queues that were looked at."""
+        self.queues: list[PoppedQueue] = []
+        self.end_offset = 0
+        """The log up to here must be safe before the messages are given away; 0 when nothing was written."""
+        self.is_refused = False
+        """Whether too many pops wait for this one to wait, too."""
+        self.error: BrokerError | None = None
+        """Why the messages cannot be given away."""
 
     @property
     def invisible_time(self) -> int:
         return self.request.invisible_millis
-
-    @property
-    def message_count(self) -> int:
-        return sum(len(queue.offsets) for queue in self.queues)
-
-    @property
-    def start_offset_info(self) -> str:
-        return ";".join([f"{queue.retry_flag} {queue.queue_id} {queue.start_offset}" for queue in self.queues])
-
-    @property
-    def msg_offset_info(self) -> str:
-        return offset_info(OffsetInfo(queue.retry_flag, queue.queue_id, queue.offsets) for queue in self.queues)
 
     def handle(self, queue: PoppedQueue, offset: int) -> ReceiptHandle:
         return ReceiptHandle(
@@ -142,28 +135,10 @@ class Popped:
         found: list[memoryview] = []
         for queue in self.queues:
             if queue.retry_flag == NORMAL:
-                found += queue.slices
+                found += pieces_of(queue.records, queue.byte_count)
             else:
-                found += [memoryview(_as_of(self, queue, message)) for message in _decoded(queue)]
+                found += [memoryview(_as_of(self, queue, message)) for message in queue.decoded()]
         return found
-
-    def messages(self) -> Iterator[PoppedMessage]:
-        """The messages one by one, decoded, with their handles."""
-        for queue in self.queues:
-            for number, message in enumerate(_decoded(queue)):
-                before = message.reconsume_times if queue.counts is None else queue.counts[number]
-                if queue.retry_flag != NORMAL:
-                    message = replace(message, topic=self.request.topic)
-                yield PoppedMessage(message, self.handle(queue, message.queue_offset), before)
-
-
-def _decoded(queue: PoppedQueue) -> Iterator[StoredMessage]:
-    for piece in queue.slices:
-        at = 0
-        while at < len(piece):
-            (size,) = _SIZE.unpack_from(piece, at)
-            yield decode_record(piece[at : at + size])
-            at += size
 
 
 def _as_of(popped: Popped, queue: PoppedQueue, message: StoredMessage) -> bytes:
@@ -173,27 +148,28 @@ def _as_of(popped: Popped, queue: PoppedQueue, message: StoredMessage) -> bytes:
     return encode_record(message, pack_host(*message.born_host), pack_host(*message.store_host))
 
 
-def offsets_of(read: ReadResult, start: int, slices: list[memoryview]) -> tuple[int, ...]:
-    """The queue offsets of the messages that a read found."""
-    if read.next_begin_offset - start == read.message_count:  # nothing was skipped: nearly every pop
-        return tuple(range(start, start + read.message_count))
-    found = []
-    for piece in slices:
+def bits_of_read(read: ReadResult, start: int) -> int:
+    """The messages that a read from the offset `start` on has found, as bits of a lease."""
+    count = read.message_count
+    if read.next_begin_offset - start == count:  # nothing was skipped: nearly every pop
+        return (1 << count) - 1
+    bits = 0
+    for piece in pieces_of(read.records, read.byte_count):
         at, end = 0, len(piece)
         while at < end:
-            found.append(_OFFSET.unpack_from(piece, at + QUEUE_OFFSET_AT)[0])
+            bits |= 1 << (_OFFSET.unpack_from(piece, at + QUEUE_OFFSET_AT)[0] - start)
             at += _SIZE.unpack_from(piece, at)[0]
-    return tuple(found)
+    return bits
 
 
-def only(slices: list[memoryview], offsets: tuple[int, ...]) -> list[memoryview]:
-    """The records of some queue offsets."""
-    wanted, found = set(offsets), []
-    for piece in slices:
+def only(pieces: list[memoryview], start: int, bits: int) -> list[memoryview]:
+    """The records of some messages, which are named as those of a lease."""
+    found = []
+    for piece in pieces:
         at, end = 0, len(piece)
         while at < end:
             (size,) = _SIZE.unpack_from(piece, at)
-            if _OFFSET.unpack_from(piece, at + QUEUE_OFFSET_AT)[0] in wanted:
+            if bits >> (_OFFSET.unpack_from(piece, at + QUEUE_OFFSET_AT)[0] - start) & 1:
                 found.append(piece[at : at + size])
             at += size
     return found

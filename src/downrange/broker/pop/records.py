@@ -16,32 +16,34 @@ nobody ever looks for; ours have none, since the entry in the key index would co
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 from msgspec import field
 
-from downrange.broker.pop.leases import Lease, LeaseKey
+from downrange.broker.pop.leases import MOST_SPAN, Lease, LeaseKey
 from downrange.broker.pop.orders import OrderInfoBody, OrderKey
 from downrange.model import properties as names
 from downrange.model.topics import REVIVE_TOPIC_PREFIX
 from downrange.protocol.bodies.body import Body, BodyError, decode_body, encode_body
 from downrange.protocol.bodies.fields import Int32, Int64
+from downrange.protocol.bodies.pop import offset_list
 from downrange.store.kept_message import KeptMessage
 from downrange.store.new_message import NewMessage
 
 REVIVE_QUEUES: Final = 8
-_CK: Final = "ck"
-_ACK: Final = "ack"
-_BATCH_ACK: Final = "bAck"
-_ORDER: Final = "order"
+_CK: Final = b"ck"
+_ACK: Final = b"ack"
+_BATCH_ACK: Final = b"bAck"
+_ORDER: Final = b"order"
 _ORDERLY: Final = "ORDERLY"
+_PROPERTIES: Final = b"TIMER_DELIVER_MS\x01%d\x02TAGS\x01%b"
 # Java reads a checkpoint this long before the acknowledgements of its messages.
 _CK_EARLIER_MILLIS: Final = 1000
-_text = msgspec.json.Encoder().encode
+# So many texts for topics and groups are kept.
+_MOST_TEXTS: Final = 4096
+_encode = msgspec.json.Encoder().encode
 
 
 class CheckpointBody(Body, frozen=True, kw_only=True):
@@ -90,68 +92,82 @@ class Acknowledged:
     """The offset of the group then; None unless the messages were popped in order."""
 
 
+class _Texts(NamedTuple):
+    """The JSON of records about the messages of one topic that one group popped, with a place for each number."""
+
+    checkpoint: bytes
+    ack: bytes
+    batch_ack: bytes
+
+
 class ReviveRecords:
     """Makes the records of one broker."""
 
     def __init__(self, cluster: str, broker_name: str, host: bytes) -> None:
         self.topic = REVIVE_TOPIC_PREFIX + cluster
-        self._broker_json = _json(broker_name)
+        self._broker = _json(broker_name)
         self._host = host
+        self._texts: dict[tuple[str, str], _Texts] = {}
 
     def checkpoint(self, lease: Lease, now: int) -> NewMessage:
         """The record that makes a lease last. Messages that were acknowledged already are left out."""
         topic, group, queue_id, start, pop_time = lease.key
-        offsets = lease.offsets if not lease.acked else lease.left
-        first, count = offsets[0] - start, len(offsets)
-        if offsets[-1] - offsets[0] == count - 1:  # they follow each other: nearly every pop
-            differences = _numbers(first, count)
-        else:
-            differences = ",".join([str(offset - start) for offset in offsets])
-        body = (
-            f'{{"bm":0,"bn":{self._broker_json},"c":{_json(group)},"d":[{differences}],"it":{lease.invisible_time},'
-            f'"n":{count},"pt":{pop_time},"q":{queue_id},"reviveTime":{lease.visible_at},"ro":0,"so":{start},'
-            f'"t":{_json(topic)}}}'
-        )
-        return self._message(lease.revive_queue, body, _CK, lease.visible_at - _CK_EARLIER_MILLIS, now)
+        held, visible_at = lease.held, lease.visible_at
+        body = self._texts_of(topic, group).checkpoint % (
+            offset_list(0, held), lease.invisible_time, held.bit_count(), pop_time, queue_id, visible_at, start,
+        )  # fmt: skip
+        properties = _PROPERTIES % (visible_at - _CK_EARLIER_MILLIS, _CK)
+        return NewMessage(self.topic, lease.revive_queue, body, properties, now, self._host, self._host)
 
-    def acknowledgement(
-        self,
-        key: LeaseKey,
-        offsets: Sequence[int],
-        revive_queue: int,
-        due: int,
-        now: int,
-        *,
-        next_offset: int | None = None,
-    ) -> NewMessage:
-        """The record that ends the lease of some messages. `due` is when the lease would have ended.
+    def acknowledgement(self, key: LeaseKey, bits: int, revive_queue: int, due: int, now: int) -> NewMessage:
+        """The record that ends the lease of some messages: bit n for the offset `key.start_offset + n`.
 
-        `next_offset` is the offset of the group now, if the messages were popped in order.
+        `due` is when the lease would have ended.
         """
+        body, tags = self._ack_body(key, bits)
+        return NewMessage(self.topic, revive_queue, body, _PROPERTIES % (due, tags), now, self._host, self._host)
+
+    def ordered_acknowledgement(self, key: LeaseKey, offset: int, due: int, now: int, next_offset: int) -> NewMessage:
+        """The record that a message was acknowledged that was popped in order; `next_offset` is the group's offset."""
         topic, group, queue_id, start, pop_time = key
-        tail = (
-            f'"bn":{self._broker_json},"c":{_json(group)},"pt":{pop_time},"q":{queue_id},"so":{start},'
-            f'"t":{_json(topic)}}}'
-        )
-        more = "" if next_offset is None else f"{names.PROPERTY_SEPARATOR}{_ORDERLY}\x01{next_offset}"
-        first, tags = (offsets[0], _ACK) if len(offsets) == 1 else (-1, _BATCH_ACK)
-        head = f'{{"ao":{first},' if tags is _ACK else f'{{"ao":{first},"aol":[{",".join(map(str, offsets))}],'
-        return self._message(revive_queue, head + tail, tags, due, now, more)
+        body = self._texts_of(topic, group).ack % (offset, pop_time, queue_id, start)
+        properties = _PROPERTIES % (due, _ACK) + f"\x02{_ORDERLY}\x01{next_offset}".encode()
+        return NewMessage(self.topic, key.queue_id % REVIVE_QUEUES, body, properties, now, self._host, self._host)
+
+    def _ack_body(self, key: LeaseKey, bits: int) -> tuple[bytes, bytes]:
+        """The JSON of an acknowledgement, and its TAGS."""
+        topic, group, queue_id, start, pop_time = key
+        texts = self._texts_of(topic, group)
+        if bits & (bits - 1) == 0:
+            return texts.ack % (start + bits.bit_length() - 1, pop_time, queue_id, start), _ACK
+        return texts.batch_ack % (offset_list(start, bits), pop_time, queue_id, start), _BATCH_ACK
 
     def order(self, key: OrderKey, state: OrderInfoBody, now: int) -> NewMessage:
         """The record of the state that an ordered pop, or a change of an invisible time, has left."""
         topic, group, queue_id = key
-        body = encode_body(OrderBody(topic=topic, group=group, queue_id=queue_id, state=state)).decode()
-        return self._message(queue_id % REVIVE_QUEUES, body, _ORDER, now, now)
+        body = encode_body(OrderBody(topic=topic, group=group, queue_id=queue_id, state=state))
+        properties = _PROPERTIES % (now, _ORDER)
+        return NewMessage(self.topic, queue_id % REVIVE_QUEUES, body, properties, now, self._host, self._host)
 
-    def _message(self, queue_id: int, body: str, tags: str, due: int, now: int, more: str = "") -> NewMessage:
-        properties = f"TIMER_DELIVER_MS\x01{due}\x02TAGS\x01{tags}{more}"
-        return NewMessage(self.topic, queue_id, body.encode(), properties.encode(), now, self._host, self._host)
+    def _texts_of(self, topic: str, group: str) -> _Texts:
+        found = self._texts.get((topic, group))
+        if found is None:
+            if len(self._texts) >= _MOST_TEXTS:
+                self._texts.clear()
+            broker, group_json, topic_json = self._broker, _json(group), _json(topic)
+            tail = b'"bn":%b,"c":%b,"pt":%%d,"q":%%d,"so":%%d,"t":%b}' % (broker, group_json, topic_json)
+            found = self._texts[topic, group] = _Texts(
+                b'{"bm":0,"bn":%b,"c":%b,"d":[%%b],"it":%%d,"n":%%d,"pt":%%d,"q":%%d,"reviveTime":%%d,"ro":0,"so":%%d,'
+                b'"t":%b}' % (broker, group_json, topic_json),
+                b'{"ao":%d,' + tail,
+                b'{"ao":-1,"aol":[%b],' + tail,
+            )
+        return found
 
 
 def read_record(kept: KeptMessage) -> Lease | Acknowledged | OrderBody | None:
     """What a record of the revive topic says; None when it says nothing that can be read."""
-    tags = kept.find(names.TAGS)
+    tags = (kept.find(names.TAGS) or "").encode()
     try:
         if tags == _CK:
             return _lease(decode_body(CheckpointBody, kept.message.body), kept)
@@ -175,19 +191,17 @@ def came_by_timer(kept: KeptMessage) -> bool:
 
 
 def _lease(body: CheckpointBody, kept: KeptMessage) -> Lease:
-    start = body.start_offset
-    differences = body.differences or tuple(range(body.number))
-    key = LeaseKey(body.topic, body.group, body.queue_id, start, body.pop_time)
-    offsets = tuple(start + difference for difference in differences)
-    acked = body.bits & ((1 << len(offsets)) - 1)
-    return Lease(key, offsets, body.invisible_time, kept.message.queue_id, kept.queue_offset, acked)
+    differences = body.differences or range(min(body.number, MOST_SPAN))
+    held = 0
+    for number, difference in enumerate(differences):
+        if not 0 <= difference < MOST_SPAN:
+            raise BodyError(f"a checkpoint of messages that are {difference} offsets apart")
+        if not body.bits >> number & 1:
+            held |= 1 << difference
+    key = LeaseKey(body.topic, body.group, body.queue_id, body.start_offset, body.pop_time)
+    return Lease(key, held, body.invisible_time, kept.message.queue_id, kept.queue_offset)
 
 
-@lru_cache(maxsize=1024)
-def _numbers(first: int, count: int) -> str:
-    return ",".join(map(str, range(first, first + count)))
-
-
-@lru_cache(maxsize=4096)
-def _json(text: str) -> str:
-    return _text(text).decode()
+def _json(text: str) -> bytes:
+    """The text as JSON, to stand in a template for numbers."""
+    return _encode(text).replace(b"%", b"%%")

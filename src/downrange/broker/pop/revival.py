@@ -18,9 +18,9 @@ from dataclasses import replace
 from typing import Final
 
 from downrange.broker.delayed import stored_text
-from downrange.broker.pop.leases import Lease, LeaseKey
-from downrange.broker.pop.pop import Pop
+from downrange.broker.pop.leases import Lease, LeaseKey, bits_of
 from downrange.broker.pop.records import REVIVE_QUEUES, Acknowledged, OrderBody, came_by_timer, read_record
+from downrange.broker.pop.state import PopState
 from downrange.model import properties as names
 from downrange.model.properties import decode_properties
 from downrange.model.record import CorruptRecord
@@ -50,7 +50,7 @@ class Revival:
     Holds always: the copy of a message is in the log before the record that its lease is over.
     """
 
-    def __init__(self, pop: Pop) -> None:
+    def __init__(self, pop: PopState) -> None:
         self._pop = pop
         self._clock = pop.clock
         self._offsets = pop.tables.offsets
@@ -118,13 +118,13 @@ class Revival:
             case Lease() as lease:
                 leases.add(lease)
                 self._pop.wanted.set()
-                if is_new and lease.offsets:
-                    self._raise_offset(*lease.key[:3], lease.offsets[-1] + 1)
+                if is_new and lease.held:
+                    self._raise_offset(*lease.key[:3], lease.key.start_offset + lease.held.bit_length())
             case Acknowledged(key=key, offsets=offsets, next_offset=next_offset):
                 if next_offset is None:
                     known = leases.get(key)
                     if known is not None:
-                        leases.acknowledge(known, offsets)
+                        leases.acknowledge(known, bits_of(key.start_offset, offsets))
                 else:
                     self._repeat_in_order(key, offsets)
                     self._pop.orders.noted(kept.message.queue_id, kept.queue_offset)
@@ -215,7 +215,7 @@ class Revival:
         refusal = None
         for copy in copies:
             refusal = refusal or pop.writer.add(batch, (copy,))
-        over = pop.records.acknowledgement(lease.key, left, lease.revive_queue, lease.visible_at, now)
+        over = pop.records.acknowledgement(lease.key, lease.held, lease.revive_queue, lease.visible_at, now)
         refusal = refusal or pop.writer.add(batch, (over,)) or pop.writer.append(batch)
         if refusal is not None:
             if self._failures % _FAILURES_PER_LOG_LINE == 0:
@@ -227,9 +227,9 @@ class Revival:
             pop.leases.postpone(lease, now + _RETRY_MILLIS)
             return
         self._failures = 0
-        pop.written(batch)
+        pop.written(lease.revive_queue, batch.places[-1][2])
         self.revived += len(copies)
-        pop.leases.end(lease)
+        pop.leases.acknowledge(lease, lease.held)
         self._offsets.mark_unsaved()
         if copies:
             pop.waiting.wake(popped_topic(topic, group), group)

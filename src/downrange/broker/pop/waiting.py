@@ -7,10 +7,11 @@ first come, first served: whoever finds nothing keeps its place. [PopLongPolling
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
+from downrange.broker.pop.popped import Popped
 from downrange.protocol.bodies.pop import ANY_QUEUE
 
 MOST_PER_KEY: Final = 1024
@@ -19,12 +20,19 @@ EARLIER_SECONDS: Final = 0.05
 """So long before its client gives up a waiting pop is answered."""
 
 
+def wait_seconds(now: int, born_millis: int, poll_millis: int) -> float:
+    """How long a request may wait that its client sent at `born_millis` (0: just now); not positive: not at all."""
+    waited = max(0, now - born_millis) if born_millis else 0
+    return (poll_millis - waited) / 1000 - EARLIER_SECONDS
+
+
 @dataclass(eq=False, slots=True)
 class Waiter:
     """One waiting request. `attempt` tries again: its result, or None when there is still nothing.
 
-    `alike` is equal for waiters of one group of which one finds nothing if another finds nothing; None for those that
-    take nothing away, which are all asked.
+    `answer` is called once: with a result, with the error of an attempt, or with None when the owner has gone. `alike`
+    is equal for waiters of one group of which one finds nothing if another finds nothing; None for those that take
+    nothing away, which are all asked.
     """
 
     topic: str
@@ -32,8 +40,8 @@ class Waiter:
     queue_id: int
     attempt: Callable[[], Any | None]
     give_up: Callable[[], Any]
+    answer: Callable[[Any], None]
     alike: Hashable | None
-    future: asyncio.Future[Any]
     owner: object = None
     timer: asyncio.TimerHandle | None = None
 
@@ -44,7 +52,7 @@ _InOrder = dict[Waiter, None]
 class WaitingPops:
     """All waiting pops of a broker.
 
-    Holds always: a waiter is answered once, or its owner has gone, or its future was cancelled.
+    Holds always: whoever does not wait any more was answered, once.
     """
 
     def __init__(self) -> None:
@@ -54,6 +62,8 @@ class WaitingPops:
         self._by_owner: dict[object, _InOrder] = {}
         self._count = 0
         self._woken: dict[tuple[str, str | None], set[int]] = {}
+        self.before_answers: Callable[[list[Popped]], None] = lambda found: None
+        """Called with all that pops have found that were woken together, before they are answered."""
 
     def __len__(self) -> int:
         return self._count
@@ -78,7 +88,6 @@ class WaitingPops:
         self._by_owner.setdefault(waiter.owner, {})[waiter] = None
         self._count += 1
         waiter.timer = self._loop.call_later(seconds, self._expire, waiter)
-        waiter.future.add_done_callback(lambda _: self._forget(waiter))
 
     def wake(self, topic: str, group: str | None = None, queue_id: int = ANY_QUEUE) -> None:
         """There may be messages: in a queue, or in any; for a group, or for all."""
@@ -98,8 +107,7 @@ class WaitingPops:
         """The connection of some waiters is gone: nothing is taken for them any more."""
         for waiter in list(self._by_owner.get(owner, ())):
             self._forget(waiter)
-            if not waiter.future.done():
-                waiter.future.cancel()
+            waiter.answer(None)
 
     def check(self) -> None:
         """Raise AssertionError unless everything holds that holds always."""
@@ -107,37 +115,44 @@ class WaitingPops:
         assert len(waiting) == len(set(waiting)) == self._count
         assert set(waiting) == {waiter for waiters in self._by_owner.values() for waiter in waiters}
         assert all(groups and all(groups.values()) for groups in self.topics.values()), "empty keys are forgotten"
-        assert all(not waiter.future.done() for waiter in waiting), "whoever was answered does not wait"
+        assert all(waiter.timer is not None for waiter in waiting), "whoever waits is answered some time"
 
     def _try_all(self) -> None:
         woken, self._woken = self._woken, {}
+        found: list[tuple[Waiter, Any]] = []
         for (topic, only), queues in woken.items():
-            for group, queue_id in list(self.topics.get(topic, ())):
+            for (group, queue_id), waiters in list(self.topics.get(topic, {}).items()):
                 if only in (None, group) and (queue_id == ANY_QUEUE or queue_id in queues or ANY_QUEUE in queues):
-                    self._try(list(self.topics.get(topic, {}).get((group, queue_id), ())))
+                    found += self._try(list(waiters))
+        self._answer(found)
 
-    def _try(self, waiters: list[Waiter]) -> None:
+    def _try(self, waiters: list[Waiter]) -> Iterator[tuple[Waiter, Any]]:
+        """Let waiters try again; those who need not wait any more, with what they have found."""
         in_vain: set[Hashable] = set()
         for waiter in waiters:
-            if waiter.future.done() or (waiter.alike is not None and waiter.alike in in_vain):
+            if waiter.timer is None or (waiter.alike is not None and waiter.alike in in_vain):
                 continue
             try:
                 result = waiter.attempt()
             except Exception as error:
-                self._forget(waiter)
-                waiter.future.set_exception(error)
-                continue
+                result = error
             if result is not None:
                 self._forget(waiter)
-                waiter.future.set_result(result)
+                yield waiter, result
             elif waiter.alike is not None:
                 in_vain.add(waiter.alike)
 
+    def _answer(self, found: list[tuple[Waiter, Any]]) -> None:
+        self.before_answers([result for _, result in found if isinstance(result, Popped)])
+        for waiter, result in found:
+            waiter.answer(result)
+
     def _expire(self, waiter: Waiter) -> None:
-        self._try([waiter])
-        if not waiter.future.done():
+        found = list(self._try([waiter]))
+        if not found:
             self._forget(waiter)
-            waiter.future.set_result(waiter.give_up())
+            found.append((waiter, waiter.give_up()))
+        self._answer(found)
 
     def _forget(self, waiter: Waiter) -> None:
         if waiter.timer is None:

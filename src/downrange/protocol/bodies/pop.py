@@ -4,8 +4,8 @@ A popped message is known by its receipt handle, the property POP_CK, eight item
 
     startOffset popTime invisibleTime reviveQid retryFlag brokerName queueId offset
 
-The answer to a pop does not hold handles but three short texts, from which a client makes them; `offset_info`,
-`OffsetInfo` and `order_count_info` write them, `read_offset_info` and `read_order_count_info` read them:
+The answer to a pop does not hold handles but three short texts, from which a client makes them; `offset_list` and
+`order_count_info` write parts of them, `read_offset_info` and `read_order_count_info` read them:
 
     startOffsetInfo   0 2 0;0 3 0               flag, queue, offset where reading began
     msgOffsetInfo     0 2 0,1,2;0 3 0,1         flag, queue, offsets of the messages
@@ -23,6 +23,7 @@ from typing import Final, NamedTuple
 
 from msgspec import field
 
+from downrange.compiled import accelerated_if_usual
 from downrange.model.errors import MQError
 from downrange.model.message import MessageQueue
 from downrange.model.topics import pop_retry_topic
@@ -99,19 +100,18 @@ class ReceiptHandle(NamedTuple):
         return handle
 
 
+@accelerated_if_usual
+def offset_list(start: int, bits: int) -> bytes:
+    """The offsets that a bit set names, bit n for `start + n`, separated by commas."""
+    return b",".join([b"%d" % (start + number) for number in range(bits.bit_length()) if bits >> number & 1])
+
+
 class OffsetInfo(NamedTuple):
     """One entry of msgOffsetInfo, or of startOffsetInfo with one offset."""
 
     retry_flag: int
     queue_id: int
     offsets: tuple[int, ...]
-
-    def __str__(self) -> str:
-        return f"{self.retry_flag} {self.queue_id} {','.join(map(str, self.offsets))}"
-
-
-def offset_info(entries: Iterable[OffsetInfo]) -> str:
-    return ";".join(map(str, entries))
 
 
 def read_offset_info(text: str | None) -> list[OffsetInfo]:
@@ -153,15 +153,15 @@ def encode_bits(offsets: Iterable[int], start: int) -> str:
     return base64.b64encode(bits.to_bytes((bits.bit_length() + 7) // 8, "little")).decode()
 
 
-def decode_bits(text: str, start: int, most: int = 8192) -> list[int]:
-    """The offsets of a bit set; raises HandleError when it is no base64, or has more than `most` bits."""
+def decode_bits(text: str, most: int = 8192) -> int:
+    """The bits of a batch ack; raises HandleError when they are no base64, or more than `most`."""
     try:
         raw = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
         raise HandleError(f"the bit set {text[:40]!r} of a batch ack is not base64") from None
     if len(raw) * 8 > most:
         raise HandleError(f"the bit set of a batch ack has {len(raw)} bytes, {most // 8} are the most")
-    return [start + at * 8 + bit for at, byte in enumerate(raw) for bit in range(8) if byte >> bit & 1]
+    return int.from_bytes(raw, "little")
 
 
 class PopMessageRequest(Header, frozen=True, kw_only=True):

@@ -1,0 +1,298 @@
+"""Pops, 200050: all that came at once are leased together. [PopMessageProcessor]"""
+
+from __future__ import annotations
+
+from functools import lru_cache, partial
+from time import perf_counter
+from typing import Final
+
+from downrange.broker.pop.pop import Pop
+from downrange.broker.pop.popped import Popped, PopRequest, pop_filter
+from downrange.broker.pop.waiting import Waiter, wait_seconds
+from downrange.broker.pull_reply import join_records
+from downrange.protocol.bodies.fields import encode_fields
+from downrange.protocol.bodies.pop import (
+    NORMAL,
+    PopMessageRequest,
+    PopMessageResponse,
+    offset_list,
+    order_count_info,
+)
+from downrange.protocol.bodies.pop_frames import cut_pop, found_head, read_pop
+from downrange.protocol.codes import RequestCode, ResponseCode, SerializeType
+from downrange.protocol.command import ONEWAY_FLAG, RESPONSE_FLAG, Buffer, Command
+from downrange.protocol.errors import (
+    BrokerError,
+    RemoteProtocolError,
+    ServiceNotAvailable,
+    SubscriptionParseFailed,
+    SystemBusy,
+)
+from downrange.protocol.framing import Frame, decode_frame
+from downrange.store.new_message import PutMessageStatus
+from downrange.transport.connection import Connection
+from downrange.transport.serving import encode_reply, error_reply
+
+_POP: Final = int(RequestCode.POP_MESSAGE)
+_JSON: Final = int(SerializeType.JSON)
+_OK: Final = int(ResponseCode.SUCCESS)
+_NOTHING: Final = int(ResponseCode.POLLING_TIMEOUT)
+_FULL: Final = int(ResponseCode.POLLING_FULL)
+_REFUSED: Final = encode_fields(PopMessageResponse())
+_TOO_LATE_MILLIS: Final = 500
+_NO_REPLY: Final = -1 << 31  # an opaque that no client takes
+_REMARKS: Final = {_OK: "FOUND", _NOTHING: "NO_MESSAGE_IN_QUEUE", _FULL: "POLLING_FULL"}
+
+
+class _Asked:
+    """A pop that was asked for."""
+
+    __slots__ = ("began", "born", "opaque", "origin", "request")
+
+    def __init__(self, request: PopRequest, born: int, opaque: int, origin: Connection, began: float) -> None:
+        self.request = request
+        self.born = born
+        """When the client sent it; 0 if it does not say so."""
+        self.opaque = opaque
+        """_NO_REPLY if the peer wants none."""
+        self.origin = origin
+        self.began = began
+
+
+class Pops:
+    """The family of pops."""
+
+    codes: Final = frozenset((_POP,))
+
+    def __init__(self, pop: Pop) -> None:
+        self._state = pop.state
+        self._receiving = pop.receiving
+        self._writer = pop.state.writer
+        self._statistics = pop.state.writer.statistics
+
+    def take(self, frames: list[Frame], origins: list[Connection], at: int, stop: int) -> None:
+        """Answer the pops in `frames[at:stop]`, of which `frames[n]` came over `origins[n]`; all were admitted."""
+        began = perf_counter()
+        found: list[tuple[_Asked, Popped]] = []
+        others: list[tuple[Connection, int, list[Buffer]]] = []
+        for number in range(at, stop):
+            frame, origin = frames[number], origins[number]
+            if origin.is_full:
+                origin.defer(frame)
+                continue
+            try:
+                asked = _read(frame, origin, began)
+                if asked is None:
+                    continue
+                popped = self._take_one(asked)
+            except RemoteProtocolError as error:
+                origin.break_off(error)
+            except Exception as error:
+                others.append((origin, *_refusal(frame, error)))
+            else:
+                if popped is not None:
+                    found.append((asked, popped))
+        if found:
+            self._receiving.lease([popped for _, popped in found])
+        self._answer(found, others, (perf_counter() - began) * 1000 / (stop - at))
+
+    def _take_one(self, asked: _Asked) -> Popped | None:
+        """What a pop has found; None when the pop waits."""
+        request, state = asked.request, self._state
+        now = state.clock.now()
+        if asked.born and now - asked.born - request.poll_millis > _TOO_LATE_MILLIS:
+            address = state.config.broker.broker_ip1
+            raise BrokerError(f"the broker[{address}] pop message is timeout too much", ResponseCode.POLLING_TIMEOUT)
+        topic = self._receiving.check(request, asked.origin.peer)
+        popped = self._receiving.take(request, topic)
+        if popped.queues:
+            return popped
+        seconds = wait_seconds(now, asked.born, request.poll_millis)
+        if seconds <= 0:
+            return popped
+        waiting = state.waiting
+        if waiting.is_full(request.topic, request.group, request.queue_id):
+            popped.is_refused = True
+            return popped
+        if asked.origin.is_overloaded:
+            raise SystemBusy("[OVERLOAD]system busy, start flow control for a while")
+        asked.origin.begin_answering(1)
+        waiter = Waiter(
+            request.topic,
+            request.group,
+            request.queue_id,
+            partial(self._take_again, request),
+            partial(self._receiving.nothing, request),
+            partial(self._answer_waiting, asked),
+            (request.filter, request.attempt_id if request.is_orderly else None),
+            asked.origin,
+        )
+        waiting.add(waiter, seconds)
+        if popped.rest and not request.is_orderly:  # a filter that has not seen all messages yet
+            waiting.wake(request.topic, request.group)
+        return None
+
+    def _take_again(self, request: PopRequest) -> Popped | None:
+        topic = self._state.tables.topics.get(request.topic)
+        if topic is None:
+            return None
+        popped = self._receiving.take(request, topic)
+        if popped.queues:
+            return popped
+        if popped.rest and not request.is_orderly:
+            self._state.waiting.wake(request.topic, request.group)
+        return None
+
+    # --- answering ----------------------------------------------------------------------------------------------
+
+    def _answer(
+        self, found: list[tuple[_Asked, Popped]], others: list[tuple[Connection, int, list[Buffer]]], millis: float
+    ) -> None:
+        for asked, popped in found:
+            if popped.end_offset and self._writer.makes_wait:
+                asked.origin.begin_answering(1)
+                self._writer.tell_when_safe(popped.end_offset, partial(self._answer_safe, asked, popped))
+            else:
+                others.append((asked.origin, *_reply(asked, popped)))
+        replied: dict[Connection, None] = {}
+        for origin, code, parts in others:
+            self._statistics.rpc(_POP, code, millis)
+            if parts:
+                origin.reply_parts(parts)
+                replied[origin] = None
+        for origin in replied:
+            origin.flush()
+
+    def _answer_waiting(self, asked: _Asked, result: Popped | Exception | None) -> None:
+        """Answer a pop that has waited; not if its connection is gone."""
+        if result is None:
+            asked.origin.end_answering(1)
+        elif isinstance(result, Exception):
+            self._answer_later(asked, *_error(asked, result))
+        elif result.end_offset and self._writer.makes_wait:
+            self._writer.tell_when_safe(result.end_offset, partial(self._answer_safe, asked, result))
+        else:
+            self._answer_later(asked, *_reply(asked, result))
+
+    def _answer_safe(self, asked: _Asked, popped: Popped, status: PutMessageStatus) -> None:
+        if status is PutMessageStatus.PUT_OK:
+            self._answer_later(asked, *_reply(asked, popped))
+        else:
+            self._answer_later(asked, *_error(asked, ServiceNotAvailable(f"not safe yet: {status.value}")))
+
+    def _answer_later(self, asked: _Asked, code: int, parts: list[Buffer]) -> None:
+        self._statistics.rpc(_POP, code, (perf_counter() - asked.began) * 1000)
+        asked.origin.end_answering(1, *parts)
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def _read(frame: Frame, origin: Connection, began: float) -> _Asked | None:
+    """The pop in a frame; None for a reply, which nobody has asked for. Raises what `error_reply` is for."""
+    kind, header, _ = frame
+    cut = cut_pop(header) if kind == _JSON else None
+    if cut is not None:
+        text, opaque, born = cut
+        usual = _usual(text)
+        if usual is not None:
+            return _Asked(usual, born, opaque, origin, began)
+    command = decode_frame(frame)
+    if command.flag & RESPONSE_FLAG:
+        return None
+    asked = command.header(PopMessageRequest)
+    opaque = _NO_REPLY if command.flag & ONEWAY_FLAG else command.opaque
+    return _Asked(_request(asked), asked.born_time, opaque, origin, began)
+
+
+@lru_cache(maxsize=4096)
+def _usual(text: bytes) -> PopRequest | None:
+    """The request in a header that was cut; None when it has to be read, or refused, in the general way."""
+    header = read_pop(text)
+    try:
+        return None if header is None else _request(header)
+    except SubscriptionParseFailed:
+        return None
+
+
+def _request(header: PopMessageRequest) -> PopRequest:
+    return PopRequest(
+        topic=header.topic,
+        group=header.consumer_group,
+        invisible_millis=header.invisible_time,
+        queue_id=header.queue_id,
+        max_messages=header.max_msg_nums,
+        poll_millis=header.poll_time,
+        init_mode=header.init_mode,
+        filter=pop_filter(header.exp_type, header.exp),
+        is_orderly=header.order,
+        attempt_id=header.attempt_id,
+    )
+
+
+# --- replies ----------------------------------------------------------------------------------------------------------
+
+# The code of each, and its frame; no frame when the peer wants none.
+_Answer = tuple[int, list[Buffer]]
+
+
+def _reply(asked: _Asked, popped: Popped) -> _Answer:
+    """The reply to a pop that was carried out."""
+    if popped.error is not None:
+        return _error(asked, popped.error)
+    queues, opaque = popped.queues, asked.opaque
+    if opaque == _NO_REPLY:
+        return _OK, []
+    if not queues:
+        code = _FULL if popped.is_refused else _NOTHING
+        return code, _encoded(asked, popped, ("", "", "" if popped.request.is_orderly else None), code)
+    starts = b";".join([b"%d %d %d" % (one.retry_flag, one.queue_id, one.start_offset) for one in queues])
+    offsets = b";".join(
+        [b"%d %d %b" % (one.retry_flag, one.queue_id, offset_list(one.start_offset, one.bits)) for one in queues]
+    )
+    if popped.request.is_orderly:
+        counts = ";".join(
+            [order_count_info(one.queue_id, zip(one.offsets, one.counts or (), strict=True)) for one in queues]
+        )
+        return _OK, _encoded(asked, popped, (starts.decode(), offsets.decode(), counts))
+    numbers = popped.pop_time, popped.invisible_time, popped.revive_queue, popped.rest
+    size = 0
+    for one in queues:
+        size += one.byte_count
+        if one.retry_flag != NORMAL:
+            return _OK, _encoded(asked, popped, (starts.decode(), offsets.decode(), None))
+    head = found_head(numbers, starts, offsets, opaque, size)
+    frame = join_records(head, [one.records for one in queues], size)
+    return _OK, [head, *popped.records()] if frame is None else [frame]
+
+
+def _encoded(asked: _Asked, popped: Popped, texts: tuple[str, str, str | None], code: int = _OK) -> list[Buffer]:
+    """The frame of any reply to a pop; the texts are those about offsets."""
+    starts, offsets, counts = texts
+    header = PopMessageResponse(
+        pop_time=popped.pop_time,
+        invisible_time=popped.invisible_time,
+        revive_qid=popped.revive_queue,
+        rest_num=popped.rest,
+        start_offset_info=starts,
+        msg_offset_info=offsets,
+        order_count_info=counts,
+    )
+    remark = _REMARKS[code]
+    return encode_reply(Command(code, asked.opaque, RESPONSE_FLAG, encode_fields(header), popped.records(), remark))
+
+
+def _error(asked: _Asked, error: Exception) -> _Answer:
+    """The reply to a pop that has failed after its request was read."""
+    reply = error_reply(Command(_POP, asked.opaque), error)
+    return reply.code, [] if asked.opaque == _NO_REPLY else encode_reply(reply)
+
+
+def _refusal(frame: Frame, error: Exception) -> _Answer:
+    """The reply to a pop that is not carried out."""
+    command = decode_frame(frame)
+    if isinstance(error, BrokerError):
+        reply = command.reply(error.code, error.remark, ext_fields=_REFUSED)
+    else:
+        reply = error_reply(command, error)
+    return reply.code, [] if command.is_oneway else encode_reply(reply)

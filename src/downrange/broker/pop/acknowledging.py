@@ -1,0 +1,85 @@
+"""Acknowledgements: popped messages were consumed, and do not come again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from downrange.broker.pop.leases import Lease, LeaseKey
+from downrange.broker.pop.state import PopState
+from downrange.protocol.errors import MessageIllegal, ServiceNotAvailable
+from downrange.store.new_message import NewMessage
+
+
+class Acknowledging:
+    """Ends leases.
+
+    Holds always: an acknowledgement is in the log before `acknowledge` returns; what it cannot store, it raises.
+    """
+
+    def __init__(self, state: PopState) -> None:
+        self._state = state
+
+    def acknowledge(self, acks: Mapping[LeaseKey, int]) -> int:
+        """End leases of messages: for each lease a bit set, as that of `Lease.held`. Leases that are over stay so.
+
+        Returns the offset up to which the log has to be safe; 0 when nothing was written.
+        """
+        state = self._state
+        state.refuse_on_slave()
+        now = state.clock.now()
+        messages: list[NewMessage] = []
+        ended: list[tuple[Lease, int]] = []
+        find, record = state.leases.get, state.records.acknowledgement
+        for key, bits in acks.items():
+            lease = find(key)
+            if lease is not None and (open_bits := lease.held & bits):
+                messages.append(record(key, open_bits, lease.revive_queue, lease.visible_at, now))
+                ended.append((lease, open_bits))
+        if not messages:
+            return 0
+        batch = state.append(messages)
+        stored = batch.stored
+        for lease, bits in ended[:stored]:
+            state.leases.acknowledge(lease, bits)
+        state.offsets.mark_unsaved()
+        if stored < len(messages):
+            raise ServiceNotAvailable("not all acknowledgements could be stored: send them again")
+        return batch.end_offset
+
+    def acknowledge_in_order(self, key: LeaseKey, offsets: Iterable[int], invisible_time: int) -> int:
+        """Messages of an ordered pop were consumed. Returns as `acknowledge` does."""
+        state = self._state
+        state.refuse_on_slave()
+        messages = list(self._in_order(key, sorted(set(offsets)), invisible_time))
+        if not messages:
+            return 0
+        batch = state.append(messages)
+        for message, (_, _, offset) in zip(messages, batch.places, strict=False):
+            state.orders.noted(message.queue_id, offset)
+        state.offsets.mark_unsaved()
+        return batch.end_offset
+
+    def _in_order(self, key: LeaseKey, offsets: list[int], invisible_time: int) -> Iterable[NewMessage]:
+        state, now = self._state, self._state.clock.now()
+        topic, group, queue_id, _, pop_time = key
+        place = topic, group, queue_id
+        for offset in offsets:
+            committed = state.offsets.get(topic, group, queue_id)
+            if committed is not None and offset < committed:
+                continue
+            try:
+                next_offset = state.orders.acknowledge(place, offset, pop_time)
+            except KeyError:
+                lowest, highest = state.offset_range(topic, queue_id)
+                raise MessageIllegal(
+                    f"offset is illegal, key:{topic}@{group}@{queue_id}, commit:{offset}, store:{lowest}~{highest}"
+                ) from None
+            if next_offset is None and state.orders.get(place) is None and offset == committed:
+                next_offset = offset + 1  # its pop was forgotten: RocketMQ would pass over all messages before it
+            if next_offset is None:
+                continue
+            state.offsets.commit(topic, group, queue_id, next_offset)
+            if not state.orders.is_blocked(place, None, now):
+                state.unlocks.pop(place, None)
+                state.waiting.wake(topic, group)
+            yield state.records.ordered_acknowledgement(key, offset, pop_time + invisible_time, now, next_offset)

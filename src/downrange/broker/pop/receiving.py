@@ -1,0 +1,254 @@
+"""Pops: messages that nobody else holds are read and leased."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import count
+from random import random
+from typing import Final
+
+from downrange.broker.pop.leases import Lease, LeaseKey, bits_of
+from downrange.broker.pop.looking import Looking
+from downrange.broker.pop.popped import Popped, PoppedQueue, PopRequest, bits_of_read, only
+from downrange.broker.pop.records import REVIVE_QUEUES
+from downrange.broker.pop.state import PopState, illegal_queue
+from downrange.broker.pull_checks import FAQ
+from downrange.model.topics import Perm, TopicConfig, pop_retry_topic
+from downrange.protocol.bodies.pop import (
+    ANY_QUEUE,
+    MOST_MESSAGES,
+    NORMAL,
+    ORDERLY_REVIVE_QUEUE,
+    RETRY_V1,
+    RETRY_V2,
+)
+from downrange.protocol.codes import ResponseCode
+from downrange.protocol.errors import BrokerError, NoPermission, ServiceNotAvailable, SubscriptionGroupNotExist
+from downrange.store.new_message import NewMessage
+from downrange.store.queue.backlog import Records, pieces_of
+from downrange.store.read_result import GetMessageStatus
+
+# Of a hundred pops so many look into the retry topic first, or messages there would starve behind a long backlog.
+_RETRY_FIRST_PERCENT: Final = 20
+# A filter that wants next to nothing: so often a pop reads on in one queue before others get their turn.
+_MOST_READS: Final = 32
+_READ: Final = int(Perm.READ)
+_LOST: Final = (
+    GetMessageStatus.OFFSET_TOO_SMALL,
+    GetMessageStatus.OFFSET_OVERFLOW_BADLY,
+    GetMessageStatus.OFFSET_FOUND_NULL,
+)
+_SKIPPED: Final = (GetMessageStatus.NO_MATCHED_MESSAGE, GetMessageStatus.MESSAGE_WAS_REMOVING)
+
+
+class Receiving:
+    """Takes messages for consumers, in two steps of one turn of the loop: `take` for each pop, `lease` for all of them.
+
+    Ordered pops are leased when they are taken: they take messages that are still at the offset of the group.
+
+    Holds always: `take` moves the offset of a group behind what it found, and `lease` moves the offset back if what was
+    found could not be leased.
+    """
+
+    def __init__(self, state: PopState, looking: Looking) -> None:
+        self._state = state
+        self._looking = looking
+        self._read = state.store.read
+        self._turns = count()
+        state.waiting.before_answers = self.lease
+
+    # --- checks -------------------------------------------------------------------------------------------------
+
+    def check(self, request: PopRequest, peer: str) -> TopicConfig:
+        """The topic of a request; raises BrokerError when the request may not be carried out."""
+        broker = self._state.config.broker
+        self._state.refuse_on_slave()
+        if not broker.broker_permission & _READ:
+            raise NoPermission(f"the broker[{broker.broker_ip1}] pop message is forbidden")
+        if request.max_messages > MOST_MESSAGES:
+            raise BrokerError(
+                f"the broker[{broker.broker_ip1}] pop message's num is greater than {MOST_MESSAGES}",
+                ResponseCode.INVALID_PARAMETER,
+            )
+        topic = self.readable_topic(request.topic)
+        if request.queue_id >= topic.read_queue_nums:
+            raise BrokerError(illegal_queue(request.queue_id, topic, peer), ResponseCode.INVALID_PARAMETER)
+        self.check_group(request.group)
+        return topic
+
+    def readable_topic(self, name: str) -> TopicConfig:
+        topic = self._state.known_topic(name)
+        if not topic.perm & _READ:
+            raise NoPermission(f"the topic[{name}] peeking message is forbidden")
+        return topic
+
+    def check_group(self, name: str) -> None:
+        state = self._state
+        group = state.tables.groups.find(name, auto_create=state.config.broker.auto_create_subscription_group)
+        if group is None:
+            raise SubscriptionGroupNotExist(f"subscription group [{name}] does not exist, {FAQ}")
+        if not group.consume_enable:
+            raise NoPermission(f"subscription group no permission, {name}")
+
+    # --- taking -------------------------------------------------------------------------------------------------
+
+    def nothing(self, request: PopRequest) -> Popped:
+        """The answer to a pop that finds nothing."""
+        queue = ORDERLY_REVIVE_QUEUE if request.is_orderly else next(self._turns) % REVIVE_QUEUES
+        return Popped(request, self._state.clock.now(), queue, self._state.config.broker.broker_name)
+
+    def take(self, request: PopRequest, topic: TopicConfig) -> Popped:
+        """Messages that are there; nobody gets them unless `lease` follows in this turn of the loop."""
+        popped = self.nothing(request)
+        dice = int(random() * 100)  # noqa: S311  spreading, not secrecy
+        retried = request.is_orderly
+        if not retried and dice < _RETRY_FIRST_PERCENT:
+            self._take_retries(popped, request)
+            retried = True
+        if request.queue_id != ANY_QUEUE:
+            self._take(popped, request.topic, NORMAL, request.queue_id)
+        else:
+            queues = topic.read_queue_nums
+            for number in range(dice, dice + queues):
+                self._take(popped, request.topic, NORMAL, number % queues)
+        if not retried:
+            self._take_retries(popped, request)
+        if request.is_orderly and popped.queues:
+            self._lease_in_order(popped)  # at once: it is what blocks the queues for others
+        return popped
+
+    def _take_retries(self, popped: Popped, request: PopRequest) -> None:
+        """Take messages of the one retry topic that has any, or else of the usual one."""
+        topics = self._state.tables.topics
+        for topic, flag in _retry_topics(request.group, request.topic):
+            if topic in topics and self._take(popped, topic, flag, 0):
+                return
+
+    def _take(self, popped: Popped, topic: str, flag: int, queue_id: int) -> bool:
+        """Read messages of one queue, as far as the request has room for them; whether there were any."""
+        state, request, room = self._state, popped.request, popped.room
+        group, offsets = request.group, state.offsets
+        offset = offsets.get(topic, group, queue_id)
+        if offset is None or offset < 0:
+            offset = self._looking.first_offset(topic, queue_id, request.init_mode if flag == NORMAL else 0)
+            offsets.commit(topic, group, queue_id, offset)  # where a new group begins is committed at once
+        if request.is_orderly and state.orders.is_blocked(
+            (topic, group, queue_id), request.attempt_id, popped.pop_time
+        ):
+            return False
+        if room <= 0 or self._is_crowded(topic, group, queue_id):
+            popped.rest += max(0, state.store.max_offset_of(topic, queue_id) - offset)
+            return False
+        wanted = request.filter
+        for _ in range(_MOST_READS):
+            read = self._read(
+                topic, queue_id, offset, room, matches=wanted.matches_entry, matches_record=wanted.matches_record
+            )
+            next_offset: int = read.next_begin_offset
+            if byte_count := read.byte_count:
+                bits, records = bits_of_read(read, offset), read.records
+                if request.is_orderly:
+                    bits, records = self._without_acked((topic, group, queue_id), offset, bits, records, byte_count)
+                else:
+                    offsets.commit(topic, group, queue_id, next_offset)
+                if bits:
+                    popped.queues.append(
+                        PoppedQueue(topic, flag, queue_id, offset, next_offset, bits, records, byte_count)
+                    )
+                    popped.room -= bits.bit_count()
+                    popped.rest += max(0, read.max_offset - next_offset)
+                    return True
+            elif read.status not in _SKIPPED and (read.status not in _LOST or next_offset == offset):
+                return False
+            offset = next_offset
+            offsets.commit(topic, group, queue_id, offset)  # nothing of all that is wanted
+        popped.rest += max(0, state.store.max_offset_of(topic, queue_id) - offset)
+        return False
+
+    def _without_acked(
+        self, key: tuple[str, str, int], start: int, bits: int, records: Records, byte_count: int
+    ) -> tuple[int, Records]:
+        """What is left of messages of an ordered pop without those that were acknowledged before."""
+        acked = bits_of(start, self._state.orders.acked_from(key, start)) & bits
+        if acked:
+            bits -= acked
+            records = only(pieces_of(records, byte_count), start, bits)
+        return bits, records
+
+    def _is_crowded(self, topic: str, group: str, queue_id: int) -> bool:
+        broker = self._state.config.broker
+        return (
+            broker.enable_pop_message_threshold
+            and self._state.leases.in_flight(topic, group, queue_id) > broker.pop_inflight_message_threshold
+        )
+
+    # --- leasing ------------------------------------------------------------------------------------------------
+
+    def lease(self, pops: Sequence[Popped]) -> None:
+        """Messages are given away: note it in the log, then in memory. `Popped.error` says where that failed."""
+        state = self._state
+        made: list[tuple[Popped, PoppedQueue, Lease]] = []
+        messages: list[NewMessage] = []
+        got, checkpoint = state.writer.statistics.got, state.records.checkpoint
+        for popped in pops:
+            request = popped.request
+            for queue in popped.queues:
+                got(queue.topic, request.group, queue.bits.bit_count(), queue.byte_count)
+            if request.is_orderly:
+                continue
+            while any(key in state.leases for key in _keys(popped)):  # an offset was set back within a millisecond
+                popped.pop_time += 1
+            for queue, key in zip(popped.queues, _keys(popped), strict=True):
+                lease = Lease(key, queue.bits, popped.invisible_time, popped.revive_queue)
+                messages.append(checkpoint(lease, popped.pop_time))
+                made.append((popped, queue, lease))
+        if made:
+            self._note(made, messages)
+
+    def _note(self, made: list[tuple[Popped, PoppedQueue, Lease]], messages: list[NewMessage]) -> None:
+        """Store the checkpoints of leases, and give back what has none."""
+        state = self._state
+        error = ServiceNotAvailable("a checkpoint could not be stored: pop again")
+        try:
+            batch = state.append(messages)
+        except ServiceNotAvailable as refused:
+            stored, error = 0, refused
+        else:
+            stored, places, end_offset = batch.stored, batch.places, batch.end_offset
+            for (popped, _, lease), place in zip(made, places, strict=False):
+                lease.revive_offset = place[2]
+                state.add(lease)
+                popped.end_offset = end_offset
+        for popped, queue, _ in reversed(made[stored:]):
+            popped.error = error
+            state.offsets.commit(queue.topic, popped.request.group, queue.queue_id, queue.start_offset)
+
+    def _lease_in_order(self, popped: Popped) -> None:
+        state, group, attempt_id = self._state, popped.request.group, popped.request.attempt_id
+        keys = [(queue.topic, group, queue.queue_id) for queue in popped.queues]
+        for key in keys:  # the time of a pop is its name: no two pops of a queue share one
+            before = state.orders.get(key)
+            if before is not None and before.pop_time >= popped.pop_time:
+                popped.pop_time = before.pop_time + 1
+        for key, queue in zip(keys, popped.queues, strict=True):
+            queue.counts = state.orders.popped(
+                key, tuple(queue.offsets), popped.pop_time, popped.invisible_time, attempt_id
+            )
+            state.unlock_later(key)
+        try:
+            popped.end_offset = state.note_orders(keys)
+        except ServiceNotAvailable as error:
+            popped.error = error
+
+
+def _keys(popped: Popped) -> list[LeaseKey]:
+    group, pop_time = popped.request.group, popped.pop_time
+    return [LeaseKey(queue.topic, group, queue.queue_id, queue.start_offset, pop_time) for queue in popped.queues]
+
+
+@lru_cache(maxsize=4096)
+def _retry_topics(group: str, topic: str) -> tuple[tuple[str, int], ...]:
+    return tuple(
+        (pop_retry_topic(group, topic, version=version), flag) for version, flag in ((1, RETRY_V1), (2, RETRY_V2))
+    )

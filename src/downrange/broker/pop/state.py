@@ -1,0 +1,146 @@
+"""What all parts of POP share: leases, the states of ordered pops, waiting pops, and the way into the revive topic."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+
+from downrange.broker.groups import CommittedOffsets
+from downrange.broker.live_config import LiveConfig
+from downrange.broker.message_writer import MessageWriter
+from downrange.broker.pop.leases import Lease, Leases
+from downrange.broker.pop.orders import OrderKey, OrderStates
+from downrange.broker.pop.records import REVIVE_QUEUES, ReviveRecords
+from downrange.broker.pop.waiting import WaitingPops
+from downrange.broker.pull_checks import FAQ
+from downrange.broker.tables import Tables
+from downrange.clock import Clock
+from downrange.model.message_id import pack_host
+from downrange.model.topics import TopicConfig
+from downrange.protocol.errors import MessageIllegal, ServiceNotAvailable, TopicNotExist
+from downrange.store.config import BrokerRole
+from downrange.store.new_message import NewMessage
+from downrange.store.new_messages import NewMessages
+
+
+class PopState:
+    """The leases of one broker, and what makes them last.
+
+    Holds always: a message that a consumer holds has a checkpoint in the log, and the offset of the group is behind it;
+    of an ordered pop, the offset is not behind a message that was not acknowledged.
+    """
+
+    def __init__(
+        self, config: LiveConfig, tables: Tables, writer: MessageWriter, orders: OrderStates, clock: Clock
+    ) -> None:
+        broker = config.broker
+        self.config = config
+        self.tables = tables
+        self.writer = writer
+        self.store = writer.store
+        self.orders = orders
+        self.clock = clock
+        self.offsets: CommittedOffsets = tables.offsets
+        self.waiting = writer.waiting_pops = WaitingPops()
+        self.leases = Leases()
+        self.host = pack_host(broker.broker_ip1, broker.listen_port)
+        self.records = ReviveRecords(broker.broker_cluster_name, broker.broker_name, self.host)
+        self.wanted = asyncio.Event()
+        """Set when a lease is due before `wakes_at`."""
+        self.wakes_at = 0
+        """When the service that ends leases looks at them next."""
+        self.read_to = dict.fromkeys(range(REVIVE_QUEUES), 0)
+        """For each revive queue the offset up to which its records are known."""
+        self.unlocks: dict[OrderKey, int] = {}
+        """When queues that are blocked by ordered pops are free again."""
+
+    def __repr__(self) -> str:
+        return f"<PopState {self.leases!r} ordered={len(self.orders)} {self.waiting!r}>"
+
+    # --- checks -------------------------------------------------------------------------------------------------
+
+    def refuse_on_slave(self) -> None:
+        if self.config.store.broker_role is BrokerRole.SLAVE:
+            raise ServiceNotAvailable("this broker is a slave: its master leases messages and takes acknowledgements")
+
+    def known_topic(self, name: str) -> TopicConfig:
+        topic = self.tables.topics.get(name)
+        if topic is None:
+            raise TopicNotExist(f"topic[{name}] not exist, apply first please! {FAQ}")
+        return topic
+
+    def check_place(self, topic: str, queue_id: int, peer: str) -> None:
+        """Raise BrokerError unless there is such a queue."""
+        known = self.known_topic(topic)
+        if not 0 <= queue_id < known.read_queue_nums:
+            raise MessageIllegal(illegal_queue(queue_id, known, peer))
+
+    def offset_range(self, topic: str, queue_id: int) -> tuple[int, int]:
+        """The smallest and the largest offset of a queue."""
+        return self.store.min_offset_of(topic, queue_id), self.store.max_offset_of(topic, queue_id)
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError unless everything holds that holds always."""
+        for lease in self.leases:
+            assert lease.held, f"{lease} is over"
+            assert lease.revive_offset >= 0, f"{lease} has no record"
+        self.waiting.check()
+
+    # --- changes ------------------------------------------------------------------------------------------------
+
+    def append(self, messages: Sequence[NewMessage]) -> NewMessages:
+        """Store records of the revive topic, each on its own. Raises ServiceNotAvailable when none can be stored now.
+
+        Fewer may be stored than were given (`NewMessages.stored`): the first ones.
+        """
+        return self._append(messages, [(message,) for message in messages])
+
+    def append_together(self, messages: Sequence[NewMessage]) -> NewMessages:
+        """Store all records of the revive topic, or none. Raises ServiceNotAvailable when they cannot be stored now."""
+        return self._append(messages, (messages,))
+
+    def _append(self, messages: Sequence[NewMessage], groups: Iterable[Sequence[NewMessage]]) -> NewMessages:
+        self.tables.topics.ensure(self.records.topic, REVIVE_QUEUES)
+        batch = NewMessages()
+        refusal = None
+        for group in groups:
+            refusal = refusal or self.writer.add(batch, group)
+        refusal = refusal or self.writer.append(batch)
+        if refusal is not None and not batch.stored:
+            raise ServiceNotAvailable(f"a record of the revive topic cannot be stored: {refusal.reason}")
+        for message, (_, _, offset) in zip(messages, batch.places, strict=False):
+            self.written(message.queue_id, offset)
+        return batch
+
+    def written(self, revive_queue: int, offset: int) -> None:
+        """We have put a record there: it need not be read again."""
+        if self.read_to[revive_queue] == offset:
+            self.read_to[revive_queue] = offset + 1
+
+    def add(self, lease: Lease) -> None:
+        """Messages are held from now on."""
+        self.leases.add(lease)
+        if lease.visible_at < self.wakes_at:
+            self.wanted.set()
+
+    def unlock_later(self, key: OrderKey) -> None:
+        """Wake waiting pops when a queue that is blocked now is free again."""
+        self.unlocks[key] = until = self.orders.blocked_until(key)
+        if until < self.wakes_at:
+            self.wanted.set()
+
+    def note_orders(self, keys: Iterable[OrderKey]) -> int:
+        """Write the states of ordered pops to the log; returns its end."""
+        now = self.clock.now()
+        messages = [self.records.order(key, self.orders.body(key), now) for key in keys]
+        batch = self.append(messages)
+        for message, (_, _, offset) in zip(messages, batch.places, strict=False):
+            self.orders.noted(message.queue_id, offset)
+        return batch.end_offset
+
+
+def illegal_queue(queue_id: int, topic: TopicConfig, peer: str) -> str:
+    return (
+        f"queueId[{queue_id}] is illegal, topic:[{topic.topic_name}] "
+        f"topicConfig.readQueueNums:[{topic.read_queue_nums}] consumer:[/{peer}]"
+    )

@@ -1,0 +1,204 @@
+"""Pops and acknowledgements straight from and to frames: what nearly all clients write, in one step each.
+
+The headers of POP requests are JSON: their codes do not fit a binary header. `cut_pop` and `read_pop` read the header
+of 200050 without the `Command` that any other header takes, `read_acks` reads a run of 200051. `found_head` and `done`
+write the bytes that `encode(command.reply(…))` would.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from downrange.compiled import accelerated
+from downrange.protocol.bodies.fields import Int32, encode_fields
+from downrange.protocol.bodies.pop import (
+    AckMessageRequest,
+    HandleError,
+    PopMessageRequest,
+    PopMessageResponse,
+    ReceiptHandle,
+)
+from downrange.protocol.codes import RequestCode, SerializeType
+from downrange.protocol.command import RESPONSE_FLAG, Command
+from downrange.protocol.framing import PREFIX, Frame, encode, with_prefix
+
+_JSON: Final = int(SerializeType.JSON)
+_POP: Final = int(RequestCode.POP_MESSAGE)
+_ACK: Final = int(RequestCode.ACK_MESSAGE)
+_POP_START: Final = b'{"code":%d,' % _POP
+_ACK_START: Final = b'{"code":%d,' % _ACK
+_OPAQUE: Final = b'"opaque":'
+_BORN: Final = b'"bornTime":"'
+_MOST_DIGITS: Final = 18  # a number of so many digits fits Java's long
+_MARK: Final = 7
+
+# --- pops -------------------------------------------------------------------------------------------------------------
+
+# Between two pops of one consumer only two numbers change. The text around them is read once and remembered by callers.
+
+
+def cut_pop(header: bytes) -> tuple[bytes, int, int] | None:
+    """Cut the header of a pop: the text without opaque and bornTime, the opaque, and the time (0: it has none).
+
+    None when the header is written in an unusual way, or is something else.
+    """
+    opaque_at = header.rfind(_OPAQUE) + len(_OPAQUE)
+    if opaque_at < len(_OPAQUE) or not header.startswith(_POP_START):
+        return None
+    opaque_end = header.find(b",", opaque_at)
+    opaque = header[opaque_at:opaque_end]
+    born_at = header.find(_BORN)
+    if born_at < 0:
+        text, born = header[:opaque_at] + header[opaque_end:], b"0"
+    else:
+        born_at += len(_BORN)
+        born_end = header.find(b'"', born_at)
+        born = header[born_at:born_end]
+        text = header[:born_at] + header[born_end:opaque_at] + header[opaque_end:]
+    if not (opaque.isdigit() and born.isdigit() and len(opaque) < 10 and len(born) <= _MOST_DIGITS):
+        return None
+    return text, int(opaque), int(born)
+
+
+class _JsonPop(msgspec.Struct, gc=False, rename={"ext": "extFields"}):
+    """What a JSON header says of a pop."""
+
+    ext: PopMessageRequest
+    code: Int32
+    opaque: Int32 = 0
+    flag: Int32 = 0
+
+
+_decode_pop = msgspec.json.Decoder(_JsonPop, strict=False).decode
+
+
+def read_pop(text: bytes) -> PopMessageRequest | None:
+    """The request that `cut_pop` has cut, with any bornTime; None when the text cannot be read as it was cut."""
+    has_born = _BORN + b'"' in text
+    if text.count(_OPAQUE) != 1 or text.count(b'"bornTime"') != has_born:
+        return None
+    marked = text.replace(_OPAQUE, b"%b%d" % (_OPAQUE, _MARK)).replace(_BORN, b"%b%d" % (_BORN, _MARK))
+    try:
+        pop = _decode_pop(marked)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return None
+    is_cut_right = pop.opaque == _MARK and pop.ext.born_time == (_MARK if has_born else 0)
+    return pop.ext if is_cut_right and pop.code == _POP and pop.flag == 0 else None
+
+
+def _template(command: Command, marks: tuple[str | int, ...]) -> bytes:
+    """The header of a reply with a place for each of these values, in the order of the header."""
+    text = encode(command)[PREFIX.size :]
+    assert b"%" not in text
+    for mark in marks:
+        value = str(mark).encode()
+        assert text.count(value) == 1
+        text = text.replace(value, b"%b" if isinstance(mark, str) else b"%d")
+    return text
+
+
+_NUMBERS: Final = (1_000_000_001, 1_000_000_002, 1_000_000_003, 1_000_000_004)
+_TEXTS: Final = ("starts", "offsets")
+_OPAQUE_MARK: Final = 1_000_000_005
+_FOUND: Final = _template(
+    Command(
+        0,
+        _OPAQUE_MARK,
+        RESPONSE_FLAG,
+        encode_fields(
+            PopMessageResponse(
+                pop_time=_NUMBERS[0],
+                invisible_time=_NUMBERS[1],
+                revive_qid=_NUMBERS[2],
+                rest_num=_NUMBERS[3],
+                start_offset_info=_TEXTS[0],
+                msg_offset_info=_TEXTS[1],
+            )
+        ),
+        remark="FOUND",
+    ),
+    (*_NUMBERS, *_TEXTS, _OPAQUE_MARK),
+)
+
+
+def found_head(
+    numbers: tuple[int, int, int, int], starts: bytes, offsets: bytes, opaque: int, body_length: int
+) -> bytes:
+    """The answer to a pop that has found messages, up to its body.
+
+    The numbers are pop time, invisible time, revive queue, rest; the texts are startOffsetInfo and msgOffsetInfo.
+    """
+    return with_prefix(_JSON, _FOUND % (*numbers, starts, offsets, opaque), body_length)
+
+
+# --- acknowledgements -------------------------------------------------------------------------------------------------
+
+_DONE: Final = _template(Command(0, _OPAQUE_MARK, RESPONSE_FLAG), (_OPAQUE_MARK,))
+DONE_PIECES: Final = tuple(_DONE.split(b"%d"))
+"""What stands around the opaque in the header of a reply that says nothing but yes."""
+
+AckGroup = tuple[str, str, int, int, int, int, int, int]
+"""Acknowledged messages of one lease: topic, group, queue, start offset, pop time, invisible time, revive queue, and
+their bits: bit n for the offset `start + n`."""
+# A bit set of the compiled step is a number of 64 bits, one of which is a sign.
+_MOST_BITS: Final = 63
+
+
+def done(opaque: int) -> bytes:
+    """The frame of a reply that says nothing but yes."""
+    return with_prefix(_JSON, _DONE % opaque, 0)
+
+
+@accelerated
+def read_acks(frames: list[Frame], at: int, stop: int, pieces: tuple[bytes, ...]) -> tuple[int, list[AckGroup], bytes]:
+    """Read acknowledgements (200051) from `frames[at]` on, up to `stop` or the first that is written in an unusual way.
+
+    Return the position of the first that was not read, the messages by lease, and the replies that say yes to all of
+    them, made with `DONE_PIECES`.
+    """
+    groups: dict[tuple[str, str, int, int, int, int, int], int] = {}
+    replies = []
+    while at < stop:
+        found = _read_ack(frames[at])
+        if found is None:
+            break
+        key, bit, opaque = found
+        groups[key] = groups.get(key, 0) | bit
+        replies.append(done(opaque))
+        at += 1
+    return at, [(*key, bits) for key, bits in groups.items()], b"".join(replies)
+
+
+class _JsonAck(msgspec.Struct, gc=False, rename={"ext": "extFields"}):
+    """What a JSON header says of an acknowledgement."""
+
+    ext: AckMessageRequest
+    code: Int32
+    opaque: Int32 = 0
+    flag: Int32 = 0
+
+
+_decode_ack = msgspec.json.Decoder(_JsonAck, strict=False).decode
+
+
+def _read_ack(frame: Frame) -> tuple[tuple[str, str, int, int, int, int, int], int, int] | None:
+    """The lease of an acknowledged message, its bit there, and the opaque of the request."""
+    kind, header, _ = frame
+    if kind != _JSON or not header.startswith(_ACK_START):
+        return None
+    try:
+        ack = _decode_ack(header)
+        handle = ReceiptHandle.parse(ack.ext.extra_info)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError, HandleError):
+        return None
+    asked = ack.ext
+    distance = asked.offset - handle.start_offset
+    if ack.flag or ack.code != _ACK or not 0 <= distance < _MOST_BITS:
+        return None
+    key = (
+        asked.topic, asked.consumer_group, asked.queue_id, handle.start_offset, handle.pop_time, handle.invisible_time,
+        handle.revive_queue,
+    )  # fmt: skip
+    return key, 1 << distance, ack.opaque
