@@ -14,6 +14,7 @@ from downrange.client.unique_id import IdMonth
 from downrange.model.message import Message, MessageQueue
 from downrange.model.sql.condition import Condition
 from downrange.protocol.bodies import send_replies
+from downrange.protocol.bodies.pop_frames import AckGroup
 from downrange.protocol.framing import Frame
 from downrange.store import new_messages
 from downrange.store.queue.backlog import Backlog, Picked, Records
@@ -85,6 +86,11 @@ def encode_pull(
     byte_count: int,
     /,
 ) -> bytes | None: ...
+def join_records(head: bytes, records: list[Records], byte_count: int, /) -> bytes | None: ...
+def read_acks(
+    frames: list[Frame], at: int, stop: int, pieces: tuple[bytes, ...], /
+) -> tuple[int, list[AckGroup], bytes]: ...
+def offset_list(start: int, bits: int, /) -> bytes | None: ...
 def pick_all(backlog: Backlog, most: int, most_bytes: int, /) -> Picked | None: ...
 def pick_by_tags(backlog: Backlog, most: int, most_bytes: int, codes: bytes, /) -> Picked | None: ...
 def pick_by_properties(

@@ -27,21 +27,22 @@ int lies_within(const Backlog *backlog, int64_t offset, int64_t size) {
            && offset - backlog->start <= backlog->readable - size;
 }
 
-/* Whether the records lie within the file, each behind the one before, and have so many bytes. */
-static int are_records(const Backlog *backlog, int64_t expected) {
+/* How many bytes the records have, if they lie within the file, each behind the one before, and are at most so many;
+   else -1. */
+static int64_t size_of_records(const Backlog *backlog, int64_t most) {
     int64_t bytes = 0, free_from = backlog->start;
     for (Py_ssize_t n = 0; n < backlog->count; n++) {
         const byte *entry = backlog->entries + n * ENTRY_SIZE;
         int64_t offset = get64(entry), size = (int32_t)get32(entry + 8);
-        if (!lies_within(backlog, offset, size) || offset < free_from) return 0;
+        if (!lies_within(backlog, offset, size) || offset < free_from) return -1;
         free_from = offset + size;
-        if ((bytes += size) > expected) return 0;
+        if ((bytes += size) > most) return -1;
     }
-    return bytes == expected;
+    return bytes;
 }
 
-/* Records next to each other are copied in one go. Everything was looked at by are_records. */
-static void copy_records(byte *to, const Backlog *backlog) {
+/* Records next to each other are copied in one go. Everything was looked at by size_of_records. */
+static byte *copy_records(byte *to, const Backlog *backlog) {
     const byte *log = backlog->log.buf;
     int64_t from = 0, upto = 0;
     for (Py_ssize_t n = 0; n < backlog->count; n++) {
@@ -53,7 +54,7 @@ static void copy_records(byte *to, const Backlog *backlog) {
         }
         upto = at + (int32_t)get32(entry + 8);
     }
-    put_bytes(to, log + from, upto - from);
+    return put_bytes(to, log + from, upto - from);
 }
 
 /* JSON header: what stands around the four numbers and the opaque.
@@ -98,7 +99,7 @@ PyObject *encode_pull(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssi
     if (PyList_CheckExact(args[4]) || size > COPY_BELOW) Py_RETURN_NONE;
     if (!open_backlog(args[4], &backlog)) return NULL;
     PyObject *frame = NULL;
-    if (are_records(&backlog, size)) {
+    if (size_of_records(&backlog, size) == size) {
         Py_ssize_t head_size = put_head(head, (int)kind, opaque, numbers, args[0], size) - head;
         frame = PyBytes_FromStringAndSize(NULL, head_size + (Py_ssize_t)size);
         if (frame != NULL) copy_records(put_bytes((byte *)PyBytes_AS_STRING(frame), head, head_size), &backlog);
@@ -108,4 +109,35 @@ PyObject *encode_pull(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssi
 wrong:
     PyErr_SetString(PyExc_TypeError, "encode_pull(pieces, kind, opaque, four numbers, records, bytes of records)");
     return NULL;
+}
+
+/* head, list of records, bytes of records -> frame; None for records in several files, or too many bytes to be copied */
+PyObject *join_records(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
+    int64_t size;
+    if (count != 3 || !PyBytes_CheckExact(args[0]) || !PyList_CheckExact(args[1])
+        || !as_number(args[2], 0, INT64_MAX, &size))
+        return wrong_arguments("join_records");
+    if (size > COPY_BELOW) Py_RETURN_NONE;
+    for (Py_ssize_t n = 0; n < PyList_GET_SIZE(args[1]); n++)
+        if (PyList_CheckExact(PyList_GET_ITEM(args[1], n))) Py_RETURN_NONE;
+    PyObject *frame = PyBytes_FromStringAndSize(NULL, PyBytes_GET_SIZE(args[0]) + (Py_ssize_t)size);
+    if (frame == NULL) return NULL;
+    byte *at = put_object((byte *)PyBytes_AS_STRING(frame), args[0]);
+    for (Py_ssize_t n = 0; n < PyList_GET_SIZE(args[1]); n++) {
+        Backlog backlog;
+        if (!open_backlog(PyList_GET_ITEM(args[1], n), &backlog)) {
+            Py_DECREF(frame);
+            return NULL;
+        }
+        int64_t bytes = size_of_records(&backlog, size);
+        if (bytes >= 0) at = copy_records(at, &backlog), size -= bytes;
+        PyBuffer_Release(&backlog.log);
+        if (bytes < 0) {
+            size = -1;
+            break;
+        }
+    }
+    if (size == 0) return frame;
+    Py_DECREF(frame);
+    Py_RETURN_NONE;
 }

@@ -13,6 +13,9 @@ static PyMethodDef functions[] = {
     {"index_keys", (PyCFunction)(void (*)(void))index_keys, METH_FASTCALL, NULL},
     {"read_records", (PyCFunction)(void (*)(void))read_records, METH_FASTCALL, NULL},
     {"encode_pull", (PyCFunction)(void (*)(void))encode_pull, METH_FASTCALL, NULL},
+    {"join_records", (PyCFunction)(void (*)(void))join_records, METH_FASTCALL, NULL},
+    {"read_acks", (PyCFunction)(void (*)(void))read_acks, METH_FASTCALL, NULL},
+    {"offset_list", (PyCFunction)(void (*)(void))offset_list, METH_FASTCALL, NULL},
     {"pick_all", (PyCFunction)(void (*)(void))pick_all, METH_FASTCALL, NULL},
     {"pick_by_tags", (PyCFunction)(void (*)(void))pick_by_tags, METH_FASTCALL, NULL},
     {"pick_by_properties", (PyCFunction)(void (*)(void))pick_by_properties, METH_FASTCALL, NULL},
@@ -56,7 +59,7 @@ PyMODINIT_FUNC PyInit__steps(void) {
     if (!make_reply_names()) return NULL;
     PyObject *module = PyModule_Create(&definition);
     if (module != NULL
-        && (PyModule_AddIntConstant(module, "VERSION", 3) < 0 || PyModule_AddType(module, &topic_table_type) < 0
+        && (PyModule_AddIntConstant(module, "VERSION", 4) < 0 || PyModule_AddType(module, &topic_table_type) < 0
             || add_sockets(module) < 0 || !add_new_messages(module) || !add_sends(module) || !add_record_layout(module)))
         Py_CLEAR(module);
     return module;

@@ -31,6 +31,9 @@ PyObject *put_entries(PyObject *module, PyObject *const *args, Py_ssize_t count)
 PyObject *index_keys(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *read_records(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *encode_pull(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *join_records(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *read_acks(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *offset_list(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *pick_all(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *pick_by_tags(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *pick_by_properties(PyObject *module, PyObject *const *args, Py_ssize_t count);
