@@ -6,6 +6,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 from typing_extensions import Buffer
 
 from downrange.broker.handlers import usual_sends
+from downrange.broker.pop.popped import PoppedQueue
 from downrange.client.consumer.messages import ReceivedMessage
 from downrange.client.producer.outgoing import Outgoing, OutgoingRules, Target
 from downrange.client.producer.send_result import Expected
@@ -86,7 +87,15 @@ def encode_pull(
     byte_count: int,
     /,
 ) -> bytes | None: ...
-def join_records(head: bytes, records: list[Records], byte_count: int, /) -> bytes | None: ...
+def encode_popped(
+    pieces: tuple[bytes, ...],
+    numbers: tuple[int, int, int, int],
+    opaque: int,
+    queues: list[PoppedQueue],
+    byte_count: int,
+    /,
+) -> bytes | None: ...
+def cut_pop(header: bytes, /) -> tuple[bytes, int, int] | None: ...
 def read_acks(
     frames: list[Frame], at: int, stop: int, pieces: tuple[bytes, ...], /
 ) -> tuple[int, list[AckGroup], bytes]: ...

@@ -111,7 +111,7 @@ class Subject:
 
     def take(self, request: PopRequest) -> set[bytes]:
         receiving = self.running.pop.receiving
-        popped = receiving.take(request, receiving.check(request, "peer"))
+        popped = receiving.take(request, receiving.check(request, "peer"), self.clock.now())
         receiving.lease([popped])
         assert popped.error is None
         found = set()

@@ -1,7 +1,6 @@
 /* The reply to a pull with its records: encode_pull of broker/pull_reply.py. */
 #include "steps.h"
 
-#define COPY_BELOW (64 * 1024) /* records that are more than this go out as they lie in the log, if they can */
 #define NUMBERS 160 /* more than the prefix, the fixed part and all numbers of a reply take */
 
 int open_backlog(PyObject *object, Backlog *backlog) {
@@ -57,6 +56,11 @@ static byte *copy_records(byte *to, const Backlog *backlog) {
     return put_bytes(to, log + from, upto - from);
 }
 
+byte *copy_backlog(byte *to, const Backlog *backlog, int64_t most, int64_t *copied) {
+    *copied = size_of_records(backlog, most);
+    return *copied < 0 ? NULL : copy_records(to, backlog);
+}
+
 /* JSON header: what stands around the four numbers and the opaque.
    Binary header: code to version; flag and remark; what stands around the four numbers. */
 static byte *put_head(byte *frame, int is_binary, int64_t opaque, const int64_t *numbers, PyObject *pieces,
@@ -109,35 +113,4 @@ PyObject *encode_pull(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssi
 wrong:
     PyErr_SetString(PyExc_TypeError, "encode_pull(pieces, kind, opaque, four numbers, records, bytes of records)");
     return NULL;
-}
-
-/* head, list of records, bytes of records -> frame; None for records in several files, or too many bytes to be copied */
-PyObject *join_records(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
-    int64_t size;
-    if (count != 3 || !PyBytes_CheckExact(args[0]) || !PyList_CheckExact(args[1])
-        || !as_number(args[2], 0, INT64_MAX, &size))
-        return wrong_arguments("join_records");
-    if (size > COPY_BELOW) Py_RETURN_NONE;
-    for (Py_ssize_t n = 0; n < PyList_GET_SIZE(args[1]); n++)
-        if (PyList_CheckExact(PyList_GET_ITEM(args[1], n))) Py_RETURN_NONE;
-    PyObject *frame = PyBytes_FromStringAndSize(NULL, PyBytes_GET_SIZE(args[0]) + (Py_ssize_t)size);
-    if (frame == NULL) return NULL;
-    byte *at = put_object((byte *)PyBytes_AS_STRING(frame), args[0]);
-    for (Py_ssize_t n = 0; n < PyList_GET_SIZE(args[1]); n++) {
-        Backlog backlog;
-        if (!open_backlog(PyList_GET_ITEM(args[1], n), &backlog)) {
-            Py_DECREF(frame);
-            return NULL;
-        }
-        int64_t bytes = size_of_records(&backlog, size);
-        if (bytes >= 0) at = copy_records(at, &backlog), size -= bytes;
-        PyBuffer_Release(&backlog.log);
-        if (bytes < 0) {
-            size = -1;
-            break;
-        }
-    }
-    if (size == 0) return frame;
-    Py_DECREF(frame);
-    Py_RETURN_NONE;
 }

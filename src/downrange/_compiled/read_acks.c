@@ -1,4 +1,4 @@
-/* Acknowledgements of popped messages: read_acks of protocol/bodies/pop_frames.py, offset_list of protocol/bodies/pop.py. */
+/* Acknowledgements of popped messages: read_acks of protocol/bodies/pop_frames.py. */
 #include "request_header.h"
 
 #define ACK_MESSAGE 200051
@@ -149,18 +149,4 @@ PyObject *read_acks(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize
     if (list != NULL) return Py_BuildValue("(LNN)", (long long)at, list, replies);
     Py_XDECREF(replies);
     return NULL;
-}
-
-/* start, bits -> the numbers that the bits name, with commas between them; None for more than 63 bits */
-PyObject *offset_list(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
-    int64_t start, bits;
-    if (count != 2 || !PyLong_CheckExact(args[0]) || !PyLong_CheckExact(args[1])) return wrong_arguments("offset_list");
-    if (!as_number(args[0], 0, INT64_MAX - MOST_BITS, &start) || !as_number(args[1], 0, INT64_MAX, &bits)) return refuse();
-    byte text[MOST_BITS * 20], *at = text;
-    for (; bits != 0; bits >>= 1, start++) {
-        if (!(bits & 1)) continue;
-        if (at != text) *at++ = ',';
-        at = put_decimal(at, start);
-    }
-    return PyBytes_FromStringAndSize((const char *)text, at - text);
 }

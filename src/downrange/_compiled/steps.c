@@ -13,7 +13,8 @@ static PyMethodDef functions[] = {
     {"index_keys", (PyCFunction)(void (*)(void))index_keys, METH_FASTCALL, NULL},
     {"read_records", (PyCFunction)(void (*)(void))read_records, METH_FASTCALL, NULL},
     {"encode_pull", (PyCFunction)(void (*)(void))encode_pull, METH_FASTCALL, NULL},
-    {"join_records", (PyCFunction)(void (*)(void))join_records, METH_FASTCALL, NULL},
+    {"encode_popped", (PyCFunction)(void (*)(void))encode_popped, METH_FASTCALL, NULL},
+    {"cut_pop", cut_pop, METH_O, NULL},
     {"read_acks", (PyCFunction)(void (*)(void))read_acks, METH_FASTCALL, NULL},
     {"offset_list", (PyCFunction)(void (*)(void))offset_list, METH_FASTCALL, NULL},
     {"pick_all", (PyCFunction)(void (*)(void))pick_all, METH_FASTCALL, NULL},
@@ -56,7 +57,7 @@ PyMODINIT_FUNC PyInit__steps(void) {
     s_topic = PyUnicode_InternFromString("topic");
     s_topic_field = PyUnicode_InternFromString("topic_field");
     if (!s_is_special || !s_queue_id || !s_row || !s_topic || !s_topic_field) return NULL;
-    if (!make_reply_names()) return NULL;
+    if (!make_reply_names() || !make_pop_names()) return NULL;
     PyObject *module = PyModule_Create(&definition);
     if (module != NULL
         && (PyModule_AddIntConstant(module, "VERSION", 4) < 0 || PyModule_AddType(module, &topic_table_type) < 0

@@ -31,7 +31,8 @@ PyObject *put_entries(PyObject *module, PyObject *const *args, Py_ssize_t count)
 PyObject *index_keys(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *read_records(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *encode_pull(PyObject *module, PyObject *const *args, Py_ssize_t count);
-PyObject *join_records(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *encode_popped(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *cut_pop(PyObject *module, PyObject *header);
 PyObject *read_acks(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *offset_list(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *pick_all(PyObject *module, PyObject *const *args, Py_ssize_t count);
@@ -168,6 +169,7 @@ typedef struct {
 } Backlog;
 
 #define ENTRY_SIZE 20
+#define COPY_BELOW (64 * 1024) /* records that are more than this go out as they lie in the log, if they can */
 
 /* 0, an exception and nothing to close when the object is no backlog. */
 int open_backlog(PyObject *object, Backlog *backlog);
@@ -175,8 +177,13 @@ int open_backlog(PyObject *object, Backlog *backlog);
 /* Whether a record lies in the part of the file that may be read. */
 int lies_within(const Backlog *backlog, int64_t offset, int64_t size);
 
-/* Names of methods that the client's functions need; 0 when memory ran out. */
+/* Copy the records of a backlog, if they have at most so many bytes; where the copy ends, NULL for records that do not lie
+   in the file one behind the other. */
+byte *copy_backlog(byte *to, const Backlog *backlog, int64_t most, int64_t *copied);
+
+/* Names of methods that the client's functions need, and of attributes of what pops found; 0 when memory ran out. */
 int make_reply_names(void);
+int make_pop_names(void);
 
 /* CRC-32 as zlib computes it; make the table before the first. */
 void make_crc_table(void);

@@ -19,14 +19,6 @@ def encode_pull(
     return None
 
 
-@accelerated
-def join_records(head: bytes, records: list[Records], byte_count: int) -> bytes | None:
-    """A frame in one buffer: its head, and a copy of records that have so many bytes; None when they are not to be
-    copied. Python does not copy them here.
-    """
-    return None
-
-
 def encode_parts(
     pieces: tuple[bytes, ...], kind: int, opaque: int, numbers: Numbers, records: Records, byte_count: int
 ) -> list[Buffer]:

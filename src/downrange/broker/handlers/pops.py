@@ -7,18 +7,15 @@ from time import perf_counter
 from typing import Final
 
 from downrange.broker.pop.pop import Pop
+from downrange.broker.pop.pop_reply import encode_found, pop_response
 from downrange.broker.pop.popped import Popped, PopRequest, pop_filter
 from downrange.broker.pop.waiting import Waiter, wait_seconds
-from downrange.broker.pull_reply import join_records
 from downrange.protocol.bodies.fields import encode_fields
 from downrange.protocol.bodies.pop import (
-    NORMAL,
     PopMessageRequest,
     PopMessageResponse,
-    offset_list,
-    order_count_info,
 )
-from downrange.protocol.bodies.pop_frames import cut_pop, found_head, read_pop
+from downrange.protocol.bodies.pop_frames import cut_pop, read_pop
 from downrange.protocol.codes import RequestCode, ResponseCode, SerializeType
 from downrange.protocol.command import ONEWAY_FLAG, RESPONSE_FLAG, Buffer, Command
 from downrange.protocol.errors import (
@@ -104,7 +101,7 @@ class Pops:
             address = state.config.broker.broker_ip1
             raise BrokerError(f"the broker[{address}] pop message is timeout too much", ResponseCode.POLLING_TIMEOUT)
         topic = self._receiving.check(request, asked.origin.peer)
-        popped = self._receiving.take(request, topic)
+        popped = self._receiving.take(request, topic, now)
         if popped.queues:
             return popped
         seconds = wait_seconds(now, asked.born, request.poll_millis)
@@ -136,7 +133,7 @@ class Pops:
         topic = self._state.tables.topics.get(request.topic)
         if topic is None:
             return None
-        popped = self._receiving.take(request, topic)
+        popped = self._receiving.take(request, topic, self._state.clock.now())
         if popped.queues:
             return popped
         if popped.rest and not request.is_orderly:
@@ -240,46 +237,15 @@ def _reply(asked: _Asked, popped: Popped) -> _Answer:
     """The reply to a pop that was carried out."""
     if popped.error is not None:
         return _error(asked, popped.error)
-    queues, opaque = popped.queues, asked.opaque
-    if opaque == _NO_REPLY:
+    if asked.opaque == _NO_REPLY:
         return _OK, []
-    if not queues:
-        code = _FULL if popped.is_refused else _NOTHING
-        return code, _encoded(asked, popped, ("", "", "" if popped.request.is_orderly else None), code)
-    starts = b";".join([b"%d %d %d" % (one.retry_flag, one.queue_id, one.start_offset) for one in queues])
-    offsets = b";".join(
-        [b"%d %d %b" % (one.retry_flag, one.queue_id, offset_list(one.start_offset, one.bits)) for one in queues]
+    if popped.queues and not popped.request.is_orderly:
+        return _OK, encode_found(popped, asked.opaque)
+    code = _OK if popped.queues else _FULL if popped.is_refused else _NOTHING
+    fields = encode_fields(pop_response(popped))
+    return code, encode_reply(
+        Command(code, asked.opaque, RESPONSE_FLAG, fields, popped.records(), remark=_REMARKS[code])
     )
-    if popped.request.is_orderly:
-        counts = ";".join(
-            [order_count_info(one.queue_id, zip(one.offsets, one.counts or (), strict=True)) for one in queues]
-        )
-        return _OK, _encoded(asked, popped, (starts.decode(), offsets.decode(), counts))
-    numbers = popped.pop_time, popped.invisible_time, popped.revive_queue, popped.rest
-    size = 0
-    for one in queues:
-        size += one.byte_count
-        if one.retry_flag != NORMAL:
-            return _OK, _encoded(asked, popped, (starts.decode(), offsets.decode(), None))
-    head = found_head(numbers, starts, offsets, opaque, size)
-    frame = join_records(head, [one.records for one in queues], size)
-    return _OK, [head, *popped.records()] if frame is None else [frame]
-
-
-def _encoded(asked: _Asked, popped: Popped, texts: tuple[str, str, str | None], code: int = _OK) -> list[Buffer]:
-    """The frame of any reply to a pop; the texts are those about offsets."""
-    starts, offsets, counts = texts
-    header = PopMessageResponse(
-        pop_time=popped.pop_time,
-        invisible_time=popped.invisible_time,
-        revive_qid=popped.revive_queue,
-        rest_num=popped.rest,
-        start_offset_info=starts,
-        msg_offset_info=offsets,
-        order_count_info=counts,
-    )
-    remark = _REMARKS[code]
-    return encode_reply(Command(code, asked.opaque, RESPONSE_FLAG, encode_fields(header), popped.records(), remark))
 
 
 def _error(asked: _Asked, error: Exception) -> _Answer:

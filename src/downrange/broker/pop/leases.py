@@ -94,7 +94,7 @@ class Leases:
     def __repr__(self) -> str:
         return f"<Leases leases={len(self)} messages={sum(self._in_flight.values())}>"
 
-    def __contains__(self, key: LeaseKey) -> bool:
+    def __contains__(self, key: tuple[str, str, int, int, int]) -> bool:
         return key in self._table
 
     def get(self, key: LeaseKey) -> Lease | None:

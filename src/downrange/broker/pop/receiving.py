@@ -25,6 +25,7 @@ from downrange.protocol.bodies.pop import (
 )
 from downrange.protocol.codes import ResponseCode
 from downrange.protocol.errors import BrokerError, NoPermission, ServiceNotAvailable, SubscriptionGroupNotExist
+from downrange.store.config import BrokerRole
 from downrange.store.new_message import NewMessage
 from downrange.store.queue.backlog import Records, pieces_of
 from downrange.store.read_result import GetMessageStatus
@@ -34,6 +35,7 @@ _RETRY_FIRST_PERCENT: Final = 20
 # A filter that wants next to nothing: so often a pop reads on in one queue before others get their turn.
 _MOST_READS: Final = 32
 _READ: Final = int(Perm.READ)
+_SLAVE: Final = BrokerRole.SLAVE
 _LOST: Final = (
     GetMessageStatus.OFFSET_TOO_SMALL,
     GetMessageStatus.OFFSET_OVERFLOW_BADLY,
@@ -62,8 +64,20 @@ class Receiving:
 
     def check(self, request: PopRequest, peer: str) -> TopicConfig:
         """The topic of a request; raises BrokerError when the request may not be carried out."""
-        broker = self._state.config.broker
-        self._state.refuse_on_slave()
+        state = self._state
+        broker = state.config.broker
+        topic, group = state.tables.topics.get(request.topic), state.tables.groups.get(request.group)
+        if (
+            topic is not None
+            and group is not None
+            and group.consume_enable
+            and broker.broker_permission & topic.perm & _READ
+            and request.max_messages <= MOST_MESSAGES
+            and request.queue_id < topic.read_queue_nums
+            and state.config.store.broker_role is not _SLAVE
+        ):
+            return topic  # nearly always; otherwise RocketMQ's order decides what is named
+        state.refuse_on_slave()
         if not broker.broker_permission & _READ:
             raise NoPermission(f"the broker[{broker.broker_ip1}] pop message is forbidden")
         if request.max_messages > MOST_MESSAGES:
@@ -95,12 +109,15 @@ class Receiving:
 
     def nothing(self, request: PopRequest) -> Popped:
         """The answer to a pop that finds nothing."""
-        queue = ORDERLY_REVIVE_QUEUE if request.is_orderly else next(self._turns) % REVIVE_QUEUES
-        return Popped(request, self._state.clock.now(), queue, self._state.config.broker.broker_name)
+        return self._begin(request, self._state.clock.now())
 
-    def take(self, request: PopRequest, topic: TopicConfig) -> Popped:
+    def _begin(self, request: PopRequest, now: int) -> Popped:
+        queue = ORDERLY_REVIVE_QUEUE if request.is_orderly else next(self._turns) % REVIVE_QUEUES
+        return Popped(request, now, queue, self._state.config.broker.broker_name)
+
+    def take(self, request: PopRequest, topic: TopicConfig, now: int) -> Popped:
         """Messages that are there; nobody gets them unless `lease` follows in this turn of the loop."""
-        popped = self.nothing(request)
+        popped = self._begin(request, now)
         dice = int(random() * 100)  # noqa: S311  spreading, not secrecy
         retried = request.is_orderly
         if not retried and dice < _RETRY_FIRST_PERCENT:
@@ -111,12 +128,34 @@ class Receiving:
         else:
             queues = topic.read_queue_nums
             for number in range(dice, dice + queues):
+                if popped.room <= 0 and not request.is_orderly:
+                    popped.rest += self._backlog(request, [each % queues for each in range(number, dice + queues)])
+                    break
                 self._take(popped, request.topic, NORMAL, number % queues)
         if not retried:
             self._take_retries(popped, request)
         if request.is_orderly and popped.queues:
             self._lease_in_order(popped)  # at once: it is what blocks the queues for others
         return popped
+
+    def _backlog(self, request: PopRequest, queues: list[int]) -> int:
+        """How many messages wait in some queues for which a pop has no room."""
+        topic, group, states = request.topic, request.group, self._state.store.queues.states
+        offsets = self._state.offsets.of_queues(topic, group)
+        rest = 0
+        for queue_id in queues:
+            state, offset = states.get((topic, queue_id)), offsets.get(queue_id, -1)
+            if offset < 0:
+                offset = self._begin_queue(topic, group, queue_id, request.init_mode)
+            if state is not None and (backlog := state.queue.max_offset - offset) > 0:
+                rest += backlog
+        return rest
+
+    def _begin_queue(self, topic: str, group: str, queue_id: int, init_mode: int) -> int:
+        """Where a group begins that is new: that is committed at once."""
+        offset = self._looking.first_offset(topic, queue_id, init_mode)
+        self._state.offsets.commit(topic, group, queue_id, offset)
+        return offset
 
     def _take_retries(self, popped: Popped, request: PopRequest) -> None:
         """Take messages of the one retry topic that has any, or else of the usual one."""
@@ -131,8 +170,7 @@ class Receiving:
         group, offsets = request.group, state.offsets
         offset = offsets.get(topic, group, queue_id)
         if offset is None or offset < 0:
-            offset = self._looking.first_offset(topic, queue_id, request.init_mode if flag == NORMAL else 0)
-            offsets.commit(topic, group, queue_id, offset)  # where a new group begins is committed at once
+            offset = self._begin_queue(topic, group, queue_id, request.init_mode if flag == NORMAL else 0)
         if request.is_orderly and state.orders.is_blocked(
             (topic, group, queue_id), request.attempt_id, popped.pop_time
         ):
@@ -187,33 +225,43 @@ class Receiving:
 
     def lease(self, pops: Sequence[Popped]) -> None:
         """Messages are given away: note it in the log, then in memory. `Popped.error` says where that failed."""
-        state = self._state
         made: list[tuple[Popped, PoppedQueue, Lease]] = []
         messages: list[NewMessage] = []
-        got, checkpoint = state.writer.statistics.got, state.records.checkpoint
+        got, checkpoint = self._state.writer.statistics.got, self._state.records.checkpoint
         for popped in pops:
-            request = popped.request
+            group, is_orderly = popped.request.group, popped.request.is_orderly
+            if not is_orderly:
+                self._name(popped)
             for queue in popped.queues:
-                got(queue.topic, request.group, queue.bits.bit_count(), queue.byte_count)
-            if request.is_orderly:
-                continue
-            while any(key in state.leases for key in _keys(popped)):  # an offset was set back within a millisecond
-                popped.pop_time += 1
-            for queue, key in zip(popped.queues, _keys(popped), strict=True):
-                lease = Lease(key, queue.bits, popped.invisible_time, popped.revive_queue)
-                messages.append(checkpoint(lease, popped.pop_time))
-                made.append((popped, queue, lease))
+                got(queue.topic, group, queue.bits.bit_count(), queue.byte_count)
+                if not is_orderly:
+                    key = LeaseKey(queue.topic, group, queue.queue_id, queue.start_offset, popped.pop_time)
+                    lease = Lease(key, queue.bits, popped.request.invisible_millis, popped.revive_queue)
+                    messages.append(checkpoint(lease, popped.pop_time))
+                    made.append((popped, queue, lease))
         if made:
             self._note(made, messages)
+
+    def _name(self, popped: Popped) -> None:
+        """See that no lease of this pop has the key of another: an offset may be set back within a millisecond."""
+        group, leases = popped.request.group, self._state.leases
+        is_free = False
+        while not is_free:
+            is_free = True
+            for queue in popped.queues:
+                if (queue.topic, group, queue.queue_id, queue.start_offset, popped.pop_time) in leases:
+                    popped.pop_time += 1
+                    is_free = False
 
     def _note(self, made: list[tuple[Popped, PoppedQueue, Lease]], messages: list[NewMessage]) -> None:
         """Store the checkpoints of leases, and give back what has none."""
         state = self._state
-        error = ServiceNotAvailable("a checkpoint could not be stored: pop again")
+        error: BrokerError | None = None
+        stored = 0
         try:
             batch = state.append(messages)
         except ServiceNotAvailable as refused:
-            stored, error = 0, refused
+            error = refused
         else:
             stored, places, end_offset = batch.stored, batch.places, batch.end_offset
             for (popped, _, lease), place in zip(made, places, strict=False):
@@ -221,7 +269,7 @@ class Receiving:
                 state.add(lease)
                 popped.end_offset = end_offset
         for popped, queue, _ in reversed(made[stored:]):
-            popped.error = error
+            popped.error = error or ServiceNotAvailable("a checkpoint could not be stored: pop again")
             state.offsets.commit(queue.topic, popped.request.group, queue.queue_id, queue.start_offset)
 
     def _lease_in_order(self, popped: Popped) -> None:
@@ -240,11 +288,6 @@ class Receiving:
             popped.end_offset = state.note_orders(keys)
         except ServiceNotAvailable as error:
             popped.error = error
-
-
-def _keys(popped: Popped) -> list[LeaseKey]:
-    group, pop_time = popped.request.group, popped.pop_time
-    return [LeaseKey(queue.topic, group, queue.queue_id, queue.start_offset, pop_time) for queue in popped.queues]
 
 
 @lru_cache(maxsize=4096)

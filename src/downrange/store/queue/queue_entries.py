@@ -75,7 +75,7 @@ class QueueEntries(QueueFiles):
     @property
     def max_offset(self) -> QueueOffset:
         """The queue offset behind the last entry."""
-        return self._end // ENTRY_SIZE  # type: ignore[return-value]
+        return self._tails.rows[self.row + END] // ENTRY_SIZE  # type: ignore[return-value]
 
     @property
     def _may_keep_open(self) -> bool:
