@@ -1,9 +1,9 @@
 """POP beside pull at equal load: CPU of the broker process for each message, and their ratio.
 
-`live`: messages are sent and taken, so that the figure is the whole cost of a message; `backlog`: they are there already.
-Taken messages are acknowledged, those of a pop together or each on its own, or (pull) their offsets are committed.
-`8 consumers` ask at once, as they do on a busy broker, `1 consumer` asks and waits for the answer: its figures are mostly
-those of system calls, of which POP needs twice as many as pull, for it has twice as many requests.
+`live`: messages are sent and taken, so that the figure is the whole cost of a message; `backlog`: they are there
+already. Taken messages are acknowledged, those of a pop together or each on its own, or (pull) their offsets are
+committed. `8 consumers` ask at once, as they do on a busy broker; `1 consumer` asks and waits for the answer, so its
+figures are mostly those of system calls, of which POP needs twice as many as pull: it has twice as many requests.
 """
 
 from __future__ import annotations

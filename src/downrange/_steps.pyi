@@ -19,7 +19,7 @@ from downrange.protocol.bodies.pop_frames import AckGroup
 from downrange.protocol.framing import Frame
 from downrange.store import new_messages
 from downrange.store.queue.backlog import Backlog, Picked, Records
-from downrange.store.queue.queues import ConsumeQueues
+from downrange.store.queue.queues import ConsumeQueues, QueueState
 from downrange.transport.outstanding import Asked
 
 _P = ParamSpec("_P")
@@ -95,6 +95,15 @@ def encode_popped(
     byte_count: int,
     /,
 ) -> bytes | None: ...
+def entries_behind(
+    states: dict[tuple[str, int], QueueState],
+    rows: array[int],
+    topic: str,
+    first: int,
+    stop: int,
+    offsets: dict[int, int],
+    /,
+) -> int | None: ...
 def cut_pop(header: bytes, /) -> tuple[bytes, int, int] | None: ...
 def read_acks(
     frames: list[Frame], at: int, stop: int, pieces: tuple[bytes, ...], /

@@ -1,5 +1,6 @@
-/* Pops: cut_pop of protocol/bodies/pop_frames.py, encode_popped of broker/pull_reply.py. */
-#include "steps.h"
+/* Pops: cut_pop of protocol/bodies/pop_frames.py, entries_behind of broker/pop/looking.py, encode_popped of
+   broker/pop/pop_reply.py, offset_list of protocol/bodies/pop.py. */
+#include "queue_tails.h"
 
 #define MOST_QUEUES 64
 #define MOST_BITS 63
@@ -53,6 +54,45 @@ PyObject *cut_pop(PyObject *Py_UNUSED(module), PyObject *header) {
     byte *to = put_bytes((byte *)PyBytes_AS_STRING(text), start, born_at - start);
     put_bytes(put_bytes(to, born_end, opaque_at - born_end), opaque_end, end - opaque_end);
     return Py_BuildValue("(NLL)", text, (long long)opaque, (long long)born);
+}
+
+/* --- entries_behind --- */
+
+/* What an int of a dictionary by queue id is; 0 when there is none that fits, perhaps with an exception. */
+static int offset_of(PyObject *offsets, PyObject *queue_id, int64_t *offset) {
+    PyObject *value = PyDict_GetItemWithError(offsets, queue_id);
+    return value != NULL && as_number(value, 0, INT64_MAX / ENTRY_SIZE, offset);
+}
+
+/* 0 for a queue that is left to Python, perhaps with an exception. */
+static int count_behind(PyObject *states, const Py_buffer *rows, PyObject *topic, int64_t queue_id, PyObject *offsets,
+                        int64_t *total) {
+    int64_t offset, row_number, *row = NULL;
+    PyObject *number = PyLong_FromLongLong(queue_id), *key = number == NULL ? NULL : PyTuple_Pack(2, topic, number);
+    PyObject *state = key == NULL ? NULL : PyDict_GetItemWithError(states, key);
+    if (state != NULL && offset_of(offsets, number, &offset)) {
+        PyObject *value = PyObject_GetAttr(state, s_row);
+        if (value != NULL && as_number(value, 0, INT64_MAX, &row_number)) row = row_at(rows, row_number);
+        Py_XDECREF(value);
+    }
+    if (row != NULL && row[END] / ENTRY_SIZE > offset) *total += row[END] / ENTRY_SIZE - offset;
+    Py_XDECREF(key);
+    Py_XDECREF(number);
+    return row != NULL;
+}
+
+/* states, rows, topic, first queue, stop, offsets -> entries; None when a queue or an offset is missing */
+PyObject *entries_behind(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
+    int64_t first, stop, total = 0;
+    Py_buffer rows;
+    if (count != 6 || !PyDict_Check(args[0]) || !PyUnicode_CheckExact(args[2]) || !PyDict_Check(args[5])
+        || !as_number(args[3], 0, INT32_MAX, &first) || !as_number(args[4], 0, INT32_MAX, &stop))
+        return wrong_arguments("entries_behind");
+    if (!take_buffer(args[1], &rows)) return wrong_arguments("entries_behind");
+    int is_known = 1;
+    for (; is_known && first < stop; first++) is_known = count_behind(args[0], &rows, args[2], first, args[5], &total);
+    PyBuffer_Release(&rows);
+    return is_known ? PyLong_FromLongLong(total) : refuse();
 }
 
 /* --- offset_list and encode_popped --- */

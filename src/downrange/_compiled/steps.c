@@ -14,6 +14,7 @@ static PyMethodDef functions[] = {
     {"read_records", (PyCFunction)(void (*)(void))read_records, METH_FASTCALL, NULL},
     {"encode_pull", (PyCFunction)(void (*)(void))encode_pull, METH_FASTCALL, NULL},
     {"encode_popped", (PyCFunction)(void (*)(void))encode_popped, METH_FASTCALL, NULL},
+    {"entries_behind", (PyCFunction)(void (*)(void))entries_behind, METH_FASTCALL, NULL},
     {"cut_pop", cut_pop, METH_O, NULL},
     {"read_acks", (PyCFunction)(void (*)(void))read_acks, METH_FASTCALL, NULL},
     {"offset_list", (PyCFunction)(void (*)(void))offset_list, METH_FASTCALL, NULL},

@@ -32,6 +32,7 @@ PyObject *index_keys(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *read_records(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *encode_pull(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *encode_popped(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *entries_behind(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *cut_pop(PyObject *module, PyObject *header);
 PyObject *read_acks(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *offset_list(PyObject *module, PyObject *const *args, Py_ssize_t count);

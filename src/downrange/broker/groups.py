@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from downrange.broker.json_file import JsonFile, SavedTable
@@ -23,7 +23,7 @@ from downrange.protocol.bodies.offsets import ConsumerOffsets
 
 log = logging.getLogger(__name__)
 
-_NO_OFFSETS: Mapping[int, int] = {}
+_NO_OFFSETS: dict[int, int] = {}
 
 
 class Groups(SavedTable):
@@ -117,8 +117,8 @@ class CommittedOffsets(SavedTable):
         offsets = self._table.get((topic, group))
         return None if offsets is None else offsets.get(queue_id)
 
-    def of_queues(self, topic: str, group: str) -> Mapping[int, int]:
-        """The offsets of a group by queue, to look at: they change with every commit."""
+    def of_queues(self, topic: str, group: str) -> dict[int, int]:
+        """The offsets of a group by queue, to look at only: they change with every commit."""
         return self._table.get((topic, group), _NO_OFFSETS)
 
     def of(self, topic: str, group: str) -> dict[int, int]:

@@ -68,6 +68,13 @@ class MessageWriter:
             self.statistics.failed_puts += 1
         return refusal
 
+    def add_each(self, messages: NewMessages, singles: Sequence[NewMessage]) -> Refusal | None:
+        """Add messages of which each may be stored without the others; or say why one cannot be stored."""
+        refusal = self.store.add_each(messages, singles)
+        if refusal is not None:
+            self.statistics.failed_puts += 1
+        return refusal
+
     def append(self, messages: NewMessages) -> Refusal | None:
         """Store a batch. On failure say why; then only the first `messages.stored` messages are stored."""
         start = perf_counter()

@@ -69,6 +69,21 @@ class MessageAppender:
             begins_group = False
         return None
 
+    def add_each(self, messages: NewMessages, singles: Sequence[NewMessage]) -> Refusal | None:
+        """Add messages of which each may be stored without the others; or say why one cannot be stored."""
+        states, fits = self._states, self._limits.surely_fits
+        if not self._refusals.any:
+            for message in singles:
+                state = dict.get(states, (message.topic, message.queue_id))
+                if state is None or len(message.body) + len(message.properties) > fits:
+                    refusal = self.add(messages, (message,))
+                    if refusal is not None:
+                        return refusal
+                else:
+                    messages.add(state, message, True)
+            return None
+        return self._refusal()
+
     def append(self, messages: NewMessages) -> Refusal | None:
         """Store a batch in its order. On failure say why; then only the first `messages.stored` messages are stored."""
         if self._refusals.any:

@@ -98,6 +98,7 @@ class MessageStore(MessageReader):
         # attributes is slower to all who use it.
         appender = MessageAppender(self.commit_log, self._follower, self.limits, self._refusals, self._now)
         self.add = appender.add
+        self.add_each = appender.add_each
         self.append = appender.append
         self.append_data = appender.append_data
 

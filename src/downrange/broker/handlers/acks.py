@@ -141,10 +141,12 @@ class Acks:
 
     def _is_usual(self, found: AckGroup) -> bool:
         """Whether these messages are ones that may be acknowledged, and were not popped in order."""
-        topic, _, queue_id, start, _, _, revive_queue, bits = found
+        topic, group, queue_id, start, pop_time, _, revive_queue, bits = found
         known = self._state.tables.topics.get(topic)
         if known is None or not 0 <= queue_id < known.read_queue_nums or revive_queue == ORDERLY_REVIVE_QUEUE:
             return False
+        if self._state.leases.holds((topic, group, queue_id, start, pop_time), bits):
+            return True
         lowest, highest = self._state.offset_range(topic, queue_id)
         return lowest <= start + (bits & -bits).bit_length() - 1 and start + bits.bit_length() - 1 <= highest
 

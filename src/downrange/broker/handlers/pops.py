@@ -152,11 +152,14 @@ class Pops:
             else:
                 others.append((asked.origin, *_reply(asked, popped)))
         replied: dict[Connection, None] = {}
+        codes: dict[int, int] = {}
         for origin, code, parts in others:
-            self._statistics.rpc(_POP, code, millis)
+            codes[code] = codes.get(code, 0) + 1
             if parts:
                 origin.reply_parts(parts)
                 replied[origin] = None
+        for code, count in codes.items():
+            self._statistics.rpc(_POP, code, millis, count)
         for origin in replied:
             origin.flush()
 

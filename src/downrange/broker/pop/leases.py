@@ -80,7 +80,7 @@ class Leases:
     """
 
     def __init__(self) -> None:
-        self._table: dict[LeaseKey, Lease] = {}
+        self._table: dict[tuple[str, str, int, int, int], Lease] = {}
         self._due: list[tuple[int, int, Lease]] = []
         self._number = count()
         self._in_flight: dict[tuple[str, str, int], int] = {}
@@ -99,6 +99,11 @@ class Leases:
 
     def get(self, key: LeaseKey) -> Lease | None:
         return self._table.get(key)
+
+    def holds(self, key: tuple[str, str, int, int, int], bits: int) -> bool:
+        """Whether there is a lease that holds all these messages."""
+        lease = self._table.get(key)
+        return lease is not None and not bits & ~lease.held
 
     def in_flight(self, topic: str, group: str, queue_id: int) -> int:
         """How many messages of a queue the consumers of a group hold."""

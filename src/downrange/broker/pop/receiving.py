@@ -9,7 +9,7 @@ from random import random
 from typing import Final
 
 from downrange.broker.pop.leases import Lease, LeaseKey, bits_of
-from downrange.broker.pop.looking import Looking
+from downrange.broker.pop.looking import Looking, entries_behind
 from downrange.broker.pop.popped import Popped, PoppedQueue, PopRequest, bits_of_read, only
 from downrange.broker.pop.records import REVIVE_QUEUES
 from downrange.broker.pop.state import PopState, illegal_queue
@@ -129,7 +129,7 @@ class Receiving:
             queues = topic.read_queue_nums
             for number in range(dice, dice + queues):
                 if popped.room <= 0 and not request.is_orderly:
-                    popped.rest += self._backlog(request, [each % queues for each in range(number, dice + queues)])
+                    popped.rest += self._backlog(request, number % queues, dice + queues - number, queues)
                     break
                 self._take(popped, request.topic, NORMAL, number % queues)
         if not retried:
@@ -138,17 +138,24 @@ class Receiving:
             self._lease_in_order(popped)  # at once: it is what blocks the queues for others
         return popped
 
-    def _backlog(self, request: PopRequest, queues: list[int]) -> int:
-        """How many messages wait in some queues for which a pop has no room."""
-        topic, group, states = request.topic, request.group, self._state.store.queues.states
+    def _backlog(self, request: PopRequest, first: int, count: int, queues: int) -> int:
+        """How many messages wait in some of the queues, from one on, for which a pop has no room."""
+        topic, group, store = request.topic, request.group, self._state.store
         offsets = self._state.offsets.of_queues(topic, group)
+        states, rows = store.queues.states, store.queues.tails.rows
+        behind = entries_behind(states, rows, topic, first, min(first + count, queues), offsets)
+        if behind is not None and first + count > queues:
+            more = entries_behind(states, rows, topic, 0, first + count - queues, offsets)
+            behind = None if more is None else behind + more
+        if behind is not None:
+            return behind
         rest = 0
-        for queue_id in queues:
-            state, offset = states.get((topic, queue_id)), offsets.get(queue_id, -1)
+        for number in range(first, first + count):
+            queue_id = number % queues
+            offset = offsets.get(queue_id, -1)
             if offset < 0:
                 offset = self._begin_queue(topic, group, queue_id, request.init_mode)
-            if state is not None and (backlog := state.queue.max_offset - offset) > 0:
-                rest += backlog
+            rest += max(0, store.max_offset_of(topic, queue_id) - offset)
         return rest
 
     def _begin_queue(self, topic: str, group: str, queue_id: int, init_mode: int) -> int:

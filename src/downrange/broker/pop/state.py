@@ -19,7 +19,7 @@ from downrange.model.message_id import pack_host
 from downrange.model.topics import TopicConfig
 from downrange.protocol.errors import MessageIllegal, ServiceNotAvailable, TopicNotExist
 from downrange.store.config import BrokerRole
-from downrange.store.new_message import NewMessage
+from downrange.store.new_message import NewMessage, Refusal
 from downrange.store.new_messages import NewMessages
 
 
@@ -93,24 +93,25 @@ class PopState:
 
         Fewer may be stored than were given (`NewMessages.stored`): the first ones.
         """
-        return self._append(messages, [(message,) for message in messages])
+        batch = NewMessages()
+        self._store(batch, messages, self.writer.add_each(batch, messages))
+        return batch
 
     def append_together(self, messages: Sequence[NewMessage]) -> NewMessages:
         """Store all records of the revive topic, or none. Raises ServiceNotAvailable when they cannot be stored now."""
-        return self._append(messages, (messages,))
-
-    def _append(self, messages: Sequence[NewMessage], groups: Iterable[Sequence[NewMessage]]) -> NewMessages:
-        self.tables.topics.ensure(self.records.topic, REVIVE_QUEUES)
         batch = NewMessages()
-        refusal = None
-        for group in groups:
-            refusal = refusal or self.writer.add(batch, group)
+        self._store(batch, messages, self.writer.add(batch, messages))
+        return batch
+
+    def _store(self, batch: NewMessages, messages: Sequence[NewMessage], refusal: Refusal | None) -> None:
+        self.tables.topics.ensure(self.records.topic, REVIVE_QUEUES)
         refusal = refusal or self.writer.append(batch)
         if refusal is not None and not batch.stored:
             raise ServiceNotAvailable(f"a record of the revive topic cannot be stored: {refusal.reason}")
+        read_to = self.read_to
         for message, (_, _, offset) in zip(messages, batch.places, strict=False):
-            self.written(message.queue_id, offset)
-        return batch
+            if read_to[message.queue_id] == offset:  # our own records need not be read again
+                read_to[message.queue_id] = offset + 1
 
     def written(self, revive_queue: int, offset: int) -> None:
         """We have put a record there: it need not be read again."""
