@@ -160,6 +160,44 @@ async def test_a_crash_after_any_step(tmp_path: Path, is_orderly: bool) -> None:
         assert sorted(steps.acked) == steps.sent
 
 
+# --- a power cut --------------------------------------------------------------------------------------------------
+
+
+def after_power_cut(running: RunningBroker, target: Path) -> None:
+    """What a disk holds of a broker's directory at least: the log as far as it was synced, and the saved tables."""
+    root = running.store.config.store_path_root_dir
+    copied_at_once(root, target)
+    shutil.rmtree(target / "consumequeue", ignore_errors=True)
+    shutil.rmtree(target / "index", ignore_errors=True)
+    flushed = running.store.flushed_offset
+    for path in (target / "commitlog").iterdir():
+        safe = max(0, flushed - int(path.name))
+        content = path.read_bytes()
+        path.write_bytes(content[:safe].ljust(len(content), b"\0"))
+
+
+async def test_a_power_cut_loses_no_message_that_a_consumer_holds(tmp_path: Path) -> None:
+    """Under ASYNC_FLUSH: the offset of the group is never on disk before the checkpoint of what lies before it."""
+    clock = ManualClock()
+    config = BrokerConfig(
+        broker_name="broker-a", broker_ip1="127.0.0.1", listen_port=0, metrics_port=-1,
+        flush_consumer_offset_interval=100,
+    )  # fmt: skip
+    store = store_config(tmp_path / "store", flush_interval_commit_log=3_600_000)
+    async with broker(config, store, clock) as running, popper_of(running) as popper:
+        running.topics.put(TopicConfig(TOPIC, 1, 1))
+        await popper.client.send(TOPIC, b"a")
+        running.store.flush_commit_log()
+        assert [each.body for each in await popper.pop(invisible=INVISIBLE)] == [b"a"]
+        path = tmp_path / "store" / "config" / "consumerOffset.json"
+        async with asyncio.timeout(20):
+            while not path.exists() or f'"{TOPIC}@poppers":{{0:1' not in path.read_text():
+                await clock.advance(0.1)
+                await asyncio.sleep(0.005)
+        after_power_cut(running, tmp_path / "cut")
+    assert await what_comes(tmp_path / "cut", clock.now(), is_orderly=False) == [b"a"]
+
+
 # --- a process that is killed -------------------------------------------------------------------------------------
 
 

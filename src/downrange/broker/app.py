@@ -7,7 +7,7 @@ import gc
 import logging
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -105,6 +105,7 @@ from downrange.model.message_id import pack_host
 from downrange.protocol.codes import RequestCode
 from downrange.settings import ConfigError, Property, check_known, configure, namesrv_addresses, read_properties
 from downrange.store.config import BrokerRole, StoreConfig
+from downrange.store.errors import FlushFailed
 from downrange.store.free_memory import give_back_memory
 from downrange.store.message_store import MessageStore
 from downrange.store.retention import Retention
@@ -397,7 +398,9 @@ async def _serving(
         group_saving=save_soon(groups, clock),
         filter_saving=save_soon(filters, clock),
         filter_clean_up=clean_filters(filters, live, clock),
-        offset_saving=save_every(offsets, lambda: live.broker.flush_consumer_offset_interval / 1000, clock),
+        offset_saving=save_every(
+            offsets, lambda: live.broker.flush_consumer_offset_interval / 1000, clock, flusher.flushed
+        ),
         order_saving=save_every(orders, lambda: 10.0, clock),
         mode_saving=save_soon(modes, clock),
         delay_saving=save_every(delay, lambda: live.store.flush_delay_offset_interval / 1000, clock),
@@ -441,8 +444,12 @@ async def _serving(
         audit.close()
         half_messages.settle()
         timer.close()
-        for table in (topics, groups, filters, offsets, delay, orders, modes):
+        for table in (topics, groups, filters, delay, orders, modes):
             table.save()
+        with suppress(FlushFailed):  # which was logged: then the offsets stay behind the log that is on disk
+            store.commit()
+            store.flush_commit_log()
+            offsets.save()
 
 
 @asynccontextmanager

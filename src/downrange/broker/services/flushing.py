@@ -31,6 +31,8 @@ from downrange.store.message_store import MessageStore
 log = logging.getLogger(__name__)
 
 _GATHER_SECONDS: Final = 0.001
+_PAUSE_SECONDS: Final = 0.1
+_MOST_PAUSES: Final = 20
 
 
 class Flusher:
@@ -74,6 +76,18 @@ class Flusher:
             self._flush_here()
         else:
             self._wanted.set()
+
+    async def flushed(self) -> bool:
+        """Write the log up to now to the disk; False when that failed."""
+        store = self._store
+        end_offset = store.commit_log.wrote_offset
+        for _ in range(_MOST_PAUSES):  # until the transient pool is written
+            if store.max_offset >= end_offset:
+                break
+            await self._clock.sleep(_PAUSE_SECONDS)
+        if store.flushed_offset < end_offset:
+            await self._flush_log(0)
+        return store.flushed_offset >= end_offset
 
     async def run(self, on_committed: Callable[[], object]) -> None:
         """Flush log and queues, and prepare files. `on_committed` is called when the transient pool was written."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from downrange.auth.access_control import AccessControl
@@ -52,11 +52,16 @@ async def answer_waiting_pulls(control: AccessControl, waiting: WaitingPulls, cl
             waiting.notify_all()
 
 
-async def save_every(table: SavedTable, seconds: Callable[[], float], clock: Clock) -> None:
-    """Save a table that changes all the time at regular intervals."""
+async def save_every(
+    table: SavedTable, seconds: Callable[[], float], clock: Clock, flushed: Callable[[], Awaitable[bool]] | None = None
+) -> None:
+    """Save a table that changes all the time at regular intervals.
+
+    With `flushed`, which says whether the log up to now is on disk, the table never is ahead of the log there.
+    """
     while True:
         await clock.sleep(seconds())
-        await _save(table)
+        await _save(table, flushed)
 
 
 async def save_soon(table: SavedTable, clock: Clock) -> None:
@@ -71,11 +76,14 @@ async def save_soon(table: SavedTable, clock: Clock) -> None:
         changed.clear()
 
 
-async def _save(table: SavedTable) -> None:
+async def _save(table: SavedTable, flushed: Callable[[], Awaitable[bool]] | None = None) -> None:
     write = table.prepare_save()
     if write is None:
         return
     try:
+        if flushed is not None and not await flushed():
+            table.mark_unsaved()
+            return
         await asyncio.get_running_loop().run_in_executor(None, write)
     except asyncio.CancelledError:
         table.mark_unsaved()  # perhaps no thread had begun to save: then the broker saves the table when it stops
