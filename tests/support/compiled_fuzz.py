@@ -15,6 +15,7 @@ from downrange.compiled import VARIANT
 from tests.support import compiled_checks as checks
 from tests.support import compiled_client_checks as client_checks
 from tests.support import compiled_pick_checks as pick_checks
+from tests.support import compiled_pop_checks as pop_checks
 from tests.support import compiled_property_checks as property_checks
 from tests.support import compiled_pull_checks as pull_checks
 from tests.support import compiled_replay_checks as replay_checks
@@ -42,6 +43,12 @@ def run(seconds: float, seed: int) -> int:
             checks.refuses_nonsense(random)
             pull_checks.same_pull_reply(random)
             pull_checks.refuses_nonsense_about_a_pull(random)
+            pop_checks.same_acks(random)
+            pop_checks.same_cut_of_a_pop(random)
+            pop_checks.same_offset_list(random)
+            pop_checks.same_entries_behind(random)
+            pop_checks.same_pop_reply(random)
+            pop_checks.refuses_nonsense_about_pops(random)
             pick_checks.same_pick_of_all(random)
             pick_checks.same_pick_by_tags(random)
             pick_checks.same_pick_by_properties(random)

@@ -1,0 +1,80 @@
+"""The compiled steps of POP do what their twins in Python do, or leave it to them.
+
+`python -m tests.support.compiled_fuzz SECONDS` runs the same checks for as long as one likes.
+"""
+
+from __future__ import annotations
+
+from array import array
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from downrange.compiled import steps
+from downrange.protocol.bodies.pop_frames import DONE_PIECES, FOUND_PIECES
+from tests.support.leaks import check_no_leaks
+
+if steps is None:
+    pytest.skip("built without a compiler, or DOWNRANGE_PURE is set", allow_module_level=True)
+from tests.support import compiled_pop_checks as checks
+
+SEEDS = st.integers(0, 2**64).map(Random)
+
+
+@given(random=SEEDS)
+@settings(max_examples=400, deadline=None)
+def test_acknowledgements_are_read_alike(random: Random) -> None:
+    checks.same_acks(random)
+
+
+@given(random=SEEDS)
+@settings(max_examples=400, deadline=None)
+def test_pops_are_cut_alike_and_say_what_they_say(random: Random) -> None:
+    checks.same_cut_of_a_pop(random)
+
+
+@given(random=SEEDS)
+@settings(max_examples=200, deadline=None)
+def test_offsets_and_backlogs_are_counted_alike(random: Random) -> None:
+    checks.same_offset_list(random)
+    checks.same_entries_behind(random)
+
+
+@given(random=SEEDS)
+@settings(max_examples=300, deadline=None)
+def test_a_reply_has_the_same_bytes(random: Random) -> None:
+    checks.same_pop_reply(random)
+
+
+@given(random=SEEDS)
+@settings(max_examples=300, deadline=None)
+def test_arguments_that_only_a_bug_can_pass_are_refused(random: Random) -> None:
+    checks.refuses_nonsense_about_pops(random)
+
+
+def test_no_reference_is_kept_or_lost() -> None:
+    taken: Any = steps
+    queues = checks.popped_queues(Random(5), spoilt=False)
+    size = sum(queue.byte_count for queue in queues)
+    numbers = 10**12, 10**7, 10**8, 10**9
+    frames = [checks.ack_frame(Random(seed)) for seed in range(40)]
+    state, rows, offsets = SimpleNamespace(row=8), array("q", range(16)), {0: 10**6}
+    states = {("T", 0): state}
+    header = b'{"code":200050,"extFields":{"bornTime":"17","topic":"T"},"opaque":1234,"version":1}'
+    watched: list[Any] = [queues, queues[0], queues[0].records, numbers, frames, state, rows, offsets, header, None]
+
+    def once() -> None:
+        taken.encode_popped(FOUND_PIECES, numbers, 10**6, queues, size)
+        taken.encode_popped(FOUND_PIECES, numbers, 10**6, queues, size + 1)
+        for at in range(len(frames)):
+            taken.read_acks(frames, at, len(frames), DONE_PIECES)
+        assert taken.entries_behind(states, rows, "T", 0, 1, offsets) == 0
+        assert taken.entries_behind(states, rows, "T", 0, 2, offsets) is None
+        assert taken.cut_pop(header) is not None
+        assert taken.offset_list(10**6, 2**40 + 1) is not None
+
+    check_no_leaks(once, watched)

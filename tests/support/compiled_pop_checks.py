@@ -1,0 +1,213 @@
+"""What must hold between the compiled steps of POP and their twins in Python, for one random input each."""
+
+from __future__ import annotations
+
+from array import array
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+
+from downrange import compiled
+from downrange.broker.pop import looking
+from downrange.broker.pop.pop_reply import offset_infos
+from downrange.broker.pop.popped import PoppedQueue
+from downrange.protocol.bodies import pop, pop_frames
+from downrange.protocol.bodies.pop import AckMessageRequest, PopMessageRequest, ReceiptHandle
+from downrange.protocol.bodies.pop_frames import DONE_PIECES, FOUND_PIECES, found_head
+from downrange.protocol.codes import RequestCode
+from downrange.protocol.command import request
+from downrange.protocol.framing import Frame, FrameDecoder, decode_frame, encode
+from downrange.store.queue.backlog import pieces_of
+from downrange.store.queue.queue_tails import END, ROW
+from tests.support.compiled_pull_checks import backlog, bytes_of
+from tests.support.twins import pure_twin
+
+in_python_frames: Any = pure_twin(pop_frames.__name__)
+in_python_bodies: Any = pure_twin(pop.__name__)
+in_python_looking: Any = pure_twin(looking.__name__)
+_NONSENSE: tuple[Any, ...] = (
+    None, "x", b"x", -1, 2**63, 1.5, [], (), {}, object(), [b"x"], (1, b"", b""), [(0, b"", b"")],
+)  # fmt: skip
+_NAMES = ("orders", "%RETRY%billing_orders", "T", "", "ö", 'quo"te', "back\\slash")
+
+
+def _frame(command: Any) -> Frame:
+    (frame,) = FrameDecoder().frames(encode(command))
+    return frame
+
+
+def _spoilt(random: Random, header: bytes) -> bytes:
+    """A header with a change that may or may not matter."""
+    at = random.randrange(len(header))
+    match random.randrange(6):
+        case 0:
+            return header[:at] + bytes([random.randrange(256)]) + header[at + 1 :]
+        case 1:
+            return header[:at] + header[at + random.randrange(1, 4) :]
+        case 2:
+            return header[:at] + random.choice((b'"', b"\\", b"0", b"-", b" ", b",", b"}", b"\0", b"7")) + header[at:]
+        case 3:
+            return header.replace(b'"opaque":', b'"opaque":3,"opaque":')
+        case 4:
+            return header.replace(b'"flag":0', b'"flag":%d' % random.choice((1, 2, 3)))
+        case _:
+            return header[:-1] + b',"remark":"x"}'
+
+
+def ack_frame(random: Random) -> Frame:
+    start = random.choice((0, 7, 10**12))
+    offset = start + random.choice((0, 1, 2, 31, 62, 63, 64, 1000, -1))
+    handle = ReceiptHandle(
+        start, random.choice((1_700_000_000_000, 5)), 60_000, random.choice((0, 7, 999)), random.choice((0, 1, 2, 3)),
+        random.choice(("broker-a", "", "a b", "ö")), 1, offset,
+    )  # fmt: skip
+    text = str(handle) + random.choice(("", "", " 4711", " ", "x"))
+    if random.random() < 0.1:
+        text = random.choice(("", "nonsense", "1 2 3", text.replace(" ", "  ", 1), "0" + text, "+" + text))
+    header = AckMessageRequest(
+        consumer_group=random.choice(_NAMES),
+        topic=random.choice(_NAMES[: random.choice((1, 7))]),
+        queue_id=random.choice((0, 1, -1, 2**31 - 1)),
+        extra_info=text,
+        offset=offset,
+    )
+    more = random.choice((None, None, {"bname": "broker-a", "ns": "ö", "lo": "true"}))
+    fields = request(RequestCode.ACK_MESSAGE, header, ext_fields=more).ext_fields
+    frame = _frame(request(RequestCode.ACK_MESSAGE, ext_fields=fields))
+    opaque = random.choice((b"0", b"17", b"-1", b"2147483647"))
+    kind, text_of, body = frame
+    start_of = text_of.index(b'"opaque":') + 9
+    text_of = text_of[:start_of] + opaque + text_of[text_of.index(b",", start_of) :]
+    if random.random() < 0.1:
+        text_of = _spoilt(random, text_of)
+    return random.choice((kind, kind, kind, kind, 1)), text_of, body
+
+
+def same_acks(random: Random) -> None:
+    frames = [ack_frame(random)] * random.choice((0, 1, 3)) + [ack_frame(random) for _ in range(random.randrange(9))]
+    at = random.randrange(len(frames) + 1)
+    reached, groups, replies = compiled.steps.read_acks(frames, at, len(frames), DONE_PIECES)
+    assert (reached, groups, replies) == in_python_frames.read_acks(frames, at, reached, DONE_PIECES)
+    if reached < len(frames):  # what the compiled step leaves to Python is unusual
+        _, header, _ = frames[reached]
+        assert frames[reached][0] != 0 or not _is_plain(header), header
+
+
+def _is_plain(header: bytes) -> bool:
+    """Whether a header is one that clients write: the compiled step must take it."""
+    try:
+        command = decode_frame((0, header, b""))
+        asked = command.header(AckMessageRequest)
+        handle = ReceiptHandle.parse(asked.extra_info)
+    except Exception:
+        return False
+    usual = encode(msgspec.structs.replace(command, raw_ext=command.ext_fields))
+    distance = asked.offset - handle.start_offset
+    is_text = header.isascii() and b"\\" not in header and usual.endswith(header)
+    is_usual = command.flag == 0 and command.code == RequestCode.ACK_MESSAGE and 0 <= distance < 63
+    return is_text and is_usual and str(handle) == asked.extra_info
+
+
+def same_cut_of_a_pop(random: Random) -> None:
+    header = PopMessageRequest(
+        consumer_group=random.choice(_NAMES),
+        topic=random.choice(_NAMES),
+        queue_id=random.choice((-1, 0, 3)),
+        max_msg_nums=random.choice((1, 32)),
+        invisible_time=60_000,
+        born_time=random.choice((0, 1_700_000_000_000, 10**17, -5)),
+        exp=random.choice((None, "*", 'a = "bornTime":"7"', '"opaque":5,')),
+        attempt_id=random.choice((None, "x")),
+    )
+    fields = dict(request(RequestCode.POP_MESSAGE, header).ext_fields)
+    if random.random() < 0.3:
+        del fields["bornTime"]
+    command = request(RequestCode.POP_MESSAGE, ext_fields=fields)
+    kind, text, body = _frame(msgspec.structs.replace(command, opaque=random.choice((0, 5, 10**8, 2**31 - 1, -1))))
+    if random.random() < 0.3:
+        text = _spoilt(random, text)
+    cut = compiled.steps.cut_pop(text)
+    assert cut == in_python_frames.cut_pop(text)
+    found = None if cut is None else pop_frames.read_pop(cut[0])
+    if cut is None or found is None:
+        return
+    read = decode_frame((kind, text, body))
+    asked = read.header(PopMessageRequest)
+    assert (read.opaque, asked.born_time, read.flag, read.code) == (cut[1], cut[2], 0, 200050)
+    assert msgspec.structs.replace(found, born_time=cut[2]) == asked
+
+
+def same_offset_list(random: Random) -> None:
+    start = random.choice((0, 9, 99, 10**15, 2**63 - 64, 2**63, -1))
+    bits = random.choice((0, 1, 0xFFFFFFFF, random.getrandbits(63), random.getrandbits(70)))
+    assert pop.offset_list(start, bits) == in_python_bodies.offset_list(start, bits)
+
+
+def same_entries_behind(random: Random) -> None:
+    queues = random.randrange(1, 9)
+    rows = array("q", [0] * ROW * queues)
+    states: dict[Any, Any] = {}
+    offsets: dict[int, int] = {}
+    for queue_id in range(queues):
+        rows[queue_id * ROW + END] = 20 * random.randrange(100)
+        if random.random() < 0.95:
+            states["T", queue_id] = SimpleNamespace(row=queue_id * ROW)
+        if random.random() < 0.95:
+            offsets[queue_id] = random.choice((random.randrange(100), random.randrange(100), -1, 10**9))
+    first = random.randrange(queues + 1)
+    stop = random.randrange(first, queues + 1)
+    arguments = states, rows, "T", first, stop, offsets
+    assert compiled.steps.entries_behind(*arguments) == in_python_looking.entries_behind(*arguments)
+
+
+def popped_queues(random: Random, *, spoilt: bool) -> list[PoppedQueue]:
+    queues = []
+    for queue_id in range(random.choice((1, 1, 2, 5))):
+        found = backlog(random, spoilt=spoilt)
+        flag = random.choice((0, 0, 0, 1)) if spoilt else 0
+        bits = random.choice((1, 0xFFFFFFFF, random.getrandbits(62) | 1, random.getrandbits(70) | 1 if spoilt else 1))
+        start = random.choice((0, 7, 10**12))
+        queues.append(PoppedQueue("T", flag, queue_id, start, start + 99, bits, found, max(0, bytes_of(found))))
+    return queues
+
+
+def same_pop_reply(random: Random) -> None:
+    spoilt = random.random() < 0.5
+    queues = popped_queues(random, spoilt=spoilt)
+    size = sum(queue.byte_count for queue in queues) + (random.choice((0, 0, 1)) if spoilt else 0)
+    numbers = 1_700_000_000_000, random.choice((0, 60_000, 2**62)), random.choice((0, 7, 999)), random.getrandbits(40)
+    opaque = random.choice((0, 7, -1, 2**31 - 1))
+    framed = compiled.steps.encode_popped(FOUND_PIECES, numbers, opaque, queues, size)
+    if framed is None:
+        assert spoilt or size > 64 * 1024, "what is usual is for the compiled step"
+        return
+    records = [piece for queue in queues for piece in pieces_of(queue.records, queue.byte_count)]
+    assert framed == b"".join((found_head(numbers, *offset_infos(queues), opaque, size), *records))
+
+
+def refuses_nonsense_about_pops(random: Random) -> None:
+    """Spoil one argument: the compiled step raises TypeError or AttributeError, or it made no difference."""
+    steps: Any = compiled.steps
+    queues = popped_queues(random, spoilt=False)
+    calls: list[tuple[Any, list[Any]]] = [
+        (steps.cut_pop, [b""]),
+        (steps.read_acks, [[ack_frame(random)], 0, 1, DONE_PIECES]),
+        (steps.offset_list, [5, 5]),
+        (steps.entries_behind, [{("T", 0): SimpleNamespace(row=0)}, array("q", [0] * ROW), "T", 0, 1, {0: 0}]),
+        (steps.encode_popped, [FOUND_PIECES, (1, 2, 3, 4), 7, queues, sum(one.byte_count for one in queues)]),
+    ]
+    step, arguments = random.choice(calls)
+    which = random.randrange(len(arguments))
+    if isinstance(arguments[which], list | tuple) and random.random() < 0.5:
+        parts = list(arguments[which])
+        parts[random.randrange(len(parts))] = random.choice(_NONSENSE)
+        arguments[which] = type(arguments[which])(parts)
+    else:
+        arguments[which] = random.choice(_NONSENSE)
+    try:
+        made = step(*arguments)
+    except (TypeError, AttributeError):
+        return
+    assert made is None or isinstance(made, bytes | int | tuple)
