@@ -11,10 +11,20 @@ import msgspec
 
 from downrange import compiled
 from downrange.broker.pop import looking
+from downrange.broker.pop.leases import offsets_of
 from downrange.broker.pop.pop_reply import offset_infos
 from downrange.broker.pop.popped import PoppedQueue
 from downrange.protocol.bodies import pop, pop_frames
-from downrange.protocol.bodies.pop import AckMessageRequest, PopMessageRequest, ReceiptHandle
+from downrange.protocol.bodies.body import decode_body, encode_body
+from downrange.protocol.bodies.pop import (
+    AckMessageRequest,
+    BatchAck,
+    BatchAckMessageBody,
+    PopMessageRequest,
+    ReceiptHandle,
+    decode_bits,
+    encode_bits,
+)
 from downrange.protocol.bodies.pop_frames import DONE_PIECES, FOUND_PIECES, found_head
 from downrange.protocol.codes import RequestCode
 from downrange.protocol.command import request
@@ -30,6 +40,7 @@ in_python_looking: Any = pure_twin(looking.__name__)
 _NONSENSE: tuple[Any, ...] = (
     None, "x", b"x", -1, 2**63, 1.5, [], (), {}, object(), [b"x"], (1, b"", b""), [(0, b"", b"")],
 )  # fmt: skip
+_BITS = ("AQ==", "/////w==", "BQI=", "AAAAAAAAAEA=", "AAAAAAAAAIA=", "", "AR==", "AQEBAQEBAQEB", "*")
 _NAMES = ("orders", "%RETRY%billing_orders", "T", "", "ö", 'quo"te', "back\\slash")
 
 
@@ -86,28 +97,67 @@ def ack_frame(random: Random) -> Frame:
 
 
 def same_acks(random: Random) -> None:
-    frames = [ack_frame(random)] * random.choice((0, 1, 3)) + [ack_frame(random) for _ in range(random.randrange(9))]
+    make = random.choice((ack_frame, batch_frame))
+    frames = [make(random)] * random.choice((0, 1, 3)) + [make(random) for _ in range(random.randrange(9))]
+    if random.random() < 0.2:
+        frames += [ack_frame(random), batch_frame(random)]
     at = random.randrange(len(frames) + 1)
-    reached, groups, replies = compiled.steps.read_acks(frames, at, len(frames), DONE_PIECES)
-    assert (reached, groups, replies) == in_python_frames.read_acks(frames, at, reached, DONE_PIECES)
+    found = compiled.steps.read_acks(frames, at, len(frames), DONE_PIECES)
+    reached, code, _, _ = found
+    assert found == in_python_frames.read_acks(frames, at, reached, DONE_PIECES)
     if reached < len(frames):  # what the compiled step leaves to Python is unusual
-        _, header, _ = frames[reached]
-        assert frames[reached][0] != 0 or not _is_plain(header), header
+        kind, header, _ = frames[reached]
+        assert kind or (code and b"%d" % code not in header) or not _is_plain(frames[reached]), header
 
 
-def _is_plain(header: bytes) -> bool:
-    """Whether a header is one that clients write: the compiled step must take it."""
+def _is_plain(frame: Frame) -> bool:
+    """Whether an acknowledgement is one that clients write: the compiled step must take it."""
+    _, header, body = frame
     try:
-        command = decode_frame((0, header, b""))
+        command = decode_frame(frame)
+        usual = encode(msgspec.structs.replace(command, raw_ext=command.ext_fields or None, body=b""))
+        if not header.isascii() or b"\\" in header or not usual.endswith(header) or command.flag:
+            return False
+        if command.code == RequestCode.BATCH_ACK_MESSAGE:
+            batch = decode_body(BatchAckMessageBody, body)
+            is_text = body.isascii() and b"\\" not in body and body == encode_body(batch)
+            is_plain = batch.broker_name is not None and all(map(_is_plain_entry, batch.acks))
+            return is_text and is_plain and 1 <= len(batch.acks) <= 32
         asked = command.header(AckMessageRequest)
         handle = ReceiptHandle.parse(asked.extra_info)
     except Exception:
         return False
-    usual = encode(msgspec.structs.replace(command, raw_ext=command.ext_fields))
-    distance = asked.offset - handle.start_offset
-    is_text = header.isascii() and b"\\" not in header and usual.endswith(header)
-    is_usual = command.flag == 0 and command.code == RequestCode.ACK_MESSAGE and 0 <= distance < 63
-    return is_text and is_usual and str(handle) == asked.extra_info
+    is_usual = command.code == RequestCode.ACK_MESSAGE and 0 <= asked.offset - handle.start_offset < 63
+    return is_usual and str(handle) == asked.extra_info
+
+
+def _is_plain_entry(ack: BatchAck) -> bool:
+    bits = decode_bits(ack.bits)
+    return 0 < bits < 1 << 63 and encode_bits(offsets_of(0, bits), 0) == ack.bits and ack.retry == "0"
+
+
+def batch_frame(random: Random) -> Frame:
+    acks = tuple(
+        BatchAck(
+            consumer_group=random.choice(_NAMES),
+            topic=random.choice(_NAMES[: random.choice((1, 7))]),
+            retry=random.choice(("0", "0", "0", "0", "1", "x")),
+            start_offset=random.choice((0, 7, 10**17, -1)),
+            queue_id=random.choice((0, 1, -1)),
+            revive_queue_id=random.choice((0, 7, 999)),
+            pop_time=random.choice((1_700_000_000_000, 5)),
+            invisible_time=60_000,
+            bits=random.choice(
+                ("AQ==", "/////w==", "BQI=", "AAAAAAAAAEA=", "AAAAAAAAAIA=", "", "AR==", "AQEBAQEBAQEB", "*")
+            ),
+        )
+        for _ in range(random.choice((1, 1, 1, 3, 0, 40)))
+    )
+    body = encode_body(BatchAckMessageBody(broker_name=random.choice(("broker-a", None, 'b"')), acks=acks))
+    if random.random() < 0.2:
+        body = _spoilt(random, body)
+    command = request(RequestCode.BATCH_ACK_MESSAGE, ext_fields=random.choice((None, None, {"a": "b"})), body=body)
+    return _frame(command)
 
 
 def same_cut_of_a_pop(random: Random) -> None:

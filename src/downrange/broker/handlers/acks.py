@@ -82,9 +82,9 @@ class Acks:
         began, first = perf_counter(), at
         run = _Run()
         while at < stop:
-            reached, groups, replies = read_acks(frames, at, stop, DONE_PIECES)
+            reached, code, groups, replies = read_acks(frames, at, stop, DONE_PIECES)
             if reached > at and self._take_usual(run, groups, origins[at:reached]):
-                run.answers.append(_Answered(_ACK, frames[at:reached], origins[at:reached], _OK, replies))
+                run.answers.append(_Answered(code, frames[at:reached], origins[at:reached], _OK, replies))
                 at = reached
                 continue
             reached = max(reached, at + 1)

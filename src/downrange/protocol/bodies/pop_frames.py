@@ -1,24 +1,28 @@
 """Pops and acknowledgements straight from and to frames: what nearly all clients write, in one step each.
 
 The headers of POP requests are JSON: their codes do not fit a binary header. `cut_pop` and `read_pop` read the header
-of 200050 without the `Command` that any other header takes, `read_acks` reads a run of 200051. `found_head` and `done`
-write the bytes that `encode(command.reply(…))` would.
+of 200050 without the `Command` that any other header takes, `read_acks` reads a run of 200051 or of 200151.
+`found_head` and `done` write the bytes that `encode(command.reply(…))` would.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, cast
 
 import msgspec
 
 from downrange.compiled import accelerated
+from downrange.protocol import header_json
+from downrange.protocol.bodies.body import BodyError, decode_body
 from downrange.protocol.bodies.fields import Int32, encode_fields
 from downrange.protocol.bodies.pop import (
     AckMessageRequest,
+    BatchAckMessageBody,
     HandleError,
     PopMessageRequest,
     PopMessageResponse,
     ReceiptHandle,
+    decode_bits,
 )
 from downrange.protocol.codes import RequestCode, SerializeType
 from downrange.protocol.command import RESPONSE_FLAG, Command
@@ -27,8 +31,10 @@ from downrange.protocol.framing import PREFIX, Frame, encode, with_prefix
 _JSON: Final = int(SerializeType.JSON)
 _POP: Final = int(RequestCode.POP_MESSAGE)
 _ACK: Final = int(RequestCode.ACK_MESSAGE)
+_BATCH: Final = int(RequestCode.BATCH_ACK_MESSAGE)
 _POP_START: Final = b'{"code":%d,' % _POP
 _ACK_START: Final = b'{"code":%d,' % _ACK
+_BATCH_START: Final = b'{"code":%d,' % _BATCH
 _OPAQUE: Final = b'"opaque":'
 _BORN: Final = b'"bornTime":"'
 _MARK: Final = 7
@@ -157,53 +163,82 @@ def done(opaque: int) -> bytes:
 
 
 @accelerated
-def read_acks(frames: list[Frame], at: int, stop: int, pieces: tuple[bytes, ...]) -> tuple[int, list[AckGroup], bytes]:
-    """Read acknowledgements (200051) from `frames[at]` on, up to `stop` or the first that is written in an unusual way.
+def read_acks(
+    frames: list[Frame], at: int, stop: int, pieces: tuple[bytes, ...]
+) -> tuple[int, int, list[AckGroup], bytes]:
+    """Read acknowledgements (200051, or 200151) from `frames[at]` on, up to `stop` or the first that is unusual.
 
-    Return the position of the first that was not read, the messages by lease, and the replies that say yes to all of
-    them, made with `DONE_PIECES`.
+    Return the position of the first that was not read, the code of those that were, the messages by lease, and the
+    replies that say yes to all of them, made with `DONE_PIECES`. Batches of retry topics are unusual.
     """
     groups: dict[tuple[str, str, int, int, int, int, int], int] = {}
     replies = []
+    known = 0
     while at < stop:
         found = _read_ack(frames[at])
-        if found is None:
+        if found is None or (known and found[0] != known):
             break
-        key, bit, opaque = found
-        groups[key] = groups.get(key, 0) | bit
+        known, opaque, acks = found
+        for *key, bits in acks:
+            lease = cast("tuple[str, str, int, int, int, int, int]", tuple(key))
+            groups[lease] = groups.get(lease, 0) | bits
         replies.append(done(opaque))
         at += 1
-    return at, [(*key, bits) for key, bits in groups.items()], b"".join(replies)
+    return at, known, [(*key, bits) for key, bits in groups.items()], b"".join(replies)
 
 
 class _JsonAck(msgspec.Struct, gc=False, rename={"ext": "extFields"}):
     """What a JSON header says of an acknowledgement."""
 
-    ext: AckMessageRequest
     code: Int32
     opaque: Int32 = 0
     flag: Int32 = 0
+    ext: msgspec.Raw = header_json.NO_EXT
 
 
 _decode_ack = msgspec.json.Decoder(_JsonAck, strict=False).decode
+_decode_fields = msgspec.json.Decoder(AckMessageRequest, strict=False).decode
 
 
-def _read_ack(frame: Frame) -> tuple[tuple[str, str, int, int, int, int, int], int, int] | None:
-    """The lease of an acknowledged message, its bit there, and the opaque of the request."""
-    kind, header, _ = frame
-    if kind != _JSON or not header.startswith(_ACK_START):
+def _read_ack(frame: Frame) -> tuple[int, int, list[AckGroup]] | None:
+    """Code and opaque of a request, and the messages that it acknowledges."""
+    kind, header, body = frame
+    if kind != _JSON or not header.startswith((_ACK_START, _BATCH_START)):
         return None
     try:
         ack = _decode_ack(header)
-        handle = ReceiptHandle.parse(ack.ext.extra_info)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError, HandleError):
+        if ack.flag or ack.code not in (_ACK, _BATCH):
+            return None
+        found = _single(_decode_fields(ack.ext)) if ack.code == _ACK else _batch(body)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError, HandleError, BodyError):
         return None
-    asked = ack.ext
+    return None if not found else (ack.code, ack.opaque, found)
+
+
+def _single(asked: AckMessageRequest) -> list[AckGroup]:
+    handle = ReceiptHandle.parse(asked.extra_info)
     distance = asked.offset - handle.start_offset
-    if ack.flag or ack.code != _ACK or not 0 <= distance < _MOST_BITS:
-        return None
-    key = (
-        asked.topic, asked.consumer_group, asked.queue_id, handle.start_offset, handle.pop_time, handle.invisible_time,
-        handle.revive_queue,
-    )  # fmt: skip
-    return key, 1 << distance, ack.opaque
+    if not 0 <= distance < _MOST_BITS:
+        return []
+    return [
+        (
+            asked.topic, asked.consumer_group, asked.queue_id, handle.start_offset, handle.pop_time,
+            handle.invisible_time, handle.revive_queue, 1 << distance,
+        )
+    ]  # fmt: skip
+
+
+def _batch(body: bytes) -> list[AckGroup]:
+    """What a batch acknowledges; nothing when an entry is unusual."""
+    found: list[AckGroup] = []
+    for ack in decode_body(BatchAckMessageBody, body).acks:
+        bits = decode_bits(ack.bits)
+        if ack.retry != "0" or not 0 < bits < 1 << _MOST_BITS:
+            return []
+        found.append(
+            (
+                ack.topic, ack.consumer_group, ack.queue_id, ack.start_offset, ack.pop_time, ack.invisible_time,
+                ack.revive_queue_id, bits,
+            )
+        )  # fmt: skip
+    return found
