@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -18,6 +19,7 @@ from downrange.protocol.bodies.pop import PopMessageResponse
 from downrange.protocol.codes import RequestCode
 from downrange.protocol.command import request
 from downrange.store.config import BrokerRole, FlushDiskType
+from downrange.store.read_result import ReadResult
 from tests.support.broker_client import client_of, standalone
 from tests.support.popper import NOTHING, Held, Popper, held, popper_of
 
@@ -443,6 +445,34 @@ async def test_pops_acks_and_changes_however_the_log_is_flushed(tmp_path: Path, 
         await popper.ack(again)
         assert len(running.pop.state.leases) == 0
         running.pop.state.check_invariants()
+
+
+@pytest.mark.parametrize("failing", ["reading", "a checkpoint", "storing"])
+async def test_what_cannot_be_leased_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str) -> None:
+    async with poppers(tmp_path, queues=2) as (popper, running):
+        await send(popper, b"a", b"b")
+        await send(popper, b"c", queue_id=1)
+        pop = running.pop
+        with monkeypatch.context() as broken:
+            if failing == "reading":
+                reads = itertools.count()
+                read = running.store.read
+
+                def fail_at_second(*args: object, **options: object) -> ReadResult:
+                    if next(reads):
+                        raise OSError("the disk is gone")
+                    return read(*args, **options)  # type: ignore[arg-type]
+
+                broken.setattr(pop.receiving, "_read", fail_at_second)
+            elif failing == "a checkpoint":
+                broken.delattr(pop.state, "records")
+            else:
+                running.store._refusals.refuse("test", "no room")
+            assert (await popper.client.connection.request(popper.pop_command(), 20)).code != 0
+            running.store._refusals.allow("test")
+        assert len(pop.state.leases) == 0
+        assert sorted(bodies(await popper.pop())) == [b"a", b"b", b"c"]
+        pop.state.check_invariants()
 
 
 async def test_a_slave_leases_nothing(tmp_path: Path) -> None:

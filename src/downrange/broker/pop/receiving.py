@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import count
@@ -29,6 +30,8 @@ from downrange.store.config import BrokerRole
 from downrange.store.new_message import NewMessage
 from downrange.store.queue.backlog import Records, pieces_of
 from downrange.store.read_result import GetMessageStatus
+
+log = logging.getLogger(__name__)
 
 # Of a hundred pops so many look into the retry topic first, or messages there would starve behind a long backlog.
 _RETRY_FIRST_PERCENT: Final = 20
@@ -118,6 +121,18 @@ class Receiving:
     def take(self, request: PopRequest, topic: TopicConfig, now: int) -> Popped:
         """Messages that are there; nobody gets them unless `lease` follows in this turn of the loop."""
         popped = self._begin(request, now)
+        try:
+            self._take_all(popped, topic)
+        except Exception:
+            self._give_back(popped)
+            raise
+        if request.is_orderly and popped.queues:
+            self._lease_in_order(popped)  # at once: it is what blocks the queues for others
+        return popped
+
+    def _take_all(self, popped: Popped, topic: TopicConfig) -> None:
+        """Look into all queues that a request names, and into the retry topics."""
+        request = popped.request
         dice = int(random() * 100)  # noqa: S311  spreading, not secrecy
         retried = request.is_orderly
         if not retried and dice < _RETRY_FIRST_PERCENT:
@@ -134,9 +149,12 @@ class Receiving:
                 self._take(popped, request.topic, NORMAL, number % queues)
         if not retried:
             self._take_retries(popped, request)
-        if request.is_orderly and popped.queues:
-            self._lease_in_order(popped)  # at once: it is what blocks the queues for others
-        return popped
+
+    def _give_back(self, popped: Popped) -> None:
+        """What was taken and not leased is for the next one."""
+        if not popped.request.is_orderly:
+            for queue in reversed(popped.queues):
+                self._state.offsets.commit(queue.topic, popped.request.group, queue.queue_id, queue.start_offset)
 
     def _backlog(self, request: PopRequest, first: int, count: int, queues: int) -> int:
         """How many messages wait in some of the queues, from one on, for which a pop has no room."""
@@ -232,6 +250,16 @@ class Receiving:
 
     def lease(self, pops: Sequence[Popped]) -> None:
         """Messages are given away: note it in the log, then in memory. `Popped.error` says where that failed."""
+        try:
+            self._lease(pops)
+        except Exception as error:
+            log.exception("messages could not be leased pops=%d", len(pops))
+            for popped in reversed(pops):
+                if not popped.end_offset:  # it has no checkpoint
+                    popped.error = ServiceNotAvailable(f"messages could not be leased: {error}")
+                    self._give_back(popped)
+
+    def _lease(self, pops: Sequence[Popped]) -> None:
         made: list[tuple[Popped, PoppedQueue, Lease]] = []
         messages: list[NewMessage] = []
         got, checkpoint = self._state.writer.statistics.got, self._state.records.checkpoint
