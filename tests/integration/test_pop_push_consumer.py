@@ -109,7 +109,7 @@ async def test_brokers_say_that_the_group_pops(tmp_path: Path) -> None:
             info = consumer.running_info(with_stacks=False)
             assert info.mq_pop_table
         assert seen.numbers == list(range(100))
-        assert len(running.pop.leases) == 0
+        assert len(running.pop.state.leases) == 0
 
 
 async def test_more_members_than_queues_all_get_messages(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ async def test_more_members_than_queues_all_get_messages(tmp_path: Path) -> None
         finally:
             for consumer in consumers:
                 await consumer.close()
-        assert len(running.pop.leases) == 0
+        assert len(running.pop.state.leases) == 0
 
 
 async def test_a_failed_message_comes_again_and_counts(tmp_path: Path) -> None:
@@ -156,12 +156,12 @@ async def test_dead_letters(tmp_path: Path) -> None:
         async with AsyncPushConsumer(GROUP, namesrv, settings, on_message=seen) as consumer:
             await consumer.subscribe(TOPIC)
             await send(producer, 1, tags="now")
-            await until(lambda: running.pop.store.max_offset_of(f"%DLQ%{GROUP}", 0) == 1)
+            await until(lambda: running.pop.state.store.max_offset_of(f"%DLQ%{GROUP}", 0) == 1)
             assert seen.attempts == [0]
             await send(producer, 1)
-            await until(lambda: running.pop.store.max_offset_of(f"%DLQ%{GROUP}", 0) == 2)
+            await until(lambda: running.pop.state.store.max_offset_of(f"%DLQ%{GROUP}", 0) == 2)
             assert seen.attempts == [0, 0, 1]
-            await until(lambda: len(running.pop.leases) == 0)
+            await until(lambda: len(running.pop.state.leases) == 0)
 
 
 async def test_leases_are_renewed_while_the_callback_works(tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ async def test_leases_are_renewed_while_the_callback_works(tmp_path: Path) -> No
             assert (calls, messages_held(consumer)) == ([b"0"], 3)
             release.set()
             await until(lambda: len(calls) == 3)
-            await until(lambda: len(running.pop.leases) == 0)
+            await until(lambda: len(running.pop.state.leases) == 0)
         assert calls == [b"0", b"1", b"2"]
 
 
@@ -202,7 +202,7 @@ async def test_clocks_may_differ(tmp_path: Path, seconds: float) -> None:
             await consumer.subscribe(TOPIC)
             await send(producer, 50)
             await until(lambda: len(seen.messages) == 50)
-        assert len(running.pop.leases) == 0
+        assert len(running.pop.state.leases) == 0
 
 
 async def test_messages_that_were_not_begun_are_given_back(tmp_path: Path) -> None:
@@ -270,7 +270,7 @@ async def test_orderly(tmp_path: Path) -> None:
             await one.close()
             await two.close()
         assert order == {queue.queue_id: list(range(30)) for queue in queues}
-        assert [running.pop.backlog(TOPIC, GROUP, queue.queue_id) for queue in queues] == [0, 0, 0]
+        assert [running.pop.looking.backlog(TOPIC, GROUP, queue.queue_id) for queue in queues] == [0, 0, 0]
 
 
 async def test_orderly_dead_letters_do_not_stop_the_queue(tmp_path: Path) -> None:
@@ -283,7 +283,7 @@ async def test_orderly_dead_letters_do_not_stop_the_queue(tmp_path: Path) -> Non
             await until(lambda: len(seen.messages) == 5)
             assert [message.body for message in seen.messages] == [b"0", b"1", b"1", b"1", b"2"]
             assert seen.attempts == [0, 0, 1, 2, 0]
-            await until(lambda: running.pop.store.max_offset_of(f"%DLQ%{GROUP}", 0) == 1)
+            await until(lambda: running.pop.state.store.max_offset_of(f"%DLQ%{GROUP}", 0) == 1)
 
 
 async def test_an_operator_changes_the_mode(tmp_path: Path) -> None:
@@ -328,7 +328,7 @@ async def test_a_loop_over_messages(tmp_path: Path) -> None:
                 if len(seen) == 5:
                     break
         assert sorted(set(seen)) == list(range(5))
-        assert running.pop.store.max_offset_of(f"%DLQ%{GROUP}", 0) == 0
+        assert running.pop.state.store.max_offset_of(f"%DLQ%{GROUP}", 0) == 0
 
 
 def test_blocking() -> None:

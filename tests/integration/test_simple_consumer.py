@@ -91,7 +91,7 @@ async def test_messages_are_received_once_and_acknowledged(tmp_path: Path) -> No
         assert (first.topic, first.tags, first.keys, first.delivery_attempt) == ("orders", "T", ["k"], 1)
         assert first.properties["POP_CK"] == str(first.receipt_handle)
         assert await consumer.receive(20, 30, 0) == []
-        assert len(running.pop.leases) == 0
+        assert len(running.pop.state.leases) == 0
 
 
 async def test_more_messages_than_a_broker_gives_at_once(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ async def test_a_changed_message_is_acknowledged_by_its_new_handle(tmp_path: Pat
         assert str(found[2].receipt_handle) != old
         await consumer.ack(found[0])
         await consumer.ack_many(found[1:])
-        assert len(running.pop.leases) == 0
+        assert len(running.pop.state.leases) == 0
 
 
 async def test_filters(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ async def test_a_receive_waits_and_is_woken(tmp_path: Path) -> None:
         assert await consumer.receive(1, 30, 0.3) == []
         assert time.monotonic() - begun >= 0.3
         waiting = asyncio.create_task(consumer.receive(1, 30, 30))
-        await until(lambda: len(running.pop.waiting))
+        await until(lambda: len(running.pop.state.waiting))
         await send(producer, 1)
         (message,) = await waiting
         assert message.body == b"0"
@@ -200,12 +200,12 @@ async def test_two_brokers_and_two_topics(tmp_path: Path) -> None:
             found = await consumer.receive(32, 30, 5)
             assert len({message.queue for message in found}) == 8
             await consumer.ack_many(found)
-            assert len(cluster.a.pop.leases) + len(cluster.b.pop.leases) == 0
+            assert len(cluster.a.pop.state.leases) + len(cluster.b.pop.state.leases) == 0
             # Whichever broker has the next message: who waits asks all of them.
             for name in ("broker-a", "broker-b"):
                 queue = next(queue for queue in await producer.queues("bills") if queue.broker_name == name)
                 waiting = asyncio.create_task(consumer.receive(8, 30, 30))
-                await until(lambda: len(cluster.a.pop.waiting) == len(cluster.b.pop.waiting) == 2)
+                await until(lambda: len(cluster.a.pop.state.waiting) == len(cluster.b.pop.state.waiting) == 2)
                 await producer.send(Message("bills", b"y"), queue=queue)
                 (message,) = await asyncio.wait_for(waiting, 4)
                 await consumer.ack(message)
@@ -227,8 +227,8 @@ async def test_dead_letters(tmp_path: Path) -> None:
         await consumer.subscribe("orders")
         (message,) = await consumer.receive(1, 30, 5)
         await consumer.forward_to_dead_letter_queue(message)
-        assert len(running.pop.leases) == 0
-        assert running.pop.store.max_offset_of("%DLQ%readers", 0) == 1
+        assert len(running.pop.state.leases) == 0
+        assert running.pop.state.store.max_offset_of("%DLQ%readers", 0) == 1
 
 
 async def test_wrong_use(tmp_path: Path) -> None:
@@ -304,7 +304,7 @@ async def test_clocks_may_differ(tmp_path: Path, seconds: float) -> None:
             found = await consumer.receive(3, 30, 10)
             await consumer.change_invisible_duration(found[0], 30)
             await consumer.ack_many(found)
-            assert len(running.pop.leases) == 0
+            assert len(running.pop.state.leases) == 0
             waiting = asyncio.create_task(consumer.receive(3, 30, 20))
             await send(producer, 1)
             assert len(await waiting) == 1

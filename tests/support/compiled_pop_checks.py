@@ -11,7 +11,6 @@ import msgspec
 
 from downrange import compiled
 from downrange.broker.pop import looking
-from downrange.broker.pop.leases import offsets_of
 from downrange.broker.pop.pop_reply import offset_infos
 from downrange.broker.pop.popped import PoppedQueue
 from downrange.model.errors import MQError
@@ -25,6 +24,7 @@ from downrange.protocol.bodies.pop import (
     ReceiptHandle,
     decode_bits,
     encode_bits,
+    offsets_of,
 )
 from downrange.protocol.bodies.pop_frames import DONE_PIECES, FOUND_PIECES, found_head
 from downrange.protocol.codes import RequestCode

@@ -10,7 +10,7 @@ from operator import attrgetter
 from time import perf_counter
 from typing import Final, NamedTuple
 
-from downrange.broker.pop.leases import LeaseKey, bits_of, offsets_of
+from downrange.broker.pop.leases import LeaseKey, bits_of
 from downrange.broker.pop.pop import Pop
 from downrange.model.topics import pop_retry_topic
 from downrange.protocol.bodies.body import decode_body
@@ -21,6 +21,7 @@ from downrange.protocol.bodies.pop import (
     BatchAckMessageBody,
     ReceiptHandle,
     decode_bits,
+    offsets_of,
 )
 from downrange.protocol.bodies.pop_frames import DONE_PIECES, AckGroup, read_acks
 from downrange.protocol.codes import RequestCode, ResponseCode

@@ -12,6 +12,8 @@ from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Final, NamedTuple
 
+from downrange.protocol.bodies.pop import offsets_of
+
 MOST_SPAN: Final = 1 << 13
 """The offsets of one lease are less than so far apart: a read that passes over more messages gives none of them."""
 
@@ -24,11 +26,6 @@ class LeaseKey(NamedTuple):
     queue_id: int
     start_offset: int
     pop_time: int
-
-
-def offsets_of(start: int, bits: int) -> list[int]:
-    """The offsets that a bit set names: bit n stands for `start + n`."""
-    return [start + number for number in range(bits.bit_length()) if bits >> number & 1]
 
 
 def bits_of(start: int, offsets: Iterable[int]) -> int:

@@ -12,7 +12,6 @@ import msgspec
 
 from downrange.broker.compiled_sql import compiled
 from downrange.broker.filtering import EVERYTHING, MessageFilter, sql_filter, tag_filter
-from downrange.broker.pop.leases import offsets_of
 from downrange.model import properties as names
 from downrange.model.message import StoredMessage
 from downrange.model.message_id import pack_host
@@ -25,6 +24,7 @@ from downrange.protocol.bodies.pop import (
     MOST_MESSAGES,
     NORMAL,
     ReceiptHandle,
+    offsets_of,
 )
 from downrange.protocol.errors import BrokerError, SubscriptionParseFailed
 from downrange.store.queue.backlog import Records, pieces_of

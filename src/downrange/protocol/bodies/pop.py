@@ -100,6 +100,11 @@ class ReceiptHandle(NamedTuple):
         return handle
 
 
+def offsets_of(start: int, bits: int) -> list[int]:
+    """The offsets that a bit set names: bit n stands for `start + n`."""
+    return [start + number for number in range(bits.bit_length()) if bits >> number & 1]
+
+
 @accelerated_if_usual
 def offset_list(start: int, bits: int) -> bytes:
     """The offsets that a bit set names, bit n for `start + n`, separated by commas."""

@@ -18,6 +18,7 @@ from downrange.protocol.bodies.pop import (
     PopMessageRequest,
     ReceiptHandle,
     decode_bits,
+    offsets_of,
 )
 from downrange.protocol.codes import RequestCode
 from downrange.protocol.command import Command
@@ -69,7 +70,7 @@ def test_handles_are_those_that_genuine_clients_make(scenario: str) -> None:
             continue
         if question.code == BATCH:
             for ack in decode_body(BatchAckMessageBody, question.body_bytes).acks:
-                for offset in decode_bits(ack.bits, ack.start_offset):
+                for offset in offsets_of(ack.start_offset, decode_bits(ack.bits)):
                     handle = ReceiptHandle(
                         *(ack.start_offset, ack.pop_time, ack.invisible_time, ack.revive_queue_id, int(ack.retry)),
                         *("broker-a", ack.queue_id, offset),
@@ -129,7 +130,9 @@ def test_a_batch_of_acknowledgements_is_that_of_the_genuine_client() -> None:
     messages = list(messages_of("pop_batch_ack").values())
     question = next(question for question, _ in conversation("pop_batch_ack") if question.code == BATCH)
     genuine = decode_body(BatchAckMessageBody, question.body_bytes)
-    wanted = {(ack.queue_id, offset) for ack in genuine.acks for offset in decode_bits(ack.bits, ack.start_offset)}
+    wanted = {
+        (ack.queue_id, offset) for ack in genuine.acks for offset in offsets_of(ack.start_offset, decode_bits(ack.bits))
+    }
     of_pop = [message for message in messages if message.receipt_handle.pop_time == genuine.acks[0].pop_time]
     ours = batch_ack_request(
         [message for message in of_pop if (message.queue_id, message.queue_offset) in wanted],
