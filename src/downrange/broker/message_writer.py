@@ -29,7 +29,8 @@ class MessageWriter:
     """Appends messages, and tells when they are as safe as this broker promises.
 
     `on_delayed` is called with the queue of the delay topic that got a message, and when that is due if it is known;
-    `on_appended` is called with the seconds that storing a batch took, if it took more than a millisecond.
+    `on_appended` is called with the seconds that storing a batch took, if it took more than a millisecond;
+    `on_dispatched` is called with the queues that got messages by another way than `append`.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class MessageWriter:
         self.waiting_pops: WaitingPops | None = None
         self.on_delayed: Callable[[int, int | None], None] = lambda queue_id, due_millis: None
         self.on_appended: Callable[[float], None] = lambda seconds: None
+        self.on_dispatched: Callable[[Collection[TopicQueue]], None] = lambda queues: None
         statistics.take_puts = store.queues.take_counts
 
     def add(self, messages: NewMessages, group: Sequence[NewMessage]) -> Refusal | None:
@@ -137,6 +139,8 @@ class MessageWriter:
         self.store.dispatch_pending(applied)
         if self._links:
             self._wake_slaves()
+        if queues:
+            self.on_dispatched(queues)
         return queues
 
     def _wake_slaves(self) -> None:

@@ -1,4 +1,4 @@
-"""The connections of a broker to name servers and to its master, over which it signs its requests."""
+"""The connections of a broker to name servers, controllers and its master, over which it signs its requests."""
 
 from __future__ import annotations
 
@@ -18,8 +18,13 @@ class SignedPool(Pool):
         self._signer = signer
 
     async def request(self, address: str, command: Command, timeout: float) -> Command:
-        signed = command if self._signer is None else self._signer.sign(command)
-        return await super().request(address, signed, timeout)
+        return await super().request(address, self._signed(command), timeout)
+
+    async def oneway(self, address: str, command: Command, timeout: float = 3.0) -> None:
+        await super().oneway(address, self._signed(command), timeout)
+
+    def _signed(self, command: Command) -> Command:
+        return command if self._signer is None else self._signer.sign(command)
 
 
 def signed_pool(config: BrokerConfig) -> SignedPool:

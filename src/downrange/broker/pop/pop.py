@@ -212,6 +212,7 @@ class Pop:
             raise NoPermission(f"subscription group no permission, {name}")
 
     def _pop_again(self, request: PopRequest) -> Popped | None:
+        self.refuse_on_slave()
         topic = self.tables.topics.get(request.topic)
         if topic is None:
             return None

@@ -92,7 +92,6 @@ class TimerService:
         self._clock = clock
         self.metrics = metrics
         self.index = index or TimerIndex(store.config)
-        self._slot: _OpenSlot | None = None
         self._retry_at = 0.0
         self._failures = 0
         self._clean_at = 0
@@ -103,11 +102,17 @@ class TimerService:
         """Whether something was taken in or delivered that no checkpoint knows of."""
         now = clock.now()
         self.index.load(self._topic(), now, is_intact=store.recovery.is_intact)
-        self._copies: TimerCopies | None = TimerCopies(store, self.index.redelivered_from)
-        self._copies_until = now + 1  # what is due later cannot have been delivered by a run before this one
+        self._slot: _OpenSlot | None = None
+        self.begin_delivery()
 
     def __repr__(self) -> str:
         return f"<TimerService {self.index!r}>"
+
+    def begin_delivery(self) -> None:
+        """Called at the start and when a slave becomes master: what was delivered before is not delivered again."""
+        self._slot = None
+        self._copies: TimerCopies | None = TimerCopies(self._store, self.index.redelivered_from)
+        self._copies_until = self._clock.now() + 1  # what is due later cannot have been delivered before
 
     def _topic(self) -> TimerTopic:
         store = self._store
