@@ -79,7 +79,7 @@ class BrokerConfig:
     )
     enable_controller_mode: bool = setting(
         False,
-        "Let a controller choose the master among the brokers of this name: brokerRole and brokerId have no effect then.",
+        "Let a controller choose the master among the brokers of this name, whatever brokerRole and brokerId say.",
     )
     controller_addr: str = setting("", "Controllers, separated by semicolons, if enableControllerMode=true.")
     broker_heartbeat_interval: int = setting(

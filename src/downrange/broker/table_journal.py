@@ -164,9 +164,24 @@ class TableJournal:
         if _QUEUE in queues:
             self.apply()
 
+    @property
+    def applied(self) -> int:
+        """The number of the next record to apply."""
+        return self._applied
+
+    def apply_from(self, number: int) -> None:
+        """Apply records again that came while older tables were copied."""
+        self._applied = min(self._applied, number)
+        self.apply()
+
     def log_may_be_cut(self) -> None:
         """The next records may replace others that were applied."""
         self._applied = max(0, min(self._applied, self._writer.store.max_offset_of(*_QUEUE)) - _CUT_RECORDS)
+
+    @property
+    def is_used(self) -> bool:
+        """Whether the master writes changes at all; a master of RocketMQ does not."""
+        return self._writer.store.max_offset_of(*_QUEUE) > 0
 
     def apply(self) -> None:
         """Apply the records that were not applied yet."""

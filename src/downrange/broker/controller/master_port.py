@@ -5,7 +5,6 @@ A slave of RocketMQ learns this from the name servers; then it cannot replicate 
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from dataclasses import dataclass
 from typing import Final

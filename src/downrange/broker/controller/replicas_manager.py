@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from typing import Final, Protocol
@@ -30,6 +31,11 @@ from downrange.protocol.codes import RequestCode
 from downrange.protocol.command import Command, request
 
 log = logging.getLogger(__name__)
+
+
+def boot_seconds() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
 
 _RETRY_SECONDS: Final = 0.2
 # Apache RocketMQ's controller grants no leases: its masters are masters until they hear of another one.

@@ -1,4 +1,4 @@
-"""Requests about replication under a controller: a role notice (1008), epochs (1007), figures (907), addresses (906)."""
+"""Requests about replication under a controller: elections (1008), epochs (1007), figures (907), addresses (906)."""
 
 from __future__ import annotations
 
