@@ -380,6 +380,7 @@ async def _serving(
     commands = Commands(routes, statistics)
     if controlled is not None:
         commands.changes = journal
+        flow.has_other_master = controlled.manager.has_other_master
     served = frozenset(commands.routes.keys() | sends.codes | pulls.codes | acks.codes)
     gate = inner = None
     audit = AuditLog(live.broker.audit_log_file, live.broker.audit_log_file_size)
@@ -410,6 +411,7 @@ async def _serving(
         lambda: half_messages.waiting,
         replication.lags,
         gate.figures if gate is not None else None,
+        controlled.manager.figures if controlled is not None else None,
     )
     metrics = MetricsServer(MetricSources(live, store, tables, traffic, clock, timer))
     await metrics.start()

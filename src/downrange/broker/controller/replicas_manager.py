@@ -22,6 +22,7 @@ from downrange.broker.controller.controller_requests import ControllerRequests, 
 from downrange.broker.controller.controllers import Controllers
 from downrange.broker.controller.identity import Application, IdentityFiles
 from downrange.broker.live_config import LiveConfig
+from downrange.broker.metrics import ReplicaFigures
 from downrange.broker.replication.auto_switch import AutoSwitchReplication, HaRole, ProposalAnswer
 from downrange.clock import Clock
 from downrange.model.errors import MQError
@@ -79,6 +80,17 @@ class ReplicasManager:
     def __repr__(self) -> str:
         own = self._replication
         return f"<ReplicasManager id={self.broker_id} role={own.role.value} epoch={own.epoch} {self._controllers!r}>"
+
+    def figures(self) -> ReplicaFigures:
+        own = self._replication
+        is_master = own.role is HaRole.MASTER
+        members = len(own.sync_state_set) if is_master else 0
+        left = max(0.0, own.lease_left_seconds) if is_master else 0.0
+        return ReplicaFigures(own.role.value, own.epoch, members, left, self.elections_won)
+
+    def has_other_master(self) -> bool:
+        """Whether another broker is master, as far as this one knows."""
+        return self._replication.role is HaRole.SLAVE
 
     # --- what others tell -----------------------------------------------------------------------------------------
 
