@@ -28,7 +28,8 @@ def run_all(seeds: range) -> tuple[int, int]:
 
 def test_no_acknowledged_message_is_lost() -> None:
     acknowledged, epochs = run_all(range(RUNS))
-    assert acknowledged > 5 * RUNS and epochs > 2 * RUNS, "the model must do something"
+    assert acknowledged > 5 * RUNS, "the model must do something"
+    assert epochs > 2 * RUNS
 
 
 @pytest.mark.slow
@@ -114,11 +115,15 @@ class EqualStart(Rules):
 @pytest.mark.parametrize(
     "rules",
     [
-        NoUnion, ByMajority, AckAlone, JoinsEarly, ElectsOutside, EverybodyIsInSync, SameEpoch, ActsOnOldNews, EndsFirst,
-        CutsInMemory, EqualStart,
+        NoUnion, ByMajority, AckAlone, JoinsEarly, ElectsOutside, EverybodyIsInSync, SameEpoch, ActsOnOldNews,
+        EndsFirst, CutsInMemory, EqualStart,
     ],
 )  # fmt: skip
 def test_without_one_clause_something_is_lost(rules: type[Rules]) -> None:
     with pytest.raises(Violation):
-        for seed in range(6000):
-            World(seed, rules).run(STEPS)
+        run_mutant(rules)
+
+
+def run_mutant(rules: type[Rules]) -> None:
+    for seed in range(6000):
+        World(seed, rules).run(STEPS)

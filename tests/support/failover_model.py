@@ -1,4 +1,4 @@
-"""A model of a broker set under a controller: brokers, links, lost and late messages, crashes, a wrong failure detector.
+"""A model of a broker set under a controller: links, lost and late messages, crashes, a wrong failure detector.
 
 The model runs the real rules (`Mastership`, `EpochList`, `common_point`) against a world that is as nasty as the proof
 allows. A record has length 1, so an offset is an index into the list of records. A mutant leaves one clause out.
@@ -359,9 +359,9 @@ class World:
         if other != message:
             raise Violation(f"lost: both {message} and {other} were acknowledged at {offset}")
         leader = self.brokers[self.document.master]
-        if leader.term is not None and leader.term.epoch == self.document.epoch:
-            if offset >= len(leader.log) or leader.log[offset] != message:
-                raise Violation(f"lost: {message} at {offset} is not in the log of master {leader.id}")
+        leads = leader.term is not None and leader.term.epoch == self.document.epoch
+        if leads and (offset >= len(leader.log) or leader.log[offset] != message):
+            raise Violation(f"lost: {message} at {offset} is not in the log of master {leader.id}")
 
     def expand(self) -> None:
         found = self.master()

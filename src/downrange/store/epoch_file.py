@@ -14,7 +14,7 @@ from zlib import crc32
 from downrange.model.record import CRC_MASK
 from downrange.store.epochs import Epoch, EpochList
 from downrange.store.errors import StoreCorrupt, StoreError
-from downrange.store.files import OS_FILES, Files, opened
+from downrange.store.files import OS_FILES, Files, replace_synced
 
 log = logging.getLogger(__name__)
 
@@ -94,22 +94,12 @@ class EpochFile:
         if epochs == self.epochs:
             return
         if self._path.exists():
-            self._write(self._backup, self._path.read_bytes())
-        self._write(self._path, encode_epochs(epochs))
+            replace_synced(self._files, self._backup, self._path.read_bytes())
+        replace_synced(self._files, self._path, encode_epochs(epochs))
         self.epochs = epochs
 
     def see(self, epoch: int) -> None:
         """Note on disk that an epoch has begun; older ones change nothing. Raises OSError."""
         if epoch > self.seen:
-            self._write(self._seen_path, b"%d\n" % epoch)
+            replace_synced(self._files, self._seen_path, b"%d\n" % epoch)
             self.seen = epoch
-
-    def _write(self, path: Path, data: bytes) -> None:
-        written = path.with_name(f"{path.name}.tmp")
-        self._files.remove(written)
-        self._files.create(written, 0)
-        with opened(self._files, written) as descriptor:
-            self._files.write_at(descriptor, data, 0)
-            self._files.sync(descriptor)
-        self._files.replace(written, path)
-        self._files.sync_directory(path.parent)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from downrange.store.epoch_file import EPOCH_FILE, EpochFile, decode_epochs, encode_epochs
 from downrange.store.epochs import Epoch, EpochList, StaleEpoch, common_point
 from downrange.store.errors import StoreCorrupt, StoreError
-from downrange.store.files import OsFiles
+from tests.support.dying_files import Died, DyingFiles
 from tests.support.golden import captured_file
 
 CAPTURED = b"3\n1896215331\n1-0\n2-1638\n3-3276\n"
@@ -33,7 +33,8 @@ def test_line_ends_of_windows_and_an_unchecked_file_are_read() -> None:
 
 @pytest.mark.parametrize(
     "data",
-    [b"", b"1\n", b"1\n0\n", b"2\n0\n1-0\n", b"1\n7\n1-0\n", b"1\n0\n1\n", b"2\n0\n2-5\n1-9\n", b"2\n0\n1-5\n2-5\n", b"\xff"],
+    [b"", b"1\n", b"1\n0\n", b"2\n0\n1-0\n", b"1\n7\n1-0\n", b"1\n0\n1\n", b"2\n0\n2-5\n1-9\n",
+     b"2\n0\n1-5\n2-5\n", b"\xff"],
 )  # fmt: skip
 def test_a_damaged_file_is_refused(data: bytes) -> None:
     with pytest.raises(StoreError):
@@ -54,7 +55,8 @@ def test_cuts() -> None:
     assert whole.without_prefix(100) == whole
     assert whole.without_prefix(101) == epochs((2, 100), (3, 200))
     assert whole.without_prefix(5000) == epochs((3, 200))
-    assert whole.at(99) == (1, 0) and whole.at(100) == (2, 100) and epochs((2, 100)).at(5) is None
+    assert whole.at(99) == (1, 0) and whole.at(100) == (2, 100)
+    assert epochs((2, 100)).at(5) is None
 
 
 def test_common_points() -> None:
@@ -105,13 +107,15 @@ def test_the_common_point_is_where_the_bytes_begin_to_differ(
 def test_the_files_survive_a_start(tmp_path: Path) -> None:
     file = EpochFile(tmp_path)
     file.load(0)
-    assert file.epochs == EpochList() and file.seen == -1
+    assert file.epochs == EpochList()
+    assert file.seen == -1
     file.see(4)
     file.change(file.epochs.appended(1, 0))
     file.change(file.epochs.appended(3, 700))
     again = EpochFile(tmp_path)
     again.load(700)
-    assert again.epochs == epochs((1, 0), (3, 700)) and again.seen == 4
+    assert again.epochs == epochs((1, 0), (3, 700))
+    assert again.seen == 4
     again.load(699)
     assert again.epochs == epochs((1, 0)), "the log does not reach the start of the last epoch"
     (tmp_path / EPOCH_FILE).write_bytes(b"3\n17\n")
@@ -120,40 +124,6 @@ def test_the_files_survive_a_start(tmp_path: Path) -> None:
     (tmp_path / f"{EPOCH_FILE}.bak").write_bytes(b"")
     with pytest.raises(StoreCorrupt, match="empty directory"):
         again.load(700)
-
-
-class DyingFiles(OsFiles):
-    """Dies before its n-th operation that changes something."""
-
-    def __init__(self, last: int) -> None:
-        self.left = last
-
-    def _count(self) -> None:
-        if not self.left:
-            raise KeyboardInterrupt
-        self.left -= 1
-
-    def create(self, path: Path | str, size: int) -> None:
-        self._count()
-        super().create(path, size)
-
-    def write_at(self, descriptor: int, data: bytes | bytearray | memoryview, position: int) -> None:
-        self._count()
-        super().write_at(descriptor, data[: len(data) // 2], position)
-        self._count()
-        super().write_at(descriptor, data, position)
-
-    def sync(self, descriptor: int) -> None:
-        self._count()
-        super().sync(descriptor)
-
-    def remove(self, path: Path | str) -> None:
-        self._count()
-        super().remove(path)
-
-    def replace(self, source: Path, target: Path) -> None:
-        self._count()
-        super().replace(source, target)
 
 
 def test_a_crash_at_any_step_leaves_the_old_or_the_new_epochs(tmp_path: Path) -> None:
@@ -168,7 +138,7 @@ def test_a_crash_at_any_step_leaves_the_old_or_the_new_epochs(tmp_path: Path) ->
             dying = EpochFile(directory, DyingFiles(steps))
             dying.load(100)
             dying.change(new)
-        except KeyboardInterrupt:
+        except Died:
             again = EpochFile(directory)
             again.load(100)
             assert again.epochs in (old, new)
