@@ -47,7 +47,7 @@ class Flushing:
 
     def commit(self, least_pages: int = 0) -> bool:
         """Write the transient pool to the files; True if messages became readable (then call `dispatch_pending`)."""
-        if self._follower.at_once or self._segments.pages_to_commit < least_pages:
+        if not self._segments.is_pooled or self._segments.pages_to_commit < least_pages:
             return False
         before = self._commit_log.max_offset
         self._segments.commit()
@@ -66,7 +66,7 @@ class Flushing:
         except FlushFailed as error:
             self._refusals.refuse("flush", str(error))
             raise
-        if self._follower.at_once or self._commit_log.max_offset == self._commit_log.wrote_offset:
+        if not self._segments.is_pooled or self._commit_log.max_offset == self._commit_log.wrote_offset:
             self._checkpoint.physic_msg_timestamp = max(self._checkpoint.physic_msg_timestamp, timestamp)
         return flushed
 

@@ -7,7 +7,7 @@ The interface first; see `AutoSwitchReplication`. How it is put together in a br
     replication = AutoSwitchReplication(live, writer, flusher, slaves, clock, HaPort(listening, server_tls, client_tls))
     replication.broker_id = 2                                  # the controller id, once it is known
     replication.propose = ...                                  # asks the controller with request 1001
-    replication.on_given_up = ...                              # the lease ran out: only a new epoch brings the role back
+    replication.on_given_up = ...                              # the lease ran out: a new epoch is needed
 """
 
 from __future__ import annotations
