@@ -30,7 +30,7 @@ This page is made by `scripts/reference.py`.
 def page() -> str:
     parts = [INTRODUCTION]
     for title, config_class, changeable in (
-        ("Name server", NamesrvConfig, NAMESRV_CHANGEABLE),
+        ("Name server", NamesrvConfig, NAMESRV_CHANGEABLE.keys),
         ("Broker", BrokerConfig, REMOTELY_CHANGEABLE),
         ("Broker: storage", StoreConfig, REMOTELY_CHANGEABLE),
         ("Name server and broker: TLS", TlsConfig, frozenset()),

@@ -13,7 +13,6 @@ import pytest
 from downrange.auth.user_access_control import UserAccessControl
 from downrange.broker.app import RunningBroker
 from downrange.broker.services.account_sync import AccountSync
-from downrange.broker.signed_pool import SignedPool
 from downrange.client.admin import Admin
 from downrange.client.admin.users import (
     AclInfo,
@@ -45,6 +44,7 @@ from downrange.transport.connection import Connection
 from downrange.transport.pool import Pool
 from downrange.transport.server import Server
 from downrange.transport.serving import serve_commands
+from downrange.transport.signed_pool import SignedPool
 from tests.support.broker_client import standalone
 from tests.support.replicas import names, replica, until
 from tests.support.user_requests import INNER, ROOT, SECRETS, UserDesk

@@ -17,6 +17,7 @@ MAY_IMPORT: dict[str, set[str]] = {  # model, settings, clock and compiled are o
     "transport": {"protocol"},
     "auth": {"protocol"},  # who may do what; servers hand it commands, it never sees a socket
     "namesrv": {"auth", "transport", "protocol"},
+    "controller": {"auth", "transport", "protocol"},  # decides who is master; not broker: it asks brokers as any peer
     "broker": {"auth", "store", "transport", "protocol"},  # not client: it speaks through transport like any peer
     "client": {"transport", "protocol"},
     "proxy": {"auth", "client", "transport", "protocol"},  # gRPC in front of brokers, which it asks as any client does
@@ -32,6 +33,7 @@ MAY_IMPORT: dict[str, set[str]] = {  # model, settings, clock and compiled are o
         "auth",  # the YAML of tools.yml
         "broker",
         "namesrv",
+        "controller",
         "proxy",
         "store",
         "transport",
@@ -48,6 +50,7 @@ PURE = {
     "store": {"socket", "asyncio", "threading"},
     "auth": {"socket", "asyncio", "threading", "time", "mmap"},
 }
+SERVERS = {"broker", "namesrv", "controller", "proxy"}
 SOURCE = Path(downrange.__file__).parent
 
 
@@ -104,7 +107,7 @@ def test_the_command_line_reaches_servers_only_through_their_app() -> None:
     for path in (SOURCE / "cli").rglob("*.py"):
         for name in imports_of(path):
             parts = name.split(".")
-            is_server = parts[:1] == ["downrange"] and len(parts) > 2 and parts[1] in ("broker", "namesrv", "proxy")
+            is_server = parts[:1] == ["downrange"] and len(parts) > 2 and parts[1] in SERVERS
             if is_server and parts[2] not in ("app", "config"):
                 wrong.append(f"{path.relative_to(SOURCE)} imports {name}")
     assert wrong == []

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Final, Protocol
 import msgspec
 
 from downrange.broker.live_config import LiveConfig
-from downrange.broker.metrics_http import HttpReply, HttpServer
 from downrange.broker.statistics import Statistics
 from downrange.broker.tables import Tables
 from downrange.broker.timer_metrics import TimerMetrics
 from downrange.clock import Clock
+from downrange.transport.http_pages import HttpReply, HttpServer
 
 if TYPE_CHECKING:
     from downrange.broker.metrics_collector import BrokerCollector

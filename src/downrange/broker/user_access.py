@@ -3,33 +3,19 @@
 from __future__ import annotations
 
 import logging
-from typing import TypeVar
-
-import msgspec
 
 from downrange.auth.accounts import Accounts
+from downrange.auth.configured_users import configured_first_user, configured_inner_user
 from downrange.auth.migration import migrate
 from downrange.auth.plain_acl_files import accounts_to_migrate
 from downrange.auth.user_access_control import ACCOUNT_CODES, AccessSettings, UserAccessControl
-from downrange.auth.users import AccessRuleError, User, UserType, check_username
+from downrange.auth.users import AccessRuleError, User
 from downrange.broker.account_file import AccountFile
 from downrange.broker.config import BrokerConfig
 from downrange.settings import ConfigError
 from downrange.store.config import BrokerRole, StoreConfig
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
-
-
-class _InitUser(msgspec.Struct):
-    username: str
-    password: str
-
-
-class _InnerCredentials(msgspec.Struct, rename="camel"):
-    access_key: str
-    secret_key: str
 
 
 def check_access(config: BrokerConfig, role: BrokerRole) -> None:
@@ -71,35 +57,12 @@ def _codes(key: str, text: str) -> frozenset[int]:
 
 def first_user(config: BrokerConfig) -> User | None:
     """The user of initAuthenticationUser."""
-    key, text = "initAuthenticationUser", config.init_authentication_user
-    given = _decoded(key, text, _InitUser, '{"username":"…","password":"…"}')
-    return None if given is None else _super_user(key, given.username, given.password)
+    return configured_first_user(config.init_authentication_user)
 
 
 def inner_user(config: BrokerConfig) -> User | None:
     """The user of innerClientAuthenticationCredentials, with which brokers sign."""
-    key, text = "innerClientAuthenticationCredentials", config.inner_client_authentication_credentials
-    given = _decoded(key, text, _InnerCredentials, '{"accessKey":"…","secretKey":"…"}')
-    return None if given is None else _super_user(key, given.access_key, given.secret_key)
-
-
-def _decoded(key: str, text: str, kind: type[T], expected: str) -> T | None:
-    if not text.strip():
-        return None
-    try:
-        return msgspec.json.decode(text, type=kind)
-    except (msgspec.MsgspecError, ValueError, RecursionError):
-        raise ConfigError(f"{key}: expected {expected}") from None
-
-
-def _super_user(key: str, name: str, password: str) -> User:
-    try:
-        check_username(name)
-    except AccessRuleError as error:
-        raise ConfigError(f"{key}: {error}") from None
-    if not name or not password.strip():
-        raise ConfigError(f"{key}: name and password must not be empty")
-    return User(name, password, UserType.SUPER)
+    return configured_inner_user(config.inner_client_authentication_credentials)
 
 
 def user_access_control(config: BrokerConfig, store: StoreConfig) -> UserAccessControl:

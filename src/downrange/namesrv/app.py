@@ -10,10 +10,10 @@ from pathlib import Path
 
 from downrange.auth.audit import AuditLog
 from downrange.auth.gate import Gate
-from downrange.auth.plain_acl_files import PLAIN_ACL
+from downrange.auth.server_access import broker_addresses, found_beside, server_access
 from downrange.clock import Clock, SystemClock
 from downrange.compiled import VARIANT
-from downrange.namesrv.access import broker_addresses, namesrv_access
+from downrange.namesrv.access import REQUESTS
 from downrange.namesrv.config import REMOTELY_CHANGEABLE, WITHOUT_EFFECT, NamesrvConfig
 from downrange.namesrv.handlers import NamesrvHandlers
 from downrange.namesrv.kv_config import KVConfig
@@ -35,13 +35,9 @@ def load_config(path: Path | None, overrides: dict[str, Property]) -> tuple[Name
     properties = {**(read_properties(path) if path else {}), **overrides}
     warnings = check_known(properties, [NamesrvConfig, TlsConfig], WITHOUT_EFFECT)
     config = configure(NamesrvConfig, properties)
-    if config.config_store_path.exists():
-        changed = read_properties(config.config_store_path)
-        kept = {key: value for key, value in changed.items() if key in REMOTELY_CHANGEABLE}
+    if kept := REMOTELY_CHANGEABLE.kept(config.config_store_path):
         config = configure(NamesrvConfig, {**properties, **kept})
-    if config.acl_enable and (config.acl_file is not None or path is not None):
-        directory = path.parent if path is not None else Path()
-        config = replace(config, acl_file=(directory / (config.acl_file or PLAIN_ACL)).absolute())
+    config = replace(config, acl_file=found_beside(path, config))
     broker_addresses(config)  # a wrong list is found before anything starts
     return replace(config, tls=configure(TlsConfig, properties)), warnings
 
@@ -60,7 +56,7 @@ async def name_server(config: NamesrvConfig, clock: Clock | None = None) -> Asyn
     clock = clock or SystemClock()
     routes = RouteTable(drop_topics_left_out=config.delete_topic_with_broker_registration)
     handlers = NamesrvHandlers(routes, KVConfig(config.kv_config_path), config, clock)
-    access = namesrv_access(config, clock)
+    access = server_access(config, REQUESTS, clock)
     audit = AuditLog(config.audit_log_file, config.audit_log_file_size)
     gate = None
     if access is not None:

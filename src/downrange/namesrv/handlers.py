@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 import zlib
 from collections.abc import Callable, Container, Iterable, Mapping
-from dataclasses import replace
 from hashlib import blake2b
 
 from msgspec import structs
 
 from downrange.clock import Clock
 from downrange.model.topics import TopicConfig
-from downrange.namesrv.config import BLACK_LIST, REMOTELY_CHANGEABLE, NamesrvConfig
+from downrange.namesrv.config import REMOTELY_CHANGEABLE, NamesrvConfig
 from downrange.namesrv.kv_config import KVConfig
 from downrange.namesrv.route_table import (
     BROKER_EXPIRES_MILLIS,
@@ -52,15 +51,8 @@ from downrange.protocol.bodies.routes import (
 from downrange.protocol.bodies.topics import DeleteTopicInNamesrvRequest, TopicRequest
 from downrange.protocol.codes import VERSION_STANDARD_JSON, RequestCode
 from downrange.protocol.command import Command
-from downrange.protocol.errors import BrokerError, NoPermission, QueryNotFound, TopicNotExist
-from downrange.settings import (
-    ConfigError,
-    format_properties,
-    parse_properties,
-    parse_value,
-    settings_of,
-    to_properties,
-)
+from downrange.protocol.errors import BrokerError, QueryNotFound, TopicNotExist
+from downrange.settings import format_properties, to_properties
 from downrange.transport.connection import Connection
 from downrange.transport.serving import LaterReply, refuse
 
@@ -240,34 +232,12 @@ class NamesrvHandlers:
 
     def update_config(self, command: Command, connection: Connection) -> Command:
         """Change settings that may be changed while running; one wrong key or value, and nothing is changed."""
-        try:
-            given = parse_properties(command.body_bytes.decode())
-        except UnicodeDecodeError:
-            raise BrokerError("the configuration is not UTF-8 text") from None
-        if not BLACK_LIST.isdisjoint(given):
-            raise NoPermission("Can not update config in black list.")
-        changes = {}
-        for known in settings_of(NamesrvConfig):
-            if known.key in given and known.key in REMOTELY_CHANGEABLE:
-                changes[known.field] = parse_value(known, known.key, given.pop(known.key))
-        if given:
-            allowed = ", ".join(sorted(REMOTELY_CHANGEABLE))
-            raise NoPermission(f"{min(given)} can not be updated while running; these keys can: {allowed}")
-        self._apply(changes)
-        return command.reply()
-
-    def _apply(self, changes: dict[str, object]) -> None:
-        changed = replace(self.config, **changes)  # type: ignore[arg-type]
-        path = changed.config_store_path
-        kept = {key: value for key, value in to_properties(changed).items() if key in REMOTELY_CHANGEABLE}
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(format_properties(kept), "utf-8")
-        except OSError as error:
-            raise ConfigError(f"cannot write {path}: {error.strerror or error}; nothing was changed") from None
+        changed = REMOTELY_CHANGEABLE.changed(self.config, command.body_bytes)
+        REMOTELY_CHANGEABLE.keep(changed, changed.config_store_path)
         self.config = changed
         self._routes.drop_topics_left_out = changed.delete_topic_with_broker_registration
-        log.info("configuration updated %s", changes)
+        log.info("configuration updated %s", " ".join(command.body_bytes.decode().split()))
+        return command.reply()
 
     # --- key-value configuration --------------------------------------------------------------------------------
 

@@ -104,6 +104,10 @@ class ConsumeMessageTimeout(BrokerError, code=ResponseCode.CONSUME_MSG_TIMEOUT, 
 class SlaveNotAvailable(BrokerError, code=ResponseCode.SLAVE_NOT_AVAILABLE, retriable=True): ...
 
 
+class NotLeader(BrokerError, code=ResponseCode.NOT_LEADER, retriable=True):
+    """Another controller leads, or none."""
+
+
 class FlowControl(BrokerError, code=ResponseCode.FLOW_CONTROL, retriable=True): ...
 
 

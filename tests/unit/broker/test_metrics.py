@@ -24,7 +24,6 @@ from downrange.broker.json_file import JsonFile
 from downrange.broker.live_config import LiveConfig
 from downrange.broker.metrics import MetricSources, MetricsServer, Traffic
 from downrange.broker.metrics_collector import BrokerCollector
-from downrange.broker.metrics_http import MAX_CONNECTIONS, HttpReply, HttpServer
 from downrange.broker.statistics import Statistics
 from downrange.broker.tables import Tables
 from downrange.broker.timer_metrics import TimerMetrics
@@ -33,6 +32,7 @@ from downrange.protocol.bodies.offsets import ConsumerOffsets
 from downrange.store.config import StoreConfig
 from downrange.transport.connection import Connection
 from downrange.transport.errors import ListenFailed
+from downrange.transport.http_pages import MAX_CONNECTIONS, HttpReply, HttpServer
 from tests.unit.broker.counted_puts import put
 
 NOW = 1_794_732_390_000

@@ -119,14 +119,14 @@ class ElectMasterResponse(Header, frozen=True, kw_only=True):
 
 
 class ElectMasterBody(Body, frozen=True, kw_only=True):
-    """The body of the answer to request 1002: all replicas of a new master, by controller id, or only the set (2011)."""
+    """The body of the answer to request 1002: the set, and with code 0 the addresses of all replicas by id."""
 
     broker_member_group: BrokerData | None = None
     sync_state_set: frozenset[Int64] = frozenset()
 
 
 class AlterSyncStateSetRequest(Header, frozen=True, kw_only=True):
-    """Request 1001 CONTROLLER_ALTER_SYNC_STATE_SET, from a master; the body has the new set and the epoch of the old."""
+    """Request 1001 CONTROLLER_ALTER_SYNC_STATE_SET of a master; the body has the new set and the epoch of the old."""
 
     broker_name: str
     master_broker_id: Int64
@@ -236,7 +236,7 @@ class EpochEntry(Body, frozen=True, kw_only=True):
 
 
 class EpochEntryCache(Body, frozen=True, kw_only=True):
-    """The answer of a broker to request 1007 GET_BROKER_EPOCH_CACHE. `broker_id` is that of the route: 0 for a master."""
+    """The answer to request 1007 GET_BROKER_EPOCH_CACHE. `broker_id` is that of the route: 0 for a master."""
 
     broker_id: Int64
     broker_name: str

@@ -1,0 +1,135 @@
+"""Who may change what a name server or a controller knows: accounts of plain_acl.yml, and brokers by their addresses.
+
+RocketMQ's name servers and controllers ask nobody for an account, and its brokers do not sign: with `aclEnable` they go
+on working if their addresses are in `allowedBrokerAddresses`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from downrange.auth.access_config import AccessConfig
+from downrange.auth.access_control import Account, Need
+from downrange.auth.guard import Guard, Outcome
+from downrange.auth.needs import Rule
+from downrange.auth.plain_acl import PlainAccessControl
+from downrange.auth.plain_acl_files import PLAIN_ACL, PlainAclFiles
+from downrange.auth.remote_address import Addresses, matches, parse_addresses
+from downrange.clock import Clock
+from downrange.protocol.command import Command
+from downrange.protocol.errors import NoPermission
+from downrange.settings import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Requests:
+    """The requests of one kind of server."""
+
+    needs: Mapping[int, Rule]
+    of_brokers: frozenset[int]
+    """Codes that brokers send."""
+    reads: frozenset[int]
+    """Codes of every client, and views of operators without any secret."""
+
+
+_LISTED: Final = Account("", is_admin=True, is_white=True)
+
+
+class ServerAccessControl:
+    """The accounts of plain_acl.yml, if there are any, and the addresses of brokers, which need no account.
+
+    Without accounts, only the requests of brokers are looked at.
+    """
+
+    def __init__(self, accounts: PlainAccessControl | None, brokers: Addresses, of_brokers: Container[int]) -> None:
+        self._accounts = accounts
+        self._of_brokers = of_brokers
+        self._brokers = brokers
+
+    @property
+    def generation(self) -> int:
+        return 0 if self._accounts is None else self._accounts.generation
+
+    @property
+    def secrets(self) -> Mapping[str, bytes]:
+        return {} if self._accounts is None else self._accounts.secrets
+
+    def authenticate(self, command: Command, address: str) -> Account:
+        """The account of a request."""
+        is_of_broker = command.code in self._of_brokers
+        if is_of_broker and matches(self._brokers, address):
+            return _LISTED
+        if self._accounts is not None:
+            return self._accounts.authenticate(command, address)
+        if is_of_broker:
+            raise NoPermission(f"no broker may register from {address}: it is not in allowedBrokerAddresses")
+        return _LISTED
+
+    def authorize(self, account: Account, needs: Sequence[Need], command: Command, address: str) -> None:
+        """Raise unless the account has every one of these rights."""
+        if account is not _LISTED and self._accounts is not None:
+            self._accounts.authorize(account, needs, command, address)
+
+
+class _NoMessages:
+    """The stored messages of a server that stores none."""
+
+    def topic_at(self, physical_offset: int) -> str | None:
+        return None
+
+    def topic_of_half_message(self, physical_offset: int) -> str | None:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class ServerAccess:
+    """Makes the guard of a server, with the files that its accounts come from."""
+
+    control: ServerAccessControl
+    needs: Mapping[int, Rule]
+    files: PlainAclFiles | None
+    open_codes: frozenset[int]
+
+    def guard(self, served: Container[int]) -> Callable[[Callable[[Outcome], None]], Guard]:
+        """A function that makes the guard from what hears of its outcomes."""
+        return partial(Guard, self.control, self.needs, _NoMessages(), served, open_codes=self.open_codes)
+
+    def services(self) -> dict[str, Coroutine[Any, Any, None]]:
+        """What has to run for as long as the server does."""
+        return {} if self.files is None else {"plain_acl": self.files.watch()}
+
+
+def server_access(config: AccessConfig, requests: Requests, clock: Clock) -> ServerAccess | None:
+    """The access control that a configuration asks for; None lets everybody in. Raises ConfigError."""
+    brokers = broker_addresses(config)
+    if not config.acl_enable:
+        if not brokers:
+            return None
+        control = ServerAccessControl(None, brokers, requests.of_brokers)
+        return ServerAccess(control, requests.needs, None, requests.reads)
+    if config.acl_file is None:
+        raise ConfigError("aclEnable=true needs aclFile, the file with the accounts, or a configuration file beside it")
+    files = PlainAclFiles(config.acl_file, clock)
+    open_codes = requests.reads if config.anonymous_read_enable else frozenset[int]()
+    control = ServerAccessControl(files.access_control, brokers, requests.of_brokers)
+    return ServerAccess(control, requests.needs, files, open_codes)
+
+
+def broker_addresses(config: AccessConfig) -> Addresses:
+    """The addresses of `allowedBrokerAddresses`."""
+    try:
+        return tuple(one for part in config.allowed_broker_addresses.split(";") for one in parse_addresses(part))
+    except ValueError as error:
+        raise ConfigError(f"allowedBrokerAddresses: {error}") from None
+
+
+def found_beside(config_file: Path | None, config: AccessConfig) -> Path | None:
+    """The file with the accounts: relative to the configuration file, and `plain_acl.yml` beside it by default."""
+    if not config.acl_enable or (config.acl_file is None and config_file is None):
+        return config.acl_file
+    directory = config_file.parent if config_file is not None else Path()
+    return (directory / (config.acl_file or PLAIN_ACL)).absolute()
