@@ -99,12 +99,15 @@ class TableJournal:
 
     async def run(self) -> None:
         """Write the offsets that were committed, for as long as the broker is a master."""
-        offsets = self._tables.offsets
-        offsets.changed = set()
+        self._tables.offsets.changed = set()
         while True:
             await self._clock.sleep(_OFFSETS_SECONDS)
-            if offsets.changed:
-                self._write(TableChange(offsets=offsets.take_changed()))
+            self.write_offsets()
+
+    def write_offsets(self) -> None:
+        """Write the offsets that were committed since the last time."""
+        if self._tables.offsets.changed:
+            self._write(TableChange(offsets=self._tables.offsets.take_changed()))
 
     async def safe(self) -> None:
         """Wait until all changes of topics and groups are as safe as messages that were acknowledged."""
@@ -114,6 +117,8 @@ class TableJournal:
             if not future.done():
                 future.set_result(status)
 
+        if not self._writer.makes_wait:
+            return
         self._writer.tell_when_safe(self.end_offset, tell)
         status = await future
         if status is not PutMessageStatus.PUT_OK:

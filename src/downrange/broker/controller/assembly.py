@@ -19,9 +19,10 @@ from downrange.broker.replication.auto_switch import AutoSwitchReplication
 from downrange.broker.role_services import RoleServices
 from downrange.broker.services.registration import Registration
 from downrange.broker.services.slave_sync import SlaveSync
-from downrange.broker.signed_pool import SignedPool, signed_pool
+from downrange.broker.signed_pool import signed_pool
 from downrange.clock import Clock
 from downrange.model.message import TopicQueue
+from downrange.transport.signed_pool import SignedPool
 
 
 @dataclass(frozen=True, slots=True)
