@@ -165,8 +165,8 @@ class TableJournal:
     # --- on a slave -----------------------------------------------------------------------------------------------
 
     def dispatched(self, queues: Collection[TopicQueue]) -> None:
-        """Messages came from the master."""
-        if _QUEUE in queues:
+        """Records are in their queues now; those of a slave came from its master, whose own tables are newer."""
+        if _QUEUE in queues and self._config.store.broker_role is BrokerRole.SLAVE:
             self.apply()
 
     @property
@@ -180,8 +180,8 @@ class TableJournal:
         self.apply()
 
     def log_may_be_cut(self) -> None:
-        """The next records may replace others that were applied."""
-        self._applied = max(0, min(self._applied, self._writer.store.max_offset_of(*_QUEUE)) - _CUT_RECORDS)
+        """This broker was master: the next records may replace some that it wrote."""
+        self._applied = max(0, self._writer.store.max_offset_of(*_QUEUE) - _CUT_RECORDS)
 
     @property
     def is_used(self) -> bool:

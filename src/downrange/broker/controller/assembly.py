@@ -22,6 +22,7 @@ from downrange.broker.services.slave_sync import SlaveSync
 from downrange.broker.signed_pool import signed_pool
 from downrange.clock import Clock
 from downrange.model.message import TopicQueue
+from downrange.store.config import BrokerRole
 from downrange.transport.signed_pool import SignedPool
 
 
@@ -52,7 +53,8 @@ class ControlledBroker:
 
         def dispatched(queues: Collection[TopicQueue]) -> None:
             duties.journal.dispatched(queues)
-            around.sync.received(queues)
+            if live.store.broker_role is BrokerRole.SLAVE:
+                around.sync.received(queues)
 
         around.writer.on_dispatched = dispatched
         port = MasterPort(around.registration, replication, around.pool, clock)

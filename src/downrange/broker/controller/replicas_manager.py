@@ -16,10 +16,10 @@ import logging
 import time
 from collections.abc import Awaitable
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from downrange.broker.controller.controller_requests import ControllerRequests, MustRegister, ReplicaInfo
-from downrange.broker.controller.controllers import Controllers
+from downrange.broker.controller.controllers import Controllers, NoController
 from downrange.broker.controller.identity import Application, IdentityFiles
 from downrange.broker.live_config import LiveConfig
 from downrange.broker.metrics import ReplicaFigures
@@ -43,10 +43,17 @@ _RETRY_SECONDS: Final = 0.2
 _FOR_EVER_MILLIS: Final = 1 << 53
 
 
+class Lease(NamedTuple):
+    """The word of a controller that this broker is master, for so long after the question was sent."""
+
+    sent_at: float
+    millis: int
+
+
 class Office(Protocol):
     """Changes the role of the broker's own parts."""
 
-    async def become_master(self, info: ReplicaInfo) -> None: ...
+    async def become_master(self, info: ReplicaInfo, lease: Lease) -> None: ...
 
     async def become_slave(self, info: ReplicaInfo, broker_id: int) -> None: ...
 
@@ -173,15 +180,16 @@ class ReplicasManager:
             await self._lead(info)
 
     async def _lead(self, info: ReplicaInfo) -> None:
-        assert self.broker_id is not None
-        await self._office.become_master(info)
+        lease = Lease(0.0, _FOR_EVER_MILLIS)
+        if not self._controllers.is_java:  # the first sender may come at once: a lease is there before it
+            answered = await self._heartbeat()
+            if answered is None or answered[0] != info.master_epoch:
+                raise NoController("the election is over already")
+            lease = answered[1]
+        await self._office.become_master(info, lease)
         self.master_address = None
         self.elections_won += 1
         log.info("master epoch=%d syncStateSet=%s", info.master_epoch, sorted(info.sync_state_set))
-        if self._controllers.is_java:
-            self._replication.renewed(0.0, _FOR_EVER_MILLIS, info.master_epoch)
-        else:
-            await self._heartbeat()  # for the lease
 
     async def _follow(self, info: ReplicaInfo) -> None:
         assert self.broker_id is not None
@@ -211,27 +219,25 @@ class ReplicasManager:
                 pause = min(pause, _RETRY_SECONDS)
             await self._clock.sleep(pause)
 
-    async def _heartbeat(self) -> None:
-        """Request 904; the answer of our own controllers renews the lease of a master."""
+    async def _heartbeat(self) -> tuple[int, Lease] | None:
+        """Request 904; the answer of our own controllers renews the lease of a master, in the epoch that it names."""
         command = self._heartbeat_request()
         if self._controllers.is_java:
             self._controllers.tell_others(command, with_leader=True)
-            return
+            return None
         self._controllers.tell_others(command)
         own = self._replication
         sent_at = boot_seconds()
         reply = await self._controllers.ask(command)
-        if reply.code != 0:
-            self._wanted.set()
-            return
-        answer = reply.header(HeartbeatResponse)
-        if answer.lease_millis is not None and answer.master_epoch is not None:
-            own.renewed(sent_at, answer.lease_millis, answer.master_epoch)
-            is_news = answer.master_epoch > own.epoch or (answer.sync_state_set_epoch or 0) > own.sync_state_set_epoch
-            if is_news and self._is_registered:
+        answer = reply.header(HeartbeatResponse) if reply.code == 0 else HeartbeatResponse()
+        if answer.lease_millis is None or answer.master_epoch is None:
+            if own.role is HaRole.MASTER:
                 self._wanted.set()
-        elif own.role is HaRole.MASTER:
+            return None
+        own.renewed(sent_at, answer.lease_millis, answer.master_epoch)
+        if answer.master_epoch > own.epoch or (answer.sync_state_set_epoch or 0) > own.sync_state_set_epoch:
             self._wanted.set()
+        return answer.master_epoch, Lease(sent_at, answer.lease_millis)
 
     def _heartbeat_request(self) -> Command:
         broker, own = self._config.broker, self._replication

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
 
 from downrange.broker.controller.controller_requests import ReplicaInfo
+from downrange.broker.controller.replicas_manager import Lease
 from downrange.broker.live_config import LiveConfig
 from downrange.broker.replication.auto_switch import AutoSwitchReplication, HaRole
 from downrange.broker.role_services import RoleServices
@@ -49,12 +50,13 @@ class RoleChange:
     _registration: Registration
     _registering: set[asyncio.Task[None]] = field(init=False, default_factory=set)
 
-    async def become_master(self, info: ReplicaInfo) -> None:
+    async def become_master(self, info: ReplicaInfo, lease: Lease) -> None:
         for_master, for_slave = self._services
         await for_slave.stop()
         await for_master.stop()  # this broker may have been master in an earlier epoch
         self._registration.master_address = None
         await self._replication.become_master(info.master_epoch, info.sync_state_set, info.sync_state_set_epoch)
+        self._replication.renewed(lease.sent_at, lease.millis, info.master_epoch)  # before any sender is looked at
         self._duties.begin()
         self._set_role(BrokerRole.SYNC_MASTER, 0)
         for_master.start()
