@@ -32,6 +32,13 @@ class SystemClock:
         await asyncio.sleep(seconds)
 
 
+class BootClock(SystemClock):
+    """The machine's clock; its monotonic time goes on while the machine is suspended, so that leases end then, too."""
+
+    def monotonic(self) -> float:
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 class ManualClock:
     """A clock that moves only when told; tasks that sleep on it wake in the order of their times."""
 

@@ -298,7 +298,7 @@ BROKER_NEEDS: Final[Mapping[int, Rule]] = {
     _CODE.AUTH_GET_ACL: _cluster(_GET),
     _CODE.AUTH_LIST_ACL: _cluster(_GET),
 }
-"""The rows of a broker. Rows of a name server are in NAMESRV_NEEDS."""
+"""The rows of a broker. Those of a name server are in NAMESRV_NEEDS, of a controller in CONTROLLER_NEEDS."""
 
 NAMESRV_NEEDS: Final[Mapping[int, Rule]] = {
     _CODE.GET_ROUTEINFO_BY_TOPIC: _signed,
@@ -324,4 +324,19 @@ NAMESRV_NEEDS: Final[Mapping[int, Rule]] = {
     _CODE.GET_KVLIST_BY_NAMESPACE: _cluster(_GET),
     _CODE.UPDATE_NAMESRV_CONFIG: _cluster(_UPDATE),
     _CODE.GET_NAMESRV_CONFIG: _cluster(_GET),
+}
+
+CONTROLLER_NEEDS: Final[Mapping[int, Rule]] = {
+    _CODE.CONTROLLER_GET_METADATA_INFO: _signed,
+    _CODE.CONTROLLER_GET_SYNC_STATE_DATA: _signed,
+    _CODE.BROKER_HEARTBEAT: _cluster(_UPDATE),
+    _CODE.CONTROLLER_ALTER_SYNC_STATE_SET: _cluster(_UPDATE),
+    _CODE.CONTROLLER_ELECT_MASTER: _cluster(_UPDATE),
+    _CODE.CONTROLLER_REGISTER_BROKER: _cluster(_UPDATE),
+    _CODE.CONTROLLER_GET_REPLICA_INFO: _cluster(_UPDATE),
+    _CODE.CONTROLLER_GET_NEXT_BROKER_ID: _cluster(_UPDATE),
+    _CODE.CONTROLLER_APPLY_BROKER_ID: _cluster(_UPDATE),
+    _CODE.CONTROLLER_CLEAN_BROKER_DATA: _cluster(_UPDATE),
+    _CODE.CONTROLLER_UPDATE_CONTROLLER_CONFIG: _cluster(_UPDATE),
+    _CODE.CONTROLLER_GET_CONTROLLER_CONFIG: _cluster(_GET),
 }

@@ -30,8 +30,8 @@ class Requests:
     """The requests of one kind of server."""
 
     needs: Mapping[int, Rule]
-    of_brokers: frozenset[int]
-    """Codes that brokers send."""
+    is_of_broker: Callable[[Command], bool]
+    """Whether brokers send such requests."""
     reads: frozenset[int]
     """Codes of every client, and views of operators without any secret."""
 
@@ -45,9 +45,11 @@ class ServerAccessControl:
     Without accounts, only the requests of brokers are looked at.
     """
 
-    def __init__(self, accounts: PlainAccessControl | None, brokers: Addresses, of_brokers: Container[int]) -> None:
+    def __init__(
+        self, accounts: PlainAccessControl | None, brokers: Addresses, is_of_broker: Callable[[Command], bool]
+    ) -> None:
         self._accounts = accounts
-        self._of_brokers = of_brokers
+        self._is_of_broker = is_of_broker
         self._brokers = brokers
 
     @property
@@ -60,7 +62,7 @@ class ServerAccessControl:
 
     def authenticate(self, command: Command, address: str) -> Account:
         """The account of a request."""
-        is_of_broker = command.code in self._of_brokers
+        is_of_broker = self._is_of_broker(command)
         if is_of_broker and matches(self._brokers, address):
             return _LISTED
         if self._accounts is not None:
@@ -109,13 +111,13 @@ def server_access(config: AccessConfig, requests: Requests, clock: Clock) -> Ser
     if not config.acl_enable:
         if not brokers:
             return None
-        control = ServerAccessControl(None, brokers, requests.of_brokers)
+        control = ServerAccessControl(None, brokers, requests.is_of_broker)
         return ServerAccess(control, requests.needs, None, requests.reads)
     if config.acl_file is None:
         raise ConfigError("aclEnable=true needs aclFile, the file with the accounts, or a configuration file beside it")
     files = PlainAclFiles(config.acl_file, clock)
     open_codes = requests.reads if config.anonymous_read_enable else frozenset[int]()
-    control = ServerAccessControl(files.access_control, brokers, requests.of_brokers)
+    control = ServerAccessControl(files.access_control, brokers, requests.is_of_broker)
     return ServerAccess(control, requests.needs, files, open_codes)
 
 

@@ -168,9 +168,8 @@ class EtcdClient:
         for _ in self._access.endpoints:
             try:
                 async with asyncio.timeout_at(deadline):
-                    connection = await self._connect()
-                    await self._headers()
-                    return connection
+                    await self._headers()  # a token is got before the transaction can have any effect
+                    return await self._connect()
             except TimeoutError:
                 problem = f"cannot connect to {self._endpoint} in time"
             except (HttpError, _Refused) as error:

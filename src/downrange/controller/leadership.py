@@ -64,7 +64,7 @@ class Leadership:
         """`take_office` runs before this controller answers as leader; if it raises StoreUnavailable, the term ends."""
         self._store = store
         self._key = key
-        self._me = me
+        self.me = me
         self._clock = clock
         self._take_office = take_office
         self._term: Term | None = None
@@ -75,7 +75,7 @@ class Leadership:
         """How often this controller began to lead."""
 
     def __repr__(self) -> str:
-        return f"<Leadership {self._me.id} leader={self.leader} term={self._term}>"
+        return f"<Leadership {self.me.id} leader={self.leader} term={self._term}>"
 
     @property
     def term(self) -> Term | None:
@@ -90,7 +90,7 @@ class Leadership:
     def lost(self, term: Term) -> None:
         """A transaction showed that a term is over."""
         if self._term == term:
-            log.warning("leadership lost controller=%s reason=another controller leads", self._me.id)
+            log.warning("leadership lost controller=%s reason=another controller leads", self.me.id)
             self._end()
 
     async def run(self) -> None:
@@ -114,7 +114,7 @@ class Leadership:
         sent = self._clock.monotonic()
         lease = await self._store.lease_grant(LEASE_SECONDS)
         absent = Compare(self._key, Target.CREATED, 0)
-        value = msgspec.json.encode(self._me)
+        value = msgspec.json.encode(self.me)
         committed = await self._store.txn([absent], [Put(self._key, value, lease.id)])
         if not committed.is_done:
             return False
@@ -123,9 +123,9 @@ class Leadership:
         self._valid_until = sent + LEASE_SECONDS - MARGIN_SECONDS
         await self._take_office(term)
         self._term = term
-        self.leader = self._me
+        self.leader = self.me
         self.elections += 1
-        log.info("leading controller=%s term=%d", self._me.id, term.create_revision)
+        log.info("leading controller=%s term=%d", self.me.id, term.create_revision)
         await self._renew(lease)
         return True
 
@@ -136,12 +136,12 @@ class Leadership:
             sent = self._clock.monotonic()
             try:
                 if not await self._store.lease_keepalive(lease.id, pause):
-                    log.warning("leadership lost controller=%s reason=etcd ended the lease", self._me.id)
+                    log.warning("leadership lost controller=%s reason=etcd ended the lease", self.me.id)
                     break
                 self._valid_until = sent + LEASE_SECONDS - MARGIN_SECONDS
             except StoreUnavailable as error:
                 if self.term is None:
-                    log.warning("leadership lost controller=%s reason=%s", self._me.id, error)
+                    log.warning("leadership lost controller=%s reason=%s", self.me.id, error)
                     break
                 await self._clock.sleep(min(0.1, pause))
         self._end()

@@ -16,10 +16,12 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from downrange.controller.election import LOWEST_PRIORITY, UNKNOWN, Standing
+from downrange.protocol.bodies.members import BrokerHeartbeatRequest
 
 DEFAULT_TIMEOUT_MILLIS: Final = 10_000
 MOST_TIMEOUT_MILLIS: Final = 600_000
 PROBE_SECONDS: Final = 0.5
+MOST_REPLICAS: Final = 10_000
 
 
 class ReplicaKey(NamedTuple):
@@ -37,6 +39,7 @@ class Heard:
     timeout_seconds: float = DEFAULT_TIMEOUT_MILLIS / 1000
     standing: Standing = UNKNOWN
     connection: Hashable = None
+    address: str = ""
     confirm_offset: int = -1
     is_gone: bool = False
     """Whether the connection was closed and a probe found nobody since then."""
@@ -83,6 +86,15 @@ class Liveness:
         heard.is_gone = True
         return True
 
+    def address(self, key: ReplicaKey) -> str | None:
+        """Where a replica is, as its heartbeats tell."""
+        heard = self._heard.get(key)
+        return heard.address if heard is not None and heard.address else None
+
+    def is_full(self, key: ReplicaKey) -> bool:
+        """Whether there is no room for one more replica: requests of strangers must not fill the memory."""
+        return key not in self._heard and len(self._heard) >= MOST_REPLICAS
+
     def forget(self, key: ReplicaKey) -> None:
         self._heard.pop(key, None)
 
@@ -110,22 +122,15 @@ class Liveness:
         return not heard.is_gone and heard.at + heard.timeout_seconds >= now
 
 
-def heard_of(
-    at: float,
-    connection: Hashable,
-    *,
-    epoch: int | None,
-    max_offset: int | None,
-    confirm_offset: int | None,
-    election_priority: int | None,
-    timeout_millis: int | None,
-) -> Heard:
+def heard_of(header: BrokerHeartbeatRequest, connection: Hashable, at: float) -> Heard:
     """A heartbeat; a broker that names no timeout, or a senseless one, gets the default."""
-    millis = timeout_millis if timeout_millis is not None and timeout_millis > 0 else DEFAULT_TIMEOUT_MILLIS
+    millis = header.heartbeat_timeout_mills
+    if millis is None or millis <= 0:
+        millis = DEFAULT_TIMEOUT_MILLIS
     standing = Standing(
-        -1 if epoch is None else epoch,
-        -1 if max_offset is None else max_offset,
-        LOWEST_PRIORITY if election_priority is None else election_priority,
+        -1 if header.epoch is None else header.epoch,
+        -1 if header.max_offset is None else header.max_offset,
+        LOWEST_PRIORITY if header.election_priority is None else header.election_priority,
     )
-    confirmed = -1 if confirm_offset is None else confirm_offset
-    return Heard(at, min(millis, MOST_TIMEOUT_MILLIS) / 1000, standing, connection, confirmed)
+    confirmed = -1 if header.confirm_offset is None else header.confirm_offset
+    return Heard(at, min(millis, MOST_TIMEOUT_MILLIS) / 1000, standing, connection, header.broker_addr, confirmed)

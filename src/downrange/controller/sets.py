@@ -106,7 +106,7 @@ class BrokerSets:
             self._lose(term)
         return self.get(broker_name)
 
-    async def change(self, broker_name: str, cluster_name: str, event: Event) -> tuple[Verdict, BrokerSet | None]:
+    async def change(self, broker_name: str, event: Event) -> tuple[Verdict, BrokerSet | None]:
         """Let an event happen; its verdict, and the state after it.
 
         Raises NotLeader, and StoreUnavailable when etcd cannot be asked. After OutcomeUnknown the event may have

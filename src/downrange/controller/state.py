@@ -75,7 +75,7 @@ class Verdict(NamedTuple):
 
 
 _DONE: Final = Verdict(ResponseCode.SUCCESS)
-_encode = msgspec.json.Encoder(order="sorted").encode
+_encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(BrokerSet, strict=False).decode
 
 

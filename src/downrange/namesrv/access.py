@@ -32,4 +32,4 @@ READS: Final = frozenset(
     }
 )
 """The requests of every client, and views of operators without any secret."""
-REQUESTS: Final = Requests(NAMESRV_NEEDS, OF_BROKERS, READS)
+REQUESTS: Final = Requests(NAMESRV_NEEDS, lambda command: command.code in OF_BROKERS, READS)
