@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
@@ -23,7 +22,7 @@ from downrange.broker.controller.controllers import Controllers, NoController
 from downrange.broker.controller.identity import Application, IdentityFiles
 from downrange.broker.live_config import LiveConfig
 from downrange.broker.metrics import ReplicaFigures
-from downrange.broker.replication.auto_switch import AutoSwitchReplication, HaRole, ProposalAnswer
+from downrange.broker.replication.auto_switch import AutoSwitchReplication, HaRole, ProposalAnswer, boot_seconds
 from downrange.clock import Clock
 from downrange.model.errors import MQError
 from downrange.protocol.bodies.controller import HeartbeatResponse
@@ -32,10 +31,6 @@ from downrange.protocol.codes import RequestCode
 from downrange.protocol.command import Command, request
 
 log = logging.getLogger(__name__)
-
-
-def boot_seconds() -> float:
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 _RETRY_SECONDS: Final = 0.2

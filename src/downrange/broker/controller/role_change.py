@@ -20,11 +20,16 @@ from downrange.broker.replication.auto_switch import AutoSwitchReplication, HaRo
 from downrange.broker.role_services import RoleServices
 from downrange.broker.services.registration import Registration
 from downrange.broker.topics import Topics
+from downrange.model.errors import MQError
 from downrange.store.config import BrokerRole
 
 log = logging.getLogger(__name__)
 
-_REGISTRATION_SECONDS: Final = 3.0
+_LOOK_SECONDS: Final = 0.01
+
+
+class NotMaster(MQError):
+    """This broker was elected and is not master any more."""
 
 
 class MasterDuties(Protocol):
@@ -55,8 +60,14 @@ class RoleChange:
         await for_slave.stop()
         await for_master.stop()  # this broker may have been master in an earlier epoch
         self._registration.master_address = None
-        await self._replication.become_master(info.master_epoch, info.sync_state_set, info.sync_state_set_epoch)
-        self._replication.renewed(lease.sent_at, lease.millis, info.master_epoch)  # before any sender is looked at
+        own = self._replication
+        await own.become_master(info.master_epoch, info.sync_state_set, info.sync_state_set_epoch)
+        own.renewed(lease.sent_at, lease.millis, info.master_epoch)
+        inherited = own.max_offset
+        while own.confirm_offset < inherited:  # at once, unless there are more members that have to follow first
+            if own.role is not HaRole.MASTER:
+                raise NotMaster("the lease ran out before the other members of the sync-state set followed")
+            await asyncio.sleep(_LOOK_SECONDS)
         self._duties.begin()
         self._set_role(BrokerRole.SYNC_MASTER, 0)
         for_master.start()

@@ -1,0 +1,92 @@
+"""Brokers under a controller in this process; the state of the controller is in memory."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from downrange.broker.app import RunningBroker, broker
+from downrange.broker.config import BrokerConfig
+from downrange.broker.replication.auto_switch import AutoSwitchReplication, HaRole
+from downrange.clock import BootClock
+from downrange.controller.app import controller
+from downrange.controller.config import ControllerConfig
+from downrange.controller.memory_store import MemoryStore
+from tests.support.broker_client import store_config
+from tests.support.replicas import names, until
+
+
+@dataclass
+class Controlled:
+    """A controller and a name server, and the brokers that were started."""
+
+    root: Path
+    namesrv: str
+    controller: str
+    brokers: dict[int, RunningBroker] = field(default_factory=dict)
+    _stacks: dict[int, AsyncExitStack] = field(default_factory=dict)
+
+    async def start(self, number: int, store: Mapping[str, object] = {}, **settings: object) -> RunningBroker:
+        """Start a broker; one that was started before gets its data again."""
+        config = BrokerConfig(
+            namesrv_addr=self.namesrv,
+            broker_name="broker-a",
+            listen_port=0,
+            metrics_port=-1,
+            enable_controller_mode=True,
+            controller_addr=self.controller,
+            wait_time_mills_in_send_queue=5000,
+            **settings,  # type: ignore[arg-type]
+        )
+        stack = AsyncExitStack()
+        running = await stack.enter_async_context(broker(config, store_config(self.root / f"store-{number}", **store)))
+        self.brokers[number], self._stacks[number] = running, stack
+        return running
+
+    async def stop(self, number: int) -> None:
+        del self.brokers[number]
+        await self._stacks.pop(number).aclose()
+
+    def role(self, number: int) -> HaRole:
+        return replication_of(self.brokers[number]).role
+
+    async def master(self, *, members: int = 1) -> int:
+        """Wait for a master that has so many members in sync; its number."""
+
+        def found() -> list[int]:
+            return [
+                number
+                for number, one in self.brokers.items()
+                if self.role(number) is HaRole.MASTER
+                and one.config.broker.broker_id == 0
+                and one.store.is_writable
+                and len(replication_of(one).sync_state_set) >= members
+            ]
+
+        await until(lambda: len(found()) == 1)
+        return found()[0]
+
+
+def replication_of(running: RunningBroker) -> AutoSwitchReplication:
+    assert isinstance(running.replication, AutoSwitchReplication)
+    return running.replication
+
+
+@asynccontextmanager
+async def controlled(root: Path, brokers: int = 3, **settings: object) -> AsyncIterator[Controlled]:
+    """So many brokers, all of them in the sync-state set."""
+    clock = BootClock()
+    config = ControllerConfig(listen_port=0, config_store_path=root / "controller.properties")
+    async with names(root) as namesrv, controller(config, MemoryStore(clock), clock) as running:
+        cluster = Controlled(root, namesrv, running.address)
+        try:
+            for number in range(1, brokers + 1):
+                await cluster.start(number, **settings)
+                await cluster.master()
+            await cluster.master(members=brokers)
+            yield cluster
+        finally:
+            for number in list(cluster.brokers):
+                await cluster.stop(number)
