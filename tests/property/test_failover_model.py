@@ -43,7 +43,7 @@ class WithoutUnion(Mastership):
     """A proposal that was not answered is forgotten."""
 
     def _unite(self) -> None:
-        self.in_sync = self.committed
+        self.in_sync = self._may_be_elected = self.committed
 
 
 class Majority(Mastership):

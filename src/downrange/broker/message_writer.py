@@ -15,7 +15,6 @@ from downrange.broker.statistics import LARGE, Statistics
 from downrange.broker.waiting_pulls import WaitingPulls
 from downrange.clock import Clock
 from downrange.model.message import TopicQueue
-from downrange.store.config import BrokerRole
 from downrange.store.group_commit import FlushOutcome
 from downrange.store.message_store import MessageStore
 from downrange.store.new_message import AppendResult, NewMessage, PutMessageStatus, Refusal
@@ -45,14 +44,13 @@ class MessageWriter:
         self.store = store
         self.statistics = statistics
         self.now = clock.now
-        self._applies_at_once = store.applies_at_once
         self._pulls = pulls
         self._waiting = pulls.queues  # empty: no pull waits
         self._flusher = flusher
         self._slaves = slaves
         self._links: Collection[object] = () if slaves is None else slaves.links  # empty: no slave follows
-        # A SYNC_MASTER's senders wait for these beside the disk.
-        self._copied_by = slaves if store.config.broker_role is BrokerRole.SYNC_MASTER else None
+        # The senders of a SYNC_MASTER, or of a master under a controller, wait for these beside the disk.
+        self._copied_by = slaves if slaves is not None and slaves.makes_senders_wait else None
         self.makes_wait = self._copied_by is not None or flusher.is_sync
         """Whether senders wait until their messages are as safe as promised, or are answered at once."""
         self._delays = store.config.delay_level_millis()
@@ -79,7 +77,7 @@ class MessageWriter:
             self.on_appended(seconds)
         if refusal is not None:
             self.statistics.failed_puts += len(messages) - messages.stored
-        if self._applies_at_once and (refusal is None or messages.stored):
+        if self.store.applies_at_once and (refusal is None or messages.stored):
             self._applied(messages)
         if self._links:
             self._wake_slaves()

@@ -75,7 +75,10 @@ class Mastership:
     """The durable end of each member's log, as reported on its newest link of this epoch."""
     _proposals: dict[int, tuple[frozenset[int], int]] = field(init=False, default_factory=dict)
     _count: int = field(init=False, default=0)
+    invited: set[int] = field(init=False, default_factory=set)
+    """Members that are about to be proposed: acknowledgements wait for them already, so that they can catch up."""
     in_sync: frozenset[int] = field(init=False)
+    _may_be_elected: frozenset[int] = field(init=False)
 
     def __post_init__(self) -> None:
         self._unite()
@@ -87,7 +90,8 @@ class Mastership:
         )
 
     def _unite(self) -> None:
-        self.in_sync = self.committed.union({self.broker_id}, *(members for members, _ in self._proposals.values()))
+        self._may_be_elected = self.committed.union(*(members for members, _ in self._proposals.values()))
+        self.in_sync = self._may_be_elected.union({self.broker_id}, self.invited)
 
     # --- the sync-state set -------------------------------------------------------------------------------------
 
@@ -95,6 +99,15 @@ class Mastership:
     def unanswered(self) -> Mapping[int, tuple[frozenset[int], int]]:
         """The proposals that may be in force: each set, and the epoch of the set that it was to replace."""
         return self._proposals
+
+    def invites(self, member: int) -> None:
+        """Let acknowledgements wait for a member that is not in sync yet; `leaves_out` takes that back."""
+        self.invited.add(member)
+        self._unite()
+
+    def leaves_out(self, member: int) -> None:
+        self.invited.discard(member)
+        self._unite()
 
     def proposes(self, members: Iterable[int]) -> int:
         """Note a set before it is proposed; the number by which to note the answer."""
@@ -114,6 +127,7 @@ class Mastership:
             return False
         self.committed, self.committed_epoch = members, set_epoch
         self._proposals = {key: value for key, value in self._proposals.items() if value[1] >= set_epoch}
+        self.invited -= members
         self._unite()
         return True
 
@@ -140,9 +154,9 @@ class Mastership:
         return end
 
     def may_join(self, member: int, confirm_offset: int) -> bool:
-        """Whether a member that is not in sync has everything that may have been acknowledged."""
+        """Whether a member that cannot be elected yet has everything that may have been acknowledged."""
         end = self.reports.get(member)
-        return end is not None and member not in self.in_sync and end >= max(confirm_offset, self.start)
+        return end is not None and member not in self._may_be_elected and end >= max(confirm_offset, self.start)
 
     # --- the lease and the verdict ------------------------------------------------------------------------------
 
