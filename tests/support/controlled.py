@@ -10,10 +10,14 @@ from pathlib import Path
 from downrange.broker.app import RunningBroker, broker
 from downrange.broker.config import BrokerConfig
 from downrange.broker.replication.auto_switch import AutoSwitchReplication, HaRole
-from downrange.clock import BootClock
+from downrange.clock import BootClock, Clock
 from downrange.controller.app import controller
 from downrange.controller.config import ControllerConfig
 from downrange.controller.memory_store import MemoryStore
+from downrange.protocol.bodies.controller import ElectMasterRequest
+from downrange.protocol.codes import RequestCode
+from downrange.protocol.command import request
+from downrange.transport.pool import connect
 from tests.support.broker_client import store_config
 from tests.support.replicas import names, until
 
@@ -24,9 +28,25 @@ class Controlled:
 
     root: Path
     namesrv: str
-    controller: str
+    controller: str = ""
+    clock: Clock = field(default_factory=BootClock)
     brokers: dict[int, RunningBroker] = field(default_factory=dict)
     _stacks: dict[int, AsyncExitStack] = field(default_factory=dict)
+    _store: MemoryStore = field(init=False)
+    _of_controller: AsyncExitStack = field(default_factory=AsyncExitStack)
+
+    def __post_init__(self) -> None:
+        self._store = MemoryStore(self.clock)
+
+    async def start_controller(self) -> None:
+        """Start the controller; one that was started before gets its state and its port again."""
+        port = int(self.controller.rpartition(":")[2] or 0)
+        config = ControllerConfig(listen_port=port, config_store_path=self.root / "controller.properties")
+        running = await self._of_controller.enter_async_context(controller(config, self._store, self.clock))
+        self.controller = running.address
+
+    async def stop_controller(self) -> None:
+        await self._of_controller.aclose()
 
     async def start(self, number: int, store: Mapping[str, object] = {}, **settings: object) -> RunningBroker:
         """Start a broker; one that was started before gets its data again."""
@@ -51,6 +71,23 @@ class Controlled:
 
     def role(self, number: int) -> HaRole:
         return replication_of(self.brokers[number]).role
+
+    async def elect(self, number: int) -> RunningBroker:
+        """Let a broker be elected while all of them run, as an operator can; it is master when this returns."""
+        chosen = self.brokers[number]
+        header = ElectMasterRequest(
+            cluster_name="DefaultCluster",
+            broker_name="broker-a",
+            broker_id=replication_of(chosen).broker_id or 0,
+            designate_elect=True,
+        )
+        connection = await connect(self.controller)
+        reply = await connection.request(request(RequestCode.CONTROLLER_ELECT_MASTER, header), 5)
+        assert reply.code == 0, reply
+        await connection.drain(1)
+        await until(lambda: self.role(number) is HaRole.MASTER)
+        assert await self.master(members=len(self.brokers)) == number
+        return chosen
 
     async def master(self, *, members: int = 1) -> int:
         """Wait for a master that has so many members in sync; its number."""
@@ -77,10 +114,9 @@ def replication_of(running: RunningBroker) -> AutoSwitchReplication:
 @asynccontextmanager
 async def controlled(root: Path, brokers: int = 3, **settings: object) -> AsyncIterator[Controlled]:
     """So many brokers, all of them in the sync-state set."""
-    clock = BootClock()
-    config = ControllerConfig(listen_port=0, config_store_path=root / "controller.properties")
-    async with names(root) as namesrv, controller(config, MemoryStore(clock), clock) as running:
-        cluster = Controlled(root, namesrv, running.address)
+    async with names(root) as namesrv:
+        cluster = Controlled(root, namesrv)
+        await cluster.start_controller()
         try:
             for number in range(1, brokers + 1):
                 await cluster.start(number, **settings)
@@ -90,3 +126,4 @@ async def controlled(root: Path, brokers: int = 3, **settings: object) -> AsyncI
         finally:
             for number in list(cluster.brokers):
                 await cluster.stop(number)
+            await cluster.stop_controller()
