@@ -97,7 +97,8 @@ class World:
             (self.send, 14), (self.transfer, 18), (self.receive, 22), (self.hear_report, 22), (self.acknowledge, 14),
             (self.connect, 10), (self.answer_handshake, 10), (self.take_handshake, 12), (self.hear_news, 12),
             (self.expand, 8), (self.shrink, 2), (self.decide, 8), (self.hear_answer, 6), (self.read_document, 3),
-            (self.elect, 2), (self.crash, 2), (self.lose, 2), (self.hang_up, 1), (self.register, 8), (self.poll, 2), (self.invite, 2),
+            (self.elect, 2), (self.crash, 2), (self.lose, 2), (self.hang_up, 1), (self.register, 8), (self.poll, 2),
+            (self.invite, 2),
         )  # fmt: skip
         self.steps = [step for step, weight in steps for _ in range(weight)]
 

@@ -167,8 +167,8 @@ class StoreConfig:
     )
     all_ack_in_sync_state_set: bool = setting(
         True,
-        "Under a controller: a send is acknowledged when all members of the sync-state set have it. RocketMQ's default is "
-        "false; then a failover may lose acknowledged messages.",
+        "Under a controller: a send is acknowledged when all members of the sync-state set have it. RocketMQ's default "
+        "is false; then a failover may lose acknowledged messages.",
     )
     min_in_sync_replicas: int = setting(
         1, "Under a controller: sends are refused while the sync-state set has fewer members.", minimum=1

@@ -135,6 +135,7 @@ class MessageStore(MessageReader):
                     raise storage_error(f"cannot open the store {root}", error) from error
                 raise
         self.queues.release()
+        self._flushing.is_recovering = False
         self._closed = None
         self._refusals.allow("closed")
         if self.read_only:
@@ -307,17 +308,15 @@ class MessageStore(MessageReader):
     def set_confirm_offset(self, offset: int | None) -> None:
         """Let only records that end at or before this offset be read by queue (None: all); see `dispatch_pending`."""
         self._follower.set_limit(offset)
-        if offset is not None:
-            self.checkpoint.confirm_phy_offset = min(offset, self._follower.offset)
 
     def hide_unconfirmed(self, offset: int) -> None:
-        """Take the records that end behind an offset out of their queues, which recovery has filled."""
+        """Take the records that end behind an offset out of their queues. They keep their queue offsets."""
         queues = self.queues
-        queues.truncate(PhysicalOffset(offset))
+        queues.truncate(PhysicalOffset(offset), keep_numbers=True)
         newest = queues.newest()
         if newest is not None and newest.queue.max_physical_offset > offset:
             raw = newest.queue.read(QueueOffset(newest.queue.max_offset - 1), 1)
-            queues.truncate(PhysicalOffset(ENTRY.unpack(raw)[0]))
+            queues.truncate(PhysicalOffset(ENTRY.unpack(raw)[0]), keep_numbers=True)
         self._follower.offset = max(self.min_offset, queues.max_physical_offset)
         self.set_confirm_offset(offset)
 
@@ -337,6 +336,7 @@ class MessageStore(MessageReader):
         self._truncation.clear(end)
         self.commit_log.cut(end)
         self.queues.truncate(end)
+        self.queues.count_again()
         self._replay(RecoveryReport(clean=True), machine_stopped=False)
         self._finish_truncation()
         if confirmed is not None:

@@ -55,7 +55,8 @@ def test_cuts() -> None:
     assert whole.without_prefix(100) == whole
     assert whole.without_prefix(101) == epochs((2, 100), (3, 200))
     assert whole.without_prefix(5000) == epochs((3, 200))
-    assert whole.at(99) == (1, 0) and whole.at(100) == (2, 100)
+    assert whole.at(99) == (1, 0)
+    assert whole.at(100) == (2, 100)
     assert epochs((2, 100)).at(5) is None
 
 
