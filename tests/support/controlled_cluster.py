@@ -20,6 +20,7 @@ from downrange.protocol.codes import RequestCode
 from downrange.protocol.command import Command, request
 from downrange.transport.pool import Pool
 from tests.support.etcd import EtcdCluster, etcd
+from tests.support.lasting_port import lasting_port
 from tests.support.process_cluster import CLIENTS_REACH, Server
 from tests.support.replica_processes import log_of
 from tests.support.requests import connected, drain
@@ -117,7 +118,9 @@ def _controller(directory: Path, name: str, nodes: EtcdCluster) -> Server:
         "configStorePath": directory / f"{name}.properties",
     }
     config = _written(directory / f"{name}.conf", settings)
-    return Server(name, ("controller", "--config", config), r"ready on ([^\s,]+)")
+    port = lasting_port()
+    arguments = ("controller", "--config", config, "--listen", f"{CLIENTS_REACH}:{port}")
+    return Server(name, arguments, r"ready on ([^\s,]+)", port, names_port=False)
 
 
 def _broker(cluster: ControlledCluster, name: str, settings: dict[str, object]) -> Server:
