@@ -10,6 +10,7 @@ from downrange.model.message import PhysicalOffset
 from downrange.store.config import BrokerRole
 from downrange.store.errors import StoreError
 from downrange.store.message_store import MessageStore
+from downrange.store.read_result import GetMessageStatus
 from downrange.store.truncation import NOTE
 from tests.support.checked_store import assert_clean
 from tests.support.dying_files import Died, DyingFiles
@@ -120,6 +121,8 @@ def test_unconfirmed_records_are_hidden_until_they_are_confirmed(tmp_path: Path)
     store.dispatch_pending()
     assert len(bodies(store)) == 12
     put(store, b"new")  # numbered behind those that are hidden
+    hidden = store.read("TopicTest", 0, 41, 32)
+    assert (hidden.status, hidden.next_begin_offset) == (GetMessageStatus.OFFSET_OVERFLOW_ONE, 41)
     assert len(bodies(store)) == 12
     store.truncate(offsets[30])
     assert len(bodies(store)) == 12

@@ -86,6 +86,7 @@ class AutoSwitchReplication(Replication):
         self._copying = Copying(config, writer, flusher, self._epoch_file, clock)
         self._follower: AutoSwitchFollower | None = None
         self._following: asyncio.Task[None] | None = None
+        self._fault: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._given_up_epoch = -1
         self.role = HaRole.FENCED
         self.epoch = -1
@@ -236,6 +237,12 @@ class AutoSwitchReplication(Replication):
         if master_ha_address is not None:
             self._follower.set_address(master_ha_address)
         self._following = asyncio.create_task(self._follower.run())
+        self._following.add_done_callback(self._followed)
+
+    def _followed(self, following: asyncio.Task[None]) -> None:
+        """A follower ends when it is cancelled. Anything else is a fault of this program, which `run` raises."""
+        if not following.cancelled() and not self._fault.done():
+            self._fault.set_exception(following.exception() or RuntimeError("a follower ended by itself"))
 
     def set_master_ha_address(self, address: str) -> None:
         """Say where the master of this epoch can be reached now."""
@@ -307,6 +314,7 @@ class AutoSwitchReplication(Replication):
             tasks.create_task(self._slaves.run())
             tasks.create_task(self._slaves.keep_sync_state_set())
             tasks.create_task(self._forget_deleted_epochs())
+            await self._fault
 
     async def _forget_deleted_epochs(self) -> None:
         while True:

@@ -55,7 +55,7 @@ class Copying:
     epoch_file: EpochFile
     clock: Clock
     confirm_offset: int = field(init=False, default=0)
-    on_truncated: Callable[[int], object] = field(init=False, default=lambda offset: None)
+    on_truncated: Callable[[int], object] = field(init=False, default_factory=lambda: lambda offset: None)
     """Called with the new end after the log was cut: what is derived from it has to follow."""
 
     @property

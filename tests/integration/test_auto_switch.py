@@ -1,0 +1,218 @@
+"""Replicas under a controller over real sockets: what is acknowledged, read, cut and kept when masters change."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from downrange.broker.replication.auto_switch import HaRole
+from downrange.broker.replication.in_sync import boot_seconds
+from downrange.store.config import FlushDiskType
+from downrange.store.epochs import StaleEpoch
+from downrange.store.new_message import PutMessageStatus
+from tests.support.auto_switch import Controller, Replica, replica, until
+from tests.support.replicas import log_bytes
+
+OK = PutMessageStatus.PUT_OK
+
+
+async def three(stack: AsyncExitStack, root: Path, controller: Controller, **settings: object) -> list[Replica]:
+    return [await stack.enter_async_context(replica(root, number, controller, **settings)) for number in (1, 2, 3)]
+
+
+async def in_sync(controller: Controller, *members: int) -> None:
+    await until(lambda: controller.members == set(members))
+
+
+@pytest.mark.parametrize("flush", list(FlushDiskType))
+async def test_acknowledged_messages_are_on_all_members(tmp_path: Path, flush: FlushDiskType) -> None:
+    controller = Controller()
+    async with AsyncExitStack() as stack:
+        first, second, third = await three(stack, tmp_path, controller, flush_disk_type=flush)
+        await controller.elect(first, second, third)
+        await in_sync(controller, 1, 2, 3)
+        await until(lambda: first.replication.sync_state_set == {1, 2, 3})
+        for number in range(200):
+            assert await first.send(b"%d" % number) is OK
+            end = first.store.max_offset
+            assert second.store.max_offset == third.store.max_offset == end
+            if flush is FlushDiskType.SYNC_FLUSH:
+                assert min(second.store.flushed_offset, third.store.flushed_offset) == end
+        assert len(first.bodies) == 200
+        await until(lambda: len(second.bodies) == len(third.bodies) == 200)
+        assert log_bytes(first.store) == log_bytes(second.store) == log_bytes(third.store)
+
+
+async def test_a_new_master_has_everything_and_the_old_one_cuts_what_it_alone_has(tmp_path: Path) -> None:
+    controller = Controller()
+    async with AsyncExitStack() as stack:
+        first, second, third = await three(stack, tmp_path, controller)
+        await controller.elect(first, second, third)
+        await in_sync(controller, 1, 2, 3)
+        for number in range(50):
+            assert await first.send(b"%d" % number) is OK
+        # The first is cut off: its slaves have gone, and nobody tells it of the next epoch.
+        for other in (second, third):
+            other.replication.give_up()
+        controller.hears = False
+        pending = first.send(b"never acknowledged " * 50)
+        assert len(first.bodies) == 50, "consumers do not see it"
+        controller.hears = True
+        await controller.elect(second, third)
+        assert await second.send(b"under the second") is OK
+        assert not pending.done()
+        await first.replication.become_slave(controller.epoch, second.ha_address)
+        assert await pending is PutMessageStatus.SERVICE_NOT_AVAILABLE
+        await in_sync(controller, 1, 2, 3)
+        assert await second.send(b"together") is OK
+        assert log_bytes(first.store) == log_bytes(second.store) == log_bytes(third.store)
+        wanted = [*(b"%d" % number for number in range(50)), b"under the second", b"together"]
+        for one in (first, second, third):
+            await until(lambda one=one: one.bodies == wanted)
+        entries = [(entry.epoch, entry.start_offset) for entry in second.replication.epoch_entries()]
+        assert [epoch for epoch, _ in entries] == [1, 2]
+        for one in (first, third):
+            assert [(entry.epoch, entry.start_offset) for entry in one.replication.epoch_entries()] == entries
+
+
+async def test_elections_without_a_write_leave_no_two_epochs_at_one_offset(tmp_path: Path) -> None:
+    controller = Controller()
+    async with AsyncExitStack() as stack:
+        first, second, third = await three(stack, tmp_path, controller)
+        for winner, *others in ((first, second, third), (second, first, third), (third, first, second)):
+            await controller.elect(winner, *others)
+            await in_sync(controller, 1, 2, 3)
+        assert await third.send(b"one") is OK
+        for one in (first, second, third):
+            await until(lambda one=one: one.bodies == [b"one"])
+            assert [(entry.epoch, entry.start_offset) for entry in one.replication.epoch_entries()] == [(3, 0)]
+
+
+async def test_unacknowledged_writes_of_two_masters_in_turn_never_mix(tmp_path: Path) -> None:
+    """Two masters write different bytes at one offset; the third replica follows one after the other."""
+    controller = Controller()
+    async with AsyncExitStack() as stack:
+        first, second, third = await three(stack, tmp_path, controller)
+        await controller.elect(first, second, third)
+        await in_sync(controller, 1, 2, 3)
+        assert await first.send(b"common") is OK
+        for winner, loser in ((first, second), (second, first), (first, second), (second, first)):
+            loser.replication.give_up()
+            controller.hears = False  # the set stays as it is
+            await controller.elect(winner, third, members=frozenset((1, 2, 3)))
+            winner.send(b"only %d" % controller.epoch * controller.epoch)
+            await until(lambda winner=winner: third.store.max_offset == winner.store.max_offset)
+            assert winner.bodies in ([], [b"common"]), "one member does not have the rest"
+        controller.hears = True
+        await controller.elect(third, first, second)
+        assert await third.send(b"last") is OK
+        await in_sync(controller, 1, 2, 3)
+        assert log_bytes(first.store) == log_bytes(second.store) == log_bytes(third.store)
+        for one in (first, second, third):
+            await until(lambda one=one: one.bodies == third.bodies)
+
+
+async def test_a_lost_answer_keeps_the_union_until_the_set_is_read(tmp_path: Path) -> None:
+    controller = Controller()
+    async with (
+        replica(tmp_path, 1, controller, slave_timeout=300) as first,
+        replica(tmp_path, 2, controller) as second,
+    ):
+        await controller.elect(first)
+        controller.answers = False
+        await second.replication.become_slave(1, first.ha_address)
+        await in_sync(controller, 1, 2)
+        assert first.replication.sync_state_set == {1}
+        second.replication.give_up()  # it may be elected, and would not have what comes now
+        assert await first.send(b"?") is PutMessageStatus.FLUSH_SLAVE_TIMEOUT
+        assert first.bodies == []
+        first.replication.sync_state_set_committed(controller.members, controller.set_epoch)
+        assert first.replication.sync_state_set == {1, 2}
+        controller.answers = True
+        await in_sync(controller, 1)
+        assert await first.send(b"alone") is OK
+        assert first.bodies == [b"?", b"alone"]
+
+
+async def test_a_master_without_a_lease_acknowledges_nothing(tmp_path: Path) -> None:
+    controller = Controller()
+    async with replica(tmp_path, 1, controller) as first:
+        told: list[str] = []
+        first.replication.on_given_up = lambda: told.append("given up")
+        await first.replication.become_master(1, frozenset((1,)), 1)
+        assert await first.send(b"too early") is PutMessageStatus.SERVICE_NOT_AVAILABLE
+        assert first.store.max_offset == 0
+        first.replication.renewed(boot_seconds(), 3000, 1)
+        assert await first.send(b"in time") is OK
+        assert 1.5 < first.replication.lease_left_seconds <= 2
+        first.replication._slaves.now = lambda: boot_seconds() + 2
+        assert await first.send(b"late") is PutMessageStatus.SERVICE_NOT_AVAILABLE
+        assert first.replication.role is HaRole.FENCED
+        assert told == ["given up"]
+        first.replication.renewed(boot_seconds() + 10, 3000, 1)
+        assert await first.send(b"later") is PutMessageStatus.SERVICE_NOT_AVAILABLE
+        with pytest.raises(StaleEpoch):
+            await first.replication.become_master(1, frozenset((1,)), 1)
+        await first.replication.become_master(2, frozenset((1,)), 2)
+        first.replication.renewed(boot_seconds() + 10, 3000, 2)
+        assert await first.send(b"again") is OK
+        assert first.bodies == [b"in time", b"late", b"again"]
+
+
+async def test_too_few_in_sync_are_refused(tmp_path: Path) -> None:
+    controller = Controller()
+    async with (
+        replica(tmp_path, 1, controller, min_in_sync_replicas=2) as first,
+        replica(tmp_path, 2, controller) as second,
+    ):
+        await controller.elect(first)
+        assert await first.send(b"alone") is PutMessageStatus.SERVICE_NOT_AVAILABLE
+        assert "minInSyncReplicas=2" in str(first.store.refusals)
+        await second.replication.become_slave(1, first.ha_address)
+        await in_sync(controller, 1, 2)
+        assert await first.send(b"two") is OK
+
+
+async def test_a_start_hides_what_was_not_confirmed_and_remembers_the_epoch(tmp_path: Path) -> None:
+    controller = Controller()
+    async with replica(tmp_path, 1, controller) as first:
+        await controller.elect(first)
+        assert await first.send(b"confirmed") is OK
+        await controller.elect(first, members=frozenset((1, 2)))
+        first.send(b"not confirmed")
+        assert first.bodies == [b"confirmed"]
+    async with replica(tmp_path, 1, controller) as first:
+        assert first.bodies == [b"confirmed"]
+        assert first.replication.seen_epoch == 2
+        assert await first.send(b"?") is PutMessageStatus.SERVICE_NOT_AVAILABLE
+        with pytest.raises(StaleEpoch):
+            await first.replication.become_slave(1, "127.0.0.1:1")
+        await controller.elect(first, members=frozenset((1, 2)))
+        first.send(b"numbered behind it")
+        assert first.bodies == [b"confirmed"]
+        await controller.elect(first)
+        assert first.bodies == [b"confirmed", b"not confirmed", b"numbered behind it"]
+
+
+async def test_a_slave_joins_a_master_under_load(tmp_path: Path) -> None:
+    controller = Controller()
+    async with replica(tmp_path, 1, controller) as first, replica(tmp_path, 2, controller) as second:
+        await controller.elect(first)
+        sent: list[asyncio.Future[PutMessageStatus]] = []
+        is_over = False
+
+        async def load() -> None:
+            while not is_over:
+                sent.append(first.send(b"load" * 50))
+                await asyncio.sleep(0)
+
+        loading = asyncio.create_task(load())
+        await second.replication.become_slave(1, first.ha_address)
+        await in_sync(controller, 1, 2)
+        is_over = True
+        await loading
+        assert {await one for one in sent} == {OK}
+        assert log_bytes(first.store) == log_bytes(second.store)
