@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from downrange.cli.cluster_actions import ask, broker_row
-from downrange.cli.local_cluster import ClusterFailed, LocalCluster, Member, names
+from downrange.cli.controller import status_parts
+from downrange.cli.etcd_process import check_etcd
+from downrange.cli.local_cluster import ClusterFailed, Kind, Layout, LocalCluster, Member, names
 from downrange.cli.options import Json, Namesrv, UsageError
 from downrange.cli.output import Answer, Column, Table, print_answer
 
@@ -28,6 +30,12 @@ def up(
     brokers: Annotated[int, typer.Option(help="Number of masters.", min=1)] = 2,
     replicas: Annotated[int, typer.Option(help="Copies of each broker, the master included.", min=1)] = 2,
     sync: Annotated[bool, typer.Option("--sync", help="Acknowledge a send only when a slave has it, too.")] = False,
+    controller: Annotated[
+        bool,
+        typer.Option("--controller", help="Let controllers choose the masters, also when one dies; needs etcd."),
+    ] = False,
+    controllers: Annotated[int, typer.Option(help="Number of controllers, with --controller.", min=1, max=9)] = 2,
+    etcd_nodes: Annotated[int, typer.Option(help="Number of etcd nodes, with --controller.", min=1, max=7)] = 1,
     data: Data = _DEFAULT,
     namesrv_port: Annotated[
         int, typer.Option(help="Port of the name server; 0 takes a free one.", min=0, max=65535)
@@ -42,11 +50,16 @@ def up(
     cluster = LocalCluster.load(data)
     is_new = cluster is None
     if cluster is None:
-        cluster = LocalCluster.create(data, brokers=brokers, replicas=replicas, sync=sync, namesrv_port=namesrv_port)
+        if controller:
+            check_etcd()
+        layout = Layout(
+            brokers, replicas, sync, namesrv_port, controllers if controller else 0, etcd_nodes if controller else 0
+        )
+        cluster = LocalCluster.create(data, layout)
     elif len(cluster.running) == len(cluster.members):
         raise UsageError(f"the cluster in {cluster.directory} runs already: downrange cluster status --data {data}")
     else:
-        masters = sum(1 for member in cluster.members if member.broker and member.broker_id == 0)
+        masters = len({member.broker for member in cluster.members} - {""})
         typer.echo(f"{cluster.directory} holds a cluster of {masters} brokers: starting it again")
     before = cluster.running
     try:
@@ -57,9 +70,10 @@ def up(
             cluster.forget()
         raise
     typer.echo(f"cluster ready: name server {cluster.namesrv}")
-    for member in cluster.members:
-        if member.broker:
-            typer.echo(f"  {member.name:<16} {'slave ' if member.broker_id else 'master'}  {member.address}")
+    others = {member: _role(cluster, member) for member in cluster.members if member.role is not Kind.NAMESRV}
+    width = max(map(len, others.values()))
+    for member, role in others.items():
+        typer.echo(f"  {member.name:<16} {role:<{width}}  {member.address}")
     here = "" if data == _DEFAULT else f" --data {data}"
     typer.echo(
         f"Try: downrange message send hello 'Hello, world' -n {cluster.namesrv}\n"
@@ -68,12 +82,18 @@ def up(
     )
 
 
+def _role(cluster: LocalCluster, member: Member) -> str:
+    return "replica" if member.broker and cluster.controllers else member.role
+
+
 def status(
     namesrv: Namesrv = None,
     data: Data = _DEFAULT,
     json: Json = False,
 ) -> None:
     """Show every broker process with its role, the end of its log, and how far a slave is behind its master.
+
+    With controllers also the one that leads, the epochs and the sync-state sets.
 
     Asks the name servers given with -n, else those of the local cluster in --data, else those of $NAMESRV_ADDR.
     """
@@ -84,8 +104,14 @@ def status(
     if cluster is not None and len(dead) == len(cluster.members):
         raise ClusterFailed(f"the cluster in {cluster.directory} is stopped: downrange cluster up --data {data}")
 
+    controllers = [] if cluster is None else cluster.controllers
+
     async def action(admin: Admin) -> Answer:
-        return _status(await admin.cluster.replicas(), dead)
+        answer = _status(await admin.cluster.replicas(), dead)
+        if not controllers:
+            return answer
+        sets = await status_parts(admin, controllers, ())
+        return Answer({**answer.document, **sets.document}, [*answer.parts, "", *sets.parts], answer.failed)
 
     print_answer(ask(namesrv if cluster is None else cluster.namesrv, action), as_json=json)
 

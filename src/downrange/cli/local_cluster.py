@@ -2,8 +2,8 @@
 
     DIRECTORY/cluster.json            the members with their ports, and the process each runs in
     DIRECTORY/conf/NAME.conf          the configuration of one broker with RocketMQ's keys; users may edit it
-    DIRECTORY/data/NAME               the store of this broker
-    DIRECTORY/logs/NAME.log           the log of this broker
+    DIRECTORY/data/NAME               the files of this server: the store of a broker
+    DIRECTORY/logs/NAME.log           the log of this server
 
 Ports are chosen once and kept, so that a cluster that was stopped comes back where clients look for it.
 """
@@ -21,9 +21,11 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
 from pathlib import Path
 
 from downrange.cli import run_files
+from downrange.cli.etcd_process import etcd_command, is_healthy
 from downrange.cli.options import UsageError
 from downrange.model.errors import MQError
 
@@ -37,6 +39,21 @@ _VIP_PORT_BELOW = 2
 _HA_PORT_ABOVE = 1
 
 
+class Kind(StrEnum):
+    """The kinds of servers, in the order in which they are started."""
+
+    NAMESRV = "namesrv"
+    ETCD = "etcd"
+    CONTROLLER = "controller"
+    MASTER = "master"
+    SLAVE = "slave"
+
+
+_START: tuple[tuple[Kind, ...], ...] = ((Kind.NAMESRV, Kind.ETCD), (Kind.CONTROLLER,), (Kind.MASTER,), (Kind.SLAVE,))
+# Controllers go first, so that they elect nobody because a master stops; slaves get the end of the log.
+_STOP: tuple[tuple[Kind, ...], ...] = ((Kind.CONTROLLER,), (Kind.MASTER,), (Kind.SLAVE,), (Kind.NAMESRV, Kind.ETCD))
+
+
 class ClusterFailed(MQError):
     """A process of a local cluster did not start or did not stop."""
 
@@ -46,19 +63,65 @@ class Member:
     """One server of the cluster. `pid` and `since` identify its process; they are 0 and empty before it ever ran."""
 
     name: str
-    broker: str  # empty: a name server
+    broker: str  # empty: no broker
     broker_id: int
     port: int
     pid: int = 0
     since: str = ""
+    kind: str = ""
 
     @property
     def address(self) -> str:
         return f"{HOST}:{self.port}"
 
     @property
+    def role(self) -> Kind:
+        """The kind of server; the replicas of a set that has a controller are all masters-to-be."""
+        if self.kind:
+            return Kind(self.kind)
+        return Kind.NAMESRV if not self.broker else Kind.SLAVE if self.broker_id else Kind.MASTER
+
+    @property
     def is_running(self) -> bool:
         return bool(self.pid) and run_files.started(self.pid) == self.since
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a new cluster shall look."""
+
+    brokers: int
+    replicas: int
+    is_sync: bool = False
+    namesrv_port: int = 0
+    controllers: int = 0
+    """0: the first replica of each broker is its master for ever."""
+    etcd_nodes: int = 0
+
+    def coordinators(self, taken: ExitStack) -> list[Member]:
+        """The nodes of etcd and the controllers."""
+        nodes = [("etcd", number, Kind.ETCD) for number in range(self.etcd_nodes)]
+        nodes += [("controller", number, Kind.CONTROLLER) for number in range(self.controllers)]
+        return [
+            Member(f"{name}-{number}", "", number, _take(taken, for_broker=True), kind=kind)
+            for name, number, kind in nodes
+        ]
+
+    def broker(self, broker: str, replica: int, taken: ExitStack) -> Member:
+        """One copy of a broker."""
+        port = _take(taken, for_broker=True)
+        if self.controllers:
+            return Member(f"{broker}-{replica + 1}", broker, replica, port, kind=Kind.MASTER)
+        name = broker if replica == 0 else f"{broker}-s{replica}" if self.replicas > 2 else f"{broker}-s"
+        return Member(name, broker, replica, port)
+
+    def settings(self, member: Member, others: list[Member]) -> dict[str, object]:
+        """The settings that say who is master."""
+        if self.controllers:
+            controllers = ";".join(one.address for one in others if one.role is Kind.CONTROLLER)
+            return {"enableControllerMode": "true", "controllerAddr": controllers}
+        role = "SLAVE" if member.broker_id else "SYNC_MASTER" if self.is_sync else "ASYNC_MASTER"
+        return {"brokerId": member.broker_id, "brokerRole": role}
 
 
 class LocalCluster:
@@ -81,7 +144,7 @@ class LocalCluster:
             raise UsageError(f"{directory / 'cluster.json'} cannot be read ({error}): repair or remove it") from error
 
     @classmethod
-    def create(cls, directory: Path, *, brokers: int, replicas: int, sync: bool, namesrv_port: int) -> LocalCluster:
+    def create(cls, directory: Path, layout: Layout) -> LocalCluster:
         """Lay out a new cluster: choose ports and write the configuration of every broker."""
         directory = directory.resolve()
         try:
@@ -90,30 +153,26 @@ class LocalCluster:
         except OSError as error:
             raise UsageError(f"{directory}: {error.strerror}: give another directory with --data") from error
         with ExitStack() as taken:
-            names = Member("namesrv", "", 0, namesrv_port or _take(taken))
-            members = [names]
-            for number in range(brokers):
-                for broker_id in range(replicas):
-                    broker = f"broker-{_letters(number)}"
-                    name = broker if broker_id == 0 else f"{broker}-s{broker_id}" if replicas > 2 else f"{broker}-s"
-                    member = Member(name, broker, broker_id, _take(taken, for_broker=True))
-                    role = "SLAVE" if broker_id else "SYNC_MASTER" if sync else "ASYNC_MASTER"
+            members = [Member("namesrv", "", 0, layout.namesrv_port or _take(taken))]
+            members += layout.coordinators(taken)
+            for number in range(layout.brokers):
+                for replica in range(layout.replicas):
+                    member = layout.broker(f"broker-{_letters(number)}", replica, taken)
                     settings = {
+                        **layout.settings(member, members),
                         "brokerClusterName": "DefaultCluster",
-                        "brokerName": broker,
-                        "brokerId": broker_id,
-                        "brokerRole": role,
-                        "namesrvAddr": names.address,
+                        "brokerName": member.broker,
+                        "namesrvAddr": members[0].address,
                         "brokerIP1": HOST,
                         "brokerIP2": HOST,
                         "bindAddress": HOST,
                         "listenPort": member.port,
-                        "storePathRootDir": directory / "data" / name,
+                        "storePathRootDir": directory / "data" / member.name,
                         "metricsPort": -1,
                         "grpcServerPort": -1,
                     }
                     text = "".join(f"{key}={value}\n" for key, value in settings.items())
-                    (directory / "conf" / f"{name}.conf").write_text(text)
+                    (directory / "conf" / f"{member.name}.conf").write_text(text)
                     members.append(member)
         cluster = cls(directory, members)
         cluster._save()
@@ -121,19 +180,24 @@ class LocalCluster:
 
     @property
     def namesrv(self) -> str:
-        return next(member.address for member in self.members if not member.broker)
+        return next(member.address for member in self.members if member.role is Kind.NAMESRV)
+
+    @property
+    def controllers(self) -> list[str]:
+        """The addresses of the controllers; none if masters are fixed."""
+        return [member.address for member in self.members if member.role is Kind.CONTROLLER]
 
     @property
     def running(self) -> list[Member]:
         return [member for member in self.members if member.is_running]
 
     def start(self) -> None:
-        """Start what does not run: the name server, then masters, then slaves, each kind when the last is ready."""
+        """Start what does not run: name server, then masters, then slaves, each kind when the last is ready."""
         with _interrupt_later() as raise_if_interrupted:
-            for stage in (0, 1, 2):
+            for stage in _START:
                 starting = []
                 for member in self.members:
-                    if _stage(member) == stage:
+                    if member.role in stage:
                         starting.append(self._launch(member))
                         raise_if_interrupted()
                 deadline = time.monotonic() + _READY_SECONDS
@@ -147,11 +211,11 @@ class LocalCluster:
     def stop(self, seconds: float, except_for: Collection[Member] = ()) -> list[Member]:
         """Stop masters, then slaves, which so get the end of the log, then the name server; return those stopped."""
         stopped = []
-        for stage in (1, 2, 0):
+        for stage in _STOP:
             members = [
                 member
                 for member in self.members
-                if _stage(member) == stage and member.is_running and member not in except_for
+                if member.role in stage and member.is_running and member not in except_for
             ]
             for member in members:
                 with suppress(ProcessLookupError):
@@ -175,15 +239,10 @@ class LocalCluster:
         log_path = self.log(member)
         if member.is_running:
             return member, 0
-        common = ("--port", str(member.port), "--log-level", "WARNING")
-        if member.broker:
-            role = ("broker", "--config", str(self.directory / "conf" / f"{member.name}.conf"))
-        else:
-            role = ("namesrv", "--data", str(self.directory / "data" / member.name))
         with log_path.open("ab") as log:
             log_start = log.tell()
             process = subprocess.Popen(  # noqa: S603  our own command
-                [sys.executable, "-m", "downrange.cli.main", *role, *common],
+                self._command(member),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -196,6 +255,25 @@ class LocalCluster:
         self._save()  # at once: a process that is not in the file could not be stopped
         return started, log_start
 
+    def _command(self, member: Member) -> list[str]:
+        """The command line of a server."""
+        data = str(self.directory / "data" / member.name)
+        if member.role is Kind.ETCD:
+            return etcd_command(member, self._of(Kind.ETCD), data)
+        common = ["--log-level", "WARNING"]
+        if member.role is Kind.CONTROLLER:
+            endpoints = ";".join(f"http://{one.address}" for one in self._of(Kind.ETCD))
+            own = ["controller", "--id", member.name, "--listen", member.address, "--etcd", endpoints, "--data", data]
+        elif member.role is Kind.NAMESRV:
+            own = ["namesrv", "--data", data, "--port", str(member.port)]
+        else:
+            conf = self.directory / "conf" / f"{member.name}.conf"
+            own = ["broker", "--config", str(conf), "--port", str(member.port)]
+        return [sys.executable, "-m", "downrange.cli.main", *own, *common]
+
+    def _of(self, kind: Kind) -> list[Member]:
+        return [member for member in self.members if member.role is kind]
+
     def _wait_ready(
         self, member: Member, log_start: int, deadline: float, raise_if_interrupted: Callable[[], None]
     ) -> None:
@@ -204,7 +282,7 @@ class LocalCluster:
             with self.log(member).open("rb") as log:
                 log.seek(log_start)
                 said = log.read().decode("utf-8", "replace")
-            if _READY in said:
+            if _READY in said or (member.role is Kind.ETCD and is_healthy(member.address)):
                 return
             if not member.is_running:
                 last = said.strip().splitlines()[-1:] or ["it said nothing"]
@@ -234,11 +312,6 @@ def _interrupt_later() -> Iterator[Callable[[], None]]:
         yield raise_if_interrupted
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def _stage(member: Member) -> int:
-    """The place in the order of starting: 0 for a name server, 1 for a master, 2 for a slave."""
-    return 0 if not member.broker else 1 if member.broker_id == 0 else 2
 
 
 def _letters(number: int) -> str:

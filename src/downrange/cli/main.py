@@ -23,6 +23,7 @@ from downrange.cli import (
     cluster_up,
     config,
     consume,
+    controller,
     dlq,
     group,
     grpc_port,
@@ -87,6 +88,7 @@ app.command("simulate")(simulate.run)
 app.command("trace")(trace.run)
 app.command("bench")(bench.run)
 
+app.add_typer(controller.app, name="controller")
 app.add_typer(topic.app, name="topic")
 app.add_typer(group.app, name="group")
 for command in (cluster_up.up, cluster_up.status, cluster_up.down):

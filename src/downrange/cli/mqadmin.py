@@ -40,6 +40,7 @@ _WHERE = {"b": "--broker", "c": "--cluster"}
 _CONSUME_DIRECTLY = Alias(
     ("message", "consume-directly"), "i", options={"g": "--group", "d": "--client", "t": "--topic"}
 )
+_CONTROLLER = {"a": "--controller"}
 _OVERVIEW = Alias(("group", "list"))
 
 _SET_RULES = Alias(("acl", "set"), "sra", options={**_WHERE, "i": "--source-ip", "d": "--decision"})
@@ -48,6 +49,12 @@ ALIASES: dict[str, Alias] = {
     "addWritePerm": Alias(("namesrv-admin", "add-write-perm"), "b"),
     "brokerConsumeStats": Alias(("cluster", "consume-stats"), "b", booleans={"o": ("--order", "--no-order")}),
     "brokerStatus": Alias(("cluster", "broker-status"), options=_WHERE),
+    "cleanBrokerMetadata": Alias(
+        ("controller", "clean"),
+        "B",
+        options={**_CONTROLLER, "b": "--ids", "c": "--cluster"},
+        booleans={"l": ("--living", "--no-living")},
+    ),
     "cleanExpiredCQ": Alias(("cluster", "clean-queues"), options=_WHERE),
     "cleanUnusedTopic": Alias(("cluster", "clean-topics"), options=_WHERE),
     "cloneGroupOffset": Alias(("group", "clone"), "sdt", booleans={"o": ("", "")}),
@@ -73,11 +80,19 @@ ALIASES: dict[str, Alias] = {
     "deleteSubGroup": Alias(("group", "delete"), "g", options=_WHERE, booleans={"r": ("--offsets", "--keep-offsets")}),
     "deleteTopic": Alias(("topic", "delete"), "t", options={"c": "--cluster"}),
     "deleteUser": Alias(("user", "delete"), "u", options=_WHERE),
+    "electMaster": Alias(("controller", "elect"), "nb", options={**_CONTROLLER, "c": "--cluster"}),
     "getAcl": Alias(("acl", "show"), "s", options=_WHERE),
     "getBrokerConfig": Alias(("config", "get"), options=_WHERE),
+    "getBrokerEpoch": Alias(("controller", "epochs"), options=_WHERE),
     "getConsumerConfig": Alias(("group", "config"), "g"),
+    "getControllerConfig": Alias(("controller", "config"), options=_CONTROLLER),
+    "getControllerMetaData": Alias(("controller", "metadata"), options=_CONTROLLER),
     "getNamesrvConfig": Alias(("namesrv-admin", "config")),
+    "getSyncStateSet": Alias(
+        ("controller", "status"), "b", optional=frozenset("b"), options={**_CONTROLLER, "c": "--cluster"}
+    ),
     "getUser": Alias(("user", "show"), "u", options=_WHERE),
+    "haStatus": Alias(("controller", "ha-status"), options=_WHERE),
     "listAcl": Alias(("acl", "list"), options={**_WHERE, "s": "--subject", "r": "--resource"}),
     "listUser": Alias(("user", "list"), options={**_WHERE, "f": "--filter"}),
     "producer": Alias(("cluster", "producers"), options={"b": "--broker"}),
@@ -117,6 +132,7 @@ ALIASES: dict[str, Alias] = {
         booleans={"m": ("--admin", "--no-admin")},
     ),
     "updateBrokerConfig": Alias(("config", "update"), "kv", options=_WHERE, joined=True),
+    "updateControllerConfig": Alias(("controller", "update-config"), "kv", options=_CONTROLLER, joined=True),
     "updateGlobalWhiteAddr": Alias(("plain-acl", "white-list"), "g", options={**_WHERE, "p": "--file"}),
     "updateKvConfig": Alias(("namesrv-admin", "kv-put"), "skv"),
     "updateNamesrvConfig": Alias(("namesrv-admin", "update-config"), "kv", joined=True),
@@ -153,7 +169,10 @@ LONG_NAMES = {
     name: letters
     for letters, names in {
         "n": ("namesrvAddr",),
-        "b": ("brokerAddr", "brokerName", "beginTimestamp"),
+        "b": ("brokerAddr", "beginTimestamp", "brokerControllerIdsToClean"),
+        "Bb": ("brokerName",),
+        "B": ("bn",),
+        "l": ("cleanLivingBroker",),
         "c": ("clusterName", "clusterModel", "tags", "maxNum"),
         "t": ("topic", "traceTopic", "topicPerms", "userType", "toBroker"),
         "g": ("groupName", "consumerGroup", "group", "producerGroup", "groupPerms", "globalWhiteRemoteAddresses"),
@@ -178,7 +197,7 @@ LONG_NAMES = {
         "f": ("force", "filter", "fromBroker"),
         "di": ("clientId",),
         "m": ("moreStats", "consumeFromMinEnable", "admin"),
-        "a": ("activeTopic", "notifyConsumerIdsChanged", "accessKey", "actions"),
+        "a": ("activeTopic", "notifyConsumerIdsChanged", "accessKey", "actions", "controllerAddress"),
         "d": ("consumeBroadcastEnable", "destGroup", "decision"),
         "q": ("retryQueueNums",),
         "e": ("endTimestamp",),
@@ -257,7 +276,7 @@ def _letters(name: str, alias: Alias, rest: Sequence[str]) -> tuple[dict[str, st
             value = "true" if _takes_no_value(alias, letter) else next(words, "")
         if not value and not _takes_no_value(alias, letter):
             raise UsageError(f"mqadmin {name}: -{letter} needs a value")
-        if letter == "n":
+        if letter == "n" and "n" not in alias.arguments:
             passed_on += ["--namesrv", value]
         else:
             given[letter] = value.strip()

@@ -316,9 +316,9 @@ class ControllerHandlers:
     # --- operators ----------------------------------------------------------------------------------------------
 
     async def get_sync_state_data(self, command: Command) -> Command:
-        """Request 1006; sets that are not known are left out."""
-        names = decode_broker_names(command.body_bytes)[:MOST_NAMES]
-        found = ((name, self._parts.sets.get(name)) for name in names)
+        """Request 1006; sets that are not known are left out. An empty list asks for all (not so in RocketMQ)."""
+        names = decode_broker_names(command.body_bytes) or [one.broker_name for one in self._parts.sets]
+        found = ((name, self._parts.sets.get(name)) for name in names[:MOST_NAMES])
         table = {name: self._replicas(one) for name, one in found if one is not None and not one.is_cleaned}
         return command.reply(body=encode_body(BrokerReplicasInfo(replicas_info_table=table)))
 

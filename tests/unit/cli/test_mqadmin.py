@@ -19,6 +19,8 @@ OPERATORS_KNOW = (
     "resetOffsetByTime skipAccumulatedMessage queryMsgById queryMsgByKey queryMsgByUniqueKey queryMsgTraceById",
     "sendMessage getBrokerConfig updateBrokerConfig wipeWritePerm addWritePerm",
     "updateAclConfig deleteAclConfig clusterAclConfigVersion updateGlobalWhiteAddr",
+    "getControllerMetaData getSyncStateSet getBrokerEpoch electMaster cleanBrokerMetadata haStatus",
+    "getControllerConfig updateControllerConfig",
     "createUser updateUser deleteUser getUser listUser copyUser createAcl updateAcl deleteAcl getAcl listAcl copyAcl",
 )
 
@@ -35,6 +37,14 @@ def test_every_name_operators_know_is_there(name: str) -> None:
         ("topicRoute --topic T -n a:1", "topic route --namesrv a:1 -- T"),
         ("topicRoute -n=a:1 -t=T --json", "topic route --namesrv a:1 --json -- T"),
         ("topicList", "topic list --"),
+        ("electMaster -a h:1 -b 2 -n set -c C", "controller elect --controller h:1 --cluster C -- set 2"),
+        ("getSyncStateSet -a h:1 -b set", "controller status --controller h:1 -- set"),
+        ("getBrokerEpoch -n a:1 -b set", "controller epochs --namesrv a:1 --broker set --"),
+        (
+            "cleanBrokerMetadata -a h:1 -b 1;2 -bn set -c C -l true",
+            "controller clean --controller h:1 --ids '1;2' --cluster C --living -- set",
+        ),
+        ("updateControllerConfig -a h:1 -k K -v V", "controller update-config --controller h:1 -- K=V"),
         ("topicList -c", "topic list --groups --"),
         ("clusterList", "cluster list --"),
         ("clusterList -m", "cluster stats --"),
@@ -166,8 +176,7 @@ def test_long_names_stand_for_letters() -> None:
     assert all(len(letter) == 1 for letters in LONG_NAMES.values() for letter in letters)
 
 
-FAMILIES = {"topic", "group", "cluster", "message", "config", "namesrv-admin", "plain-acl"}
-FAMILIES = {"topic", "group", "cluster", "message", "config", "namesrv-admin", "user", "acl"}
+FAMILIES = {"topic", "group", "cluster", "message", "config", "namesrv-admin", "plain-acl", "user", "acl", "controller"}
 RUN_SERVERS = {("cluster", "up"), ("cluster", "down")}
 
 

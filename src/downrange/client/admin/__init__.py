@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Self
 
 from downrange.client.admin.cluster import ClusterAdmin
+from downrange.client.admin.controllers import ControllerAdmin
 from downrange.client.admin.groups import GroupAdmin
 from downrange.client.admin.messages import MessageAdmin
 from downrange.client.admin.namesrv import NamesrvAdmin
@@ -33,6 +34,7 @@ class Admin:
         self.session = session or Session(config)
         self.cluster = ClusterAdmin(self.session)
         self.namesrv = NamesrvAdmin(self.session)
+        self.controllers = ControllerAdmin(self.session)
         self.topics = TopicAdmin(self.session, self.namesrv)
         self.groups = GroupAdmin(self.session)
         self.offsets = OffsetAdmin(self.session, self.groups)
