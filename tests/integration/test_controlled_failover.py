@@ -44,7 +44,6 @@ async def test_a_master_that_is_killed_is_replaced_and_returns(tmp_path: Path) -
             await killed.start()
             await cluster.in_sync(3)
             await sent.acknowledges(100)
-        print(sent.codes, sent.longest_gap)
         assert sent.longest_gap < 10
         await nothing_is_lost(cluster, sent)
 
@@ -64,7 +63,6 @@ async def test_a_master_that_hangs_acknowledges_nothing_when_it_comes_back(tmp_p
             hung.resume()
             codes = Counter([(await reply).code for reply in queued])
             await cluster.in_sync(3)
-        print(codes, sent.codes, sent.longest_gap)
         assert codes[0] == 0, codes
         await connection.drain(1)
         await nothing_is_lost(cluster, sent)

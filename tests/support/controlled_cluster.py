@@ -13,7 +13,12 @@ from time import monotonic
 
 from downrange.model.errors import MQError
 from downrange.protocol.bodies.body import decode_body
-from downrange.protocol.bodies.controller import BrokerReplicasInfo, ReplicasInfo, encode_broker_names
+from downrange.protocol.bodies.controller import (
+    BrokerReplicasInfo,
+    EpochEntryCache,
+    ReplicasInfo,
+    encode_broker_names,
+)
 from downrange.protocol.bodies.routes import TopicRouteData
 from downrange.protocol.bodies.send import SendMessageRequest
 from downrange.protocol.codes import RequestCode
@@ -67,9 +72,20 @@ class ControlledCluster:
                 await asyncio.sleep(0.05)
 
     async def master(self, *, without: Server | None = None) -> Server:
-        """Wait for a master that is not `without`."""
-        found = await self.in_sync(1, without=without)
-        return next(broker for broker in self.brokers if broker.address == found.master_address)
+        """Wait for a master that is not `without` and knows that it was elected."""
+        async with asyncio.timeout(SECONDS):
+            while True:
+                found = await self.in_sync(1, without=without)
+                if await self._serves(found.master_address or ""):
+                    return next(broker for broker in self.brokers if broker.address == found.master_address)
+                await asyncio.sleep(0.02)
+
+    async def _serves(self, address: str) -> bool:
+        try:
+            reply = await self.pool.request(address, request(RequestCode.CONTROLLER_GET_BROKER_EPOCH_CACHE), 1)
+        except MQError:
+            return False
+        return reply.code == 0 and decode_body(EpochEntryCache, reply.body_bytes).broker_id == 0
 
     async def logs_are_equal(self, seconds: float = SECONDS) -> None:
         """Wait until all brokers have the same bytes."""
