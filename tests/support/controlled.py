@@ -112,14 +112,16 @@ def replication_of(running: RunningBroker) -> AutoSwitchReplication:
 
 
 @asynccontextmanager
-async def controlled(root: Path, brokers: int = 3, **settings: object) -> AsyncIterator[Controlled]:
+async def controlled(
+    root: Path, brokers: int = 3, store: Mapping[str, object] = {}, **settings: object
+) -> AsyncIterator[Controlled]:
     """So many brokers, all of them in the sync-state set."""
     async with names(root) as namesrv:
         cluster = Controlled(root, namesrv)
         await cluster.start_controller()
         try:
             for number in range(1, brokers + 1):
-                await cluster.start(number, **settings)
+                await cluster.start(number, store, **settings)
                 await cluster.master()
             await cluster.master(members=brokers)
             yield cluster

@@ -69,7 +69,7 @@ class JavaController:
             RequestCode.CONTROLLER_ELECT_MASTER: self._elect,
             RequestCode.CONTROLLER_GET_REPLICA_INFO: self._replica_info,
             RequestCode.CONTROLLER_ALTER_SYNC_STATE_SET: self._alter,
-            RequestCode.BROKER_HEARTBEAT: lambda command: command.reply(remark="Heart beat success"),
+            RequestCode.BROKER_HEARTBEAT: self._heartbeat,
         }.get(RequestCode(command.code))
         reply = refuse(command, connection) if handler is None else handler(command)
         if command.code in self.loses_answers_to:
@@ -77,6 +77,9 @@ class JavaController:
             connection.abort()
             return None
         return None if command.is_oneway else msgspec.structs.replace(reply, language=LanguageCode.JAVA, version=0)
+
+    def _heartbeat(self, command: Command) -> Command:
+        return command.reply(remark="Heart beat success")
 
     def _metadata(self, command: Command) -> Command:
         header = GetMetadataInfoResponse(

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
 
@@ -22,7 +22,7 @@ from downrange.broker.controller.controllers import Controllers, NoController
 from downrange.broker.controller.identity import Application, IdentityFiles
 from downrange.broker.live_config import LiveConfig
 from downrange.broker.metrics import ReplicaFigures
-from downrange.broker.replication.auto_switch import AutoSwitchReplication, HaRole, ProposalAnswer, boot_seconds
+from downrange.broker.replication.auto_switch import HaRole, Propose, ProposalAnswer, boot_seconds
 from downrange.clock import Clock
 from downrange.model.errors import MQError
 from downrange.protocol.bodies.controller import HeartbeatResponse
@@ -36,6 +36,34 @@ log = logging.getLogger(__name__)
 _RETRY_SECONDS: Final = 0.2
 # Apache RocketMQ's controller grants no leases: its masters are masters until they hear of another one.
 _FOR_EVER_MILLIS: Final = 1 << 53
+
+
+class Replica(Protocol):
+    """The replication of this broker, as far as its dealings with a controller go; see `AutoSwitchReplication`."""
+
+    broker_id: int | None
+    on_given_up: Callable[[], object]
+    role: HaRole
+    epoch: int
+
+    @property
+    def propose(self) -> Propose | None: ...
+    @propose.setter
+    def propose(self, propose: Propose) -> None: ...
+    @property
+    def seen_epoch(self) -> int: ...
+    @property
+    def max_offset(self) -> int: ...
+    @property
+    def confirm_offset(self) -> int: ...
+    @property
+    def sync_state_set(self) -> frozenset[int]: ...
+    @property
+    def sync_state_set_epoch(self) -> int: ...
+    @property
+    def lease_left_seconds(self) -> float: ...
+    def renewed(self, sent_at: float, lease_millis: int, epoch: int) -> None: ...
+    def sync_state_set_committed(self, sync_state_set: frozenset[int], sync_state_set_epoch: int) -> None: ...
 
 
 class Lease(NamedTuple):
@@ -63,7 +91,7 @@ class ReplicasManager:
     _config: LiveConfig
     _controllers: Controllers
     _files: IdentityFiles
-    _replication: AutoSwitchReplication
+    _replication: Replica
     _office: Office
     _clock: Clock
     broker_id: int | None = field(init=False, default=None)

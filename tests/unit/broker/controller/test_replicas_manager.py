@@ -16,7 +16,7 @@ from downrange.broker.controller.controllers import Controllers
 from downrange.broker.controller.identity import IdentityFiles
 from downrange.broker.controller.replicas_manager import Lease, ReplicasManager
 from downrange.broker.live_config import LiveConfig
-from downrange.broker.replication.auto_switch import AutoSwitchReplication, HaRole
+from downrange.broker.replication.auto_switch import HaRole, Propose
 from downrange.clock import SystemClock
 from downrange.protocol.codes import RequestCode
 from downrange.store.config import StoreConfig
@@ -29,14 +29,23 @@ from tests.support.replicas import until
 ADDRESS = "127.0.0.1:27711"
 
 
-class ToldReplication(AutoSwitchReplication):
+@dataclass
+class ToldReplication:
     """A replication that only notes its role."""
 
-    def __init__(self, seen_epoch: int = 0) -> None:
-        self.role = HaRole.FENCED
-        self.epoch, self.seen_epoch = -1, seen_epoch
-        self.max_offset = self.confirm_offset = 0
-        self.sync_state_set, self.sync_state_set_epoch = frozenset[int](), 0
+    seen_epoch: int = 0
+    role: HaRole = HaRole.FENCED
+    epoch: int = -1
+    max_offset: int = 0
+    confirm_offset: int = 0
+    sync_state_set: frozenset[int] = frozenset()
+    sync_state_set_epoch: int = 0
+    lease_left_seconds: float = 0.0
+    broker_id: int | None = None
+    propose: Propose | None = None
+
+    def __post_init__(self) -> None:
+        self.on_given_up: Callable[[], object] = lambda: None
 
     def renewed(self, sent_at: float, lease_millis: int, epoch: int) -> None: ...
 
