@@ -306,3 +306,27 @@ NAMESRV: Final[Mapping[str, Make]] = {
     "319": lambda to: ask(319),
     "9999": lambda to: ask(9999),
 }  # fmt: skip
+
+
+def of_set(code: int, body: object = b"", **fields: object) -> Command:
+    """A request about the broker set `broker-a`, whose master is 1."""
+    return ask(code, body, clusterName="DefaultCluster", brokerName="broker-a", **fields)
+
+
+CONTROLLER: Final[Mapping[str, Make]] = {
+    "1005": lambda to: ask(1005),
+    "1006": lambda to: ask(1006, ["broker-a"]),
+    "904": lambda to: of_set(904, brokerAddr="10.1.1.9:10911", brokerId=2, heartbeatTimeoutMills=600_000),
+    "1001": lambda to: of_set(1001, {"syncStateSet": [1, 2], "syncStateSetEpoch": 1}, masterBrokerId=1, masterEpoch=1),
+    "1002": lambda to: of_set(1002, brokerId=2, designateElect=False),
+    "1002/designate": lambda to: of_set(1002, brokerId=2, designateElect=True),
+    "1002/unclean": lambda to: of_set(1002, brokerId=2, designateElect=True, uncleanElect=True),
+    "1003": lambda to: of_set(1003, brokerId=1, brokerAddress="10.9.8.7:10911", invokeTime=TIME),
+    "1004": lambda to: of_set(1004),
+    "1012": lambda to: of_set(1012),
+    "1013": lambda to: of_set(1013, appliedBrokerId=3, registerCheckCode=f"10.9.8.7:10911;{TIME}"),
+    "1009": lambda to: ask(1009, b"scanNotActiveBrokerInterval=3000"),
+    "1010": lambda to: ask(1010),
+    "1011": lambda to: of_set(1011, brokerControllerIdsToClean="2", isCleanLivingBroker=True),
+    "9999": lambda to: ask(9999),
+}  # fmt: skip

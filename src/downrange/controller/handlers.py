@@ -15,7 +15,7 @@ from downrange.controller.broker_links import BrokerLinks
 from downrange.controller.config import REMOTELY_CHANGEABLE, ControllerConfig
 from downrange.controller.election import Call
 from downrange.controller.leadership import Leadership, Peer
-from downrange.controller.liveness import Liveness, ReplicaKey, heard_of
+from downrange.controller.liveness import Heard, Liveness, ReplicaKey, heard_of
 from downrange.controller.overseer import Overseer
 from downrange.controller.sets import BrokerSets
 from downrange.controller.state import BrokerSet, Verdict, alter_sync_state_set, apply_broker_id, clean, register
@@ -54,7 +54,7 @@ from downrange.transport.serving import LaterReply, refuse
 
 log = logging.getLogger(__name__)
 
-Handler = Callable[[Command], Coroutine[Any, Any, Command]]
+Handler = Callable[[Command, Connection], Coroutine[Any, Any, Command]]
 MOST_NAMES: Final = 1000
 
 
@@ -103,7 +103,7 @@ class ControllerHandlers:
         if handler is None:
             return self._of_every_controller.get(command.code, refuse)(command, connection)
         assert self._parts.sets.term  # else NotLeader is raised
-        task = asyncio.get_running_loop().create_task(handler(command))
+        task = asyncio.get_running_loop().create_task(handler(command, connection))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task  # type: ignore[return-value]  # a reply that comes later and is a command
@@ -183,7 +183,7 @@ class ControllerHandlers:
 
     # --- brokers get their ids ----------------------------------------------------------------------------------
 
-    async def get_next_broker_id(self, command: Command) -> Command:
+    async def get_next_broker_id(self, command: Command, connection: Connection) -> Command:
         """Request 1012."""
         header = command.header(GetNextBrokerIdRequest)
         broker_set = await self._parts.sets.confirmed(header.broker_name)
@@ -195,7 +195,7 @@ class ControllerHandlers:
             )
         )
 
-    async def apply_broker_id(self, command: Command) -> Command:
+    async def apply_broker_id(self, command: Command, connection: Connection) -> Command:
         """Request 1013."""
         header = command.header(ApplyBrokerIdRequest)
         name, cluster = header.broker_name, header.cluster_name
@@ -209,7 +209,7 @@ class ControllerHandlers:
         answer = BrokerSetResponse(cluster_name=cluster, broker_name=name)
         return command.reply(verdict.code, verdict.remark, header=answer)
 
-    async def register_broker(self, command: Command) -> Command:
+    async def register_broker(self, command: Command, connection: Connection) -> Command:
         """Request 1003."""
         header = command.header(RegisterBrokerToControllerRequest)
         name, id_ = header.broker_name, header.broker_id
@@ -220,6 +220,8 @@ class ControllerHandlers:
             return register(old, name, id_, header.broker_address)
 
         verdict, after = await self._parts.sets.change(name, event)
+        if verdict.code == ResponseCode.SUCCESS:
+            self._asked(ReplicaKey(name, id_), connection, header.broker_address)
         answer = RegisterBrokerToControllerResponse(cluster_name=header.cluster_name, broker_name=name)
         if verdict.code != ResponseCode.SUCCESS or after is None:
             return command.reply(verdict.code, verdict.remark, header=answer)
@@ -252,15 +254,22 @@ class ControllerHandlers:
         if self.config.refuse_unsafe_brokers:
             raise BrokerError(f"{address} has allAckInSyncStateSet=false, which refuseUnsafeBrokers=true forbids here")
 
+    def _asked(self, key: ReplicaKey, connection: Connection, address: str) -> None:
+        heard = Heard(self._clock.monotonic(), connection=connection, address=address)
+        self._parts.liveness.asked(key, heard)
+
     def _is_alive(self, broker_set: BrokerSet, id_: int) -> bool:
         return self._parts.liveness.is_alive(ReplicaKey(broker_set.broker_name, id_), self._clock.monotonic())
 
     # --- masters ------------------------------------------------------------------------------------------------
 
-    async def elect_master(self, command: Command) -> Command:
+    async def elect_master(self, command: Command, connection: Connection) -> Command:
         """Request 1002."""
         header = command.header(ElectMasterRequest)
         call = Call(header.broker_id, header.designate_elect, bool(header.unclean_elect))
+        known = self._parts.sets.get(header.broker_name)
+        if not call.is_designated and known is not None and (own := known.replicas.get(header.broker_id)) is not None:
+            self._asked(ReplicaKey(header.broker_name, header.broker_id), connection, own.address)
         verdict, after = await self._parts.overseer.elect(header.broker_name, call)
         if verdict.code not in (ResponseCode.SUCCESS, ResponseCode.MASTER_STILL_EXIST) or after is None:
             return command.reply(verdict.code, verdict.remark, header=ElectMasterResponse())
@@ -277,7 +286,7 @@ class ControllerHandlers:
         body = ElectMasterBody(broker_member_group=group, sync_state_set=after.sync_state_set)
         return command.reply(verdict.code, verdict.remark, header=answer, body=encode_body(body))
 
-    async def alter_sync_state_set(self, command: Command) -> Command:
+    async def alter_sync_state_set(self, command: Command, connection: Connection) -> Command:
         """Request 1001."""
         header = command.header(AlterSyncStateSetRequest)
         proposed = decode_body(SyncStateSet, command.body_bytes)
@@ -299,7 +308,7 @@ class ControllerHandlers:
             return frozenset()
         return self._parts.liveness.alive(broker_set.broker_name, broker_set.replicas, self._clock.monotonic())
 
-    async def get_replica_info(self, command: Command) -> Command:
+    async def get_replica_info(self, command: Command, connection: Connection) -> Command:
         """Request 1004."""
         name = command.header(GetReplicaInfoRequest).broker_name
         sets = self._parts.sets
@@ -315,7 +324,7 @@ class ControllerHandlers:
 
     # --- operators ----------------------------------------------------------------------------------------------
 
-    async def get_sync_state_data(self, command: Command) -> Command:
+    async def get_sync_state_data(self, command: Command, connection: Connection) -> Command:
         """Request 1006; sets that are not known are left out. An empty list asks for all (not so in RocketMQ)."""
         names = decode_broker_names(command.body_bytes) or [one.broker_name for one in self._parts.sets]
         found = ((name, self._parts.sets.get(name)) for name in names[:MOST_NAMES])
@@ -343,7 +352,7 @@ class ControllerHandlers:
             sync_state_set_epoch=broker_set.sync_state_set_epoch,
         )
 
-    async def clean_broker_data(self, command: Command) -> Command:
+    async def clean_broker_data(self, command: Command, connection: Connection) -> Command:
         """Request 1011."""
         header = command.header(CleanBrokerDataRequest)
         ids = _ids(header.broker_controller_ids_to_clean)

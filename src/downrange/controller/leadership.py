@@ -1,7 +1,7 @@
 """Which controller leads: the one whose address is in the leader key, which disappears with that controller's lease.
 
     grant a lease ─▶ create the key if it is absent ─▶ leading: renew every third of the lease
-                              │ somebody else's                    │ not renewed in time, or the lease is gone
+                              │ somebody else's                    │ the lease is gone
                               ▼                                    ▼
                      following: wait until the key changes ◀───────┘
 
@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 LEASE_SECONDS: Final = 5
 MARGIN_SECONDS: Final = 1.0
 RETRY_SECONDS: Final = 0.5
+RENEW_AGAIN_SECONDS: Final = 0.1
 
 
 class Peer(msgspec.Struct, frozen=True):
@@ -138,12 +139,14 @@ class Leadership:
                 if not await self._store.lease_keepalive(lease.id, pause):
                     log.warning("leadership lost controller=%s reason=etcd ended the lease", self.me.id)
                     break
+                # While the lease lives nobody else can have led: the term goes on, even after a pause.
                 self._valid_until = sent + LEASE_SECONDS - MARGIN_SECONDS
+                self.leader = self.me
             except StoreUnavailable as error:
-                if self.term is None:
-                    log.warning("leadership lost controller=%s reason=%s", self.me.id, error)
-                    break
-                await self._clock.sleep(min(0.1, pause))
+                if self.term is None and self.leader is not None:
+                    log.warning("not leading for now controller=%s reason=%s", self.me.id, error)
+                    self.leader = None
+                await self._clock.sleep(RENEW_AGAIN_SECONDS)
         self._end()
 
     @property

@@ -61,6 +61,11 @@ class Liveness:
         self._heard[key] = heard
         return before is None or before.is_gone or not self._is_alive(before, heard.at)
 
+    def asked(self, key: ReplicaKey, heard: Heard) -> None:
+        """A broker asked something for itself, so it is alive; its heartbeats may begin later."""
+        if not self.is_full(key) and not self.is_alive(key, heard.at):
+            self._heard[key] = heard
+
     def is_alive(self, key: ReplicaKey, now: float) -> bool:
         heard = self._heard.get(key)
         return heard is not None and self._is_alive(heard, now)
@@ -107,6 +112,11 @@ class Liveness:
             heard = self._heard.setdefault(key, Heard(now))
             if not heard.is_gone:
                 heard.at = max(heard.at, now)
+
+    def excuse(self, now: float) -> None:
+        """This process stood still: that it heard nothing says nothing about others."""
+        for heard in self._heard.values():
+            heard.at = max(heard.at, now)
 
     # --- leases of masters --------------------------------------------------------------------------------------
 

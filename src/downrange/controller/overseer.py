@@ -20,6 +20,7 @@ from downrange.protocol.errors import BrokerError, NotLeader
 log = logging.getLogger(__name__)
 
 PROBE_AGAIN_SECONDS: Final = 0.25
+STALL_SECONDS: Final = 0.5
 _ELECTED: Final = frozenset({ResponseCode.SUCCESS, ResponseCode.MASTER_STILL_EXIST})
 
 
@@ -107,13 +108,19 @@ class Overseer:
 
     async def run(self, pause_seconds: Callable[[], float]) -> None:
         """Search until cancelled, at once when a probe found nobody; `pause_seconds` tells the longest pause."""
+        last = self._clock.monotonic()
         while True:
             self._wake.clear()
+            now = self._clock.monotonic()
+            if now - last > pause_seconds() + STALL_SECONDS:
+                log.warning("this process stood still seconds=%.1f", now - last)
+                self._liveness.excuse(now)
             try:
                 assert self._sets.term
                 await self.scan()
             except NotLeader:
                 pass
+            last = self._clock.monotonic()
             try:
                 async with asyncio.timeout(pause_seconds()):
                     await self._wake.wait()

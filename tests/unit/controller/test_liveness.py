@@ -83,6 +83,26 @@ def test_a_new_leader_gives_everybody_time_but_those_it_found_gone() -> None:
     assert table.alive("b", (1, 2, 3), 110.5) == frozenset()
 
 
+def test_a_broker_that_asks_is_alive_before_its_first_heartbeat() -> None:
+    table = Liveness()
+    table.asked(ONE, Heard(5.0))
+    assert table.is_alive(ONE, 15.0)
+    told = Heard(6.0, 3.0, Standing(2, 100))
+    table.heartbeat(ONE, told)
+    table.asked(ONE, Heard(7.0))
+    assert table.standings("b", (1,)) == {1: told.standing}
+    assert not table.is_alive(ONE, 9.5)
+
+
+def test_a_process_that_stood_still_excuses_the_silence_of_others() -> None:
+    table = Liveness()
+    table.heartbeat(ONE, Heard(0.0, 3.0, connection="c"))
+    table.heartbeat(TWO, Heard(0.0, 3.0, connection="d"))
+    assert table.not_found(TWO, "d")
+    table.excuse(100.0)
+    assert table.alive("b", (1, 2), 102.0) == {1}
+
+
 def test_leases_only_grow() -> None:
     table = Liveness()
     assert table.leased_until("b") == float("-inf")
