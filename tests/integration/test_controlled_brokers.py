@@ -9,11 +9,13 @@ from downrange.broker.app import RunningBroker
 from downrange.broker.replication.auto_switch import HaRole
 from downrange.model.topics import HALF_TOPIC
 from downrange.protocol.bodies.body import decode_body
-from downrange.protocol.bodies.controller import EpochEntryCache
+from downrange.protocol.bodies.controller import ElectMasterRequest, EpochEntryCache
 from downrange.protocol.codes import RequestCode, ResponseCode
-from downrange.protocol.command import Command
+from downrange.protocol.command import Command, request
 from downrange.transport.connection import Connection
+from downrange.transport.tls_config import TlsMode
 from tests.support.broker_client import client_of
+from tests.support.certificates import Certificates
 from tests.support.controlled import Controlled, controlled, replication_of
 from tests.support.popper import Popper
 from tests.support.replicas import log_bytes, until
@@ -188,3 +190,33 @@ async def test_a_master_without_a_controller_gives_up_and_comes_back_in_another_
         assert replication_of(new).epoch > 1
         async with client_of(new) as client:
             assert (await client.send("T", b"kept")).queue_offset == 0
+
+
+async def test_brokers_sign_what_they_ask_of_their_controller(tmp_path: Path) -> None:
+    (tmp_path / "plain_acl.yml").write_text("accounts: [{accessKey: inner-key, secretKey: inner-secret, admin: true}]")
+    inner = '{"accessKey":"inner-key","secretKey":"inner-secret"}'
+    of_controller = {
+        "acl_enable": True,
+        "acl_file": tmp_path / "plain_acl.yml",
+        "inner_client_authentication_credentials": inner,
+    }
+    settings = {
+        "authentication_enabled": True,
+        "authorization_enabled": True,
+        "init_authentication_user": '{"username":"root","password":"root-secret"}',
+        "inner_client_authentication_credentials": inner,
+    }
+    async with controlled(tmp_path, 2, controller_settings=of_controller, **settings) as cluster:
+        header = ElectMasterRequest(cluster_name="DefaultCluster", broker_name="broker-a", broker_id=2)
+        async with connected(cluster.controller) as stranger:
+            reply = await stranger.connection.request(request(RequestCode.CONTROLLER_ELECT_MASTER, header), 5)
+        assert reply.code != 0, "an election without an account"
+        await cluster.stop(1)
+        assert await cluster.master() == 2
+
+
+async def test_controller_and_stream_are_encrypted(tmp_path: Path) -> None:
+    tls = Certificates.make(tmp_path / "certificates").server_config(TlsMode.ENFORCING, enable=True)
+    async with controlled(tmp_path, 2, tls=tls) as cluster:
+        await cluster.stop(1)
+        assert await cluster.master() == 2

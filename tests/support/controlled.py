@@ -18,6 +18,7 @@ from downrange.protocol.bodies.controller import ElectMasterRequest
 from downrange.protocol.codes import RequestCode
 from downrange.protocol.command import request
 from downrange.transport.pool import connect
+from downrange.transport.tls_config import NO_TLS, TlsConfig
 from tests.support.broker_client import store_config
 from tests.support.replicas import names, until
 
@@ -29,6 +30,7 @@ class Controlled:
     root: Path
     namesrv: str
     controller: str = ""
+    controller_settings: Mapping[str, object] = field(default_factory=dict)
     clock: Clock = field(default_factory=BootClock)
     brokers: dict[int, RunningBroker] = field(default_factory=dict)
     _stacks: dict[int, AsyncExitStack] = field(default_factory=dict)
@@ -41,7 +43,11 @@ class Controlled:
     async def start_controller(self) -> None:
         """Start the controller; one that was started before gets its state and its port again."""
         port = int(self.controller.rpartition(":")[2] or 0)
-        config = ControllerConfig(listen_port=port, config_store_path=self.root / "controller.properties")
+        config = ControllerConfig(
+            listen_port=port,
+            config_store_path=self.root / "controller.properties",
+            **self.controller_settings,  # type: ignore[arg-type]
+        )
         running = await self._of_controller.enter_async_context(controller(config, self._store, self.clock))
         self.controller = running.address
 
@@ -113,15 +119,20 @@ def replication_of(running: RunningBroker) -> AutoSwitchReplication:
 
 @asynccontextmanager
 async def controlled(
-    root: Path, brokers: int = 3, store: Mapping[str, object] = {}, **settings: object
+    root: Path,
+    brokers: int = 3,
+    store: Mapping[str, object] = {},
+    controller_settings: Mapping[str, object] = {},
+    tls: TlsConfig = NO_TLS,
+    **settings: object,
 ) -> AsyncIterator[Controlled]:
     """So many brokers, all of them in the sync-state set."""
-    async with names(root) as namesrv:
-        cluster = Controlled(root, namesrv)
+    async with names(root, tls) as namesrv:
+        cluster = Controlled(root, namesrv, controller_settings={"tls": tls, **controller_settings})
         await cluster.start_controller()
         try:
             for number in range(1, brokers + 1):
-                await cluster.start(number, store, **settings)
+                await cluster.start(number, store, tls=tls, **settings)
                 await cluster.master()
             await cluster.master(members=brokers)
             yield cluster
