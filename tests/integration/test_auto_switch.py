@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,12 +20,20 @@ from tests.support.replicas import log_bytes
 OK = PutMessageStatus.PUT_OK
 
 
-async def three(stack: AsyncExitStack, root: Path, controller: Controller, **settings: object) -> list[Replica]:
+async def three(stack: AsyncExitStack, root: Path, controller: Controller, **settings: Any) -> list[Replica]:
     return [await stack.enter_async_context(replica(root, number, controller, **settings)) for number in (1, 2, 3)]
 
 
 async def in_sync(controller: Controller, *members: int) -> None:
     await until(lambda: controller.members == set(members))
+
+
+async def serves(one: Replica, wanted: list[bytes]) -> None:
+    await until(lambda: one.bodies == wanted)
+
+
+async def ends_with(one: Replica, other: Replica) -> None:
+    await until(lambda: one.store.max_offset == other.store.max_offset)
 
 
 @pytest.mark.parametrize("flush", list(FlushDiskType))
@@ -71,7 +80,7 @@ async def test_a_new_master_has_everything_and_the_old_one_cuts_what_it_alone_ha
         assert log_bytes(first.store) == log_bytes(second.store) == log_bytes(third.store)
         wanted = [*(b"%d" % number for number in range(50)), b"under the second", b"together"]
         for one in (first, second, third):
-            await until(lambda one=one: one.bodies == wanted)
+            await serves(one, wanted)
         entries = [(entry.epoch, entry.start_offset) for entry in second.replication.epoch_entries()]
         assert [epoch for epoch, _ in entries] == [1, 2]
         for one in (first, third):
@@ -87,7 +96,7 @@ async def test_elections_without_a_write_leave_no_two_epochs_at_one_offset(tmp_p
             await in_sync(controller, 1, 2, 3)
         assert await third.send(b"one") is OK
         for one in (first, second, third):
-            await until(lambda one=one: one.bodies == [b"one"])
+            await serves(one, [b"one"])
             assert [(entry.epoch, entry.start_offset) for entry in one.replication.epoch_entries()] == [(3, 0)]
 
 
@@ -104,7 +113,7 @@ async def test_unacknowledged_writes_of_two_masters_in_turn_never_mix(tmp_path: 
             controller.hears = False  # the set stays as it is
             await controller.elect(winner, third, members=frozenset((1, 2, 3)))
             winner.send(b"only %d" % controller.epoch * controller.epoch)
-            await until(lambda winner=winner: third.store.max_offset == winner.store.max_offset)
+            await ends_with(third, winner)
             assert winner.bodies in ([], [b"common"]), "one member does not have the rest"
         controller.hears = True
         await controller.elect(third, first, second)
@@ -112,7 +121,7 @@ async def test_unacknowledged_writes_of_two_masters_in_turn_never_mix(tmp_path: 
         await in_sync(controller, 1, 2, 3)
         assert log_bytes(first.store) == log_bytes(second.store) == log_bytes(third.store)
         for one in (first, second, third):
-            await until(lambda one=one: one.bodies == third.bodies)
+            await serves(one, third.bodies)
 
 
 async def test_a_lost_answer_keeps_the_union_until_the_set_is_read(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ class Replica:
         if result.status is not PutMessageStatus.PUT_OK:
             told.set_result(result.status)
         else:
-            self.writer.tell_when_safe(result.end_offset, lambda status: told.done() or told.set_result(status))
+            self.writer.tell_when_safe(result.end_offset, told.set_result)
         return told
 
     @property
@@ -118,6 +118,7 @@ async def replica(
     root: Path,
     number: int,
     controller: Controller,
+    *,
     tls: tuple[ServerTls | None, ClientTls | None] = (None, None),
     **settings: Any,
 ) -> AsyncIterator[Replica]:

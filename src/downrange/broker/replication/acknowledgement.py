@@ -10,7 +10,7 @@ A master may say "stored" of a message only if, checked in this order right befo
 The members in sync are those of the committed sync-state set and of every set that was proposed and whose fate is not
 known for certain: an answer that was lost may have been "yes", and each member of that set may be elected next.
 
-Why this is enough: docs/explanation/failover.md; that each clause is needed: tests/property/test_failover_model.py.
+Why this is enough: docs/formats/auto-switch.md; that each clause is needed: tests/property/test_failover_model.py.
 """
 
 from __future__ import annotations

@@ -258,6 +258,8 @@ class AutoSwitchReplication(Replication):
         self._store.set_role(BrokerRole.SLAVE)
         self._store.set_fence("this broker has no role: it waits for its controller")
         self._slaves.resign()
+        if self._follower is not None:
+            self._follower.close()
         if self._following is not None:
             self._following.cancel()
 

@@ -152,6 +152,8 @@ class AutoSwitchLink(MasterLink):
             self._write([end])
 
     def _take(self, data: memoryview) -> None:
+        if self.closed.done():
+            return  # the role was left: nothing of the old epoch may come in any more
         self.last_read_at = self._clock.now()
         for frame in self._frames.feed(data):
             if isinstance(frame, MasterHandshake):
@@ -195,6 +197,7 @@ class AutoSwitchFollower:
         self._tls = tls
         self._moved = asyncio.Event()
         self.address: str | None = None
+        self._opened: AutoSwitchLink | None = None
         self.link: AutoSwitchLink | None = None
         """The link on which the master's log comes in; None while there is none."""
         self.trouble: str | None = None
@@ -207,6 +210,11 @@ class AutoSwitchFollower:
         if address != self.address:
             self.address = address
             self._moved.set()
+
+    def close(self) -> None:
+        """Take and report nothing more, from this moment on. `run` has to be cancelled, too."""
+        if self._opened is not None:
+            self._opened.close()
 
     async def run(self) -> None:
         """Connect, follow, and when the connection ends connect again: at once, or with short pauses."""
@@ -238,7 +246,7 @@ class AutoSwitchFollower:
     async def _follow(self, address: str) -> bool:
         """Follow until the connection ends; return whether the master sent its log."""
         await self._copying.cut_torn_record()
-        link = await self._connect(address)
+        link = self._opened = await self._connect(address)
         try:
             await self._wait(link, link.logged_in, "the login")
             link.say_hello()
@@ -261,6 +269,7 @@ class AutoSwitchFollower:
                 link.closed.result()
         finally:
             link.close()
+            link.closed.exception()  # who is cancelled here does not want to know it
         return True
 
     async def _wait(self, link: AutoSwitchLink, answer: asyncio.Future[Any], what: str) -> None:

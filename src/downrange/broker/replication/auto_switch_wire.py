@@ -1,4 +1,4 @@
-"""The bytes between a master and a slave under a controller. Pure. Layout: docs/formats/replication.md.
+"""The bytes between a master and a slave under a controller. Pure. Layout: docs/formats/auto-switch.md.
 
 Every frame begins with its state, as an int: 1 handshake, 2 transfer. In each direction a link begins with handshakes.
 """
