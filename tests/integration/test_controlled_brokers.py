@@ -142,7 +142,7 @@ async def test_half_messages_are_checked_by_the_new_master(tmp_path: Path) -> No
     def note(command: Command, connection: Connection) -> None:
         asked.append(command)
 
-    async with controlled(tmp_path, store={"file_reserved_time": 1 << 20}, **soon) as cluster:
+    async with controlled(tmp_path, store={"file_reserved_time": 1 << 20}, settings=soon) as cluster:
         old = await with_topic(cluster)
         async with client_of(old) as client:
             properties = {"TRAN_MSG": "true", "PGROUP": "payers", "UNIQ_KEY": "K"}
@@ -206,7 +206,7 @@ async def test_brokers_sign_what_they_ask_of_their_controller(tmp_path: Path) ->
         "init_authentication_user": '{"username":"root","password":"root-secret"}',
         "inner_client_authentication_credentials": inner,
     }
-    async with controlled(tmp_path, 2, controller_settings=of_controller, **settings) as cluster:
+    async with controlled(tmp_path, 2, controller_settings=of_controller, settings=settings) as cluster:
         header = ElectMasterRequest(cluster_name="DefaultCluster", broker_name="broker-a", broker_id=2)
         async with connected(cluster.controller) as stranger:
             reply = await stranger.connection.request(request(RequestCode.CONTROLLER_ELECT_MASTER, header), 5)

@@ -124,7 +124,7 @@ async def controlled(
     store: Mapping[str, object] = {},
     controller_settings: Mapping[str, object] = {},
     tls: TlsConfig = NO_TLS,
-    **settings: object,
+    settings: Mapping[str, object] = {},
 ) -> AsyncIterator[Controlled]:
     """So many brokers, all of them in the sync-state set."""
     async with names(root, tls) as namesrv:
