@@ -10,6 +10,7 @@ from downrange.broker.replication.auto_switch import HaRole
 from downrange.model.topics import HALF_TOPIC
 from downrange.protocol.bodies.body import decode_body
 from downrange.protocol.bodies.controller import ElectMasterRequest, EpochEntryCache
+from downrange.protocol.bodies.groups import LockedQueues
 from downrange.protocol.codes import RequestCode, ResponseCode
 from downrange.protocol.command import Command, request
 from downrange.transport.connection import Connection
@@ -220,3 +221,22 @@ async def test_controller_and_stream_are_encrypted(tmp_path: Path) -> None:
     async with controlled(tmp_path, 2, tls=tls) as cluster:
         await cluster.stop(1)
         assert await cluster.master() == 2
+
+
+async def test_a_lock_is_kept_by_the_new_master_and_given_by_no_slave(tmp_path: Path) -> None:
+    def wanted(client: str) -> bytes:
+        queue = '{"brokerName":"broker-a","queueId":0,"topic":"T"}'
+        return f'{{"clientId":"{client}","consumerGroup":"G","mqSet":[{queue}]}}'.encode()
+
+    async def held(of: RunningBroker, client: str) -> int:
+        async with client_of(of) as asking:
+            reply = await asking.call(RequestCode.LOCK_BATCH_MQ, body=wanted(client))
+        return len(decode_body(LockedQueues, reply.body_bytes).lock_ok_mq_set)
+
+    async with controlled(tmp_path) as cluster:
+        old = await with_topic(cluster)
+        assert await held(old, "first") == 1
+        new = await cluster.elect(2)
+        assert await held(old, "second") == 0
+        assert await held(new, "second") == 0
+        assert await held(new, "first") == 1

@@ -102,10 +102,15 @@ class ControlledCluster:
 
 @asynccontextmanager
 async def controlled_cluster(
-    directory: Path, *, brokers: int = 3, controllers: int = 1, settings: dict[str, object] | None = None
+    directory: Path,
+    *,
+    brokers: int = 3,
+    controllers: int = 1,
+    etcd_nodes: int = 1,
+    settings: dict[str, object] | None = None,
 ) -> AsyncIterator[ControlledCluster]:
     """A running set of brokers, all of them in the sync-state set."""
-    async with etcd(directory) as nodes:
+    async with etcd(directory, etcd_nodes) as nodes:
         names = Server("namesrv", ("namesrv", "--data", str(directory / "namesrv")), r"name server ready on (\S+)")
         cluster = ControlledCluster(directory, nodes, names)
         cluster.controllers = [_controller(directory, f"controller-{n}", nodes) for n in range(controllers)]

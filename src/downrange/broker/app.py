@@ -97,7 +97,7 @@ from downrange.broker.services.transactions import TransactionService
 from downrange.broker.signed_pool import signed_pool
 from downrange.broker.statistics import Statistics, run_statistics
 from downrange.broker.stored_topics import MessageTopics
-from downrange.broker.table_journal import TableJournal
+from downrange.broker.table_journal import JournaledTables, TableJournal
 from downrange.broker.tables import Tables
 from downrange.broker.timed import Timing
 from downrange.broker.timer_metrics import TimerMetrics
@@ -319,6 +319,7 @@ async def _serving(
     retention = Retention(store)
     pool = signed_pool(live.broker)
     registration = Registration(live, topics, pool)
+    locks = QueueLocks()
     for_master = RoleServices(delay=delay.run, revival=revival.run, transactions=transactions.run)
     sync = SlaveSync(tables, delay, timer, registration, pool)
     if access.users is not None:
@@ -326,13 +327,13 @@ async def _serving(
     controlled: ControlledBroker | None = None
     if isinstance(slaves, InSyncSlaves):
         assert for_slaves is not None
-        journal = TableJournal(live, tables, delay, orders, writer, clock)
+        journal = TableJournal(live, JournaledTables(tables, delay, orders, locks), writer, clock)
         for_master = RoleServices(
             delay=delay.run, revival=revival.run, transactions=transactions.run, table_journal=journal.run
         )
         port = HaPort(for_slaves, main.tls, pool.tls)
         replication: Replication = (auto_switch := AutoSwitchReplication(live, writer, flusher, slaves, clock, port))
-        duties = Duties(journal, half_messages, pop, revival, timer, topics)
+        duties = Duties(journal, half_messages, pop, revival, timer, topics, locks, clock)
         around = Surroundings(live, writer, registration, sync, pool, clock)
         controlled = ControlledBroker(around, auto_switch, duties, for_master)
     elif for_slaves is None:
@@ -358,7 +359,7 @@ async def _serving(
     routes = [
         transactions_handlers.routes,
         ReplyHandlers(reader, writer, producers).routes,
-        ClientHandlers(live, tables, QueueLocks(), clock).routes,
+        ClientHandlers(live, tables, locks, clock).routes,
         OffsetHandlers(store, offsets).routes,
         TopicHandlers(live, tables, store, retention, statistics, registration.register_changes).routes,
         GroupHandlers(live, tables, statistics).routes,

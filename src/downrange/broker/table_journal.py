@@ -14,22 +14,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from downrange.broker.live_config import LiveConfig
 from downrange.broker.message_writer import MessageWriter
 from downrange.broker.pop.orders import OrderInfoTable, OrderStates
+from downrange.broker.queue_locks import LockChange, QueueLocks
 from downrange.broker.services.delay import DelayService
 from downrange.broker.tables import Tables
 from downrange.clock import Clock
-from downrange.model.message import TopicQueue
+from downrange.model.message import MessageQueue, TopicQueue
 from downrange.model.message_id import pack_host
 from downrange.model.record import CorruptRecord
 from downrange.model.topics import TABLE_TOPIC, SubscriptionGroupConfig, TopicConfig
 from downrange.protocol.bodies.body import Body, BodyError, decode_body, encode_body
 from downrange.protocol.bodies.data_version import DataVersion
-from downrange.protocol.bodies.fields import Int64
+from downrange.protocol.bodies.fields import Int32, Int64
 from downrange.protocol.bodies.offsets import ConsumerOffsets
 from downrange.protocol.codes import ResponseCode
 from downrange.protocol.errors import BrokerError
@@ -48,6 +50,16 @@ _UNSAVED_MILLIS: Final = 120_000
 _CUT_RECORDS: Final = 2000
 
 
+class LockedQueue(Body, frozen=True, kw_only=True):
+    """A queue that a consumer of a group holds, or none if `client_id` is missing."""
+
+    group: str
+    topic: str
+    broker_name: str
+    queue_id: Int32
+    client_id: str | None = None
+
+
 class TableChange(Body, frozen=True, kw_only=True):
     """One record: what changed. Members that did not are missing."""
 
@@ -60,29 +72,34 @@ class TableChange(Body, frozen=True, kw_only=True):
     offsets: ConsumerOffsets | None = None
     delay_offsets: dict[int, Int64] | None = None
     orders: OrderInfoTable | None = None
+    locks: tuple[LockedQueue, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JournaledTables:
+    """The tables whose changes are written."""
+
+    tables: Tables
+    delay: DelayService
+    orders: OrderStates
+    locks: QueueLocks
 
 
 class TableJournal:
     """Writes changes on a master, and applies them on a slave. For the loop's thread."""
 
-    def __init__(
-        self,
-        config: LiveConfig,
-        tables: Tables,
-        delay: DelayService,
-        orders: OrderStates,
-        writer: MessageWriter,
-        clock: Clock,
-    ) -> None:
+    def __init__(self, config: LiveConfig, journaled: JournaledTables, writer: MessageWriter, clock: Clock) -> None:
         self._config = config
+        tables, delay, orders = journaled.tables, journaled.delay, journaled.orders
         self._tables = tables
         self._delay = delay
         self._orders = orders
+        self._locks = journaled.locks
         self._writer = writer
         self._clock = clock
         self._host = pack_host(config.broker.broker_ip1, config.broker.listen_port)
         self.end_offset = 0
-        """The end of the last record that a change of a topic or a group made."""
+        """The end of the last record that a change of a topic, a group or a lock made."""
         store = writer.store
         since = store.commit_log.last_store_timestamp - _UNSAVED_MILLIS
         self._applied = int(store.offset_by_time(*_QUEUE, since)) if store.max_offset_of(*_QUEUE) else 0
@@ -91,6 +108,7 @@ class TableJournal:
         tables.offsets.changed = set()
         delay.on_moved = self._delivered
         orders.on_save = self._orders_saved
+        journaled.locks.on_changes = self._locks_changed
 
     def __repr__(self) -> str:
         return f"<TableJournal applied={self._applied} end={self._writer.store.max_offset_of(*_QUEUE)}>"
@@ -110,7 +128,7 @@ class TableJournal:
             self._write(TableChange(offsets=self._tables.offsets.take_changed()))
 
     async def safe(self) -> None:
-        """Wait until all changes of topics and groups are as safe as messages that were acknowledged."""
+        """Wait until all changes of topics, groups and locks are as safe as messages that were acknowledged."""
         future: asyncio.Future[PutMessageStatus] = asyncio.get_running_loop().create_future()
 
         def tell(status: PutMessageStatus) -> None:
@@ -140,6 +158,19 @@ class TableJournal:
             self._write_at_once(TableChange(deleted_groups=(group,), group_version=version))
         else:
             self._write_at_once(TableChange(groups={group: config}, group_version=version))
+
+    def _locks_changed(self, changes: Sequence[LockChange]) -> None:
+        locks = tuple(
+            LockedQueue(
+                group=change.group,
+                topic=change.queue.topic,
+                broker_name=change.queue.broker_name,
+                queue_id=change.queue.queue_id,
+                client_id=change.client_id,
+            )
+            for change in changes
+        )
+        self._write_at_once(TableChange(locks=locks))
 
     def _delivered(self, level: int, offset: int) -> None:
         self._write(TableChange(delay_offsets={level: offset}))
@@ -214,3 +245,6 @@ class TableJournal:
             self._delay.follow(change.delay_offsets)
         if change.orders is not None:
             self._orders.follow(change.orders)
+        for lock in change.locks or ():
+            queue = MessageQueue(lock.topic, lock.broker_name, lock.queue_id)
+            self._locks.follow(LockChange(lock.group, queue, lock.client_id), self._clock.now())

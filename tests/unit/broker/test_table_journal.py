@@ -10,9 +10,10 @@ import pytest
 from downrange.broker.json_file import JsonFile
 from downrange.broker.live_config import LiveConfig
 from downrange.broker.pop.orders import OrderStates
-from downrange.broker.table_journal import TableJournal
+from downrange.broker.table_journal import JournaledTables, TableJournal
 from downrange.broker.tables import Tables
 from downrange.clock import ManualClock
+from downrange.model.message import MessageQueue
 from downrange.model.topics import TABLE_TOPIC, SubscriptionGroupConfig, TopicConfig
 from downrange.store.message_store import MessageStore
 from tests.unit.broker.wired import BROKER, WiredBroker
@@ -32,7 +33,9 @@ class Replica:
         self.delay = broker.delay_service()
         self.orders = OrderStates(JsonFile(root / "orders.json"))
         config = LiveConfig(BROKER, store.config)
-        self.journal = TableJournal(config, self.tables, self.delay, self.orders, broker.writer, clock)
+        self.journal = TableJournal(
+            config, JournaledTables(self.tables, self.delay, self.orders, broker.locks), broker.writer, clock
+        )
 
     def state(self) -> tuple[object, ...]:
         tables = self.tables
@@ -91,3 +94,21 @@ async def test_a_request_that_changes_a_table_moves_the_end(tmp_path: Path, stor
     assert master.journal.end_offset == store.max_offset > before
     assert store.max_offset_of(TABLE_TOPIC, 0) == 1
     await master.journal.safe()
+
+
+async def test_a_lock_is_known_to_whoever_becomes_master(tmp_path: Path, store: MessageStore) -> None:
+    clock = ManualClock(NOW)
+    master, slave = Replica(tmp_path / "a", store, clock), Replica(tmp_path / "b", store, clock)
+    queue, other = MessageQueue("T", "broker-a", 0), MessageQueue("T", "broker-a", 1)
+    assert master.broker.locks.lock("G", "first", [queue, other], clock.now()) == [queue, other]
+    master.broker.locks.unlock("G", "first", [other])
+    clock.tick(50)
+    records = store.max_offset_of(TABLE_TOPIC, 0)
+    master.broker.locks.lock("G", "first", [queue], clock.now())
+    assert store.max_offset_of(TABLE_TOPIC, 0) == records, "who goes on holding a queue costs nothing"
+    slave.journal.apply()
+    clock.tick(20)
+    locks = slave.broker.locks
+    locks.renew_all(clock.now())
+    assert locks.lock("G", "second", [queue, other], clock.now()) == [other]
+    assert locks.lock("G", "first", [queue], clock.now()) == [queue]

@@ -57,6 +57,7 @@ class ControlledBroker:
                 around.sync.received(queues)
 
         around.writer.on_dispatched = dispatched
+        replication.on_truncated = duties.log_cut
         port = MasterPort(around.registration, replication, around.pool, clock)
         self._for_slave = RoleServices(table_copy=around.sync.run, master_port=port.run)
         broker = live.broker

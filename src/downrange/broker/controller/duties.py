@@ -6,10 +6,12 @@ from dataclasses import dataclass
 
 from downrange.broker.pop.pop import Pop
 from downrange.broker.pop.revival import Revival
+from downrange.broker.queue_locks import QueueLocks
 from downrange.broker.services.timer import TimerService
 from downrange.broker.table_journal import TableJournal
 from downrange.broker.topics import Topics
 from downrange.broker.transactions.half_messages import HalfMessages
+from downrange.clock import Clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +24,8 @@ class Duties:
     revival: Revival
     timer: TimerService
     topics: Topics
+    locks: QueueLocks
+    clock: Clock
 
     def begin(self) -> None:
         self.journal.apply()
@@ -29,6 +33,12 @@ class Duties:
         self.topics.adopt(self.half_messages.destinations())
         self.revival.recover()
         self.timer.begin_delivery()
+        self.locks.renew_all(self.clock.now())
+
+    def log_cut(self, end_offset: int) -> None:
+        """The log was cut: what was made of the records that are gone goes, too."""
+        self.journal.log_may_be_cut()
+        self.timer.log_cut()
 
     def end(self) -> None:
         self.revival.rest()

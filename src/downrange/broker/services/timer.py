@@ -114,6 +114,13 @@ class TimerService:
         self._copies: TimerCopies | None = TimerCopies(self._store, self.index.redelivered_from)
         self._copies_until = self._clock.now() + 1  # what is due later cannot have been delivered before
 
+    def log_cut(self) -> None:
+        """The log lost its end; if the timer topic did, too, the index is made again from what is left."""
+        topic = self._topic()
+        if self.index.queue_offset > topic.max_offset:
+            self.index.make_again(topic)
+            self._slot, self._unsafe, self._is_changed = None, None, True
+
     def _topic(self) -> TimerTopic:
         store = self._store
         return TimerTopic(
