@@ -22,7 +22,7 @@ from downrange.broker.clients import Client, ConsumerGroup
 from downrange.broker.config import BrokerConfig
 from downrange.broker.json_file import JsonFile
 from downrange.broker.live_config import LiveConfig
-from downrange.broker.metrics import MetricSources, MetricsServer, Traffic
+from downrange.broker.metrics import MetricSources, MetricsServer, ReplicaFigures, Traffic
 from downrange.broker.metrics_collector import BrokerCollector
 from downrange.broker.statistics import Statistics
 from downrange.broker.tables import Tables
@@ -122,7 +122,14 @@ class Broker:
             producers=self.producers,
         )
         families = {"sends": self.sends, "pulls": self.pulls}
-        traffic = Traffic(self.statistics, families, self.half_messages, self.slave_lags, lambda: {"login": 2})
+        traffic = Traffic(
+            self.statistics,
+            families,
+            self.half_messages,
+            self.slave_lags,
+            lambda: {"login": 2},
+            lambda: ReplicaFigures("MASTER", 3, 2, 1.5, 1),
+        )
         live = LiveConfig(config, StoreConfig())
         return MetricsServer(MetricSources(live, self.store, cast(Tables, tables), traffic, self.clock, self.timer))
 
