@@ -166,7 +166,7 @@ class TimerService:
         self.index.follow(master)
 
     def truncated(self, end_offset: int) -> None:
-        """The log was cut at `end_offset`. If messages of the timer topic went, the index is made again without them."""
+        """The log was cut at `end_offset`. If timer messages were cut off, the index is made again without them."""
         topic = self._topic()
         if topic.max_offset < self.index.queue_offset:
             log.warning("timer index is made again, the log was cut offset=%d", end_offset)
