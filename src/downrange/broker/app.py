@@ -205,6 +205,7 @@ class RunningBroker:
     registered_with: int
     access: BrokerAccess
     inner: InnerAccount | None
+    audit: AuditLog
 
     @property
     def own_account(self) -> tuple[str, str] | None:
@@ -423,6 +424,7 @@ async def _serving(
                     registered,
                     access,
                     inner,
+                    audit,
                 )
             finally:
                 await registration.unregister()
