@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ from downrange.broker.replication.in_sync import boot_seconds
 from downrange.store.config import FlushDiskType
 from downrange.store.epochs import StaleEpoch
 from downrange.store.new_message import PutMessageStatus
+from downrange.transport.tls import ClientTls, server_tls
 from tests.support.auto_switch import Controller, Replica, replica, until
+from tests.support.certificates import Certificates
 from tests.support.replicas import log_bytes
 
 OK = PutMessageStatus.PUT_OK
@@ -225,3 +228,172 @@ async def test_a_slave_joins_a_master_under_load(tmp_path: Path) -> None:
         await loading
         assert {await one for one in sent} == {OK}
         assert log_bytes(first.store) == log_bytes(second.store)
+
+
+async def test_slaves_log_in_with_the_secret_of_their_set(tmp_path: Path) -> None:
+    secret, other = tmp_path / "secret", tmp_path / "other"
+    secret.write_text("a secret of many characters")
+    other.write_text("another secret, as long")
+    controller = Controller()
+    async with (
+        replica(tmp_path, 1, controller, ha_secret_file=secret) as first,
+        replica(tmp_path, 2, controller, ha_secret_file=secret) as second,
+        replica(tmp_path, 3, controller, ha_secret_file=other) as third,
+    ):
+        await controller.elect(first, second, third)
+        await in_sync(controller, 1, 2)
+        assert await first.send(b"secret") is OK
+        assert second.store.max_offset == first.store.max_offset
+        await until(lambda: "another haSecretFile" in third.replication.runtime_info()["haTrouble"])
+        assert third.store.max_offset == 0
+
+
+async def test_the_stream_may_be_encrypted(tmp_path: Path) -> None:
+    files = Certificates.make(tmp_path / "tls")
+    tls = server_tls(files.server_config()), ClientTls(files.client_config())
+    controller = Controller()
+    async with replica(tmp_path, 1, controller, tls=tls) as first, replica(tmp_path, 2, controller, tls=tls) as second:
+        await controller.elect(first, second)
+        await in_sync(controller, 1, 2)
+        for number in range(100):
+            assert await first.send(b"%d" % number) is OK
+        assert log_bytes(first.store) == log_bytes(second.store)
+
+
+class Peer:
+    """A slave of another make: bytes that a test chooses, and frames of the master as they come."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    async def says(self, text: str) -> None:
+        """Check the next bytes of the master."""
+        wanted = bytes.fromhex(text)
+        assert (await asyncio.wait_for(self.reader.readexactly(len(wanted)), 20)).hex() == wanted.hex()
+
+    async def is_refused(self) -> bool:
+        try:
+            return await asyncio.wait_for(self.reader.read(), 20) == b""
+        except ConnectionError:
+            return True
+
+
+@asynccontextmanager
+async def peer(master: Replica) -> AsyncIterator[Peer]:
+    host, _, port = master.ha_address.partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        yield Peer(reader, writer)
+    finally:
+        writer.close()
+
+
+async def test_a_slave_of_rocketmq_gets_the_frames_that_were_captured(tmp_path: Path) -> None:
+    """The exchange of a 5.3.3 slave with an empty master, a second handshake, and a first message."""
+    controller = Controller()
+    async with replica(tmp_path, 1, controller) as master, AsyncExitStack() as stack:
+        await controller.elect(master)
+        slave = await stack.enter_async_context(peer(master))
+        hello = bytes.fromhex("00000001000000000000000000000002")
+        answer = "000000010000000c000000000000000000000001000000010000000000000000"
+        slave.writer.write(hello[:13])  # a split segment
+        await asyncio.sleep(0)
+        slave.writer.write(hello[13:] + hello)
+        await slave.says(answer + answer)
+        slave.writer.write(bytes.fromhex("000000020000000000000000"))
+        await slave.says("0000000200000000ffffffffffffffff0000000100000000000000000000000000000000")
+        await until(lambda: 2 in master.replication._slaves.term.in_sync)  # type: ignore[union-attr]
+        told = master.send(b"hello")
+        end = master.store.max_offset
+        await slave.says(f"00000002{end:08x}0000000000000000000000010000000000000000{0:016x}")
+        assert await slave.reader.readexactly(end) == log_bytes(master.store)
+        slave.writer.write(bytes.fromhex(f"00000002{end:016x}"))
+        assert await told is OK
+        await in_sync(controller, 1, 2)
+
+
+async def test_an_old_master_that_returns_gets_the_next_epoch_before_its_bytes(tmp_path: Path) -> None:
+    """As captured: a start on the border of two epochs is announced by a packet without bytes."""
+    controller = Controller()
+    async with replica(tmp_path, 1, controller) as master:
+        await controller.elect(master)
+        await master.send(b"in epoch 1")
+        border = master.store.max_offset
+        await controller.elect(master)
+        await master.send(b"in epoch 2")
+        end = master.store.max_offset
+        epochs = f"000000010000000000000000 00000002{border:016x}"
+        for start, first in ((border, border), (0, 0), (7, 7)):
+            async with peer(master) as slave:
+                slave.writer.write(bytes.fromhex("0000000100000000000000000000000300000002") + start.to_bytes(8, "big"))
+                await slave.says(f"00000001 00000018 {end:016x} 00000002 {epochs}")
+                number, begin = (2, border) if first == border else (1, 0)
+                head = f"{first:016x} {number:08x} {begin:016x}"
+                announced = bytes.fromhex(f"00000002 00000000 {head}")
+                assert (await slave.reader.readexactly(36))[:28] == announced
+                at = first
+                while at < end:
+                    piece = await slave.reader.readexactly(36)
+                    size, offset = int.from_bytes(piece[4:8], "big"), int.from_bytes(piece[8:16], "big")
+                    named = int.from_bytes(piece[16:20], "big"), int.from_bytes(piece[20:28], "big")
+                    assert offset == at
+                    assert named == (2, border), "the last piece of epoch 1 names epoch 2 already"
+                    assert at + size <= (border if at < border else end)
+                    await slave.reader.readexactly(size)
+                    at += size
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "00000003 0000000000000000",  # no such state
+        "00000002 0000000000000000",  # a report before the handshake
+        "00000001 00000000 0000000000000001",  # the master's own id
+        "00000001 00000000 0000000000000002 00000002 7000000000000000",  # more than the master has
+        "00000001 00000000 0000000000000002 00000002 ffffffffffffffff",
+        "00000001 00000000 0000000000000002 00000002 0000000000000000 00000001 00000000 0000000000000002",
+        "0000000000000000 0000000000000000",  # a slave of 4.x
+    ],
+)
+async def test_a_peer_that_talks_nonsense_is_cut_off(tmp_path: Path, text: str) -> None:
+    controller = Controller()
+    async with replica(tmp_path, 1, controller) as master:
+        await controller.elect(master)
+        assert await master.send(b"kept to ourselves") is OK
+        async with peer(master) as slave:
+            slave.writer.write(bytes.fromhex(text))
+            received = bytearray()
+            try:
+                async with asyncio.timeout(20):
+                    while part := await slave.reader.read(4096):
+                        received += part
+            except ConnectionError:
+                pass
+        assert await master.send(b"goes on") is OK
+        assert controller.members == {1}
+
+
+async def test_a_broker_without_the_role_serves_nobody(tmp_path: Path) -> None:
+    controller = Controller()
+    async with replica(tmp_path, 1, controller) as fenced, peer(fenced) as slave:
+        slave.writer.write(bytes.fromhex("00000001000000000000000000000002"))
+        assert await slave.is_refused()
+
+
+async def test_requests_907_and_1007_are_answered_from_the_links(tmp_path: Path) -> None:
+    controller = Controller()
+    async with replica(tmp_path, 1, controller) as first, replica(tmp_path, 2, controller) as second:
+        await controller.elect(first, second)
+        await in_sync(controller, 1, 2)
+        assert await first.send(b"one") is OK
+        end = first.store.max_offset
+        info = first.replication.ha_runtime_info()
+        assert (info.master, info.in_sync_slave_nums, info.master_commit_log_max_offset) == (True, 1, end)
+        (connection,) = info.ha_connection_info
+        assert (connection.diff, connection.in_sync, connection.slave_ack_offset) == (0, True, end)
+        client = second.replication.ha_runtime_info().ha_client_runtime_info
+        assert (client.master_addr, client.max_offset) == (first.ha_address, end)
+        assert client.last_read_timestamp > 0
+        (entry,) = second.replication.epoch_entries()
+        assert (entry.epoch, entry.start_offset, entry.end_offset) == (1, 0, (1 << 63) - 1)

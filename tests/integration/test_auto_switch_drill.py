@@ -1,4 +1,4 @@
-"""Elections, cut links, lost answers and killed replicas, one after the other, under load: nothing acknowledged is lost."""
+"""Elections, cut links, lost answers and killed replicas under load: nothing acknowledged is lost."""
 
 from __future__ import annotations
 

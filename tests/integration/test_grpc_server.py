@@ -382,7 +382,8 @@ async def test_calls_need_the_signature_and_the_rights_of_an_account(tmp_path: P
     shop = PlainAccount("shop-user", "shop-secret", (), False, rights, groups)
     admin = PlainAccount("admin-user", "admin-secret", (), True, Permissions(DENY, {}), Permissions(DENY, {}))
     access.put({"shop-user": shop, "admin-user": admin}, ())
-    async with grpc_cluster(tmp_path, access=access) as cluster:
+    audit = tmp_path / "audit.log"
+    async with grpc_cluster(tmp_path, {"auditLogFile": audit}, access=access) as cluster:
         cluster.broker.topics.ensure(TOPIC, 2)
         cluster.broker.topics.ensure("Other", 2)
         async with Caller(cluster.target, account=("shop-user", "shop-secret")) as caller:
@@ -406,6 +407,11 @@ async def test_calls_need_the_signature_and_the_rights_of_an_account(tmp_path: P
                 command = m.TelemetryCommand.FromString(await telemetry.read())
                 assert command.status.code == Code.UNAUTHORIZED
                 assert await telemetry.code() is grpc.StatusCode.OK
+    lines = audit.read_text().splitlines()
+    assert any("call=SendMessage" in line and "account=shop-user resource=Topic:Other" in line for line in lines)
+    assert any("call=ReceiveMessage" in line and "Group:forbidden" in line for line in lines)
+    assert any("call=SendMessage" in line and "account=- " in line for line in lines)
+    assert "secret" not in audit.read_text()
 
 
 async def test_guessing_a_password_is_slow(tmp_path: Path) -> None:

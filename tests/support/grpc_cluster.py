@@ -75,5 +75,5 @@ async def grpc_cluster(
             cluster = ClientConfig((address,), access_key=key, secret_key=secret, route_seconds=1.0)
             wait = config.failed_login_wait_mills / 1000
             proxy = ProxyConfig(port=0, failed_login_wait_seconds=wait, limits=limits or Http2Limits())
-            async with grpc_server(proxy, cluster, access=running.access.control) as server:
+            async with grpc_server(proxy, cluster, access=running.access.control, audit=running.audit) as server:
                 yield GrpcCluster(address, running, server)

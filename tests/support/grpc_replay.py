@@ -61,6 +61,13 @@ def conversations() -> dict[str, tuple[GrpcRow, ...]]:
     return found
 
 
+def seconds_of(scenario: str) -> float:
+    """How long a conversation took."""
+    rows = conversations()[scenario]
+    taken: int = rows[-1].members["t_ms"] - rows[0].members["t_ms"]
+    return taken / 1000
+
+
 def _row(row: dict[str, Any]) -> GrpcRow:
     data = base64.b64decode(row["b64"]) if "b64" in row else b""
     if "b64z" in row:
@@ -152,7 +159,10 @@ class Replay:
         self._calls: dict[int, Any] = {}
         self._outcomes: dict[int, Outcome] = {}
         self._translated: dict[str, str] = {}
-        self._shift = 0
+        self._of_message: dict[str, str] = {}
+        """The ids of messages by their captured handles."""
+        self._newest: dict[str, str] = {}
+        """Our newest handle of each message, for messages that came with another call than in the capture."""
 
     async def play(self, rows: tuple[GrpcRow, ...], *, with_pauses: bool = False) -> list[Outcome]:
         """`with_pauses`: no call is opened earlier after the first one than it was then."""
@@ -197,6 +207,8 @@ class Replay:
         elif row.event == "close":
             if row.method == "ReceiveMessage":
                 await self._read_all(call, outcome)
+            elif row.method == "Telemetry":
+                await self._read_rest(call, outcome)
             outcome.captured_end = (row.members["status_code"], row.members["details"] or "")
             async with asyncio.timeout(_SECONDS):
                 outcome.our_end = ((await call.code()).value[0], await call.details() or "")
@@ -223,11 +235,23 @@ class Replay:
             while isinstance(data := await call.read(), bytes):
                 outcome.ours.append(messages.ReceiveMessageResponse.FromString(data))
         captured = {one.message.system_properties.message_id: one.message for one in outcome.captured}
+        for one in outcome.captured:
+            system = one.message.system_properties
+            self._of_message[system.receipt_handle] = system.message_id
         for one in outcome.ours:
             system = one.message.system_properties
+            self._newest[system.message_id] = system.receipt_handle
             if system.message_id in captured:
                 before = captured[system.message_id].system_properties.receipt_handle
                 self._translated[before] = system.receipt_handle
+
+    async def _read_rest(self, call: Any, outcome: Outcome) -> None:
+        """The end of a stream comes behind its last message: what was sent before, once more, or a difference."""
+        async with asyncio.timeout(_SECONDS):
+            while isinstance(data := await _read(call), bytes):
+                got = messages.TelemetryCommand.FromString(data)
+                if normal(got) not in [normal(one) for one in outcome.ours]:
+                    outcome.ours.append(got)
 
     def _learn(self, captured: Any, ours: Any) -> None:
         for name in ("receipt_handle", "recall_handle"):
@@ -249,7 +273,8 @@ class Replay:
             for name in ("receipt_handle", "recall_handle"):
                 value = getattr(holder, name, "")
                 if value:
-                    setattr(holder, name, self._translated.get(value, value))
+                    newest = self._newest.get(self._of_message.get(value, ""), value)
+                    setattr(holder, name, self._translated.get(value, newest))
         for one in getattr(message, "messages", ()):
             system = one.system_properties
             if system.HasField("delivery_timestamp"):
@@ -257,6 +282,14 @@ class Replay:
                 put(system.delivery_timestamp, int(time.time() * 1000) + ahead)
         data: bytes = message.SerializeToString()
         return data
+
+
+async def _read(call: Any) -> Any:
+    """The next message of a call, or None at its end, be it a failure."""
+    try:
+        return await call.read()
+    except grpc.aio.AioRpcError:
+        return None
 
 
 def row_is_repeated(outcome: Outcome, got: Any) -> bool:
@@ -268,6 +301,13 @@ def topics_of(rows: tuple[GrpcRow, ...]) -> Iterator[str]:
     for row in rows:
         if row.event == "c2s":
             yield from _names(row.members.get("json"), "topic")
+
+
+def queues_of(rows: tuple[GrpcRow, ...], topic: str) -> int:
+    """How many queues a topic had, as the routes of a conversation tell; 2 if they do not."""
+    routes = (messages.QueryRouteResponse.FromString(row.data) for row in rows if row.type == "QueryRouteResponse")
+    found = ([one for one in route.message_queues if one.topic.name == topic] for route in routes)
+    return max(map(len, found), default=0) or 2
 
 
 def groups_of(rows: tuple[GrpcRow, ...]) -> Iterator[str]:

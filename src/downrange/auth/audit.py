@@ -12,11 +12,11 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from downrange.auth.access_control import Action, Need
 from downrange.auth.guard import Outcome
@@ -33,6 +33,19 @@ _CHANGING: Final = frozenset({Action.CREATE, Action.UPDATE, Action.DELETE})
 _ROUTINE: Final = frozenset({RequestCode.REGISTER_BROKER, RequestCode.QUERY_DATA_VERSION, RequestCode.BROKER_HEARTBEAT})
 """Requests that brokers repeat all the time."""
 _NAMES: Final = {int(code): code.name for code in RequestCode}
+
+
+class RefusedCall(NamedTuple):
+    """A call of a gRPC client that was refused."""
+
+    call: str
+    peer: str
+    account: str | None
+    """None if the login failed."""
+    needs: Sequence[Need]
+    reason: str
+    left_out: int = 0
+    """Refusals from this address before this one that got no line."""
 
 
 class AuditLog:
@@ -58,6 +71,15 @@ class AuditLog:
         if log.isEnabledFor(logging.DEBUG):
             reason = outcome.refusal.remark if outcome.refusal is not None else ""
             log.debug("outcome=refused %s reason=%s", _facts(outcome), _word(reason))
+
+    def call_refused(self, refused: RefusedCall) -> None:
+        """Note a refused call of a gRPC client."""
+        more = f" left_out={refused.left_out}" if refused.left_out else ""
+        self._write(
+            logging.WARNING,
+            f"outcome=refused call={_word(refused.call)} peer={refused.peer} account={_word(refused.account or '')} "
+            f"resource={_word(_resources(refused.needs))} reason={_word(refused.reason)}{more}",
+        )
 
     def close(self) -> None:
         if self._file is not None:

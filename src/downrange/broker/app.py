@@ -221,6 +221,7 @@ class RunningBroker:
     registered_with: int
     access: BrokerAccess
     inner: InnerAccount | None
+    audit: AuditLog
 
     @property
     def own_account(self) -> tuple[str, str] | None:
@@ -461,6 +462,7 @@ async def _serving(
                     registered,
                     access,
                     inner,
+                    audit,
                 )
             finally:
                 await registration.unregister()

@@ -10,7 +10,13 @@ from dataclasses import replace
 from downrange.broker.json_file import JsonFile, SavedTable
 from downrange.clock import Clock
 from downrange.model.errors import MessageError
-from downrange.model.topics import BUILT_IN_GROUPS, SYSTEM_GROUP_PREFIX, SubscriptionGroupConfig, check_group_name
+from downrange.model.topics import (
+    BUILT_IN_GROUPS,
+    SYSTEM_GROUP_PREFIX,
+    GroupRetryPolicy,
+    SubscriptionGroupConfig,
+    check_group_name,
+)
 from downrange.protocol.bodies.data_version import DataVersion
 from downrange.protocol.bodies.groups import SubscriptionGroupTable
 from downrange.protocol.bodies.offsets import ConsumerOffsets
@@ -56,8 +62,11 @@ class Groups(SavedTable):
         return self.put(SubscriptionGroupConfig(group))
 
     def put(self, config: SubscriptionGroupConfig) -> SubscriptionGroupConfig:
+        # 4.x clients do not know these members: they are kept only where they say something.
         if config.consume_message_orderly is False:
-            config = replace(config, consume_message_orderly=None)  # 4.x clients do not know this member
+            config = replace(config, consume_message_orderly=None)
+        if config.group_retry_policy == GroupRetryPolicy():
+            config = replace(config, group_retry_policy=None)
         self._table[config.group_name] = config
         self._changed()
         self.on_table_change(config.group_name, config)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from downrange.client.brokers import Broker as BrokerProcess
     from downrange.client.per_server import PerServer
     from downrange.model.errors import MQError
+    from downrange.model.topics import GroupRetryPolicy
 
 app = command_family("Consumer groups: list, look at, create, delete, move their offsets.")
 
@@ -112,6 +113,10 @@ async def create(
     orderly: Annotated[
         bool, typer.Option("--orderly", help="gRPC clients get the messages of a queue in order.")
     ] = False,
+    retry_policy: Annotated[
+        str,
+        typer.Option("--retry-policy", help="Pauses of gRPC clients between attempts: groupRetryPolicy as JSON."),
+    ] = "",
 ) -> Answer:
     """Create a group, or replace its configuration."""
     from downrange.model.topics import SubscriptionGroupConfig
@@ -127,8 +132,22 @@ async def create(
         which_broker_when_consume_slowly=slow_broker_id,
         notify_consumer_ids_changed_enable=notify,
         consume_message_orderly=orderly or None,
+        group_retry_policy=_retry_policy(retry_policy),
     )
     return told(f"group {group} created", await admin.groups.create(config, cluster, broker))
+
+
+def _retry_policy(text: str) -> GroupRetryPolicy | None:
+    from downrange.model.topics import GroupRetryPolicy
+    from downrange.protocol.bodies.body import BodyError, decode_body
+
+    if not text:
+        return None
+    try:
+        return decode_body(GroupRetryPolicy, text.encode())
+    except BodyError as error:
+        example = '{"type":"EXPONENTIAL","exponentialRetryPolicy":{"initial":5000,"max":60000,"multiplier":2}}'
+        raise UsageError(f"--retry-policy: {error}; expected for example {example}") from None
 
 
 @app.command("delete")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
+from downrange.cli.options import TlsFile
 from downrange.settings import ConfigError
 
 if TYPE_CHECKING:
@@ -54,7 +56,7 @@ async def grpc_beside(running: RunningBroker) -> AsyncIterator[int | None]:
         tls=config.tls,
     )
     try:
-        async with grpc_server(wanted, cluster, access=running.access.control) as server:
+        async with grpc_server(wanted, cluster, access=running.access.control, audit=running.audit) as server:
             yield server.port
     except ListenFailed as error:
         raise ListenFailed(f"{error}; --grpc-port takes another port for gRPC clients, or -1 for none") from None
@@ -65,25 +67,26 @@ def run(
     port: int = typer.Option(8081, "--port", "-p", min=0, max=65535, help="Port to listen on; 0 takes a free one."),
     bind: str = typer.Option("127.0.0.1", "--bind", "-b", help="Address to listen on."),
     advertise: str = typer.Option("", "--advertise", help="Host by which clients reach this server. [--bind]"),
+    acl_file: Path | None = typer.Option(
+        None, "--acl-file", help="Accounts of clients, a plain_acl.yml. Without it everybody may do everything."
+    ),
+    tls_config: TlsFile = None,
     insecure: bool = typer.Option(False, "--insecure", help="Allow an address that other machines can reach."),
     log_level: str = typer.Option("INFO", "--log-level", help="DEBUG, INFO, WARNING or ERROR."),
 ) -> None:
     """Run a gRPC server in front of a cluster until it is stopped with SIGTERM or Ctrl-C."""
     from dataclasses import replace
 
-    from downrange.cli.process import is_loopback, serve, start_logging
+    from downrange.cli.process import check_bind, serve, start_logging
     from downrange.client.config import ClientConfig
+    from downrange.transport.tls_config import TlsConfig
 
     try:
         from downrange.proxy.app import grpc_server
         from downrange.proxy.config import ProxyConfig
     except ImportError as error:
         raise ConfigError(f"the package {error.name} is missing: pip install 'downrange[grpc]'") from None
-    if not insecure and not is_loopback(bind):
-        raise ConfigError(
-            f"{bind} can be reached from other machines, and a proxy checks no signatures: add --insecure if everybody "
-            "who reaches it may do everything"
-        )
+    check_bind(bind, {"--acl-file": acl_file is not None, "--tls-config": tls_config is not None}, insecure=insecure)
     start_logging(log_level)
     cluster = replace(ClientConfig.of(namesrv), route_seconds=10.0)
 
@@ -92,4 +95,5 @@ def run(
         names = ";".join(cluster.namesrv_addresses)
         return f"gRPC server ready on {address}, in front of the cluster of {names}", {"proxy": address}
 
-    serve(grpc_server(ProxyConfig(bind, port, advertised_host=advertise), cluster), ready)
+    tls = TlsConfig(config_file=tls_config)
+    serve(grpc_server(ProxyConfig(bind, port, advertised_host=advertise, tls=tls, acl_file=acl_file), cluster), ready)

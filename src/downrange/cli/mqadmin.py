@@ -145,6 +145,7 @@ ALIASES: dict[str, Alias] = {
             "r": "--retry-max-times",
             "i": "--broker-id",
             "w": "--slow-broker-id",
+            "p": "--retry-policy",
         },
         booleans={
             "s": ("--consume", "--no-consume"),

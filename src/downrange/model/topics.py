@@ -73,6 +73,10 @@ BUILT_IN_GROUPS: Final = (
     "CID_ONSAPI_OWNER",
 )
 
+CUSTOMIZED: Final = "CUSTOMIZED"
+EXPONENTIAL: Final = "EXPONENTIAL"
+RETRY_POLICIES: Final = (CUSTOMIZED, EXPONENTIAL)
+
 MESSAGE_TYPE: Final = "message.type"
 MESSAGE_TYPES: Final = ("NORMAL", "FIFO", "DELAY", "TRANSACTION", "MIXED", "UNSPECIFIED")
 
@@ -112,6 +116,31 @@ class TopicConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ExponentialRetryPolicy:
+    """Each pause is `multiplier` times the one before, up to a maximum. In milliseconds."""
+
+    initial: int = 5_000
+    max: int = 7_200_000
+    multiplier: float = 2
+
+
+@dataclass(frozen=True, slots=True)
+class CustomizedRetryPolicy:
+    """The pauses before the second, third, … attempt, in milliseconds; the last one is for all further attempts."""
+
+    next: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRetryPolicy:
+    """How long gRPC clients of a group wait before they try a message again."""
+
+    type: str = CUSTOMIZED
+    exponential_retry_policy: ExponentialRetryPolicy | None = None
+    customized_retry_policy: CustomizedRetryPolicy | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class SubscriptionGroupConfig:
     """A consumer group on one broker."""
 
@@ -126,6 +155,8 @@ class SubscriptionGroupConfig:
     notify_consumer_ids_changed_enable: bool = True
     consume_message_orderly: bool | None = None
     """Whether gRPC clients get the messages of a queue one after the other; None is no, and not sent to 4.x."""
+    group_retry_policy: GroupRetryPolicy | None = None
+    """The pauses between attempts of gRPC clients; None: those of RocketMQ, and not sent to 4.x."""
 
 
 def changed_attributes(known: Mapping[str, str] | None, changes: Mapping[str, str]) -> dict[str, str] | None:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import binascii
 import hmac
-import logging
 from collections.abc import Sequence
 from typing import Final
 
 from downrange.auth.access_control import AccessControl, Action, Need
+from downrange.auth.audit import AuditLog, RefusedCall
 from downrange.auth.login_failures import LoginFailures
 from downrange.auth.needs import group_need, topic_need
 from downrange.clock import Clock
@@ -23,8 +23,6 @@ from downrange.protocol.signing import ACCESS_KEY, SIGNATURE, Signer
 from downrange.proxy.caller import Caller
 from downrange.proxy.errors import Refused
 from downrange.proxy.wire.enums import Code
-
-log = logging.getLogger(__name__)
 
 PUB: Final = frozenset({Action.PUB})
 SUB: Final = frozenset({Action.SUB})
@@ -37,9 +35,12 @@ __all__ = ["PUB", "PUB_OR_SUB", "SUB", "CallGuard", "group_need", "topic_need"]
 class CallGuard:
     """Checks calls; without access control every call may pass."""
 
-    def __init__(self, control: AccessControl | None, clock: Clock, wait_seconds: float) -> None:
+    def __init__(
+        self, control: AccessControl | None, audit: AuditLog | None, clock: Clock, wait_seconds: float
+    ) -> None:
         """Logins from an address with too many failed ones wait `wait_seconds`, one after the other; 0: not at all."""
         self._control = control
+        self._audit = audit or AuditLog()
         self._clock = clock
         self._wait_seconds = wait_seconds
         self._failures = LoginFailures()
@@ -59,14 +60,15 @@ class CallGuard:
             account = control.authenticate(command, caller.host)
             self._remember(caller)
         except BrokerError as error:
-            self._failures.failed(caller.host, self._clock.monotonic())
+            left_out = self._failures.failed(caller.host, self._clock.monotonic())
             self._known.discard(caller.peer)
-            log.info("gRPC login refused peer=%s reason=%s", caller.peer, error.remark)
+            if left_out is not None:
+                self._audit.call_refused(RefusedCall(caller.call, caller.peer, None, needs, error.remark, left_out))
             raise Refused(Code.UNAUTHORIZED, error.remark) from None
         try:
             control.authorize(account, needs, command, caller.host)
         except BrokerError as error:
-            log.info("gRPC call refused peer=%s account=%s reason=%s", caller.peer, account.name, error.remark)
+            self._audit.call_refused(RefusedCall(caller.call, caller.peer, account.name, needs, error.remark))
             raise Refused(Code.UNAUTHORIZED, error.remark) from None
 
     async def _slow_down(self, caller: Caller) -> None:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from downrange.auth.access_control import AccessControl
+from downrange.auth.audit import AuditLog
+from downrange.auth.plain_acl_files import PlainAclFiles
 from downrange.client.config import ClientConfig
 from downrange.client.session import Session
 from downrange.clock import Clock, SystemClock
@@ -49,19 +51,30 @@ class RunningProxy:
 
 @asynccontextmanager
 async def grpc_server(
-    config: ProxyConfig, cluster: ClientConfig, clock: Clock | None = None, *, access: AccessControl | None = None
+    config: ProxyConfig,
+    cluster: ClientConfig,
+    clock: Clock | None = None,
+    *,
+    access: AccessControl | None = None,
+    audit: AuditLog | None = None,
 ) -> AsyncIterator[RunningProxy]:
-    """A running gRPC server in front of the brokers of a cluster; it stops when the block ends."""
+    """A running gRPC server in front of the brokers of a cluster; it stops when the block ends.
+
+    `access` and `audit` are those of the broker in whose process the server runs; a server that stands alone has
+    `config.acl_file`. Clients are checked here: brokers see the account of the server.
+    """
     clock = clock or SystemClock()
+    files = PlainAclFiles(config.acl_file, clock) if config.acl_file is not None else None
+    if files is not None:
+        access = files.access_control
     async with Session(cluster, clock=clock) as session:
         backend = RemotingBackend(session)
         clients = Clients(backend)
         renewal = Renewal(backend, clock)
         sending = Sending(backend, clients, clock)
         receiving = Receiving(backend, clients, renewal, clock)
-        service = Service(
-            backend, clients, renewal, sending, receiving, CallGuard(access, clock, config.failed_login_wait_seconds)
-        )
+        guard = CallGuard(access, audit, clock, config.failed_login_wait_seconds)
+        service = Service(backend, clients, renewal, sending, receiving, guard)
         BrokerQuestions(session, clients, sending.transactions)
         tls = grpc_tls(config.tls)
         server = Http2Server(service.call, config.bind_address, config.port, tls=tls, limits=config.limits)
@@ -72,7 +85,10 @@ async def grpc_server(
         server.start()
         log.info("gRPC server ready address=%s:%d tls=%s", config.bind_address, server.port, tls is not None)
         try:
-            async with running_services(renewal=renewal.run(), clients=_expire(clients, renewal, clock)):
+            services = {"renewal": renewal.run(), "clients": _expire(clients, renewal, clock)}
+            if files is not None:
+                services["plain_acl"] = files.watch()
+            async with running_services(**services):
                 yield RunningProxy(server, clients, renewal)
         finally:
             await server.stop()

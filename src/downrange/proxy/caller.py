@@ -26,6 +26,11 @@ class Caller:
     headers: Mapping[bytes, bytes]
 
     @property
+    def call(self) -> str:
+        """The name of the method that is called."""
+        return self.header(b":path").rpartition("/")[2]
+
+    @property
     def host(self) -> str:
         return self.peer.rpartition(":")[0]
 

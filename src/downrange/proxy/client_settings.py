@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from downrange.model.topics import SubscriptionGroupConfig
+from downrange.model.topics import EXPONENTIAL, ExponentialRetryPolicy, GroupRetryPolicy, SubscriptionGroupConfig
 from downrange.proxy.checks import MAX_BODY_BYTES
 from downrange.proxy.times import put
 from downrange.proxy.wire.messages import RetryPolicy, Settings
@@ -12,9 +12,10 @@ from downrange.proxy.wire.messages import RetryPolicy, Settings
 PRODUCER_ATTEMPTS: Final = 3
 RECEIVE_BATCH: Final = 32
 LONG_POLLING_MILLIS: Final = 20_000
-BACKOFF_SECONDS: Final = (
-    1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200,
-)  # fmt: skip
+BACKOFF_MILLIS: Final = tuple(
+    1000 * seconds
+    for seconds in (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
+)
 _DEFAULT: Final = SubscriptionGroupConfig("")
 
 
@@ -32,7 +33,7 @@ def merged(settings: Settings, group: SubscriptionGroupConfig | None) -> Setting
     found.subscription.receive_batch_size = RECEIVE_BATCH
     put(found.subscription.long_polling_timeout, LONG_POLLING_MILLIS)
     found.subscription.fifo = bool(known.consume_message_orderly)
-    found.backoff_policy.CopyFrom(_consumer_policy(max_attempts(known)))
+    found.backoff_policy.CopyFrom(_consumer_policy(max_attempts(known), known.group_retry_policy))
     return found
 
 
@@ -43,14 +44,22 @@ def max_attempts(group: SubscriptionGroupConfig | None) -> int:
 
 def _producer_policy() -> RetryPolicy:
     policy = RetryPolicy(max_attempts=PRODUCER_ATTEMPTS)
-    put(policy.exponential_backoff.initial, 10)
-    put(policy.exponential_backoff.max, 1000)
-    policy.exponential_backoff.multiplier = 2
+    _put_exponential(policy, ExponentialRetryPolicy(10, 1000, 2))
     return policy
 
 
-def _consumer_policy(attempts: int) -> RetryPolicy:
+def _consumer_policy(attempts: int, wanted: GroupRetryPolicy | None) -> RetryPolicy:
     policy = RetryPolicy(max_attempts=attempts)
-    for seconds in BACKOFF_SECONDS:
-        policy.customized_backoff.next.add().seconds = seconds
+    if wanted is not None and wanted.type == EXPONENTIAL:
+        _put_exponential(policy, wanted.exponential_retry_policy or ExponentialRetryPolicy())
+        return policy
+    pauses = wanted.customized_retry_policy.next if wanted and wanted.customized_retry_policy else BACKOFF_MILLIS
+    for pause in pauses:
+        put(policy.customized_backoff.next.add(), pause)
     return policy
+
+
+def _put_exponential(policy: RetryPolicy, pauses: ExponentialRetryPolicy) -> None:
+    put(policy.exponential_backoff.initial, pauses.initial)
+    put(policy.exponential_backoff.max, pauses.max)
+    policy.exponential_backoff.multiplier = pauses.multiplier

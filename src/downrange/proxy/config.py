@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from downrange.auth.gate import WAIT_SECONDS
 from downrange.proxy.http2.limits import Http2Limits
@@ -20,4 +21,6 @@ class ProxyConfig:
     """How long a login from an address with many failed ones waits."""
     tls: TlsConfig = NO_TLS
     """The certificate; without one, TLS connections get one that signed itself."""
+    acl_file: Path | None = None
+    """The accounts (plain_acl.yml) of clients of a server that stands alone; None: everybody may do everything."""
     limits: Http2Limits = field(default_factory=Http2Limits)

@@ -136,17 +136,23 @@ class Service:
         await stream.receive()  # a client that is still sending would take the end for a fault
         stream.finish(GrpcStatus.UNIMPLEMENTED, text)
 
-    async def _unary(self, method: Method, stream: Stream) -> None:
+    async def _request(self, stream: Stream, kind: Any) -> Any:
+        """The one message of a call; None, with the call ended, when there is none or it cannot be read."""
         data = await stream.receive()
         if data is None:
             stream.finish(GrpcStatus.INTERNAL, "the call has no message")
-            return
-        caller = caller_of(stream, self._loop.time())
+            return None
         try:
-            request = method.request.FromString(data)
+            return kind.FromString(data)
         except DecodeError:
             stream.finish(GrpcStatus.UNKNOWN)
+            return None
+
+    async def _unary(self, method: Method, stream: Stream) -> None:
+        request = await self._request(stream, method.request)
+        if request is None:
             return
+        caller = caller_of(stream, self._loop.time())
         try:
             if len(self._tasks) > MOST_CALLS and len(self._tasks) - len(self._clients) * 4 > MOST_CALLS:
                 raise Refused(Code.TOO_MANY_REQUESTS, "flow limit")
@@ -159,16 +165,10 @@ class Service:
         stream.answer(response.SerializeToString())
 
     async def _receive(self, stream: Stream) -> None:
-        data = await stream.receive()
-        if data is None:
-            stream.finish(GrpcStatus.INTERNAL, "the call has no message")
+        request = await self._request(stream, m.ReceiveMessageRequest)
+        if request is None:
             return
         caller = caller_of(stream, self._loop.time())
-        try:
-            request = m.ReceiveMessageRequest.FromString(data)
-        except DecodeError:
-            stream.finish(GrpcStatus.UNKNOWN)
-            return
         try:
             queue_topic = request.message_queue.topic.name
             await self._guard.check(caller, (group_need(request.group.name, SUB), topic_need(queue_topic, SUB)))

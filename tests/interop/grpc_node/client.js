@@ -11,7 +11,7 @@ function say(event, members = {}) {
 
 function base(order) {
   const user = order.account;
-  const credentials = user && { sessionCredentials: user };
+  const credentials = user && user.accessKey && { sessionCredentials: { accessKey: user.accessKey, accessSecret: user.secretKey } };
   return { endpoints: order.endpoints, namespace: "", logger: silent, ...credentials };
 }
 

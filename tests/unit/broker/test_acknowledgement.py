@@ -6,7 +6,6 @@ import pytest
 
 from downrange.broker.replication.acknowledgement import AckRules, Mastership, Verdict, lease_deadline
 
-
 DEFAULT = AckRules()
 
 

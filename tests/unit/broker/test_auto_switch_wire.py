@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -48,7 +50,7 @@ def read_master(data: bytes, cuts: list[int]) -> list[object]:
     """All frames of a master, its log bytes joined, when the stream comes in these portions."""
     frames, found = MasterFrames(), list[object]()
     edges = [0, *sorted(cuts), len(data)]
-    for start, end in zip(edges, edges[1:], strict=False):
+    for start, end in pairwise(edges):
         for frame in frames.feed(memoryview(data)[start:end]):
             last = found[-1] if found else None
             if isinstance(frame, LogPiece) and isinstance(last, tuple) and last[0] == "log":
@@ -72,7 +74,7 @@ def written_again(frames: list[object]) -> bytes:
 
 
 def is_of_slave(data: bytes) -> bool:
-    """A report is 12 bytes long and begins with 2, a handshake of a slave has two shorts of 0 where a master has a size."""
+    """Whether these bytes are frames of a slave and nothing else."""
     try:
         frames = list(SlaveFrames().feed(data))
     except ReplicationError:
@@ -128,7 +130,7 @@ def test_any_stream_of_a_slave_survives_any_cut(sent: list[int | SlaveHandshake]
     stream = b"".join(encode_report(one) if isinstance(one, int) else one.encode() for one in sent)
     edges = [0, *sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8))), len(stream)]
     frames = SlaveFrames()
-    found = [one for start, end in zip(edges, edges[1:], strict=False) for one in frames.feed(stream[start:end])]
+    found = [one for start, end in pairwise(edges) for one in frames.feed(stream[start:end])]
     assert found == sent
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from downrange.broker.clients import Client
 from downrange.model.subscription import subscribe
-from downrange.model.topics import BUILT_IN_GROUPS, SubscriptionGroupConfig
+from downrange.model.topics import BUILT_IN_GROUPS, ExponentialRetryPolicy, GroupRetryPolicy, SubscriptionGroupConfig
 from downrange.protocol import java_json
 from downrange.protocol.bodies.body import decode_body, encode_body
 from downrange.protocol.bodies.groups import (
@@ -70,9 +70,30 @@ async def test_a_group_of_a_5_x_tool_is_understood(broker: AdminBroker) -> None:
     )
 
 
+async def test_a_retry_policy_is_kept_and_shown(broker: AdminBroker) -> None:
+    body = (
+        b'{"groupName":"groupA","groupRetryPolicy":{"exponentialRetryPolicy":{"initial":700,"max":9000,"multiplier":1.5},'
+        b'"type":"EXPONENTIAL"}}'
+    )
+    assert (await broker.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body)).code == 0
+    known = broker.groups.get("groupA")
+    assert known is not None
+    assert known.group_retry_policy == GroupRetryPolicy("EXPONENTIAL", ExponentialRetryPolicy(700, 9000, 1.5))
+    shown = await broker.ask(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
+    assert (
+        b'"groupRetryPolicy":{"exponentialRetryPolicy":{"initial":700,"max":9000,"multiplier":1.5}' in shown.body_bytes
+    )
+
+
 @pytest.mark.parametrize(
     ("body", "part_of_remark"),
     [
+        (b'{"groupName":"g","groupRetryPolicy":{"type":"NEVER"}}', "of type NEVER: expected CUSTOMIZED or EXPONENTIAL"),
+        (
+            b'{"groupName":"g","groupRetryPolicy":{"type":"EXPONENTIAL","exponentialRetryPolicy":{"initial":9,"max":1}}}',
+            "expected 0 < initial <= max",
+        ),
+        (b'{"groupName":"g","groupRetryPolicy":{"customizedRetryPolicy":{"next":[]}}}', "a list of pauses"),
         (b"", "SubscriptionGroupConfig"),
         (b"{", "SubscriptionGroupConfig"),
         (b"{}", "SubscriptionGroupConfig"),

@@ -11,7 +11,13 @@ import pytest
 
 from downrange.model.message import PhysicalOffset, QueueOffset, StoredMessage, SysFlag
 from downrange.model.message_id import HostPort
-from downrange.model.topics import SubscriptionGroupConfig
+from downrange.model.topics import (
+    EXPONENTIAL,
+    CustomizedRetryPolicy,
+    ExponentialRetryPolicy,
+    GroupRetryPolicy,
+    SubscriptionGroupConfig,
+)
 from downrange.proxy.access import read_authorization
 from downrange.proxy.caller import timeout_seconds
 from downrange.proxy.client_settings import merged
@@ -131,6 +137,23 @@ def test_settings_of_a_group_go_to_its_consumers() -> None:
     assert millis(found.subscription.long_polling_timeout) == 20_000
     assert merged(settings, None).backoff_policy.max_attempts == 17
     assert not settings.HasField("backoff_policy")
+
+
+def test_pauses_of_a_group_go_to_its_consumers() -> None:
+    settings = m.Settings(client_type=ClientType.PUSH_CONSUMER)
+    settings.subscription.group.name = "g"
+
+    def policy(wanted: GroupRetryPolicy | None) -> m.RetryPolicy:
+        return merged(settings, SubscriptionGroupConfig("g", group_retry_policy=wanted)).backoff_policy
+
+    usual = [millis(pause) for pause in policy(None).customized_backoff.next]
+    assert (usual[0], usual[-1], len(usual)) == (1000, 7_200_000, 18)
+    listed = policy(GroupRetryPolicy(customized_retry_policy=CustomizedRetryPolicy((100, 2500))))
+    assert [millis(pause) for pause in listed.customized_backoff.next] == [100, 2500]
+    growing = policy(GroupRetryPolicy(EXPONENTIAL, ExponentialRetryPolicy(700, 9000, 1.5))).exponential_backoff
+    assert (millis(growing.initial), millis(growing.max), growing.multiplier) == (700, 9000, 1.5)
+    default = policy(GroupRetryPolicy(EXPONENTIAL)).exponential_backoff
+    assert (millis(default.initial), millis(default.max), default.multiplier) == (5000, 7_200_000, 2)
 
 
 def test_the_broker_of_a_timer_message_is_in_its_handle() -> None:

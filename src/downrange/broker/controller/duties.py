@@ -38,7 +38,7 @@ class Duties:
     def log_cut(self, end_offset: int) -> None:
         """The log was cut: what was made of the records that are gone goes, too."""
         self.journal.log_may_be_cut()
-        self.timer.log_cut()
+        self.timer.truncated(end_offset)
 
     def end(self) -> None:
         self.revival.rest()

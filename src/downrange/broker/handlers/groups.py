@@ -12,7 +12,7 @@ from downrange.broker.live_config import LiveConfig
 from downrange.broker.routes import RouteTable
 from downrange.broker.statistics import Statistics
 from downrange.broker.tables import Tables
-from downrange.model.topics import SubscriptionGroupConfig, check_group_name
+from downrange.model.topics import RETRY_POLICIES, GroupRetryPolicy, SubscriptionGroupConfig, check_group_name
 from downrange.protocol.bodies.body import decode_body, encode_body
 from downrange.protocol.bodies.groups import Connection as ConnectionBody
 from downrange.protocol.bodies.groups import (
@@ -148,6 +148,19 @@ def _check(config: SubscriptionGroupConfig) -> None:
         raise BrokerError(
             f"retryQueueNums={config.retry_queue_nums} of group[{config.group_name}]: expected 0 to {MAX_QUEUES}"
         )
+    _check_retry_policy(config.group_retry_policy)
+
+
+def _check_retry_policy(policy: GroupRetryPolicy | None) -> None:
+    if policy is None:
+        return
+    if policy.type not in RETRY_POLICIES:
+        raise BrokerError(f"groupRetryPolicy of type {policy.type}: expected {' or '.join(RETRY_POLICIES)}")
+    growing, listed = policy.exponential_retry_policy, policy.customized_retry_policy
+    if growing is not None and not (0 < growing.initial <= growing.max < 1 << 63 and growing.multiplier >= 1):
+        raise BrokerError("exponentialRetryPolicy: expected 0 < initial <= max in ms, and a multiplier of 1 or more")
+    if listed is not None and not (listed.next and all(0 <= pause < 1 << 63 for pause in listed.next)):
+        raise BrokerError("customizedRetryPolicy: expected next, a list of pauses in ms, none of them below 0")
 
 
 def _connection(client: Client) -> ConnectionBody:

@@ -251,9 +251,6 @@ class AutoSwitchFollower:
             await self._wait(link, link.logged_in, "the login")
             link.say_hello()
             await self._wait(link, link.handshake, "the handshake")
-            if link.closed.done():
-                link.closed.result()
-                return False
             handshake = link.handshake.result()
             self._check_epoch(handshake, address)
             await self._copying.agree(handshake, address)
@@ -272,9 +269,14 @@ class AutoSwitchFollower:
             link.closed.exception()  # who is cancelled here does not want to know it
         return True
 
-    async def _wait(self, link: AutoSwitchLink, answer: asyncio.Future[Any], what: str) -> None:
+    @staticmethod
+    async def _wait(link: AutoSwitchLink, answer: asyncio.Future[Any], what: str) -> None:
+        """Wait for an answer of the master. Raises what closed the connection, or ConnectFailed."""
         await asyncio.wait([answer, link.closed], timeout=_CONNECT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-        if not answer.done() and not link.closed.done():
+        if link.closed.done():
+            link.closed.result()
+            raise ConnectFailed(f"the master closed the connection before {what}: its own log says why")
+        if not answer.done():
             raise ConnectFailed(f"the master did not answer {what} within {_CONNECT_SECONDS:g} s")
 
     def _check_epoch(self, handshake: MasterHandshake, address: str) -> None:

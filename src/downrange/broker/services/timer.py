@@ -114,13 +114,6 @@ class TimerService:
         self._copies: TimerCopies | None = TimerCopies(self._store, self.index.redelivered_from)
         self._copies_until = self._clock.now() + 1  # what is due later cannot have been delivered before
 
-    def log_cut(self) -> None:
-        """The log lost its end; if the timer topic did, too, the index is made again from what is left."""
-        topic = self._topic()
-        if self.index.queue_offset > topic.max_offset:
-            self.index.make_again(topic)
-            self._slot, self._unsafe, self._is_changed = None, None, True
-
     def _topic(self) -> TimerTopic:
         store = self._store
         return TimerTopic(
@@ -176,6 +169,16 @@ class TimerService:
     def follow(self, master: TimerCheckpoint) -> None:
         """A slave learns how far its master is, so that it can replace the master some day."""
         self.index.follow(master)
+
+    def truncated(self, end_offset: int) -> None:
+        """The log was cut at `end_offset`. If timer messages were cut off, the index is made again without them."""
+        topic = self._topic()
+        if topic.max_offset < self.index.queue_offset:
+            log.warning("timer index is made again, the log was cut offset=%d", end_offset)
+            self._slot = None
+            self.index.make_again(topic)
+            self._unsafe = None
+            self._is_changed = True
 
     def runtime_info(self) -> dict[str, str]:
         """The keys of request 28."""

@@ -17,14 +17,20 @@ import dataclasses
 import types
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Annotated, Any, Final, TypeVar, Union, cast, get_args, get_origin
+from typing import Annotated, Any, Final, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from downrange.model.errors import MQError
 from downrange.model.message import MessageQueue
 from downrange.model.subscription import Subscription
-from downrange.model.topics import SubscriptionGroupConfig, TopicConfig
+from downrange.model.topics import (
+    CustomizedRetryPolicy,
+    ExponentialRetryPolicy,
+    GroupRetryPolicy,
+    SubscriptionGroupConfig,
+    TopicConfig,
+)
 from downrange.protocol import java_json
 from downrange.protocol.bodies.fields import Int32
 
@@ -57,6 +63,9 @@ _MODEL_NAMES: Final[Mapping[type[Any], Mapping[str, str]]] = {
     },
     TopicConfig: _java_names(TopicConfig),
     SubscriptionGroupConfig: _java_names(SubscriptionGroupConfig),
+    GroupRetryPolicy: _java_names(GroupRetryPolicy),
+    ExponentialRetryPolicy: _java_names(ExponentialRetryPolicy),
+    CustomizedRetryPolicy: _java_names(CustomizedRetryPolicy),
 }
 
 
@@ -186,10 +195,7 @@ def _reshape(kind: Any) -> Reshape | None:
     if kind is MessageQueue:
         return _message_queue
     if kind in _MODEL_NAMES:
-        names = {wire: name for name, wire in _MODEL_NAMES[kind].items()}
-        return lambda value: (
-            {names[key]: member for key, member in value.items() if key in names} if isinstance(value, dict) else value
-        )
+        return _reshape_model(kind)
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Annotated:
         return _reshape(arguments[0])
@@ -203,6 +209,19 @@ def _reshape(kind: Any) -> Reshape | None:
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         return _reshape_struct(kind)
     return None
+
+
+def _reshape_model(kind: type[Any]) -> Reshape:
+    types_of = get_type_hints(kind)
+    members = {wire: (name, _reshape(types_of[name]) or _same) for name, wire in _MODEL_NAMES[kind].items()}
+
+    def reshaped(value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        known = ((members[key], member) for key, member in value.items() if key in members)
+        return {name: convert(member) for (name, convert), member in known}
+
+    return reshaped
 
 
 def _reshape_map(key_type: Any, value_type: Any) -> Reshape | None:

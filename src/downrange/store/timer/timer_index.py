@@ -149,10 +149,11 @@ class TimerIndex:
         self.redelivered_from = self.read_time
 
     def make_again(self, topic: TimerTopic) -> None:
-        """Begin anew with all that is in the timer topic; what was delivered is known by its time."""
-        self.read_time = self.redelivered_from = self.floor(max(0, self.read_time - _SLACK_MILLIS))
+        """Forget everything but what was delivered, and take the timer topic in again from its first message on."""
+        self.read_time = self.floor(max(0, self.read_time - _SLACK_MILLIS))
         self._clear()
         self._taken_before, self.queue_offset = min(self.queue_offset, topic.max_offset), topic.min_offset
+        self.redelivered_from = self.read_time
 
     def _has(self, position: int) -> bool:
         """Whether the log has a unit just before this position."""

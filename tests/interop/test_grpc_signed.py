@@ -1,0 +1,84 @@
+"""The official gRPC clients with accounts: at the gRPC port of a broker, and at a proxy in front of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from downrange.client.admin import Admin
+from downrange.client.config import ClientConfig
+from downrange.model.topics import TopicConfig
+from downrange.transport.loop import run
+from tests.support.grpc_clients import LANGUAGES, GrpcClient, Language, node_packages, produce, python_packages, receive
+from tests.support.processes import running
+from tests.support.standalone_process import standalone_process
+
+ACCOUNTS = """
+accounts:
+- {accessKey: root-key, secretKey: root-secret, admin: true, defaultTopicPerm: PUB|SUB, defaultGroupPerm: PUB|SUB}
+- {accessKey: shop-key, secretKey: shop-secret, topicPerms: [orders=PUB]}
+- {accessKey: billing-key, secretKey: billing-secret, topicPerms: [orders=SUB], defaultGroupPerm: SUB}
+"""
+ROOT = {"accessKey": "root-key", "secretKey": "root-secret"}
+SHOP = {"accessKey": "shop-key", "secretKey": "shop-secret"}
+BILLING = {"accessKey": "billing-key", "secretKey": "billing-secret"}
+WRONG = {"accessKey": "shop-key", "secretKey": "another-secret"}
+
+
+@pytest.fixture(scope="module", params=["broker", "proxy"])
+def endpoints(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Where gRPC clients connect."""
+    python_packages()
+    node_packages()
+    directory = tmp_path_factory.mktemp("signed")
+    accounts = directory / "plain_acl.yml"
+    accounts.write_text(ACCOUNTS)
+    accounts.chmod(0o600)
+    with standalone_process(directory, {"aclEnable": "true"}, grpc_port=0) as servers:
+        run(create_topics(servers.namesrv))
+        if request.param == "broker":
+            yield servers.grpc
+            return
+        account = {"ROCKETMQ_ACCESS_KEY": ROOT["accessKey"], "ROCKETMQ_SECRET_KEY": ROOT["secretKey"]}
+        with running("proxy", "-n", servers.namesrv, "-p", "0", "--acl-file", str(accounts), env=account) as proxy:
+            yield proxy.wait_for(r"gRPC server ready on (\S+),")[1]
+
+
+async def create_topics(namesrv: str) -> None:
+    config = ClientConfig((namesrv,), access_key=ROOT["accessKey"], secret_key=ROOT["secretKey"])
+    async with Admin(config) as admin:
+        for topic in ("orders", "audit"):
+            await admin.topics.create(TopicConfig(topic, 2, 2))
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_clients_send_and_receive_with_their_accounts(endpoints: str, language: Language) -> None:
+    body = f"signed by {language}"
+    (sent,) = produce(language, endpoints, {"topic": "orders", "body": body, "tag": language}, account=SHOP)
+    assert sent["event"] == "sent"
+    found = receive(language, endpoints, "orders", f"{language}Readers", 1, account=BILLING, filter=language)
+    assert [one["body"] for one in found] == [body]
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize(
+    ("topic", "account"), [("orders", WRONG), ("orders", {}), ("orders", BILLING), ("audit", SHOP)]
+)
+def test_clients_without_the_right_are_refused(
+    endpoints: str, language: Language, topic: str, account: dict[str, str]
+) -> None:
+    order = {"endpoints": endpoints, "topics": [topic], "messages": [{"topic": topic, "body": "x"}], "account": account}
+    client = GrpcClient(language, "produce", order)
+    try:
+        client.wait(60)
+        assert not client.lines("sent")
+    finally:
+        client.close()
+
+
+def test_a_proxy_that_others_can_reach_wants_accounts_and_a_certificate(tmp_path: Path) -> None:
+    with running("proxy", "-n", "127.0.0.1:1", "-p", "0", "--bind", "0.0.0.0") as proxy:
+        assert proxy.wait() == 2
+        assert "set --acl-file, --tls-config, or add --insecure" in proxy.errors
