@@ -13,10 +13,10 @@ from downrange.broker.bloom_filter import BloomFilter
 from downrange.broker.filter_data import ConsumerFilters
 from downrange.broker.filtering import EVERYTHING, MessageFilter, group_filter, sql_filter, tag_filter
 from downrange.broker.json_file import JsonFile
-from downrange.broker.sql.expression import SqlExpression, compile_sql
 from downrange.clock import ManualClock
 from downrange.model.message_id import pack_host
 from downrange.model.properties import find_property
+from downrange.model.sql.expression import SqlExpression, compile_sql
 from downrange.model.subscription import SQL92, subscribe
 from downrange.store.config import StoreConfig
 from downrange.store.message_store import MessageStore

@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 
 from downrange.broker.config import REMOTELY_CHANGEABLE, BrokerConfig
+from downrange.controller.config import REMOTELY_CHANGEABLE as CONTROLLER_CHANGEABLE
+from downrange.controller.config import ControllerConfig
 from downrange.namesrv.config import REMOTELY_CHANGEABLE as NAMESRV_CHANGEABLE
 from downrange.namesrv.config import NamesrvConfig
 from downrange.settings import Setting, format_value, settings_of
@@ -33,7 +35,8 @@ def page() -> str:
         ("Name server", NamesrvConfig, NAMESRV_CHANGEABLE.keys),
         ("Broker", BrokerConfig, REMOTELY_CHANGEABLE),
         ("Broker: storage", StoreConfig, REMOTELY_CHANGEABLE),
-        ("Name server and broker: TLS", TlsConfig, frozenset()),
+        ("Controller", ControllerConfig, CONTROLLER_CHANGEABLE.keys),
+        ("Name server, controller and broker: TLS", TlsConfig, frozenset()),
     ):
         parts.append(f"## {title}\n\n| key | default | values | meaning |\n|---|---|---|---|")
         parts[-1] += "".join(row(known, known.key in changeable) for known in settings_of(config_class)) + "\n"

@@ -12,11 +12,11 @@ from downrange.client.producer.send_result import Expected
 from downrange.client.producer.stored_reply import ResultTypes
 from downrange.client.unique_id import IdMonth
 from downrange.model.message import Message, MessageQueue
+from downrange.model.sql.condition import Condition
 from downrange.protocol.bodies import send_replies
 from downrange.protocol.framing import Frame
 from downrange.store import new_messages
 from downrange.store.queue.backlog import Backlog, Picked, Records
-from downrange.store.queue.property_filter import Condition
 from downrange.store.queue.queues import ConsumeQueues
 from downrange.transport.outstanding import Asked
 

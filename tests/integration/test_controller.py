@@ -203,6 +203,33 @@ async def test_an_unknown_outcome_is_no_definite_answer(brokers: list[LonelyBrok
     assert seen == SyncStateSet(sync_state_set=frozenset({1, 2}), sync_state_set_epoch=3)
 
 
+async def test_an_election_whose_outcome_was_unknown_is_told_to_brokers_and_gives_no_lease(
+    brokers: list[LonelyBroker], store: MemoryStore, leader: RunningController
+) -> None:
+    master, second, _ = brokers
+    store.loses_next_answer = True
+    lost = await second.elect(designate_elect=True)
+    assert lost.code == ResponseCode.SYSTEM_ERROR
+    assert (await master.heartbeat()).lease_millis is None  # it may be master no longer
+    assert (await second.info()).header(GetReplicaInfoResponse).master_broker_id == 2
+    assert (await master.heartbeat()).lease_millis is None
+    assert (await second.heartbeat()).master_epoch == 2
+
+
+async def test_a_oneway_heartbeat_promises_nothing(brokers: list[LonelyBroker], leader: RunningController) -> None:
+    name = "elsewhere"
+    assert leader.parts.liveness.leased_until(name) == float("-inf")
+    async with LonelyBroker(leader.address, name) as broker:
+        await broker.apply()
+        await broker.elect()
+        asked = broker.heartbeat_request()
+        await broker.pool.oneway(broker.controller, request(R.BROKER_HEARTBEAT, asked, oneway=True))
+        await broker.info()  # behind it on the same connection
+        assert leader.parts.liveness.leased_until(name) == float("-inf")
+        await broker.heartbeat()
+        assert leader.parts.liveness.leased_until(name) > 0
+
+
 async def test_an_id_whose_application_was_not_answered_is_got_by_the_same_application(
     leader: RunningController, store: MemoryStore
 ) -> None:
@@ -265,12 +292,12 @@ async def test_brokers_that_may_lose_messages_are_named_or_refused(
         running_controller(tmp_path, refuse_unsafe_brokers=refuses) as leader,
         LonelyBroker(leader.address) as broker,
     ):
-        broker.settings = b"allAckInSyncStateSet=false\n"
+        broker.bodies[R.GET_BROKER_CONFIG] = b"allAckInSyncStateSet=false\n"
         assert (await broker.apply()).code == 0
         reply = await broker.register()
         assert reply.code == (ResponseCode.SYSTEM_ERROR if refuses else 0)
         await until(lambda: "set allAckInSyncStateSet=true" in caplog.text)
-        broker.settings = b"allAckInSyncStateSet=true\n"
+        broker.bodies[R.GET_BROKER_CONFIG] = b"allAckInSyncStateSet=true\n"
         assert (await broker.register()).code == 0
         await until(lambda: not leader.parts.overseer.unsafe)
 
@@ -279,7 +306,7 @@ async def test_a_master_that_acknowledges_alone_is_replaced_after_its_lease_only
     async with running_controller(tmp_path, lease_millis=1500) as leader:
         made = [LonelyBroker(leader.address, broker_id=id_) for id_ in (1, 2)]
         for broker in made:
-            broker.settings = b"allAckInSyncStateSet=false\n"
+            broker.bodies[R.GET_BROKER_CONFIG] = b"allAckInSyncStateSet=false\n"
             await broker.__aenter__()
             await broker.join()
         await until(lambda: len(leader.parts.overseer.unsafe) == 2)

@@ -346,13 +346,13 @@ def resume_check(namesrv: str, message_id: str) -> str:
         return "\n".join(process.output)
 
 
-async def test_the_topics_of_transactions_are_out_of_reach(broker: RunningBroker, client: BrokerClient) -> None:
+async def test_nobody_sends_to_the_topics_of_transactions(broker: RunningBroker, client: BrokerClient) -> None:
     async with producer_of(broker, never_asked) as producer:
         await producer.send_in_transaction(Message(TOPIC, b"one"), lambda half: COMMIT, queue=QUEUE)
         await visible(client, 1)
     for topic in (HALF_TOPIC, OP_HALF_TOPIC, CHECK_MAX_TIME_TOPIC):
         await client.ask(client.send_command(topic, b"x"), ResponseCode.NO_PERMISSION)
-    await client.ask(client.pull_command(OP_HALF_TOPIC), ResponseCode.TOPIC_NOT_EXIST)
+    await client.ask(client.pull_command(OP_HALF_TOPIC))  # readable, as in 5.x: it says which transactions have ended
 
 
 async def test_the_fields_on_the_wire_are_those_of_the_genuine_client(

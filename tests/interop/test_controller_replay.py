@@ -90,7 +90,7 @@ class Replay:
 
     @property
     def told(self) -> list[BrokerSet]:
-        links = self._running.parts.links
+        links = self._running.parts.overseer.links
         assert isinstance(links, Links)
         return links.told
 

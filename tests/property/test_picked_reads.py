@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from downrange.broker.filtering import MessageFilter, sql_filter, tag_filter
-from downrange.broker.sql.expression import compile_sql
 from downrange.model.hashing import tags_code
+from downrange.model.sql.expression import compile_sql
 from downrange.model.subscription import subscribe
 from downrange.store.config import StoreConfig
 from downrange.store.message_store import MessageStore

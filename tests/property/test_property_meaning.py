@@ -23,7 +23,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from downrange.broker.filtering import MessageFilter, sql_filter, tag_filter
-from downrange.broker.sql.expression import compile_sql
 from downrange.broker.waiting_pulls import WaitingPull, WaitingPulls
 from downrange.client.consumer.messages import read_in_python, read_pulled
 from downrange.compiled import steps
@@ -33,6 +32,7 @@ from downrange.model.message import MessageQueue, PhysicalOffset, QueueOffset, S
 from downrange.model.message_id import HostPort, pack_host
 from downrange.model.properties import decode_properties, find_in_bytes, find_property, find_tags_and_keys
 from downrange.model.record import decode_records, encode_record, properties_of
+from downrange.model.sql.expression import compile_sql
 from downrange.model.subscription import subscribe
 from downrange.protocol.command import Buffer
 from downrange.spark.property_arrays import PropertyArrays, read_properties

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from downrange.broker.sql.errors import SqlError
-from downrange.broker.sql.expression import compile_sql
+from downrange.model.sql.errors import SqlError
+from downrange.model.sql.expression import compile_sql
 
 # text -> what Java's Integer, Long and Double make of it; missing: NumberFormatException
 NUMBERS: dict[str, dict[str, float]] = {

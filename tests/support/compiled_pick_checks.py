@@ -7,9 +7,9 @@ from random import Random
 from typing import Any
 
 from downrange import compiled
-from downrange.broker.sql.expression import SqlExpression, compile_sql
 from downrange.model.properties import find_property
 from downrange.model.record import MAGIC_V1, MAGIC_V2, properties_of
+from downrange.model.sql.expression import SqlExpression, compile_sql
 from downrange.store.queue import backlog as backlog_module
 from downrange.store.queue import tag_codes
 from downrange.store.queue.backlog import Backlog, Picked

@@ -69,7 +69,8 @@ class LonelyBroker:
         self.name = name
         self.broker_id = broker_id
         self.heard: list[tuple[NotifyBrokerRoleChangedRequest, SyncStateSet]] = []
-        self.settings = b"allAckInSyncStateSet=true\n"
+        self.bodies: dict[int, bytes] = {R.GET_BROKER_CONFIG: b"allAckInSyncStateSet=true\n"}
+        """What it answers to other requests, by code."""
         self.timeout_millis = 3000
         self.epoch = 0
         self.max_offset = 0
@@ -101,7 +102,7 @@ class LonelyBroker:
             body = decode_body(SyncStateSet, command.body_bytes)
             self.heard.append((command.header(NotifyBrokerRoleChangedRequest), body))
             return command.reply()
-        return command.reply(body=self.settings if command.code == R.GET_BROKER_CONFIG else b"")
+        return command.reply(body=self.bodies.get(command.code, b""))
 
     async def ask(self, code: int, header: Any = None, body: bytes = b"") -> Command:
         return await self.pool.request(self.controller, request(code, header, body=body), 10.0)
@@ -125,8 +126,8 @@ class LonelyBroker:
         fields = {"cluster_name": "c", "broker_name": self.name, "broker_id": self.broker_id, **changes}
         return await self.ask(R.CONTROLLER_ELECT_MASTER, ElectMasterRequest(**fields))
 
-    async def heartbeat(self) -> HeartbeatResponse:
-        header = BrokerHeartbeatRequest(
+    def heartbeat_request(self) -> BrokerHeartbeatRequest:
+        return BrokerHeartbeatRequest(
             cluster_name="c",
             broker_addr=self.address,
             broker_name=self.name,
@@ -135,7 +136,9 @@ class LonelyBroker:
             max_offset=self.max_offset,
             heartbeat_timeout_mills=self.timeout_millis,
         )
-        reply = await self.ask(R.BROKER_HEARTBEAT, header)
+
+    async def heartbeat(self) -> HeartbeatResponse:
+        reply = await self.ask(R.BROKER_HEARTBEAT, self.heartbeat_request())
         assert (reply.code, reply.remark) == (0, "Heart beat success")
         return reply.header(HeartbeatResponse)
 

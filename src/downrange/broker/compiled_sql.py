@@ -6,8 +6,8 @@ import logging
 from functools import lru_cache
 from typing import Final
 
-from downrange.broker.sql.errors import SqlError
-from downrange.broker.sql.expression import SqlExpression, compile_sql
+from downrange.model.sql.errors import SqlError
+from downrange.model.sql.expression import SqlExpression, compile_sql
 
 log = logging.getLogger(__name__)
 

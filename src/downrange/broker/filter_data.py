@@ -18,9 +18,9 @@ from msgspec import field
 from downrange.broker.bloom_filter import BloomFilter, mask_of
 from downrange.broker.compiled_sql import compiled
 from downrange.broker.json_file import JsonFile, SavedTable
-from downrange.broker.sql.expression import SqlExpression
 from downrange.clock import Clock
 from downrange.model.properties import find_property
+from downrange.model.sql.expression import SqlExpression
 from downrange.model.subscription import SQL92, Subscription
 from downrange.protocol.bodies.body import Body
 from downrange.protocol.bodies.fields import Int32, Int64

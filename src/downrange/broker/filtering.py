@@ -11,12 +11,13 @@ from functools import lru_cache
 from typing import Final
 
 from downrange.broker.filter_data import ConsumerFilter, ConsumerFilters
-from downrange.broker.sql.expression import SqlExpression
 from downrange.model import properties as names
+from downrange.model.sql.condition import Properties
+from downrange.model.sql.expression import SqlExpression
 from downrange.model.subscription import Subscription
 from downrange.store.message_store import MatchesEntry
 from downrange.store.queue.consume_queue_ext import ExtUnit, UnitTest
-from downrange.store.queue.property_filter import Properties, PropertyFilter
+from downrange.store.queue.property_filter import PropertyFilter
 from downrange.store.queue.tag_codes import TagCodes
 
 

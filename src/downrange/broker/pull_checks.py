@@ -12,8 +12,8 @@ from downrange.broker.filter_data import ConsumerFilters
 from downrange.broker.filtering import EVERYTHING, MessageFilter, group_filter, retry_filter, sql_filter, tag_filter
 from downrange.broker.groups import Groups
 from downrange.broker.live_config import LiveConfig
-from downrange.broker.sql.errors import SqlError
 from downrange.broker.topics import Topics
+from downrange.model.sql.errors import SqlError
 from downrange.model.subscription import SQL92, TAG, Subscription, subscribe
 from downrange.model.topics import RETRY_PREFIX, Perm, SubscriptionGroupConfig
 from downrange.protocol.bodies.pull import PullMessageRequest, PullSysFlag

@@ -15,7 +15,7 @@ from downrange.cli.output import Answer, Column, Table
 
 if TYPE_CHECKING:
     from downrange.client.admin import Admin
-    from downrange.protocol.bodies.controller import BrokerReplica, ReplicasInfo
+    from downrange.client.admin.controllers import BrokerReplica, ReplicasInfo
 
 app = typer.Typer(
     help="Controllers: run one, see which replicas are in sync, elect by hand.",
@@ -245,16 +245,8 @@ async def elect(
     controller: Controllers = DEFAULT,
 ) -> Answer:
     """Make one replica the master."""
-    from downrange.protocol.bodies.controller import ElectMasterRequest
-
-    wanted = ElectMasterRequest(
-        cluster_name=cluster,
-        broker_name=broker_set,
-        broker_id=broker_id,
-        designate_elect=True,
-        unclean_elect=True if unclean else None,
-    )
-    elected = await admin.controllers.elect(addresses_of(controller), wanted)
+    addresses = addresses_of(controller)
+    elected = await admin.controllers.elect(addresses, broker_set, broker_id, cluster=cluster, is_unclean=unclean)
     master = elected.master
     what = "elected" if elected.is_new else "is master already"
     text = f"{broker_set} {master.master_broker_id} {what}: {master.master_address}, epoch {master.master_epoch}"
@@ -280,15 +272,7 @@ async def clean(
     controller: Controllers = DEFAULT,
 ) -> Answer:
     """Make the controller forget replicas that will not come back, or a whole set."""
-    from downrange.protocol.bodies.controller import CleanBrokerDataRequest
-
-    wanted = CleanBrokerDataRequest(
-        cluster_name=cluster,
-        broker_name=broker_set,
-        broker_controller_ids_to_clean=ids,
-        is_clean_living_broker=living,
-    )
-    await admin.controllers.clean(addresses_of(controller), wanted)
+    await admin.controllers.clean(addresses_of(controller), broker_set, ids, cluster=cluster, is_living=living)
     return Answer({"set": broker_set, "ids": ids}, [f"forgotten: {broker_set} {ids or '(all replicas)'}"])
 
 

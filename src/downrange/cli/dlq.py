@@ -5,6 +5,7 @@ from __future__ import annotations
 import json as json_text
 import sys
 from collections.abc import AsyncIterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -114,6 +115,11 @@ def resend(
     end: End = None,
     ids: Ids = None,
     limit: Limit = None,
+    rate: Annotated[float | None, typer.Option("--rate", min=0.01, help="At most this many a second.")] = None,
+    journal: Annotated[
+        Path | None,
+        typer.Option("--journal", help="Note each message here; the same command goes on with it after a crash."),
+    ] = None,
     dry_run: DryRun = False,
     namesrv: Namesrv = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object for each message.")] = False,
@@ -124,13 +130,17 @@ def resend(
     async def action(admin: Admin) -> list[dict[str, Any]]:
         from downrange.cli.progress import progress
         from downrange.client.dead_letters import DeadLetters, Resent
+        from downrange.client.resending import JournalFile, Pace
 
         letters = DeadLetters(admin.session, group)
-        found = letters.read(include_resent=again or bool(ids), **chosen)
         rows = []
-        with progress("sent", shares_terminal=json) as shown:
+        with progress("sent", shares_terminal=json) as shown, ExitStack() as stack:
+            notes = None if journal is None else stack.enter_context(JournalFile(journal))
+            noted = frozenset(notes.noted) if notes is not None else frozenset()
+            found = letters.read(include_resent=again or bool(ids), noted=noted, **chosen)
             planned = (Resent(letter) async for letter in found)
-            async for outcome in planned if dry_run else letters.resend(found, topic):
+            pace = Pace(admin.session.clock, rate)
+            async for outcome in planned if dry_run else letters.resend(found, topic, pace=pace, journal=notes):
                 row = _outcome_row(outcome)
                 rows.append(row)
                 shown.add()

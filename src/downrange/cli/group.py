@@ -9,17 +9,13 @@ import typer
 from downrange.cli.cluster import PROGRESS_COLUMNS, progress_row, told
 from downrange.cli.cluster_actions import asks, broker_row
 from downrange.cli.config import settings_text
-from downrange.cli.options import Broker, Cluster, DryRun, Group, Topic, UsageError, command_family
+from downrange.cli.options import Broker, Cluster, Group, command_family
 from downrange.cli.output import Answer, Column, Table
-from downrange.cli.times import parse_time, time_text
+from downrange.cli.times import time_text
 
 if TYPE_CHECKING:
     from downrange.client.admin import Admin
-    from downrange.client.admin.offsets import BrokerMoves
-    from downrange.client.brokers import Broker as BrokerProcess
-    from downrange.client.per_server import PerServer
     from downrange.model.errors import MQError
-    from downrange.model.topics import GroupRetryPolicy
 
 app = command_family("Consumer groups: list, look at, create, delete, move their offsets.")
 
@@ -119,6 +115,7 @@ async def create(
     ] = "",
 ) -> Answer:
     """Create a group, or replace its configuration."""
+    from downrange.client.admin.groups import parse_retry_policy
     from downrange.model.topics import SubscriptionGroupConfig
 
     config = SubscriptionGroupConfig(
@@ -132,22 +129,9 @@ async def create(
         which_broker_when_consume_slowly=slow_broker_id,
         notify_consumer_ids_changed_enable=notify,
         consume_message_orderly=orderly or None,
-        group_retry_policy=_retry_policy(retry_policy),
+        group_retry_policy=parse_retry_policy(retry_policy),
     )
     return told(f"group {group} created", await admin.groups.create(config, cluster, broker))
-
-
-def _retry_policy(text: str) -> GroupRetryPolicy | None:
-    from downrange.model.topics import GroupRetryPolicy
-    from downrange.protocol.bodies.body import BodyError, decode_body
-
-    if not text:
-        return None
-    try:
-        return decode_body(GroupRetryPolicy, text.encode())
-    except BodyError as error:
-        example = '{"type":"EXPONENTIAL","exponentialRetryPolicy":{"initial":5000,"max":60000,"multiplier":2}}'
-        raise UsageError(f"--retry-policy: {error}; expected for example {example}") from None
 
 
 @app.command("delete")
@@ -342,70 +326,3 @@ def _running_parts(document: dict[str, Any]) -> list[Table | str]:
         Table(topics, document["topics"]),
     ]
     return [*parts, f"\n{document['jstack']}"] if document["jstack"] else parts
-
-
-@app.command("reset-offset")
-@asks
-async def reset_offset(
-    admin: Admin,
-    group: Group,
-    topic: Topic,
-    to: Annotated[str, typer.Option("--time", "-s", help="`now` (the end), a local time, or milliseconds since 1970.")],
-    force: Annotated[bool, typer.Option("--force/--no-force", help="Move forward too, skipping messages.")] = True,
-    dry_run: DryRun = False,
-) -> Answer:
-    """Let a group continue at the messages stored at a given time, whether its members are running or not."""
-    timestamp = -1 if to in ("now", "-1") else parse_time(to)
-    return _moves(group, topic, await admin.offsets.reset(group, topic, timestamp, force=force, dry_run=dry_run))
-
-
-@app.command("skip")
-@asks
-async def skip(admin: Admin, group: Group, topic: Topic, dry_run: DryRun = False) -> Answer:
-    """Let a group continue with the next message sent; messages that wait now are not consumed."""
-    return _moves(group, topic, await admin.offsets.skip_accumulated(group, topic, dry_run=dry_run))
-
-
-@app.command("clone")
-@asks
-async def clone(
-    admin: Admin,
-    source: Annotated[str, typer.Argument(help="Group whose offsets are taken.")],
-    target: Annotated[str, typer.Argument(help="Group that gets them.")],
-    topic: Topic,
-) -> Answer:
-    """Copy the offsets of one group to another."""
-    if source == target:
-        raise UsageError("source and target are the same group")
-    return _moves(target, topic, await admin.offsets.clone(source, target, topic))
-
-
-def _moves(group: str, topic: str, outcomes: PerServer[BrokerProcess, BrokerMoves]) -> Answer:
-    rows = [
-        {
-            "broker": move.queue.broker_name,
-            "queueId": move.queue.queue_id,
-            "brokerOffset": move.max_offset,
-            "consumerOffset": move.committed,
-            "resetOffset": move.target,
-            "how": how(moved),
-        }
-        for moved in outcomes.done.values()
-        for move in moved.moves
-    ]
-    columns = [
-        Column("brokerName", "broker"),
-        Column("queueId", "queueId"),
-        Column("brokerOffset", "brokerOffset"),
-        Column("consumerOffset", "consumerOffset"),
-        Column("resetOffset", "resetOffset"),
-        Column("how", "how"),
-    ]
-    return Answer({"group": group, "topic": topic, "queues": rows}, [Table(columns, rows)], outcomes.failed)
-
-
-def how(moved: BrokerMoves) -> str:
-    """`members told`: running members move within a few seconds; `written`: the group starts there next time."""
-    if not moved.applied:
-        return "dry run, online" if moved.online else "dry run, offline"
-    return "members told" if moved.online else "written"

@@ -26,12 +26,15 @@ from downrange.cli import (
     controller,
     dlq,
     group,
+    group_offsets,
     grpc_port,
     message,
+    message_search,
     mqadmin,
     namesrv,
     namesrv_admin,
     pipeline,
+    pipeline_status,
     plain_acl,
     produce,
     simulate,
@@ -40,6 +43,7 @@ from downrange.cli import (
     topic,
     trace,
     user,
+    waiting,
 )
 from downrange.cli.options import UsageError, connect_with_tls
 from downrange.cli.output import one_line
@@ -90,10 +94,19 @@ app.command("bench")(bench.run)
 
 app.add_typer(controller.app, name="controller")
 app.add_typer(topic.app, name="topic")
+group.app.command("reset-offset")(group_offsets.reset_offset)
+group.app.command("skip")(group_offsets.skip)
+group.app.command("clone")(group_offsets.clone)
+group.app.command("set-offset")(group_offsets.set_offset)
+group.app.command("ages")(group_offsets.ages)
 app.add_typer(group.app, name="group")
 for command in (cluster_up.up, cluster_up.status, cluster_up.down):
     cluster.app.command()(command)
 app.add_typer(cluster.app, name="cluster")
+message.app.command("search")(message_search.search)
+message.app.command("fate")(message_search.fate)
+message.app.command("delayed")(waiting.delayed)
+message.app.command("half")(waiting.half)
 app.add_typer(message.app, name="message")
 app.add_typer(dlq.app, name="dlq")
 app.add_typer(config.app, name="config")
@@ -102,6 +115,8 @@ app.add_typer(acl.app, name="acl")
 app.add_typer(namesrv_admin.app, name="namesrv-admin")
 app.add_typer(plain_acl.app, name="plain-acl")
 app.add_typer(store.app, name="store")
+pipeline.app.command("list")(pipeline_status.list_pipelines)
+pipeline.app.command("status")(pipeline_status.show_status)
 app.add_typer(pipeline.app, name="pipeline")
 app.add_typer(tls.app, name="tls")
 app.command(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from downrange.cli.account import client_config
 from downrange.cli.options import DryRun, Json, Namesrv, UsageError, command_family, key_values
 from downrange.cli.output import Answer, Column, Table, cell, print_answer, visible
 from downrange.cli.spark_session import asked_rightly, shown_progress, spark_session, stopped_by_signal
@@ -74,12 +76,28 @@ def archive(
     """Write topics to a lake of Parquet files, every message once. The next run continues where this one ended."""
     source = _source(topics, pattern, store, namesrv, options)
     with asked_rightly():
+        from downrange.client.pipeline_status import PipelineReporter
+        from downrange.clock import SystemClock
+        from downrange.spark.pipelines.archive import ArchiveProgress, checked
         from downrange.spark.pipelines.archive import archive as run
-        from downrange.spark.pipelines.archive import checked
+        from downrange.spark.pipelines.archive_status import archive_status
 
         checked(source, name, every)  # before Spark, which takes seconds to start
         began = time.monotonic()
-        with spark_session(master) as spark, shown_progress(began) as shown, stopped_by_signal() as stop:
+        reporter = PipelineReporter(client_config(namesrv))
+        tell = archive_status(reporter, name, source, lake, SystemClock())
+        with (
+            closing(reporter),
+            spark_session(master) as spark,
+            shown_progress(began) as shown,
+            stopped_by_signal() as stop,
+        ):
+
+            def on_progress(progress: ArchiveProgress) -> None:
+                shown(progress)
+                if store is None:
+                    tell(progress)
+
             done = run(
                 spark,
                 lake,
@@ -87,7 +105,7 @@ def archive(
                 name=name,
                 until_caught_up=not continuous,
                 seconds_between_batches=every,
-                on_progress=shown,
+                on_progress=on_progress,
                 stop=stop,
             )
         document: dict[str, Any] = {

@@ -1,17 +1,22 @@
 """Dead letters: messages a group gave up on. Look at them, keep a copy, give the group another chance.
 
 A broker never removes a dead letter before its time. Which of them were sent again is remembered as the committed
-offset of the tools' own group in the dead-letter topic, so that sending again twice does not deliver twice.
+offset of the tools' own group in the dead-letter topic, so that sending again twice does not deliver twice; a letter
+behind that offset was sent again if the retry topic has a copy that is younger.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
+import sys
 from collections.abc import AsyncIterable, AsyncIterator, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TextIO
 
 from downrange.client.admin.groups import GroupAdmin
+from downrange.client.admin.messages import MessageAdmin
+from downrange.client.admin.search import Budget, Wanted, search
 from downrange.client.consumer.addresses import address_of
 from downrange.client.consumer.messages import ReceivedMessage
 from downrange.client.consumer.pull import PullConsumer, PullStatus
@@ -19,6 +24,7 @@ from downrange.client.errors import NoRoute
 from downrange.client.message_document import message_document
 from downrange.client.producer.producer import AsyncProducer
 from downrange.client.producer.send_result import STATUS_OF_CODE
+from downrange.client.resending import MARK, Journal, Noted, Pace, Place
 from downrange.client.session import Session
 from downrange.model import properties as names
 from downrange.model.errors import MQError
@@ -29,6 +35,8 @@ from downrange.protocol.codes import RequestCode
 from downrange.protocol.command import request
 
 PRODUCER_GROUP = "TOOLS_PRODUCER"
+CLOCK_SKEW_MILLIS = 60_000
+"""How far the clocks of brokers and of ours may differ."""
 _COMPRESSION = int(SysFlag.COMPRESSED | SysFlag.ZLIB)
 # Properties of the deliveries that failed: a message that is sent again starts without them.
 _OF_THE_PAST = (
@@ -53,6 +61,10 @@ class DeadLetter:
 
     message: ReceivedMessage
     was_resent: bool
+
+    @property
+    def place(self) -> Place:
+        return self.message.queue, int(self.message.queue_offset)
 
     @property
     def origin_topic(self) -> str:
@@ -112,10 +124,12 @@ class DeadLetters:
         end: int | None = None,
         message_ids: Collection[str] = (),
         limit: int | None = None,
+        noted: Collection[Place] = (),
     ) -> AsyncIterator[DeadLetter]:
         """Dead letters, queue by queue, oldest first: all, or those given up between two times, or by any of their ids.
 
-        Those that come while reading are left for the next time.
+        Those that come while reading are left for the next time. Letters in `noted`, the journal of a job that is
+        continued, come in any case: whether they were sent again is for `resend` to find out.
         """
         left = limit
         for queue in await self._queues():
@@ -127,9 +141,14 @@ class DeadLetters:
                 result = await self._reader.pull(queue, offset)
                 if result.status is PullStatus.NO_NEW_MSG:
                     break
-                for message in result.messages:
-                    letter = DeadLetter(message, message.queue_offset < mark)
-                    if message.queue_offset >= stop or not _is_wanted(letter, begin, end, message_ids):
+                wanted = [
+                    letter
+                    for message in result.messages
+                    if message.queue_offset < stop
+                    and _is_wanted(letter := DeadLetter(message, message.queue_offset < mark), begin, end, message_ids)
+                ]
+                for letter in await asyncio.gather(*map(self._checked, wanted)):
+                    if letter.was_resent and not include_resent and letter.place not in noted:
                         continue
                     if left is not None:
                         if left == 0:
@@ -146,11 +165,19 @@ class DeadLetters:
             count += 1
         return count
 
-    async def resend(self, letters: AsyncIterable[DeadLetter], topic: str | None = None) -> AsyncIterator[Resent]:
+    async def resend(
+        self,
+        letters: AsyncIterable[DeadLetter],
+        topic: str | None = None,
+        *,
+        pace: Pace | None = None,
+        journal: Journal | None = None,
+    ) -> AsyncIterator[Resent]:
         """Send letters again, one after another; one outcome for each, and an error does not stop the others.
 
         They go to the group's retry topic, so that this group alone gets them, with all its retries before it; with
-        `topic` they go there instead, and all its groups get them.
+        `topic` they go there instead, and all its groups get them. Letters with an outcome in the journal are passed
+        over; one without is looked for before it is sent, so that a job that died is continued by the same call.
         """
         producer = AsyncProducer(PRODUCER_GROUP, session=self._session)
         unmarked: dict[MessageQueue, int] = {}
@@ -158,22 +185,73 @@ class DeadLetters:
             if topic is not None:
                 await producer.start()
             async for letter in letters:
-                try:
-                    if topic is None:
-                        stored_as = await self._to_retry_topic(letter)
-                    else:
-                        stored_as = (await producer.send(_anew(letter, topic))).offset_message_id
-                except MQError as error:
-                    yield Resent(letter, error=error)
+                place = letter.place
+                noted = journal.get(place) if journal is not None else None
+                if noted is not None and noted.is_concluded:
+                    self._remember(place, unmarked, was_sent=noted.sent_as is not None)
                     continue
-                queue, offset = letter.message.queue, letter.message.queue_offset
-                if self._marks.get(queue) == offset:  # only what follows on what was sent again before is remembered
-                    self._marks[queue] = unmarked[queue] = offset + 1
-                yield Resent(letter, offset_message_id=stored_as)
+                outcome = await self._found_again(letter, noted) if noted is not None else None
+                if outcome is None:
+                    if pace is not None:
+                        await pace.wait()
+                    if journal is not None:
+                        noted = journal.intend(place, topic or retry_topic(self.group), self._session.clock.now())
+                    outcome = await self._resend_one(letter, topic, producer, noted)
+                if journal is not None:
+                    journal.conclude(
+                        place, outcome.offset_message_id, None if outcome.error is None else str(outcome.error)
+                    )
+                self._remember(place, unmarked, was_sent=outcome.error is None)
+                yield outcome
         finally:
             for queue, mark in unmarked.items():
                 await self._reader.commit(queue, mark)
             await producer.close()
+
+    def _remember(self, place: Place, unmarked: dict[MessageQueue, int], *, was_sent: bool) -> None:
+        queue, offset = place
+        if was_sent and self._marks.get(queue) == offset:  # only what follows on what was sent again before
+            self._marks[queue] = unmarked[queue] = offset + 1
+
+    async def _resend_one(
+        self, letter: DeadLetter, topic: str | None, producer: AsyncProducer, noted: Noted | None
+    ) -> Resent:
+        mark = {} if noted is None else {MARK: noted.mark}
+        try:
+            if topic is None:
+                return Resent(letter, await self._to_retry_topic(letter, mark))
+            return Resent(letter, (await producer.send(_anew(letter, topic, mark))).offset_message_id)
+        except MQError as error:
+            return Resent(letter, error=error)
+
+    async def _found_again(self, letter: DeadLetter, noted: Noted) -> Resent | None:
+        """The outcome of a letter that was about to be sent when the process died; None: it was not sent."""
+        wanted = Wanted(noted.topic, begin=noted.timestamp - CLOCK_SKEW_MILLIS, sql=f"{MARK} = '{noted.mark}'")
+        try:
+            page = await search(
+                self._session, wanted, None, Budget(1, looked_at=sys.maxsize, seconds=60), backwards=False
+            )
+        except NoRoute:
+            return None
+        for error in () if page.messages else page.failed.values():
+            raise error  # it may be there
+        return Resent(letter, page.messages[0].offset_message_id) if page.messages else None
+
+    async def _checked(self, letter: DeadLetter) -> DeadLetter:
+        """The letter, and whether it was sent again out of turn: then the retry topic has a copy that is younger."""
+        unique_key = letter.message.unique_key
+        if letter.was_resent or unique_key is None:
+            return letter
+        try:
+            found = await MessageAdmin(self._session).all_by_unique_key(retry_topic(self.group), unique_key)
+        except MQError:
+            return letter
+        was_resent = any(
+            copy.reconsume_times == 0 and copy.store_timestamp >= letter.message.store_timestamp
+            for copies in found.done.values()
+            for copy in copies
+        )
+        return replace(letter, was_resent=was_resent)
 
     async def _queues(self) -> tuple[MessageQueue, ...]:
         try:
@@ -189,12 +267,13 @@ class DeadLetters:
                 self.topic, f"{brokers}: {self.topic} may not be read; allow it: downrange topic perm {self.topic} 6"
             ) from None
 
-    async def _to_retry_topic(self, letter: DeadLetter) -> str:
+    async def _to_retry_topic(self, letter: DeadLetter, mark: dict[str, str]) -> str:
         """On the broker that has the letter: the group is known there."""
         message = letter.message
         properties = names.decode_properties(message.properties_text)
         for name in _OF_THE_PAST:
             properties.pop(name, None)
+        properties |= mark
         properties[names.RETRY_TOPIC] = letter.origin_topic
         properties[names.ORIGIN_MESSAGE_ID] = letter.origin_message_id
         header = SendMessageRequest(
@@ -224,7 +303,7 @@ def _is_wanted(letter: DeadLetter, begin: int | None, end: int | None, message_i
     )
 
 
-def _anew(letter: DeadLetter, topic: str) -> Message:
+def _anew(letter: DeadLetter, topic: str, mark: dict[str, str]) -> Message:
     """The message to send to `topic`, as its producer would have made it."""
     message = letter.message
     properties = {
@@ -238,6 +317,6 @@ def _anew(letter: DeadLetter, topic: str) -> Message:
         message.tags,
         names.find_property(message.properties_text, names.KEYS),
         flag=message.flag,
-        properties=properties,
+        properties={**properties, **mark},
         sharding_key=names.find_property(message.properties_text, names.SHARDING_KEY),
     )

@@ -143,13 +143,16 @@ async def _parts(
     async def take_office(term: Term) -> None:
         await sets.load()
         now = clock.monotonic()
-        liveness.take_office([ReplicaKey(one.broker_name, id_) for one in sets for id_ in one.replicas], now)
+        replicas = {ReplicaKey(one.broker_name, id_): at for one in sets for id_, at in one.replicas.items()}
+        liveness.take_office(replicas, now)
         for one in sets:  # masters may have leases of the leader before
             liveness.lease(one.broker_name, now + config.lease_millis / 1000)
+        for key, replica in replicas.items():
+            overseer.look_at_settings(key, replica.address)
 
     leadership = Leadership(store, keys.leader, me(config, server.port), clock, take_office)
     sets.serve(leadership)
-    return Parts(leadership, sets, liveness, overseer, links)
+    return Parts(leadership, sets, liveness, overseer)
 
 
 def me(config: ControllerConfig, port: int) -> Peer:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Container, Coroutine, Mapping
 from typing import Any, Final, NamedTuple
 
 from downrange.clock import Clock
-from downrange.controller.broker_links import BrokerLinks
 from downrange.controller.config import REMOTELY_CHANGEABLE, ControllerConfig
 from downrange.controller.election import Call
 from downrange.controller.leadership import Leadership, Peer
@@ -56,6 +55,7 @@ log = logging.getLogger(__name__)
 
 Handler = Callable[[Command, Connection], Coroutine[Any, Any, Command]]
 MOST_NAMES: Final = 1000
+MOST_SETS: Final = 10_000
 
 
 class Parts(NamedTuple):
@@ -65,7 +65,6 @@ class Parts(NamedTuple):
     sets: BrokerSets
     liveness: Liveness
     overseer: Overseer
-    links: BrokerLinks
 
 
 class ControllerHandlers:
@@ -102,7 +101,7 @@ class ControllerHandlers:
         handler = self._handlers.get(command.code)
         if handler is None:
             return self._of_every_controller.get(command.code, refuse)(command, connection)
-        assert self._parts.sets.term  # else NotLeader is raised
+        self._parts.sets.check_leading()
         task = asyncio.get_running_loop().create_task(handler(command, connection))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -132,12 +131,13 @@ class ControllerHandlers:
         now = self._clock.monotonic()
         if liveness.heartbeat(key, heard_of(header, connection, now)):
             log.info("broker heard set=%s id=%d address=%s", *key, header.broker_addr)
-        return command.reply(remark="Heart beat success", header=self._lease(key, now))
+        lease = None if command.is_oneway else self._lease(key, now)
+        return command.reply(remark="Heart beat success", header=lease)
 
     def _lease(self, key: ReplicaKey, now: float) -> HeartbeatResponse | None:
         if self._parts.leadership.term is None:
             return None
-        broker_set = self._parts.sets.get(key.broker_name)
+        broker_set = self._parts.sets.settled(key.broker_name)
         if broker_set is None or broker_set.master != key.broker_id:
             return None
         self._parts.liveness.lease(key.broker_name, now + self.config.lease_millis / 1000)
@@ -201,6 +201,8 @@ class ControllerHandlers:
         name, cluster = header.broker_name, header.cluster_name
 
         def event(old: BrokerSet | None) -> Verdict:
+            if old is None and len(self._parts.sets) >= MOST_SETS:
+                return Verdict(ResponseCode.BROKER_ID_INVALID, f"there are {MOST_SETS} broker sets already")
             return apply_broker_id(old, cluster, name, header.applied_broker_id, header.register_check_code)
 
         verdict, _ = await self._parts.sets.change(name, event)
@@ -213,15 +215,18 @@ class ControllerHandlers:
         """Request 1003."""
         header = command.header(RegisterBrokerToControllerRequest)
         name, id_ = header.broker_name, header.broker_id
-        if self.config.refuse_unsafe_brokers:
-            await self._look_at_settings(ReplicaKey(name, id_), header.broker_address)
+        key = ReplicaKey(name, id_)
+        if self.config.refuse_unsafe_brokers and not await self._parts.overseer.is_safe(key, header.broker_address):
+            raise BrokerError(
+                f"{header.broker_address} has allAckInSyncStateSet=false, which refuseUnsafeBrokers=true forbids here"
+            )
 
         def event(old: BrokerSet | None) -> Verdict:
             return register(old, name, id_, header.broker_address)
 
         verdict, after = await self._parts.sets.change(name, event)
         if verdict.code == ResponseCode.SUCCESS:
-            self._asked(ReplicaKey(name, id_), connection, header.broker_address)
+            self._asked(key, connection, header.broker_address)
         answer = RegisterBrokerToControllerResponse(cluster_name=header.cluster_name, broker_name=name)
         if verdict.code != ResponseCode.SUCCESS or after is None:
             return command.reply(verdict.code, verdict.remark, header=answer)
@@ -229,7 +234,7 @@ class ControllerHandlers:
             log.warning("master started again set=%s id=%d epoch=%d", name, id_, after.master_epoch)
             self._parts.overseer.tell(after)
         if not self.config.refuse_unsafe_brokers:
-            self._parts.overseer.start(self._look_at_settings(ReplicaKey(name, id_), header.broker_address))
+            self._parts.overseer.look_at_settings(key, header.broker_address)
         if after.master is not None and self._is_alive(after, after.master):
             answer = RegisterBrokerToControllerResponse(
                 cluster_name=header.cluster_name,
@@ -240,19 +245,6 @@ class ControllerHandlers:
                 sync_state_set_epoch=after.sync_state_set_epoch,
             )
         return command.reply(header=answer, body=encode_body(after.members))
-
-    async def _look_at_settings(self, key: ReplicaKey, address: str) -> None:
-        """Find out whether a broker acknowledges messages that not all members of the sync-state set have."""
-        unsafe = self._parts.overseer.unsafe
-        if await self._parts.links.acknowledges_safely(address) is not False:
-            unsafe.discard(key)
-            return
-        unsafe.add(key)
-        log.warning(
-            "broker may lose acknowledged messages at a failover set=%s id=%d: set allAckInSyncStateSet=true", *key
-        )
-        if self.config.refuse_unsafe_brokers:
-            raise BrokerError(f"{address} has allAckInSyncStateSet=false, which refuseUnsafeBrokers=true forbids here")
 
     def _asked(self, key: ReplicaKey, connection: Connection, address: str) -> None:
         heard = Heard(self._clock.monotonic(), connection=connection, address=address)

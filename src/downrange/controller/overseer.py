@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Hashable
+from contextlib import suppress
 from typing import Any, Final
 
 from downrange.clock import Clock
@@ -21,6 +22,7 @@ log = logging.getLogger(__name__)
 
 PROBE_AGAIN_SECONDS: Final = 0.25
 STALL_SECONDS: Final = 0.5
+MOST_AT_ONCE: Final = 16
 _ELECTED: Final = frozenset({ResponseCode.SUCCESS, ResponseCode.MASTER_STILL_EXIST})
 
 
@@ -30,7 +32,7 @@ class Overseer:
     def __init__(self, sets: BrokerSets, liveness: Liveness, links: BrokerLinks, clock: Clock) -> None:
         self._sets = sets
         self._liveness = liveness
-        self._links = links
+        self.links = links
         self._clock = clock
         self._tasks: set[asyncio.Task[None]] = set()
         self._probed: set[ReplicaKey] = set()
@@ -58,19 +60,20 @@ class Overseer:
 
         before = self._sets.get(broker_name)
         verdict, after = await self._sets.change(broker_name, event)
-        if verdict.code not in _ELECTED:
-            self.failed_elections += 1
-        if verdict.after is not None:
-            self.elections += verdict.code == ResponseCode.SUCCESS
-            self._log(before, verdict.after)
-            if verdict.code == ResponseCode.SUCCESS:
-                self.tell(verdict.after)
+        self.failed_elections += verdict.code not in _ELECTED
+        epoch = 0 if before is None else before.master_epoch
+        # Also an election whose outcome was not known when it was held: nobody was told of it.
+        if after is not None and after.master_epoch > epoch:
+            self._log(before, after)
+            if after.master is not None:
+                self.elections += 1
+                self.tell(after)
         return verdict, after
 
     def tell(self, broker_set: BrokerSet) -> None:
         """Tell all replicas of an election, beside what goes on."""
         if self.notifies:
-            self.start(self._links.tell(broker_set))
+            self.start(self.links.tell(broker_set))
 
     def _log(self, before: BrokerSet | None, after: BrokerSet) -> None:
         old = None if before is None else before.master
@@ -84,14 +87,17 @@ class Overseer:
     async def scan(self) -> None:
         """Hold every election that is due."""
         now = self._clock.monotonic()
-        for broker_set in self._sets:
-            if self._is_due(broker_set, now):
+        at_once = asyncio.Semaphore(MOST_AT_ONCE)
+
+        async def one(name: str) -> None:
+            async with at_once:
                 try:
-                    await self.elect(broker_set.broker_name, Call())
-                except NotLeader:
-                    return
+                    await self.elect(name, Call())
                 except (StoreUnavailable, BrokerError) as error:
-                    log.warning("no election set=%s reason=%s", broker_set.broker_name, error)
+                    log.warning("no election set=%s reason=%s", name, error)
+
+        due = [broker_set.broker_name for broker_set in self._sets if self._is_due(broker_set, now)]
+        await asyncio.gather(*map(one, due))
 
     def _is_due(self, broker_set: BrokerSet, now: float) -> bool:
         if broker_set.is_new:
@@ -115,17 +121,13 @@ class Overseer:
             if now - last > pause_seconds() + STALL_SECONDS:
                 log.warning("this process stood still seconds=%.1f", now - last)
                 self._liveness.excuse(now)
-            try:
-                assert self._sets.term
+            with suppress(NotLeader):
+                self._sets.check_leading()
                 await self.scan()
-            except NotLeader:
-                pass
             last = self._clock.monotonic()
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(pause_seconds()):
                     await self._wake.wait()
-            except TimeoutError:
-                pass
 
     # --- closed connections -------------------------------------------------------------------------------------
 
@@ -143,7 +145,7 @@ class Overseer:
                 address = self._liveness.address(key)  # as its heartbeats told: a controller that follows looks, too
                 if address is None:
                     return
-                if not await self._links.is_there(address):
+                if not await self.links.is_there(address):
                     if self._liveness.not_found(key, connection):
                         log.warning("broker gone set=%s id=%d reason=connection closed", *key)
                         self._wake.set()
@@ -154,6 +156,27 @@ class Overseer:
 
     def _is_suspected(self, key: ReplicaKey, connection: Hashable) -> bool:
         return key in self._liveness.closed(connection)
+
+    # --- settings of brokers ------------------------------------------------------------------------------------
+
+    def look_at_settings(self, key: ReplicaKey, address: str) -> None:
+        """Find out beside what goes on whether a broker is safe."""
+
+        async def look() -> None:
+            await self.is_safe(key, address)
+
+        self.start(look())
+
+    async def is_safe(self, key: ReplicaKey, address: str) -> bool:
+        """Whether a broker acknowledges only messages that all members of the sync-state set have, or does not say."""
+        if await self.links.acknowledges_safely(address) is not False:
+            self.unsafe.discard(key)
+            return True
+        self.unsafe.add(key)
+        log.warning(
+            "broker may lose acknowledged messages at a failover set=%s id=%d: set allAckInSyncStateSet=true", *key
+        )
+        return False
 
     # --- work beside ------------------------------------------------------------------------------------------------
 

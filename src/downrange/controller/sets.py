@@ -89,9 +89,23 @@ class BrokerSets:
             raise NotLeader("the controller is not leader")
         return term
 
+    def check_leading(self) -> None:
+        """Raise NotLeader unless this controller leads."""
+        _ = self.term
+
+    def __len__(self) -> int:
+        return len(self._documents)
+
+    def settled(self, broker_name: str) -> BrokerSet | None:
+        """The state of a set; None while it is being changed, or after a change whose outcome is not known."""
+        lock = self._locks.get(broker_name)
+        if broker_name in self._doubtful or (lock is not None and lock.locked()):
+            return None
+        return self.get(broker_name)
+
     def get(self, broker_name: str) -> BrokerSet | None:
         """The state of a set as this leader last saw it. Raises NotLeader."""
-        assert self.term
+        self.check_leading()
         document = self._documents.get(broker_name)
         return None if document is None else document.state
 

@@ -25,6 +25,7 @@ from downrange.protocol.bodies.controller import SyncStateSet
 from downrange.protocol.codes import ResponseCode
 
 FIRST_ID: Final = 1
+MOST_REPLICAS: Final = 100
 MAX_NAME: Final = 255
 
 
@@ -127,6 +128,8 @@ def _problem_of_application(
         return None
     if old.cluster_name != cluster_name:
         return f"Broker-set: {broker_name} belongs to cluster {old.cluster_name}, not to {cluster_name}"
+    if broker_id not in old.replicas and len(old.replicas) >= MOST_REPLICAS:
+        return f"Broker-set: {broker_name} has {MOST_REPLICAS} replicas already"
     if broker_id < FIRST_ID:
         return f"BrokerId: {broker_id} is not an id: the first one is {FIRST_ID}"
     known = old.replicas.get(broker_id)

@@ -34,7 +34,7 @@ MQError                                                                        m
 ├── PlainAclError                                                              auth/plain_accounts.py
 ├── AccessRuleError                                                            auth/users.py
 ├── Refused, CallFailed                                                        proxy/errors.py
-├── SqlError                                                                   broker/sql/errors.py
+├── SqlError                                                                   model/sql/errors.py
 ├── ReplicationError                                                           broker/replication/errors.py
 │   ├── SlaveAhead, SlaveTooFarBehind, LogsDiffer                              broker/replication/errors.py
 │   └── LoginFailed                                                            broker/replication/login.py
@@ -47,6 +47,10 @@ MQError                                                                        m
 │   ├── SendFailed                                                             client/errors.py
 │   ├── ClusterNotChosen                                                       client/admin/chosen_brokers.py
 │   ├── UserNotFound                                                           client/admin/users.py
+│   ├── WrongCursor                                                            client/admin/search.py
+│   ├── PlanDrifted                                                            client/admin/plans.py
+│   ├── PipelineNotFound                                                       client/admin/pipelines.py
+│   ├── JournalDamaged                                                         client/resending.py
 │   ├── ReplyTimedOut                                                          client/producer/request_reply.py
 │   └── BrokerAway                                                             spark/brokers.py
 ├── NoQueue                                                                    client/producer/fault/chooser.py

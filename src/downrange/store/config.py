@@ -11,6 +11,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Final
 
+from downrange.model.delay_levels import DEFAULT_DELAY_LEVELS, parse_delay_levels
+from downrange.model.errors import MessageError
 from downrange.settings import ConfigError, setting
 
 DEFAULT_MAX_MESSAGE_SIZE: Final = 4 << 20
@@ -18,8 +20,6 @@ DEFAULT_MAX_MESSAGE_SIZE: Final = 4 << 20
 RECORD_OVERHEAD: Final = 64 << 10
 # Every commit-log file keeps this many bytes free at its end, for the blank record.
 BLANK_SIZE: Final = 8
-DEFAULT_DELAY_LEVELS: Final = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
-_UNIT_MILLIS: Final = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _ENTRY_SIZE: Final = 20
 
 
@@ -296,17 +296,10 @@ class StoreConfig:
 
     def delay_level_millis(self) -> tuple[int, ...]:
         """The delay of level 1, 2, … in milliseconds."""
-        delays = []
-        for item in self.message_delay_level.split():
-            unit = _UNIT_MILLIS.get(item[-1])
-            if unit is None or not item[:-1].isascii() or not item[:-1].isdigit():
-                raise ConfigError(
-                    f"messageDelayLevel={self.message_delay_level}: {item!r} is not a number followed by s, m, h or d"
-                )
-            delays.append(int(item[:-1]) * unit)
-        if not delays:
-            raise ConfigError("messageDelayLevel is empty: expected at least one level such as 1s")
-        return tuple(delays)
+        try:
+            return parse_delay_levels(self.message_delay_level)
+        except MessageError as error:
+            raise ConfigError(str(error)) from None
 
     def delete_hours(self) -> frozenset[int]:
         """The local hours in which expired files are deleted."""

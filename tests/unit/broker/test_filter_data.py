@@ -12,13 +12,13 @@ from downrange.broker.filter_data import ConsumerFilters
 from downrange.broker.filtering import group_filter, retry_filter, tag_filter
 from downrange.broker.json_file import JsonFile
 from downrange.broker.services.housekeeping import clean_filters
-from downrange.broker.sql.errors import SqlError
-from downrange.broker.sql.expression import SqlExpression
 from downrange.clock import ManualClock
 from downrange.model.hashing import tags_code
 from downrange.model.message import QueueOffset
 from downrange.model.message_id import pack_host
 from downrange.model.properties import encode_properties
+from downrange.model.sql.errors import SqlError
+from downrange.model.sql.expression import SqlExpression
 from downrange.model.subscription import SQL92, Subscription, subscribe
 from downrange.store.message_store import MessageStore
 from downrange.store.new_message import NewMessage

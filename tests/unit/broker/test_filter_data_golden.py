@@ -11,9 +11,9 @@ from downrange.broker.compiled_sql import compiled
 from downrange.broker.filter_data import ConsumerFilters
 from downrange.broker.filtering import MessageFilter, group_filter, sql_filter
 from downrange.broker.json_file import JsonFile
-from downrange.broker.sql.expression import SqlExpression
 from downrange.clock import ManualClock
 from downrange.model.record import decode_record
+from downrange.model.sql.expression import SqlExpression
 from downrange.protocol import java_json
 from downrange.store.message_store import MessageStore
 from downrange.store.queue.consume_queue import ENTRY

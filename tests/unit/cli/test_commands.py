@@ -12,6 +12,7 @@ from downrange.model.message import MessageQueue
 from downrange.model.topics import SubscriptionGroupConfig, TopicConfig
 from downrange.protocol.bodies.groups import Connection, ConsumerConnection, GroupList, SubscriptionGroupTable
 from downrange.protocol.bodies.offsets import OffsetResponse
+from downrange.protocol.bodies.pull import PullMessageResponse
 from downrange.protocol.bodies.send import SendMessageResponse
 from downrange.protocol.bodies.statistics import ConsumeStats, OffsetWrapper, TopicOffset, TopicStats
 from downrange.protocol.bodies.topics import TopicConfigTable
@@ -58,7 +59,10 @@ def willing(broker: FakeBroker) -> None:
         RequestCode.QUERY_CONSUMER_OFFSET: reply(header=OffsetResponse(4)),
         RequestCode.VIEW_MESSAGE_BY_ID: reply(body=record(broker, "k1")),
         RequestCode.QUERY_MESSAGE: found(record(broker, "k1")),
-        RequestCode.PULL_MESSAGE: reply(body=record(broker, "k1")),
+        RequestCode.PULL_MESSAGE: reply(
+            header=PullMessageResponse(suggest_which_broker_id=0, next_begin_offset=6, min_offset=0, max_offset=6),
+            body=record(broker, "k1"),
+        ),
         RequestCode.SEND_MESSAGE_V2: reply(header=SendMessageResponse(msg_id="0A" * 16, queue_id=1, queue_offset=42)),
     }
 

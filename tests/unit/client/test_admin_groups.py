@@ -87,6 +87,38 @@ async def test_the_overview_counts_members_once_and_adds_up_what_is_behind(clust
     assert [name.split()[0] for name in overview.failed] == ["broker-b"]
 
 
+async def test_a_thousand_groups_that_never_connected_cost_two_requests_each(
+    cluster: FakeCluster, admin: Admin
+) -> None:
+    names = [f"group-{number:04}" for number in range(1000)]
+    table = SubscriptionGroupTable(subscription_group_table={name: SubscriptionGroupConfig(name) for name in names})
+    for broker in cluster.brokers.values():
+        broker.answers[RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG] = reply(body=table)
+        broker.answers[RequestCode.GET_CONSUME_STATS] = reply(body=ConsumeStats())
+        broker.answers[RequestCode.GET_CONSUMER_CONNECTION_LIST] = NOT_ONLINE
+    overview = await admin.groups.overview()
+    assert [one.group for one in overview.groups] == [GROUP, *names]
+    for broker in cluster.brokers.values():
+        assert len(broker.asked) == 1 + 2 * len(overview.groups)
+
+
+async def test_a_broker_that_does_not_tell_its_groups_is_not_asked_about_each(
+    cluster: FakeCluster, admin: Admin
+) -> None:
+    a, b = cluster.brokers.values()
+    a.answers[RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG] = reply(
+        body=SubscriptionGroupTable(subscription_group_table={"fresh": SubscriptionGroupConfig("fresh")})
+    )
+    a.answers[RequestCode.GET_CONSUME_STATS] = reply(body=behind("broker-a", 3))
+    a.answers[RequestCode.GET_CONSUMER_CONNECTION_LIST] = NOT_ONLINE
+    b.answers[RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG] = reply(1, "tired")
+    overview = await admin.groups.overview()
+    (fresh,) = (one for one in overview.groups if one.group == "fresh")
+    assert fresh.behind == 3
+    assert [broker.name for broker in fresh.failed] == ["broker-b"]
+    assert {"consumerGroup": "fresh"} not in b.fields(RequestCode.GET_CONSUME_STATS)
+
+
 async def test_creating_and_deleting_send_what_the_genuine_tool_sends(cluster: FakeCluster, admin: Admin) -> None:
     cluster.broker.answers[RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP] = reply()
     cluster.broker.answers[RequestCode.DELETE_SUBSCRIPTIONGROUP] = reply()

@@ -13,6 +13,7 @@ from downrange.model.message import Message, MessageQueue, StoredMessage
 from downrange.model.message_id import pack_host
 from downrange.model.properties import decode_properties, encode_properties
 from downrange.model.record import decode_record, encode_record
+from downrange.protocol.bodies.pull import PullMessageResponse
 from downrange.protocol.bodies.query import QueryMessageResponse
 from downrange.protocol.bodies.routes import BrokerData, QueueData, TopicRouteData
 from downrange.protocol.bodies.send import SendMessageResponse
@@ -129,9 +130,11 @@ async def test_with_a_topic_either_id_is_found(cluster: FakeCluster, admin: Admi
 
 async def test_the_message_at_a_place_of_a_queue(cluster: FakeCluster, admin: Admin) -> None:
     stored = decode_record(record(cluster.broker, "k"))
-    cluster.broker.answers[RequestCode.PULL_MESSAGE] = reply(body=record(cluster.broker, "k"))
+    ends = PullMessageResponse(suggest_which_broker_id=0, next_begin_offset=1, min_offset=0, max_offset=1)
+    found = reply(header=ends, body=record(cluster.broker, "k"))
+    cluster.broker.answers[RequestCode.PULL_MESSAGE] = found
     assert await admin.messages.by_queue_offset(TOPIC, "broker-a", 1, stored.queue_offset) == stored
-    for answer in (reply(19), reply(21), reply(body=record(cluster.broker, "k"))):
+    for answer in (reply(19, header=ends), reply(21, header=ends), found):
         cluster.broker.answers[RequestCode.PULL_MESSAGE] = answer
         with pytest.raises(MessageNotFound, match="no message 99"):
             await admin.messages.by_queue_offset(TOPIC, "broker-a", 1, 99)

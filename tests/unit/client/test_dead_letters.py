@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -15,7 +17,9 @@ from downrange.client.consumer.messages import ReceivedMessage
 from downrange.client.dead_letters import DeadLetter, DeadLetters, DeadLettersUnreadable
 from downrange.client.errors import GroupNotFound
 from downrange.client.producer.outgoing import ForbiddenTopic
+from downrange.client.resending import JournalDamaged, JournalFile, Noted, Pace, Place
 from downrange.client.session import Session
+from downrange.clock import ManualClock
 from downrange.model.topics import SubscriptionGroupConfig, TopicConfig
 from downrange.protocol.errors import SubscriptionGroupNotExist
 from downrange.testing import EmbeddedBroker, broker
@@ -115,7 +119,92 @@ async def test_what_was_sent_again_is_remembered(mq: EmbeddedBroker, session: Se
 async def test_a_letter_out_of_turn_does_not_hide_those_before_it(session: Session, letters: DeadLetters) -> None:
     last = (await read(letters))[-1]
     _ = [outcome async for outcome in letters.resend(letters.read(message_ids={last.message.message_id}))]
-    assert len(await read(letters, include_resent=False)) == 3
+    assert [letter.message.body for letter in await read(letters, include_resent=False)] == [b"0", b"1"]
+    assert [letter.was_resent for letter in await read(letters)] == [False, False, True]
+
+
+class DyingJournal(JournalFile):
+    """A journal of a process that dies with the n-th letter: before it was sent, or before its outcome was noted."""
+
+    def __init__(self, path: Path, *, dies_at: int, was_sent: bool) -> None:
+        super().__init__(path)
+        self._left = dies_at
+        self._was_sent = was_sent
+
+    def intend(self, place: Place, topic: str, timestamp: int) -> Noted:
+        noted = super().intend(place, topic, timestamp)
+        self._left -= 1
+        if self._left == 0 and not self._was_sent:
+            raise KeyboardInterrupt
+        return noted
+
+    def conclude(self, place: Place, sent_as: str | None, error: str | None) -> None:
+        if self._left == 0:
+            raise KeyboardInterrupt
+        super().conclude(place, sent_as, error)
+
+
+@pytest.mark.parametrize("was_sent", [True, False])
+@pytest.mark.parametrize("topic", [None, "repaired"])
+async def test_a_job_that_died_is_continued_and_sends_nothing_twice(
+    mq: EmbeddedBroker, session: Session, letters: DeadLetters, tmp_path: Path, was_sent: bool, topic: str | None
+) -> None:
+    mq.create_topic("repaired", 1)
+    path = tmp_path / "job.jsonl"
+    with DyingJournal(path, dies_at=2, was_sent=was_sent) as dying, pytest.raises(KeyboardInterrupt):
+        async for _ in letters.resend(letters.read(), topic, journal=dying):
+            pass
+    with path.open("ab") as file:
+        file.write(b'["%DLQ%bil')  # and cut off in the middle of a line
+    later = DeadLetters(session, GROUP)
+    with JournalFile(path) as journal:
+        left = later.read(include_resent=False, noted=frozenset(journal.noted))
+        outcomes = [outcome async for outcome in later.resend(left, topic, journal=journal)]
+        assert [outcome.error for outcome in outcomes] == [None, None]
+        assert [noted.sent_as is not None for noted in journal.noted.values()] == [True] * 3
+    sent = mq.messages(topic or "%RETRY%billing")
+    assert sorted(bodies(sent)) == [b"0", b"1", b"2"]
+    assert {noted.sent_as for noted in journal.noted.values()} == {message.offset_message_id for message in sent}
+    with JournalFile(path) as journal:
+        assert [outcome async for outcome in later.resend(later.read(), topic, journal=journal)] == []
+
+
+async def test_a_file_that_is_no_journal_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("milk\n")
+    with pytest.raises(JournalDamaged, match="line 1"):
+        JournalFile(path)
+    assert path.read_text() == "milk\n"
+
+
+async def test_letters_are_sent_at_the_pace_given_and_none_during_a_pause() -> None:
+    clock = ManualClock()
+    pace = Pace(clock, per_second=50)
+    times = []
+
+    async def send(count: int) -> None:
+        for _ in range(count):
+            await pace.wait()
+            times.append(clock.now())
+
+    begin = clock.now()
+    sending = asyncio.create_task(send(7))
+    while len(times) < 4:
+        await asyncio.sleep(0)
+        if clock.sleeping:
+            await clock.advance(0.01)
+    assert [time - begin for time in times] == [0, 20, 40, 60]
+    pace.pause()
+    await clock.advance(10)
+    await asyncio.sleep(0)
+    assert len(times) == 4
+    pace.go_on()
+    while len(times) < 7:
+        await asyncio.sleep(0)
+        if clock.sleeping:
+            await clock.advance(0.01)
+    await sending
+    assert times[6] - times[5] == 20  # a pause is not made up for, but for one letter
 
 
 async def test_letters_can_go_to_another_topic(mq: EmbeddedBroker, letters: DeadLetters) -> None:

@@ -15,9 +15,9 @@ from downrange.broker.compiled_sql import compiled
 from downrange.broker.live_config import LiveConfig
 from downrange.broker.queue_locks import QueueLocks
 from downrange.broker.routes import RouteTable
-from downrange.broker.sql.errors import SqlError
 from downrange.broker.tables import Tables
 from downrange.clock import Clock
+from downrange.model.sql.errors import SqlError
 from downrange.model.subscription import SQL92
 from downrange.model.topics import retry_topic
 from downrange.protocol.bodies.body import Body, BodyError, decode_body, encode_body

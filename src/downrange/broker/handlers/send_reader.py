@@ -22,6 +22,7 @@ from downrange.model.properties import decode_properties, find_property
 from downrange.model.topics import (
     HALF_TOPIC,
     MAX_TOPIC_LENGTH,
+    OP_HALF_TOPIC,
     RETRY_PREFIX,
     TIMER_TOPIC,
     Perm,
@@ -245,6 +246,7 @@ class SendReader:
                 raise MessageIllegal("a transactional message cannot be delayed")
             self._timing.out_time(properties, self._writer.now())  # refused now, not when it is committed
             self._topics.ensure(HALF_TOPIC, 1)
+            self._topics.ensure(OP_HALF_TOPIC, 1)  # as in 5.x: operators read there which half messages have ended
             half(message, properties)
         elif level:
             delayed(message, without_timer(properties), level, self._writer.max_delay_level)

@@ -11,12 +11,12 @@ from typing import Final, NamedTuple
 
 from downrange.broker.compiled_sql import compiled
 from downrange.broker.filtering import EVERYTHING, MessageFilter, sql_filter, tag_filter
-from downrange.broker.sql.errors import SqlError
 from downrange.model import properties as names
 from downrange.model.message import StoredMessage
 from downrange.model.message_id import pack_host
 from downrange.model.properties import decode_properties, encode_properties
 from downrange.model.record import QUEUE_OFFSET_AT, decode_record, encode_record
+from downrange.model.sql.errors import SqlError
 from downrange.model.subscription import SQL92, TAG, subscribe
 from downrange.protocol.bodies.pop import (
     ANY_QUEUE,

@@ -9,11 +9,12 @@ from typing import Final, TypeVar
 
 from downrange.broker.groups import CommittedOffsets
 from downrange.broker.message_writer import MessageWriter
-from downrange.broker.transactions.records import again, committed, ended_offsets, number, operation, real_topic
+from downrange.broker.transactions.records import again, committed, number, operation, real_topic
 from downrange.model import properties as names
 from downrange.model.message import StoredMessage, TopicQueue
 from downrange.model.record import CorruptRecord, decode_record
 from downrange.model.topics import HALF_TOPIC, OP_HALF_TOPIC, TRANSACTION_GROUP
+from downrange.model.transaction_ops import ended_offsets
 from downrange.store.kept_message import KeptMessage, read_kept
 from downrange.store.message_store import MessageStore
 from downrange.store.new_message import AppendResult, NewMessage, PutMessageStatus
@@ -244,7 +245,7 @@ class HalfMessages:
         while entries := self._store.entries(OP_HALF_TOPIC, _QUEUE_ID, at, _READ_ENTRIES):
             for entry in entries:
                 op = self.at(entry.physical_offset)
-                offsets = ended_offsets(op) if op is not None else []
+                offsets = ended_offsets(op.tags, op.body) if op is not None else []
                 for half_offset in offsets:
                     self._ended[half_offset] = entry.physical_offset + entry.size
                 self._ops.append(max(offsets, default=-1))

@@ -14,7 +14,6 @@ from downrange.model.topics import CHECK_MAX_TIME_TOPIC, HALF_TOPIC, OP_HALF_TOP
 from downrange.store.kept_message import KeptMessage
 from downrange.store.new_message import AppendResult, NewMessage
 
-REMOVE_TAG: Final = "d"
 _COMMIT: Final = int(SysFlag.TRANSACTION_COMMIT)
 _OP_PROPERTIES: Final = b"WAIT\x01true\x02TAGS\x01d"
 
@@ -59,13 +58,6 @@ def operation(half_offset: int, queue_id: int, now: int, broker_host: bytes) -> 
         born_host=broker_host,
         store_host=broker_host,
     )
-
-
-def ended_offsets(op: StoredMessage) -> list[int]:
-    """The half messages an op message says have ended: one as 4.9 writes it, or several with commas as 5.x does."""
-    if op.tags != REMOVE_TAG:
-        return []
-    return [int(text) for text in op.body.split(b",") if text.isdigit()]
 
 
 def again(stored: StoredMessage, changes: dict[str, str]) -> NewMessage:

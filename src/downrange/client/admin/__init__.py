@@ -14,12 +14,16 @@ from typing import Self
 
 from downrange.client.admin.cluster import ClusterAdmin
 from downrange.client.admin.controllers import ControllerAdmin
+from downrange.client.admin.delayed import DelayedAdmin
 from downrange.client.admin.groups import GroupAdmin
 from downrange.client.admin.messages import MessageAdmin
 from downrange.client.admin.namesrv import NamesrvAdmin
 from downrange.client.admin.offsets import OffsetAdmin
+from downrange.client.admin.pipelines import PipelineAdmin
 from downrange.client.admin.plain_acl import PlainAclAdmin
+from downrange.client.admin.planning import PlanAdmin
 from downrange.client.admin.topics import TopicAdmin
+from downrange.client.admin.transactions import TransactionAdmin
 from downrange.client.admin.users import AclAdmin, UserAdmin
 from downrange.client.config import ClientConfig
 from downrange.client.session import Session
@@ -39,6 +43,10 @@ class Admin:
         self.groups = GroupAdmin(self.session)
         self.offsets = OffsetAdmin(self.session, self.groups)
         self.messages = MessageAdmin(self.session)
+        self.delayed = DelayedAdmin(self.session)
+        self.transactions = TransactionAdmin(self.session)
+        self.pipelines = PipelineAdmin(self.session, self.messages)
+        self.plans = PlanAdmin(self)
         self.plain_acl = PlainAclAdmin(self.session)
         self.users = UserAdmin(self.session)
         self.acls = AclAdmin(self.session)

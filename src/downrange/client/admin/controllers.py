@@ -13,6 +13,7 @@ from downrange.client.per_server import PerServer, ask_each
 from downrange.client.session import Session
 from downrange.protocol.bodies.body import decode_body
 from downrange.protocol.bodies.controller import (
+    BrokerReplica,
     BrokerReplicasInfo,
     CleanBrokerDataRequest,
     ElectMasterRequest,
@@ -20,11 +21,14 @@ from downrange.protocol.bodies.controller import (
     EpochEntryCache,
     GetMetadataInfoResponse,
     HARuntimeInfo,
+    ReplicasInfo,
     encode_broker_names,
 )
 from downrange.protocol.codes import RequestCode, ResponseCode
 from downrange.protocol.command import request
 from downrange.settings import format_properties
+
+__all__ = ["BrokerReplica", "ControllerAdmin", "Elected", "ReplicasInfo"]
 
 
 class Elected(NamedTuple):
@@ -69,8 +73,17 @@ class ControllerAdmin:
         reply = await self._session.invoke(await self.leader(addresses), asked)
         return decode_body(BrokerReplicasInfo, reply.body_bytes)
 
-    async def elect(self, addresses: Sequence[str], wanted: ElectMasterRequest) -> Elected:
-        """Hold an election; raises BrokerError 2012 if the wanted broker cannot be elected."""
+    async def elect(
+        self, addresses: Sequence[str], broker_set: str, broker_id: int, *, cluster: str, is_unclean: bool = False
+    ) -> Elected:
+        """Make a replica the master; raises BrokerError 2012 if it cannot be. `is_unclean`: messages may be lost."""
+        wanted = ElectMasterRequest(
+            cluster_name=cluster,
+            broker_name=broker_set,
+            broker_id=broker_id,
+            designate_elect=True,
+            unclean_elect=True if is_unclean else None,
+        )
         reply = await self._session.invoke(
             await self.leader(addresses),
             request(RequestCode.CONTROLLER_ELECT_MASTER, wanted),
@@ -78,8 +91,22 @@ class ControllerAdmin:
         )
         return Elected(reply.code == ResponseCode.SUCCESS, reply.header(ElectMasterResponse))
 
-    async def clean(self, addresses: Sequence[str], wanted: CleanBrokerDataRequest) -> None:
-        """Forget replicas, or a whole set."""
+    async def clean(
+        self,
+        addresses: Sequence[str],
+        broker_set: str,
+        ids: str | None = None,
+        *,
+        cluster: str | None = None,
+        is_living: bool = False,
+    ) -> None:
+        """Forget the replicas with these ids, joined by semicolons, or a whole set; with `is_living` also live ones."""
+        wanted = CleanBrokerDataRequest(
+            cluster_name=cluster,
+            broker_name=broker_set,
+            broker_controller_ids_to_clean=ids,
+            is_clean_living_broker=is_living,
+        )
         asked = request(RequestCode.CONTROLLER_CLEAN_BROKER_DATA, wanted)
         await self._session.invoke(await self.leader(addresses), asked)
 

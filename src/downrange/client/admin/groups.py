@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from downrange.client.admin.chosen_brokers import chosen_brokers, tell_brokers
@@ -11,16 +12,17 @@ from downrange.client.brokers import Broker
 from downrange.client.errors import ClientNotFound, GroupNotFound, NoRoute
 from downrange.client.per_server import PerServer, ask_each
 from downrange.client.session import Session
-from downrange.model.errors import MQError
+from downrange.model.errors import MessageError, MQError
 from downrange.model.topics import (
     BUILT_IN_GROUPS,
     RETRY_PREFIX,
     SYSTEM_GROUP_PREFIX,
+    GroupRetryPolicy,
     SubscriptionGroupConfig,
     check_group_name,
     retry_topic,
 )
-from downrange.protocol.bodies.body import decode_body, encode_body
+from downrange.protocol.bodies.body import BodyError, decode_body, encode_body
 from downrange.protocol.bodies.consumers import (
     ConsumerRunningInfo,
     ConsumerStatus,
@@ -64,10 +66,15 @@ class GroupSummary:
 
 @dataclass(frozen=True, slots=True)
 class GroupNames:
-    """Groups by name, and the brokers that could not be asked for theirs."""
+    """Groups by name, and the brokers that could not be asked for theirs.
+
+    `configured` names the masters that have the configuration of a group. It misses a group that was deleted, whose
+    retry topic is left.
+    """
 
     names: tuple[str, ...]
     failed: dict[Broker, MQError]
+    configured: dict[str, tuple[Broker, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +97,12 @@ class GroupAdmin:
         topics = decode_body(TopicList, reply.body_bytes).topic_list
         connected = {topic.removeprefix(RETRY_PREFIX) for topic in topics if topic.startswith(RETRY_PREFIX)}
         configured = await ask_each(await self._session.masters(), self.configs_of)
-        found = connected.union(*configured.done.values())
-        return GroupNames(tuple(sorted(name for name in found if not is_system_group(name))), configured.failed)
+        brokers: dict[str, tuple[Broker, ...]] = {}
+        for broker, configs in configured.done.items():
+            for name in configs:
+                brokers[name] = (*brokers.get(name, ()), broker)
+        found = sorted(name for name in connected | brokers.keys() if not is_system_group(name))
+        return GroupNames(tuple(found), configured.failed, brokers)
 
     async def configs(
         self, cluster: str | None = None, broker: str | None = None
@@ -131,18 +142,26 @@ class GroupAdmin:
                 ) from None
             return found
 
-    async def progress(self, group: str, topic: str | None = None) -> PerServer[Broker, ConsumeStats]:
-        """The progress of a group in each of its queues, or in the queues of one topic."""
+    async def progress(
+        self, group: str, topic: str | None = None, brokers: Collection[Broker] | None = None
+    ) -> PerServer[Broker, ConsumeStats]:
+        """The progress of a group in each of its queues, or in the queues of one topic.
+
+        `brokers` are those to ask, which spares looking for the brokers of the group.
+        """
 
         async def ask(broker: Broker) -> ConsumeStats:
             command = request(RequestCode.GET_CONSUME_STATS, GetConsumeStatsRequest(group, topic))
             return decode_body(ConsumeStats, (await self._session.ask(broker, command)).body_bytes)
 
-        return await ask_each(await self.brokers_of(group), ask)
+        return await ask_each(await self.brokers_of(group) if brokers is None else brokers, ask)
 
-    async def connections(self, group: str) -> PerServer[Broker, ConsumerConnection | None]:
+    async def connections(
+        self, group: str, brokers: Collection[Broker] | None = None
+    ) -> PerServer[Broker, ConsumerConnection | None]:
         """The members of a group as each broker sees them; None where no member is connected."""
-        return await ask_each(await self.brokers_of(group), lambda broker: self.connections_on(broker, group))
+        asked = await self.brokers_of(group) if brokers is None else brokers
+        return await ask_each(asked, lambda broker: self.connections_on(broker, group))
 
     async def connections_on(self, broker: Broker, group: str) -> ConsumerConnection | None:
         command = request(RequestCode.GET_CONSUMER_CONNECTION_LIST, ConsumerGroupRequest(group))
@@ -154,20 +173,25 @@ class GroupAdmin:
     async def overview(self) -> GroupOverview:
         """Every group of users, with its members and how many messages it is behind."""
         gate = asyncio.Semaphore(AT_ONCE)
+        listed = await self.names()
 
         async def one(group: str) -> GroupSummary:
             async with gate:
-                return await self.summary(group)
+                # A broker that did not tell its groups would not answer for each of them either, but cost its time.
+                summary = await self.summary(group, listed.configured.get(group))
+                return replace(summary, failed={**listed.failed, **summary.failed})
 
-        listed = await self.names()
         summaries = await ask_each(listed.names, one)
         failed = dict(summaries.failed)
         for errors in (listed.failed, *(summary.failed for summary in summaries.done.values())):
             failed.update({str(broker): error for broker, error in errors.items()})
         return GroupOverview(tuple(summaries.done.values()), failed)
 
-    async def summary(self, group: str) -> GroupSummary:
-        stats, connections = await asyncio.gather(self.progress(group), self.connections(group))
+    async def summary(self, group: str, brokers: Collection[Broker] | None = None) -> GroupSummary:
+        asked = await self.brokers_of(group) if brokers is None else brokers
+        stats, connections = await asyncio.gather(
+            self.progress(group, brokers=asked), self.connections(group, brokers=asked)
+        )
         online = [connection for connection in connections.done.values() if connection is not None]
         members = {member.client_id: member.version for connection in online for member in connection.connection_set}
         return GroupSummary(
@@ -193,6 +217,12 @@ class GroupAdmin:
     async def running_info(self, group: str, client_id: str, *, with_stack: bool = False) -> ConsumerRunningInfo:
         """The running info of one member, asked through a broker it is connected to."""
         broker = await self._broker_with_member(group, client_id)
+        return await self.running_info_from(broker, group, client_id, with_stack=with_stack)
+
+    async def running_info_from(
+        self, broker: Broker, group: str, client_id: str, *, with_stack: bool = False
+    ) -> ConsumerRunningInfo:
+        """The running info of one member, asked through a broker that is known to have it connected."""
         header = GetConsumerRunningInfoRequest(consumer_group=group, client_id=client_id, jstack_enable=with_stack)
         command = request(RequestCode.GET_CONSUMER_RUNNING_INFO, header)
         reply = await self._session.ask(broker, command, self._session.config.relay_timeout_seconds)
@@ -233,6 +263,17 @@ def member_row(member: Connection) -> dict[str, str | None]:
 def to_table(config: SubscriptionGroupConfig) -> dict[str, Any]:
     """The configuration under RocketMQ's names."""
     return {camel_case(name): value for name, value in asdict(config).items()}
+
+
+def parse_retry_policy(text: str) -> GroupRetryPolicy | None:
+    """The retry policy of a group as operators type it, in JSON; None for an empty text. Raises MessageError."""
+    if not text:
+        return None
+    try:
+        return decode_body(GroupRetryPolicy, text.encode())
+    except BodyError as error:
+        example = '{"type":"EXPONENTIAL","exponentialRetryPolicy":{"initial":5000,"max":60000,"multiplier":2}}'
+        raise MessageError(f"--retry-policy: {error}; expected for example {example}") from None
 
 
 def is_system_group(group: str) -> bool:

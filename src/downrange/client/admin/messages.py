@@ -6,7 +6,14 @@ import random
 
 from msgspec import structs
 
-from downrange.client.brokers import Broker, reachable, reader_of, sorted_brokers
+from downrange.client.admin.fate import FateFinder, MessageFate
+from downrange.client.admin.located import Locator
+from downrange.client.admin.namesrv import NamesrvAdmin
+from downrange.client.admin.queue_reading import pull_from
+from downrange.client.admin.search import END_OF_TIME, Budget, SearchCursor, SearchPage, Wanted, search
+from downrange.client.admin.timeline import Event, GroupCopies, timeline
+from downrange.client.admin.topics import TopicAdmin
+from downrange.client.brokers import Broker, reader_of, sorted_brokers
 from downrange.client.compression import plain_body
 from downrange.client.errors import MessageNotFound, NoRoute
 from downrange.client.per_server import PerServer, ask_each
@@ -14,7 +21,7 @@ from downrange.client.producer.send_result import STATUS_OF_CODE, SendResult
 from downrange.client.session import Session
 from downrange.client.trace_reader import MessageTrace, trace_of
 from downrange.client.unique_id import UniqueIds
-from downrange.model.errors import MessageError
+from downrange.model.errors import MessageError, MQError
 from downrange.model.message import Message, MessageQueue, StoredMessage
 from downrange.model.message_id import parse_offset_message_id
 from downrange.model.properties import KEYS, RESERVED, TAGS, UNIQ_KEY, WAIT, encode_properties
@@ -23,24 +30,23 @@ from downrange.model.topics import (
     AUTO_CREATE_TOPIC,
     CHECK_MAX_TIME_TOPIC,
     SEND_FORBIDDEN_TOPICS,
-    TOOLS_GROUP,
     TRACE_TOPIC,
     Perm,
     check_topic_name,
+    dlq_topic,
+    retry_topic,
 )
 from downrange.protocol.bodies.body import decode_body
 from downrange.protocol.bodies.consumers import ConsumeMessageDirectlyRequest, ConsumeMessageDirectlyResult
-from downrange.protocol.bodies.pull import PullMessageRequest, PullSysFlag
 from downrange.protocol.bodies.query import QueryMessageRequest, ViewMessageRequest
 from downrange.protocol.bodies.routes import TopicRouteData
 from downrange.protocol.bodies.send import SendMessageRequest, SendMessageResponse
 from downrange.protocol.bodies.transactions import ResumeCheckHalfMessageRequest
-from downrange.protocol.codes import RequestCode, ResponseCode
+from downrange.protocol.codes import RequestCode
 from downrange.protocol.command import request
 from downrange.protocol.errors import InternalError, QueryNotFound
 from downrange.transport.errors import TransportError
 
-END_OF_TIME = 0x7FFF_FFFF_FFFF_FFFF
 MAX_FOUND = 64
 PRODUCER_GROUP = "TOOLS_PRODUCER"
 AUTO_CREATE_QUEUES = 4
@@ -137,33 +143,34 @@ class MessageAdmin:
         serving = [data for data in route.broker_datas if data.broker_name == broker_name]
         if not serving:
             raise NoRoute(topic, f"the topic {topic} is not on the broker {broker_name}")
-        header = PullMessageRequest(
-            consumer_group=TOOLS_GROUP,
-            topic=topic,
-            queue_id=queue_id,
-            queue_offset=offset,
-            max_msg_nums=1,
-            sys_flag=PullSysFlag.SUBSCRIPTION,
-            commit_offset=0,
-            suspend_timeout_millis=0,
-            subscription="*",
-            sub_version=0,
-            bname=broker_name,
-        )
-        reply = await self._session.invoke(
-            reachable(reader_of(serving[0])).address,
-            request(RequestCode.PULL_MESSAGE, header),
-            accept=(
-                ResponseCode.SUCCESS,
-                ResponseCode.PULL_NOT_FOUND,
-                ResponseCode.PULL_RETRY_IMMEDIATELY,
-                ResponseCode.PULL_OFFSET_MOVED,
-            ),
-        )
-        for message in decode_records(reply.body_bytes) if reply.code == ResponseCode.SUCCESS else ():
+        queue = MessageQueue(topic, broker_name, queue_id)
+        for message in decode_records(
+            (await pull_from(self._session, reader_of(serving[0]), queue, offset, 1)).records
+        ):
             if message.queue_offset == offset:
                 return message
         raise MessageNotFound(f"queue {queue_id} of {topic} on {broker_name} has no message {offset}")
+
+    async def between(
+        self,
+        topic: str,
+        begin: int = 0,
+        end: int = END_OF_TIME,
+        *,
+        tags: str | None = None,
+        sql: str | None = None,
+        text: str | None = None,
+        cursor: SearchCursor | None = None,
+        backwards: bool = False,
+        budget: Budget | None = None,
+    ) -> SearchPage:
+        """A page of the messages stored between two times, both included: all queues merged by store time.
+
+        `tags` is `A || B`, `sql` an SQL92 expression over properties, `text` a piece of the body. `cursor` is where
+        another page ended or began; without one the page begins at `begin`, or backwards at `end`.
+        """
+        wanted = Wanted(topic, begin, end, tags, sql, text)
+        return await search(self._session, wanted, cursor, budget or Budget(), backwards=backwards)
 
     async def send(self, message: Message, broker_name: str | None = None, queue_id: int | None = None) -> SendResult:
         """Send one message, to a queue of choice or to any that may be written.
@@ -235,6 +242,41 @@ class MessageAdmin:
                 f"no trace of {message_id} in the topic {trace_topic}; clients write it only if told to"
             )
         return trace
+
+    async def fate(self, message_id: str, topic: str | None = None) -> MessageFate:
+        """Why each group that reads the topic of a message has or has not consumed it.
+
+        `message_id` is an offset id, or a unique id together with the topic. A message that no consumer can see yet,
+        because it is delayed or its transaction is open, is found, too.
+        """
+        located = await Locator(self._session, self).locate(message_id, topic)
+        groups = await TopicAdmin(self._session, NamesrvAdmin(self._session)).groups(located.queue.topic)
+        return await FateFinder(self._session, located, await self._trace_if_any(located.message)).find(groups)
+
+    async def timeline(self, message_id: str, topic: str | None = None) -> tuple[Event, ...]:
+        """The life of a message: sent, stored, delivered, retried, given up; as `fate` it takes either id."""
+        located = await Locator(self._session, self).locate(message_id, topic)
+        groups = await TopicAdmin(self._session, NamesrvAdmin(self._session)).groups(located.queue.topic)
+
+        async def copies(of: str) -> tuple[StoredMessage, ...]:
+            try:
+                found = await located.copies(of)
+            except NoRoute:
+                return ()
+            return tuple(one for messages in found.done.values() for one in messages)
+
+        by_group = {
+            group: GroupCopies(await copies(retry_topic(group)), await copies(dlq_topic(group)))
+            for group in sorted({one for names in groups.done.values() for one in names})
+        }
+        stored = await copies(located.message.topic) or (located.message,)
+        return timeline(stored, by_group, await self._trace_if_any(located.message))
+
+    async def _trace_if_any(self, message: StoredMessage) -> MessageTrace | None:
+        try:
+            return await self.trace(message.message_id)
+        except MQError:
+            return None
 
     async def _route_to_send(self, topic: str) -> TopicRouteData:
         try:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from downrange.client.admin.groups import GroupAdmin
+from downrange.client.admin.queue_reading import committed_at
 from downrange.client.brokers import Broker, master_of, reachable, sorted_brokers
-from downrange.client.errors import GroupNotFound, GroupOnline
+from downrange.client.errors import GroupNotFound, GroupOnline, NoRoute
 from downrange.client.per_server import PerServer, ask_each
 from downrange.client.session import Session
+from downrange.model.errors import MessageError
 from downrange.model.message import MessageQueue
 from downrange.model.topics import Perm
 from downrange.protocol.bodies.body import decode_body
@@ -16,14 +19,14 @@ from downrange.protocol.bodies.consumers import QueueOffsets, ResetOffsetRequest
 from downrange.protocol.bodies.offsets import (
     GetMaxOffsetRequest,
     OffsetResponse,
-    QueryConsumerOffsetRequest,
     SearchOffsetRequest,
     UpdateConsumerOffsetRequest,
 )
 from downrange.protocol.bodies.routes import TopicRouteData
+from downrange.protocol.bodies.statistics import ConsumeTimeSpanRequest, ConsumeTimeSpans, QueueTimeSpan
 from downrange.protocol.codes import RequestCode
 from downrange.protocol.command import Command, request
-from downrange.protocol.errors import ConsumerNotOnline, InternalError, QueryNotFound
+from downrange.protocol.errors import ConsumerNotOnline, InternalError
 
 END = -1
 """As a timestamp: the end of every queue."""
@@ -83,26 +86,82 @@ class OffsetAdmin:
         """Let a group continue with the next message sent, without the messages that wait."""
         return await self.reset(group, topic, END, force=True, dry_run=dry_run)
 
-    async def clone(self, source: str, target: str, topic: str) -> PerServer[Broker, BrokerMoves]:
+    async def clone(
+        self, source: str, target: str, topic: str, *, dry_run: bool = False
+    ) -> PerServer[Broker, BrokerMoves]:
         """Let `target` continue where `source` is. Refused while members of `target` are running."""
         stats = await self._groups.progress(source, topic)
         if not stats.failed and not any(one.offset_table for one in stats.done.values()):
             raise GroupNotFound(f"the group {source} has committed nothing of {topic}")
 
         async def ask(broker: Broker) -> BrokerMoves:
-            if await self._groups.connections_on(broker, target) is not None:
-                raise GroupOnline(f"members of {target} are running and would overwrite its offsets; stop them first")
             moves = tuple(
                 QueueMove(queue, offsets.broker_offset, None, offsets.consumer_offset)
                 for queue, offsets in sorted(stats.done[broker].offset_table.items())
                 if queue.topic == topic
             )
-            for move in moves:
-                await self._commit(broker, target, move)
-            return BrokerMoves(moves, online=False, applied=True)
+            return await self._write(broker, target, moves, dry_run)
 
         cloned = await ask_each(stats.done, ask)
         return PerServer(cloned.done, {**stats.failed, **cloned.failed})
+
+    async def move_queue(
+        self, group: str, queue: MessageQueue, offset: int, *, dry_run: bool = False
+    ) -> PerServer[Broker, BrokerMoves]:
+        """Let a group continue at an offset of one queue. Refused while members of the group are running."""
+        route = await self._session.look_up_route(queue.topic)
+        brokers = [master_of(data) for data in route.broker_datas if data.broker_name == queue.broker_name]
+        if not brokers or queue not in read_queues(route, queue.topic, brokers[0]):
+            raise NoRoute(queue.topic, f"the topic {queue.topic} has no queue {queue.queue_id} on {queue.broker_name}")
+
+        async def ask(broker: Broker) -> BrokerMoves:
+            end = await self._end(broker, queue)
+            if not 0 <= offset <= end:
+                raise MessageError(f"queue {queue.queue_id} of {queue.broker_name} ends at {end}; {offset} is beyond")
+            await self._check_group(broker, group)
+            return await self._write(broker, group, (QueueMove(queue, end, None, offset),), dry_run)
+
+        return await ask_each(brokers, ask)
+
+    async def write(self, group: str, moves: Mapping[Broker, Sequence[QueueMove]]) -> PerServer[Broker, BrokerMoves]:
+        """Write offsets of a group that were planned before. Refused where members of the group are running."""
+
+        async def ask(broker: Broker) -> BrokerMoves:
+            await self._check_group(broker, group)
+            return await self._write(broker, group, tuple(moves[broker]), dry_run=False)
+
+        return await ask_each(moves, ask)
+
+    async def time_spans(self, group: str, topic: str) -> PerServer[Broker, tuple[QueueTimeSpan, ...]]:
+        """Store times of the oldest, the newest and the last consumed message of each queue, and how late a group is.
+
+        `delay_time` is the age of the oldest message that waits, in milliseconds; 0 where none waits.
+        """
+
+        async def ask(broker: Broker) -> tuple[QueueTimeSpan, ...]:
+            command = request(RequestCode.QUERY_CONSUME_TIME_SPAN, ConsumeTimeSpanRequest(topic, group))
+            reply = await self._session.ask(broker, command)
+            return decode_body(ConsumeTimeSpans, reply.body_bytes).consume_time_span_set
+
+        return await ask_each(await self._session.masters_of_topic(topic), ask)
+
+    async def _write(self, broker: Broker, group: str, moves: tuple[QueueMove, ...], dry_run: bool) -> BrokerMoves:
+        online = await self._groups.connections_on(broker, group) is not None
+        if dry_run:
+            seen = [
+                replace(move, committed=await committed_at(self._session, broker, group, move.queue)) for move in moves
+            ]
+            return BrokerMoves(tuple(seen), online, applied=False)
+        if online:
+            raise GroupOnline(f"members of {group} are running and would overwrite its offsets; stop them first")
+        for move in moves:
+            await self._commit(broker, group, move)
+        return BrokerMoves(moves, online=False, applied=True)
+
+    async def _check_group(self, broker: Broker, group: str) -> None:
+        """A mistyped group must not get offsets: only one the broker knows does."""
+        if group not in await self._groups.configs_of(broker):
+            raise GroupNotFound(f"the consumer group {group} is unknown on this broker; create it first")
 
     async def _reset_on(
         self, broker: Broker, group: str, topic: str, queues: list[MessageQueue], timestamp: int, force: bool
@@ -124,9 +183,7 @@ class OffsetAdmin:
             offsets = decode_body(QueueOffsets, reply.body_bytes).offset_table
             moves = tuple(QueueMove(queue, None, None, offset) for queue, offset in sorted(offsets.items()))
             return BrokerMoves(moves, online=True, applied=True)
-        # A mistyped group must not get offsets: only one the broker knows does.
-        if group not in await self._groups.configs_of(broker):
-            raise GroupNotFound(f"the consumer group {group} is unknown on this broker; create it first")
+        await self._check_group(broker, group)
         moves = await self._plan(broker, group, queues, timestamp, force)
         for move in moves:
             await self._commit(broker, group, move)
@@ -138,13 +195,8 @@ class OffsetAdmin:
         moves = []
         for queue in queues:
             _, name, queue_id = queue
-            max_offset = await self._offset(
-                broker,
-                request(
-                    RequestCode.GET_MAX_OFFSET, GetMaxOffsetRequest(topic=queue.topic, queue_id=queue_id, bname=name)
-                ),
-            )
-            committed = await self._committed(broker, group, queue)
+            max_offset = await self._end(broker, queue)
+            committed = await committed_at(self._session, broker, group, queue)
             wanted = max_offset
             if timestamp != END:
                 search = SearchOffsetRequest(topic=queue.topic, queue_id=queue_id, timestamp=timestamp, bname=name)
@@ -152,14 +204,9 @@ class OffsetAdmin:
             moves.append(QueueMove(queue, max_offset, committed, target_offset(wanted, committed, force)))
         return tuple(moves)
 
-    async def _committed(self, broker: Broker, group: str, queue: MessageQueue) -> int | None:
-        header = QueryConsumerOffsetRequest(
-            consumer_group=group, topic=queue.topic, queue_id=queue.queue_id, bname=queue.broker_name
-        )
-        try:
-            return await self._offset(broker, request(RequestCode.QUERY_CONSUMER_OFFSET, header))
-        except QueryNotFound:
-            return None
+    async def _end(self, broker: Broker, queue: MessageQueue) -> int:
+        header = GetMaxOffsetRequest(topic=queue.topic, queue_id=queue.queue_id, bname=queue.broker_name)
+        return await self._offset(broker, request(RequestCode.GET_MAX_OFFSET, header))
 
     async def _commit(self, broker: Broker, group: str, move: QueueMove) -> None:
         header = UpdateConsumerOffsetRequest(

@@ -134,6 +134,17 @@ class TopicAdmin:
             return PerServer(outcomes.done, {**outcomes.failed, **not_entered})
         return outcomes
 
+    async def configs_of(self, topic: str) -> PerServer[Broker, TopicConfig]:
+        """The configuration of a topic on each broker that serves it."""
+
+        async def ask(broker: Broker) -> TopicConfig:
+            config = (await self._configs(broker)).get(topic)
+            if config is None:
+                raise NoRoute(topic, f"the broker no longer has the topic {topic}")
+            return config
+
+        return await ask_each(await self._session.masters_of_topic(topic), ask)
+
     async def update(
         self,
         topic: str,

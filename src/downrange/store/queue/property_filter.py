@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 from downrange.compiled import accelerated
 from downrange.model.properties import find_property
 from downrange.model.record import properties_of
+from downrange.model.sql.condition import Condition
 from downrange.store.queue.backlog import Backlog, Picked
-
-# The value of the property with this name, or None.
-Properties = Callable[[str], str | None]
-Condition = Callable[[Properties], bool | None]
 
 
 class PropertyFilter:

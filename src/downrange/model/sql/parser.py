@@ -17,9 +17,9 @@ from __future__ import annotations
 import math
 from typing import Final, NamedTuple
 
-from downrange.broker.sql.errors import SqlError
-from downrange.broker.sql.lexer import DECIMAL, INTEGER, NAME, STRING, Lexer, Token
-from downrange.broker.sql.tree import (
+from downrange.model.sql.errors import SqlError
+from downrange.model.sql.lexer import DECIMAL, INTEGER, NAME, STRING, Lexer, Token
+from downrange.model.sql.tree import (
     FALSE,
     NULL,
     TRUE,

@@ -10,8 +10,9 @@ import operator
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-from downrange.broker.sql.java_values import order_doubles, to_boolean, to_double, to_int, to_long
-from downrange.broker.sql.tree import (
+from downrange.model.sql.condition import Condition, Properties
+from downrange.model.sql.java_values import order_doubles, to_boolean, to_double, to_int, to_long
+from downrange.model.sql.tree import (
     And,
     BareProperty,
     Comparison,
@@ -26,7 +27,6 @@ from downrange.broker.sql.tree import (
     Property,
     TextSearch,
 )
-from downrange.store.queue.property_filter import Condition, Properties
 
 _TESTS: Final[dict[str, Callable[[Any, Any], bool]]] = {
     "=": operator.eq,

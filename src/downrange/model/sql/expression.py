@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from downrange.broker.sql.evaluation import condition_of
-from downrange.broker.sql.parser import parse
-from downrange.store.queue.property_filter import Condition, Properties
+from downrange.model.sql.condition import Condition, Properties
+from downrange.model.sql.evaluation import condition_of
+from downrange.model.sql.parser import parse
 
 
 @dataclass(frozen=True, slots=True)

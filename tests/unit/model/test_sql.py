@@ -7,10 +7,10 @@ from collections.abc import Mapping
 
 import pytest
 
-from downrange.broker.sql.errors import SqlError
-from downrange.broker.sql.expression import compile_sql
-from downrange.broker.sql.java_values import order_doubles, to_double, to_int, to_long
-from downrange.broker.sql.parser import MAX_DEPTH
+from downrange.model.sql.errors import SqlError
+from downrange.model.sql.expression import compile_sql
+from downrange.model.sql.java_values import order_doubles, to_double, to_int, to_long
+from downrange.model.sql.parser import MAX_DEPTH
 
 ERROR = "error"
 

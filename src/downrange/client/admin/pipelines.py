@@ -1,0 +1,57 @@
+"""Pipelines: their last status and their history, from the messages that they send about themselves."""
+
+from __future__ import annotations
+
+from downrange.client.admin.messages import MessageAdmin
+from downrange.client.admin.search import Budget
+from downrange.client.compression import plain_body
+from downrange.client.errors import ClientError, NoRoute
+from downrange.client.pipeline_status import PIPELINES_TOPIC, PipelineStatus, key_of
+from downrange.client.session import Session
+
+DAY_MILLIS = 86_400_000
+MOST_LOOKED_AT = 20_000
+
+
+class PipelineNotFound(ClientError):
+    """No pipeline of this name has told its status lately."""
+
+
+class PipelineAdmin:
+    """Looks at pipelines, Spark queries above all."""
+
+    def __init__(self, session: Session, messages: MessageAdmin) -> None:
+        self._session = session
+        self._messages = messages
+
+    async def list(self, *, within_millis: int = DAY_MILLIS) -> tuple[PipelineStatus, ...]:
+        """The last status of each pipeline that told one within this time, sorted by name."""
+        found: dict[str, PipelineStatus] = {}
+        budget = Budget(messages=MOST_LOOKED_AT, looked_at=MOST_LOOKED_AT, seconds=10)
+        begin = self._session.clock.now() - within_millis
+        try:
+            page = await self._messages.between(PIPELINES_TOPIC, begin, backwards=True, budget=budget)
+        except NoRoute:
+            return ()
+        for message in page.messages:
+            status = PipelineStatus.decode(message.body)
+            if status is not None:
+                found[status.name] = status
+        return tuple(found[name] for name in sorted(found))
+
+    async def status(self, name: str, *, most: int = 64) -> tuple[PipelineStatus, ...]:
+        """The last messages of one pipeline about itself, oldest first; raises PipelineNotFound."""
+        try:
+            found = await self._messages.by_key(PIPELINES_TOPIC, key_of(name), max_messages=most)
+        except NoRoute:
+            raise PipelineNotFound(f"no pipeline has told its status: there is no topic {PIPELINES_TOPIC}") from None
+        found.raise_if_none()
+        told = [
+            status
+            for messages in found.done.values()
+            for message in messages
+            if (status := PipelineStatus.decode(plain_body(message))) is not None and status.name == name
+        ]
+        if not told:
+            raise PipelineNotFound(f"no pipeline {name} has told its status; `downrange pipeline list` shows which did")
+        return tuple(sorted(told, key=lambda status: status.timestamp))
