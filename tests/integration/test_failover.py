@@ -148,7 +148,7 @@ def test_when_all_brokers_were_down_sends_succeed_seconds_after_they_are_back(dr
         assert row.lost == 0
         assert row.report.failed > 0
         assert set(row.errors) <= {"ConnectFailed", "ConnectionLost"}
-        # The longest pause between two attempts to connect is three seconds.
+        # The longest pause between two attempts to connect is a second.
         assert row.failing_seconds_after < 4
 
 

@@ -100,6 +100,7 @@ COLUMNS = [
     Column("acked", "acknowledged"),
     Column("failed", "failed"),
     Column("duplicates", "duplicates"),
+    Column("given up", "given_up"),
     Column("attempts", "attempts"),
     Column("probes", "probes"),
     Column("p50 ms", "p50_millis", _millis),

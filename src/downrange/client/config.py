@@ -77,17 +77,20 @@ def split_addresses(text: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class ProducerConfig:
-    """How a producer sends. Defaults are those of RocketMQ 4.9; names are its names, in seconds and bytes."""
+    """How a producer sends. Names are RocketMQ's, in seconds and bytes; so are defaults, but for `fault_strategy`."""
 
     send_timeout_seconds: float = 3.0
     """For a whole send, all attempts and the look-up of the route together."""
     attempt_timeout_seconds: float | None = None
-    """The longest one attempt may take, so that there is time for another broker. [sendMsgMaxTimeoutPerRequest]"""
+    """The longest one attempt may take, so that there is time for another broker. [sendMsgMaxTimeoutPerRequest]
+
+    `adaptive` learns a time-out for each broker; this one is then an upper limit.
+    """
     retry_times_when_send_failed: int = 2
     retry_times_when_send_async_failed: int = 2
     retry_another_broker_when_not_store_ok: bool = False
-    fault_strategy: StrategyName = "round_robin"
-    """`latency` is RocketMQ's sendLatencyFaultEnable=true."""
+    fault_strategy: StrategyName = "adaptive"
+    """`round_robin` is RocketMQ's default, `latency` its sendLatencyFaultEnable=true."""
     max_message_size: int = 4 * 1024 * 1024
     compress_over_bytes: int = 4096
     """Bodies of this size and larger are compressed. [compressMsgBodyOverHowmuch]"""

@@ -3,6 +3,7 @@
 ClientError
 ├── NoNameServer      no configured name server answers                                  retriable
 ├── NoRoute           no broker serves this topic, as far as the name servers know       retriable
+│   └── NoMaster      brokers serve it, but none has a master at the moment              retriable
 ├── BrokerNotFound    no broker of this name, or it has no master at the moment          retriable
 ├── ClusterNotFound   no cluster of this name
 ├── GroupNotFound     no broker knows this consumer group
@@ -61,6 +62,10 @@ class NoRoute(ClientError):
     def __init__(self, topic: str, problem: str) -> None:
         super().__init__(problem)
         self.topic = topic
+
+
+class NoMaster(NoRoute):
+    """Brokers serve the topic, but none of them has a master at the moment: one may be on its way."""
 
 
 class BrokerNotFound(ClientError):

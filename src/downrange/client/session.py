@@ -18,6 +18,7 @@ from downrange.client.errors import BrokerNotFound, ClusterNotFound, NoNameServe
 from downrange.client.heartbeats import Heartbeats
 from downrange.client.per_server import PerServer, ask_each
 from downrange.client.producer.stored_reply import take_stored
+from downrange.client.route_chase import RouteChase
 from downrange.client.unique_id import local_address
 from downrange.clock import Clock, SystemClock
 from downrange.model.errors import MQError
@@ -96,10 +97,14 @@ class Session:
         self.route_changes = 0
         """Counts the changes of routes: anything derived from a route at another count may be out of date."""
         self._followed: dict[str, None] = {}  # a set that keeps its order
+        self._missing: set[str] = set()
+        """Topics that no broker served when they were looked up last."""
         self._looking_up: dict[str, asyncio.Lock] = {}
-        self._refreshed: dict[str, float] = {}
         self._addresses: frozenset[str] = frozenset()
         self._work = BackgroundWork()
+        self._chase = RouteChase(self.clock, self._work, self._refresh)
+        self.route_watchers: set[Callable[[str], None]] = set()
+        """Called with the topic whose route has changed."""
         self._is_started = False
 
     def __repr__(self) -> str:
@@ -208,6 +213,7 @@ class Session:
             reply = await self.ask_namesrv(command)
         except TopicNotExist:
             # A name server that has just started knows no topics yet: followed topics keep their last route.
+            self._missing.add(topic)
             if topic not in self._followed and self._routes.pop(topic, None) is not None:
                 self.route_changes += 1
             raise NoRoute(topic, f"no broker serves the topic {topic}, says name server {self.namesrv}") from None
@@ -260,11 +266,16 @@ class Session:
             lock.release()
 
     def refresh_soon(self, topic: str) -> None:
-        """Look a route up in the background, because a broker failed; once a second at most."""
-        now = self.clock.monotonic()
-        if self._is_started and now - self._refreshed.get(topic, float("-inf")) >= 1:
-            self._refreshed[topic] = now
-            self._work.start(self._refresh(topic), f"route of {topic}")
+        """Look a route up in the background, because a broker failed; ever less often while it stays the same."""
+        if self._is_started:
+            self._chase.soon(topic)
+
+    async def route_change(self, topic: str, seconds: float) -> bool:
+        """Wait until the route of a topic changes, at most so long, and look it up meanwhile; whether it did change."""
+        if self._is_started:
+            return await self._chase.change(topic, seconds)
+        await self.clock.sleep(seconds)
+        return False
 
     async def refresh_followed(self) -> None:
         """Look up all followed topics, and disconnect from brokers that no route names any more."""
@@ -289,9 +300,17 @@ class Session:
         if known is not None and is_same:
             route = known[1]  # the same object: what was derived from it stays valid
         self._routes[topic] = (self.clock.monotonic(), route)
+        addresses = _addresses_of(route)
         if not is_same:
             self.route_changes += 1
-        addresses = {address for data in route.broker_datas for address in data.broker_addrs.values()}
+        if not is_same or topic in self._missing:
+            before = set() if known is None or topic in self._missing else _addresses_of(known[1])
+            self._missing.discard(topic)
+            for address in addresses - before:
+                self._pool.forgive(address)  # it was registered a moment ago: no need to wait any longer
+            self._chase.changed(topic)
+            for watcher in tuple(self.route_watchers):
+                watcher(topic)
         if topic in self._followed and not addresses <= self._addresses:
             self._addresses |= addresses
             self.heartbeats.beat_soon()
@@ -350,6 +369,10 @@ class Session:
                 return reachable(broker)
         known = ", ".join(broker.name for broker in masters) or "none"
         raise BrokerNotFound(f"no broker {name_or_address}; brokers known to name server {self.namesrv}: {known}")
+
+
+def _addresses_of(route: TopicRouteData) -> set[str]:
+    return {address for data in route.broker_datas for address in data.broker_addrs.values()}
 
 
 def accepted(reply: Command, accept: Collection[int]) -> Command:

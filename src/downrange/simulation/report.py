@@ -25,6 +25,8 @@ class Report:
     acknowledged: int
     failed: int
     duplicates: int
+    given_up: int
+    """Attempts that ended with the time-out that `adaptive` learned; each may be a duplicate."""
     attempts: int
     probes: int
     p50_millis: float
@@ -54,6 +56,7 @@ class Tally:
         self.acknowledged = 0
         self.failed = 0
         self.duplicates = 0
+        self.given_up = 0
         self.probes = 0
         self.attempts_by_bucket = [0] * buckets
         self.attempts_on_suspects = [0] * buckets
@@ -100,6 +103,7 @@ class Tally:
             acknowledged=self.acknowledged,
             failed=self.failed,
             duplicates=self.duplicates,
+            given_up=self.given_up,
             attempts=sum(self.attempts_by_bucket),
             probes=self.probes,
             p50_millis=percentile(latencies, 0.5),

@@ -38,6 +38,11 @@ class SimulatedProducer:
     probes_at: float | None = None
     refreshed_at: float = -inf
 
+    @property
+    def has_choice(self) -> bool:
+        """Whether several brokers serve the topic."""
+        return self.queues[0].broker_name != self.queues[-1].broker_name
+
 
 @dataclass(slots=True, eq=False)
 class Send:
@@ -115,14 +120,31 @@ class Simulation:
         broker = self._brokers[name]
         is_suspect = name in self._suspects
         self._tally.attempt(now, is_suspect=is_suspect, is_faulty=is_suspect and broker.fault_at(now) is not None)
-        deadline = send.started + self.plan.send_timeout_millis
-        fate = broker.send(now, attempt_timeout(now, deadline, self.plan.attempt_timeout_millis))
+        limit, longest = self._limits(now, send, name)
+        fate = broker.send(now, limit)
+        outcome = Outcome.GIVEN_UP if fate.outcome is Outcome.TIMEOUT and limit < longest else fate.outcome
         send.attempts += 1
         send.copies += fate.stored
-        self._at(fate.ends_at, self._attempt_ended, send, Attempt(name, fate.ends_at - now, fate.outcome))
+        self._tally.given_up += outcome is Outcome.GIVEN_UP
+        self._at(fate.ends_at, self._attempt_ended, send, Attempt(name, fate.ends_at - now, outcome))
+
+    def _limits(self, now: float, send: Send, broker: str) -> tuple[float, float]:
+        """How long the attempt may take, and how long it might if the strategy had learned no time-out; in ms."""
+        left = (send.started + self.plan.send_timeout_millis - now) / 1000
+        millis = self.plan.attempt_timeout_millis
+        per_attempt = None if millis is None else millis / 1000
+        patience = send.producer.chooser.patience_millis(broker)
+        if patience is None or not send.producer.has_choice:
+            limit = 1000 * attempt_timeout(0, left, per_attempt)
+            return limit, limit
+        attempts = self.plan.attempts - send.attempts
+        return (
+            1000 * attempt_timeout(0, left, per_attempt, patience / 1000, attempts),
+            1000 * attempt_timeout(0, left, per_attempt, inf, attempts),
+        )
 
     def _attempt_ended(self, now: float, send: Send, attempt: Attempt) -> None:
-        send.producer.chooser.learn(now, attempt)
+        send.producer.chooser.attempt_ended(now, attempt.broker, attempt.latency_millis, attempt.outcome)
         self._look_for_probes(now, send.producer)
         decision = after_attempt(
             send.attempts,

@@ -18,7 +18,7 @@ from downrange.transport.tls import ClientTls, client_failure
 P = TypeVar("P", bound=asyncio.BaseProtocol)
 
 FIRST_PAUSE: Final = 0.05
-LONGEST_PAUSE: Final = 3.0
+LONGEST_PAUSE: Final = 1.0
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -146,6 +146,11 @@ class Pool(Endpoint):
         if connection is not None:
             connection.close()
         self._attempts.pop(address, None)
+
+    def forgive(self, address: str) -> None:
+        """Try an address again at once: there is news that its server is back."""
+        if address not in self._connecting:
+            self._attempts.pop(address, None)
 
     async def close(self, drain_seconds: float = 1.0) -> None:
         """Close every connection after sending what is queued."""

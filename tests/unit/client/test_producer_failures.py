@@ -42,6 +42,8 @@ from tests.unit.client.scripted import (
 RETRIABLE = (1, 14, 16, 17, 204, 205)
 NOBODY = "127.0.0.1:1"
 MESSAGE = Message(TOPIC, b"body")
+AS_ROCKETMQ = ProducerConfig(fault_strategy="round_robin")
+"""A send fails when its attempts are used up, whatever time is left."""
 
 
 @pytest.fixture(autouse=True)
@@ -86,7 +88,7 @@ async def test_a_code_every_broker_would_give_and_flow_control_are_final(cluster
 
 async def test_the_final_error_lists_attempts_cost_and_brokers(cluster: FakeCluster) -> None:
     answer_sends(cluster, reply(ResponseCode.SERVICE_NOT_AVAILABLE, "disk full"))
-    async with producer_of(cluster.namesrv) as producer:
+    async with producer_of(cluster.namesrv, config=AS_ROCKETMQ) as producer:
         with pytest.raises(SendFailed, match=r"orders .* 3 attempts in \d+ ms.*disk full") as caught:
             await producer.send(MESSAGE)
     error = caught.value
@@ -182,7 +184,7 @@ async def test_a_broker_that_refuses_connections_costs_no_message(cluster: FakeC
 
 async def test_when_no_broker_can_be_reached_the_code_says_connect(cluster: FakeCluster) -> None:
     await dead(cluster, "broker-a", "broker-b")
-    async with producer_of(cluster.namesrv) as producer:
+    async with producer_of(cluster.namesrv, config=AS_ROCKETMQ) as producer:
         with pytest.raises(SendFailed, match="3 attempts") as caught:
             await producer.send(MESSAGE)
         assert caught.value.code == ClientCode.CONNECT_BROKER_EXCEPTION
@@ -195,7 +197,7 @@ async def test_a_silent_broker_takes_all_the_time_unless_an_attempt_is_limited(
     cluster: FakeCluster, silence: Silence
 ) -> None:
     answer_sends(cluster, in_turn(silence, stored))
-    async with producer_of(cluster.namesrv) as producer:
+    async with producer_of(cluster.namesrv, config=AS_ROCKETMQ) as producer:
         await producer.queues(TOPIC)
         await producer.session.heartbeats.beat()  # connected to both
         with pytest.raises(SendFailed, match="1 attempt in") as caught:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from downrange.client.config import ClientConfig
+from downrange.client.config import ClientConfig, ProducerConfig
 from downrange.client.errors import NoNameServer, NoRoute
 from downrange.client.namespace import unwrap, wrap
 from downrange.client.producer.producer import AsyncProducer
@@ -193,7 +193,11 @@ async def test_routes_are_refreshed_every_30_seconds(cluster: FakeCluster) -> No
 
 async def test_a_failed_send_has_the_route_looked_up_soon(cluster: FakeCluster) -> None:
     answer_sends(cluster, stored)
-    async with scripted_namesrv(broker_a=NOBODY) as (namesrv, _), producer_of(namesrv.address) as producer:
+    config = ProducerConfig(fault_strategy="round_robin")
+    async with (
+        scripted_namesrv(broker_a=NOBODY) as (namesrv, _),
+        producer_of(namesrv.address, config=config) as producer,
+    ):
         with pytest.raises(Exception, match="3 attempts"):
             await producer.send(MESSAGE)
         namesrv.routes["orders"] = route_of({"broker_a": cluster.broker.address})
@@ -240,7 +244,8 @@ def beats(cluster: FakeCluster, name: str = "broker-a") -> list[HeartbeatData]:
 async def test_masters_hear_of_the_group_at_once_and_every_30_seconds_until_it_leaves(cluster: FakeCluster) -> None:
     answer_sends(cluster, stored)
     clock = ManualClock()
-    producer = producer_of(cluster.namesrv, clock=clock)
+    config = ProducerConfig(fault_strategy="round_robin")  # without probes, which would sleep on the clock, too
+    producer = producer_of(cluster.namesrv, clock=clock, config=config)
     async with producer.session:
         async with producer:
             await producer.send(MESSAGE)

@@ -22,7 +22,7 @@ from downrange.protocol.codes import ResponseCode
 from downrange.protocol.errors import broker_error
 from downrange.transport.errors import ConnectFailed, ConnectionLost, RequestTimedOut
 
-TRANSPORT = (Outcome.TIMEOUT, Outcome.CONNECT_FAILED, Outcome.CONNECTION_LOST)
+TRANSPORT = (Outcome.TIMEOUT, Outcome.GIVEN_UP, Outcome.CONNECT_FAILED, Outcome.CONNECTION_LOST)
 
 
 def after(outcome: Outcome, code: int | None = None, *, number: int = 1, now: float = 0, **more: bool) -> Decision:

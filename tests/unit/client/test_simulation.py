@@ -174,6 +174,27 @@ def test_adaptive_leaves_a_weak_broker_what_it_can_take() -> None:
     assert adaptive.fault_share > 0.1, "it is used, not given up"
 
 
+@pytest.mark.parametrize("scenario", ["silent", "brownout"])
+def test_with_learned_time_outs_a_broker_that_hangs_costs_tens_of_milliseconds(scenario: str) -> None:
+    assert run(CLUSTER, scenario, "latency").fault_p99_millis > 500
+    assert run(CLUSTER, scenario, "adaptive").fault_p99_millis < 100
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_what_is_given_up_stays_within_its_budget(scenario: str) -> None:
+    """...but for the few attempts that a producer has on their way when the budget is used up."""
+    report = run(CLUSTER, scenario, "adaptive")
+    assert report.given_up <= AdaptiveSettings().give_up_part * report.sends + 4 * CLUSTER.producers
+    assert report.duplicates <= report.given_up + CLUSTER.producers
+
+
+def test_when_all_brokers_are_overloaded_the_producers_do_not_make_it_worse() -> None:
+    plan = Plan(producers=60, brokers=12, brokers_per_topic=6, rate_per_producer=5, seconds=60, faulty=12)
+    overloaded, least = run(plan, "overload", "adaptive"), run(plan, "overload", "round_robin")
+    assert overloaded.attempts <= 1.02 * least.attempts
+    assert overloaded.failed <= 1.1 * least.failed
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_when_all_are_down_nothing_else_fails_and_all_is_well_afterwards(name: Name) -> None:
     report = run(CLUSTER, "all-down", name)

@@ -22,7 +22,7 @@ from downrange.broker.controller.controllers import Controllers, NoController
 from downrange.broker.controller.identity import Application, IdentityFiles
 from downrange.broker.live_config import LiveConfig
 from downrange.broker.metrics import ReplicaFigures
-from downrange.broker.replication.auto_switch import HaRole, Propose, ProposalAnswer, boot_seconds
+from downrange.broker.replication.auto_switch import HaRole, ProposalAnswer, Propose, boot_seconds
 from downrange.clock import Clock
 from downrange.model.errors import MQError
 from downrange.protocol.bodies.controller import HeartbeatResponse

@@ -12,7 +12,6 @@ from downrange.client.consumer.assigned_queue import AssignedQueue, FetchLimits
 from downrange.client.consumer.lite_pull_config import LitePullConfig
 from downrange.client.consumer.messages import ReceivedMessage
 from downrange.client.consumer.pull import PullConsumer
-from downrange.clock import Clock
 from downrange.model.errors import MQError
 from downrange.model.message import MessageQueue
 from downrange.protocol.errors import NoPermission, SubscriptionGroupNotExist, SubscriptionParseFailed
@@ -30,10 +29,9 @@ class Fetching:
     not paused. Used on the consumer's event loop.
     """
 
-    def __init__(self, reader: PullConsumer, config: LitePullConfig, clock: Clock) -> None:
+    def __init__(self, reader: PullConsumer, config: LitePullConfig) -> None:
         self._reader = reader
         self._config = config
-        self._clock = clock
         self._limits = FetchLimits(
             config.pull_threshold_for_queue, config.pull_threshold_size_for_queue, config.consume_max_span
         )
@@ -96,7 +94,8 @@ class Fetching:
                 log.warning("pull failed group=%s queue=%s reason=%s", self._reader.group, held.queue, error)
                 if isinstance(error, _REFUSALS):
                     self.fail(error)
-                await self._clock.sleep(config.pull_delay_when_exception_seconds)
+                # No need to wait for an old master's return when there is a new one.
+                await self._reader.session.route_change(held.queue.topic, config.pull_delay_when_exception_seconds)
                 continue
             held.add(result)
             if result.messages:

@@ -67,7 +67,7 @@ class AsyncLitePullConsumer:
         self._clock = self.session.clock
         self._reader = PullConsumer(group, session=self.session, namespace=self.config.namespace)
         self._offsets = offset_store(session, self.group, self.config)
-        self._fetching = Fetching(self._reader, self.config, self._clock)
+        self._fetching = Fetching(self._reader, self.config)
         self._queues = AssignedQueues(session, self.group, self.config, self._offsets, self._fetching)
         self._subscriptions = Subscriptions(session, self.group)
         self._started_millis = self._clock.now()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from downrange.client.consumer.messages import ReceivedMessage
 from downrange.model.message import MessageQueue
@@ -30,6 +30,10 @@ class ProcessQueue:
         self.last_lock_millis = 0
         self.locked_until: float | None = None
         """Orderly consumers: when the lock of this queue is no longer to be trusted, by the monotonic clock."""
+        self.locked_by = ""
+        """The address of the master that granted the lock: another master knows nothing of it."""
+        self.lock_again: Callable[[], object] = lambda: None
+        """Called when the lock is not to be trusted any more."""
         self.corrections = 0
         """How often in a row the broker said that our offset is outside the queue."""
         self._unfinished: dict[int, ReceivedMessage] = {}
@@ -127,6 +131,12 @@ class ProcessQueue:
         """Finish the first `count` of the messages that were taken; the others come first again."""
         self.finish(self._taken[:count])
         self._taken = []
+
+    def distrust_lock(self) -> None:
+        """Consume nothing more before the lock is granted again: there may be a new master."""
+        if self.locked_until is not None:
+            self.locked_until = None
+            self.lock_again()
 
     # --- waiting --------------------------------------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ from downrange.protocol.bodies.pull import PullMessageRequest, PullMessageRespon
 from downrange.protocol.bodies.routes import MASTER_ID
 from downrange.protocol.codes import RequestCode, ResponseCode
 from downrange.protocol.command import request
+from downrange.protocol.errors import NoPermission, ServiceNotAvailable, SystemBusy
 from downrange.transport.errors import TransportError
 
 MAX_MESSAGES: Final = 32
@@ -151,8 +152,8 @@ class PullConsumer:
         command = request(RequestCode.PULL_MESSAGE, header)
         try:
             reply = await self.session.invoke(broker.address, command, wait + ANSWER_SECONDS, STATUS_OF_CODE)
-        except TransportError:
-            self.session.refresh_soon(queue.topic)  # the broker may have moved
+        except (TransportError, ServiceNotAvailable, NoPermission, SystemBusy):
+            self.session.refresh_soon(queue.topic)  # the broker may have moved, or be the master no more
             self._suggested.pop(queue, None)
             raise
         answer = reply.header(PullMessageResponse)

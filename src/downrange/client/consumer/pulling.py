@@ -14,6 +14,7 @@ from downrange.client.consumer.messages import ReceivedMessage, read_pulled, wan
 from downrange.client.consumer.offsets import OffsetTable
 from downrange.client.consumer.process_queue import ProcessQueue
 from downrange.client.consumer.statistics import ConsumeStatistics
+from downrange.client.producer.retry import may_have_moved
 from downrange.client.session import Session
 from downrange.model.errors import MQError
 from downrange.model.message import MessageQueue
@@ -119,6 +120,7 @@ class Pulling:
                 await queue.wait_for_room()
                 continue
             pause = exception_pause
+            has_failed = False
             try:
                 if self._receiver.may_consume(queue):
                     pause = max(self._config.pull_interval_seconds, await self._pull(queue))
@@ -128,11 +130,16 @@ class Pulling:
                 log.warning("pull failed queue=%s reason=%s", queue.queue, error)
                 self._suggested.pop(queue.queue, None)
                 self._session.refresh_soon(queue.queue.topic)
+                has_failed = True
+                if may_have_moved(error):
+                    queue.distrust_lock()
                 if isinstance(error, SubscriptionNotExist | SubscriptionNotLatest):
                     self._session.heartbeats.beat_soon()
             except Exception:
                 log.exception("pull failed queue=%s", queue.queue)  # a defect; the other queues go on
-            if pause:
+            if has_failed:  # no need to wait for an old master's return when there is a new one
+                await self._session.route_change(queue.queue.topic, pause)
+            elif pause:
                 await self._clock.sleep(pause)
 
     def _has_room(self, queue: ProcessQueue) -> bool:

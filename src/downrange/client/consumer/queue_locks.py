@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from downrange.client.consumer.addresses import address_of
 from downrange.client.session import Session
@@ -26,16 +26,19 @@ class QueueLocks:
         self._session = session
         self._group = group
 
-    async def lock(self, queues: Collection[MessageQueue]) -> frozenset[MessageQueue]:
-        """Take or renew; the queues that are ours now. A broker that cannot be asked grants nothing."""
-        held: frozenset[MessageQueue] = frozenset()
+    async def lock(self, queues: Collection[MessageQueue]) -> Mapping[MessageQueue, str]:
+        """Take or renew; the queues that are ours now, and which address says so. Silent brokers grant nothing."""
+        held: dict[MessageQueue, str] = {}
         for address, wanted in (await self._by_broker(queues)).items():
             try:
                 reply = await self._session.invoke(
                     address, request(RequestCode.LOCK_BATCH_MQ, body=self._body(wanted)), LOCK_TIMEOUT_SECONDS
                 )
-                held |= decode_body(LockedQueues, reply.body_bytes).lock_ok_mq_set & wanted
+                granted = decode_body(LockedQueues, reply.body_bytes).lock_ok_mq_set & wanted
+                held.update(dict.fromkeys(granted, address))
             except MQError as error:
+                for topic in {queue.topic for queue in wanted}:
+                    self._session.refresh_soon(topic)
                 log.warning("queues not locked broker=%s group=%s reason=%s", address, self._group, error)
         return held
 

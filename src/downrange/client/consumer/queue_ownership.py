@@ -7,6 +7,7 @@ import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final, Protocol
 
+from downrange.client.consumer.addresses import find_address
 from downrange.client.consumer.offsets import HALF_AN_HOUR_MILLIS, OffsetStore, start_offset
 from downrange.client.consumer.process_queue import ProcessQueue
 from downrange.client.consumer.pulling import Membership, Pulling, Receiver
@@ -46,7 +47,8 @@ class QueueOwnership:
     """The queues of one consumer. There is one change at a time: a rebalance, a release, or a reset.
 
     Holds always: a queue that is held is pulled and consumed; one that needs a lock is held only after its broker
-    granted it, and unlocked only after its last callback ended. Used on the consumer's event loop.
+    granted it, consumed only while the process that granted it is the master, and unlocked only after its last callback
+    ended. Used on the consumer's event loop.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class QueueOwnership:
         self._changing = asyncio.Lock()
         self._started_millis = self._clock.now()
         self._is_closing = False
+        self._lock_again = asyncio.Event()
 
     def __repr__(self) -> str:
         return f"<QueueOwnership {self._group} queues={len(self._queues)} leaving={len(self._leaving)}>"
@@ -132,6 +135,7 @@ class QueueOwnership:
         leaving = {queue.queue for queue in self._leaving}
         free = [queue for queue in added if queue not in leaving]
         asked_at = self._clock.monotonic()
+        granted: Mapping[MessageQueue, str] = {}
         if self._consumption.needs_lock and free:
             granted = await self._locks.lock(free)
             free = [queue for queue in free if queue in granted]
@@ -139,7 +143,7 @@ class QueueOwnership:
         for name, offset in zip(free, offsets, strict=True):
             if offset is not None:
                 queue = ProcessQueue(name, offset)
-                self._grant(queue, asked_at)
+                self._grant(queue, asked_at, granted.get(name, ""))
                 self._begin(queue)
         return sum(offset is not None for offset in offsets)
 
@@ -237,7 +241,8 @@ class QueueOwnership:
             await self._offsets.persist([name], confirmed=True)
             fresh = ProcessQueue(name, offset)
             fresh.corrections = queue.corrections + 1
-            fresh.locked_until = queue.locked_until
+            fresh.locked_until, fresh.locked_by = queue.locked_until, queue.locked_by
+            fresh.lock_again = queue.lock_again
             fresh.last_lock_millis = queue.last_lock_millis
             self._begin(fresh)
 
@@ -252,9 +257,37 @@ class QueueOwnership:
     # --- locks ----------------------------------------------------------------------------------------------------
 
     async def renew_locks_regularly(self) -> None:
-        while True:
-            await self._clock.sleep(self._config.lock_renewal_seconds)
-            await self.renew_locks()
+        """Renew the locks every period; at once when a broker has a new master, and soon after it granted none."""
+        self._session.route_watchers.add(self._distrust_old_masters)
+        try:
+            while True:
+                seconds = self._config.lock_renewal_seconds
+                if not all(map(self._consumption.may_consume, self)):
+                    seconds = self._config.pull_delay_when_exception_seconds
+                await self._pause(seconds)
+                await self.renew_locks()
+        finally:
+            self._session.route_watchers.discard(self._distrust_old_masters)
+
+    async def _pause(self, seconds: float) -> None:
+        """A pause that ends early when a lock is to be taken again."""
+        waiting = [asyncio.ensure_future(self._clock.sleep(seconds)), asyncio.ensure_future(self._lock_again.wait())]
+        try:
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in waiting:
+                each.cancel()
+        self._lock_again.clear()
+
+    def _distrust_old_masters(self, topic: str) -> None:
+        """Consume no queue of a broker that has another master than the one that granted its lock, or none."""
+        route = self._session.known_route(topic)
+        for queue in [*self._queues.values(), *self._leaving]:
+            if route is None or queue.queue.topic != topic:
+                continue
+            master = find_address(route, queue.queue.broker_name)
+            if master is None or not master.is_master or master.address != queue.locked_by:
+                queue.distrust_lock()
 
     async def renew_locks(self) -> None:
         """Renew the locks of the queues; a queue whose lock is refused is not consumed until it is granted again."""
@@ -265,8 +298,9 @@ class QueueOwnership:
         granted = await self._locks.lock(list(queues))
         for name, queue in queues.items():
             if name in granted:
-                self._grant(queue, asked_at)
+                self._grant(queue, asked_at, granted[name])
 
-    def _grant(self, queue: ProcessQueue, asked_at: float) -> None:
+    def _grant(self, queue: ProcessQueue, asked_at: float, address: str) -> None:
+        queue.locked_by, queue.lock_again = address, self._lock_again.set
         queue.locked_until = asked_at + self._config.lock_lives_seconds
         queue.last_lock_millis = self._clock.now()

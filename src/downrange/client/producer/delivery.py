@@ -1,8 +1,8 @@
-"""The way of a send: where it goes, its first attempt, and further attempts as `retry.py` decides.
+"""The way of a send: where it goes, its first attempt, and the attempts after that.
 
     aim ─▶ ask, over the event loop's connection; or encode, and blocking/ asks over the thread's own
                ├─▶ stored: the SendResult
-               └─▶ anything else: go_on, with attempts until the message is stored or the time is up
+               └─▶ anything else: go_on (attempts.py), until the message is stored or the time is up
 
 Nearly every send is stored by its first attempt, so that one is made without a task, a timer or a list of its own.
 """
@@ -14,30 +14,21 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from downrange.client.config import ProducerConfig
-from downrange.client.errors import BrokerNotFound, FailedAttempt, SendFailed
+from downrange.client.producer.attempts import Attempts
 from downrange.client.producer.fault import Outcome, QueueChooser
 from downrange.client.producer.outgoing import SEND, Outgoing, Target, make_send
 from downrange.client.producer.preparation import Preparation
 from downrange.client.producer.publish_info import PublishInfo
 from downrange.client.producer.publish_routes import PublishRoutes
-from downrange.client.producer.retry import (
-    Decision,
-    SendKind,
-    after_async_attempt,
-    after_attempt,
-    attempt_timeout,
-    attempts_allowed,
-    outcome_of_error,
-)
-from downrange.client.producer.send_requests import SendRequests, results_of
-from downrange.client.producer.send_result import Expected, SendResult, SendStatus
+from downrange.client.producer.retry import SendKind, attempt_timeout, attempts_allowed
+from downrange.client.producer.send_requests import SendRequests
+from downrange.client.producer.send_result import Expected, SendResult
 from downrange.client.producer.started_send import Aim, Destination, Selector, StartedSend
 from downrange.client.session import Session
-from downrange.model.errors import MQError
 from downrange.model.hashing import java_hash
 from downrange.model.message import Message, MessageQueue
 from downrange.protocol.command import Command
-from downrange.protocol.errors import BrokerError, LocalProtocolError
+from downrange.protocol.errors import LocalProtocolError
 from downrange.transport.errors import TransportClosed
 from downrange.transport.outstanding import Waiter
 
@@ -84,6 +75,9 @@ class Delivery:
         self._seconds = float(config.send_timeout_seconds)
         self._attempt_seconds = config.attempt_timeout_seconds
         self._first_seconds = attempt_timeout(0.0, self._seconds, self._attempt_seconds)
+        self._most_attempts = attempts_allowed(_SYNC, config.retry_times_when_send_failed)
+        self._attempts = Attempts(session, config, chooser, routes, requests)
+        self.statistics = self._attempts.statistics
 
     # --- the first attempt ----------------------------------------------------------------------------------------
 
@@ -105,9 +99,12 @@ class Delivery:
                 return None
         _, topic, info, targets, by_queue = there
         begun = self._monotonic()
+        patience: float | None = None
         if queue is None and selector is None and not message.sharding_key:
             if self.learns:
                 target = by_queue[self._chooser.choose(info.queues, begun * 1000)]
+                if kind is _SYNC:
+                    patience = self._patience(info, target.queue.broker_name)
             else:
                 target = targets[self._next_index(topic) % len(targets)]
         elif message.sharding_key and type(message.sharding_key) is not str:
@@ -118,12 +115,21 @@ class Delivery:
             target = by_queue.get(given) or self._target(info, given)
             if kind is _SYNC:
                 kind = _GIVEN
-        if timeout is None:
-            deadline, seconds = begun + self._seconds, self._first_seconds
+        deadline = begun + (self._seconds if timeout is None else timeout)
+        if patience is not None:
+            seconds = attempt_timeout(begun, deadline, self._attempt_seconds, patience, self._most_attempts)
+        elif timeout is None:
+            seconds = self._first_seconds
         else:
-            deadline = begun + timeout
             seconds = attempt_timeout(begun, deadline, self._attempt_seconds)
         return message, kind, info, target, begun, deadline, seconds
+
+    def _patience(self, info: PublishInfo, broker: str) -> float | None:
+        """How many seconds to wait for `broker` before another is asked; None while no other could be."""
+        if not info.has_choice:
+            return None
+        millis = self._chooser.patience_millis(broker)
+        return None if millis is None else millis / 1000
 
     def encode(self, started: StartedSend, opaque: int) -> tuple[bytes, Expected]:
         """The frame of the first attempt, and what is known of its result.
@@ -228,98 +234,7 @@ class Delivery:
 
     async def go_on(self, started: StartedSend) -> Sequence[SendResult]:
         """Make the attempts after the first, which may have ended or not been made: one result for each message."""
-        kind, info, deadline, ended = started.kind, started.info, started.deadline, started.ended
-        ready = started.ready or self._preparation.ready(started.message)
-        chosen: MessageQueue | None = started.target.queue
-        monotonic = self._monotonic
-        begun = started.begun
-        if ended is None:
-            if kind is not _SYNC and started.target.queue.broker_name not in info.addresses:
-                info = await self._routes.refreshed(info, deadline)
-            begun = monotonic()
-        failures: list[FailedAttempt] = []
-        unsafe: Sequence[SendResult] = ()
-        last_broker: str | None = None
-        number = 0
-        while True:
-            number += 1
-            if chosen is None:
-                chosen = self._chooser.choose(info.queues, begun * 1000, last_broker)
-            results: Sequence[SendResult] = ()
-            error: MQError | None = None
-            try:
-                reply = await self._ask(ready, kind, info, chosen, begun, deadline) if ended is None else ended
-                if isinstance(reply, MQError):
-                    raise reply
-                if reply is not None:
-                    results = results_of(reply, ready, chosen)
-                outcome = Outcome.OK if not results or results[0].status is SendStatus.SEND_OK else Outcome.NOT_STORE_OK
-            except MQError as problem:
-                error = problem
-                outcome = outcome_of_error(problem)
-            except asyncio.CancelledError:
-                now = monotonic()
-                self._chooser.attempt_ended(now * 1000, chosen.broker_name, (now - begun) * 1000, Outcome.INTERRUPTED)
-                self.requests.forget_given_up(info.addresses.get(chosen.broker_name))
-                raise
-            ended = None
-            now = monotonic()
-            cost_millis = (now - begun) * 1000
-            if kind is not _ONEWAY or error is not None:
-                self._chooser.attempt_ended(now * 1000, chosen.broker_name, cost_millis, outcome)
-            if outcome is Outcome.OK:
-                return results
-            begun = now  # of the next attempt, if there is one
-            if error is not None:
-                failures.append(FailedAttempt(chosen, cost_millis, error))
-            unsafe = results or unsafe
-            decision = self._decide(kind, number, outcome, error, now, deadline, has_result=bool(unsafe))
-            if error is not None:
-                self._session.refresh_soon(ready.topic)
-            if decision is Decision.RETURN:
-                return unsafe
-            if decision is Decision.RAISE:
-                raise SendFailed(ready.topic, tuple(failures), (now - started.begun) * 1000) from error
-            last_broker = chosen.broker_name
-            info = self._routes.known(ready.topic) or info
-            if decision is Decision.RETRY:
-                chosen = None
-
-    async def _ask(
-        self, ready: Outgoing, kind: SendKind, info: PublishInfo, queue: MessageQueue, begun: float, deadline: float
-    ) -> Command | SendResult | None:
-        """The broker's reply to one attempt; None for a one-way send."""
-        address = info.addresses.get(queue.broker_name)
-        if address is None:
-            raise BrokerNotFound(f"the route of {ready.topic} names no master of broker {queue.broker_name}")
-        seconds = attempt_timeout(begun, deadline, self._attempt_seconds)
-        return await self.requests.ask(ready, kind, queue, address, seconds)
-
-    def _decide(
-        self,
-        kind: SendKind,
-        number: int,
-        outcome: Outcome,
-        error: MQError | None,
-        now: float,
-        deadline: float,
-        *,
-        has_result: bool,
-    ) -> Decision:
-        config = self._config
-        allowed = attempts_allowed(kind, config.retry_times_when_send_failed, config.retry_times_when_send_async_failed)
-        if kind is SendKind.ASYNC:
-            return after_async_attempt(number, allowed, outcome, now, deadline)
-        return after_attempt(
-            number,
-            allowed,
-            outcome,
-            error.code if isinstance(error, BrokerError) else None,
-            now,
-            deadline,
-            config.retry_another_broker_when_not_store_ok,
-            has_result=has_result,
-        )
+        return await self._attempts.go_on(started, started.ready or self._preparation.ready(started.message))
 
 
 def _given_queue(

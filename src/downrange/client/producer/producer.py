@@ -28,7 +28,7 @@ from downrange.client.producer.publish_routes import PublishRoutes
 from downrange.client.producer.request_reply import REQUEST_SECONDS, Reply, Requests
 from downrange.client.producer.retry import SendKind
 from downrange.client.producer.send_requests import SendRequests
-from downrange.client.producer.send_result import SendResult
+from downrange.client.producer.send_result import SendResult, SendStatistics
 from downrange.client.producer.started_send import Selector, StartedSend
 from downrange.client.session import Session
 from downrange.client.trace_writer import MAX_TRACE_BYTES, TraceWriter
@@ -95,6 +95,11 @@ class AsyncProducer:
     def __repr__(self) -> str:
         state = "open" if self._is_open else "closed"
         return f"<AsyncProducer {self.group} {state} on_their_way={self._on_their_way} {self.chooser!r}>"
+
+    @property
+    def statistics(self) -> SendStatistics:
+        """How many attempts failed, were given up or may be duplicates, since the producer was started."""
+        return structs.replace(self.delivery.statistics) if self._loop is not None else SendStatistics()
 
     # --- life -----------------------------------------------------------------------------------------------------
 

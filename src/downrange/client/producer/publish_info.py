@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from downrange.client.errors import NoRoute
+from downrange.client.errors import NoMaster, NoRoute
 from downrange.model.message import MessageQueue
 from downrange.model.topics import Perm
 from downrange.protocol.bodies.routes import QueueData, TopicRouteData
@@ -27,6 +27,11 @@ class PublishInfo:
     is_ordered: bool = False
 
     @property
+    def has_choice(self) -> bool:
+        """Whether several brokers serve the topic."""
+        return self.queues[0].broker_name != self.queues[-1].broker_name
+
+    @property
     def brokers(self) -> tuple[str, ...]:
         return tuple(sorted({queue.broker_name for queue in self.queues}))
 
@@ -45,7 +50,8 @@ def publish_info(topic: str, route: TopicRouteData) -> PublishInfo:
         for queue_id in range(data.write_queue_nums)
     )
     if not queues:
-        raise NoRoute(topic, f"the topic {topic} has no queue that may be written at the moment: {_why(writable)}")
+        kind = NoMaster if any(data.broker_name not in addresses for data in writable) else NoRoute
+        raise kind(topic, f"the topic {topic} has no queue that may be written at the moment: {_why(writable)}")
     return PublishInfo(topic, route, queues, addresses)
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 from enum import Enum, StrEnum
 from typing import Final, assert_never
 
+from downrange.client.errors import BrokerNotFound
 from downrange.client.producer.fault.attempt import Outcome
 from downrange.protocol.codes import ResponseCode
 from downrange.protocol.errors import BrokerError
@@ -33,6 +34,10 @@ RETRIABLE_CODES: Final = frozenset(
 )
 LEAST_ATTEMPT_SECONDS: Final = 0.01
 """With less time left no attempt is begun: it would time out, and the broker would be blamed."""
+SHARES: Final = 3
+"""An attempt may take a third of the time that is left, however many could follow, ..."""
+LEAST_SHARE_SECONDS: Final = 0.05
+"""...and so long even if that is more."""
 FLOW_CONTROL_CODES: Final = frozenset({int(ResponseCode.SYSTEM_BUSY), int(ResponseCode.FLOW_CONTROL)})
 NOT_STORE_OK_CODES: Final = frozenset(
     {
@@ -41,6 +46,9 @@ NOT_STORE_OK_CODES: Final = frozenset(
         int(ResponseCode.FLUSH_SLAVE_TIMEOUT),
     }
 )
+
+
+_NOT_MASTER_CODES: Final = frozenset({int(ResponseCode.SERVICE_NOT_AVAILABLE), int(ResponseCode.NO_PERMISSION)})
 
 
 class SendKind(StrEnum):
@@ -72,10 +80,23 @@ def attempts_allowed(
     assert_never(kind)
 
 
-def attempt_timeout(now: float, deadline: float, per_attempt: float | None = None) -> float:
-    """How long the attempt that starts now may take. Without a limit per attempt a silent broker eats all the time."""
+def attempt_timeout(
+    now: float,
+    deadline: float,
+    per_attempt: float | None = None,
+    patience: float | None = None,
+    attempts_left: int = 1,
+) -> float:
+    """How long the attempt that starts now may take.
+
+    Without `patience` (of the fault strategy, in seconds) it is RocketMQ's rule: without a limit per attempt, a silent
+    broker eats all the time. With it, the attempts that are left share the time.
+    """
     left = max(0.0, deadline - now)
-    return left if per_attempt is None else min(left, per_attempt)
+    longest = left if per_attempt is None else min(left, per_attempt)
+    if patience is None or attempts_left <= 1:
+        return longest
+    return min(longest, max(left / min(attempts_left, SHARES), LEAST_SHARE_SECONDS), patience)
 
 
 def outcome_of_code(code: int) -> Outcome:
@@ -105,6 +126,20 @@ def outcome_of_error(error: BaseException) -> Outcome:
     return Outcome.CONNECT_FAILED
 
 
+def is_not_master(error: BaseException | None) -> bool:
+    """Whether a broker says with this error that it takes no messages, as the slave does that was the master before."""
+    if not isinstance(error, BrokerError):
+        return False
+    return error.code in _NOT_MASTER_CODES or (
+        error.code == ResponseCode.SYSTEM_BUSY and "[REJECTREQUEST]" in (error.remark or "")
+    )
+
+
+def may_have_moved(error: BaseException | None) -> bool:
+    """Whether the broker that failed may have another master, or will have one soon."""
+    return is_not_master(error) or isinstance(error, ConnectionLost | ConnectFailed | BrokerNotFound)
+
+
 def after_attempt(
     attempt_number: int,
     attempts_allowed: int,
@@ -127,7 +162,7 @@ def after_attempt(
             return Decision.RETURN
         case Outcome.NOT_STORE_OK:
             return Decision.RETRY if retry_another_broker_when_not_store_ok and may_retry else Decision.RETURN
-        case Outcome.TIMEOUT | Outcome.CONNECT_FAILED | Outcome.CONNECTION_LOST:
+        case Outcome.TIMEOUT | Outcome.GIVEN_UP | Outcome.CONNECT_FAILED | Outcome.CONNECTION_LOST:
             return Decision.RETRY if may_retry else give_up
         case Outcome.BROKER_ERROR | Outcome.REFUSED:
             return Decision.RETRY if may_retry and response_code in RETRIABLE_CODES else give_up
@@ -145,7 +180,7 @@ def after_async_attempt(
     match outcome:
         case Outcome.OK | Outcome.NOT_STORE_OK:
             return Decision.RETURN
-        case Outcome.TIMEOUT | Outcome.CONNECT_FAILED | Outcome.CONNECTION_LOST:
+        case Outcome.TIMEOUT | Outcome.GIVEN_UP | Outcome.CONNECT_FAILED | Outcome.CONNECTION_LOST:
             may_retry = attempt_number < attempts_allowed and deadline - now >= LEAST_ATTEMPT_SECONDS
             return Decision.RETRY_SAME_BROKER if may_retry else Decision.RAISE
         case Outcome.BROKER_ERROR | Outcome.REFUSED | Outcome.FLOW_CONTROL | Outcome.INTERRUPTED:

@@ -32,11 +32,26 @@ Expected = tuple[str, str, MessageQueue]
 """What is known of a result before the reply: the message's unique id, its topic, the queue it was sent to."""
 
 
+class SendStatistics(msgspec.Struct):
+    """What sends of one producer took beyond a first attempt that was stored; counted since the producer started."""
+
+    further_attempts: int = 0
+    given_up: int = 0
+    """Attempts that ended with the time-out that `adaptive` learned, because another broker could be asked."""
+    unanswered: int = 0
+    """Attempts without an answer, those given up included: each may have stored its message, and so a duplicate."""
+    waits: int = 0
+    """How often a send waited for a master, or for its return."""
+    failed: int = 0
+    """Sends that raised SendFailed."""
+
+
 class SendResult(msgspec.Struct, frozen=True, gc=False):
     """Where a message is stored. `message_id` is its unique id, `offset_message_id` its place in the commit log.
 
     `region_id` and `trace_on` are what the broker wants to stand in traces of the message. `recall_handle` of a message
-    that is not due yet is what a producer's `recall` takes.
+    that is not due yet is what a producer's `recall` takes. `unanswered` counts the attempts before the one that stored
+    the message which ended without an answer: each may have stored it, too, so there may be as many duplicates.
     """
 
     status: SendStatus
@@ -47,3 +62,4 @@ class SendResult(msgspec.Struct, frozen=True, gc=False):
     region_id: str | None = None
     trace_on: bool = True
     recall_handle: str | None = None
+    unanswered: int = 0

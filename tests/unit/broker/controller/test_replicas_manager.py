@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -86,7 +87,7 @@ class Member:
 async def member(
     directory: Path, controller: JavaController, *, address: str = ADDRESS, seen_epoch: int = 0
 ) -> AsyncIterator[Member]:
-    directory.mkdir(exist_ok=True)
+    os.makedirs(directory, exist_ok=True)
     host, _, port = address.rpartition(":")
     broker = BrokerConfig(
         broker_name="broker-a",

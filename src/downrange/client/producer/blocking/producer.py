@@ -20,7 +20,7 @@ from downrange.client.producer.hooks import SendHook
 from downrange.client.producer.pending_send import PendingSend
 from downrange.client.producer.producer import AsyncProducer
 from downrange.client.producer.request_reply import REQUEST_SECONDS, Reply
-from downrange.client.producer.send_result import SendResult
+from downrange.client.producer.send_result import SendResult, SendStatistics
 from downrange.client.producer.started_send import Selector, StartedSend
 from downrange.model.errors import MQError
 from downrange.model.message import Message, MessageQueue
@@ -64,6 +64,11 @@ class Producer:
         self._is_open = False
         self._opening = threading.Lock()
         self._room = threading.BoundedSemaphore(self.config.max_async_sends)
+
+    @property
+    def statistics(self) -> SendStatistics:
+        """How many attempts failed, were given up or may be duplicates, since the producer was started."""
+        return SendStatistics() if self._producer is None else self._producer.statistics
 
     # --- life -----------------------------------------------------------------------------------------------------
 

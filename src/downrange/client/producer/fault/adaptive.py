@@ -18,6 +18,9 @@ The rules, for each broker as one producer sees it:
 8. An attempt that began before the broker's last change between open and avoided tells nothing about it now.
 9. When every broker is avoided, messages go to those that answered their last probe, else to all in turn, and any good
    answer opens. A retry takes another broker than the one that failed, unless that is the only one open.
+10. An attempt is given up, and another broker asked, when it takes much longer than this broker's answers do
+   (`patience.py`). That is a failure of the broker, but as with rule 5 only while no more than half are avoided. The
+   message may be stored all the same, and so twice: what may be given up is a budget, `give_up_part` of the answers.
 
 What a broker loses goes to the other open ones in proportion to their shares, not to its neighbour in the list.
 """
@@ -31,6 +34,7 @@ from math import exp2, inf
 from typing import Final, NamedTuple
 
 from downrange.client.producer.fault.attempt import Attempt, Outcome
+from downrange.client.producer.fault.patience import NOTHING_KNOWN, Answers, patience_millis
 from downrange.client.producer.fault.strategy import Choice
 from downrange.model.message import MessageQueue
 from downrange.settings import ConfigError
@@ -38,6 +42,7 @@ from downrange.settings import ConfigError
 FAILURES: Final = frozenset({Outcome.TIMEOUT, Outcome.CONNECT_FAILED, Outcome.CONNECTION_LOST, Outcome.BROKER_ERROR})
 ANSWERS: Final = frozenset({Outcome.OK, Outcome.NOT_STORE_OK, Outcome.REFUSED})
 LONG_AGO: Final = -inf
+FIRST_BUDGET: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +61,20 @@ class AdaptiveSettings:
     relapse_factor: float = 4
     longest_relapse_millis: float = 16_000
     flow_control_millis: float = 100
+    patience_factor: float = 4
+    """How many times the high-water mark of a broker's latencies an answer may take..."""
+    patience_answers: float = 8
+    """...and twice as long after so few answers, three times after half as few, and so on."""
+    least_patience_millis: float = 50
+    give_up_part: float = 0.01
+    most_give_ups: float = 10
+    """As many attempts may be given up at once, if none was for a long time."""
 
     def __post_init__(self) -> None:
         for one in fields(self):
             if getattr(self, one.name) <= 0:
                 raise ConfigError(f"adaptive: {one.name} must be positive: {getattr(self, one.name)}")
-        for name in ("smoothing", "least_share"):
+        for name in ("smoothing", "least_share", "give_up_part"):
             if getattr(self, name) > 1:
                 raise ConfigError(f"adaptive: {name} must be at most 1: {getattr(self, name)}")
         if not self.first_probe_millis <= self.longest_probe_millis <= self.longest_relapse_millis:
@@ -100,19 +113,29 @@ class Health(NamedTuple):
     since: float = LONG_AGO
     wait_millis: float = 0.0
     avoidance: Avoidance | None = None
+    answers: Answers = NOTHING_KNOWN
 
 
 class AdaptiveState(NamedTuple):
-    """Holds always: `avoided` names exactly the brokers whose health has an avoidance."""
+    """Holds always: `avoided` names exactly the brokers whose health has an avoidance.
+
+    `budget` is how many attempts may be given up; below 0 after several were given up at the same time.
+    """
 
     brokers: Mapping[str, Health]
     avoided: frozenset[str] = frozenset()
+    budget: float = 0.0
 
     def with_health(self, broker: str, health: Health) -> AdaptiveState:
         avoided = self.avoided
         if (health.avoidance is not None) != (broker in avoided):
             avoided = avoided ^ {broker}
-        return AdaptiveState({**self.brokers, broker: health}, avoided)
+        return AdaptiveState({**self.brokers, broker: health}, avoided, self.budget)
+
+    @property
+    def may_avoid(self) -> bool:
+        """Whether at most half of the brokers are avoided after one more is."""
+        return 2 * (len(self.avoided) + 1) <= len(self.brokers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +144,7 @@ class Adaptive:
     name: str = field(default="adaptive", init=False)
 
     def initial(self) -> AdaptiveState:
-        return AdaptiveState({})
+        return AdaptiveState({}, budget=FIRST_BUDGET)
 
     # --- choosing -------------------------------------------------------------------------------------------------
 
@@ -183,46 +206,71 @@ class Adaptive:
     # --- learning -------------------------------------------------------------------------------------------------
 
     def learn(self, state: AdaptiveState, now_millis: float, attempt: Attempt) -> AdaptiveState:
-        broker, latency, outcome = attempt
+        broker, latency, outcome, times = attempt
+        if outcome is Outcome.GIVEN_UP:
+            state = state._replace(budget=state.budget - 1)
         health = state.brokers.get(broker)
         if outcome is Outcome.INTERRUPTED or (health is not None and now_millis - latency < health.since):
             return state
+        if outcome in ANSWERS and state.budget < self.settings.most_give_ups:
+            state = state._replace(budget=state.budget + times * self.settings.give_up_part)
         if health is not None and health.avoidance is not None:
             if outcome in ANSWERS and self._is_good(state, latency):
                 return self._open(state, now_millis, broker, health, latency)
             if health.avoidance.stage is Stage.TRIED:
-                return self._avoid(state, now_millis, broker, health, answers=outcome not in FAILURES)
+                answers = outcome not in FAILURES and outcome is not Outcome.GIVEN_UP
+                return self._avoid(state, now_millis, broker, health, latency, answers=answers)
             # Bad news of last resorts must not move the next probe: a busy producer would put it off for ever.
             return state
-        if outcome in FAILURES:
-            return self._avoid(state, now_millis, broker, health or Health(latency, now_millis), answers=False)
+        if outcome in FAILURES or (outcome is Outcome.GIVEN_UP and state.may_avoid):
+            return self._avoid(state, now_millis, broker, health or Health(latency, now_millis), latency, answers=False)
         if outcome is Outcome.FLOW_CONTROL:
             latency = max(latency, self.settings.flow_control_millis)
         if health is None:
-            return state.with_health(broker, Health(latency, now_millis))
+            return state.with_health(broker, Health(latency, now_millis, answers=NOTHING_KNOWN.after(latency, times)))
         settled = self._settled(state, health, now_millis)
         smoothed = settled + self.settings.smoothing * (latency - settled)
-        health = Health(smoothed, now_millis, health.since, health.wait_millis)
+        known = health.answers.after(latency, times)
+        health = Health(smoothed, now_millis, health.since, health.wait_millis, answers=known)
         state = state.with_health(broker, health)
-        may_avoid = 2 * (len(state.avoided) + 1) <= len(state.brokers)
-        if may_avoid and self._pace(state, health, now_millis) < self.settings.least_share:
-            return self._avoid(state, now_millis, broker, health, answers=True)
+        if self._pace(state, health, now_millis) < self.settings.least_share and state.may_avoid:
+            return self._avoid(state, now_millis, broker, health, latency, answers=True)
         return state
 
+    def calm_millis(self, state: AdaptiveState, now_millis: float) -> float:
+        """Nothing is avoided, nothing is slow, and nothing came back a moment ago."""
+        unnoticed, returned = self.settings.unnoticed_millis, now_millis - self.settings.ramp_millis
+        if state.avoided or any(
+            health.latency_millis > unnoticed or health.since > returned for health in state.brokers.values()
+        ):
+            return 0.0
+        return unnoticed
+
     def _avoid(
-        self, state: AdaptiveState, now_millis: float, broker: str, health: Health, *, answers: bool
+        self,
+        state: AdaptiveState,
+        now_millis: float,
+        broker: str,
+        health: Health,
+        latency_millis: float,
+        *,
+        answers: bool,
     ) -> AdaptiveState:
         failed_trial = health.avoidance is not None
         wait = self.settings.first_probe_millis
         if failed_trial or now_millis - health.since < self.settings.relapse_millis:
             wait = min(health.wait_millis * self.settings.relapse_factor, self.settings.longest_relapse_millis)
         avoidance = Avoidance(answers, now_millis + wait, wait)
-        return state.with_health(broker, Health(health.latency_millis, now_millis, now_millis, wait, avoidance))
+        known = health.answers.after(latency_millis)  # an answer that did not come would have taken even longer
+        return state.with_health(broker, Health(health.latency_millis, now_millis, now_millis, wait, avoidance, known))
 
     def _open(
         self, state: AdaptiveState, now_millis: float, broker: str, health: Health, latency_millis: float
     ) -> AdaptiveState:
-        return state.with_health(broker, Health(latency_millis, now_millis, now_millis, health.wait_millis))
+        known = health.answers.after(latency_millis)
+        return state.with_health(
+            broker, Health(latency_millis, now_millis, now_millis, health.wait_millis, answers=known)
+        )
 
     def _best(self, state: AdaptiveState) -> float:
         """Latency of the fastest open broker, as far as it is noticed."""
@@ -244,6 +292,19 @@ class Adaptive:
         if health.latency_millis <= self.settings.unnoticed_millis:
             return 1.0
         return min(1.0, self._best(state) / self._settled(state, health, now_millis))
+
+    # --- giving up ------------------------------------------------------------------------------------------------
+
+    def patience_millis(self, state: AdaptiveState, broker: str) -> float | None:
+        health = state.brokers.get(broker)
+        if health is None or state.budget < 1 or not (state.may_avoid or _stage(state, broker) is Stage.TRIED):
+            return inf
+        if health.avoidance is not None and health.avoidance.stage is not Stage.TRIED:
+            return inf  # a last resort
+        settings = self.settings
+        return patience_millis(
+            health.answers, settings.patience_factor, settings.patience_answers, settings.least_patience_millis
+        )
 
     # --- probing --------------------------------------------------------------------------------------------------
 

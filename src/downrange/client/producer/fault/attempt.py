@@ -12,6 +12,7 @@ class Outcome(StrEnum):
     OK = "ok"
     NOT_STORE_OK = "not_store_ok"  # stored, but flush or replication was not confirmed in time
     TIMEOUT = "timeout"
+    GIVEN_UP = "given_up"  # no answer within the time-out that the strategy learned, with time left for another broker
     CONNECT_FAILED = "connect_failed"  # also: the route knows no address of the broker
     CONNECTION_LOST = "connection_lost"
     BROKER_ERROR = "broker_error"  # a reply code that another broker may not give
@@ -21,8 +22,9 @@ class Outcome(StrEnum):
 
 
 class Attempt(NamedTuple):
-    """One finished attempt. `latency_millis` is the time from its start to its end."""
+    """One finished attempt, or several (`times`) that ended well. `latency_millis` is the longest time one took."""
 
     broker: str
     latency_millis: float
     outcome: Outcome
+    times: int = 1

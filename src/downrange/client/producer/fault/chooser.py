@@ -15,6 +15,9 @@ from downrange.model.message import MessageQueue
 INDEX_MASK: Final = 0x7FFF_FFFF
 """The index goes round to 0 after 31 bits. Java took the absolute value of a wrapped int, which can be negative."""
 
+BUNDLE: Final = 16
+_NONE: Final = (0, 0.0)
+
 
 class NoQueue(MQError):
     """There is no queue to choose from: the topic has no writable queue on any broker that is up."""
@@ -39,6 +42,12 @@ class QueueChooser:
         self._local = threading.local()
         self._lock = threading.Lock()
         self._being_probed: set[str] = set()
+        self._calm_millis = 0.0
+        self._untold: dict[str, tuple[int, float]] = {}
+        """Good answers that the strategy was not told yet, while all is calm: their number, and the longest latency."""
+        self._told: dict[str, int] = {}
+        """How many attempts the strategy was told: of a broker it knows little of, every one."""
+        self._patience: dict[str, float | None] = {}
 
     def __repr__(self) -> str:
         return f"<QueueChooser {self.strategy.name} {self._state}>"
@@ -63,22 +72,51 @@ class QueueChooser:
             raise NoQueue("no writable queue to choose from")
         topic = queues[0].topic
         index = self.next_index(topic)
-        if not self.learns and last_broker is None:  # nothing to ask the strategy for, nor to guard
+        if last_broker is None and (self._calm_millis or not self.learns):  # nothing to ask for, nor to guard
             return queues[index % len(queues)]
         with self._lock:
             choice = self.strategy.choose(self._state, queues, now_millis, last_broker, index)
-            self._state = choice.state
+            if choice.state is not self._state:
+                self._take(choice.state, now_millis)
         self._local.__dict__[topic] = choice.stands_at & INDEX_MASK
         return choice.queue
 
+    def patience_millis(self, broker: str) -> float | None:
+        """How long to wait for an answer of `broker` before another is asked; None: as long as the send may take."""
+        known = self._patience
+        try:
+            return known[broker]
+        except KeyError:
+            millis = known[broker] = self.strategy.patience_millis(self._state, broker)
+            return millis
+
     def attempt_ended(self, now_millis: float, broker: str, latency_millis: float, outcome: Outcome) -> None:
-        """`learn`, unless the strategy never learns."""
-        if self.learns:
-            self.learn(now_millis, Attempt(broker, latency_millis, outcome))
+        """`learn`, unless the strategy never learns. While all is calm, good answers are told in bundles."""
+        if not self.learns or (outcome is Outcome.INTERRUPTED and self._calm_millis):
+            return
+        if outcome is Outcome.OK and latency_millis <= self._calm_millis:
+            count, longest = self._untold.get(broker, _NONE)
+            if count < BUNDLE and 2 * count < self._told.get(broker, 0):
+                # Threads may overwrite each other's: a few answers less do not matter.
+                self._untold[broker] = count + 1, max(longest, latency_millis)
+                return
+        self.learn(now_millis, Attempt(broker, latency_millis, outcome))
 
     def learn(self, now_millis: float, attempt: Attempt) -> None:
         with self._lock:
-            self._state = self.strategy.learn(self._state, now_millis, attempt)
+            state, learn = self._state, self.strategy.learn
+            while self._untold:
+                broker, (count, longest) = self._untold.popitem()
+                state = learn(state, now_millis, Attempt(broker, longest, Outcome.OK, count))
+                self._told[broker] = self._told.get(broker, 0) + count
+            self._told[attempt.broker] = self._told.get(attempt.broker, 0) + 1
+            self._take(learn(state, now_millis, attempt), now_millis)
+
+    def _take(self, state: Any, now_millis: float) -> None:
+        """Replace the state, and what is derived from it."""
+        self._state = state
+        self._patience = {}
+        self._calm_millis = self.strategy.calm_millis(state, now_millis)
 
     def probes(self, now_millis: float) -> tuple[str, ...]:
         """Brokers to probe now. Each is handed out once; the caller owes it a `probed`, also when the probe fails."""
@@ -94,4 +132,4 @@ class QueueChooser:
     def probed(self, now_millis: float, broker: str, ok: bool, latency_millis: float) -> None:
         with self._lock:
             self._being_probed.discard(broker)
-            self._state = self.strategy.probed(self._state, now_millis, broker, ok, latency_millis)
+            self._take(self.strategy.probed(self._state, now_millis, broker, ok, latency_millis), now_millis)

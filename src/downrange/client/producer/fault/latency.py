@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from downrange.client.producer.fault.attempt import Attempt, Outcome
-from downrange.client.producer.fault.strategy import Choice, NoProbes
+from downrange.client.producer.fault.strategy import Choice, RocketMQStrategy
 from downrange.model.message import MessageQueue
 from downrange.settings import ConfigError
 
@@ -45,7 +45,7 @@ class LatencyState(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Latency(NoProbes[LatencyState]):
+class Latency(RocketMQStrategy[LatencyState]):
     """Holds always: `latency_max` ascends and has as many members as `not_available_duration`; both in ms."""
 
     latency_max: tuple[float, ...] = (50, 100, 550, 1000, 2000, 3000, 15_000)

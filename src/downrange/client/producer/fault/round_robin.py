@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from downrange.client.producer.fault.attempt import Attempt
-from downrange.client.producer.fault.strategy import Choice, NoProbes
+from downrange.client.producer.fault.strategy import Choice, RocketMQStrategy
 from downrange.model.message import MessageQueue
 
 
-class RoundRobin(NoProbes[None]):
+class RoundRobin(RocketMQStrategy[None]):
     """The state is None: there is nothing to learn."""
 
     name = "round_robin"

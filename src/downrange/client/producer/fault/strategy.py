@@ -46,6 +46,12 @@ class FaultStrategy(Protocol[S]):
     def learn(self, state: S, now_millis: float, attempt: Attempt) -> S:
         """The state after `attempt`, which ended now."""
 
+    def calm_millis(self, state: S, now_millis: float) -> float:
+        """While no answer takes longer, the choice is plain round robin, and it matters only how many there were.
+
+        0: every attempt must be told, and every choice be asked for.
+        """
+
     def probes(self, state: S, now_millis: float) -> tuple[str, ...]:
         """Brokers to probe now: ask each for something small and tell `probed`."""
 
@@ -54,9 +60,18 @@ class FaultStrategy(Protocol[S]):
 
     def probed(self, state: S, now_millis: float, broker: str, ok: bool, latency_millis: float) -> S: ...
 
+    def patience_millis(self, state: S, broker: str) -> float | None:
+        """How long to wait for an answer of `broker` before another is asked, if there is time for that.
 
-class NoProbes(Generic[S]):
-    """The probing half of a strategy that never probes."""
+        None: the strategy learns no time-outs, and an attempt may take all the time that the send has left.
+        """
+
+
+class RocketMQStrategy(Generic[S]):
+    """The part of the interface that RocketMQ's strategies do not use: they send no probes and learn no time-outs."""
+
+    def calm_millis(self, state: S, now_millis: float) -> float:
+        return 0.0
 
     def probes(self, state: S, now_millis: float) -> tuple[str, ...]:
         return ()
@@ -66,3 +81,6 @@ class NoProbes(Generic[S]):
 
     def probed(self, state: S, now_millis: float, broker: str, ok: bool, latency_millis: float) -> S:
         return state
+
+    def patience_millis(self, state: S, broker: str) -> float | None:
+        return None
