@@ -194,9 +194,14 @@ def labels(**values: str) -> frozenset[tuple[str, str]]:
     return frozenset(values.items())
 
 
+def of_broker() -> str:
+    """The part of the reference page that is about brokers."""
+    return DOCUMENT.read_text("utf-8").partition("## Metrics of a controller")[0]
+
+
 def documented() -> dict[str, str]:
-    """Name -> type of every metric in the reference page."""
-    rows = re.findall(r"^\| `((?:rocketmq|downrange)_\w+)` \| (\w+)", DOCUMENT.read_text("utf-8"), re.MULTILINE)
+    """Name -> type of every metric of a broker in the reference page."""
+    rows = re.findall(r"^\| `((?:rocketmq|downrange)_\w+)` \| (\w+)", of_broker(), re.MULTILINE)
     return dict(rows)
 
 
