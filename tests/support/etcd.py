@@ -74,6 +74,7 @@ class EtcdCluster:
 
     def __init__(self, directory: Path, count: int) -> None:
         self.nodes = [EtcdNode(f"e{number}", directory) for number in range(count)]
+        self._clients: list[EtcdClient] = []
 
     @property
     def endpoints(self) -> str:
@@ -85,7 +86,16 @@ class EtcdCluster:
     def client(self, *nodes: EtcdNode, timeout: float = 3.0) -> EtcdClient:
         """A client of these nodes; of all, if none are named."""
         endpoints = tuple(Endpoint.parse(node.endpoint) for node in nodes or self.nodes)
-        return EtcdClient(EtcdAccess(endpoints, timeout))
+        made = EtcdClient(EtcdAccess(endpoints, timeout))
+        self._clients.append(made)
+        return made
+
+    async def stop(self) -> None:
+        """Close all clients and end all processes."""
+        for client in self._clients:
+            await client.close()
+        for node in self.nodes:
+            node.kill()
 
     async def until_writable(self, *nodes: EtcdNode) -> None:
         """Wait until a write succeeds at each of these nodes; at all, if none are named."""
@@ -125,5 +135,4 @@ async def etcd(directory: Path, count: int = 1) -> AsyncIterator[EtcdCluster]:
         await cluster.until_writable()
         yield cluster
     finally:
-        for node in cluster.nodes:
-            node.kill()
+        await cluster.stop()

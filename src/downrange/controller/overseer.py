@@ -20,7 +20,7 @@ from downrange.protocol.errors import BrokerError, NotLeader
 
 log = logging.getLogger(__name__)
 
-PROBE_AGAIN_SECONDS: Final = 0.25
+PROBE_AGAIN_SECONDS: Final = 0.1
 STALL_SECONDS: Final = 0.5
 MOST_AT_ONCE: Final = 16
 _ELECTED: Final = frozenset({ResponseCode.SUCCESS, ResponseCode.MASTER_STILL_EXIST})
