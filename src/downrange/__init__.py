@@ -13,9 +13,13 @@ if TYPE_CHECKING:
     from downrange.client.consumer.lite_pull_blocking import LitePullConsumer
     from downrange.client.consumer.lite_pull_config import LitePullConfig
     from downrange.client.consumer.messages import ReceivedMessage
+    from downrange.client.consumer.pop.messages import PoppedMessage
     from downrange.client.consumer.pull import PullConsumer
     from downrange.client.consumer.push import AsyncPushConsumer
     from downrange.client.consumer.retry import Acknowledged, Later
+    from downrange.client.consumer.simple import AsyncSimpleConsumer
+    from downrange.client.consumer.simple_blocking import SimpleConsumer
+    from downrange.client.consumer.simple_config import SimpleConsumerConfig
     from downrange.client.errors import SendFailed
     from downrange.client.producer.blocking.producer import Producer
     from downrange.client.producer.blocking.transaction_producer import TransactionProducer
@@ -36,6 +40,7 @@ __all__ = [
     "AsyncLitePullConsumer",
     "AsyncProducer",
     "AsyncPushConsumer",
+    "AsyncSimpleConsumer",
     "AsyncTransactionProducer",
     "ClientConfig",
     "ConsumeFromWhere",
@@ -50,6 +55,7 @@ __all__ = [
     "MessageError",
     "MessageModel",
     "MessageQueue",
+    "PoppedMessage",
     "Producer",
     "ProducerConfig",
     "PullConsumer",
@@ -61,6 +67,8 @@ __all__ = [
     "SendFailed",
     "SendResult",
     "SendStatus",
+    "SimpleConsumer",
+    "SimpleConsumerConfig",
     "TlsConfig",
     "TransactionProducer",
     "TransactionResult",
@@ -73,6 +81,7 @@ _HOMES = {
     "AsyncLitePullConsumer": "downrange.client.consumer.lite_pull",
     "AsyncProducer": "downrange.client.producer.producer",
     "AsyncPushConsumer": "downrange.client.consumer.push",
+    "AsyncSimpleConsumer": "downrange.client.consumer.simple",
     "AsyncTransactionProducer": "downrange.client.producer.transaction_producer",
     "ClientConfig": "downrange.client.config",
     "ConsumeFromWhere": "downrange.protocol.bodies.groups",
@@ -87,6 +96,7 @@ _HOMES = {
     "MessageError": "downrange.model.errors",
     "MessageModel": "downrange.protocol.bodies.groups",
     "MessageQueue": "downrange.model.message",
+    "PoppedMessage": "downrange.client.consumer.pop.messages",
     "Producer": "downrange.client.producer.blocking.producer",
     "ProducerConfig": "downrange.client.config",
     "PullConsumer": "downrange.client.consumer.pull",
@@ -98,6 +108,8 @@ _HOMES = {
     "SendFailed": "downrange.client.errors",
     "SendResult": "downrange.client.producer.send_result",
     "SendStatus": "downrange.client.producer.send_result",
+    "SimpleConsumer": "downrange.client.consumer.simple_blocking",
+    "SimpleConsumerConfig": "downrange.client.consumer.simple_config",
     "TlsConfig": "downrange.transport.tls_config",
     "TransactionProducer": "downrange.client.producer.blocking.transaction_producer",
     "TransactionResult": "downrange.client.producer.transactions",

@@ -60,7 +60,7 @@ def prepare(mq: EmbeddedBroker) -> None:
     ("page", "number"),
     [
         (page, number)
-        for page in ("pull-messages.md", "dead-letters.md", "test-your-code.md")
+        for page in ("pull-messages.md", "pop.md", "dead-letters.md", "test-your-code.md")
         for number in range(len(blocks(page)))
     ],
 )
@@ -70,5 +70,5 @@ def test_a_block_runs(page: str, number: int, tmp_path: Path) -> None:
         output = run(blocks(page)[number].replace("127.0.0.1:9876", mq.namesrv), tmp_path)
     if page == "dead-letters.md":
         assert output.splitlines()[-1].endswith("sent again")
-    elif page == "pull-messages.md":
+    elif page in ("pull-messages.md", "pop.md"):
         assert output  # every block there prints what it read

@@ -109,6 +109,21 @@ def shell(cluster: Cluster) -> Shell:
     return Shell(cluster.namesrv)
 
 
+def test_a_group_pops_because_an_operator_says_so(shell: Shell) -> None:
+    shell.create_topic("popped", 1)
+    shell.document("group", "create", "poppers")
+    (done,) = shell.document("group", "set-consume-mode", "poppers", "popped", "--mode", "POP", "--share", "2")["done"]
+    assert done["broker"] == "broker-a"
+    (row,) = shell.document("group", "config", "poppers")["brokers"]
+    assert row["consumeModes"] == [{"topic": "popped", "mode": "POP", "popShareQueueNum": 2}]
+    assert "consumeMode of popped" in shell.run("group", "config", "poppers").stdout
+    shell.document("mqadmin", "setConsumeMode", "-t", "popped", "-g", "poppers", "-m", "PULL", "-b", "broker-a")
+    (row,) = shell.document("group", "config", "poppers")["brokers"]
+    assert [mode["mode"] for mode in row["consumeModes"]] == ["PULL"]
+    refused = shell.run("group", "set-consume-mode", "poppers", "nowhere", "--mode", "POP")
+    assert (refused.returncode, "topic[nowhere] not exist" in refused.stderr) == (1, True)
+
+
 def test_a_topic_lives_from_create_to_delete(shell: Shell, cluster: Cluster) -> None:
     created = shell.create_topic("life", 2)["created"]
     assert [(row["broker"], row["address"]) for row in created] == [("broker-a", cluster.broker)]

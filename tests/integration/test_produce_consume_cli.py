@@ -221,6 +221,38 @@ def test_following_prints_what_comes_until_it_is_told_to_stop(mq: EmbeddedBroker
     assert run(mq, "consume", "orders", "--group", "readers").stdout == ""  # all was committed on the way out
 
 
+def test_popped_messages_are_acknowledged_one_by_one(mq: EmbeddedBroker) -> None:
+    fill(mq, 40, tags="A")
+    pop = ("consume", "orders", "--group", "readers", "--pop")
+    first = run(mq, *pop, "--limit", "15", "--tag", "A").stdout.split()
+    assert len(first) == 15
+    rest = [json.loads(line)["body"] for line in run(mq, *pop, "--json", "--tag", "A").stdout.splitlines()]
+    assert sorted(map(int, first + rest)) == list(range(40))
+    done = run(mq, *pop)
+    assert (done.stdout, done.stderr) == ("", "downrange: no messages\n")
+    with running(*pop, "--follow", "-n", mq.namesrv) as process:
+        fill(mq, 4, start=40)
+        for number in range(40, 44):
+            process.wait_for(f"^{number}$")
+        assert process.stop() == 0
+        assert process.errors == ""
+    assert run(mq, *pop).stdout == ""
+    assert "--pop needs --group" in run(mq, "consume", "orders", "--pop", code=2).stderr
+    assert "not at a time" in run(mq, *pop, "--from", "2001-01-01", code=2).stderr
+    assert "no broker serves the topic nowhere" in run(mq, "consume", "nowhere", *pop[2:], code=1).stderr
+
+
+def test_a_timer_message_is_recalled() -> None:
+    with broker({"recallMessageEnable": "true"}) as mq:
+        mq.create_topic("orders", 1)
+        line = json.loads(
+            run(mq, "produce", "orders", "--delay", "1h", "--json", given="later\n").stdout.splitlines()[0]
+        )
+        done = run(mq, "message", "recall", line["recallHandle"])
+        assert done.stdout == f"message {line['msgId']} recalled\n"
+        assert "is no recall handle" in run(mq, "message", "recall", "nonsense", code=2).stderr
+
+
 def test_control_characters_do_not_reach_the_terminal(mq: EmbeddedBroker) -> None:
     mq.producer().send(Message("orders", b"red \x1b[31m\xff"))
     assert run(mq, "consume", "orders").stdout == "red \N{REPLACEMENT CHARACTER}[31m\N{REPLACEMENT CHARACTER}\n"

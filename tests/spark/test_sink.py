@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,24 @@ def test_a_delayed_row_waits_on_the_broker(spark: SparkSession, rocketmq: Embedd
     assert message.properties["REAL_TOPIC"] == "orders"
     assert message.properties["DELAY"] == "18"
     assert rocketmq.messages("orders") == []
+
+
+@pytest.mark.parametrize("type_", ["timestamp", "bigint"])
+def test_a_row_is_delivered_at_its_time(spark: SparkSession, rocketmq: EmbeddedBroker, type_: str) -> None:
+    due = int(time.time() * 1000) + 2500
+    late = due + 3_600_000
+    rows = [("orders", "now", None), ("orders", "soon", due), ("orders", "late", late)]
+    frame = spark.createDataFrame(rows, "topic string, body string, deliver_at bigint")
+    if type_ == "timestamp":
+        frame = frame.withColumn("deliver_at", expr("timestamp_millis(deliver_at)"))
+    write(frame, rocketmq)
+    end = time.monotonic() + 30
+    while len(found := rocketmq.messages("orders")) < 2:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    times = {message.body: message.store_timestamp for message in found}
+    assert sorted(times) == [b"now", b"soon"]
+    assert times[b"now"] < due <= times[b"soon"]
 
 
 @pytest.mark.parametrize("level", ["at-least-once", "transactional"])

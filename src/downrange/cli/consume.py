@@ -49,6 +49,14 @@ def run(
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Time, place, tag and keys before the body.")
     ] = False,
+    pop: Annotated[
+        bool,
+        typer.Option("--pop", help="With a group: lease messages and acknowledge them one by one; no queue is owned."),
+    ] = False,
+    invisible: Annotated[
+        float,
+        typer.Option("--invisible", min=1, help="--pop: seconds after which a message comes again."),
+    ] = 30.0,
     namesrv: Namesrv = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object for each message.")] = False,
 ) -> None:
@@ -62,7 +70,14 @@ def run(
     timestamp = None if start in ("first", "last") else parse_time(start)
     show = _json_line if json else _verbose_line if verbose else _body_line
     reading = Reading(Wanted(topic, tag or "*", sql), start, timestamp, follow, limit, show)
-    run_loop(reading.run(namesrv, group))
+    if pop:
+        if group is None or timestamp is not None:
+            raise UsageError(
+                "--pop needs --group" if group is None else "--pop begins with first or last, not at a time"
+            )
+        run_loop(reading.pop(namesrv, group, invisible))
+    else:
+        run_loop(reading.run(namesrv, group))
     if not reading.count and not reading.is_cut_off and not follow:
         typer.echo("downrange: no messages", err=True)
 
@@ -111,9 +126,43 @@ class Reading:
                     await self._read(consumer, stop, shown)
                 except BrokenPipeError:
                     # The reader of our output is gone, as after `| head`: messages it did not get are not committed.
-                    self.is_cut_off = True
+                    self._cut_off()
                     await consumer.close(last_are_done=False)
-                    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+    def _cut_off(self) -> None:
+        self.is_cut_off = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+    async def pop(self, namesrv: str | None, group: str, invisible_seconds: float) -> None:
+        from downrange.cli.progress import progress
+        from downrange.cli.until_signal import stop_on_signal
+        from downrange.client.consumer.simple import AsyncSimpleConsumer
+        from downrange.client.consumer.simple_config import ConsumeFromWhere, SimpleConsumerConfig
+
+        where = ConsumeFromWhere.FIRST_OFFSET if self.start == "first" else ConsumeFromWhere.LAST_OFFSET
+        topic, tags, sql = self.wanted
+        consumer = AsyncSimpleConsumer(group, client_config(namesrv), SimpleConsumerConfig(consume_from_where=where))
+        with stop_on_signal() as stop, progress("read", self.limit, shares_terminal=True) as shown:
+            async with consumer:
+                await stop.or_result(consumer.subscribe(topic, tags, sql=sql))
+                while not stop.is_made and self.count != self.limit:
+                    most = BATCH if self.limit is None else min(BATCH, self.limit - self.count)
+                    messages = await stop.or_result(consumer.receive(most, invisible_seconds, 5 if self.follow else 0))
+                    if messages:
+                        try:
+                            await self._print(messages, shown)
+                        except BrokenPipeError:
+                            self._cut_off()  # what the reader did not get is not acknowledged
+                            break
+                        await consumer.ack_many(messages)
+                    elif not self.follow:
+                        break
+
+    async def _print(self, messages: Sequence[ReceivedMessage], shown: Progress) -> None:
+        # In a thread: a terminal that blocks must not keep us from sending heartbeats.
+        await asyncio.to_thread(_write, [self.show(message) for message in messages])
+        self.count += len(messages)
+        shown.add(len(messages))
 
     async def _begin(self, consumer: AsyncLitePullConsumer, *, is_member: bool) -> None:
         topic, tags, sql = self.wanted
@@ -141,10 +190,7 @@ class Reading:
             # Short waits without --follow: the last messages may not match our filter, then none arrives.
             messages = await stop.or_result(consumer.poll(5.0 if self.follow else 0.05, most))
             if messages:
-                # In a thread: a terminal that blocks must not keep us from sending heartbeats.
-                await asyncio.to_thread(_write, [self.show(message) for message in messages])
-                self.count += len(messages)
-                shown.add(len(messages))
+                await self._print(messages, shown)
 
     async def _is_at_end(self, consumer: AsyncLitePullConsumer, ends: dict[MessageQueue, int]) -> bool:
         """Whether every message was read that was in its queue when we got the queue."""

@@ -9,7 +9,7 @@ import typer
 from downrange.cli.cluster import PROGRESS_COLUMNS, progress_row, told
 from downrange.cli.cluster_actions import asks, broker_row
 from downrange.cli.config import settings_text
-from downrange.cli.options import Broker, Cluster, Group, command_family
+from downrange.cli.options import Broker, Cluster, Group, Topic, UsageError, command_family
 from downrange.cli.output import Answer, Column, Table
 from downrange.cli.times import time_text
 
@@ -74,17 +74,60 @@ async def show_progress(admin: Admin, group: Group, topic: OneTopic = None) -> A
 @app.command("config")
 @asks
 async def show_config(admin: Admin, group: Group, cluster: Cluster = None, broker: Broker = None) -> Answer:
-    """Show the configuration of a group on every broker."""
+    """Show the configuration of a group on every broker, and the topics it pops if its members let brokers decide."""
     from downrange.client.admin.groups import to_table
     from downrange.client.errors import GroupNotFound
+    from downrange.client.per_server import ask_each
 
     configs = await admin.groups.configs(cluster, broker)
     found = {one: table[group] for one, table in configs.done.items() if group in table}
     if not found and not configs.failed:
         raise GroupNotFound(f"no broker knows the consumer group {group}")
-    rows = [{**broker_row(one), "config": to_table(config)} for one, config in found.items()]
-    parts = [settings_text(str(one), to_table(config)) for one, config in found.items()]
-    return Answer({"group": group, "brokers": rows}, parts, configs.failed)
+    modes = await ask_each(found, admin.groups.consume_modes_of)
+    mine = {
+        one: {mode.topic: mode for mode in all_ if mode.consumer_group == group} for one, all_ in modes.done.items()
+    }
+    rows = [
+        {
+            **broker_row(one),
+            "config": to_table(config),
+            "consumeModes": [
+                {"topic": topic, "mode": mode.mode, "popShareQueueNum": mode.pop_share_queue_num}
+                for topic, mode in sorted(mine.get(one, {}).items())
+            ],
+        }
+        for one, config in found.items()
+    ]
+    parts = [
+        settings_text(
+            str(one),
+            to_table(config)
+            | {f"consumeMode of {topic}": mode.mode for topic, mode in sorted(mine.get(one, {}).items())},
+        )
+        for one, config in found.items()
+    ]
+    return Answer({"group": group, "brokers": rows}, parts, {**configs.failed, **modes.failed})
+
+
+@app.command("set-consume-mode")
+@asks
+async def set_consume_mode(
+    admin: Admin,
+    group: Group,
+    topic: Topic,
+    mode: Annotated[str, typer.Option("--mode", "-m", help="PULL or POP.")],
+    share: Annotated[
+        int, typer.Option("--share", "-q", help="POP: members that share each queue besides its owner; 0: all.")
+    ] = 0,
+    cluster: Cluster = None,
+    broker: Broker = None,
+) -> Answer:
+    """Let a group pull a topic or pop it, if its members leave that to brokers (`client_rebalance=False`)."""
+    chosen = mode.upper()
+    if chosen not in ("PULL", "POP"):
+        raise UsageError(f"--mode {mode}: expected PULL or POP")
+    done = await admin.groups.set_consume_mode(group, topic, chosen, share=share, cluster=cluster, broker=broker)
+    return told(f"group {group} consumes {topic} by {chosen}", done)
 
 
 @app.command("create")
@@ -280,6 +323,16 @@ def _running(client_id: str, info: Any) -> dict[str, Any]:
             }
             for queue, held in sorted(info.mq_table.items(), key=lambda item: item[0])
         ],
+        "popQueues": [
+            {
+                "topic": queue.topic,
+                "broker": queue.broker_name,
+                "queueId": queue.queue_id,
+                "waitAckCount": held.wait_ack_count,
+                "lastPopTimestamp": held.last_pop_timestamp,
+            }
+            for queue, held in sorted((info.mq_pop_table or {}).items(), key=lambda item: item[0])
+        ],
         "topics": [
             {
                 "topic": topic,
@@ -294,6 +347,15 @@ def _running(client_id: str, info: Any) -> dict[str, Any]:
         ],
         "jstack": info.jstack,
     }
+
+
+_POP_COLUMNS = [
+    Column("Topic", "topic"),
+    Column("Broker Name", "broker"),
+    Column("QID", "queueId"),
+    Column("Wait Ack", "waitAckCount"),
+    Column("Last Pop", "lastPopTimestamp", time_text),
+]
 
 
 def _running_parts(document: dict[str, Any]) -> list[Table | str]:
@@ -323,6 +385,7 @@ def _running_parts(document: dict[str, Any]) -> list[Table | str]:
         "",
         Table(queues, document["queues"]),
         "",
+        *([Table(_POP_COLUMNS, document["popQueues"]), ""] if document["popQueues"] else ()),
         Table(topics, document["topics"]),
     ]
     return [*parts, f"\n{document['jstack']}"] if document["jstack"] else parts

@@ -152,6 +152,20 @@ async def consume_directly(
     return Answer(row, [Table(columns, [row])])
 
 
+@app.command("recall")
+@asks
+async def recall(
+    admin: Admin,
+    handle: Annotated[str, typer.Argument(help="Recall handle, as `downrange produce --json` prints it.")],
+) -> Answer:
+    """Take back a timer message that is not due yet, if its broker allows that (recallMessageEnable)."""
+    from downrange.client.producer.producer import AsyncProducer
+
+    async with AsyncProducer("TOOLS_PRODUCER", session=admin.session) as producer:
+        message_id = await producer.recall(handle)
+    return Answer({"msgId": message_id}, [f"message {message_id} recalled"])
+
+
 @app.command("resume-check")
 @asks
 async def resume_check(

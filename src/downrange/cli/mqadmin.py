@@ -110,6 +110,7 @@ ALIASES: dict[str, Alias] = {
     "sendMessage": Alias(
         ("message", "send"), "tp", options={"k": "--keys", "c": "--tags", "b": "--broker", "i": "--queue"}
     ),
+    "setConsumeMode": Alias(("group", "set-consume-mode"), "gt", options={**_WHERE, "m": "--mode", "q": "--share"}),
     "skipAccumulatedMessage": Alias(("group", "skip"), "gt", booleans={"f": ("", "")}),
     "statsAll": Alias(("topic", "stats"), "t", optional=frozenset("t"), switches={"a": "--active"}),
     "topicClusterList": Alias(("topic", "clusters"), "t"),

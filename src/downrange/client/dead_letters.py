@@ -29,7 +29,7 @@ from downrange.client.session import Session
 from downrange.model import properties as names
 from downrange.model.errors import MQError
 from downrange.model.message import Message, MessageQueue, SysFlag
-from downrange.model.topics import TOOLS_GROUP, check_group_name, dlq_topic, retry_topic
+from downrange.model.topics import DLQ_PREFIX, TOOLS_GROUP, check_group_name, dlq_topic, popped_topic, retry_topic
 from downrange.protocol.bodies.send import SendMessageRequest, SendMessageResponse
 from downrange.protocol.codes import RequestCode
 from downrange.protocol.command import request
@@ -68,8 +68,9 @@ class DeadLetter:
 
     @property
     def origin_topic(self) -> str:
-        """The topic it was first sent to."""
-        return names.find_property(self.message.properties_text, names.RETRY_TOPIC) or self.message.topic
+        """The topic it was first sent to: not the retry topic that a group popped it from when it gave up."""
+        found = names.find_property(self.message.properties_text, names.RETRY_TOPIC) or self.message.topic
+        return popped_topic(found, self.message.queue.topic.removeprefix(DLQ_PREFIX))
 
     @property
     def origin_message_id(self) -> str:

@@ -15,11 +15,14 @@ ClientError
 ├── SubscriptionConflict   topics subscribed to and queues assigned, or neither
 ├── NotAssigned       the queue is not this consumer's at the moment
 ├── CommitFailed      not every offset arrived at its broker                             retriable
+├── AckFailed         not every message was acknowledged; lists those that were not      retriable if all errors are
+├── PopNotSupported   the broker is older than RocketMQ 5 and leases no messages
 └── ClientClosed      used before it was started, after it was closed, or on another event loop
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -29,6 +32,7 @@ from downrange.protocol.errors import BrokerError
 from downrange.transport.errors import RequestTimedOut, TransportError
 
 if TYPE_CHECKING:
+    from downrange.client.consumer.pop.messages import PoppedMessage
     from downrange.client.producer.send_result import SendResult
 
 
@@ -113,6 +117,20 @@ class CommitFailed(ClientError):
     """Not every offset arrived at its broker; the next commit sends the missing ones again."""
 
     retriable = True
+
+
+class AckFailed(ClientError):
+    """Messages that were not acknowledged, with the reason of each. They come again unless a further try succeeds."""
+
+    def __init__(self, failed: Mapping[PoppedMessage, MQError], total: int) -> None:
+        self.failed = failed
+        self.retriable = all(error.retriable for error in failed.values())
+        first = next(iter(failed.values()))
+        super().__init__(f"{len(failed)} of {total} messages were not acknowledged: {first}")
+
+
+class PopNotSupported(ClientError):
+    pass
 
 
 class FailedAttempt(NamedTuple):

@@ -14,7 +14,7 @@ from downrange.model.errors import MQError
 from downrange.model.message_id import parse_offset_message_id
 from downrange.model.properties import POP_CK, find_property
 from downrange.model.record import CorruptRecord, decode_records
-from downrange.model.topics import SubscriptionGroupConfig, TopicConfig, pop_retry_topic
+from downrange.model.topics import SubscriptionGroupConfig, TopicConfig
 from downrange.protocol.bodies.body import decode_body
 from downrange.protocol.bodies.groups import ConsumerData, GroupRequest
 from downrange.protocol.bodies.pop import (
@@ -28,6 +28,7 @@ from downrange.protocol.bodies.pop import (
     PopMessageResponse,
     ReceiptHandle,
     read_offset_info,
+    read_order_count_info,
 )
 from downrange.protocol.bodies.routes import MASTER_ID, TopicRouteData
 from downrange.protocol.bodies.send import ConsumerSendMessageBackRequest, SendMessageRequest, SendMessageResponse
@@ -206,7 +207,7 @@ class RemotingBackend:
     async def ack(self, topic: str, group: str, handle: ReceiptHandle) -> None:
         header = AckMessageRequest(
             consumer_group=group,
-            topic=read_topic(topic, group, handle),
+            topic=handle.source(topic, group),
             queue_id=handle.queue_id,
             extra_info=str(handle),
             offset=handle.offset,
@@ -216,20 +217,14 @@ class RemotingBackend:
     async def change_invisible(self, topic: str, group: str, handle: ReceiptHandle, millis: int) -> ReceiptHandle:
         header = ChangeInvisibleTimeRequest(
             consumer_group=group,
-            topic=read_topic(topic, group, handle),
+            topic=handle.source(topic, group),
             queue_id=handle.queue_id,
             extra_info=str(handle),
             offset=handle.offset,
             invisible_time=millis,
         )
         reply = await self._ask(handle.broker_name, request(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, header))
-        new = reply.header(ChangeInvisibleTimeResponse)
-        return handle._replace(
-            start_offset=handle.offset if handle.is_orderly else handle.start_offset,
-            pop_time=new.pop_time,
-            invisible_time=new.invisible_time,
-            revive_queue=new.revive_qid,
-        )
+        return handle.changed(reply.header(ChangeInvisibleTimeResponse))
 
     async def bury(self, topic: str, group: str, handle: ReceiptHandle, log_offset: int, message_id: str) -> None:
         header = ConsumerSendMessageBackRequest(
@@ -237,7 +232,7 @@ class RemotingBackend:
             group=group,
             delay_level=_BURY,
             origin_msg_id=message_id,
-            origin_topic=read_topic(topic, group, handle),
+            origin_topic=handle.source(topic, group),
             max_reconsume_times=0,
             bname=handle.broker_name,
         )
@@ -292,16 +287,11 @@ class RemotingBackend:
             log.info("route not known topic=%s reason=%s", topic, error)
 
 
-def read_topic(topic: str, group: str, handle: ReceiptHandle) -> str:
-    """The topic that a message was read from: a message that came again lies in a retry topic of the group."""
-    return topic if handle.retry_flag == NORMAL else pop_retry_topic(group, topic, version=handle.retry_flag)
-
-
 def popped(reply: Command, broker_name: str) -> list[PoppedMessage]:
     """The messages of the answer to a pop, with their handles."""
     header = reply.header(PopMessageResponse)
     starts = {(one.retry_flag, one.queue_id): one.offsets[0] for one in read_offset_info(header.start_offset_info)}
-    counts = order_counts(header.order_count_info)
+    counts = read_order_count_info(header.order_count_info)
     found = []
     try:
         records = list(decode_records(reply.body_bytes))
@@ -321,14 +311,4 @@ def popped(reply: Command, broker_name: str) -> list[PoppedMessage]:
         if handle.is_orderly:
             before = counts.get(f"qo{record.queue_id}%{record.queue_offset}", counts.get(str(record.queue_id), before))
         found.append(PoppedMessage(record, handle, before))
-    return found
-
-
-def order_counts(text: str | None) -> dict[str, int]:
-    """How often messages and queues were delivered before, by the keys of orderCountInfo."""
-    found = {}
-    for entry in (text or "").split(";"):
-        parts = entry.split(" ")
-        if len(parts) == 3 and parts[2].isdecimal():
-            found[parts[1]] = int(parts[2])
     return found

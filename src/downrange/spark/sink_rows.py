@@ -18,6 +18,7 @@ from pyspark.sql.types import (
     ShortType,
     StringType,
     StructType,
+    TimestampType,
 )
 
 from downrange.model.errors import MessageError
@@ -43,6 +44,7 @@ COLUMNS: Final[dict[str, tuple[str, tuple[DataType, ...]]]] = {
     "keys": ("string or array<string>", (_STRING, ArrayType(_STRING))),
     "sharding_key": ("string", (_STRING,)),
     "delay": ("int", _WHOLE_NUMBERS),
+    "deliver_at": ("timestamp, or bigint for milliseconds since 1970", (TimestampType(), LongType())),
     "properties": ("map<string,string>", (MapType(_STRING, _STRING),)),
 }
 
@@ -64,10 +66,11 @@ def check_columns(schema: StructType, options: SinkOptions) -> None:
         raise SchemaMismatch("the column body is missing: it is what a message carries, binary or string")
     if "topic" not in names and options.topic is None:
         raise SchemaMismatch("the column topic is missing; without it the option topic must name one for all rows")
-    if "delay" in names and options.delivery_level is Level.TRANSACTIONAL:
-        raise SchemaMismatch(
-            "the column delay does not go with deliveryLevel=transactional: RocketMQ cannot delay transactions"
-        )
+    if options.delivery_level is Level.TRANSACTIONAL:
+        for name in ("delay", "deliver_at"):
+            if name in names:
+                level = "deliveryLevel=transactional"
+                raise SchemaMismatch(f"the column {name} does not go with {level}: RocketMQ cannot delay transactions")
 
 
 def _is_same(given: DataType, wanted: DataType) -> bool:
@@ -124,13 +127,17 @@ class RowReader:
         keys = _values(columns, "keys", none)
         sharding_keys = _values(columns, "sharding_key", none)
         delays = _values(columns, "delay", none)
+        times = _millis(columns.get("deliver_at"), none)
         maps = _values(columns, "properties", none)
         found = []
-        for number, (topic, body, tag, key, sharding_key, delay, pairs) in enumerate(
-            zip(topics, bodies, tags, keys, sharding_keys, delays, maps, strict=True), start
+        for number, (topic, body, tag, key, sharding_key, delay, deliver_at, pairs) in enumerate(
+            zip(topics, bodies, tags, keys, sharding_keys, delays, times, maps, strict=True), start
         ):
             if topic is None or body is None:
                 raise MessageError(f"row {self._prefix}{number}: {'topic' if topic is None else 'body'} is null")
+            if deliver_at is not None and (delay or deliver_at < 0):
+                problem = "it has delay and deliver_at" if delay else f"deliver_at is {deliver_at} ms, before 1970"
+                raise MessageError(f"row {self._prefix}{number}: {problem}")
             properties = dict(pairs) if pairs else {}
             properties[ROW_PROPERTY] = f"{self._prefix}{number}"
             if self._token is not None:
@@ -145,6 +152,7 @@ class RowReader:
                     properties,
                     delay or 0,
                     sharding_key,
+                    deliver_at=deliver_at,
                 )
             )
         return found
@@ -153,6 +161,16 @@ class RowReader:
 def _values(columns: dict[str, Any], name: str, none: Sequence[None]) -> Sequence[Any]:
     column = columns.get(name)
     return none if column is None else column.to_pylist()
+
+
+def _millis(column: Any, none: Sequence[None]) -> Sequence[int | None]:
+    """Times as milliseconds since 1970; Spark's timestamps are microseconds."""
+    if column is None:
+        return none
+    values: list[int | None] = column.cast("int64").to_pylist()
+    if str(column.type) == "int64":
+        return values
+    return [None if value is None else value // 1000 for value in values]
 
 
 def _joined(keys: Sequence[str | None], number: int) -> str | None:

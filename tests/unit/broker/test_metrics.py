@@ -243,7 +243,7 @@ async def test_documented_labels_are_the_labels(broker: Broker, tmp_path: Path) 
     wanted = {
         name: {part.strip() for part in row.split(",") if part.strip()}
         for name, row in re.findall(
-            r"^\| `((?:rocketmq|downrange)_\w+)` \|[^|]*\|([^|]*)\|", DOCUMENT.read_text(), re.MULTILINE
+            r"^\| `((?:rocketmq|downrange)_\w+)` \|[^|]*\|([^|]*)\|", of_broker(), re.MULTILINE
         )
     }
     common = {"cluster", "node_type", "node_id", "le", "storage_type", "storage_medium"}

@@ -63,6 +63,7 @@ def willing(broker: FakeBroker) -> None:
             header=PullMessageResponse(suggest_which_broker_id=0, next_begin_offset=6, min_offset=0, max_offset=6),
             body=record(broker, "k1"),
         ),
+        RequestCode.SET_MESSAGE_REQUEST_MODE: reply(),
         RequestCode.SEND_MESSAGE_V2: reply(header=SendMessageResponse(msg_id="0A" * 16, queue_id=1, queue_offset=42)),
     }
 
@@ -94,6 +95,7 @@ LINES = [
     ("group progress billing", "Diff Total: 10"),
     ("group progress billing -t orders", "#Consumer Offset"),
     ("group config billing", "retryMaxTimes"),
+    ("group set-consume-mode billing orders --mode pop", "group billing consumes orders by POP on broker-a"),
     ("group create fresh --no-broadcast", "group fresh created on broker-a"),
     ("group delete billing --offsets --topics", "topic %RETRY%billing deleted"),
     ("group connections billing", "10.0.0.9@c54557"),
@@ -221,6 +223,7 @@ def test_on_a_terminal_no_id_is_cut(
         ("topic create fresh -p 9", 2, "permission '9'"),
         ("topic update orders", 2, "nothing to change"),
         ("group progress typo", 1, "no broker knows the consumer group typo"),
+        ("group set-consume-mode billing orders --mode push", 2, "--mode push: expected PULL or POP"),
         ("group config typo", 1, "no broker knows the consumer group typo"),
         ("group status billing -i nobody", 1, "has no member nobody"),
         ("group reset-offset billing orders --time yesterday", 2, "'yesterday' is not a time"),

@@ -66,6 +66,7 @@ def test_every_name_operators_know_is_there(name: str) -> None:
             "group create --broker h:1 --consume --no-from-min --no-broadcast --retry-queues 2 --retry-max-times 3 "
             "--broker-id 0 --slow-broker-id 1 --notify -- G",
         ),
+        ("setConsumeMode -b B -t T -g G -m POP -q 2", "group set-consume-mode --broker B --mode POP --share 2 -- G T"),
         ("resetOffsetByTime -g G -t T -s now -f false", "group reset-offset --time now --no-force -- G T"),
         (
             "updateAclConfig -c C -a K -s S -w 10.0.0.* -i DENY -u SUB -t A=PUB,B=SUB -g G=SUB -m true",

@@ -20,10 +20,12 @@ from downrange.client.producer.outgoing import ForbiddenTopic
 from downrange.client.resending import JournalDamaged, JournalFile, Noted, Pace, Place
 from downrange.client.session import Session
 from downrange.clock import ManualClock
+from downrange.model.message import MessageQueue
 from downrange.model.topics import SubscriptionGroupConfig, TopicConfig
 from downrange.protocol.errors import SubscriptionGroupNotExist
 from downrange.testing import EmbeddedBroker, broker
 from tests.support.dead_letters import GROUP, give_up
+from tests.unit.client.consumer.received import message as received
 
 
 @pytest.fixture
@@ -52,6 +54,13 @@ async def read(letters: DeadLetters, **options: object) -> list[DeadLetter]:
 
 def bodies(messages: list[ReceivedMessage]) -> list[bytes]:
     return [message.body for message in messages]
+
+
+def test_letters_of_groups_that_pop_come_from_the_topic_and_not_from_its_retry_topic() -> None:
+    for source in ("orders", "%RETRY%billing_orders", "%RETRY%billing+orders"):
+        queue = MessageQueue("%DLQ%billing", "broker-a", 0)
+        letter = DeadLetter(received(0, queue=queue, properties=f"RETRY_TOPIC\x01{source}\x02"), was_resent=False)
+        assert letter.origin_topic == "orders"
 
 
 async def test_letters_tell_where_they_come_from(letters: DeadLetters) -> None:

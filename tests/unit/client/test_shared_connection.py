@@ -314,9 +314,9 @@ def test_a_thread_that_is_interrupted_when_woken_lets_the_others_go_on(
     asking: Asking, monkeypatch: pytest.MonkeyPatch, replies: tuple[int, ...]
 ) -> None:
     first = asking.lead()
-    monkeypatch.setattr("downrange.client.producer.blocking.shared_connection.SharedRequest", Interrupted)
-    second = asking.follow()
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr("downrange.client.producer.blocking.shared_connection.SharedRequest", Interrupted)
+        second = asking.follow()
     third = asking.follow()
     asking.say()
     assert asking.written() == [2, 3]

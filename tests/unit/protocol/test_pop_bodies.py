@@ -10,6 +10,7 @@ from downrange.protocol.bodies.body import decode_body, encode_body
 from downrange.protocol.bodies.pop import (
     BatchAck,
     BatchAckMessageBody,
+    ChangeInvisibleTimeResponse,
     HandleError,
     OffsetInfo,
     PopMessageResponse,
@@ -20,6 +21,7 @@ from downrange.protocol.bodies.pop import (
     offset_info,
     order_count_info,
     read_offset_info,
+    read_order_count_info,
 )
 
 HANDLE = ReceiptHandle(100, 1700000000000, 60000, 3, 0, "broker-a", 1, 102)
@@ -100,3 +102,26 @@ def test_the_body_of_a_batch_ack() -> None:
     body = BatchAckMessageBody(broker_name="broker-a", acks=(ack,))
     assert decode_body(BatchAckMessageBody, text) == body
     assert encode_body(body) == text
+
+
+def test_a_changed_handle_begins_with_its_own_message() -> None:
+    handle = ReceiptHandle.parse("100 1700000000000 60000 3 0 broker-a 1 102")
+    changed = handle.changed(ChangeInvisibleTimeResponse(pop_time=1700000005000, invisible_time=9000, revive_qid=3))
+    assert str(changed) == "102 1700000005000 9000 3 0 broker-a 1 102"
+    assert changed.visible_at == 1700000014000
+    # The lease of an ordered pop stays as it is, with another end.
+    ordered = ReceiptHandle.parse("100 1700000000000 60000 999 0 broker-a 1 102")
+    answer = ChangeInvisibleTimeResponse(pop_time=1700000000000, invisible_time=14000, revive_qid=999)
+    assert str(ordered.changed(answer)) == "100 1700000000000 14000 999 0 broker-a 1 102"
+
+
+def test_the_topic_that_was_read() -> None:
+    handle = ReceiptHandle.parse("0 1 2 3 0 broker-a 0 0")
+    topics = [handle._replace(retry_flag=flag).source("TopicX", "GA") for flag in (0, 1, 2)]
+    assert topics == ["TopicX", "%RETRY%GA_TopicX", "%RETRY%GA+TopicX"]
+
+
+def test_counts_of_ordered_pops_are_read() -> None:
+    counts = read_order_count_info("0 qo0%0 1;0 qo0%1 1;0 0 1;0 2 0")
+    assert counts == {"qo0%0": 1, "qo0%1": 1, "0": 1, "2": 0}
+    assert read_order_count_info(None) == read_order_count_info("0 x;;1 2 y") == {}

@@ -16,6 +16,8 @@ from pyspark.sql.types import (
     StringType,
     StructField,
     StructType,
+    TimestampNTZType,
+    TimestampType,
 )
 
 from downrange.spark.delivery import Level
@@ -81,7 +83,7 @@ def test_options_travel_to_workers_and_name_their_client() -> None:
 def test_every_column_in_each_of_its_types() -> None:
     for keys in (StringType(), ArrayType(StringType(), containsNull=False)):
         for body in (BinaryType(), StringType()):
-            for delay in (IntegerType(), LongType()):
+            for delay, deliver_at in ((IntegerType(), TimestampType()), (LongType(), LongType())):
                 every = schema(
                     topic=StringType(),
                     body=body,
@@ -89,6 +91,7 @@ def test_every_column_in_each_of_its_types() -> None:
                     keys=keys,
                     sharding_key=StringType(),
                     delay=delay,
+                    deliver_at=deliver_at,
                     properties=MAP,
                 )
                 check_columns(every, SinkOptions())
@@ -113,6 +116,16 @@ def test_every_column_in_each_of_its_types() -> None:
             schema(body=StringType(), delay=IntegerType()),
             {"topic": "t", "deliveryLevel": "transactional"},
             "the column delay does not go with deliveryLevel=transactional",
+        ),
+        (
+            schema(body=StringType(), deliver_at=TimestampType()),
+            {"topic": "t", "deliveryLevel": "transactional"},
+            "the column deliver_at does not go with deliveryLevel=transactional",
+        ),
+        (
+            schema(body=StringType(), deliver_at=TimestampNTZType()),
+            {"topic": "t"},
+            "the column deliver_at is timestamp_ntz; expected timestamp, or bigint for milliseconds since 1970",
         ),
         (StructType([*schema(body=StringType()), *schema(body=StringType())]), {"topic": "t"}, "stands twice"),
     ],

@@ -52,9 +52,21 @@ def test_nulls_are_nothing_at_all() -> None:
         keys=pa.array([None], pa.list_(pa.string())),
         sharding_key=pa.array([None], pa.string()),
         delay=pa.array([None], pa.int64()),
+        deliver_at=pa.array([None], pa.timestamp("us", tz="UTC")),
         properties=pa.array([None], pa.map_(pa.string(), pa.string())),
     )
     assert message == Message("t", b"text", properties={"SPARK_ROW": "q/3/1/0"})
+
+
+def test_times_of_delivery() -> None:
+    millis = 1_800_000_000_123
+    times = pa.array([millis * 1000 + 999, None], pa.timestamp("us", tz="Europe/Berlin"))
+    assert [message.deliver_at for message in read(body=["a", "b"], deliver_at=times)] == [millis, None]
+    assert [message.deliver_at for message in read(body=["a"], deliver_at=pa.array([millis], pa.int64()))] == [millis]
+    with pytest.raises(MessageError, match=r"row q/3/1/0: deliver_at is -1 ms, before 1970"):
+        read(body=["a"], deliver_at=pa.array([-1], pa.int64()))
+    with pytest.raises(MessageError, match=r"row q/3/1/1: it has delay and deliver_at"):
+        read(body=["a", "b"], deliver_at=pa.array([None, 5], pa.int64()), delay=pa.array([3, 3], pa.int32()))
 
 
 def test_keys_as_a_list() -> None:

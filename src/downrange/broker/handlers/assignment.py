@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from downrange.broker.live_config import LiveConfig
-from downrange.broker.pop.assignment import POP, PULL, RequestModes, popped_by, shared_out
+from downrange.broker.pop.assignment import RequestModes, popped_by, shared_out
 from downrange.broker.pull_checks import FAQ
 from downrange.broker.routes import RouteTable
 from downrange.broker.tables import Tables
 from downrange.model.message import MessageQueue
 from downrange.model.topics import RETRY_PREFIX
 from downrange.protocol.bodies.body import decode_body, encode_body
-from downrange.protocol.bodies.pop import AssignmentBody, MessageRequestMode, QueryAssignmentBody, QueueAssignment
+from downrange.protocol.bodies.pop import (
+    POP,
+    PULL,
+    AssignmentBody,
+    MessageRequestMode,
+    QueryAssignmentBody,
+    QueueAssignment,
+)
 from downrange.protocol.codes import RequestCode, ResponseCode
 from downrange.protocol.command import Command
 from downrange.protocol.errors import BrokerError, NoPermission, SubscriptionGroupNotExist, TopicNotExist

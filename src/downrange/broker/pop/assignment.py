@@ -12,8 +12,6 @@ from downrange.broker.json_file import JsonFile, SavedTable
 from downrange.model.errors import MessageError
 from downrange.protocol.bodies.pop import ANY_QUEUE, MessageRequestMode, MessageRequestModes
 
-PULL: Final = "PULL"
-POP: Final = "POP"
 AVERAGE: Final = "AVG"
 BY_CIRCLE: Final = "AVG_BY_CIRCLE"
 

@@ -38,11 +38,12 @@ from downrange.protocol.bodies.groups import (
     ProducerGroupRequest,
     SubscriptionGroupTable,
 )
+from downrange.protocol.bodies.pop import POP, PULL, MessageRequestMode, MessageRequestModes
 from downrange.protocol.bodies.routes import TopicList
 from downrange.protocol.bodies.statistics import ConsumeStats, GetConsumeStatsRequest
 from downrange.protocol.codes import RequestCode, version_name
 from downrange.protocol.command import request
-from downrange.protocol.errors import ConsumerNotOnline
+from downrange.protocol.errors import ConsumerNotOnline, RequestCodeNotSupported
 from downrange.settings import camel_case
 
 AT_ONCE = 32
@@ -127,6 +128,35 @@ class GroupAdmin:
     ) -> PerServer[Broker, None]:
         header = DeleteSubscriptionGroupRequest(group_name=group, remove_offset=remove_offsets)
         return await tell_brokers(self._session, request(RequestCode.DELETE_SUBSCRIPTIONGROUP, header), cluster, broker)
+
+    async def set_consume_mode(
+        self,
+        group: str,
+        topic: str,
+        mode: str,
+        *,
+        share: int = 0,
+        cluster: str | None = None,
+        broker: str | None = None,
+    ) -> PerServer[Broker, None]:
+        """Let a group pull a topic or pop it, as far as its members leave that to brokers. [setConsumeMode]
+
+        `mode` is PULL or POP; with POP each queue is shared by its owner and `share` others, by all when that is 0.
+        """
+        if mode not in (PULL, POP):
+            raise MessageError(f"the mode {mode} is neither PULL nor POP")
+        wanted = MessageRequestMode(topic=topic, consumer_group=group, mode=mode, pop_share_queue_num=share)
+        command = request(RequestCode.SET_MESSAGE_REQUEST_MODE, body=encode_body(wanted))
+        return await tell_brokers(self._session, command, cluster, broker)
+
+    async def consume_modes_of(self, broker: Broker) -> tuple[MessageRequestMode, ...]:
+        """The modes that operators set on one broker; none on a broker before RocketMQ 5."""
+        try:
+            reply = await self._session.ask(broker, request(RequestCode.GET_ALL_MESSAGE_REQUEST_MODE))
+        except RequestCodeNotSupported:
+            return ()
+        modes = decode_body(MessageRequestModes, reply.body_bytes).message_request_mode_map
+        return tuple(mode for groups in modes.values() for mode in groups.values())
 
     async def brokers_of(self, group: str) -> list[Broker]:
         """The masters that have the group's retry topic, or its configuration if it has never connected."""

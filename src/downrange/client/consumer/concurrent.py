@@ -59,7 +59,7 @@ class ConcurrentConsumption:
         self._statistics = statistics
         self._clock = clock
         self._workers: Workers | None = None
-        self._open: set[Batch] = set()
+        self._open: set[Batch[ProcessQueue]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._retries: set[asyncio.Task[None]] = set()
         self._is_stopping = False
@@ -99,7 +99,7 @@ class ConcurrentConsumption:
 
     # --- results --------------------------------------------------------------------------------------------------
 
-    def _ended(self, batches: Sequence[Batch]) -> None:
+    def _ended(self, batches: Sequence[Batch[ProcessQueue]]) -> None:
         """Reported by the workers. Many batches of one queue move its offset once."""
         sums: dict[ProcessQueue, _Sum] = {}
         for batch in batches:
@@ -230,7 +230,7 @@ class ConcurrentConsumption:
         task.add_done_callback(ended)
 
 
-def judge(batch: Batch) -> Verdict:
+def judge(batch: Batch[Any]) -> Verdict:
     """The meaning of a callback's answer or exception."""
     if batch.error is None:
         try:

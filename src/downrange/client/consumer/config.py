@@ -11,6 +11,7 @@ from downrange.client.consumer.offsets import LOCAL_DIRECTORY, PERSIST_SECONDS
 from downrange.client.consumer.rebalance import REBALANCE_SECONDS
 from downrange.model.topics import TRACE_TOPIC, check_topic_name
 from downrange.protocol.bodies.groups import ConsumeFromWhere, MessageModel
+from downrange.protocol.bodies.pop import MOST_MESSAGES
 from downrange.settings import ConfigError
 
 OFF: Final = -1
@@ -32,6 +33,15 @@ class ConsumerConfig:
     """Milliseconds since 1970, for ConsumeFromWhere.TIMESTAMP; half an hour before the start unless given."""
     allocation: AllocationStrategy = field(default_factory=Averagely)
     """How the members share the queues. All members of a group must have the same strategy."""
+    client_rebalance: bool = True
+    """Share the queues out here. False: brokers do, and they say whether the group pulls a topic or pops it. Where an
+    operator set the mode POP (`downrange group set-consume-mode`), messages are leased. [clientRebalance]"""
+    pop_invisible_seconds: float = 60.0
+    """POP: how long a message is leased, from 5 to 300; leases are renewed while the callback works."""
+    pop_batch_nums: int = 32
+    """POP: how many messages one pop asks for, from 1 to 32."""
+    pop_threshold_for_queue: int = 96
+    """POP: popping rests while more messages than this of one assigned queue wait or are being consumed."""
     consume_threads: int = 20
     """How many callbacks may run at the same time."""
     consume_message_batch_max_size: int = 1
@@ -78,6 +88,7 @@ class ConsumerConfig:
         positive = (
             "consume_threads",
             "consume_message_batch_max_size",
+            "pop_threshold_for_queue",
             "pull_batch_size",
             "pull_threshold_for_queue",
             "pull_threshold_size_for_queue",
@@ -97,6 +108,9 @@ class ConsumerConfig:
             value = getattr(self, name)
             if value < 0 and value != OFF:
                 raise ConfigError(f"{name} is {value}; it must not be negative, or -1 for the default")
+        for name, least, most in (("pop_invisible_seconds", 5, 300), ("pop_batch_nums", 1, MOST_MESSAGES)):
+            if not least <= getattr(self, name) <= most:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be from {least} to {most}")
         if self.pull_interval_seconds < 0:
             raise ConfigError(f"pull_interval_seconds is {self.pull_interval_seconds}; it must not be negative")
         if not 0.01 <= self.suspend_current_queue_seconds <= 30:

@@ -20,6 +20,7 @@ from downrange.client.consumer.listener import Listener, OnBatch, OnMessage
 from downrange.client.consumer.messages import ReceivedMessage
 from downrange.client.consumer.offsets import offset_store, persist_regularly
 from downrange.client.consumer.orderly import OrderlyConsumption
+from downrange.client.consumer.pop.push import PopSide
 from downrange.client.consumer.process_queue import ProcessQueue
 from downrange.client.consumer.pulling import Membership, Pulling
 from downrange.client.consumer.queue_ownership import Consumption, QueueOwnership
@@ -53,6 +54,7 @@ class AsyncPushConsumer:
     consumer.subscribe("topic")`; without a callback, `async for message in consumer`.
     Holds always: a message counts as done only after its callback returned None (or, in a loop, the next message was
     asked for), so everything is delivered at least once; a queue is pulled by one task with one request at a time.
+    With `client_rebalance=False` brokers share the queues out, and may have them popped: `pop/push.py` does that.
     After `close` no task of the consumer is left. A session that was passed in is not closed.
     """
 
@@ -92,7 +94,8 @@ class AsyncPushConsumer:
         self._pulling = Pulling(
             membership, self._subscriptions.table, self._offsets.table, self._consumption, self._statistics, self._moved
         )
-        self._held = QueueOwnership(membership, self._offsets, self._consumption, self._pulling)
+        self._pop = PopSide(membership, self._subscriptions.table, self._listener, self._statistics)
+        self._held = QueueOwnership(membership, self._offsets, self._consumption, self._pulling, self._pop.popping)
         self._rebalance_timer = RebalanceTimer(self._rebalance, self._clock, self.config.rebalance_seconds)
         self._first_rebalance = asyncio.Event()
         self._work = BackgroundWork()
@@ -115,9 +118,9 @@ class AsyncPushConsumer:
 
     def __repr__(self) -> str:
         state = "closed" if self._is_closed else "draining" if self._is_draining else "open"
-        waiting = sum(queue.message_count for queue in self._held)
+        waiting = sum(queue.message_count for queue in (*self._held, *self._pop.popping))
         topics = ",".join(self._subscriptions.table)
-        return f"<AsyncPushConsumer {self.group} {state} topics={topics} queues={len(self._held)} messages={waiting}>"
+        return f"<AsyncPushConsumer {self.group} {state} topics={topics} queues={len(self.queues)} messages={waiting}>"
 
     # --- life -----------------------------------------------------------------------------------------------------
 
@@ -148,6 +151,9 @@ class AsyncPushConsumer:
             period = self.config.persist_consumer_offset_seconds
             self._spawn(persist_regularly(self._offsets, self._clock, period), "offsets")
             self._spawn(self._consumption.run(), "consumption")
+            if not self.config.client_rebalance:
+                self._spawn(self._pop.holding.run(), "leases")
+                self._spawn(self._pop.consumption.run(), "popped messages")
             if self._consumption.needs_lock:
                 self._spawn(self._held.renew_locks_regularly(), "locks")
             await self._first_rebalance.wait()
@@ -167,10 +173,11 @@ class AsyncPushConsumer:
         seconds = self.config.close_timeout_seconds if timeout is None else timeout
         deadline = asyncio.get_running_loop().time() + seconds
         await self._held.stop(seconds)
-        await self._pulling.stop()
+        await asyncio.gather(self._pulling.stop(), self._pop.popping.stop())
         if self._handover is not None:
             self._handover.close()
-        in_time = await self._consumption.drain(max(0.0, deadline - asyncio.get_running_loop().time()))
+        left = max(0.0, deadline - asyncio.get_running_loop().time())
+        in_time = all(await asyncio.gather(self._consumption.drain(left), self._pop.consumption.drain(left)))
         return await self._offsets.persist(confirmed=True) and in_time
 
     async def close(self, timeout: float | None = None) -> None:
@@ -182,6 +189,7 @@ class AsyncPushConsumer:
         await self._work.cancel()
         await self._held.close()
         await self._consumption.close()
+        await self._pop.close()
         await self._replier.close()
         if self._trace is not None:
             await self._trace.writer.close()
@@ -205,8 +213,8 @@ class AsyncPushConsumer:
 
     @property
     def queues(self) -> Collection[MessageQueue]:
-        """The queues this consumer holds now."""
-        return tuple(self._held.names)
+        """The queues this consumer holds now; the id -1 stands for all queues of a broker, which it pops."""
+        return (*self._held.names, *self._pop.popping.names)
 
     @property
     def subscriptions(self) -> Collection[Subscription]:
@@ -231,6 +239,7 @@ class AsyncPushConsumer:
         if self._is_started:
             await self.session.heartbeats.beat()
             await self._pulling.restart(subscription.topic)
+            await self._pop.popping.restart(subscription.topic)
             self._rebalance_timer.soon()
 
     async def unsubscribe(self, topic: str) -> None:
@@ -248,9 +257,11 @@ class AsyncPushConsumer:
     def pause(self) -> None:
         """Pull nothing more for now; what was pulled is still consumed."""
         self._pulling.pause()
+        self._pop.popping.pause()
 
     def resume(self) -> None:
         self._pulling.resume()
+        self._pop.popping.resume()
 
     def _raise_if_closed(self) -> None:
         if self._is_closed or self._is_draining:
@@ -335,6 +346,7 @@ class AsyncPushConsumer:
             started_millis=self._started_millis,
             subscriptions=self._subscriptions,
             queues=self._held.info(),
+            popped=self._pop.popping,
             statistics=self._statistics.table(self._clock.monotonic()),
             with_stacks=with_stacks,
         )

@@ -8,11 +8,13 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final, Protocol
 
 from downrange.client.consumer.addresses import find_address
+from downrange.client.consumer.assignment import assigned
 from downrange.client.consumer.offsets import HALF_AN_HOUR_MILLIS, OffsetStore, start_offset
+from downrange.client.consumer.pop.popping import Popping
 from downrange.client.consumer.process_queue import ProcessQueue
 from downrange.client.consumer.pulling import Membership, Pulling, Receiver
 from downrange.client.consumer.queue_locks import QueueLocks
-from downrange.client.consumer.rebalance import changes, share
+from downrange.client.consumer.rebalance import Changes, changes
 from downrange.client.consumer.running_info import process_queue_info
 from downrange.model.errors import MQError
 from downrange.model.message import MessageQueue
@@ -52,13 +54,19 @@ class QueueOwnership:
     """
 
     def __init__(
-        self, membership: Membership, offsets: OffsetStore, consumption: Consumption, pulling: Pulling
+        self,
+        membership: Membership,
+        offsets: OffsetStore,
+        consumption: Consumption,
+        pulling: Pulling,
+        popping: Popping,
     ) -> None:
         self._session, self._group, self._config = membership
         self._clock = self._session.clock
         self._offsets = offsets
         self._consumption = consumption
         self._pulling = pulling
+        self._popping = popping
         self._locks = QueueLocks(self._session, self._group)
         self._queues: dict[MessageQueue, ProcessQueue] = {}
         self._leaving: dict[ProcessQueue, asyncio.Task[None]] = {}
@@ -118,8 +126,19 @@ class QueueOwnership:
         return is_balanced
 
     async def _share_out_one(self, topic: str, changed: set[str]) -> bool:
-        mine = await share(self._session, self._group, topic, self._config)
-        change = changes([queue for queue in self._queues if queue.topic == topic], mine)
+        share = await assigned(self._session, self._group, topic, self._config)
+        held = [queue for queue in self._queues if queue.topic == topic]
+        kept = [queue for queue in held if queue.broker_name in share.silent]
+        pops = {queue for queue in self._popping.names if queue.topic == topic}
+        popped = {*share.popped, *(queue for queue in pops if queue.broker_name in share.silent)}
+        await self._popping.hold(topic, pops & popped)
+        is_held = await self._hold_pulled(topic, changes(held, {*share.pulled, *kept}), changed)
+        if popped != pops:  # pops begin where pulls have ended
+            changed.add(topic)
+            await self._popping.hold(topic, popped)
+        return is_held and not share.silent
+
+    async def _hold_pulled(self, topic: str, change: Changes, changed: set[str]) -> bool:
         if not change:
             return True
         log.info("queues change group=%s added=%s removed=%s", self._group, change.added, change.removed)
@@ -169,6 +188,7 @@ class QueueOwnership:
 
     async def release_topic(self, topic: str) -> None:
         async with self._changing:
+            await self._popping.hold(topic, ())
             await self._release([queue for queue in self._queues if queue.topic == topic])
 
     async def _release(self, removed: Collection[MessageQueue]) -> None:

@@ -11,10 +11,16 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from downrange.client.consumer.config import ConsumerConfig
+from downrange.client.consumer.pop.queue import PopQueue
 from downrange.client.consumer.process_queue import ProcessQueue
 from downrange.model.message import MessageQueue
 from downrange.model.subscription import Subscription
-from downrange.protocol.bodies.consumers import ConsumerRunningInfo, ConsumeStatus, ProcessQueueInfo
+from downrange.protocol.bodies.consumers import (
+    ConsumerRunningInfo,
+    ConsumeStatus,
+    PopProcessQueueInfo,
+    ProcessQueueInfo,
+)
 from downrange.protocol.bodies.groups import ConsumeType
 
 CLIENT_VERSION: Final = "V4_9_8"
@@ -41,6 +47,12 @@ def process_queue_info(queue: ProcessQueue, committed: int | None, *, is_locked:
     )
 
 
+def pop_queue_info(queue: PopQueue) -> PopProcessQueueInfo:
+    return PopProcessQueueInfo(
+        wait_ack_count=queue.message_count, dropped=queue.is_dropped, last_pop_timestamp=queue.last_pop_millis
+    )
+
+
 def running_info(
     *,
     config: ConsumerConfig,
@@ -48,6 +60,7 @@ def running_info(
     started_millis: int,
     subscriptions: Iterable[Subscription],
     queues: Mapping[MessageQueue, ProcessQueueInfo],
+    popped: Iterable[PopQueue],
     statistics: Mapping[str, ConsumeStatus],
     with_stacks: bool,
 ) -> ConsumerRunningInfo:
@@ -67,6 +80,7 @@ def running_info(
         },
         subscription_set=tuple(subscriptions),
         mq_table=dict(queues),
+        mq_pop_table={queue.queue: pop_queue_info(queue) for queue in popped} or None,
         status_table=dict(statistics),
         jstack=stacks() if with_stacks else None,
     )

@@ -8,6 +8,7 @@ from dataclasses import replace
 from downrange.client.consumer.addresses import masters_of_route
 from downrange.client.consumer.config import ConsumerConfig
 from downrange.client.consumer.lite_pull_config import LitePullConfig
+from downrange.client.consumer.simple_config import SimpleConsumerConfig
 from downrange.client.session import Session
 from downrange.model.errors import MessageError
 from downrange.model.subscription import SQL92, TAG, Subscription, subscribe
@@ -62,7 +63,9 @@ class Subscriptions:
         address = masters_of_route(route, subscription.topic)[0].address
         await self._session.invoke(address, request(RequestCode.CHECK_CLIENT_CONFIG, body=encode_body(body)))
 
-    def describe(self, kind: ConsumeType, config: ConsumerConfig | LitePullConfig) -> ConsumerData:
+    def describe(
+        self, kind: ConsumeType, config: ConsumerConfig | LitePullConfig | SimpleConsumerConfig
+    ) -> ConsumerData:
         """The member as heartbeats describe it."""
         return ConsumerData(
             group_name=self._group,

@@ -8,11 +8,10 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, Protocol
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from downrange.client.consumer.listener import Listener
 from downrange.client.consumer.messages import ReceivedMessage
-from downrange.client.consumer.process_queue import ProcessQueue
 
 # An async callback that never waits must not keep the event loop to itself for longer than this.
 _TURN_SECONDS: Final = 0.005
@@ -22,13 +21,22 @@ class NotConsumed(Exception):
     """Raised by callbacks of our own to give a message back: the user has not seen it, or not finished it."""
 
 
-class Batch:
+class Source(Protocol):
+    """Where messages come from. Nothing of a source is begun after it was dropped."""
+
+    is_dropped: bool
+
+
+Q = TypeVar("Q", bound=Source)
+
+
+class Batch(Generic[Q]):
     """Messages for one call of the callback, and what came of it. A worker writes, the event loop reads afterwards."""
 
     __slots__ = ("answer", "ended", "error", "is_given_up", "messages", "queue", "started", "was_skipped")
 
-    def __init__(self, process_queue: ProcessQueue, messages: Sequence[ReceivedMessage]) -> None:
-        self.queue = process_queue
+    def __init__(self, queue: Q, messages: Sequence[ReceivedMessage]) -> None:
+        self.queue = queue
         self.messages = messages
         self.started = 0.0
         self.ended = 0.0
@@ -40,14 +48,14 @@ class Batch:
         """It took too long: its messages went elsewhere, and its result does not count."""
 
 
-Report = Callable[[Sequence[Batch]], None]
+Report = Callable[[Sequence[Batch[Any]]], None]
 Now = Callable[[], float]
 
 
 class Workers(Protocol):
     """Calls the callback for batches, several at the same time. Every batch is reported once, on the event loop."""
 
-    def submit(self, batches: Iterable[Batch]) -> None: ...
+    def submit(self, batches: Iterable[Batch[Any]]) -> None: ...
 
     def stop(self) -> None:
         """Begin no further batch; waiting batches are reported as skipped."""
@@ -67,15 +75,15 @@ class ThreadWorkers:
         self._report = report
         self._now = now
         self._loop = asyncio.get_running_loop()
-        self._todo: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
-        self._done: deque[Batch] = deque()
+        self._todo: queue.SimpleQueue[Batch[Any] | None] = queue.SimpleQueue()
+        self._done: deque[Batch[Any]] = deque()
         self._is_told = False
         self._is_stopping = False
         self._is_ended = False
         self._threads: list[threading.Thread] = []
         self._open = 0  # batches submitted and not reported yet
 
-    def submit(self, batches: Iterable[Batch]) -> None:
+    def submit(self, batches: Iterable[Batch[Any]]) -> None:
         for batch in batches:
             self._open += 1
             self._todo.put(batch)
@@ -131,12 +139,12 @@ class TaskWorkers:
         self._count = count
         self._report = report
         self._now = now
-        self._todo: deque[Batch] = deque()
-        self._done: list[Batch] = []
+        self._todo: deque[Batch[Any]] = deque()
+        self._done: list[Batch[Any]] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_stopping = False
 
-    def submit(self, batches: Iterable[Batch]) -> None:
+    def submit(self, batches: Iterable[Batch[Any]]) -> None:
         self._todo.extend(batches)
         self._start_one()
 
@@ -172,7 +180,7 @@ class TaskWorkers:
                 await asyncio.sleep(0)
                 turn_ends = clock() + _TURN_SECONDS
 
-    def _tell(self, batch: Batch) -> None:
+    def _tell(self, batch: Batch[Any]) -> None:
         if not self._done:
             asyncio.get_running_loop().call_soon(self._tell_all)
         self._done.append(batch)

@@ -5,7 +5,7 @@ A popped message is known by its receipt handle, the property POP_CK, eight item
     startOffset popTime invisibleTime reviveQid retryFlag brokerName queueId offset
 
 The answer to a pop does not hold handles but three short texts, from which a client makes them; `offset_info`,
-`OffsetInfo` and `order_count_info` write them, `read_offset_info` reads them:
+`OffsetInfo` and `order_count_info` write them, `read_offset_info` and `read_order_count_info` read them:
 
     startOffsetInfo   0 2 0;0 3 0               flag, queue, offset where reading began
     msgOffsetInfo     0 2 0,1,2;0 3 0,1         flag, queue, offsets of the messages
@@ -25,6 +25,7 @@ from msgspec import field
 
 from downrange.model.errors import MQError
 from downrange.model.message import MessageQueue
+from downrange.model.topics import pop_retry_topic
 from downrange.protocol.bodies.body import Body
 from downrange.protocol.bodies.fields import Header, Int32, Int64
 
@@ -34,6 +35,8 @@ RETRY_V2: Final = 2
 ORDERLY_REVIVE_QUEUE: Final = 999
 """The reviveQid of ordered pops, which have no records in the revive topic that Java would read."""
 ANY_QUEUE: Final = -1
+PULL: Final = "PULL"
+POP: Final = "POP"
 MOST_MESSAGES: Final = 32
 
 
@@ -59,6 +62,24 @@ class ReceiptHandle(NamedTuple):
     @property
     def is_orderly(self) -> bool:
         return self.revive_queue == ORDERLY_REVIVE_QUEUE
+
+    @property
+    def visible_at(self) -> int:
+        """When the lease is over, in milliseconds since 1970."""
+        return self.pop_time + self.invisible_time
+
+    def source(self, topic: str, group: str) -> str:
+        """The topic that was read, as requests name it: a retry topic of the group if the message came again."""
+        return topic if self.retry_flag == NORMAL else pop_retry_topic(group, topic, version=self.retry_flag)
+
+    def changed(self, answer: ChangeInvisibleTimeResponse) -> ReceiptHandle:
+        """The handle after a change of the invisible time: a lease of its own, which begins with this message."""
+        return self._replace(
+            start_offset=self.start_offset if self.is_orderly else self.offset,
+            pop_time=answer.pop_time,
+            invisible_time=answer.invisible_time,
+            revive_queue=answer.revive_qid,
+        )
 
     @classmethod
     def parse(cls, text: str) -> ReceiptHandle:
@@ -112,6 +133,16 @@ def order_count_info(queue_id: int, counts: Iterable[tuple[int, int]]) -> str:
     entries = [f"{NORMAL} qo{queue_id}%{offset} {count}" for offset, count in pairs if count > 0]
     entries.append(f"{NORMAL} {queue_id} {min((count for _, count in pairs), default=0)}")
     return ";".join(entries)
+
+
+def read_order_count_info(text: str | None) -> dict[str, int]:
+    """How often messages (`qo<queue>%<offset>`) and queues (`<queue>`) of an ordered pop were delivered before."""
+    found = {}
+    for entry in (text or "").split(";"):
+        parts = entry.split(" ")
+        if len(parts) == 3 and parts[2].isdecimal():
+            found[parts[1]] = int(parts[2])
+    return found
 
 
 def encode_bits(offsets: Iterable[int], start: int) -> str:
