@@ -170,6 +170,16 @@ class TimerService:
         """A slave learns how far its master is, so that it can replace the master some day."""
         self.index.follow(master)
 
+    def truncated(self, end_offset: int) -> None:
+        """The log was cut at `end_offset`. If timer messages were cut off, the index is made again without them."""
+        topic = self._topic()
+        if topic.max_offset < self.index.queue_offset:
+            log.warning("timer index is made again, the log was cut offset=%d", end_offset)
+            self._slot = None
+            self.index.make_again(topic)
+            self._unsafe = None
+            self._is_changed = True
+
     def runtime_info(self) -> dict[str, str]:
         """The keys of request 28."""
         waiting = self.metrics.waiting
