@@ -242,9 +242,7 @@ async def test_documented_labels_are_the_labels(broker: Broker, tmp_path: Path) 
     text = await broker.scrape()
     wanted = {
         name: {part.strip() for part in row.split(",") if part.strip()}
-        for name, row in re.findall(
-            r"^\| `((?:rocketmq|downrange)_\w+)` \|[^|]*\|([^|]*)\|", of_broker(), re.MULTILINE
-        )
+        for name, row in re.findall(r"^\| `((?:rocketmq|downrange)_\w+)` \|[^|]*\|([^|]*)\|", of_broker(), re.MULTILINE)
     }
     common = {"cluster", "node_type", "node_id", "le", "storage_type", "storage_medium"}
     for sample in parse(text):
