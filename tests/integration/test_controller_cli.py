@@ -167,7 +167,7 @@ async def test_a_controller_tells_its_figures(cluster: EtcdCluster, tmp_path: Pa
         process.close()
     assert health == {"status": "ok", "isLeader": True, "leader": address}
     names = set(re.findall(r"^# TYPE (\S+) ", page, re.MULTILINE))
-    documented = METRICS.read_text("utf-8").partition("## Metrics of a controller")[2].partition("## Reading them")[0]
+    documented = METRICS.read_text("utf-8").partition("## Metrics of a controller")[2].partition("\n## ")[0]
     assert names == set(re.findall(r"^\| `(\w+)` \|", documented, re.MULTILINE))
     assert re.search(r'^active_broker_num\{.*broker_set="odd \\"name\\""\} 1$', page, re.MULTILINE)
     assert re.search(r"^role\{.*\} 3$", page, re.MULTILINE)
