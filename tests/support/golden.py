@@ -66,10 +66,12 @@ class HaRow(NamedTuple):
 @cache
 def ha_rows(scenario: str) -> tuple[HaRow, ...]:
     """The captured replication stream of a scenario, in order of arrival."""
-    with tarfile.open(GOLDEN / "frames.tar.xz") as archive:
-        file = archive.extractfile(f"ha/{scenario}.ha.jsonl")
-        assert file is not None
-        rows = [json.loads(line) for line in file.read().decode().splitlines()]
+    return captured_ha_rows("frames.tar.xz", f"ha/{scenario}.ha.jsonl")
+
+
+def captured_ha_rows(archive_name: str, name: str) -> tuple[HaRow, ...]:
+    """The captured replication stream in a file of an archive."""
+    rows = [json.loads(line) for line in captured_file(archive_name, name).decode().splitlines()]
     return tuple(HaRow(row["conn"], row["from"], bytes.fromhex(row["hex"])) for row in rows)
 
 

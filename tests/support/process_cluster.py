@@ -30,6 +30,8 @@ class Server:
     ready: str
     port: int = field(default_factory=lasting_port)
     process: Running | None = None
+    names_port: bool = True
+    """Whether the port is given as `--port`; else it is in the arguments already."""
 
     @property
     def address(self) -> str:
@@ -37,7 +39,8 @@ class Server:
 
     async def start(self) -> None:
         """Returns when the server says it is ready."""
-        self.process = Running(*self.arguments, "--port", str(self.port), "--log-level", "ERROR")
+        port = ("--port", str(self.port)) if self.names_port else ()
+        self.process = Running(*self.arguments, *port, "--log-level", "ERROR")
         await asyncio.to_thread(self.process.wait_for, self.ready)
 
     async def kill(self) -> None:

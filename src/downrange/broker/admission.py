@@ -33,6 +33,8 @@ class FlowControl:
         self.last_tick = self._loop.time()
         self._busy_tick: float | None = None
         self._has_transient_pool = store.transient_buffers_available is not None
+        self.has_other_master: Callable[[], bool] = lambda: False
+        """Whether another broker was elected master: producers are sent away so that they look for it."""
         self.calm_until = 0.0
         """Until this time of the loop all checks say yes."""
         self._set_patience()
@@ -54,8 +56,8 @@ class FlowControl:
                 broker.wait_time_mills_in_transaction_queue,
             )
             self.calm_until = self.last_tick + TICK_SECONDS + shortest / 1000
-        if self._has_transient_pool:
-            self.calm_until = -inf  # whether the pool has a free buffer must be asked each time
+        if self._has_transient_pool or self.has_other_master():
+            self.calm_until = -inf  # whether a send can be taken must be asked each time
 
     @property
     def waited_millis(self) -> float:
@@ -76,7 +78,7 @@ class FlowControl:
                 "[PCBUSY_CLEAN_QUEUE]broker busy, start flow control for a while, "
                 f"period in queue: {int(self.waited_millis)}ms, size of queue: 0"
             )
-        if self._store.is_transient_pool_deficient:
+        if self._store.is_transient_pool_deficient or self.has_other_master():
             raise SystemBusy("[REJECTREQUEST]system busy, start flow control for a while")
         self._check_wait(self._config.broker.wait_time_mills_in_send_queue)
 

@@ -27,6 +27,7 @@ from downrange.broker.clients import Consumers, Producers
 from downrange.broker.config import (
     REMOTELY_CHANGEABLE,
     BrokerConfig,
+    check_controller,
     check_role,
     keys_without_effect,
     readable_secrets,
@@ -34,6 +35,8 @@ from downrange.broker.config import (
     with_acl_file,
     without_class_names,
 )
+from downrange.broker.controller.assembly import ControlledBroker, Surroundings
+from downrange.broker.controller.duties import Duties
 from downrange.broker.filter_data import ConsumerFilters
 from downrange.broker.groups import CommittedOffsets, Groups
 from downrange.broker.handlers.acks import Acks
@@ -49,6 +52,7 @@ from downrange.broker.handlers.pops import Pops
 from downrange.broker.handlers.progress import ProgressHandlers
 from downrange.broker.handlers.query import QueryHandlers
 from downrange.broker.handlers.recall import RecallReader, TimerHandlers
+from downrange.broker.handlers.replicas import ReplicaHandlers
 from downrange.broker.handlers.reply import ReplyHandlers
 from downrange.broker.handlers.send_back import SendBackReader
 from downrange.broker.handlers.send_reader import SendReader
@@ -70,9 +74,12 @@ from downrange.broker.pop.state import PopState
 from downrange.broker.pull_checks import PullChecks
 from downrange.broker.pulls import Pulls
 from downrange.broker.queue_locks import QueueLocks
+from downrange.broker.replication.auto_switch import AutoSwitchReplication, HaPort
+from downrange.broker.replication.in_sync import InSyncSlaves
 from downrange.broker.replication.login import slave_access
 from downrange.broker.replication.master import Slaves
 from downrange.broker.request_path import RequestPath
+from downrange.broker.role_services import RoleServices
 from downrange.broker.routes import Commands
 from downrange.broker.services.account_sync import AccountSync
 from downrange.broker.services.delay import DelayService
@@ -91,6 +98,7 @@ from downrange.broker.services.transactions import TransactionService
 from downrange.broker.signed_pool import signed_pool
 from downrange.broker.statistics import Statistics, run_statistics
 from downrange.broker.stored_topics import MessageTopics
+from downrange.broker.table_journal import JournaledTables, TableJournal
 from downrange.broker.tables import Tables
 from downrange.broker.timed import Timing
 from downrange.broker.timer_metrics import TimerMetrics
@@ -140,8 +148,11 @@ def load_config(path: Path | None, overrides: dict[str, Property]) -> tuple[Brok
         changed = read_properties(changed_file)
         properties |= {key: value for key, value in changed.items() if key in REMOTELY_CHANGEABLE}
         store = configure(StoreConfig, properties)
+    config = configure(BrokerConfig, properties)
+    store = under_controller(config, store)
     slave_access(store)  # a wrong list or a missing secret is found before anything starts
-    config = with_acl_file(check_role(configure(BrokerConfig, properties), store.broker_role), path)
+    check_controller(config)
+    config = with_acl_file(check_role(config, store.broker_role), path)
     check_access(config, store.broker_role)
     warnings += readable_secrets(properties, store)
     config = replace(config, tls=configure(TlsConfig, properties))
@@ -153,13 +164,18 @@ def load_config(path: Path | None, overrides: dict[str, Property]) -> tuple[Brok
     return config, store, warnings
 
 
+def under_controller(config: BrokerConfig, store: StoreConfig) -> StoreConfig:
+    """The configuration of the store: a broker under a controller begins as a slave, whatever the file says."""
+    return replace(store, broker_role=BrokerRole.SLAVE) if config.enable_controller_mode else store
+
+
 def protections(config: BrokerConfig, store: StoreConfig) -> dict[str, bool]:
     """The settings that protect a broker which other machines can reach, and whether each is on."""
     found = {
         "aclEnable=true or authenticationEnabled=true": config.acl_enable or config.authentication_enabled,
         "tls.server.mode=enforcing": resolved(config.tls).mode is TlsMode.ENFORCING,
     }
-    if store.broker_role is not BrokerRole.SLAVE:
+    if store.broker_role is not BrokerRole.SLAVE or config.enable_controller_mode:
         found["haSecretFile or haAllowedSlaveAddresses"] = slave_access(store).is_limited
     return found
 
@@ -238,6 +254,7 @@ async def broker(
     """
     log.info("broker starting name=%s variant=%s", config.broker_name, VARIANT)
     clock = clock or SystemClock()
+    store_config = under_controller(config, store_config)
     check_access(config, store_config.broker_role)
     chosen = plain_access(config, clock) if access is None else BrokerAccess(access)
     filters = _filters(config, store_config, clock)
@@ -287,9 +304,10 @@ async def _serving(
     statistics = Statistics(clock.now(), live.broker.broker_cluster_name)
     waiting = WaitingPulls()
     flusher = Flusher(store, live, clock)
-    slaves = Slaves(store, live, clock)
+    is_controlled = live.broker.enable_controller_mode
+    slaves: Slaves | InSyncSlaves = (InSyncSlaves if is_controlled else Slaves)(store, live, clock)
     writer = MessageWriter(store, waiting, flusher, statistics, clock, slaves)
-    delay = DelayService(store, writer, JsonFile(directory / "delayOffset.json"), live, clock)
+    delay = DelayService(store, writer, JsonFile(directory / "delayOffset.json"), clock)
     timer = TimerService(store, writer, TimerMetrics(JsonFile(directory / "timermetrics"), clock), live, clock)
     timing = Timing(live, topics, timer.count_at)
     half_messages = HalfMessages(store, writer, offsets, pack_host(live.broker.broker_ip1, live.broker.listen_port))
@@ -304,13 +322,29 @@ async def _serving(
     retention = Retention(store)
     pool = signed_pool(live.broker)
     registration = Registration(live, topics, pool)
-    if for_slaves is None:
-        sync = SlaveSync(tables, delay, timer, registration, pool)
-        if access.users is not None:
-            sync.copy_accounts = AccountSync(access.users, pool).copy
-        replication: Replication = SlaveReplication(live, registration, writer, flusher, sync, clock)
+    locks = QueueLocks()
+    for_master = RoleServices(delay=delay.run, revival=revival.run, transactions=transactions.run)
+    sync = SlaveSync(tables, delay, timer, registration, pool)
+    if access.users is not None:
+        sync.copy_accounts = AccountSync(access.users, pool).copy
+    controlled: ControlledBroker | None = None
+    if isinstance(slaves, InSyncSlaves):
+        assert for_slaves is not None
+        journal = TableJournal(live, JournaledTables(tables, delay, orders, locks), writer, clock)
+        for_master = RoleServices(
+            delay=delay.run, revival=revival.run, transactions=transactions.run, table_journal=journal.run
+        )
+        port = HaPort(for_slaves, main.tls, pool.tls)
+        replication: Replication = (auto_switch := AutoSwitchReplication(live, writer, flusher, slaves, clock, port))
+        duties = Duties(journal, half_messages, pop, revival, timer, topics, locks, clock)
+        around = Surroundings(live, writer, registration, sync, pool, clock)
+        controlled = ControlledBroker(around, auto_switch, duties, for_master)
+    elif for_slaves is None:
+        replication = SlaveReplication(live, registration, writer, flusher, sync, clock)
     else:
         replication = MasterReplication(slaves, for_slaves, main.tls)
+        revival.recover()
+        for_master.start()
 
     reader = SendReader(live, topics, groups, writer, timing)
     reader.on_half = half_messages.stored
@@ -328,7 +362,7 @@ async def _serving(
     routes = [
         transactions_handlers.routes,
         ReplyHandlers(reader, writer, producers).routes,
-        ClientHandlers(live, tables, QueueLocks(), clock).routes,
+        ClientHandlers(live, tables, locks, clock).routes,
         OffsetHandlers(store, offsets).routes,
         TopicHandlers(live, tables, store, retention, statistics, registration.register_changes).routes,
         GroupHandlers(live, tables, statistics).routes,
@@ -344,9 +378,13 @@ async def _serving(
         PopHandlers(pop).routes,
         AssignmentHandlers(live, tables, modes).routes,
         UserHandlers(live, access.users).routes,
+        (controlled.handlers if controlled is not None else ReplicaHandlers(live, None, None)).routes,
     ]
 
     commands = Commands(routes, statistics)
+    if controlled is not None:
+        commands.changes = journal
+        flow.has_other_master = controlled.manager.has_other_master
     served = frozenset(commands.routes.keys() | sends.codes | pulls.codes | pops.codes | acks.codes)
     gate = inner = None
     audit = AuditLog(live.broker.audit_log_file, live.broker.audit_log_file_size)
@@ -377,6 +415,7 @@ async def _serving(
         lambda: half_messages.waiting,
         replication.lags,
         gate.figures if gate is not None else None,
+        controlled.manager.figures if controlled is not None else None,
     )
     metrics = MetricsServer(MetricSources(live, store, tables, traffic, clock, timer))
     await metrics.start()
@@ -385,11 +424,9 @@ async def _serving(
     services = running_services(
         **access.services(waiting, clock),
         flush=flusher.run(writer.dispatched),
-        delay=delay.run(),
         timer=timer.run(),
         timer_saving=timer.save_for_ever(),
-        revival=revival.run(),
-        transactions=transactions.run(),
+        for_master=for_master.run(),
         flow_control=flow.tick(),
         registration=registration.run(),
         statistics=run_statistics(statistics, clock),
@@ -406,6 +443,7 @@ async def _serving(
         delay_saving=save_every(delay, lambda: live.store.flush_delay_offset_interval / 1000, clock),
         clean_up=clean_up(retention, store, live, clock),
         replication=replication.run(),
+        **({} if controlled is None else controlled.services()),
     )
     try:
         async with services:
@@ -439,6 +477,8 @@ async def _serving(
                 await replication.stop()
     finally:
         await metrics.stop()
+        if controlled is not None:
+            await controlled.close()
         await pool.close()
         flusher.close()
         audit.close()
@@ -467,7 +507,7 @@ async def _listening(config: BrokerConfig, store: StoreConfig, tls: ServerTls | 
         for_slaves = None
         try:
             await vip.bind()
-            if store.broker_role is not BrokerRole.SLAVE:
+            if store.broker_role is not BrokerRole.SLAVE or config.enable_controller_mode:
                 for_slaves = listening_socket(config.bind_address, store.ha_listen_port or main.port + 1)
         except ListenFailed:
             await vip.stop()

@@ -77,6 +77,26 @@ class BrokerConfig:
     filter_data_clean_time_span: int = setting(
         86_400_000, "How long the SQL92 filters of a group are kept after its last consumer left.", unit="ms", minimum=1
     )
+    enable_controller_mode: bool = setting(
+        False,
+        "Let a controller choose the master among the brokers of this name, whatever brokerRole and brokerId say.",
+    )
+    controller_addr: str = setting("", "Controllers, separated by semicolons, if enableControllerMode=true.")
+    broker_heartbeat_interval: int = setting(
+        500, "Pause between two heartbeats to the controllers.", unit="ms", minimum=10, maximum=60_000
+    )
+    controller_heart_beat_timeout_mills: int = setting(
+        3000, "The controllers count a broker as dead that was silent for this long.", unit="ms", minimum=100
+    )
+    sync_broker_metadata_period: int = setting(
+        1000, "How often a broker asks the controller who is master.", unit="ms", minimum=10
+    )
+    sync_controller_metadata_period: int = setting(
+        10_000, "How often a broker asks which controller leads, if nothing went wrong.", unit="ms", minimum=10
+    )
+    broker_election_priority: int = setting(
+        0x7FFFFFFF, "Of two equally good replicas that with the smaller number is elected.", maximum=0x7FFFFFFF
+    )
     compressed_register: bool = setting(False, "Compress registrations with the name servers.")
     force_register: bool = setting(True, "Register with the name servers in every round, not only when topics changed.")
     register_name_server_period: int = setting(
@@ -174,6 +194,10 @@ class BrokerConfig:
         return tuple(part for piece in (self.namesrv_addr or "").split(";") if (part := piece.strip()))
 
     @property
+    def controller_addresses(self) -> tuple[str, ...]:
+        return tuple(part for piece in self.controller_addr.split(";") if (part := piece.strip()))
+
+    @property
     def address(self) -> str:
         """The address at which clients find this broker; it is also its name in every route."""
         return f"{self.broker_ip1}:{self.listen_port}"
@@ -236,7 +260,6 @@ BLACK_LIST: Final = frozenset({"brokerConfigPath", "rocketmqHome", "configBlackL
 # Features this broker does not have. A file that switches one on stops the start: ignoring it would be dangerous.
 _NOT_SERVED: Final = {
     "enableDLegerCommitLog": "DLedger",
-    "enableControllerMode": "the controller",
     "enableSlaveActingMaster": "a slave that acts as master",
 }
 # Keys that name a class of RocketMQ, and the one class whose work this broker does. Its name may stand in a file.
@@ -282,8 +305,16 @@ def with_acl_file(config: BrokerConfig, config_file: Path | None) -> BrokerConfi
     return replace(config, acl_file=(directory / (config.acl_file or PLAIN_ACL)).absolute())
 
 
+def check_controller(config: BrokerConfig) -> None:
+    """Raise ConfigError when a broker is to ask a controller and does not know where."""
+    if config.enable_controller_mode and not config.controller_addresses:
+        raise ConfigError("enableControllerMode=true needs controllerAddr: host:port of each controller, joined by ;")
+
+
 def check_role(config: BrokerConfig, role: BrokerRole) -> BrokerConfig:
     """Return the configuration with the broker id that fits the role: a master has 0, whatever the file says."""
+    if config.enable_controller_mode:
+        return config
     if role is not BrokerRole.SLAVE:
         return replace(config, broker_id=0)
     if config.broker_id == 0:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from downrange.broker.json_file import JsonFile, SavedTable
@@ -34,6 +34,8 @@ class Groups(SavedTable):
         self._clock = clock
         self._table = {name: SubscriptionGroupConfig(name) for name in BUILT_IN_GROUPS}
         self.data_version = DataVersion(counter=0, timestamp=clock.now())
+        self.on_table_change: Callable[[str, SubscriptionGroupConfig | None], None] = lambda group, config: None
+        """Called with the name of a group that was put or deleted, and its configuration; None when deleted."""
         saved = file.load(SubscriptionGroupTable)
         if saved is not None:
             for name, config in saved.subscription_group_table.items():
@@ -69,6 +71,7 @@ class Groups(SavedTable):
             config = replace(config, group_retry_policy=None)
         self._table[config.group_name] = config
         self._changed()
+        self.on_table_change(config.group_name, config)
         return config
 
     def delete(self, group: str) -> bool:
@@ -76,10 +79,21 @@ class Groups(SavedTable):
             return False
         log.info("group deleted group=%s", group)
         self._changed()
+        self.on_table_change(group, None)
         return True
 
     def table(self) -> SubscriptionGroupTable:
         return SubscriptionGroupTable(subscription_group_table=dict(self._table), data_version=self.data_version)
+
+    def follow(
+        self, changed: Mapping[str, SubscriptionGroupConfig], deleted: Iterable[str], version: DataVersion
+    ) -> None:
+        """Make changes that a master made, and take over its version."""
+        for group in deleted:
+            self._table.pop(group, None)
+        self._table.update(changed)
+        self.data_version = version
+        self.mark_unsaved()
 
     def replace_all(self, table: SubscriptionGroupTable) -> None:
         """Take over the table of a master, version included."""
@@ -102,6 +116,8 @@ class CommittedOffsets(SavedTable):
         super().__init__(file)
         self.on_table: Callable[[], None] = lambda: None
         """Called before the whole table is saved or sent: who keeps offsets elsewhere commits them now."""
+        self.changed: set[tuple[str, str]] | None = None
+        """Topics and groups whose offsets changed, until somebody takes them; None when nobody wants to know."""
         self._table: defaultdict[tuple[str, str], dict[int, int]] = defaultdict(dict)
         saved = file.load(ConsumerOffsets)
         if saved is not None:
@@ -110,7 +126,10 @@ class CommittedOffsets(SavedTable):
                 self._table[topic, group] = dict(offsets)
 
     def commit(self, topic: str, group: str, queue_id: int, offset: int) -> None:
-        self._table[topic, group][queue_id] = offset
+        key = topic, group
+        self._table[key][queue_id] = offset
+        if self.changed is not None:
+            self.changed.add(key)
         self.mark_unsaved()
 
     def get(self, topic: str, group: str, queue_id: int) -> int | None:
@@ -136,12 +155,34 @@ class CommittedOffsets(SavedTable):
         offsets = self._table.get((topic, source))
         if offsets is not None:
             self._table[topic, target] = dict(offsets)
-            self.mark_unsaved()
+            self._note((topic, target))
 
     def remove_group(self, group: str) -> None:
         for key in [key for key in self._table if key[1] == group]:
             del self._table[key]
-            self.mark_unsaved()
+            self._note(key)
+
+    def _note(self, key: tuple[str, str]) -> None:
+        if self.changed is not None:
+            self.changed.add(key)
+        self.mark_unsaved()
+
+    def take_changed(self) -> ConsumerOffsets:
+        """The offsets that changed since the last call; those of a group that was removed are empty."""
+        changed, self.changed = self.changed or set(), set()
+        return ConsumerOffsets(
+            offset_table={f"{topic}@{group}": self.of(topic, group) for topic, group in sorted(changed)}
+        )
+
+    def follow(self, table: ConsumerOffsets) -> None:
+        """Make changes that a master made: each topic and group that is named has exactly these offsets."""
+        for name, offsets in table.offset_table.items():
+            topic, _, group = name.partition("@")
+            if offsets:
+                self._table[topic, group] = dict(offsets)
+            else:
+                self._table.pop((topic, group), None)
+        self.mark_unsaved()
 
     def table(self) -> ConsumerOffsets:
         self.on_table()

@@ -15,7 +15,6 @@ from downrange.broker.statistics import LARGE, Statistics
 from downrange.broker.waiting_pulls import WaitingPulls
 from downrange.clock import Clock
 from downrange.model.message import TopicQueue
-from downrange.store.config import BrokerRole
 from downrange.store.group_commit import FlushOutcome
 from downrange.store.message_store import MessageStore
 from downrange.store.new_message import AppendResult, NewMessage, PutMessageStatus, Refusal
@@ -29,7 +28,8 @@ class MessageWriter:
     """Appends messages, and tells when they are as safe as this broker promises.
 
     `on_delayed` is called with the queue of the delay topic that got a message, and when that is due if it is known;
-    `on_appended` is called with the seconds that storing a batch took, if it took more than a millisecond.
+    `on_appended` is called with the seconds that storing a batch took, if it took more than a millisecond;
+    `on_dispatched` is called with the queues that got messages by another way than `append`.
     """
 
     def __init__(
@@ -44,14 +44,13 @@ class MessageWriter:
         self.store = store
         self.statistics = statistics
         self.now = clock.now
-        self._applies_at_once = store.applies_at_once
         self._pulls = pulls
         self._waiting = pulls.queues  # empty: no pull waits
         self._flusher = flusher
         self._slaves = slaves
         self._links: Collection[object] = () if slaves is None else slaves.links  # empty: no slave follows
-        # A SYNC_MASTER's senders wait for these beside the disk.
-        self._copied_by = slaves if store.config.broker_role is BrokerRole.SYNC_MASTER else None
+        # The senders of a SYNC_MASTER, or of a master under a controller, wait for these beside the disk.
+        self._copied_by = slaves if slaves is not None and slaves.makes_senders_wait else None
         self.makes_wait = self._copied_by is not None or flusher.is_sync
         """Whether senders wait until their messages are as safe as promised, or are answered at once."""
         self._delays = store.config.delay_level_millis()
@@ -59,6 +58,7 @@ class MessageWriter:
         self.waiting_pops: WaitingPops | None = None
         self.on_delayed: Callable[[int, int | None], None] = lambda queue_id, due_millis: None
         self.on_appended: Callable[[float], None] = lambda seconds: None
+        self.on_dispatched: Callable[[Collection[TopicQueue]], None] = lambda queues: None
         statistics.take_puts = store.queues.take_counts
 
     def add(self, messages: NewMessages, group: Sequence[NewMessage]) -> Refusal | None:
@@ -84,7 +84,7 @@ class MessageWriter:
             self.on_appended(seconds)
         if refusal is not None:
             self.statistics.failed_puts += len(messages) - messages.stored
-        if self._applies_at_once and (refusal is None or messages.stored):
+        if self.store.applies_at_once and (refusal is None or messages.stored):
             self._applied(messages)
         if self._links:
             self._wake_slaves()
@@ -144,6 +144,8 @@ class MessageWriter:
         self.store.dispatch_pending(applied)
         if self._links:
             self._wake_slaves()
+        if queues:
+            self.on_dispatched(queues)
         return queues
 
     def _wake_slaves(self) -> None:

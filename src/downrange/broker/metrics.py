@@ -52,11 +52,22 @@ class FamilyFigures(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class ReplicaFigures:
+    """A broker under a controller, at one moment."""
+
+    role: str
+    epoch: int
+    sync_state_set_size: int
+    lease_left_seconds: float
+    elections_won: int
+
+
+@dataclass(frozen=True, slots=True)
 class Traffic:
     """What goes through a broker: its counters, and the requests of each family.
 
-    Optional are half messages by topic, log bytes that slaves have not reported yet by address of the slave, and what
-    access control refused.
+    Optional are half messages by topic, log bytes that slaves have not reported yet by address of the slave, what
+    access control refused, and the role that a controller gave.
     """
 
     statistics: Statistics
@@ -64,6 +75,7 @@ class Traffic:
     half_messages: Callable[[], Mapping[str, int]] | None = None
     slave_lags: Callable[[], Mapping[str, int]] | None = None
     refused: Callable[[], Mapping[str, int]] | None = None
+    replica: Callable[[], ReplicaFigures] | None = None
 
 
 class TimerFigures(Protocol):

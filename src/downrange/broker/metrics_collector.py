@@ -79,13 +79,16 @@ class BrokerCollector:
         yield from self._latencies()
         yield from self._acceleration()
         yield from self._refused()
+        yield from self._replica()
         yield generate_latest(_Families(self._process.collect()))
 
     # Each of these makes one family and adds the labels that all samples have.
 
-    def _gauge(self, name: str, text: str, rows: Iterable[tuple[Labels, float]]) -> Iterator[bytes]:
-        samples = (Sample(PREFIX + name, self._base | labels, value) for labels, value in rows)
-        return _texts(GaugeMetricFamily(PREFIX + name, text), samples)
+    def _gauge(
+        self, name: str, text: str, rows: Iterable[tuple[Labels, float]], prefix: str = PREFIX
+    ) -> Iterator[bytes]:
+        samples = (Sample(prefix + name, self._base | labels, value) for labels, value in rows)
+        return _texts(GaugeMetricFamily(prefix + name, text), samples)
 
     def _counter(
         self, name: str, text: str, rows: Iterable[tuple[Labels, float]], prefix: str = PREFIX
@@ -279,6 +282,24 @@ class BrokerCollector:
         refused = self._sources.traffic.refused
         figures = [({"reason": reason}, count) for reason, count in (refused() if refused is not None else {}).items()]
         yield from self._counter("refused", "What access control refused, by reason.", figures, OWN_PREFIX)
+
+    def _replica(self) -> Iterator[bytes]:
+        """A broker without a controller has none of these."""
+        figures = None if self._sources.traffic.replica is None else self._sources.traffic.replica()
+        found = [] if figures is None else [figures]
+        for name, text, rows in (
+            ("replica_epoch", "Epoch of the role that the controller gave.", [({}, one.epoch) for one in found]),
+            ("replica_role", "1 for the role that this broker has.", [({"role": one.role}, 1) for one in found]),
+            ("sync_state_set_size", "Members of a master's set.", [({}, one.sync_state_set_size) for one in found]),
+            (
+                "lease_left_seconds",
+                "What is left of a master's lease.",
+                [({}, one.lease_left_seconds) for one in found],
+            ),
+        ):
+            yield from self._gauge(name, text, rows, OWN_PREFIX)
+        won: list[tuple[Labels, float]] = [({}, one.elections_won) for one in found]
+        yield from self._counter("elections_won", "How often this process was elected master.", won, OWN_PREFIX)
 
 
 def _texts(family: Metric, samples: Iterator[Sample]) -> Iterator[bytes]:

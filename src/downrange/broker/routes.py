@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from functools import partial
 from time import perf_counter
+from typing import Protocol
 
 from downrange.broker.statistics import Statistics
 from downrange.protocol.command import Command
@@ -15,6 +17,25 @@ from downrange.transport.serving import CommandHandler, LaterReply, answer_frame
 RouteTable = Mapping[int, CommandHandler]
 
 
+class TableChanges(Protocol):
+    """Changes of tables on their way to slaves."""
+
+    @property
+    def end_offset(self) -> int:
+        """The end of the last one in the log."""
+
+    async def safe(self) -> None:
+        """Wait until all of them are as safe as this broker promises; raises BrokerError when they will not be."""
+
+
+class NoChanges:
+    """A broker whose slaves copy whole tables now and then."""
+
+    end_offset = 0
+
+    async def safe(self) -> None: ...
+
+
 class Commands:
     """Answers requests by the handlers of their codes, and notes how long each took; unknown codes get code 3."""
 
@@ -22,6 +43,8 @@ class Commands:
 
     def __init__(self, tables: Sequence[RouteTable], statistics: Statistics) -> None:
         self._statistics = statistics
+        self.changes: TableChanges = NoChanges()
+        """The changes of tables that slaves have to know before a request that made one is answered."""
         self.routes: dict[int, CommandHandler] = {}
         for table in tables:
             twice = self.routes.keys() & table.keys()
@@ -36,12 +59,19 @@ class Commands:
     def answer(self, command: Command, origin: Connection) -> Command | LaterReply | None:
         """Answer one command; a reply that comes later is timed when it does."""
         start = perf_counter()
+        before = self.changes.end_offset
         reply = self.routes.get(command.code, refuse)(command, origin)
+        if self.changes.end_offset != before and reply is not None:
+            reply = asyncio.ensure_future(self._when_safe(reply))
         if isinstance(reply, Command):
             self._note(command.code, start, reply)
         elif reply is not None:
             reply.add_done_callback(partial(self._note_later, command.code, start))
         return reply
+
+    async def _when_safe(self, reply: Command | LaterReply) -> Command | None:
+        await self.changes.safe()
+        return reply if isinstance(reply, Command) else await reply
 
     def _note(self, code: int, start: float, reply: Command) -> None:
         self._statistics.rpc(code, reply.code, (perf_counter() - start) * 1000)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from sys import intern
+
+from msgspec import structs
 
 from downrange.broker.config import BrokerConfig
 from downrange.broker.json_file import JsonFile, SavedTable
@@ -20,6 +22,7 @@ from downrange.model.topics import (
     REPLY_TOPIC_SUFFIX,
     SCHEDULE_TOPIC,
     SELF_TEST_TOPIC,
+    TABLE_TOPIC,
     Perm,
     TopicConfig,
     is_send_forbidden,
@@ -32,7 +35,7 @@ log = logging.getLogger(__name__)
 
 _INHERITABLE = int(READ_WRITE | Perm.INHERIT)
 # Topics to which the broker writes although they are not in the table.
-_WITHOUT_CONFIGURATION = frozenset({OP_HALF_TOPIC})
+_WITHOUT_CONFIGURATION = frozenset({OP_HALF_TOPIC, TABLE_TOPIC})
 
 
 class Topics(SavedTable):
@@ -53,6 +56,8 @@ class Topics(SavedTable):
         }
         self.data_version = DataVersion(counter=0, timestamp=clock.now())
         self.on_change: Callable[[TopicConfig | None], None] = lambda topic: None
+        self.on_table_change: Callable[[str, TopicConfig | None], None] = lambda topic, config: None
+        """Called with the name of a topic that was put or deleted, and its configuration; None when deleted."""
         self.on_usual_change: Callable[[str | None], None] = lambda topic: None
         """Called with a topic, or with None for all topics, when its entry in `usual` may have changed."""
         # Topics to which any client may send: the table without the forbidden names.
@@ -144,6 +149,7 @@ class Topics(SavedTable):
         """Create or change a topic."""
         self._set(config)
         self._changed(config)
+        self.on_table_change(config.topic_name, config)
         return config
 
     def delete(self, topic: str) -> bool:
@@ -154,6 +160,7 @@ class Topics(SavedTable):
         self.on_usual_change(topic)
         log.info("topic deleted topic=%s", topic)
         self._changed(None)
+        self.on_table_change(topic, None)
         return True
 
     def adopt(self, queues: Iterable[TopicQueue]) -> list[str]:
@@ -179,6 +186,18 @@ class Topics(SavedTable):
         if wrong:
             self._bump()
 
+    def follow(self, changed: Mapping[str, TopicConfig], deleted: Iterable[str], version: DataVersion) -> None:
+        """Make changes that a master made, and take over its version."""
+        for topic in deleted:
+            self._table.pop(topic, None)
+            self.sendable.pop(topic, None)
+            self.usual.pop(topic, None)
+            self.on_usual_change(topic)
+        for config in changed.values():
+            self._set(config)
+        self.data_version = version
+        self.mark_unsaved()
+
     def replace_all(self, table: TopicConfigTable) -> None:
         """Take over the table of a master, version included."""
         self._table.clear()
@@ -189,6 +208,11 @@ class Topics(SavedTable):
             self._set(config)
         self.data_version = table.data_version
         self.mark_unsaved()
+
+    def enter_epoch(self, epoch: int) -> None:
+        """Raise the data version to that of an epoch: name servers prefer it to those of earlier epochs."""
+        self.data_version = structs.replace(self.data_version, state_version=epoch)
+        self.bump()
 
     def bump(self) -> None:
         """Raise the data version without a change of the table: registrations depend on more than the table."""

@@ -12,6 +12,7 @@ MQError                                                                        m
 ├── StoreError                                                                 model/errors.py
 │   ├── CorruptRecord                                                          model/record.py
 │   ├── StoreLocked, StoreCorrupt, StoreClosed, DiskFull, FlushFailed          store/errors.py
+│   ├── StaleEpoch                                                             store/epochs.py
 │   └── NotAStore                                                              store/check/directory.py
 ├── ProtocolError                                                              protocol/errors.py
 │   └── LocalProtocolError, RemoteProtocolError                                protocol/errors.py

@@ -29,6 +29,8 @@ SELF_TEST_TOPIC: Final = "SELF_TEST_TOPIC"
 OFFSET_MOVED_TOPIC: Final = "OFFSET_MOVED_EVENT"
 TIMER_TOPIC: Final = "rmq_sys_wheel_timer"
 REVIVE_TOPIC_PREFIX: Final = "rmq_sys_REVIVE_LOG_"
+TABLE_TOPIC: Final = "rmq_sys_TABLE_CHANGES"
+"""Changes of a broker's tables, for its slaves. Not a topic of RocketMQ."""
 
 # Topics that only the broker itself creates or deletes.
 SYSTEM_TOPICS: Final = frozenset(
@@ -46,7 +48,16 @@ SYSTEM_TOPICS: Final = frozenset(
 )
 # Topics to which clients may not send.
 SEND_FORBIDDEN_TOPICS: Final = frozenset(
-    {SCHEDULE_TOPIC, HALF_TOPIC, OP_HALF_TOPIC, CHECK_MAX_TIME_TOPIC, SELF_TEST_TOPIC, OFFSET_MOVED_TOPIC, TIMER_TOPIC}
+    {
+        SCHEDULE_TOPIC,
+        HALF_TOPIC,
+        OP_HALF_TOPIC,
+        CHECK_MAX_TIME_TOPIC,
+        SELF_TEST_TOPIC,
+        OFFSET_MOVED_TOPIC,
+        TIMER_TOPIC,
+        TABLE_TOPIC,
+    }
 )
 
 TOOLS_GROUP: Final = "TOOLS_CONSUMER"

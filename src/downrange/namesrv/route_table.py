@@ -3,6 +3,9 @@
 topic -> broker name -> queues;  broker name -> {id: address};  address -> when the broker was last heard of.
 A broker is known by its address; id 0 is the master. Topics are taken from masters only, and only when their data
 version changed. A topic that a broker no longer names stays; it goes with its last broker, or by request.
+
+In controller mode the state version of a data version is the epoch in which a broker was elected. A broker that was
+elected in an earlier epoch cannot take the place of the master, however late its registration comes.
 """
 
 from __future__ import annotations
@@ -87,6 +90,9 @@ class RouteTable:
     ) -> Registered:
         """Add a broker or refresh it; `fingerprint` is a hash of its version and topics, for `version_by`."""
         known = self._brokers.get(broker.broker_name)
+        if known is not None and self._is_deposed(broker, known, data_version):
+            self._live.pop(broker.broker_addr, None)
+            return Registered()
         addresses = dict(known.broker_addrs) if known else {}
         # An address has one id: a slave that comes back as master must not stay listed as slave.
         addresses = {id_: address for id_, address in addresses.items() if address != broker.broker_addr}
@@ -108,6 +114,13 @@ class RouteTable:
             now, data_version, connection, ha_server_addr, expires_millis, fingerprint
         )
         return Registered() if broker.broker_id == MASTER_ID else self._master_of(broker.broker_name)
+
+    def _is_deposed(self, broker: BrokerIdentity, known: BrokerData, data_version: DataVersion) -> bool:
+        """Whether a broker that registers as master was elected before the live master at another address."""
+        if broker.broker_id != MASTER_ID or known.master_address in (None, broker.broker_addr):
+            return False
+        master = self._live.get(known.master_address or "")
+        return master is not None and data_version.state < master.data_version.state
 
     def version_by(self, broker_addr: str, fingerprint: bytes) -> DataVersion | None:
         """The data version of this broker, if it is alive and its last registration had this fingerprint."""
@@ -168,10 +181,10 @@ class RouteTable:
     def unregister(self, broker: BrokerIdentity) -> None:
         self._live.pop(broker.broker_addr, None)
         known = self._brokers.get(broker.broker_name)
-        if known is not None:
-            self._keep_addresses(
-                known, {id_: address for id_, address in known.broker_addrs.items() if id_ != broker.broker_id}
-            )
+        if known is not None and broker.broker_addr in known.broker_addrs.values():
+            # Not by its id: that may belong to another broker since, which was elected in its place.
+            others = {id_: other for id_, other in known.broker_addrs.items() if other != broker.broker_addr}
+            self._keep_addresses(known, others)
 
     def drop_connection(self, connection: Hashable) -> list[str]:
         """Forget the brokers that registered over `connection`; return their addresses."""

@@ -14,8 +14,9 @@ from typing import Final
 from downrange.store.errors import StoreLocked
 from downrange.store.files import Files, write_synced
 
-# Store times up to which commit log, consume queues and index are on disk. The rest of the file belongs to RocketMQ.
-_TIMES: Final = struct.Struct(">qqq")
+# Store times up to which commit log, consume queues and index are on disk; the flushed offset of the master, which is
+# RocketMQ's, and the confirm offset.
+_FIELDS: Final = struct.Struct(">qqqqq")
 _FILE_SIZE: Final = 4096
 # Recovery starts this much before the safe time, since times are taken before the bytes are written.
 _SAFETY_MILLIS: Final = 3000
@@ -31,19 +32,41 @@ class Checkpoint:
         self.physic_msg_timestamp = 0
         self.logics_msg_timestamp = 0
         self.index_msg_timestamp = 0
+        self.master_flushed_offset = 0
+        self.confirm_phy_offset = 0
+        """Under a controller: the end of the part of the log that consumers may read."""
 
     def load(self) -> None:
         try:
-            raw = self._path.read_bytes()[: _TIMES.size]
+            raw = self._path.read_bytes()[: _FIELDS.size]
         except FileNotFoundError:
             return
-        if len(raw) == _TIMES.size:
-            self.physic_msg_timestamp, self.logics_msg_timestamp, self.index_msg_timestamp = _TIMES.unpack(raw)
+        (
+            self.physic_msg_timestamp,
+            self.logics_msg_timestamp,
+            self.index_msg_timestamp,
+            self.master_flushed_offset,
+            self.confirm_phy_offset,
+        ) = _FIELDS.unpack(raw.ljust(_FIELDS.size, b"\0"))
 
     def write(self) -> None:
-        """Write the times to the disk. May run in a worker thread."""
-        times = _TIMES.pack(self.physic_msg_timestamp, self.logics_msg_timestamp, self.index_msg_timestamp)
-        write_synced(self._files, self._path, _FILE_SIZE, times)
+        """Write the times and offsets to the disk. May run in a worker thread."""
+        fields = _FIELDS.pack(
+            self.physic_msg_timestamp,
+            self.logics_msg_timestamp,
+            self.index_msg_timestamp,
+            self.master_flushed_offset,
+            self.confirm_phy_offset,
+        )
+        write_synced(self._files, self._path, _FILE_SIZE, fields)
+
+    def go_back(self, timestamp: int, end: int) -> None:
+        """Claim nothing that was stored after `timestamp` or lies behind `end`: the log was cut there."""
+        self.physic_msg_timestamp = min(self.physic_msg_timestamp, timestamp)
+        self.logics_msg_timestamp = min(self.logics_msg_timestamp, timestamp)
+        self.index_msg_timestamp = min(self.index_msg_timestamp, timestamp)
+        self.confirm_phy_offset = min(self.confirm_phy_offset, end)
+        self.write()
 
     def safe_timestamp(self, *, with_index: bool) -> int:
         """The time up to which all records are on disk with their queue entries, and `with_index` in the index."""

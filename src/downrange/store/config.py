@@ -165,6 +165,27 @@ class StoreConfig:
         minimum=0,
         aliases=("haMaxGapNotInSync",),
     )
+    all_ack_in_sync_state_set: bool = setting(
+        True,
+        "Under a controller: a send is acknowledged when all members of the sync-state set have it. RocketMQ's default "
+        "is false; then a failover may lose acknowledged messages.",
+    )
+    min_in_sync_replicas: int = setting(
+        1, "Under a controller: sends are refused while the sync-state set has fewer members.", minimum=1
+    )
+    in_sync_replicas: int = setting(
+        1, "With allAckInSyncStateSet=false: so many replicas, the master among them, must have a message.", minimum=1
+    )
+    ha_max_time_slave_not_catchup: int = setting(
+        15_000,
+        "Under a controller: a slave that lags for longer leaves the sync-state set.",
+        unit="ms",
+        minimum=1,
+    )
+    sync_from_last_file: bool = setting(
+        False, "Under a controller: an empty slave begins with the last file of its master, not with the first."
+    )
+    async_learner: bool = setting(False, "Under a controller: this slave gets the log and is never elected.")
     ha_master_address: str = setting("", "Replication address of the master; empty: a name server tells it.")
     ha_allowed_slave_addresses: str = setting(
         "",

@@ -180,19 +180,20 @@ class Dispatcher:
 class LogFollower:
     """Lets queues and index follow the log, in order and without gaps.
 
-    Holds always: every record before `offset` is in its queue and in the index. For the store's own thread.
+    Holds always: every record before `offset` is in its queue and in the index, and no record that ends behind `limit`.
+    For the store's own thread.
     """
 
-    def __init__(
-        self, commit_log: CommitLog, dispatcher: Dispatcher, refusals: Refusals, *, at_once: bool, is_slave: bool
-    ) -> None:
+    def __init__(self, commit_log: CommitLog, dispatcher: Dispatcher, refusals: Refusals, *, is_slave: bool) -> None:
         self.offset = PhysicalOffset(0)
-        self.at_once = at_once
+        self.limit: int | None = None
+        """The confirm offset of a broker under a controller: records that end behind it are in no queue yet."""
+        self.at_once = not commit_log.segments.is_pooled
         """Can records be applied when they were appended? Those in the transient pool only after a commit."""
         self.dispatcher = dispatcher
+        self.is_slave = is_slave
         self._commit_log = commit_log
         self._refusals = refusals
-        self._is_slave = is_slave
 
     def __repr__(self) -> str:
         return f"<LogFollower offset={self.offset} behind={self.behind_bytes}>"
@@ -202,15 +203,25 @@ class LogFollower:
         # A slave may know that the rest of a file is blank before it has got it.
         return max(0, self._commit_log.max_offset - self.offset)
 
+    def set_limit(self, limit: int | None) -> None:
+        """Move the limit; `dispatch_pending` then applies what lies before it."""
+        self.limit = limit
+        self.at_once = limit is None and not self._commit_log.segments.is_pooled
+
     def dispatch_pending(self, applied: Callable[[NewMessages], None] = lambda messages: None) -> None:
         """Apply what lies in the log beyond the last applied record; `applied` is called with the messages."""
-        commit_log = self._commit_log
-        while self.offset < commit_log.max_offset:
+        commit_log, limit = self._commit_log, self.limit
+        while self.offset < (commit_log.max_offset if limit is None else min(limit, commit_log.max_offset)):
             bulk = BulkReplay(self.dispatcher, applied)
+            if limit is not None:
+                bulk.end = PhysicalOffset(limit)
             walk = commit_log.walk(max(self.offset, commit_log.min_offset), bulk=bulk)
             try:
                 for record in walk:
                     self.offset = record.physical_offset  # until this one is applied, too
+                    if limit is not None and record.physical_offset + record.size > limit:
+                        self._refusals.allow("dispatch")
+                        return
                     messages = self.dispatcher.replay(record)
                     if messages is not None:
                         applied(messages)
@@ -220,7 +231,7 @@ class LogFollower:
             self.offset = walk.end
             if walk.records:
                 commit_log.last_store_timestamp = walk.last_timestamp
-            if self._is_slave:
+            if self.is_slave:
                 if walk.end < commit_log.max_offset and not walk.is_cut_short:
                     self._refuse_to_follow(walk)
                     return

@@ -67,6 +67,15 @@ def write_synced(files: Files, path: Path, size: int, data: bytes) -> None:
         files.sync(descriptor)
 
 
+def replace_synced(files: Files, path: Path, data: bytes) -> None:
+    """Replace a small file by one with other contents: whenever the machine stops, one of the two is there, whole."""
+    written = path.with_name(f"{path.name}.tmp")
+    files.remove(written)
+    write_synced(files, written, 0, data)
+    files.replace(written, path)
+    files.sync_directory(path.parent)
+
+
 class OsFiles:
     """File operations of the operating system."""
 

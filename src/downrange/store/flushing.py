@@ -39,6 +39,8 @@ class Flushing:
         self._checkpoint = checkpoint
         self._refusals = refusals
         self._written = _Progress(0, PhysicalOffset(0))
+        self.is_recovering = True
+        """Whether recovery fills the queues, also with records that were not confirmed when the last run ended."""
         self.queues_safe_up_to = PhysicalOffset(0)
         """Messages before this offset of the log have their queue entries on disk."""
 
@@ -47,7 +49,7 @@ class Flushing:
 
     def commit(self, least_pages: int = 0) -> bool:
         """Write the transient pool to the files; True if messages became readable (then call `dispatch_pending`)."""
-        if self._follower.at_once or self._segments.pages_to_commit < least_pages:
+        if not self._segments.is_pooled or self._segments.pages_to_commit < least_pages:
             return False
         before = self._commit_log.max_offset
         self._segments.commit()
@@ -66,7 +68,7 @@ class Flushing:
         except FlushFailed as error:
             self._refusals.refuse("flush", str(error))
             raise
-        if self._follower.at_once or self._commit_log.max_offset == self._commit_log.wrote_offset:
+        if not self._segments.is_pooled or self._commit_log.max_offset == self._commit_log.wrote_offset:
             self._checkpoint.physic_msg_timestamp = max(self._checkpoint.physic_msg_timestamp, timestamp)
         return flushed
 
@@ -122,6 +124,8 @@ class Flushing:
             checkpoint.logics_msg_timestamp = max(checkpoint.logics_msg_timestamp, written.timestamp)
             if self._index is not None:
                 checkpoint.index_msg_timestamp = self._index.safe_timestamp
+            if not self.is_recovering:
+                checkpoint.confirm_phy_offset = written.offset
             try:
                 checkpoint.write()
             except OSError as error:  # an old checkpoint is harmless: the next one will be right

@@ -114,6 +114,10 @@ class MessageReader:
                 return self._read_one_by_one(state, offset, raw, max_messages, matches, matches_record, bulk_bytes)
             status = GetMessageStatus.OFFSET_FOUND_NULL
             position = self._corrected(queue.next_file_offset(offset), offset)
+        elif max_offset < offset <= state.next_offset:
+            # Messages that have their numbers and cannot be read yet: not committed by the transient pool, or not
+            # confirmed. Who has read them elsewhere must not be sent back.
+            status, position = GetMessageStatus.OFFSET_OVERFLOW_ONE, offset
         elif max_offset == 0:
             status, position = GetMessageStatus.NO_MESSAGE_IN_QUEUE, self._corrected(_FIRST, offset)
         elif offset < min_offset:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
 from downrange.clock import SystemClock
-from downrange.model.message import PhysicalOffset, TopicQueue
+from downrange.model.message import PhysicalOffset, QueueOffset, TopicQueue
 from downrange.store.checkpoint import AbortMarker, Checkpoint, DirectoryLock
 from downrange.store.config import BrokerRole, StoreConfig
 from downrange.store.dispatcher import BitmapOf, Dispatcher, LogFollower
@@ -23,10 +24,12 @@ from downrange.store.message_appender import MessageAppender
 from downrange.store.message_limits import MessageLimits
 from downrange.store.message_reader import MatchesEntry, MatchesRecord, MessageReader, QueueEntry
 from downrange.store.new_messages import NewMessages
+from downrange.store.queue.consume_queue import ENTRY
 from downrange.store.queue.queues import ConsumeQueues
 from downrange.store.recovery import Recovery, RecoveryReport
 from downrange.store.refusals import Refusals
 from downrange.store.removal import Removal
+from downrange.store.truncation import Truncation
 
 __all__ = ["MatchesEntry", "MatchesRecord", "MessageStore", "QueueEntry"]
 
@@ -89,10 +92,9 @@ class MessageStore(MessageReader):
         self._refusals = Refusals()
         self._refusals.refuse("closed", "the store is not open")
         self._dispatcher = Dispatcher(queues, index, config.delay_level_millis(), bitmap_of)
-        self._follower = LogFollower(
-            self.commit_log, self._dispatcher, self._refusals, at_once=self._pool is None, is_slave=is_slave
-        )
+        self._follower = LogFollower(self.commit_log, self._dispatcher, self._refusals, is_slave=is_slave)
         self._flushing = Flushing(self.commit_log, self._follower, self.checkpoint, self._refusals)
+        self._truncation = Truncation(root, segments, files)
         self._removal = Removal(segments, queues, index, self._flushing, self._refusals, files)
         # Called for every message, so without a step in between. The rest is below: an object with more than thirty
         # attributes is slower to all who use it.
@@ -134,6 +136,7 @@ class MessageStore(MessageReader):
                     raise storage_error(f"cannot open the store {root}", error) from error
                 raise
         self.queues.release()
+        self._flushing.is_recovering = False
         self._closed = None
         self._refusals.allow("closed")
         if self.read_only:
@@ -152,8 +155,13 @@ class MessageStore(MessageReader):
             self._files.sync_directory(path.parent)
 
     def _recover(self, *, clean: bool) -> None:
+        unfinished = self._truncation.noted()
+        clean = clean and unfinished is None
         report = self.recovery = RecoveryReport(clean=clean)
         report.warnings += self._segments.load()
+        if unfinished is not None and not self.read_only:
+            self._truncation.clear(unfinished)
+            self.commit_log.cut(unfinished)
         self.queues.load(clean=clean)
         self.checkpoint.load()
         # After a power cut the newest index file cannot be trusted. If only the process died, it can.
@@ -163,12 +171,9 @@ class MessageStore(MessageReader):
         if clean and not self.read_only:
             self._abort.set()  # from here on files change
         self.queues.recover(clean=clean)
-        Recovery(
-            self.commit_log, self._dispatcher, self.checkpoint, self._files, self.config, machine_stopped=not keep_index
-        ).run(report)
-        self.queues.take_counts()  # those of the replay: the messages came in before
-        self._follower.offset = self.commit_log.max_offset
-        self._dispatcher.last_store_timestamp = self.commit_log.last_store_timestamp
+        self._replay(report, machine_stopped=not keep_index)
+        if unfinished is not None and not self.read_only:
+            self._finish_truncation()
         if not self.read_only and (report.rebuilt_queues or (clean and report.replayed)):
             # The checkpoint already vouches for these entries: they must not be lost again by a crash that follows.
             self._flushing.flush_all_queues()
@@ -176,6 +181,19 @@ class MessageStore(MessageReader):
             "store recovered clean=%s start=%d end=%d records=%d replayed=%d",
             clean, report.start_offset, report.end_offset, report.records, report.replayed,
         )  # fmt: skip
+
+    def _replay(self, report: RecoveryReport, *, machine_stopped: bool) -> None:
+        Recovery(
+            self.commit_log,
+            self._dispatcher,
+            self.checkpoint,
+            self._files,
+            self.config,
+            machine_stopped=machine_stopped,
+        ).run(report)
+        self.queues.take_counts()  # those of the replay: the messages came in before
+        self._follower.offset = self.commit_log.max_offset
+        self._dispatcher.last_store_timestamp = self.commit_log.last_store_timestamp
 
     def close(self) -> None:
         """Flush everything and leave the directory in order. A store that could not flush keeps its crash mark."""
@@ -227,6 +245,22 @@ class MessageStore(MessageReader):
         """Why appends are refused now, by reason; empty when they are not."""
         return dict(self._refusals.texts)
 
+    def set_role(self, role: BrokerRole) -> None:
+        """Become the store of a master, which takes messages, or of a slave, which takes a master's log."""
+        self.config = replace(self.config, broker_role=role)
+        self._follower.is_slave = role is BrokerRole.SLAVE
+        if role is BrokerRole.SLAVE:
+            self._refusals.refuse("slave", "this broker is a slave: it takes messages from its master only")
+        else:
+            self._refusals.allow("slave")
+
+    def set_fence(self, reason: str | None) -> None:
+        """Take no messages for a reason that a controller's master has; None: take them."""
+        if reason is None:
+            self._refusals.allow("fence")
+        else:
+            self._refusals.refuse("fence", reason)
+
     def set_disk_full(self, full: bool) -> None:
         """Above the last watermark nothing is appended; reading goes on."""
         if full:
@@ -264,6 +298,55 @@ class MessageStore(MessageReader):
     def transient_buffers_available(self) -> int | None:
         """Free buffers of the transient pool; None without one."""
         return None if self._pool is None else self._pool.available
+
+    # Under a controller.
+
+    @property
+    def whole_end(self) -> PhysicalOffset:
+        """The end of the last whole record: behind it lies at most the beginning of a record from a master."""
+        return self.commit_log.whole_end(self._follower.offset)
+
+    def set_confirm_offset(self, offset: int | None) -> None:
+        """Let only records that end at or before this offset be read by queue (None: all); see `dispatch_pending`."""
+        self._follower.set_limit(offset)
+
+    def hide_unconfirmed(self, offset: int) -> None:
+        """Take the records that end behind an offset out of their queues. They keep their queue offsets."""
+        queues = self.queues
+        queues.truncate(PhysicalOffset(offset), keep_numbers=True)
+        newest = queues.newest()
+        if newest is not None and newest.queue.max_physical_offset > offset:
+            raw = newest.queue.read(QueueOffset(newest.queue.max_offset - 1), 1)
+            queues.truncate(PhysicalOffset(ENTRY.unpack(raw)[0]), keep_numbers=True)
+        self._follower.offset = max(self.min_offset, queues.max_physical_offset)
+        self.set_confirm_offset(offset)
+
+    def truncate(self, offset: int) -> None:
+        """Cut the log at `offset`, where a record begins; it is cut on disk when this returns.
+
+        While nothing flushes or prepares files in another thread. Queues and index follow; what else is derived from
+        the log is the caller's business. Raises OSError or StoreError; then the next start finishes the truncation.
+        """
+        end = PhysicalOffset(offset)
+        if not self.min_offset <= end < self.max_offset:
+            raise StoreError(f"a log from {self.min_offset} to {self.max_offset} cannot be cut at {end}")
+        confirmed = self._follower.limit
+        self.flush_commit_log()  # what stays counts as safe afterwards
+        self._truncation.note(end)
+        self._segments.discard_prepared()
+        self._truncation.clear(end)
+        self.commit_log.cut(end)
+        self.queues.truncate(end)
+        self.queues.count_again()
+        self._replay(RecoveryReport(clean=True), machine_stopped=False)
+        self._finish_truncation()
+        if confirmed is not None:
+            self.hide_unconfirmed(min(confirmed, end))
+
+    def _finish_truncation(self) -> None:
+        self.checkpoint.go_back(self.commit_log.last_store_timestamp, self.max_offset)
+        self._refusals.allow("master's log")
+        self._truncation.finish()
 
     # What else the parts do; they say more about it.
 

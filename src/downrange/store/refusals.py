@@ -7,7 +7,7 @@ from typing import Final
 from downrange.store.errors import StoreClosed
 
 # Reasons to refuse messages that do not keep a slave from following its master.
-_MASTERS_BUSINESS: Final = frozenset(("slave", "disk full"))
+_MASTERS_BUSINESS: Final = frozenset(("slave", "disk full", "fence"))
 
 
 class Refusals:

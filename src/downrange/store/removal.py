@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from downrange.model.message import TopicQueue
-from downrange.model.topics import OP_HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
+from downrange.model.topics import OP_HALF_TOPIC, SCHEDULE_TOPIC, TABLE_TOPIC, TIMER_TOPIC
 from downrange.store.errors import StoreClosed
 from downrange.store.files import Files
 from downrange.store.flushing import Flushing
@@ -75,7 +75,7 @@ class Removal:
 
     def remove_unused_topics(self, topics: Iterable[str]) -> list[TopicQueue]:
         """Remove queues of topics that are not among `topics` (request 316; after deleting a topic, 215)."""
-        kept = {*topics, SCHEDULE_TOPIC, TIMER_TOPIC, OP_HALF_TOPIC}
+        kept = {*topics, SCHEDULE_TOPIC, TIMER_TOPIC, OP_HALF_TOPIC, TABLE_TOPIC}
         return self._remove(lambda topic, *_: topic not in kept and not topic.startswith(_LMQ_PREFIX))
 
     def remove_topic(self, topic: str) -> list[TopicQueue]:

@@ -391,7 +391,7 @@ async def test_a_level_that_is_stuck_does_not_stop_the_others(broker: WiredBroke
 
 
 def with_file(broker: WiredBroker, file: JsonFile) -> DelayService:
-    return DelayService(broker.store, broker.writer, file, broker.config, broker.clock)
+    return DelayService(broker.store, broker.writer, file, broker.clock)
 
 
 async def test_a_restart_goes_on_from_the_saved_offsets(broker: WiredBroker) -> None:

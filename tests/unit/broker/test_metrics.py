@@ -22,7 +22,7 @@ from downrange.broker.clients import Client, ConsumerGroup
 from downrange.broker.config import BrokerConfig
 from downrange.broker.json_file import JsonFile
 from downrange.broker.live_config import LiveConfig
-from downrange.broker.metrics import MetricSources, MetricsServer, Traffic
+from downrange.broker.metrics import MetricSources, MetricsServer, ReplicaFigures, Traffic
 from downrange.broker.metrics_collector import BrokerCollector
 from downrange.broker.statistics import Statistics
 from downrange.broker.tables import Tables
@@ -122,7 +122,14 @@ class Broker:
             producers=self.producers,
         )
         families = {"sends": self.sends, "pulls": self.pulls}
-        traffic = Traffic(self.statistics, families, self.half_messages, self.slave_lags, lambda: {"login": 2})
+        traffic = Traffic(
+            self.statistics,
+            families,
+            self.half_messages,
+            self.slave_lags,
+            lambda: {"login": 2},
+            lambda: ReplicaFigures("MASTER", 3, 2, 1.5, 1),
+        )
         live = LiveConfig(config, StoreConfig())
         return MetricsServer(MetricSources(live, self.store, cast(Tables, tables), traffic, self.clock, self.timer))
 
@@ -187,9 +194,14 @@ def labels(**values: str) -> frozenset[tuple[str, str]]:
     return frozenset(values.items())
 
 
+def of_broker() -> str:
+    """The part of the reference page that is about brokers."""
+    return DOCUMENT.read_text("utf-8").partition("## Metrics of a controller")[0]
+
+
 def documented() -> dict[str, str]:
-    """Name -> type of every metric in the reference page."""
-    rows = re.findall(r"^\| `((?:rocketmq|downrange)_\w+)` \| (\w+)", DOCUMENT.read_text("utf-8"), re.MULTILINE)
+    """Name -> type of every metric of a broker in the reference page."""
+    rows = re.findall(r"^\| `((?:rocketmq|downrange)_\w+)` \| (\w+)", of_broker(), re.MULTILINE)
     return dict(rows)
 
 
@@ -230,9 +242,7 @@ async def test_documented_labels_are_the_labels(broker: Broker, tmp_path: Path) 
     text = await broker.scrape()
     wanted = {
         name: {part.strip() for part in row.split(",") if part.strip()}
-        for name, row in re.findall(
-            r"^\| `((?:rocketmq|downrange)_\w+)` \|[^|]*\|([^|]*)\|", DOCUMENT.read_text(), re.MULTILINE
-        )
+        for name, row in re.findall(r"^\| `((?:rocketmq|downrange)_\w+)` \|[^|]*\|([^|]*)\|", of_broker(), re.MULTILINE)
     }
     common = {"cluster", "node_type", "node_id", "le", "storage_type", "storage_medium"}
     for sample in parse(text):

@@ -449,3 +449,17 @@ async def test_a_message_that_comes_late_for_the_tick_being_delivered_comes_with
     timed.broker.writer.append_one(new_message(b"late", TIMER_TOPIC, 0, text))
     timed.at(2)
     assert timed.bodies() == [*(b"%d" % number for number in range(500)), b"late"]
+
+
+async def test_messages_that_were_cut_off_the_log_are_not_delivered_and_others_are(timed: Timed) -> None:
+    timed.send(b"kept", TIMER_DELAY_SEC="5")
+    end = timed.broker.store.max_offset
+    timed.send(b"cut", TIMER_DELAY_SEC="5")
+    timed.send(b"cut, too", TIMER_DELAY_SEC="6")
+    timed.at(1)
+    assert timed.service.index.queue_offset == 3
+    timed.broker.store.truncate(end)
+    timed.service.truncated(end)
+    timed.send(b"in its place", TIMER_DELAY_SEC="4")
+    timed.at(10)
+    assert sorted(timed.bodies()) == [b"in its place", b"kept"]

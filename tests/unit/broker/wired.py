@@ -156,7 +156,7 @@ class WiredBroker:
         return TimerService(self.store, self.writer, metrics, self.config, self.clock)
 
     def delay_service(self) -> DelayService:
-        return DelayService(self.store, self.writer, JsonFile(self.root / "delayOffset.json"), self.config, self.clock)
+        return DelayService(self.store, self.writer, JsonFile(self.root / "delayOffset.json"), self.clock)
 
     def ask(self, command: Command, connection: FakeConnection | None = None) -> Command:
         """The reply, which must come at once."""

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 from downrange.model.topics import TopicConfig
 from downrange.namesrv.route_table import BrokerIdentity, RouteTable
 from downrange.protocol.bodies.data_version import DataVersion
@@ -212,3 +214,35 @@ def test_a_fingerprint_stands_for_the_last_registration_of_a_live_broker() -> No
     assert table.version_by(address, b"two") == V2
     table.drop_connection(1)
     assert table.version_by(address, b"two") is None  # its topics have gone: they must be read again
+
+
+def elected(epoch: int, counter: int = 1) -> DataVersion:
+    return DataVersion(counter=counter, timestamp=1, state_version=epoch)
+
+
+def test_a_broker_elected_later_takes_the_place_of_the_master() -> None:
+    table = Table()
+    table.up(MASTER_A, topic("T"), version=elected(1))
+    table.up(SLAVE_A, version=elected(1))
+    table.up(replace(SLAVE_A, broker_id=0), topic("T"), topic("U"), version=elected(2))
+    assert addresses(table, "U") == {"broker-a": {0: SLAVE_A.broker_addr}}
+
+
+def test_a_broker_elected_earlier_does_not_take_the_place_of_the_master() -> None:
+    table = Table()
+    table.up(MASTER_A, topic("T"), version=elected(2))
+    late = replace(SLAVE_A, broker_id=0)
+    assert table.up(late, topic("U"), version=elected(1, counter=9)) == (None, None)
+    assert addresses(table, "T") == {"broker-a": {0: MASTER_A.broker_addr}}
+    assert addresses(table, "U") is None
+    table.unregister(MASTER_A)
+    table.up(late, topic("T"), version=elected(1))
+    assert addresses(table, "T") == {"broker-a": {0: late.broker_addr}}, "nobody else claims to be master now"
+
+
+def test_a_broker_that_leaves_does_not_take_its_successor_along() -> None:
+    table = Table()
+    table.up(MASTER_A, topic("T"), version=elected(1))
+    table.up(replace(SLAVE_A, broker_id=0), topic("T"), version=elected(2))
+    table.unregister(MASTER_A)
+    assert addresses(table, "T") == {"broker-a": {0: SLAVE_A.broker_addr}}

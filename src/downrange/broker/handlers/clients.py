@@ -34,6 +34,7 @@ from downrange.protocol.bodies.groups import (
 from downrange.protocol.codes import RequestCode, ResponseCode
 from downrange.protocol.command import Command, request
 from downrange.protocol.errors import BrokerError, SubscriptionParseFailed
+from downrange.store.config import BrokerRole
 from downrange.transport.connection import Connection
 from downrange.transport.errors import TransportError
 
@@ -147,7 +148,10 @@ class ClientHandlers:
     # --- queue locks --------------------------------------------------------------------------------------------
 
     def lock(self, command: Command, connection: Connection) -> Command:
+        """Request 41. Under a controller only a master locks: another broker may be master, and does."""
         wanted = _body(LockBatchBody, command)
+        if self._config.broker.enable_controller_mode and self._config.store.broker_role is BrokerRole.SLAVE:
+            return command.reply(body=encode_body(LockedQueues(frozenset())))
         held = self._locks.lock(wanted.consumer_group, wanted.client_id, wanted.mq_set, self._clock.now())
         return command.reply(body=encode_body(LockedQueues(frozenset(held))))
 

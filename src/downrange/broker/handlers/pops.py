@@ -130,6 +130,7 @@ class Pops:
         return None
 
     def _take_again(self, request: PopRequest) -> Popped | None:
+        self._state.refuse_on_slave()  # the broker may have been a master when the pop began to wait
         topic = self._state.tables.topics.get(request.topic)
         if topic is None:
             return None

@@ -82,6 +82,11 @@ class Leases:
         self._number = count()
         self._in_flight: dict[tuple[str, str, int], int] = {}
 
+    def clear(self) -> None:
+        self._table.clear()
+        self._due.clear()
+        self._in_flight.clear()
+
     def __len__(self) -> int:
         return len(self._table)
 

@@ -93,15 +93,27 @@ class OrderStates(SavedTable):
     def __init__(self, file: JsonFile) -> None:
         super().__init__(file)
         self._table: dict[OrderKey, OrderState] = {}
+        self.on_save: Callable[[], None] = lambda: None
+        """Called before the table is saved: records of the revive topic may be given up afterwards."""
         self._unsaved: dict[int, int] = {}
         self._saving: dict[int, int] = {}
         saved = file.load(OrderInfoTable)
         if saved is not None:
-            for name, queues in saved.table.items():
-                topic, _, group = name.partition("@")
-                for queue_id, body in queues.items():
-                    if body.offsets:
-                        self._table[topic, group, queue_id] = _state(body)
+            self._fill(saved)
+
+    def _fill(self, saved: OrderInfoTable) -> None:
+        for name, queues in saved.table.items():
+            topic, _, group = name.partition("@")
+            for queue_id, body in queues.items():
+                if body.offsets:
+                    self._table[topic, group, queue_id] = _state(body)
+
+    def follow(self, table: OrderInfoTable) -> None:
+        """Take over the table of a master."""
+        self._table.clear()
+        self._unsaved.clear()
+        self._fill(table)
+        self.mark_unsaved()
 
     def __len__(self) -> int:
         return len(self._table)
@@ -118,6 +130,7 @@ class OrderStates(SavedTable):
         write = super().prepare_save()
         if write is None:
             return None
+        self.on_save()
         for queue_id, offset in self._unsaved.items():
             self._saving.setdefault(queue_id, offset)
         self._unsaved = {}

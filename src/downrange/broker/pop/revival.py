@@ -25,7 +25,6 @@ from downrange.model import properties as names
 from downrange.model.properties import decode_properties
 from downrange.model.record import CorruptRecord
 from downrange.model.topics import RETRY_PREFIX, REVIVE_GROUP, pop_retry_topic, popped_topic
-from downrange.store.config import BrokerRole
 from downrange.store.kept_message import KeptMessage, read_kept
 from downrange.store.new_message import NewMessage
 from downrange.store.new_messages import NewMessages
@@ -58,19 +57,15 @@ class Revival:
         self._cleaned_at = 0.0
         self.revived = 0
         """How many messages were put into retry topics."""
-        if not self._is_slave:
-            self._recover()
-            self._offsets.on_table = self._commit_positions
-
-    @property
-    def _is_slave(self) -> bool:
-        return self._pop.config.store.broker_role is BrokerRole.SLAVE
 
     # --- after a restart ----------------------------------------------------------------------------------------
 
-    def _recover(self) -> None:
-        """Read the records that are still needed."""
+    def recover(self) -> None:
+        """Read the records that are still needed, at the start of a master and when a slave becomes master."""
         pop, topic = self._pop, self._pop.records.topic
+        pop.leases.clear()
+        pop.unlocks.clear()
+        self._offsets.on_table = self._commit_positions
         known = pop.tables.topics.get(topic)
         if known is not None and known.read_queue_nums < REVIVE_QUEUES:  # found by its queues after a crash
             pop.tables.topics.put(replace(known, read_queue_nums=REVIVE_QUEUES, write_queue_nums=REVIVE_QUEUES))
@@ -84,6 +79,12 @@ class Revival:
             pop.tables.groups.find(group, auto_create=pop.config.broker.auto_create_subscription_group)
         if pop.leases:
             log.info("leases recovered leases=%d", len(pop.leases))
+
+    def rest(self) -> None:
+        """The broker is no master any more: another one ends leases, and says how far it is."""
+        self._pop.leases.clear()
+        self._pop.unlocks.clear()
+        self._offsets.on_table = lambda: None
 
     def read_on(self) -> None:
         """Take records that others put into the revive topic: a timer that held those of Java."""
@@ -164,9 +165,7 @@ class Revival:
     # --- running ------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Revive messages as long as the broker is a master."""
-        if self._is_slave:
-            await asyncio.Event().wait()
+        """Revive messages for as long as the broker is a master."""
         wanted = self._pop.wanted
         while True:
             wanted.clear()

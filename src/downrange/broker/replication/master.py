@@ -20,6 +20,7 @@ from downrange.broker.replication.waiting import Tell, WaitingSenders
 from downrange.broker.replication.wire import HEADER, ReportReader
 from downrange.clock import Clock
 from downrange.model.message import PhysicalOffset
+from downrange.store.config import BrokerRole
 from downrange.store.message_store import MessageStore
 from downrange.transport.accepting import Acceptor
 from downrange.transport.limits import Limits
@@ -107,21 +108,26 @@ class SlaveLink(asyncio.Protocol):
             except LoginFailed as error:
                 self._slaves.refused(self, error)
                 return
-        offset = self._reports.feed(data)
-        if offset is None:
-            return
-        self._heard_at = self._clock.monotonic()
         try:
-            self._check(offset)
+            self._received(data)
         except ReplicationError as error:
             self._refuse(error)
-            return
+
+    def _received(self, data: bytes) -> None:
+        """Take what comes behind a login. Raises ReplicationError."""
+        offset = self._reports.feed(data)
+        if offset is not None:
+            self._take_report(offset)
+
+    def _take_report(self, offset: int) -> None:
+        self._heard_at = self._clock.monotonic()
+        self._check(offset)
         is_first = self.reported_offset is None
         self.reported_offset = offset
         self._slaves.reported(self, offset)
         if is_first:
             log.info("slave follows address=%s offset=%d", self.address, offset)
-            self.sent_offset = offset or self._beginning_of_last_file()
+            self.sent_offset = offset or self._beginning()
             # The heartbeat tells an empty slave where its log begins, before the log has anything to send.
             self._write_heartbeat()
             self.push()
@@ -154,13 +160,13 @@ class SlaveLink(asyncio.Protocol):
         offset = self.sent_offset
         turn_end = offset + _TURN_BYTES
         while offset < end and offset < turn_end:
-            data = commit_log.readable_from(PhysicalOffset(offset), most)
+            data = commit_log.readable_from(PhysicalOffset(offset), self._most_from(offset, most))
             if data is None:
                 self._refuse(
                     SlaveTooFarBehind(f"the log has nothing at {offset}; it begins at {self._store.min_offset}")
                 )
                 return
-            pieces.append(HEADER.pack(offset, len(data)))
+            pieces.append(self._header(offset, len(data)))
             pieces.append(data)
             offset += len(data)
         if not pieces:
@@ -189,7 +195,14 @@ class SlaveLink(asyncio.Protocol):
     def _write_heartbeat(self) -> None:
         assert self._transport is not None
         self._written_at = self._clock.monotonic()
-        self._transport.write(HEADER.pack(self.sent_offset, 0))
+        self._transport.write(self._header(self.sent_offset, 0))
+
+    def _header(self, offset: int, length: int) -> bytes:
+        return HEADER.pack(offset, length)
+
+    def _most_from(self, offset: int, most: int) -> int:
+        """How many bytes one packet may have that begins at `offset`."""
+        return most
 
     # --- checks -------------------------------------------------------------------------------------------------
 
@@ -213,8 +226,11 @@ class SlaveLink(asyncio.Protocol):
         log.error("slave refused address=%s reason=%s", self.address, error)
         self.abort()
 
-    def _beginning_of_last_file(self) -> int:
+    def _beginning(self) -> int:
         """The offset where an empty slave begins. Like RocketMQ, a master does not send older files."""
+        return self._beginning_of_last_file()
+
+    def _beginning_of_last_file(self) -> int:
         end = self._store.max_offset
         return end - end % self._config.store.mapped_file_size_commit_log
 
@@ -245,6 +261,11 @@ class Slaves:
     @property
     def log_end(self) -> int:
         return self._store.max_offset
+
+    @property
+    def makes_senders_wait(self) -> bool:
+        """Whether senders wait for slaves, or are answered before a slave has their messages."""
+        return self._config.store.broker_role is BrokerRole.SYNC_MASTER
 
     @property
     def acknowledged_offset(self) -> int:
@@ -290,9 +311,12 @@ class Slaves:
         """Call the regular duties of links, and end the waits of senders that waited too long."""
         while True:
             await self._clock.sleep(_TICK_SECONDS if self.links else _IDLE_SECONDS)
-            self._senders.expire()
-            for link in [*self.links, *self._strangers]:
-                link.tick()
+            self.tick()
+
+    def tick(self) -> None:
+        self._senders.expire()
+        for link in [*self.links, *self._strangers]:
+            link.tick()
 
     async def stop(self) -> None:
         """Let the slaves get the end of the log, for a short time at most, then close their links."""
@@ -305,9 +329,12 @@ class Slaves:
                     await self._has_news.wait()
         except TimeoutError:
             log.warning("stopped before every slave had the end of the log %s", self.states())
+        self.close_links()
+        self._senders.close()
+
+    def close_links(self) -> None:
         for link in [*self.links, *self._strangers]:
             link.abort()
-        self._senders.close()
 
     def _make_link(self) -> SlaveLink:
         return SlaveLink(self, self._store, self._config, self._clock)

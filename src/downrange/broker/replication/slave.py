@@ -142,7 +142,10 @@ class MasterLink(asyncio.BufferedProtocol):
             return
         self._reported_offset = reports[-1]
         self._written_at = self._clock.monotonic()
-        self._transport.write(b"".join(map(REPORT.pack, reports)))
+        self._transport.write(b"".join(map(self._encode_report, reports)))
+
+    def _encode_report(self, offset: int) -> bytes:
+        return REPORT.pack(offset)
 
 
 @dataclass(eq=False)

@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from downrange.broker.delayed import delivered
 from downrange.broker.json_file import JsonFile, SavedTable
-from downrange.broker.live_config import LiveConfig
 from downrange.broker.message_writer import MessageWriter
 from downrange.clock import Clock
 from downrange.model.record import CorruptRecord
 from downrange.model.topics import SCHEDULE_TOPIC
 from downrange.protocol.bodies.offsets import DelayOffsets
-from downrange.store.config import BrokerRole
 from downrange.store.kept_message import read_kept
 from downrange.store.message_reader import QueueEntry
 from downrange.store.message_store import MessageStore
@@ -66,22 +65,21 @@ class DelayService(SavedTable):
     """Delivers delayed messages: never before they are due, in the order of their level, each at least once.
 
     Holds always: every message before a level's offset was delivered or cannot be delivered; none from the offset on
-    was. A slave delivers nothing: it keeps the offsets of its master.
+    was. A slave keeps the offsets of its master, and does not run this.
     """
 
-    def __init__(
-        self, store: MessageStore, writer: MessageWriter, file: JsonFile, config: LiveConfig, clock: Clock
-    ) -> None:
+    def __init__(self, store: MessageStore, writer: MessageWriter, file: JsonFile, clock: Clock) -> None:
         super().__init__(file)
         self._store = store
         self._writer = writer
-        self._config = config
         self._clock = clock
         self._levels = [DelayLevel(number, delay) for number, delay in enumerate(store.config.delay_level_millis(), 1)]
         saved = file.load(DelayOffsets)
         # Levels that are not configured now keep their offsets: they may be configured again.
         self._offsets: dict[int, int] = dict(saved.offset_table) if saved is not None else {}
         self._wanted = asyncio.Event()
+        self.on_moved: Callable[[int, int], None] = lambda level, offset: None
+        """Called with a level and its offset when messages were delivered."""
         # The queues that may have a first message which was not looked at.
         self._grown = set(range(len(self._levels)))
         writer.on_delayed = self.wake
@@ -110,6 +108,11 @@ class DelayService(SavedTable):
         self._offsets = dict(table.offset_table)
         self.mark_unsaved()
 
+    def follow(self, offsets: Mapping[int, int]) -> None:
+        """Take the offsets of the levels at which a master delivered messages."""
+        self._offsets.update(offsets)
+        self.mark_unsaved()
+
     def wake(self, queue_id: int, due_millis: int | None) -> None:
         """A message was put into a queue of the delay topic; None when it is not known when it is due."""
         # Behind another one it cannot be due earlier: then the sleep is right as it is.
@@ -122,11 +125,11 @@ class DelayService(SavedTable):
     # --- running ------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Deliver as long as the broker is a master; another service saves the offsets."""
-        if self._config.store.broker_role is BrokerRole.SLAVE:
-            await asyncio.Event().wait()
+        """Deliver for as long as the broker is a master; another service saves the offsets."""
         for level in self._levels:  # so that the first sender of a delayed message does not wait for its queue
             self._store.queues.get_or_make(SCHEDULE_TOPIC, level.queue_id).queue.get_ready()
+            level.due_millis, level.retry_at, level.failures = None, 0.0, 0
+        self._grown = set(range(len(self._levels)))  # a slave did not look at them
         while True:
             self._wanted.clear()
             seconds = self.deliver()
@@ -180,6 +183,7 @@ class DelayService(SavedTable):
         delivered = self._deliver(level, messages)
         if delivered:
             self._move(level, offset + delivered)
+            self.on_moved(level.number, offset + delivered)
         if delivered < len(messages):
             level.retry_at = self._clock.monotonic() + _RETRY_SECONDS
         self._look_at_first(level)

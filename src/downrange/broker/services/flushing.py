@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final
+from contextlib import asynccontextmanager
+from typing import Final, TypeVar, cast
 
 from downrange.broker.live_config import LiveConfig
 from downrange.clock import Clock
@@ -33,6 +34,8 @@ log = logging.getLogger(__name__)
 _GATHER_SECONDS: Final = 0.001
 _PAUSE_SECONDS: Final = 0.1
 _MOST_PAUSES: Final = 20
+
+Result = TypeVar("Result")
 
 
 class Flusher:
@@ -56,6 +59,28 @@ class Flusher:
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="flush")
         self._queue_worker = ThreadPoolExecutor(1, thread_name_prefix="flush-queues")
         self._preparer = ThreadPoolExecutor(1, thread_name_prefix="prepare")
+        self._in_threads: set[asyncio.Future[object]] = set()
+        self._may_work = asyncio.Event()
+        self._may_work.set()
+
+    @asynccontextmanager
+    async def at_rest(self) -> AsyncIterator[None]:
+        """No thread works on the files of the store until the block ends, which must not wait for anything itself."""
+        self._may_work.clear()
+        try:
+            while self._in_threads:
+                await asyncio.wait(self._in_threads)
+            yield
+        finally:
+            self._may_work.set()
+
+    async def _in_thread(self, worker: ThreadPoolExecutor, work: Callable[..., Result], *arguments: object) -> Result:
+        await self._may_work.wait()
+        running = self._loop.run_in_executor(worker, work, *arguments)
+        noted = cast("asyncio.Future[object]", running)
+        self._in_threads.add(noted)
+        running.add_done_callback(lambda _: self._in_threads.discard(noted))
+        return await running
 
     @property
     def is_sync(self) -> bool:
@@ -152,7 +177,7 @@ class Flusher:
     async def _flush_log(self, least_pages: int) -> None:
         self._is_in_thread = True
         try:
-            flushed = await self._loop.run_in_executor(self._worker, self._store.flush_commit_log, least_pages)
+            flushed = await self._in_thread(self._worker, self._store.flush_commit_log, least_pages)
         except FlushFailed as error:
             self._failed(error)
             await self._clock.sleep(1)
@@ -188,7 +213,7 @@ class Flusher:
             try:
                 for _ in self._store.write_pending_in_slices(least_pages=flush.least_pages):
                     await asyncio.sleep(0)
-                await self._loop.run_in_executor(self._queue_worker, self._sync_queues, flush.least_pages)
+                await self._in_thread(self._queue_worker, self._sync_queues, flush.least_pages)
             except StoreError as error:
                 log.error("cannot write consume queues, trying again: %s", error)
                 continue
@@ -207,7 +232,7 @@ class Flusher:
             if commit is None:
                 continue
             try:
-                if await self._loop.run_in_executor(self._worker, self._store.commit, commit.least_pages):
+                if await self._in_thread(self._worker, self._store.commit, commit.least_pages):
                     on_committed()
             except StoreError as error:
                 log.error("cannot write the transient pool, trying again: %s", error)
@@ -219,9 +244,9 @@ class Flusher:
             try:
                 stretch = store.next_stretch()
                 if stretch is not None:
-                    await self._loop.run_in_executor(self._preparer, store.prepare_stretch, stretch)
+                    await self._in_thread(self._preparer, store.prepare_stretch, stretch)
                 elif store.needs_next_file:
-                    await self._loop.run_in_executor(self._preparer, store.prepare_next_file)
+                    await self._in_thread(self._preparer, store.prepare_next_file)
                 else:
                     await self._room_used.wait()
                     self._room_used.clear()

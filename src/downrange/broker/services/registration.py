@@ -71,6 +71,8 @@ class Registration:
         self._is_leaving = False
         self._body = b""
         self._body_shows: tuple[object, ...] = ()  # the versions from which `_body` was made
+        self.is_on = not config.broker.enable_controller_mode
+        """Whether name servers may know this broker: in controller mode only when it has a role."""
         self.master_address: str | None = None
         self.master_ha_address: str | None = None
         topics.on_change = lambda topic: self._changed.set()
@@ -140,7 +142,7 @@ class Registration:
                 log.warning("cannot unregister namesrv=%s reason=%s", server, error)
 
     async def _register_with(self, server: str, is_forced: bool = True) -> bool:
-        if self._is_leaving:
+        if self._is_leaving or not self.is_on:
             return False
         try:
             if not is_forced and not await self._has_another_version(server):
@@ -150,8 +152,9 @@ class Registration:
             log.warning("cannot register namesrv=%s reason=%s", server, error)
             return False
         header = reply.header(RegisterBrokerResponse)
-        self.master_address = header.master_addr or self.master_address
-        self.master_ha_address = header.ha_server_addr or self.master_ha_address
+        if not self._config.broker.enable_controller_mode:  # else the controller says who is master
+            self.master_address = header.master_addr or self.master_address
+            self.master_ha_address = header.ha_server_addr or self.master_ha_address
         if reply.body:
             self._topics.set_order_topics(set(decode_body(KVTable, reply.body_bytes).table))
         return True

@@ -15,6 +15,7 @@ from downrange.broker.replication.lineage import check_lineage
 from downrange.broker.services.delay import DelayService
 from downrange.broker.services.registration import Registration
 from downrange.broker.services.timer import TimerService
+from downrange.broker.table_journal import TableJournal
 from downrange.broker.tables import Tables
 from downrange.model.errors import MQError
 from downrange.model.message import TopicQueue
@@ -50,6 +51,8 @@ class SlaveSync:
     """Whether topics were made from messages. Our data version then equals the master's only by chance."""
     _told: ConsumerOffsets | None = field(init=False, default=None)
     """The committed offsets that the master sent last."""
+    journal: TableJournal | None = field(init=False, default=None)
+    """Applies the changes that are in the log, under a controller."""
     copy_accounts: Callable[[str], Awaitable[None]] | None = field(init=False, default=None)
     """Copies users and ACLs from the master at an address; None without ACL 2.0."""
 
@@ -78,6 +81,7 @@ class SlaveSync:
 
     async def run(self) -> None:
         trouble = None
+        self._told = None  # that of another master, perhaps
         while True:
             pause = _RETRY_SECONDS
             try:
@@ -101,6 +105,7 @@ class SlaveSync:
         master = self._registration.master_address
         if master is None:
             return False
+        applied = 0 if self.journal is None else self.journal.applied
         has_guessed, self._has_guessed = self._has_guessed, False
         topics = decode_body(TopicConfigTable, await self._ask(master, RequestCode.GET_ALL_TOPIC_CONFIG))
         if has_guessed or topics.data_version != self._tables.topics.data_version:
@@ -111,7 +116,11 @@ class SlaveSync:
         if groups.data_version != self._tables.groups.data_version:
             self._tables.groups.replace_all(groups)
         await self._sync_offsets(master)
-        self._delay.take_over(decode_body(DelayOffsets, await self._ask(master, RequestCode.GET_ALL_DELAY_OFFSET)))
+        delays = decode_body(DelayOffsets, await self._ask(master, RequestCode.GET_ALL_DELAY_OFFSET))
+        if self.journal is None or not self.journal.is_used:
+            self._delay.take_over(delays)
+        if self.journal is not None:
+            self.journal.apply_from(applied)  # the tables may be older than the changes that came meanwhile
         if self.copy_accounts is not None:
             await self.copy_accounts(master)
         await self._sync_timer(master)

@@ -92,7 +92,6 @@ class TimerService:
         self._clock = clock
         self.metrics = metrics
         self.index = index or TimerIndex(store.config)
-        self._slot: _OpenSlot | None = None
         self._retry_at = 0.0
         self._failures = 0
         self._clean_at = 0
@@ -103,11 +102,17 @@ class TimerService:
         """Whether something was taken in or delivered that no checkpoint knows of."""
         now = clock.now()
         self.index.load(self._topic(), now, is_intact=store.recovery.is_intact)
-        self._copies: TimerCopies | None = TimerCopies(store, self.index.redelivered_from)
-        self._copies_until = now + 1  # what is due later cannot have been delivered by a run before this one
+        self._slot: _OpenSlot | None = None
+        self.begin_delivery()
 
     def __repr__(self) -> str:
         return f"<TimerService {self.index!r}>"
+
+    def begin_delivery(self) -> None:
+        """Called at the start and when a slave becomes master: what was delivered before is not delivered again."""
+        self._slot = None
+        self._copies: TimerCopies | None = TimerCopies(self._store, self.index.redelivered_from)
+        self._copies_until = self._clock.now() + 1  # what is due later cannot have been delivered before
 
     def _topic(self) -> TimerTopic:
         store = self._store
@@ -164,6 +169,16 @@ class TimerService:
     def follow(self, master: TimerCheckpoint) -> None:
         """A slave learns how far its master is, so that it can replace the master some day."""
         self.index.follow(master)
+
+    def truncated(self, end_offset: int) -> None:
+        """The log was cut at `end_offset`. If timer messages were cut off, the index is made again without them."""
+        topic = self._topic()
+        if topic.max_offset < self.index.queue_offset:
+            log.warning("timer index is made again, the log was cut offset=%d", end_offset)
+            self._slot = None
+            self.index.make_again(topic)
+            self._unsafe = None
+            self._is_changed = True
 
     def runtime_info(self) -> dict[str, str]:
         """The keys of request 28."""

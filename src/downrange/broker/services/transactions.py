@@ -31,7 +31,6 @@ from downrange.model.topics import CHECK_MAX_TIME_TOPIC
 from downrange.protocol.bodies.transactions import CheckTransactionStateRequest
 from downrange.protocol.codes import RequestCode
 from downrange.protocol.command import request
-from downrange.store.config import BrokerRole
 from downrange.store.new_message import AppendResult, PutMessageStatus
 
 log = logging.getLogger(__name__)
@@ -83,9 +82,7 @@ class TransactionService:
     _clock: Clock
 
     async def run(self) -> None:
-        """Make a round every transactionCheckInterval, as long as the broker is a master."""
-        if self._config.store.broker_role is BrokerRole.SLAVE:
-            await asyncio.Event().wait()
+        """Make a round every transactionCheckInterval, for as long as the broker is a master."""
         last_round = self._clock.monotonic()
         while True:
             left = last_round + self._config.broker.transaction_check_interval / 1000 - self._clock.monotonic()

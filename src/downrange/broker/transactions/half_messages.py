@@ -44,6 +44,11 @@ class HalfMessages:
         self._writer = writer
         self._offsets = offsets
         self._broker_host = broker_host
+        self.waiting: Counter[str] = Counter()
+        self.load()
+
+    def load(self) -> None:
+        """Read the log again, at the start and when a slave becomes master."""
         self.first = self._saved(HALF_TOPIC)
         self._op_offset = self._saved(OP_HALF_TOPIC)
         # Half offset -> where in the log its end lies; those of the ops from `_op_offset` on, in their order.
@@ -51,7 +56,7 @@ class HalfMessages:
         self._ops: deque[int] = deque()
         # A message that was checked lies further back again; a late end still names the place it was sent to.
         self._moved: dict[int, int] = {}
-        self.waiting: Counter[str] = Counter()
+        self.waiting.clear()
         self._read_ops()
         self._read_waiting()
         self._ended = {half_offset: end for half_offset, end in self._ended.items() if half_offset >= self.first}

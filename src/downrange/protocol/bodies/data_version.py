@@ -13,6 +13,11 @@ class DataVersion(Body, frozen=True, kw_only=True):
     timestamp: Int64 = 0
     state_version: Int64 | None = None
 
+    @property
+    def state(self) -> int:
+        """The epoch of the master that made the table, in controller mode; 0 for every other broker."""
+        return self.state_version or 0
+
     def bumped(self, now_millis: int) -> DataVersion:
         """The version after one more change."""
         return DataVersion(counter=self.counter + 1, timestamp=now_millis, state_version=self.state_version)

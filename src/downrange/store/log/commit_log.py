@@ -156,6 +156,18 @@ class CommitLog:
             view = view[len(part) :]
             self._current = None
 
+    def cut(self, offset: PhysicalOffset) -> None:
+        """Make `offset`, which lies between two records, the end of the log; the files are the caller's business."""
+        self._current = None
+        self.segments.cut(offset)
+
+    def whole_end(self, start: PhysicalOffset) -> PhysicalOffset:
+        """The end of the last whole record of the log, read from `start` on, where a record begins."""
+        walk = self.walk(max(start, self.min_offset))
+        for _ in walk:
+            pass
+        return min(walk.end, self.max_offset)
+
     def walk(self, start: PhysicalOffset, *, check_crc: bool = False, bulk: BulkReplay | None = None) -> Walk:
         return Walk(self.segments, start, check_crc=check_crc, bulk=bulk)
 

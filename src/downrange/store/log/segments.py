@@ -164,6 +164,11 @@ class Segments:
         self.flushed_offset = self.max_offset
 
     @property
+    def is_pooled(self) -> bool:
+        """Whether appends go to the transient pool, and can be read only after a commit."""
+        return self._pool is not None
+
+    @property
     def first(self) -> Segment | None:
         return self._segments[0] if self._segments else None
 

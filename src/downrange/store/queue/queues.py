@@ -249,14 +249,23 @@ class ConsumeQueues:
         asleep = max(self.states.sleeping(), key=lambda queue: queue[2], default=("", 0, 0))
         return self.get(*asleep[:2]) if asleep[2] > end else awake
 
-    def truncate(self, physical_offset: PhysicalOffset) -> None:
-        """Forget every entry whose record begins at or behind this offset."""
+    def truncate(self, physical_offset: PhysicalOffset, *, keep_numbers: bool = False) -> None:
+        """Forget every entry whose record begins at or behind this offset.
+
+        With `keep_numbers` new messages are numbered behind those records all the same.
+        """
         self._wake_where(lambda topic, queue_id, physical_end: physical_end > physical_offset)
         for state in self:
             if state.queue.max_physical_offset > physical_offset:
+                number = state.next_offset
                 state.queue.truncate(physical_offset)
-                state.next_offset = state.queue.max_offset
+                state.next_offset = number if keep_numbers else state.queue.max_offset
                 self._cut_ext(state)
+
+    def count_again(self) -> None:
+        """Number new messages behind the entries that there are."""
+        for state in self:
+            state.next_offset = state.queue.max_offset
 
     def _cut_ext(self, state: QueueState) -> None:
         if state.ext is not None and state.queue.max_offset > state.queue.min_offset:
@@ -382,7 +391,7 @@ class ConsumeQueues:
         slept = 0
         for at in range(0, len(awake), slice_size):
             states = awake[at : at + slice_size]
-            idle = [state for state in states if state.queue.may_sleep and not state.is_special and self._writable]
+            idle = [state for state in states if self._may_sleep(state)]
             for state in states:
                 state.queue.release()
                 if state.ext is not None:
@@ -397,6 +406,11 @@ class ConsumeQueues:
         del self.by_row[self.tails.queues :]
         if slept:
             give_back_memory()
+
+    def _may_sleep(self, state: QueueState) -> bool:
+        """Whether this queue has nothing that its file does not say: a queue with messages to come has."""
+        is_usual = not state.is_special and state.next_offset == state.queue.max_offset
+        return self._writable and is_usual and state.queue.may_sleep
 
     def _put_to_sleep(self, idle: list[QueueState]) -> None:
         """Empties the list: first all objects go, then what stays is made, so that it does not lie between them."""

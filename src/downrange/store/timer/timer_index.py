@@ -136,9 +136,7 @@ class TimerIndex:
         is_lost = checkpoint.log_end > 0 and not self._has(checkpoint.log_end)
         if is_lost or checkpoint.precision not in (0, self.precision):  # chains are made for one precision
             log.warning("timer log lost, it is made again from the timer topic log_end=%d", checkpoint.log_end)
-            self.read_time = self.floor(max(0, self.read_time - _SLACK_MILLIS))
-            self._clear()
-            self._taken_before, self.queue_offset = self.queue_offset, topic.min_offset
+            self.make_again(topic)
         elif is_intact:
             self._read_tail(topic, checkpoint.log_end)
         else:
@@ -149,6 +147,12 @@ class TimerIndex:
             self._rebuild_wheel()
         self.queue_offset = max(topic.min_offset, min(self.queue_offset, topic.max_offset))
         self.redelivered_from = self.read_time
+
+    def make_again(self, topic: TimerTopic) -> None:
+        """Forget everything but what was delivered, and take the timer topic in again from its first message on."""
+        self.read_time = self.redelivered_from = self.floor(max(0, self.read_time - _SLACK_MILLIS))
+        self._clear()
+        self._taken_before, self.queue_offset = min(self.queue_offset, topic.max_offset), topic.min_offset
 
     def _has(self, position: int) -> bool:
         """Whether the log has a unit just before this position."""

@@ -1,0 +1,89 @@
+"""Automatic failover with real processes: etcd, controllers, three brokers of one name, a name server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+
+from downrange.protocol.bodies.body import decode_body
+from downrange.protocol.bodies.groups import SubscriptionGroupTable
+from downrange.protocol.bodies.topics import TopicConfigTable
+from downrange.protocol.codes import RequestCode
+from downrange.transport.pool import connect
+from tests.support.controlled_cluster import ControlledCluster, Sender, controlled_cluster
+from tests.support.requests import connected, create_topic
+
+TOPIC = "Orders"
+
+
+async def sender(cluster: ControlledCluster) -> Sender:
+    async with connected((await cluster.master()).address) as client:
+        await create_topic(client, TOPIC, 4)
+    return Sender(cluster, TOPIC)
+
+
+async def nothing_is_lost(cluster: ControlledCluster, sent: Sender) -> None:
+    """Every acknowledged message is on the master, once, and all logs have the same bytes."""
+    await cluster.in_sync(3)
+    stored = await sent.stored(await cluster.master())
+    assert sent.acknowledged <= stored.keys()
+    assert {number: times for number, times in stored.items() if times > 1} == {}
+    await cluster.logs_are_equal()
+
+
+async def test_a_master_that_is_killed_is_replaced_and_returns(tmp_path: Path) -> None:
+    async with controlled_cluster(tmp_path) as cluster:
+        sent = await sender(cluster)
+        async with sent.sending():
+            await sent.acknowledges(300)
+            killed = await cluster.master()
+            await killed.kill()
+            await cluster.master(without=killed)
+            await sent.acknowledges(300)
+            await killed.start()
+            await cluster.in_sync(3)
+            await sent.acknowledges(100)
+        assert sent.longest_gap < 10
+        await nothing_is_lost(cluster, sent)
+
+
+async def test_a_master_that_hangs_acknowledges_nothing_when_it_comes_back(tmp_path: Path) -> None:
+    # Without the broker's own refusal of requests that waited too long: the lease alone has to do it.
+    async with controlled_cluster(tmp_path, settings={"brokerFastFailureEnable": "false"}) as cluster:
+        sent = await sender(cluster)
+        async with sent.sending():
+            await sent.acknowledges(200)
+            hung = await cluster.master()
+            connection = await connect(hung.address)
+            hung.stop()
+            queued = [asyncio.create_task(connection.request(sent.message(-n), 60)) for n in range(1, 201)]
+            await cluster.master(without=hung)
+            await sent.acknowledges(200)
+            hung.resume()
+            codes = Counter([(await reply).code for reply in queued])
+            await cluster.in_sync(3)
+        assert codes[0] == 0, codes
+        await connection.drain(1)
+        await nothing_is_lost(cluster, sent)
+
+
+async def test_what_was_made_just_before_the_end_is_there_after_it(tmp_path: Path) -> None:
+    async with controlled_cluster(tmp_path) as cluster:
+        old = await cluster.master()
+        async with connected(old.address) as client:
+            await create_topic(client, "JustMade", 7)
+            await client.call(
+                RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=b'{"groupName":"JustMade","consumeEnable":true}'
+            )
+        await old.kill()
+        new = await cluster.master(without=old)
+        async with connected(new.address) as client:
+            topics = decode_body(
+                TopicConfigTable, (await client.call(RequestCode.GET_ALL_TOPIC_CONFIG)).body_bytes
+            ).topic_config_table
+            groups = decode_body(
+                SubscriptionGroupTable, (await client.call(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)).body_bytes
+            ).subscription_group_table
+        assert topics["JustMade"].write_queue_nums == 7
+        assert "JustMade" in groups
