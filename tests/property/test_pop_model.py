@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from downrange.broker.app import RunningBroker, broker
 from downrange.broker.config import BrokerConfig
 from downrange.broker.pop.leases import LeaseKey
-from downrange.broker.pop.popped import PopRequest
+from downrange.broker.pop.popped import PopRequest, messages_of
 from downrange.clock import ManualClock
 from downrange.model.message_id import pack_host
 from downrange.model.topics import TopicConfig
@@ -116,7 +116,7 @@ class Subject:
         assert popped.error is None
         found = set()
         for queue in popped.queues:
-            for number, message in enumerate(queue.decoded()):
+            for number, message in enumerate(messages_of(queue)):
                 before = message.reconsume_times if queue.counts is None else queue.counts[number]
                 assert before == self.model.messages[message.body].deliveries, "every delivery is counted"
                 handle = popped.handle(queue, message.queue_offset)

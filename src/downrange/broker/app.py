@@ -336,7 +336,7 @@ async def _serving(
         )
         port = HaPort(for_slaves, main.tls, pool.tls)
         replication: Replication = (auto_switch := AutoSwitchReplication(live, writer, flusher, slaves, clock, port))
-        duties = Duties(journal, half_messages, pop, revival, timer, topics, locks, clock)
+        duties = Duties(journal, half_messages, revival, timer, topics)
         around = Surroundings(live, writer, registration, sync, pool, clock)
         controlled = ControlledBroker(around, auto_switch, duties, for_master)
     elif for_slaves is None:

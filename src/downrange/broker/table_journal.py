@@ -219,6 +219,11 @@ class TableJournal:
         """Whether the master writes changes at all; a master of RocketMQ does not."""
         return self._writer.store.max_offset_of(*_QUEUE) > 0
 
+    def take_over(self) -> None:
+        """This broker becomes master: the tables follow the log, and whoever held a queue has a minute to say so."""
+        self.apply()
+        self._locks.renew_all(self._clock.now())
+
     def apply(self) -> None:
         """Apply the records that were not applied yet."""
         store = self._writer.store

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from downrange.broker.pop.pop import Pop
 from downrange.broker.pop.revival import Revival
-from downrange.broker.queue_locks import QueueLocks
 from downrange.broker.services.timer import TimerService
 from downrange.broker.table_journal import TableJournal
 from downrange.broker.topics import Topics
 from downrange.broker.transactions.half_messages import HalfMessages
-from downrange.clock import Clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,20 +17,16 @@ class Duties:
 
     journal: TableJournal
     half_messages: HalfMessages
-    pop: Pop
     revival: Revival
     timer: TimerService
     topics: Topics
-    locks: QueueLocks
-    clock: Clock
 
     def begin(self) -> None:
-        self.journal.apply()
+        self.journal.take_over()
         self.half_messages.load()
         self.topics.adopt(self.half_messages.destinations())
         self.revival.recover()
         self.timer.begin_delivery()
-        self.locks.renew_all(self.clock.now())
 
     def log_cut(self, end_offset: int) -> None:
         """The log was cut: what was made of the records that are gone goes, too."""
@@ -42,5 +35,4 @@ class Duties:
 
     def end(self) -> None:
         self.revival.rest()
-        self.pop.state.waiting.wake_all()
         self.journal.log_may_be_cut()

@@ -72,13 +72,15 @@ class PoppedQueue:
     def offsets(self) -> list[int]:
         return offsets_of(self.start_offset, self.bits)
 
-    def decoded(self) -> Iterator[StoredMessage]:
-        for piece in pieces_of(self.records, self.byte_count):
-            at = 0
-            while at < len(piece):
-                (size,) = _SIZE.unpack_from(piece, at)
-                yield decode_record(piece[at : at + size])
-                at += size
+
+def messages_of(queue: PoppedQueue) -> Iterator[StoredMessage]:
+    """The messages of a queue, decoded."""
+    for piece in pieces_of(queue.records, queue.byte_count):
+        at = 0
+        while at < len(piece):
+            (size,) = _SIZE.unpack_from(piece, at)
+            yield decode_record(piece[at : at + size])
+            at += size
 
 
 class Popped:
@@ -137,7 +139,7 @@ class Popped:
             if queue.retry_flag == NORMAL:
                 found += pieces_of(queue.records, queue.byte_count)
             else:
-                found += [memoryview(_as_of(self, queue, message)) for message in queue.decoded()]
+                found += [memoryview(_as_of(self, queue, message)) for message in messages_of(queue)]
         return found
 
 

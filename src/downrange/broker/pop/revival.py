@@ -81,9 +81,10 @@ class Revival:
             log.info("leases recovered leases=%d", len(pop.leases))
 
     def rest(self) -> None:
-        """The broker is no master any more: another one ends leases, and says how far it is."""
+        """The broker is no master any more: another one answers pops, ends leases, and says how far it is."""
         self._pop.leases.clear()
         self._pop.unlocks.clear()
+        self._pop.waiting.wake_all()
         self._offsets.on_table = lambda: None
 
     def read_on(self) -> None:
