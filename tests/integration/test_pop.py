@@ -97,6 +97,39 @@ async def test_an_unacknowledged_message_comes_again_at_its_time(tmp_path: Path)
         assert running.topics.get("%RETRY%poppers_orders") is not None
 
 
+async def test_metrics_of_leases(tmp_path: Path) -> None:
+    clock = ManualClock()
+    async with poppers(tmp_path, clock=clock, broker_options={"metrics_port": 0}) as (popper, running):
+        await send(popper, b"a", b"b")
+        first, _ = await popper.pop(invisible=5000)
+        await popper.ack(first)
+        held = await page(running)
+        await advanced(clock, 5, running)
+        ended = await page(running)
+    assert sample(held, "rocketmq_pop_checkpoint_buffer_size") == 1
+    assert sample(held, "rocketmq_pop_revive_in_message_total", 'revive_message_type="CK"') == 1
+    assert sample(held, "rocketmq_pop_revive_in_message_total", 'revive_message_type="ACK"') == 1
+    assert sample(ended, "rocketmq_pop_checkpoint_buffer_size") == 0
+    assert sample(ended, "rocketmq_pop_revive_in_message_total", 'revive_message_type="ACK"') == 2
+    assert sample(ended, "rocketmq_pop_revive_retry_messages_total", 'topic="orders"') == 1
+    assert sample(ended, "rocketmq_pop_revive_latency") == 0
+
+
+async def page(running: RunningBroker) -> str:
+    """The page /metrics of a broker."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", running.metrics_port)
+    writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    try:
+        return (await reader.read()).decode()
+    finally:
+        writer.close()
+
+
+def sample(text: str, name: str, label: str = "") -> float:
+    (line,) = (line for line in text.splitlines() if line.startswith(f"{name}{{") and label in line)
+    return float(line.rpartition(" ")[2])
+
+
 async def test_retry_topics_of_version_2(tmp_path: Path) -> None:
     clock = ManualClock()
     async with poppers(tmp_path, clock=clock, broker_options={"enable_retry_topic_v2": True}) as (popper, running):

@@ -416,6 +416,7 @@ async def _serving(
         replication.lags,
         gate.figures if gate is not None else None,
         controlled.manager.figures if controlled is not None else None,
+        pop.state,
     )
     metrics = MetricsServer(MetricSources(live, store, tables, traffic, clock, timer))
     await metrics.start()

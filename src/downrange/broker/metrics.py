@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sized
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final, Protocol
@@ -67,7 +68,7 @@ class Traffic:
     """What goes through a broker: its counters, and the requests of each family.
 
     Optional are half messages by topic, log bytes that slaves have not reported yet by address of the slave, what
-    access control refused, and the role that a controller gave.
+    access control refused, the role that a controller gave, and what POP consumers hold.
     """
 
     statistics: Statistics
@@ -76,6 +77,20 @@ class Traffic:
     slave_lags: Callable[[], Mapping[str, int]] | None = None
     refused: Callable[[], Mapping[str, int]] | None = None
     replica: Callable[[], ReplicaFigures] | None = None
+    pop: PopFigures | None = None
+
+
+class PopFigures(Protocol):
+    """The part of a PopState that metrics read."""
+
+    checkpoints: int
+    acknowledgements: int
+    revived: Counter[tuple[str, str]]
+
+    @property
+    def leases(self) -> Sized: ...
+    @property
+    def overdue_millis(self) -> int: ...
 
 
 class TimerFigures(Protocol):

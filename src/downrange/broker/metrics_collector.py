@@ -6,7 +6,7 @@ Imported at the first scrape only, see `metrics.py`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Final
 
@@ -15,7 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-from downrange.broker.metrics import MetricSources
+from downrange.broker.metrics import MetricSources, PopFigures
 from downrange.broker.statistics import RPC_MILLIS_BOUNDS
 from downrange.broker.tallies import SIZE_BOUNDS, PutTally
 from downrange.model.topics import DLQ_PREFIX, RETRY_PREFIX, SYSTEM_GROUP_PREFIX, is_system_topic
@@ -75,6 +75,7 @@ class BrokerCollector:
         yield from self._lag()
         yield from self._transactions()
         yield from self._timer()
+        yield from self._pop()
         yield from self._storage()
         yield from self._latencies()
         yield from self._acceleration()
@@ -232,6 +233,23 @@ class BrokerCollector:
             yield from self._gauge(name, text, figures[name])
         yield from self._counter("timer_enqueue", "Timer messages put on the wheel.", _by_topic(enqueued))
         yield from self._counter("timer_dequeue", "Timer messages taken from the wheel.", _by_topic(dequeued))
+
+    def _pop(self) -> Iterator[bytes]:
+        pop = self._sources.traffic.pop
+        records = {} if pop is None else {"CK": pop.checkpoints, "ACK": pop.acknowledgements}
+        kinds = [({"revive_message_type": kind}, count) for kind, count in records.items()]
+        yield from self._counter("pop_revive_in_message", "Records of leases, and of ended leases.", kinds)
+        again = [
+            ({"topic": topic, "consumer_group": group}, count)
+            for (topic, group), count in ({} if pop is None else pop.revived).items()
+        ]
+        yield from self._counter("pop_revive_retry_messages", "Messages that came again, not acknowledged.", again)
+        gauges: dict[str, tuple[str, Callable[[PopFigures], int]]] = {
+            "pop_checkpoint_buffer_size": ("Leases of messages that consumers hold.", lambda of: len(of.leases)),
+            "pop_revive_latency": ("How late the oldest lease ends in ms.", lambda of: of.overdue_millis),
+        }
+        for name, (text, value) in gauges.items():
+            yield from self._gauge(name, text, [] if pop is None else [({}, value(pop))])
 
     def _storage(self) -> Iterator[bytes]:
         store = self._sources.store

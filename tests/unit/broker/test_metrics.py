@@ -7,7 +7,8 @@ import logging
 import re
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from pathlib import Path
@@ -96,6 +97,16 @@ class FakeTimer:
         return 2
 
 
+class FakePop:
+    checkpoints = 5
+    acknowledgements = 4
+    leases: Sequence[str] = ("one",)
+    overdue_millis = 0
+
+    def __init__(self) -> None:
+        self.revived = Counter({("A", "g"): 3})
+
+
 class Broker:
     """The parts a metrics server reads, to be filled by a test."""
 
@@ -129,6 +140,7 @@ class Broker:
             self.slave_lags,
             lambda: {"login": 2},
             lambda: ReplicaFigures("MASTER", 3, 2, 1.5, 1),
+            FakePop(),
         )
         live = LiveConfig(config, StoreConfig())
         return MetricsServer(MetricSources(live, self.store, cast(Tables, tables), traffic, self.clock, self.timer))

@@ -39,6 +39,7 @@ class Acknowledging:
             return 0
         batch = state.append(messages)
         stored = batch.stored
+        state.acknowledgements += stored
         for lease, bits in ended[:stored]:
             state.leases.acknowledge(lease, bits)
         state.offsets.mark_unsaved()
@@ -54,6 +55,7 @@ class Acknowledging:
         if not messages:
             return 0
         batch = state.append(messages)
+        state.acknowledgements += batch.stored
         for message, (_, _, offset) in zip(messages, batch.places, strict=False):
             state.orders.noted(message.queue_id, offset)
         state.offsets.mark_unsaved()

@@ -39,6 +39,8 @@ class Changing:
         over = state.records.acknowledgement(old, bit, lease.revive_queue, lease.visible_at, now)
         batch = state.append_together((checkpoint, over))
         again.revive_offset = batch.places[0][2]
+        state.checkpoints += 1
+        state.acknowledgements += 1
         state.leases.acknowledge(lease, bit)
         state.add(again)
         state.offsets.mark_unsaved()

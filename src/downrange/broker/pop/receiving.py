@@ -299,6 +299,7 @@ class Receiving:
             error = refused
         else:
             stored, places, end_offset = batch.stored, batch.places, batch.end_offset
+            state.checkpoints += stored
             for (popped, _, lease), place in zip(made, places, strict=False):
                 lease.revive_offset = place[2]
                 state.add(lease)

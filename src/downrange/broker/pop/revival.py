@@ -55,8 +55,6 @@ class Revival:
         self._offsets = pop.tables.offsets
         self._failures = 0
         self._cleaned_at = 0.0
-        self.revived = 0
-        """How many messages were put into retry topics."""
 
     # --- after a restart ----------------------------------------------------------------------------------------
 
@@ -228,7 +226,9 @@ class Revival:
             return
         self._failures = 0
         pop.written(lease.revive_queue, batch.places[-1][2])
-        self.revived += len(copies)
+        if copies:
+            pop.revived[popped_topic(topic, group), group] += len(copies)
+        pop.acknowledgements += 1
         pop.leases.acknowledge(lease, lease.held)
         self._offsets.mark_unsaved()
         if copies:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from downrange.broker.groups import CommittedOffsets
@@ -53,6 +54,12 @@ class PopState:
         """For each revive queue the offset up to which its records are known."""
         self.unlocks: dict[OrderKey, int] = {}
         """When queues that are blocked by ordered pops are free again."""
+        self.checkpoints = 0
+        """Records of leases that were stored since the start."""
+        self.acknowledgements = 0
+        """Records of ended leases that were stored since the start."""
+        self.revived: Counter[tuple[str, str]] = Counter()
+        """Messages that came again since the start, by topic and group."""
 
     def __repr__(self) -> str:
         return f"<PopState {self.leases!r} ordered={len(self.orders)} {self.waiting!r}>"
@@ -78,6 +85,12 @@ class PopState:
     def offset_range(self, topic: str, queue_id: int) -> tuple[int, int]:
         """The smallest and the largest offset of a queue."""
         return self.store.min_offset_of(topic, queue_id), self.store.max_offset_of(topic, queue_id)
+
+    @property
+    def overdue_millis(self) -> int:
+        """How late the oldest lease is that should have ended; 0 when none is late."""
+        due = self.leases.next_due
+        return 0 if due is None else max(0, self.clock.now() - due)
 
     def check_invariants(self) -> None:
         """Raise AssertionError unless everything holds that holds always."""
