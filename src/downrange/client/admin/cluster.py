@@ -45,7 +45,7 @@ class ClusterAdmin:
 
     async def status(self, cluster: str | None = None) -> PerServer[Broker, BrokerRuntime]:
         """Runtime figures of every broker process, masters and slaves."""
-        return await ask_each(await self._session.brokers(cluster), self._runtime)
+        return await ask_each(await self._session.brokers(cluster), self.runtime_of)
 
     async def broker_status(
         self, cluster: str | None = None, broker: str | None = None
@@ -53,7 +53,7 @@ class ClusterAdmin:
         """Runtime figures of one broker, or of every process of a cluster."""
         if broker is None:
             return await self.status(cluster)
-        return await ask_each([await self._session.broker(broker)], self._runtime)
+        return await ask_each([await self._session.broker(broker)], self.runtime_of)
 
     async def replicas(self, cluster: str | None = None) -> PerServer[Broker, Replica]:
         """The role and the end of the log of every broker process, masters and slaves."""
@@ -61,7 +61,7 @@ class ClusterAdmin:
         async def ask(one: Broker) -> Replica:
             settings = await self._session.ask(one, request(RequestCode.GET_BROKER_CONFIG))
             role = properties_table(settings.body_bytes).get("brokerRole", "-")
-            return Replica(role, (await self._runtime(one)).max_offset or 0)
+            return Replica(role, (await self.runtime_of(one)).max_offset or 0)
 
         return await ask_each(await self._session.brokers(cluster), ask)
 
@@ -115,7 +115,7 @@ class ClusterAdmin:
         """Delete commit-log files past their time now instead of at the configured hour."""
         return await tell_brokers(self._session, request(RequestCode.DELETE_EXPIRED_COMMITLOG), cluster, broker)
 
-    async def _runtime(self, broker: Broker) -> BrokerRuntime:
+    async def runtime_of(self, broker: Broker) -> BrokerRuntime:
         reply = await self._session.ask(broker, request(RequestCode.GET_BROKER_RUNTIME_INFO))
         return BrokerRuntime(decode_body(KVTable, reply.body_bytes).table)
 

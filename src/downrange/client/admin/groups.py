@@ -179,12 +179,12 @@ class GroupAdmin:
 
         `brokers` are those to ask, which spares looking for the brokers of the group.
         """
+        asked = await self.brokers_of(group) if brokers is None else brokers
+        return await ask_each(asked, lambda broker: self.progress_on(broker, group, topic))
 
-        async def ask(broker: Broker) -> ConsumeStats:
-            command = request(RequestCode.GET_CONSUME_STATS, GetConsumeStatsRequest(group, topic))
-            return decode_body(ConsumeStats, (await self._session.ask(broker, command)).body_bytes)
-
-        return await ask_each(await self.brokers_of(group) if brokers is None else brokers, ask)
+    async def progress_on(self, broker: Broker, group: str, topic: str | None = None) -> ConsumeStats:
+        command = request(RequestCode.GET_CONSUME_STATS, GetConsumeStatsRequest(group, topic))
+        return decode_body(ConsumeStats, (await self._session.ask(broker, command)).body_bytes)
 
     async def connections(
         self, group: str, brokers: Collection[Broker] | None = None

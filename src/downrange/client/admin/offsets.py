@@ -137,13 +137,14 @@ class OffsetAdmin:
 
         `delay_time` is the age of the oldest message that waits, in milliseconds; 0 where none waits.
         """
+        return await ask_each(
+            await self._session.masters_of_topic(topic), lambda broker: self.time_spans_on(broker, group, topic)
+        )
 
-        async def ask(broker: Broker) -> tuple[QueueTimeSpan, ...]:
-            command = request(RequestCode.QUERY_CONSUME_TIME_SPAN, ConsumeTimeSpanRequest(topic, group))
-            reply = await self._session.ask(broker, command)
-            return decode_body(ConsumeTimeSpans, reply.body_bytes).consume_time_span_set
-
-        return await ask_each(await self._session.masters_of_topic(topic), ask)
+    async def time_spans_on(self, broker: Broker, group: str, topic: str) -> tuple[QueueTimeSpan, ...]:
+        command = request(RequestCode.QUERY_CONSUME_TIME_SPAN, ConsumeTimeSpanRequest(topic, group))
+        reply = await self._session.ask(broker, command)
+        return decode_body(ConsumeTimeSpans, reply.body_bytes).consume_time_span_set
 
     async def _write(self, broker: Broker, group: str, moves: tuple[QueueMove, ...], dry_run: bool) -> BrokerMoves:
         online = await self._groups.connections_on(broker, group) is not None

@@ -99,11 +99,11 @@ class TopicAdmin:
     async def status(self, topic: str) -> PerServer[Broker, TopicStats]:
         """The reach of every queue, by broker."""
 
-        async def ask(broker: Broker) -> TopicStats:
-            reply = await self._session.ask(broker, request(RequestCode.GET_TOPIC_STATS_INFO, TopicRequest(topic)))
-            return decode_body(TopicStats, reply.body_bytes)
+        return await ask_each(await self._session.masters_of_topic(topic), lambda broker: self.status_on(broker, topic))
 
-        return await ask_each(await self._session.masters_of_topic(topic), ask)
+    async def status_on(self, broker: Broker, topic: str) -> TopicStats:
+        reply = await self._session.ask(broker, request(RequestCode.GET_TOPIC_STATS_INFO, TopicRequest(topic)))
+        return decode_body(TopicStats, reply.body_bytes)
 
     async def groups(self, topic: str) -> PerServer[Broker, tuple[str, ...]]:
         """The groups that consume a topic, by broker: groups that are online or have committed offsets."""
@@ -138,7 +138,7 @@ class TopicAdmin:
         """The configuration of a topic on each broker that serves it."""
 
         async def ask(broker: Broker) -> TopicConfig:
-            config = (await self._configs(broker)).get(topic)
+            config = (await self.configs_on(broker)).get(topic)
             if config is None:
                 raise NoRoute(topic, f"the broker no longer has the topic {topic}")
             return config
@@ -166,7 +166,7 @@ class TopicAdmin:
 
         async def tell(one: Broker) -> TopicChange:
             # From the broker itself: a route may be older than the last change, and tells less.
-            before = (await self._configs(one)).get(topic)
+            before = (await self.configs_on(one)).get(topic)
             if before is None:
                 raise NoRoute(topic, f"the broker no longer has the topic {topic}")
             after = replace(
@@ -246,7 +246,7 @@ class TopicAdmin:
         )
         return decode_body(ConsumeStats, reply.body_bytes)
 
-    async def _configs(self, broker: Broker) -> dict[str, TopicConfig]:
+    async def configs_on(self, broker: Broker) -> dict[str, TopicConfig]:
         reply = await self._session.ask(broker, request(RequestCode.GET_ALL_TOPIC_CONFIG))
         return decode_body(TopicConfigTable, reply.body_bytes).topic_config_table
 
