@@ -24,7 +24,7 @@ MAY_IMPORT: dict[str, set[str]] = {  # model, settings, clock and compiled are o
     "load": {"client", "transport", "protocol"},  # measures brokers; nothing a client needs
     "simulation": {"client", "protocol"},  # the client's fault strategies against a model of a cluster
     "spark": {"client", "store", "transport", "protocol"},  # store: reading a store directory with no broker at all
-    "console": {"client"},
+    "console": {"client", "protocol"},  # protocol: the types of what brokers answer
     "cli": {
         "client",
         "load",

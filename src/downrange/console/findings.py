@@ -1,0 +1,283 @@
+"""What is wrong with a cluster, in sentences: pure rules over a snapshot, the most harmful first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import tzinfo
+from enum import IntEnum
+from typing import Final
+from urllib.parse import quote
+
+from downrange.console.formats import moment, number, percent, plural, span
+from downrange.console.history import History
+from downrange.console.snapshot import BrokerState, GroupState, Member, Snapshot
+from downrange.model.message import MessageQueue
+
+DISK_WARNING: Final = 0.75
+SLAVE_BEHIND_BYTES: Final = 16 << 20
+HALF_OLD_MILLIS: Final = 15 * 60_000
+DELAYED_LATE_MILLIS: Final = 60_000
+STALE_MILLIS: Final = 15_000
+_HOUR: Final = 3600.0
+
+
+class Harm(IntEnum):
+    """How bad a finding is; the smallest comes first."""
+
+    LOSS = 1
+    """Messages are refused or get lost."""
+    DELAY = 2
+    """Messages wait."""
+    RISK = 3
+    """It may become worse."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One sentence, and where to look. `subject` is a broker or a group: its page shows its own findings."""
+
+    harm: Harm
+    text: str
+    link: str
+    kind: str
+    subject: str = ""
+
+    @property
+    def word(self) -> str:
+        """What colour says, in a word."""
+        return "bad" if self.harm is Harm.LOSS else "warning" if self.harm is Harm.DELAY else "note"
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """What the rules look at: a snapshot, its history, the time, and the zone in which times are told."""
+
+    snapshot: Snapshot
+    history: History
+    now: int
+    zone: tzinfo
+
+    def at(self, page: str, name: str = "") -> str:
+        path = f"/c/{self.snapshot.name}/{page}"
+        return f"{path}/{quote(name, safe='')}" if name else path
+
+    def time(self, millis: float | None) -> str:
+        return moment(millis, self.zone, self.now)
+
+
+def findings(looked: Looked) -> list[Finding]:
+    """All findings, the most harmful first."""
+    found = [finding for rule in RULES for finding in rule(looked)]
+    return sorted(found, key=lambda finding: finding.harm)
+
+
+def _cluster_unknown(look: Looked) -> Iterator[Finding]:
+    if look.snapshot.error is not None:
+        known = f" Figures are of {look.time(look.snapshot.at)}." if look.snapshot.at else ""
+        yield Finding(
+            Harm.LOSS, f"No name server answers: {look.snapshot.error}.{known}", look.at("name-servers"), "no-namesrv"
+        )
+    for address, error in look.snapshot.namesrv_errors.items():
+        if look.snapshot.error is None:
+            text = f"Name server {address} does not answer: {error}."
+            yield Finding(Harm.RISK, text, look.at("name-servers"), "namesrv-gone", address)
+
+
+def _brokers_gone(look: Looked) -> Iterator[Finding]:
+    for name, since in look.snapshot.lost.items():
+        text = f"{name} is gone since {look.time(since)}: no name server lists its master."
+        yield Finding(Harm.LOSS, text, look.at("brokers"), "broker-gone", name)
+    for state in look.snapshot.brokers.values():
+        if state.error is None:
+            continue
+        role = "" if state.is_master else f" (slave {state.broker.broker_id})"
+        age = f" Its figures are of {look.time(state.at)}." if state.at else ""
+        text = f"{state.name}{role} does not answer: {state.error}.{age}"
+        yield Finding(Harm.LOSS, text, look.at("brokers", state.name), "broker-silent", state.name)
+
+
+def _broker_state(look: Looked) -> Iterator[Finding]:
+    for state in look.snapshot.masters:
+        link = look.at("brokers", state.name)
+        if state.settings.get("brokerPermission") in ("4", "0"):
+            text = f"{state.name} is read-only: it takes no messages (brokerPermission)."
+            yield Finding(Harm.LOSS, text, link, "broker-read-only", state.name)
+    for state in look.snapshot.brokers.values():
+        ratio = state.runtime.disk_ratio if state.runtime is not None else None
+        if ratio is not None and ratio >= DISK_WARNING:
+            refuses = _refuses_at(state)
+            harm = Harm.LOSS if ratio >= refuses else Harm.RISK
+            says = "refuses messages" if harm is Harm.LOSS else f"refuses messages at {percent(refuses)}"
+            text = f"{state.name}: disk {percent(ratio)}, {says}."
+            yield Finding(harm, text, look.at("brokers", state.name), "disk", state.name)
+
+
+def _refuses_at(state: BrokerState) -> float:
+    text = state.settings.get("diskSpaceWarningLevelRatio", "90")
+    try:
+        return float(text) / (100 if float(text) > 1 else 1)
+    except ValueError:
+        return 0.9
+
+
+def _slaves_behind(look: Looked) -> Iterator[Finding]:
+    ends = {one.name: one.runtime.max_offset for one in look.snapshot.masters if one.runtime is not None}
+    for state in look.snapshot.brokers.values():
+        end, runtime = ends.get(state.name), state.runtime
+        if state.is_master or end is None or runtime is None or runtime.max_offset is None:
+            continue
+        lag = end - runtime.max_offset
+        if lag > SLAVE_BEHIND_BYTES:
+            text = f"Slave {state.broker.broker_id} of {state.name} is {number(lag / (1 << 20))} MiB behind its master."
+            yield Finding(Harm.RISK, text, look.at("brokers", state.name), "slave-behind", state.name)
+
+
+def _groups_behind(look: Looked) -> Iterator[Finding]:
+    for group in look.snapshot.groups_behind:
+        behind = group.behind or 0
+        link = look.at("groups", group.name)
+        since = f" since {look.time(group.behind_since)}" if group.behind_since else ""
+        oldest = f", the oldest waits for {span(group.oldest)}" if group.oldest is not None else ""
+        if not group.members and group.members_at:
+            text = f"{group.name} is {number(behind)} behind, and no member runs."
+            yield Finding(Harm.DELAY, text, link, "group-without-members", group.name)
+        elif stuck := group.stuck_queues(look.now):
+            text = f"{group.name} is stuck: {plural(len(stuck), 'queue')} with {_waiting(group, stuck)}{oldest}."
+            yield Finding(Harm.DELAY, text, link, "group-stuck", group.name)
+        elif (growth := growth_of(look, group.name)) is not None and growth > 0.5:
+            text = f"{group.name} is {number(behind)} behind{since}, +{number(growth)}/s{oldest}."
+            yield Finding(Harm.DELAY, text, link, "group-growing", group.name)
+
+
+def _waiting(group: GroupState, queues: list[MessageQueue]) -> str:
+    waiting = sum(group.queues[queue].behind for queue in queues)
+    return f"{plural(waiting, 'message')} and no progress for a minute"
+
+
+def growth_of(look: Looked, group: str, seconds: float = 120.0) -> float | None:
+    """How fast the number of waiting messages grows, a second; None when there is not enough history."""
+    now = look.now / 1000
+    rows = [row for row in look.history.rows(f"group:{group}", now - seconds, now) if row[1] == row[1]]
+    if len(rows) < 2 or rows[-1][0] - rows[0][0] < 9:
+        return None
+    return (rows[-1][1] - rows[0][1]) / (rows[-1][0] - rows[0][0])
+
+
+def differences(group: GroupState) -> dict[str, dict[str, list[Member]]]:
+    """Topics to which members subscribe differently: topic -> expression (`-`: not at all) -> members."""
+    told = [one for one in group.members.values() if one.subscriptions is not None]
+    topics: dict[str, dict[str, list[Member]]] = {}
+    for topic in sorted({sub.topic for one in told for sub in one.subscriptions or ()}):
+        by_expression: dict[str, list[Member]] = {}
+        for member in told:
+            mine = [sub.expression for sub in member.subscriptions or () if sub.topic == topic]
+            by_expression.setdefault(mine[0] if mine else "-", []).append(member)
+        if len(by_expression) > 1:
+            topics[topic] = by_expression
+    return topics
+
+
+def _members_differ(look: Looked) -> Iterator[Finding]:
+    for group in look.snapshot.groups.values():
+        for topic, by_expression in differences(group).items():
+            parts = ", ".join(
+                f'{plural(len(members), "member")} with "{expression}"' if expression != "-"
+                else f"{plural(len(members), 'member')} not at all"
+                for expression, members in by_expression.items()
+            )  # fmt: skip
+            text = f"Members of {group.name} subscribe to {topic} differently: {parts}. Messages get lost."
+            link = look.at("groups", group.name) + "?tab=subscriptions"
+            yield Finding(Harm.LOSS, text, link, "subscriptions-differ", group.name)
+
+
+def _queues_without_member(look: Looked) -> Iterator[Finding]:
+    for group in look.snapshot.groups.values():
+        if not group.knows_holders or group.is_broadcasting or group.consume_type == "CONSUME_POP":
+            continue
+        free = [queue for queue, at in group.queues.items() if at.behind and group.holder(queue) is None]
+        if free:
+            text = f"{plural(len(free), 'queue')} of {group.name} with waiting messages {_has(len(free))} no member."
+            yield Finding(Harm.DELAY, text, look.at("groups", group.name), "queue-without-member", group.name)
+
+
+def _has(count: int) -> str:
+    return "has" if count == 1 else "have"
+
+
+def _dead_letters_rise(look: Looked) -> Iterator[Finding]:
+    now = look.now / 1000
+    for group in look.snapshot.groups:
+        dead = look.snapshot.dead_letters(group)
+        if not dead:
+            continue
+        then = look.history.before(f"group:{group}", now - 24 * _HOUR, now)
+        rise = dead - then[3] if then is not None and then[3] == then[3] else 0
+        link = look.at("dead-letters", group)
+        text = f"{plural(dead, 'dead letter')} of {group}"
+        if then is not None and rise > 0:
+            text += f", {number(rise)} of them since {look.time(then[0] * 1000)}"
+            yield Finding(Harm.DELAY, f"{text}.", link, "dead-letters-rise", group)
+        else:
+            yield Finding(Harm.RISK, f"{text}.", link, "dead-letters", group)
+
+
+def _half_and_delayed(look: Looked) -> Iterator[Finding]:
+    oldest = look.snapshot.half_oldest
+    if look.snapshot.half and oldest is not None and oldest > HALF_OLD_MILLIS:
+        text = f"{plural(look.snapshot.half, 'half message')} without an answer, the oldest for {span(oldest)}."
+        yield Finding(Harm.DELAY, text, look.at("transactions"), "half-old")
+    late = look.snapshot.delayed_late
+    if late is not None and late > DELAYED_LATE_MILLIS:
+        text = f"Delayed messages are late by {span(late)}."
+        yield Finding(Harm.DELAY, text, look.at("delayed"), "delayed-late")
+
+
+def _topics_on_one_broker(look: Looked) -> Iterator[Finding]:
+    masters = look.snapshot.masters
+    if len(masters) < 2:
+        return
+    alone = [
+        topic.name for topic in look.snapshot.user_topics() if len(look.snapshot.brokers_of_topic(topic.name)) == 1
+    ]
+    if alone:
+        names = ", ".join(sorted(alone)[:3]) + (" and others" if len(alone) > 3 else "")
+        is_one = len(alone) == 1
+        text = f"{plural(len(alone), 'topic')} {'is' if is_one else 'are'} on one broker only: {names}."
+        yield Finding(Harm.RISK, text, look.at("topics") + "?kind=one-broker", "one-broker")
+
+
+def _namesrvs_differ(look: Looked) -> Iterator[Finding]:
+    tables = look.snapshot.namesrvs
+    if len(tables) > 1 and (keys := differing_keys(tables)):
+        text = f"Name servers have different settings: {', '.join(keys[:4])}{' and others' if len(keys) > 4 else ''}."
+        yield Finding(Harm.RISK, text, look.at("name-servers"), "namesrv-differ")
+
+
+_OWN: Final = ("listenPort", "bindAddress", "kvConfigPath", "configStorePath", "rocketmqHome", "path")
+
+
+def differing_keys(tables: dict[str, dict[str, str]]) -> list[str]:
+    """Settings that are not alike in all tables, without those that belong to one machine."""
+    keys = {key for table in tables.values() for key in table}
+    return sorted(
+        key
+        for key in keys
+        if len({table.get(key) for table in tables.values()}) > 1
+        and not any(own.lower() in key.lower() for own in _OWN)
+    )
+
+
+RULES: Final[tuple[Callable[[Looked], Iterator[Finding]], ...]] = (
+    _cluster_unknown,
+    _brokers_gone,
+    _broker_state,
+    _slaves_behind,
+    _groups_behind,
+    _members_differ,
+    _queues_without_member,
+    _dead_letters_rise,
+    _half_and_delayed,
+    _topics_on_one_broker,
+    _namesrvs_differ,
+)

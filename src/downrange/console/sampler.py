@@ -1,0 +1,329 @@
+"""Keeps a snapshot fresh: one small question after another to each broker, as `schedule` says.
+
+A broker that does not answer within two seconds keeps its old figures, with their age and the error, and is asked for
+its figures alone until it answers again. A task for each broker, so that a silent one holds up nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Iterator
+from contextlib import asynccontextmanager
+from typing import Final, TypeVar
+
+from downrange.client.brokers import Broker
+from downrange.client.errors import ClientError
+from downrange.client.per_server import ask_each
+from downrange.clock import Clock
+from downrange.console.answers import Answers
+from downrange.console.clusters import ANSWER_SECONDS, Cluster
+from downrange.console.history import DAY
+from downrange.console.history_file import HistoryFile
+from downrange.console.schedule import Kind, Pace, Question, Tier, Wanted, due
+from downrange.console.snapshot import BrokerState, GroupState, sum_known
+from downrange.model.errors import MQError
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+RECORD_SECONDS: Final = 10.0
+LOST_MILLIS: Final = 24 * 3600 * 1000
+
+
+class AnswerTimedOut(ClientError):
+    """A server did not answer in the time that the console gives it."""
+
+
+class Sampler:
+    """Asks the servers of one cluster. Runs on the event loop of the console; `run` ends when it is cancelled."""
+
+    def __init__(self, cluster: Cluster, pace: Pace, file: HistoryFile) -> None:
+        self._cluster = cluster
+        self._clock: Clock = cluster.clock
+        self._pace = pace
+        self._file = file
+        self._answers = Answers(cluster.snapshot, self._clock)
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._wake: dict[str, asyncio.Event] = {}
+        self._asked: dict[str, dict[Question, float]] = {}
+        self._turns: dict[str, int] = {}
+        self._thinned = 0.0
+        self.questions = 0
+
+    async def run(self) -> None:
+        """Watch the cluster until cancelled."""
+        self._load()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._record_regularly())
+            while True:
+                await self._look_for_brokers(tasks)
+                await self._clock.sleep(self._pace.brokers)
+
+    def soon(self) -> None:
+        """Ask for names and configurations again at once: we have changed something."""
+        for address, asked in self._asked.items():
+            for kind in (Kind.CONFIGS, Kind.SETTINGS):
+                asked.pop(Question(kind), None)
+            self._wake[address].set()
+
+    def ask_again(self, group: str) -> None:
+        """Ask for the progress and the members of a group at once: we have moved it."""
+        for address, asked in self._asked.items():
+            asked.pop(Question(Kind.GROUP, group), None)
+            asked.pop(Question(Kind.MEMBERS, group), None)
+            self._wake[address].set()
+
+    def nudge(self) -> None:
+        """A page was opened: what it shows may be due."""
+        for event in self._wake.values():
+            event.set()
+
+    # --- which brokers there are --------------------------------------------------------------------------------
+
+    async def _look_for_brokers(self, tasks: asyncio.TaskGroup) -> None:
+        snapshot = self._cluster.snapshot
+        try:
+            brokers = await _in_time(self._cluster.admin.session.brokers(), ANSWER_SECONDS)
+        except MQError as error:
+            snapshot.error = str(error)
+            return
+        now = self._clock.now()
+        if not snapshot.at:
+            tasks.create_task(self._look_at_namesrvs())
+        snapshot.at, snapshot.error = now, None
+        self._keep_list(brokers, now)
+        for broker in brokers:
+            if broker.address not in self._tasks or self._tasks[broker.address].done():
+                self._wake[broker.address] = asyncio.Event()
+                self._asked[broker.address] = {}
+                self._tasks[broker.address] = tasks.create_task(self._watch(broker))
+
+    def _keep_list(self, brokers: list[Broker], now: int) -> None:
+        """Take over the list of brokers; those that are gone are remembered for a day."""
+        snapshot = self._cluster.snapshot
+        listed = {broker.address for broker in brokers}
+        names = {broker.name for broker in brokers if broker.broker_id == 0}
+        for address in [address for address in snapshot.brokers if address not in listed]:
+            gone = snapshot.brokers.pop(address)
+            task = self._tasks.pop(address, None)
+            if task is not None:
+                task.cancel()
+            self._wake.pop(address, None)
+            self._asked.pop(address, None)
+            if gone.is_master and gone.name not in names:
+                snapshot.lost.setdefault(gone.name, now)
+        for name in names:
+            snapshot.lost.pop(name, None)
+        snapshot.lost = {name: at for name, at in snapshot.lost.items() if now - at < LOST_MILLIS}
+        for broker in brokers:
+            if broker.address not in snapshot.brokers:
+                snapshot.brokers[broker.address] = BrokerState(broker)
+
+    async def _look_at_namesrvs(self) -> None:
+        while True:
+            answers = await ask_each(["settings"], lambda _: self._cluster.admin.namesrv.config())
+            for found in answers.done.values():
+                self._cluster.snapshot.namesrvs = dict(found.done)
+                self._cluster.snapshot.namesrv_errors = {name: str(error) for name, error in found.failed.items()}
+            await self._clock.sleep(self._pace.configs)
+
+    # --- one broker -----------------------------------------------------------------------------------------------
+
+    async def _watch(self, broker: Broker) -> None:
+        asked = self._asked[broker.address]
+        wake = self._wake[broker.address]
+        state = self._cluster.snapshot.brokers[broker.address]
+        is_first_round = True
+        while True:
+            now = self._clock.monotonic()
+            questions, wait = due(self._wanted(state, now), asked, self._pace, now)
+            if not questions:
+                is_first_round = False
+                wake.clear()
+                await self._wait(wake, wait)
+                continue
+            for question in questions:
+                if wake.is_set() and question.kind in (Kind.TOPIC, Kind.AGES):
+                    wake.clear()
+                    break  # something more urgent may be due now
+                asked[question] = began = self._clock.monotonic()
+                await self._ask(broker, state, question)
+                took = self._clock.monotonic() - began
+                asked[question] += self._pace.longer(question.kind, took)
+                await self._clock.sleep(self._pace.rest(took, is_first_round=is_first_round))
+                if state.error is not None:
+                    break
+
+    async def _wait(self, wake: asyncio.Event, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await wake.wait()
+        except TimeoutError:
+            return
+
+    async def _ask(self, broker: Broker, state: BrokerState, question: Question) -> None:
+        self.questions += 1
+        admin = self._cluster.admin
+        try:
+            match question:
+                case (Kind.RUNTIME, _, _):
+                    self._answers.runtime(state, await _in_time(admin.cluster.runtime_of(broker)))
+                case (Kind.CONFIGS, _, _):
+                    self._answers.configs(
+                        state,
+                        await _in_time(admin.topics.configs_on(broker)),
+                        await _in_time(admin.groups.configs_of(broker)),
+                    )
+                case (Kind.SETTINGS, _, _):
+                    answer = await _in_time(admin.cluster.config(broker=broker.address))
+                    state.settings = next((one.table for one in answer.done.values()), state.settings)
+                case (Kind.PRODUCERS, _, _):
+                    found = await _in_time(admin.cluster.producers(broker=broker.address))
+                    self._answers.producers(state, found.done.values())
+                case (Kind.GROUP, group, _):
+                    self._answers.progress(broker, group, await _in_time(admin.groups.progress_on(broker, group)))
+                    self._remember_since(group)
+                case (Kind.MEMBERS, group, _):
+                    self._answers.members(broker, group, await _in_time(admin.groups.connections_on(broker, group)))
+                case (Kind.TOPIC, topic, _):
+                    self._answers.ends(broker, topic, await _in_time(admin.topics.status_on(broker, topic)))
+                case (Kind.AGES, group, topic):
+                    self._answers.ages(group, await _in_time(admin.offsets.time_spans_on(broker, group, topic)))
+                case (Kind.WAITING, _, _):
+                    delayed = await _in_time(admin.delayed.waiting_on(broker, limit=1))
+                    self._answers.waiting(state, delayed, await _in_time(admin.transactions.open_on(broker)))
+                case (Kind.MEMBER, group, member):
+                    asking = admin.groups.running_info_from(broker, group, member)
+                    self._answers.member(group, member, await _in_time(asking))
+        except MQError as error:
+            self._answers.failed(broker, state, question, str(error))
+
+    def _remember_since(self, name: str) -> None:
+        """A group that was behind before the console started has been so since then."""
+        group = self._cluster.snapshot.groups.get(name)
+        if group is not None and group.behind_since == group.at:
+            since = self._cluster.history.above_zero_since(f"group:{name}", self._clock.now() / 1000)
+            group.behind_since = group.behind_since if since is None else int(since * 1000)
+
+    # --- what is wanted -------------------------------------------------------------------------------------------
+
+    def _wanted(self, state: BrokerState, now: float) -> Iterator[Wanted]:
+        yield Wanted(Question(Kind.RUNTIME), Tier.OTHER)
+        if state.error is not None:
+            return
+        yield Wanted(Question(Kind.SETTINGS), Tier.OTHER)
+        if not state.is_master:
+            return
+        yield Wanted(Question(Kind.CONFIGS), Tier.OTHER)
+        yield Wanted(Question(Kind.PRODUCERS), Tier.OTHER)
+        yield Wanted(Question(Kind.WAITING), Tier.OTHER)
+        for name in state.groups:
+            group = self._cluster.snapshot.groups.get(name)
+            if group is not None:
+                yield from self._about_group(state, group, now)
+        yield from self._about_topics(state, now)
+
+    def _about_topics(self, state: BrokerState, now: float) -> Iterator[Wanted]:
+        """What somebody looks at, dead letters, and of all others the next few in turn: there may be ten thousand."""
+        for topic in state.special_topics:
+            yield Wanted(Question(Kind.TOPIC, topic), Tier.BEHIND)
+        for topic in self._cluster.watched.seen("topic", now):
+            if topic in state.topics:
+                yield Wanted(Question(Kind.TOPIC, topic), Tier.SEEN)
+        names = list(state.topics)
+        begin = self._turns.get(state.broker.address, 0) % max(1, len(names))
+        self._turns[state.broker.address] = begin + self._pace.topics_per_second
+        for topic in (names[begin:] + names[:begin])[: self._pace.topics_per_second]:
+            yield Wanted(Question(Kind.TOPIC, topic), Tier.OTHER)
+
+    def _about_group(self, state: BrokerState, group: GroupState, now: float) -> Iterator[Wanted]:
+        is_behind = bool(group.behind)
+        tier = Tier.BEHIND if is_behind else Tier.OTHER
+        if self._cluster.watched.is_seen("group", group.name, now):
+            tier = Tier.SEEN
+        yield Wanted(Question(Kind.GROUP, group.name), tier)
+        yield Wanted(Question(Kind.MEMBERS, group.name), tier)
+        if is_behind:
+            mine = {queue.topic for queue, at in group.queues.items() if at.behind and queue.broker_name == state.name}
+            for topic in mine:
+                yield Wanted(Question(Kind.AGES, group.name, topic), tier)
+        if is_behind or tier is Tier.SEEN or len(group.members) > 1:
+            for member in list(group.members.values()):
+                if min(member.brokers, default="") == state.name:  # one broker asks a member on behalf of all
+                    yield Wanted(Question(Kind.MEMBER, group.name, member.client_id), tier)
+
+    # --- history --------------------------------------------------------------------------------------------------
+
+    def _load(self) -> None:
+        """What the file knows of the last day."""
+        begin = self._clock.now() / 1000 - DAY
+        for name in self._file.names(self._cluster.name, begin):
+            self._cluster.history.put(name, self._file.figures(self._cluster.name, name, begin))
+
+    async def _record_regularly(self) -> None:
+        while True:
+            await self._clock.sleep(RECORD_SECONDS if self._cluster.snapshot.at else 1.0)
+            rows = self.record()
+            if rows:
+                await asyncio.to_thread(self._file.write_figures, self._cluster.name, rows)
+            if self._clock.monotonic() - self._thinned > 3600:
+                self._thinned = self._clock.monotonic()
+                await asyncio.to_thread(self._file.thin, self._clock.now() / 1000)
+
+    def record(self) -> list[tuple[str, tuple[float, ...]]]:
+        """Put the figures of now into the rings; the rows for the file, once a minute, of what has changed."""
+        snapshot, history = self._cluster.snapshot, self._cluster.history
+        seconds = self._clock.now() / 1000
+        written: list[tuple[str, tuple[float, ...]]] = []
+        figures: dict[str, tuple[float | None, ...]] = {
+            "cluster": (
+                sum_known(one.runtime.in_tps for one in snapshot.masters if one.runtime),
+                sum_known(one.runtime.out_tps for one in snapshot.masters if one.runtime),
+            )
+        }
+        for group in snapshot.groups.values():
+            if group.at:
+                oldest = group.oldest
+                dead = snapshot.dead_letters(group.name)
+                figures[f"group:{group.name}"] = (group.behind, None if oldest is None else oldest / 1000, dead)
+        for topic in snapshot.user_topics():
+            if topic.rate or self._cluster.watched.is_seen("topic", topic.name, self._clock.monotonic()):
+                figures[f"topic:{topic.name}"] = (topic.rate,)
+        for name, row in figures.items():
+            if history.add(name, seconds, row) and any(row):
+                written.append((name, (seconds, *(float("nan") if one is None else one for one in row))))
+        return written
+
+
+async def _in_time(answer: Awaitable[T], seconds: float = ANSWER_SECONDS) -> T:
+    """The answer, or AnswerTimedOut after two seconds."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await answer
+    except TimeoutError:
+        raise AnswerTimedOut(f"no answer within {seconds:g} s") from None
+
+
+@asynccontextmanager
+async def watching(clusters: list[Cluster], pace: Pace, file: HistoryFile) -> AsyncIterator[dict[str, Sampler]]:
+    """Samplers of all clusters, for the length of a block."""
+    samplers = {cluster.name: Sampler(cluster, pace, file) for cluster in clusters}
+    tasks = [asyncio.create_task(sampler.run(), name=f"sampler {name}") for name, sampler in samplers.items()]
+    for task in tasks:
+        task.add_done_callback(_tell_failure)
+    try:
+        yield samplers
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks, timeout=2)  # one that is connecting to a server that is gone ends later
+        for cluster in clusters:
+            await cluster.close()
+
+
+def _tell_failure(task: asyncio.Task[None]) -> None:
+    """A sampler that ends by itself has a fault: pages go on with old figures, and the log says why."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("sampler failed task=%s", task.get_name(), exc_info=error)

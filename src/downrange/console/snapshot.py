@@ -1,0 +1,285 @@
+"""What is known about one cluster, in memory: the sampler writes it, pages and findings read it.
+
+Every part says when it was asked for (`at`, milliseconds since 1970; 0: never) and with which error that failed last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from downrange.client.admin.runtime import BrokerRuntime
+from downrange.client.brokers import Broker
+from downrange.model.message import MessageQueue
+from downrange.model.subscription import Subscription
+from downrange.model.topics import DLQ_PREFIX, RETRY_PREFIX, SubscriptionGroupConfig, TopicConfig, is_system_topic
+
+IN_FLIGHT_MILLIS = 5_000
+"""Messages that wait for less than this are on their way, and their group is not behind."""
+STUCK_MILLIS = 60_000
+"""A queue with waiting messages and a member that has not moved for this long is stuck."""
+
+
+@dataclass(slots=True)
+class BrokerState:
+    """One broker process: its figures, and what it serves."""
+
+    broker: Broker
+    runtime: BrokerRuntime | None = None
+    at: int = 0
+    error: str | None = None
+    settings: dict[str, str] = field(default_factory=dict)
+    topics: dict[str, TopicConfig] = field(default_factory=dict)
+    special_topics: tuple[str, ...] = ()
+    """Those of dead letters and of the broker itself, which are asked for more often."""
+    groups: dict[str, SubscriptionGroupConfig] = field(default_factory=dict)
+    producers: tuple[Producer, ...] = ()
+    waiting: Waiting | None = None
+
+    @property
+    def name(self) -> str:
+        return self.broker.name
+
+    @property
+    def is_master(self) -> bool:
+        return self.broker.broker_id == 0
+
+
+class Waiting(NamedTuple):
+    """What no consumer of a broker's topics can see yet; ages in milliseconds, None where nothing waits."""
+
+    delayed: int
+    late: int | None
+    half: int
+    half_oldest: int | None
+
+
+class Producer(NamedTuple):
+    """One producer that a broker knows."""
+
+    group: str
+    client_id: str
+    address: str
+    language: str
+    version: int
+    heard_at: int
+
+
+class QueueEnds(NamedTuple):
+    """The reach of one queue; `last` is the store time of its newest message, 0 while it is empty."""
+
+    first: int
+    end: int
+    last: int
+
+
+@dataclass(slots=True)
+class TopicState:
+    """One topic over all brokers that serve it."""
+
+    name: str
+    queues: dict[MessageQueue, QueueEnds] = field(default_factory=dict)
+    at: int = 0
+    errors: dict[str, str] = field(default_factory=dict)
+    rate: float | None = None
+    """Messages a second, between the last two times of asking."""
+    kind: str = ""
+    """What `kind_of` says of the name."""
+
+    def __post_init__(self) -> None:
+        self.kind = kind_of(self.name)
+
+    @property
+    def count(self) -> int:
+        return sum(ends.end - ends.first for ends in self.queues.values())
+
+    @property
+    def total(self) -> int:
+        return sum(ends.end for ends in self.queues.values())
+
+    @property
+    def last(self) -> int:
+        return max((ends.last for ends in self.queues.values()), default=0)
+
+
+@dataclass(slots=True)
+class QueueProgress:
+    """A group in one queue. `moved_at` is when a change of the committed offset was last seen."""
+
+    end: int
+    committed: int
+    consumed_at: int = 0
+    moved_at: int = 0
+    oldest: int | None = None
+    """Age of the oldest waiting message in milliseconds; None: not known."""
+
+    @property
+    def behind(self) -> int:
+        return max(0, self.end - self.committed)
+
+
+@dataclass(slots=True)
+class Member:
+    """One running consumer of a group. Queues and subscriptions are None until the member itself has told them."""
+
+    client_id: str
+    address: str = ""
+    language: str = ""
+    version: int = 0
+    brokers: set[str] = field(default_factory=set)
+    queues: frozenset[MessageQueue] | None = None
+    subscriptions: tuple[Subscription, ...] | None = None
+    told_at: int = 0
+    error: str | None = None
+
+
+@dataclass(slots=True)
+class GroupState:
+    """One consumer group over all its brokers."""
+
+    name: str
+    queues: dict[MessageQueue, QueueProgress] = field(default_factory=dict)
+    at: int = 0
+    errors: dict[str, str] = field(default_factory=dict)
+    consume_rate: float = 0.0
+    members: dict[str, Member] = field(default_factory=dict)
+    members_at: int = 0
+    subscriptions: dict[str, Subscription] = field(default_factory=dict)
+    consume_type: str | None = None
+    message_model: str | None = None
+    behind_since: int | None = None
+
+    @property
+    def behind(self) -> int | None:
+        """Messages that wait for the group, its retries included; None while nothing is known."""
+        return sum(queue.behind for queue in self.queues.values()) if self.at else None
+
+    @property
+    def oldest(self) -> int | None:
+        """Age of the oldest waiting message, as far as brokers told it."""
+        ages = [queue.oldest for queue in self.queues.values() if queue.behind and queue.oldest is not None]
+        return max(ages, default=None)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether messages wait for longer than it takes to hand them over."""
+        oldest = self.oldest
+        return bool(self.behind) and not self.is_broadcasting and (oldest is None or oldest >= IN_FLIGHT_MILLIS)
+
+    @property
+    def topics(self) -> list[str]:
+        found = {queue.topic for queue in self.queues} | set(self.subscriptions)
+        return sorted(topic for topic in found if not topic.startswith(RETRY_PREFIX))
+
+    @property
+    def is_broadcasting(self) -> bool:
+        return self.message_model == "BROADCASTING"
+
+    def holder(self, queue: MessageQueue) -> Member | None:
+        """The member that said it holds a queue."""
+        return next((one for one in self.members.values() if one.queues is not None and queue in one.queues), None)
+
+    def stuck_queues(self, now: int) -> list[MessageQueue]:
+        """Queues with waiting messages whose committed offset has not moved for a minute, though members run."""
+        if not self.members:
+            return []
+        return [
+            queue
+            for queue, progress in self.queues.items()
+            if progress.behind and progress.moved_at and now - progress.moved_at >= STUCK_MILLIS
+        ]
+
+    @property
+    def knows_holders(self) -> bool:
+        """Whether every member has told which queues it holds."""
+        return bool(self.members) and all(one.queues is not None for one in self.members.values())
+
+
+@dataclass(slots=True)
+class Snapshot:
+    """Everything known about one cluster."""
+
+    name: str
+    brokers: dict[str, BrokerState] = field(default_factory=dict)
+    """By address."""
+    topics: dict[str, TopicState] = field(default_factory=dict)
+    groups: dict[str, GroupState] = field(default_factory=dict)
+    namesrvs: dict[str, dict[str, str]] = field(default_factory=dict)
+    """The settings of each name server that answered."""
+    namesrv_errors: dict[str, str] = field(default_factory=dict)
+    at: int = 0
+    """When the list of brokers was last known."""
+    error: str | None = None
+    lost: dict[str, int] = field(default_factory=dict)
+    """Brokers that name servers no longer list, by name, and since when."""
+
+    def _waiting(self) -> list[Waiting]:
+        return [one.waiting for one in self.masters if one.waiting is not None]
+
+    @property
+    def delayed(self) -> int | None:
+        found = self._waiting()
+        return sum(one.delayed for one in found) if found else None
+
+    @property
+    def half(self) -> int | None:
+        found = self._waiting()
+        return sum(one.half for one in found) if found else None
+
+    @property
+    def half_oldest(self) -> int | None:
+        return max((one.half_oldest for one in self._waiting() if one.half_oldest is not None), default=None)
+
+    @property
+    def delayed_late(self) -> int | None:
+        return max((one.late for one in self._waiting() if one.late is not None), default=None)
+
+    @property
+    def masters(self) -> list[BrokerState]:
+        return [one for one in self.brokers.values() if one.is_master]
+
+    def brokers_of_topic(self, topic: str) -> list[BrokerState]:
+        return [one for one in self.masters if topic in one.topics]
+
+    def brokers_of_group(self, group: str) -> list[BrokerState]:
+        return [one for one in self.masters if group in one.groups]
+
+    def groups_of(self, topic: str) -> list[GroupState]:
+        """Groups that have offsets in a topic, or subscribe to it."""
+        return [
+            group
+            for group in self.groups.values()
+            if topic in group.subscriptions or any(queue.topic == topic for queue in group.queues)
+        ]
+
+    def user_topics(self) -> Iterator[TopicState]:
+        return (topic for topic in self.topics.values() if topic.kind == "topic")
+
+    @property
+    def all_dead_letters(self) -> int:
+        return sum(self.dead_letters(group) for group in self.groups)
+
+    def dead_letters(self, group: str) -> int:
+        topic = self.topics.get(DLQ_PREFIX + group)
+        return 0 if topic is None else topic.count
+
+    @property
+    def groups_behind(self) -> list[GroupState]:
+        behind = [group for group in self.groups.values() if group.is_behind]
+        return sorted(behind, key=lambda group: -(group.behind or 0))
+
+
+def kind_of(topic: str) -> str:
+    """`topic`, `retry`, `dead letters` or `system`."""
+    if topic.startswith(RETRY_PREFIX):
+        return "retry"
+    if topic.startswith(DLQ_PREFIX):
+        return "dead letters"
+    return "system" if is_system_topic(topic) else "topic"
+
+
+def sum_known(values: Iterable[float | None]) -> float | None:
+    """The sum of those that are known; None when none is."""
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None

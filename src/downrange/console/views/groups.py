@@ -1,0 +1,310 @@
+"""Groups: the list, and one group with its progress, members, subscriptions, stacks and settings."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+from urllib.parse import urlencode
+
+from starlette.responses import Response
+
+from downrange.client.admin.groups import to_table
+from downrange.client.admin.plans import PlanKind, PlanRequest
+from downrange.console.findings import differences
+from downrange.console.formats import plural, span
+from downrange.console.pages import Page, json_text
+from downrange.console.requests import Answer, Refused, Visit, checked_form, see_other
+from downrange.console.snapshot import GroupState, Member, QueueProgress
+from downrange.console.tables import Column, listing
+from downrange.console.users_file import Role
+from downrange.console.views.plans import planned
+from downrange.console.views.shared import (
+    LIVE_SECONDS,
+    chart_data,
+    chart_rows,
+    command,
+    crumb,
+    group_columns,
+    range_of,
+    tab,
+)
+from downrange.console.views.topics import number_of
+from downrange.model.message import MessageQueue
+from downrange.model.topics import RETRY_PREFIX, SubscriptionGroupConfig
+from downrange.protocol.codes import version_name
+
+STACK_SECONDS = 12.0
+
+
+async def groups(visit: Visit) -> Answer:
+    snapshot = visit.cluster.snapshot
+    table = listing(
+        snapshot.groups.values(), group_columns(visit), visit.query, search=lambda one: f"{one.name} {one.topics}",
+        sort="behind", name="groups", caption="Consumer groups",
+    )  # fmt: skip
+    if visit.query.get("format") == "csv":
+        return table
+    for row in table.rows[:50]:
+        visit.cluster.look("group", row["group"])
+    actions = [{"label": "New group", "address": visit.url("new-group")}] if visit.may(Role.OPERATOR) else []
+    chrome = {
+        "tables": [table],
+        "actions": actions,
+        "live": LIVE_SECONDS,
+        "empty": "No group yet: a group comes into being when its first consumer connects.",
+    }
+    return Page("listing.html", "Groups", table.data(), command(visit, "group", "list"), chrome=chrome)
+
+
+def found_group(visit: Visit) -> GroupState:
+    name = visit.path("group")
+    group = visit.cluster.snapshot.groups.get(name)
+    if group is None:
+        raise Refused(
+            404, f"no broker of {visit.cluster.name} knows the group {name}, or the console has not heard of it"
+        )
+    visit.cluster.look("group", name)
+    visit.console.samplers[visit.cluster.name].nudge()
+    return group
+
+
+async def group(visit: Visit) -> Answer:
+    one = found_group(visit)
+    shown = visit.query.get("tab", "progress")
+    findings = [finding for finding in visit.console.findings(visit, visit.cluster) if finding.subject == one.name]
+    progress = listing(
+        sorted(one.queues.items()), progress_columns(visit, one), visit.query, sort="behind", name="progress",
+        caption="Progress in each queue",
+    )  # fmt: skip
+    members = listing(one.members.values(), member_columns(visit, one), {}, name="members", caption="Members")
+    if visit.query.get("format") == "csv":
+        return members if shown == "members" else progress
+    dead = visit.cluster.snapshot.dead_letters(one.name)
+    unlike = differences(one)
+    span_name = range_of(visit)
+    data = {
+        "group": one.name,
+        "behind": one.behind,
+        "oldest": one.oldest if one.behind else 0,
+        "behind_since": one.behind_since,
+        "consume_rate": one.consume_rate,
+        "message_model": one.message_model,
+        "consume_type": one.consume_type,
+        "dead": dead,
+        "at": one.at,
+        "failed": dict(one.errors),
+        "progress": progress.rows,
+        "members": members.rows,
+        "subscriptions": subscription_rows(one),
+        "differences": {
+            topic: {expression: [member.client_id for member in who] for expression, who in by.items()}
+            for topic, by in unlike.items()
+        },
+        "settings": {
+            state.name: to_table(state.groups[one.name]) for state in visit.cluster.snapshot.brokers_of_group(one.name)
+        },
+    }
+    chrome = {
+        "findings": findings,
+        "facts": _facts(visit, one),
+        "progress_table": progress,
+        "member_table": members,
+        "tab": shown,
+        "tabs": [
+            tab(visit, "progress", "Progress"),
+            tab(visit, "members", "Members", len(one.members) or ""),
+            tab(visit, "subscriptions", "Subscriptions", "!" if unlike else ""),
+            tab(visit, "settings", "Settings"),
+        ],
+        "crumbs": [crumb(visit, "Groups", "groups")],
+        "range": span_name,
+        "ranges": ("1h", "6h", "24h", "7d", "30d"),
+        "chart": [row[:3] for row in chart_rows(visit, visit.cluster, f"group:{one.name}", span_name)],
+        "chart_source": visit.url("groups", one.name, "chart") + f".json?{_chart_query(visit, span_name)}",
+        "live": LIVE_SECONDS if shown != "settings" else 0,
+    }
+    return Page("group.html", one.name, data, command(visit, "group", "progress", one.name), chrome=chrome)
+
+
+def _chart_query(visit: Visit, span_name: str) -> str:
+    at = visit.query.get("at", "")
+    return urlencode({"range": span_name, **({"at": at} if at else {})})
+
+
+def _facts(visit: Visit, one: GroupState) -> str:
+    parts = [f"{plural(one.behind, 'message')} behind" if one.behind is not None else "not asked yet"]
+    if one.behind and one.oldest is not None:
+        parts.append(f"the oldest waits for {span(one.oldest)}")
+    parts.append(plural(len(one.members), "member"))
+    if one.message_model:
+        parts.append(one.message_model.lower())
+    if one.consume_rate:
+        parts.append(f"{one.consume_rate:.1f}/s consumed")
+    return " · ".join(parts)
+
+
+def progress_columns(visit: Visit, one: GroupState) -> list[Column[tuple[MessageQueue, QueueProgress]]]:
+    stuck = set(one.stuck_queues(visit.now))
+
+    def member(row: tuple[MessageQueue, QueueProgress]) -> str:
+        holder = one.holder(row[0])
+        if holder is not None:
+            return holder.client_id
+        return "nobody" if one.knows_holders else ""
+
+    def state(row: tuple[MessageQueue, QueueProgress]) -> str:
+        queue, at = row
+        if not at.behind:
+            return ""
+        if queue in stuck:
+            return "stuck"
+        return "nobody there" if not one.members or (one.knows_holders and one.holder(queue) is None) else ""
+
+    return [
+        Column("topic", "topic", lambda row: row[0].topic, link=lambda row: visit.url("topics", row[0].topic)),
+        Column("broker", "broker", lambda row: row[0].broker_name),
+        Column("queue", "queue", lambda row: row[0].queue_id, "offset"),
+        Column("behind", "behind", lambda row: row[1].behind, "number"),
+        Column("committed", "committed", lambda row: row[1].committed, "offset", link=lambda row: _next(visit, *row)),
+        Column("end", "end", lambda row: row[1].end, "offset"),
+        Column("oldest", "oldest waiting", lambda row: row[1].oldest if row[1].behind else "", "span"),
+        Column("member", "member", member, "code"),
+        Column("moved", "moved", lambda row: row[1].moved_at, "time", title="when the committed offset last changed"),
+        Column("state", "state", state, "state"),
+    ]
+
+
+def _next(visit: Visit, queue: MessageQueue, at: QueueProgress) -> str | None:
+    """The message that the group gets next."""
+    if not at.behind:
+        return None
+    return visit.url("at", queue.topic, queue.broker_name, str(queue.queue_id), str(at.committed))
+
+
+def member_columns(visit: Visit, one: GroupState) -> list[Column[Member]]:
+    def stack(member: Member) -> str:
+        return visit.url("groups", one.name, "stack") + "?" + urlencode({"member": member.client_id})
+
+    return [
+        Column("member", "member", lambda member: member.client_id, "code"),
+        Column("address", "address", lambda member: member.address, "code"),
+        Column("language", "language", lambda member: member.language),
+        Column("version", "version", lambda member: version_name(member.version)),
+        Column("queues", "queues", lambda member: None if member.queues is None else len(member.queues), "number"),
+        Column("told", "told", lambda member: member.told_at or "", "time", title="when it last told its queues"),
+        Column("stack", "stack", lambda member: "stack", link=stack),
+        Column("error", "error", lambda member: member.error or ""),
+    ]
+
+
+def subscription_rows(one: GroupState) -> list[dict[str, Any]]:
+    """The expressions of each member for each topic; those that the broker has merged where members have not told."""
+    rows = [
+        {
+            "topic": sub.topic,
+            "member": member.client_id,
+            "expression": sub.expression,
+            "kind": sub.expression_type or "TAG",
+        }
+        for member in one.members.values()
+        for sub in member.subscriptions or ()
+        if not sub.topic.startswith(RETRY_PREFIX)
+    ]
+    if not rows:
+        rows = [
+            {"topic": sub.topic, "member": "", "expression": sub.expression, "kind": sub.expression_type or "TAG"}
+            for sub in one.subscriptions.values()
+            if not sub.topic.startswith(RETRY_PREFIX)
+        ]
+    return sorted(rows, key=lambda row: (row["topic"], row["expression"], row["member"]))
+
+
+async def group_chart(visit: Visit) -> Answer:
+    """Behind and the age of the oldest; marks are moves of this group, and the time in the address."""
+    name = visit.path("group")
+    rows = chart_rows(visit, visit.cluster, f"group:{name}", range_of(visit))
+    marks = [
+        {"at": entry["at"] / 1000, "label": "moved"}
+        for entry in visit.console.audit.moves_over(visit.cluster.name, name)
+    ]
+    at = visit.time_of("at")
+    if at is not None:
+        marks.append({"at": at / 1000, "label": "here"})
+    return Response(json_text({"data": chart_data(rows, 2), "marks": marks}), media_type="application/json")
+
+
+async def stack(visit: Visit) -> Answer:
+    """What the threads of one member do at the moment; asked for now."""
+    one = found_group(visit)
+    client_id = visit.query.get("member", "")
+    if client_id not in one.members:
+        raise Refused(404, f"the group {one.name} has no member {client_id}")
+    try:
+        async with asyncio.timeout(STACK_SECONDS):
+            info = await visit.admin.groups.running_info(one.name, client_id, with_stack=True)
+    except TimeoutError:
+        raise Refused(504, f"{client_id} did not answer within {STACK_SECONDS:g} s") from None
+    queues = [
+        {
+            "topic": queue.topic,
+            "broker": queue.broker_name,
+            "queue": queue.queue_id,
+            "cached": held.cached_msg_count,
+            "offset": held.commit_offset,
+            "pulled": held.last_pull_timestamp,
+            "consumed": held.last_consume_timestamp,
+        }
+        for queue, held in sorted(info.mq_table.items())
+    ]
+    data = {
+        "group": one.name,
+        "member": client_id,
+        "stack": info.jstack or "",
+        "queues": queues,
+        "properties": {key: str(value) for key, value in sorted(info.properties.items())},
+    }
+    words = ("group", "status", one.name, "--client", client_id, "--stack")
+    chrome = {"crumbs": [crumb(visit, "Groups", "groups"), crumb(visit, one.name, "groups", one.name)]}
+    return Page("stack.html", f"Stack of {client_id}", data, command(visit, *words), chrome=chrome)
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+
+async def new_group(visit: Visit) -> Answer:
+    return Page("new_group.html", "New group", {}, command(visit, "group", "create", "NAME"))
+
+
+async def create_group(visit: Visit) -> Answer:
+    form = await checked_form(visit)
+    config = SubscriptionGroupConfig(
+        form.get("name", "").strip(), retry_max_times=number_of(form, "retry_max_times", 0, 1000)
+    )
+    answers = await visit.admin.groups.create(config)
+    failures = {str(server): str(error) for server, error in answers.failed.items()}
+    visit.audit("create group", "failed" if failures else "done", subject=config.group_name, failed=failures)
+    answers.raise_if_none()
+    visit.console.samplers[visit.cluster.name].soon()
+    return see_other(visit.url("groups") + "?" + urlencode({"q": config.group_name}))
+
+
+async def plan_group_settings(visit: Visit) -> Answer:
+    """A plan that changes the configuration of a group on every broker that has it."""
+    one = found_group(visit)
+    form = await checked_form(visit)
+    settings = {
+        "consumeEnable": "true" if form.get("consume_enable") == "on" else "false",
+        "consumeBroadcastEnable": "true" if form.get("consume_broadcast_enable") == "on" else "false",
+        "retryMaxTimes": str(number_of(form, "retry_max_times", 0, 1000)),
+        "retryQueueNums": str(number_of(form, "retry_queue_nums", 1, 1024)),
+    }
+    request = PlanRequest(PlanKind.GROUP_SETTINGS, one.name, settings=settings)
+    words = ("group", "create", one.name, "--retry-max-times", settings["retryMaxTimes"])
+    return await planned(visit, request, command(visit, *words), visit.url("groups", one.name))
+
+
+async def plan_group_deletion(visit: Visit) -> Answer:
+    one = found_group(visit)
+    await checked_form(visit)
+    request = PlanRequest(PlanKind.DELETE_GROUP, one.name, remove_offsets=True)
+    return await planned(visit, request, command(visit, "group", "delete", one.name, "--offsets"), visit.url("groups"))

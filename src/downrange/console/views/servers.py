@@ -1,0 +1,235 @@
+"""Brokers, name servers and the clients that are connected to them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from downrange.client.admin.plans import PlanKind, PlanRequest
+from downrange.client.pipeline_status import PIPELINES_TOPIC, PipelineStatus
+from downrange.console.findings import differing_keys
+from downrange.console.pages import Page
+from downrange.console.requests import Answer, Refused, Visit, checked_form, see_other
+from downrange.console.snapshot import BrokerState
+from downrange.console.tables import Column, listing
+from downrange.console.views.plans import planned
+from downrange.console.views.shared import LIVE_SECONDS, broker_columns, command, crumb, role_of
+from downrange.model.errors import MQError
+from downrange.protocol.codes import version_name
+from downrange.settings import masked
+
+
+async def brokers(visit: Visit) -> Answer:
+    snapshot = visit.cluster.snapshot
+    table = listing(
+        snapshot.brokers.values(), broker_columns(visit), visit.query, search=lambda one: str(one.broker),
+        name="brokers", caption="Brokers",
+    )  # fmt: skip
+    if visit.query.get("format") == "csv":
+        return table
+    gone = [{"broker": name, "since": since} for name, since in snapshot.lost.items()]
+    lead = [f"{one['broker']} is gone: no name server lists it." for one in gone]
+    chrome = {"tables": [table], "lead": lead, "live": LIVE_SECONDS, "empty": "No broker is registered."}
+    data = {**table.data(), "gone": gone}
+    return Page("listing.html", "Brokers", data, command(visit, "cluster", "list"), chrome=chrome)
+
+
+def _processes(visit: Visit) -> list[BrokerState]:
+    name = visit.path("broker")
+    found = [one for one in visit.cluster.snapshot.brokers.values() if one.name == name]
+    if not found:
+        raise Refused(404, f"there is no broker {name}, or the console has not heard of it yet")
+    return sorted(found, key=lambda one: one.broker.broker_id)
+
+
+async def broker(visit: Visit) -> Answer:
+    """One broker: its master and its slaves, their figures, and how their settings differ from those of others."""
+    processes = _processes(visit)
+    snapshot = visit.cluster.snapshot
+    settings = {str(one.broker.address): masked(one.settings) for one in processes}
+    others = {one.name: masked(one.settings) for one in snapshot.masters if one.settings}
+    wanted = visit.query.get("key", "").strip().lower()
+    first = processes[0]
+    rows = [
+        {"key": key, "value": value, "others": _others(key, first.name, others)}
+        for key, value in sorted(masked(first.settings).items())
+        if wanted in key.lower() or wanted in value.lower()
+    ]
+    table = listing(processes, broker_columns(visit), {}, name="processes", caption="Processes")
+    data = {
+        "broker": first.name,
+        "processes": table.rows,
+        "failed": {one.broker.address: one.error for one in processes if one.error is not None},
+        "version": first.runtime.version if first.runtime is not None else None,
+        "figures": dict(sorted(first.runtime.table.items())) if first.runtime is not None else {},
+        "settings": settings,
+        "differences": differing_keys(others) if len(others) > 1 else [],
+    }
+    chrome = {
+        "table": table,
+        "rows": rows,
+        "key": visit.query.get("key", ""),
+        "findings": [one for one in visit.console.findings(visit, visit.cluster) if one.subject == first.name],
+        "crumbs": [crumb(visit, "Brokers", "brokers")],
+        "live": LIVE_SECONDS,
+        "roles": {one.broker.address: role_of(one) for one in processes},
+    }
+    words = ("config", "get", "-b", first.name)
+    return Page("broker.html", first.name, data, command(visit, *words), chrome=chrome)
+
+
+def _others(key: str, name: str, tables: dict[str, dict[str, str]]) -> str:
+    """What other masters have for a key, where that is something else."""
+    mine = tables.get(name, {}).get(key)
+    return ", ".join(
+        f"{other}: {table.get(key, 'not set')}" for other, table in tables.items() if table.get(key) != mine
+    )
+
+
+async def plan_broker_settings(visit: Visit) -> Answer:
+    """A plan that changes settings of one broker while it runs; the broker decides which may be changed."""
+    form = await checked_form(visit)
+    name = visit.path("broker")
+    settings: dict[str, str] = {}
+    for line in form.get("settings", "").splitlines():
+        if line.strip():
+            key, equals, value = line.partition("=")
+            if not equals:
+                raise Refused(400, f"{line!r} is not key=value")
+            settings[key.strip()] = value.strip()
+    if not settings:
+        raise Refused(400, "type at least one key=value")
+    request = PlanRequest(PlanKind.BROKER_SETTINGS, name, settings=settings, broker=name)
+    words = ("config", "update", *(f"{key}={value}" for key, value in settings.items()), "-b", name)
+    return await planned(visit, request, command(visit, *words), visit.url("brokers", name))
+
+
+async def write_permission(visit: Visit) -> Answer:
+    """Let producers leave a broker, or come back to it: its permission in the routes of all name servers."""
+    form = await checked_form(visit)
+    name = visit.path("broker")
+    is_wipe = form.get("action") == "wipe"
+    if is_wipe and form.get("name", "") != name:
+        raise Refused(400, f"type the name {name} to confirm; nothing was done")
+    namesrv = visit.admin.namesrv
+    answers = await (namesrv.wipe_write_perm(name) if is_wipe else namesrv.add_write_perm(name))
+    failed = {server: str(error) for server, error in answers.failed.items()}
+    action = "wipe write permission" if is_wipe else "add write permission"
+    visit.audit(action, "failed" if failed else "done", subject=name, done=list(answers.done), failed=failed)
+    answers.raise_if_none()
+    return see_other(visit.url("brokers", name))
+
+
+async def name_servers(visit: Visit) -> Answer:
+    """Name servers, and where their settings differ."""
+    snapshot = visit.cluster.snapshot
+    tables = {address: masked(table) for address, table in snapshot.namesrvs.items()}
+    unlike = set(differing_keys(tables)) if len(tables) > 1 else set()
+    keys = sorted({key for table in tables.values() for key in table}, key=lambda key: (key not in unlike, key))
+    data = {
+        "name_servers": tables,
+        "configured": list(visit.cluster.config.namesrv_addresses),
+        "errors": snapshot.namesrv_errors if snapshot.error is None else {visit.cluster.namesrv: snapshot.error},
+        "differences": sorted(unlike),
+    }
+    chrome = {"keys": keys, "unlike": unlike, "live": LIVE_SECONDS}
+    words = ("namesrv-admin", "config")
+    return Page("name_servers.html", "Name servers", data, command(visit, *words), chrome=chrome)
+
+
+# --- clients ----------------------------------------------------------------------------------------------------------
+
+
+async def clients(visit: Visit) -> Answer:
+    """All producers and consumers that are connected, as brokers know them."""
+    rows = _clients(visit)
+    kind = visit.query.get("kind", "all")
+    shown = [row for row in rows if kind in ("all", row["kind"])]
+    columns: list[Column[dict[str, Any]]] = [
+        Column("client", "client", lambda row: row["client"], "code"),
+        Column("kind", "kind", lambda row: row["kind"]),
+        Column("group", "group", lambda row: row["group"], link=lambda row: row["address_of_group"]),
+        Column("address", "address", lambda row: row["address"], "code"),
+        Column("language", "language", lambda row: row["language"]),
+        Column("version", "version", lambda row: row["version"]),
+        Column("brokers", "brokers", lambda row: row["brokers"]),
+        Column("heard", "last heard", lambda row: row["heard"], "time"),
+    ]
+    table = listing(
+        shown, columns, visit.query, search=lambda row: f"{row['client']} {row['group']} {row['address']}",
+        sort="client", name="clients", caption="Clients",
+    )  # fmt: skip
+    if visit.query.get("format") == "csv":
+        return table
+    choices = [
+        {"label": one, "address": f"?kind={one}", "is_current": one == kind} for one in ("all", "producer", "consumer")
+    ]
+    chrome = {"tables": [table], "choices": choices, "live": LIVE_SECONDS, "empty": "No client is connected."}
+    return Page("listing.html", "Clients", table.data(), command(visit, "cluster", "producers"), chrome=chrome)
+
+
+def _clients(visit: Visit) -> list[dict[str, Any]]:
+    snapshot = visit.cluster.snapshot
+    found: dict[tuple[str, str, str], dict[str, Any]] = {}
+    for state in snapshot.masters:
+        for one in state.producers:
+            row = found.setdefault(
+                ("producer", one.group, one.client_id),
+                {
+                    "client": one.client_id, "kind": "producer", "group": one.group, "address": one.address,
+                    "language": one.language, "version": version_name(one.version), "brokers": state.name,
+                    "heard": one.heard_at or "", "address_of_group": None,
+                },
+            )  # fmt: skip
+            if state.name not in row["brokers"].split(", "):
+                row["brokers"] += f", {state.name}"
+            row["heard"] = max(row["heard"] or 0, one.heard_at) or ""
+    for group in snapshot.groups.values():
+        for member in group.members.values():
+            found["consumer", group.name, member.client_id] = {
+                "client": member.client_id, "kind": "consumer", "group": group.name, "address": member.address,
+                "language": member.language, "version": version_name(member.version),
+                "brokers": ", ".join(sorted(member.brokers)), "heard": group.members_at or "",
+                "address_of_group": visit.url("groups", group.name) + "?tab=members",
+            }  # fmt: skip
+    return list(found.values())
+
+
+# --- pipelines --------------------------------------------------------------------------------------------------------
+
+
+async def pipelines(visit: Visit) -> Answer:
+    """Spark queries, as they report themselves to a topic: the newest report of each."""
+    error = ""
+    found: tuple[PipelineStatus, ...] = ()
+    if PIPELINES_TOPIC in visit.cluster.snapshot.topics:
+        try:
+            found = await visit.admin.pipelines.list()
+        except MQError as failure:
+            error = str(failure)
+    columns: list[Column[PipelineStatus]] = [
+        Column("query", "query", lambda one: one.name),
+        Column("kind", "kind", lambda one: one.kind),
+        Column("source", "from", lambda one: one.source),
+        Column("target", "to", lambda one: one.target),
+        Column("behind", "behind", lambda one: one.behind, "number"),
+        Column("rows", "rows/s", lambda one: one.rows_per_second, "rate"),
+        Column("batch", "time of a batch", lambda one: _millis(one.batch_seconds), "span"),
+        Column("heard", "last heard", lambda one: one.timestamp, "time"),
+        Column("error", "last error", lambda one: one.last_error or ""),
+    ]
+    table = listing(
+        found, columns, visit.query, search=lambda one: one.name, name="pipelines", caption="Pipelines",
+    )  # fmt: skip
+    if visit.query.get("format") == "csv":
+        return table
+    chrome = {
+        "tables": [table],
+        "failed": {PIPELINES_TOPIC: error} if error else {},
+        "live": LIVE_SECONDS,
+        "empty": f"No pipeline has reported. Spark queries report to the topic {PIPELINES_TOPIC} while they run.",
+    }
+    return Page("listing.html", "Pipelines", table.data(), command(visit, "pipeline", "list"), chrome=chrome)
+
+
+def _millis(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds * 1000

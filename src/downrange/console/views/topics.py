@@ -1,0 +1,293 @@
+"""Topics: the list, one topic with its queues and groups, creating one, and plans to change or delete one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+from urllib.parse import urlencode
+
+from starlette.responses import Response
+
+from downrange.client.admin.plans import PlanKind, PlanRequest
+from downrange.console.formats import plural
+from downrange.console.pages import Page, json_text
+from downrange.console.requests import Answer, Refused, Visit, checked_form, see_other
+from downrange.console.snapshot import GroupState, QueueEnds, TopicState
+from downrange.console.tables import Column, listing
+from downrange.console.users_file import Role
+from downrange.console.views.plans import planned
+from downrange.console.views.shared import LIVE_SECONDS, chart_data, chart_rows, command, crumb, range_of, tab
+from downrange.model.message import Message, MessageQueue
+from downrange.model.topics import TopicConfig
+
+KINDS = ("topic", "retry", "dead letters", "system", "one-broker", "all")
+PERMISSIONS = {6: "read and write", 4: "read only", 2: "write only", 0: "none"}
+
+
+async def topics(visit: Visit) -> Answer:
+    snapshot = visit.cluster.snapshot
+    kind = visit.query.get("kind", "topic")
+    if kind not in KINDS:
+        raise Refused(400, f"kind={kind}: there are {', '.join(KINDS)}")
+    readers = _readers(snapshot.groups.values())
+    columns: list[Column[TopicState]] = [
+        Column("topic", "topic", lambda one: one.name, link=lambda one: visit.url("topics", one.name)),
+        Column("rate", "in/s", lambda one: one.rate, "rate"),
+        Column("messages", "messages", lambda one: one.count if one.at else None, "number"),
+        Column("queues", "queues", lambda one: len(one.queues) if one.at else None, "number"),
+        Column("brokers", "brokers", lambda one: len(snapshot.brokers_of_topic(one.name)), "number"),
+        Column("groups", "groups", lambda one: readers.get(one.name, 0), "number"),
+        Column("last", "last message", lambda one: one.last if one.at else None, "time"),
+    ]
+    table = listing(
+        [one for one in snapshot.topics.values() if _is_of(visit, one, kind)], columns, visit.query,
+        search=lambda one: one.name, sort="topic", name="topics", caption="Topics",
+    )  # fmt: skip
+    if visit.query.get("format") == "csv":
+        return table
+    choices = [{"label": one, "address": "?" + urlencode({"kind": one}), "is_current": one == kind} for one in KINDS]
+    actions = [{"label": "New topic", "address": visit.url("new-topic")}] if visit.may(Role.OPERATOR) else []
+    chrome = {
+        "tables": [table], "choices": choices, "actions": actions, "live": LIVE_SECONDS,
+        "empty": f"No topic yet. Make one: {command(visit, 'topic', 'create', 'orders')}",
+    }  # fmt: skip
+    return Page("listing.html", "Topics", table.data(), command(visit, "topic", "list"), chrome=chrome)
+
+
+def _readers(groups: Any) -> dict[str, int]:
+    """How many groups read each topic."""
+    counts: dict[str, int] = {}
+    for group in groups:
+        for topic in group.topics:
+            counts[topic] = counts.get(topic, 0) + 1
+    return counts
+
+
+def _is_of(visit: Visit, topic: TopicState, kind: str) -> bool:
+    if kind == "one-broker":
+        snapshot = visit.cluster.snapshot
+        return topic.kind == "topic" and len(snapshot.brokers_of_topic(topic.name)) == 1
+    return kind == "all" or topic.kind == kind
+
+
+def found_topic(visit: Visit) -> TopicState:
+    name = visit.path("topic")
+    topic = visit.cluster.snapshot.topics.get(name)
+    if topic is None:
+        known = "" if visit.cluster.snapshot.at else ", or the console has not heard of it yet"
+        raise Refused(404, f"no broker of {visit.cluster.name} serves the topic {name}{known}")
+    visit.cluster.look("topic", name)
+    visit.console.samplers[visit.cluster.name].nudge()
+    return topic
+
+
+async def topic(visit: Visit) -> Answer:
+    one = found_topic(visit)
+    snapshot = visit.cluster.snapshot
+    shown = visit.query.get("tab", "queues")
+    groups = snapshot.groups_of(one.name)
+    for group in groups[:50]:
+        visit.cluster.look("group", group.name)
+    group_table = listing(groups, _group_columns(visit, one.name), {}, sort="behind", name="groups", caption="Groups")
+    queue_columns: list[Column[tuple[MessageQueue, QueueEnds]]] = [
+        Column("queue", "queue", lambda row: row[0].queue_id, "offset"),
+        Column("broker", "broker", lambda row: row[0].broker_name),
+        Column("first", "min", lambda row: row[1].first, "offset"),
+        Column("end", "max", lambda row: row[1].end, "offset", link=lambda row: _last(visit, *row)),
+        Column("messages", "messages", lambda row: row[1].end - row[1].first, "number"),
+        Column("last", "last message", lambda row: row[1].last, "time"),
+    ]
+    parameters = {key: value for key, value in visit.query.items() if key in ("sort", "order", "page", "tab")}
+    queues = listing(
+        sorted(one.queues.items()), queue_columns, {"sort": "queue", "order": "asc"} | parameters, name="queues",
+        caption="Queues",
+    )  # fmt: skip
+    span = range_of(visit)
+    configs = {state.name: state.topics[one.name] for state in snapshot.brokers_of_topic(one.name)}
+    writers = sum(1 for state in snapshot.masters for _ in state.producers)
+    data = {
+        "topic": one.name,
+        "kind": one.kind,
+        "facts": facts(visit, one, configs),
+        "rate": one.rate,
+        "messages": one.count,
+        "at": one.at,
+        "failed": dict(one.errors),
+        "queues": queues.rows,
+        "groups": group_table.rows,
+        "settings": {name: config_row(config) for name, config in configs.items()},
+    }
+    chrome = {
+        "queue_table": queues,
+        "group_table": group_table,
+        "tab": shown,
+        "tabs": [
+            tab(visit, "queues", "Queues and groups"),
+            tab(visit, "send", "Send") if visit.may(Role.OPERATOR) else tab(visit, "settings", "Settings"),
+            *([tab(visit, "settings", "Settings")] if visit.may(Role.OPERATOR) else []),
+        ],
+        "crumbs": [crumb(visit, "Topics", "topics")],
+        "range": span,
+        "ranges": ("1h", "6h", "24h", "7d", "30d"),
+        "chart": chart_rows(visit, visit.cluster, f"topic:{one.name}", span),
+        "chart_source": visit.url("topics", one.name, "chart") + f".json?range={span}",
+        "live": LIVE_SECONDS if shown == "queues" else 0,
+        "writers": writers,
+        "result": visit.query.get("sent", ""),
+        "permissions": PERMISSIONS,
+        "again": _again(visit),
+    }
+    return Page("topic.html", one.name, data, command(visit, "topic", "status", one.name), chrome=chrome)
+
+
+def _again(visit: Visit) -> dict[str, str]:
+    """Fields of the form of sending, from the address: `Send again` of a message fills them."""
+    return {key: visit.query.get(key, "") for key in ("body", "tags", "keys", "properties")}
+
+
+def _last(visit: Visit, queue: MessageQueue, ends: QueueEnds) -> str | None:
+    if ends.end <= ends.first:
+        return None
+    return visit.url("at", queue.topic, queue.broker_name, str(queue.queue_id), str(ends.end - 1))
+
+
+def facts(visit: Visit, one: TopicState, configs: dict[str, TopicConfig]) -> str:
+    queues = sum(config.write_queue_nums for config in configs.values())
+    words = {PERMISSIONS.get(config.perm & 6, "none") for config in configs.values()}
+    oldest = [one.runtime.earliest_message_timestamp for one in visit.cluster.snapshot.masters if one.runtime]
+    kept = min((stamp for stamp in oldest if stamp), default=None)
+    parts = [f"{plural(queues, 'queue')} on {plural(len(configs), 'broker')}", " or ".join(sorted(words))]
+    parts.append(plural(one.count, "message"))
+    if kept is not None:
+        parts.append(f"the broker keeps messages since {visit.console.look(visit, visit.cluster).time(kept)}")
+    return " · ".join(parts)
+
+
+def config_row(config: TopicConfig) -> dict[str, Any]:
+    return {
+        "readQueueNums": config.read_queue_nums,
+        "writeQueueNums": config.write_queue_nums,
+        "perm": PERMISSIONS.get(config.perm & 6, "none"),
+        "order": config.order,
+        "attributes": config.attributes or {},
+    }
+
+
+def _group_columns(visit: Visit, topic: str) -> list[Column[GroupState]]:
+    def behind(group: GroupState) -> int:
+        return sum(at.behind for queue, at in group.queues.items() if queue.topic == topic)
+
+    def oldest(group: GroupState) -> int | None:
+        ages = [at.oldest for queue, at in group.queues.items() if queue.topic == topic and at.behind]
+        known = [age for age in ages if age is not None]
+        return max(known) if known else (None if behind(group) else 0)
+
+    def expression(group: GroupState) -> str:
+        found = group.subscriptions.get(topic)
+        return found.expression if found is not None else ""
+
+    return [
+        Column("group", "group", lambda one: one.name, link=lambda one: visit.url("groups", one.name)),
+        Column("behind", "behind", behind, "number"),
+        Column("oldest", "oldest waiting", oldest, "span"),
+        Column("members", "members", lambda one: len(one.members) if one.members_at else None, "number"),
+        Column("filter", "filter", expression, "code"),
+    ]
+
+
+async def topic_chart(visit: Visit) -> Answer:
+    rows = chart_rows(visit, visit.cluster, f"topic:{visit.path('topic')}", range_of(visit))
+    return Response(json_text({"data": chart_data(rows, 1), "marks": []}), media_type="application/json")
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+
+async def new_topic(visit: Visit) -> Answer:
+    chrome = {"crumbs": [crumb(visit, "Topics", "topics")], "clusters_known": _cluster_names(visit)}
+    return Page("new_topic.html", "New topic", {}, command(visit, "topic", "create", "NAME"), chrome=chrome)
+
+
+def _cluster_names(visit: Visit) -> list[str]:
+    return sorted({one.broker.cluster for one in visit.cluster.snapshot.masters})
+
+
+async def create_topic(visit: Visit) -> Answer:
+    form = await checked_form(visit)
+    queues = number_of(form, "queues", 1, 1024)
+    config = TopicConfig(form.get("name", "").strip(), queues, queues, order=form.get("order") == "on")
+    if kind := form.get("message_type", ""):
+        config = replace(config, attributes={"message.type": kind})
+    answers = await visit.admin.topics.create(config, cluster=form.get("cluster") or None)
+    outcome = "failed" if answers.failed else "done"
+    failures = {str(server): str(error) for server, error in answers.failed.items()}
+    visit.audit("create topic", outcome, subject=config.topic_name, failed=failures)
+    answers.raise_if_none()
+    visit.console.samplers[visit.cluster.name].soon()
+    return see_other(visit.url("topics") + "?" + urlencode({"q": config.topic_name}))
+
+
+def number_of(form: dict[str, str], name: str, least: int, most: int) -> int:
+    text = form.get(name, "").strip()
+    if not text.isdecimal() or len(text) > 12 or not least <= int(text) <= most:
+        raise Refused(400, f"{name}: {text!r} is no whole number from {least} to {most:,}")
+    return int(text)
+
+
+async def send(visit: Visit) -> Answer:
+    """Send a test message."""
+    one = found_topic(visit)
+    form = await checked_form(visit)
+    message = Message(
+        one.name,
+        form.get("body", "").encode(),
+        form.get("tags", "").strip() or None,
+        form.get("keys", "").strip() or None,
+        properties=parse_properties(form.get("properties", "")),
+    )
+    level = form.get("delay", "0")
+    if level.isdecimal() and 0 < int(level) <= 18:
+        message.properties["DELAY"] = level
+    queue = form.get("queue", "")
+    broker, _, number = queue.rpartition("/")
+    result = await _send(visit, message, broker or None, int(number) if broker and number.isdecimal() else None)
+    visit.audit("send", "done", subject=one.name, message=result, bytes=len(message.body))
+    return see_other(visit.url("topics", one.name) + "?" + urlencode({"tab": "send", "sent": result}))
+
+
+async def _send(visit: Visit, message: Message, broker: str | None, queue: int | None) -> str:
+    level = message.properties.pop("DELAY", None)
+    if level is not None:
+        message.delay_level = int(level)
+    return (await visit.admin.messages.send(message, broker, queue)).message_id
+
+
+def parse_properties(text: str) -> dict[str, str]:
+    """`name=value`, one a line."""
+    found = {}
+    for line in text.splitlines():
+        if line.strip():
+            name, equals, value = line.partition("=")
+            if not equals or not name.strip():
+                raise Refused(400, f"properties: {line!r} is not name=value")
+            found[name.strip()] = value.strip()
+    return found
+
+
+async def plan_topic_settings(visit: Visit) -> Answer:
+    """A plan that changes queues and permission on each broker of a topic."""
+    one = found_topic(visit)
+    form = await checked_form(visit)
+    queues, perm = str(number_of(form, "queues", 1, 1024)), str(number_of(form, "perm", 0, 6))
+    settings = {"readQueueNums": queues, "writeQueueNums": queues, "perm": perm}
+    request = PlanRequest(PlanKind.TOPIC_SETTINGS, one.name, settings=settings)
+    words = ("topic", "update", one.name, "-r", queues, "-w", queues, "-p", perm)
+    return await planned(visit, request, command(visit, *words), visit.url("topics", one.name))
+
+
+async def plan_topic_deletion(visit: Visit) -> Answer:
+    """A plan that says who still reads a topic."""
+    one = found_topic(visit)
+    await checked_form(visit)
+    request = PlanRequest(PlanKind.DELETE_TOPIC, one.name)
+    return await planned(visit, request, command(visit, "topic", "delete", one.name), visit.url("topics"))

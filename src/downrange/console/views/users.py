@@ -1,0 +1,149 @@
+"""Users and access rules of clusters with access control: RocketMQ 5.3's, and the accounts of 4.x."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+from urllib.parse import urlencode
+
+from downrange.client.admin.users import (
+    AclInfo,
+    DeleteAclRequest,
+    ListAclsRequest,
+    PolicyEntryInfo,
+    PolicyInfo,
+    UserInfo,
+)
+from downrange.console.pages import Page
+from downrange.console.requests import Answer, Refused, Visit, checked_form, see_other
+from downrange.console.tables import Column, listing
+from downrange.console.views.shared import command
+from downrange.model.errors import MQError
+
+SECONDS = 5.0
+
+
+async def users(visit: Visit) -> Answer:
+    people, rules, problems = await _asked(visit)
+    columns: list[Column[dict[str, Any]]] = [
+        Column("user", "user", lambda row: row["user"]),
+        Column("type", "type", lambda row: row["type"]),
+        Column("status", "status", lambda row: row["status"]),
+        Column("brokers", "brokers", lambda row: row["brokers"]),
+    ]
+    table = listing(
+        people, columns, visit.query, search=lambda row: str(row["user"]), sort="user", name="users", caption="Users"
+    )
+    if visit.query.get("format") == "csv":
+        return table
+    data = {"users": people, "rules": rules, "problems": problems}
+    chrome = {"table": table, "result": visit.query.get("done", "")}
+    return Page("users.html", "Users", data, command(visit, "user", "list"), chrome=chrome)
+
+
+async def _asked(visit: Visit) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, str]]:
+    problems: dict[str, str] = {}
+    people: dict[str, dict[str, Any]] = {}
+    rules: list[dict[str, Any]] = []
+    try:
+        async with asyncio.timeout(SECONDS):
+            found = await visit.admin.users.list()
+            listed = await visit.admin.acls.list(ListAclsRequest())
+    except TimeoutError:
+        return [], [], {visit.cluster.name: f"no answer within {SECONDS:g} s"}
+    except MQError as error:
+        return [], [], {visit.cluster.name: str(error)}
+    for broker, known in found.done.items():
+        for user in known:
+            row = people.setdefault(
+                user.username or "",
+                {
+                    "user": user.username or "",
+                    "type": user.user_type or "",
+                    "status": user.user_status or "",
+                    "brokers": "",
+                },
+            )
+            row["brokers"] = ", ".join(filter(None, (row["brokers"], broker.name)))
+    seen: set[str] = set()
+    for acls in listed.done.values():
+        for acl in acls:
+            for row in _rules(acl):
+                if (key := repr(row)) not in seen:
+                    seen.add(key)
+                    rules.append(row)
+    problems.update({str(broker): str(error) for broker, error in {**found.failed, **listed.failed}.items()})
+    return list(people.values()), rules, problems
+
+
+def _rules(acl: AclInfo) -> list[dict[str, Any]]:
+    return [
+        {
+            "subject": acl.subject or "",
+            "resource": entry.resource or "",
+            "actions": ", ".join(entry.actions or ()),
+            "sources": ", ".join(entry.source_ips or ()),
+            "decision": entry.decision or "",
+        }
+        for policy in acl.policies or ()
+        for entry in policy.entries or ()
+    ]
+
+
+async def put_user(visit: Visit) -> Answer:
+    """Create a user, or change a password, type or status."""
+    form = await checked_form(visit)
+    name, password = form.get("name", "").strip(), form.get("password", "")
+    if not name:
+        raise Refused(400, "a user needs a name")
+    is_new = form.get("action") == "create"
+    if is_new and not password:
+        raise Refused(400, "a new user needs a password")
+    user = UserInfo(
+        username=name,
+        password=password or None,
+        user_type=form.get("type") or None,
+        user_status=form.get("status") or None,
+    )
+    admin = visit.admin.users
+    answers = await (admin.create(user) if is_new else admin.update(user))
+    return _told(visit, "create user" if is_new else "change user", name, answers)
+
+
+async def delete_user(visit: Visit) -> Answer:
+    form = await checked_form(visit)
+    name = form.get("user", "")
+    if not name or form.get("name", "") != name:
+        raise Refused(400, f"type the name {name} to confirm; nothing was done")
+    return _told(visit, "delete user", name, await visit.admin.users.delete(name))
+
+
+async def put_rule(visit: Visit) -> Answer:
+    form = await checked_form(visit)
+    subject, resource = form.get("subject", "").strip(), form.get("resource", "").strip()
+    if not subject or not resource:
+        raise Refused(400, "a rule needs a user and a resource, as User:alice and Topic:orders")
+    subject = subject if ":" in subject else f"User:{subject}"
+    entry = PolicyEntryInfo(
+        resource=resource,
+        actions=tuple(filter(None, form.get("actions", "").replace(" ", "").split(","))),
+        source_ips=tuple(filter(None, form.get("sources", "").replace(" ", "").split(","))) or None,
+        decision=form.get("decision", "Allow"),
+    )
+    acl = AclInfo(subject=subject, policies=(PolicyInfo(policy_type="Custom", entries=(entry,)),))
+    return _told(visit, "put rule", f"{subject} {resource}", await visit.admin.acls.put(acl))
+
+
+async def delete_rule(visit: Visit) -> Answer:
+    form = await checked_form(visit)
+    subject, resource = form.get("subject", ""), form.get("resource", "")
+    rule = DeleteAclRequest(subject=subject, resource=resource)
+    return _told(visit, "delete rule", f"{subject} {resource}", await visit.admin.acls.delete(rule))
+
+
+def _told(visit: Visit, action: str, subject: str, answers: Any) -> Answer:
+    failed = {str(server): str(error) for server, error in answers.failed.items()}
+    visit.audit(action, "failed" if failed else "done", subject=subject, failed=failed)
+    if failed:
+        raise Refused(502, "; ".join(f"{server}: {error}" for server, error in failed.items()))
+    return see_other(visit.url("users") + "?" + urlencode({"done": f"{action}: {subject}"}))
