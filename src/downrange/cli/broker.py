@@ -89,6 +89,8 @@ def run_standalone(
     grpc_port: int | None = typer.Option(
         None, "--grpc-port", min=-1, max=65535, help="Port for gRPC clients; 0 takes a free one, -1 is none. [8081]"
     ),
+    console: bool = typer.Option(False, "--console", help="Run the web console, too, in a process of its own."),
+    console_port: int = typer.Option(8082, "--console-port", min=0, max=65535, help="Port of the web console."),
     config_file: Path | None = typer.Option(None, "--config", "-c", help="RocketMQ broker.conf for the broker."),
     tls_mode: TlsMode = None,
     tls_config: TlsFile = None,
@@ -97,6 +99,7 @@ def run_standalone(
 ) -> None:
     """Run a name server and a broker in one process: all that sending and receiving needs."""
     from downrange.broker.app import RunningBroker, broker, load_config, protections
+    from downrange.cli.console_child import ConsoleWish, console_beside
     from downrange.cli.grpc_port import grpc_beside
     from downrange.cli.process import check_bind, overrides, serve, start_logging, warn
     from downrange.namesrv.app import load_config as load_namesrv_config
@@ -105,6 +108,7 @@ def run_standalone(
     from downrange.transport.tls_config import is_tls_key
 
     directory = data.resolve()
+    wants_console = ConsoleWish(console_port, bind, insecure) if console else None
     tls = overrides(**{"tls.server.mode": tls_mode, "tls.config.file": tls_config})
     given = read_properties(config_file) if config_file else {}
     settings = tls | overrides(
@@ -137,17 +141,18 @@ def run_standalone(
     warn(warnings)
 
     @asynccontextmanager
-    async def both() -> AsyncIterator[tuple[str, RunningBroker, int | None]]:
+    async def both() -> AsyncIterator[tuple[str, RunningBroker, int | None, str | None]]:
         async with name_server(namesrv_config) as names:
             address = f"{bind}:{names.port}"
             async with (
                 broker(replace(config, namesrv_addr=address), store) as running,
                 grpc_beside(running) as port,
+                console_beside(wants_console, running, address, directory) as page,
             ):
-                yield address, running, port
+                yield address, running, port, page
 
-    def ready(started: tuple[str, RunningBroker, int | None]) -> tuple[str, dict[str, str]]:
-        address, running, port = started
+    def ready(started: tuple[str, RunningBroker, int | None, str | None]) -> tuple[str, dict[str, str]]:
+        address, running, port, page = started
         live = running.config.broker
         metrics = f"http://127.0.0.1:{running.metrics_port}/metrics" if running.metrics_port else "off"
         text = (
@@ -157,6 +162,7 @@ def run_standalone(
             f"  gRPC         {'off' if port is None else f'{bind}:{port}'}\n"
             f"  data         {directory}\n"
             f"  metrics      {metrics}\n"
+            f"  console      {page or 'off; --console starts it'}\n"
             "Try in another terminal:\n"
             f"  downrange topic list -n {address}\n"
             f"  downrange message send hello 'Hello, world' -n {address}\n"

@@ -22,6 +22,7 @@ from downrange.cli import (
     cluster,
     cluster_up,
     config,
+    console,
     consume,
     controller,
     dlq,
@@ -110,6 +111,7 @@ message.app.command("half")(waiting.half)
 app.add_typer(message.app, name="message")
 app.add_typer(dlq.app, name="dlq")
 app.add_typer(config.app, name="config")
+app.add_typer(console.app, name="console")
 app.add_typer(user.app, name="user")
 app.add_typer(acl.app, name="acl")
 app.add_typer(namesrv_admin.app, name="namesrv-admin")
