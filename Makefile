@@ -6,6 +6,7 @@ PY := .venv/bin/python
 setup:
 	@scripts/setup
 
+# CONSOLE=1 ends with the web console on a cluster that has something to look at.
 demo: setup
 	@$(PY) examples/demo.py
 

@@ -2,6 +2,7 @@
 
 One name server and two brokers start; two thousand messages are sent while one broker is killed; it comes back. A
 consumer group gets every acknowledged message, and the pipelines archive them as Parquet, ask SQL and draw pictures.
+With CONSOLE=1 the web console follows, until Ctrl-C.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from downrange import (
     AsyncPushConsumer,
     ConsumeFromWhere,
     ConsumerConfig,
+    Later,
     Message,
     ProducerConfig,
     ReceivedMessage,
@@ -31,7 +33,7 @@ from downrange.cli.spark_session import spark_session
 from downrange.client.admin import Admin
 from downrange.client.config import ClientConfig
 from downrange.model.errors import MQError
-from downrange.model.topics import TRACE_TOPIC, TopicConfig
+from downrange.model.topics import TRACE_TOPIC, SubscriptionGroupConfig, TopicConfig
 from downrange.transport.loop import run
 
 MESSAGES = 2000
@@ -175,6 +177,44 @@ def run_pipelines(directory: Path, namesrv: str, acknowledged: set[str]) -> None
         print(f"   {pictures} pictures in {PICTURES}")
 
 
+async def leave_something_to_look_at(namesrv: str) -> None:
+    """A group that is behind, dead letters, a delayed message: what an operator opens a console for."""
+
+    async def refuse(message: ReceivedMessage) -> Later | None:
+        return Later(delay_level=-1) if message.keys[0].endswith("7") else None
+
+    config = ConsumerConfig(consume_from_where=ConsumeFromWhere.FIRST_OFFSET, trace=True)
+    async with (
+        AsyncProducer("demo", namesrv, ProducerConfig(trace=True)) as producer,
+        Admin(ClientConfig.of(namesrv)) as admin,
+        AsyncPushConsumer("shipping", namesrv, config, on_message=refuse) as shipping,
+    ):
+        await shipping.subscribe("orders")
+        await admin.groups.create(SubscriptionGroupConfig("search-index"))
+        await admin.offsets.reset("search-index", "orders", 0)
+        for number in range(40):
+            await producer.send(Message("orders", b'{"order": %d}' % number, tags="new", keys=f"late-{number}"))
+        await producer.send(Message("orders", b"tomorrow", keys="delayed-1", delay_level=18))
+        async with asyncio.timeout(30):
+            while not any(topic.startswith("%DLQ%shipping") for topic in await admin.topics.names()):  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+
+
+def run_console(directory: Path, namesrv: str) -> None:
+    """The web console until Ctrl-C, with a cluster that has something to look at."""
+    run(leave_something_to_look_at(namesrv))
+    command = [sys.executable, "-m", "downrange.cli.main", "console", "-n", f"demo={namesrv}"]
+    with subprocess.Popen(
+        [*command, "--history", str(directory / "console.db")], stdout=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout is not None
+        print(f"{child.stdout.readline().strip()}   (Ctrl-C ends the demo)", flush=True)
+        try:
+            child.wait()
+        except KeyboardInterrupt:
+            child.wait()
+
+
 async def show(directory: Path, namesrv: str, brokers: dict[str, Server]) -> set[str]:
     async with Admin(ClientConfig.of(namesrv)) as admin:
         await admin.topics.create(TopicConfig("orders", 4, 4), cluster="DefaultCluster")
@@ -213,6 +253,8 @@ def main() -> None:
             )
             acknowledged = run(show(directory, namesrv.address, servers))
             run_pipelines(directory, namesrv.address, acknowledged)
+            if os.environ.get("CONSOLE") == "1":
+                run_console(directory, namesrv.address)
         finally:
             for server in [*servers.values(), namesrv]:
                 if server.process.poll() is None:
