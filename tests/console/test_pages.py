@@ -262,6 +262,11 @@ def test_waiting_messages_are_listed(browser: Browser) -> None:
     assert [row["keys"] for row in data["rows"]] == ["late-1"]
 
 
+def test_times_are_told_in_the_zone_of_the_browser(browser: Browser) -> None:
+    browser.cookies["zone"] = "Asia%2FShanghai"
+    assert 'value="Asia/Shanghai"' in browser.get("/settings").text
+
+
 def test_tables_as_csv(browser: Browser) -> None:
     got = browser.get("/c/local/topics?format=csv")
     assert got.headers["content-type"] == "text/csv; charset=utf-8"

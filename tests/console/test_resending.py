@@ -151,3 +151,21 @@ def test_a_killed_console_goes_on_where_it_was(cluster: EmbeddedBroker, tmp_path
         assert process.wait(20) == 0
         assert process.stdout is not None
         process.stdout.close()
+
+
+def test_letters_that_cannot_be_sent_are_listed_with_their_reasons(cluster: EmbeddedBroker) -> None:
+    """The letters were deleted meanwhile: every one fails, says why, and has its row."""
+    with running_console(console_of(cluster)) as running:
+        browser = running.browser()
+        job = planned(browser)
+        plan = browser.submit("/c/local/topics/%25DLQ%25billing/plan-deletion", {}, job)
+        assert plan.status == 303, plan.text
+        browser.submit(f"{plan.location}/apply", {"name": "%DLQ%billing"}, plan.location)
+        assert browser.json(plan.location)["state"] == "done"
+        browser.submit(f"{job}/start", {"rate": "1000"}, job)
+        data = browser.until(job, lambda data: data["state"] == "done")
+        assert (data["sent"], data["failed"]) == (0, LETTERS)
+        assert len(data["failures"]) == LETTERS
+        assert all(one["reason"] for one in data["failures"])
+        assert "failed" in browser.get(job).text
+        assert len(browser.get(f"{job}?format=csv").text.splitlines()) == LETTERS + 1

@@ -157,7 +157,7 @@ class Jobs:
         self.file.execute_many(
             "INSERT INTO items VALUES (?, ?, ?, ?, ?, ?, 0, '', '', '')",
             (
-                (job_id, place_text(one.place), number, one.message.offset_message_id, one.origin_message_id, WAITING)
+                (job_id, place_text(one.place), number, one.message.offset_message_id, one.message.message_id, WAITING)
                 for number, one in enumerate(letters)
             ),
         )

@@ -131,7 +131,7 @@ def sentences(plan: Plan) -> list[str]:
     """What a plan does, in words."""
     request = plan.request
     if request.kind in MOVES:
-        return [*_move_sentences(plan), *(f"{note}." for note in plan.notes)]
+        return _move_sentences(plan)
     match request.kind:
         case PlanKind.DELETE_TOPIC:
             messages = sum(int(str(change.context.get("messages") or 0)) for change in plan.changes)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
-from urllib.parse import parse_qsl, quote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import RedirectResponse, Response
@@ -87,7 +87,7 @@ class Visit:
 
     @property
     def zone(self) -> Any:
-        return formats.zone(self.request.cookies.get("zone"))
+        return formats.zone(unquote(self.request.cookies.get("zone", "")))
 
     @property
     def query(self) -> dict[str, str]:

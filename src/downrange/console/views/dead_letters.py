@@ -156,7 +156,7 @@ def _row(visit: Visit, letter: DeadLetter, mask: re.Pattern[str] | None) -> dict
     shows = visit.console.config.access.show_bodies and mask is None
     return {
         "letter": message.offset_message_id,
-        "id": letter.origin_message_id,
+        "id": message.message_id,
         "topic": letter.origin_topic,
         "tag": message.tags or "",
         "keys": " ".join(message.keys),

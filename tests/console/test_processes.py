@@ -1,0 +1,205 @@
+"""The console as a process: beside a standalone broker, with TLS, with accounts of a cluster, with silent brokers."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import os
+import re
+import signal
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from downrange.client.config import ClientConfig
+from downrange.console.config import AccessConfig, ConsoleConfig, LoginKind
+from downrange.testing import broker
+from tests.integration.test_users import ACCESS
+from tests.support.broker_client import standalone
+from tests.support.certificates import Certificates
+from tests.support.console import QUICK, Browser, running_console
+from tests.support.user_requests import SECRETS
+
+COMMAND = [sys.executable, "-m", "downrange"]
+
+
+@contextmanager
+def process(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """A `downrange` command that is ended, however it goes."""
+    running = subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        yield running
+    finally:
+        if running.poll() is None:
+            running.kill()
+        running.wait()
+        assert running.stdout is not None
+        running.stdout.close()
+
+
+def line_with(running: subprocess.Popen[str], word: str) -> str:
+    assert running.stdout is not None
+    lines = []
+    for line in running.stdout:
+        lines.append(line)
+        if word in line:
+            return line
+    raise AssertionError(f"no line with {word}: {lines}")
+
+
+def browser_of(line: str) -> Browser:
+    found = re.search(r"https?://\S+", line)
+    assert found is not None, line
+    parts = urlsplit(found[0])
+    assert parts.hostname is not None
+    assert parts.port is not None
+    return Browser(parts.hostname, parts.port)
+
+
+def until_gone(browser: Browser, seconds: float = 30) -> None:
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            browser.get("/healthz")
+        except OSError:
+            return
+        assert time.monotonic() < end, "the console still answers"
+        time.sleep(0.05)
+
+
+def test_the_console_of_a_standalone_broker_ends_with_it(tmp_path: Path) -> None:
+    ports = ("--namesrv-port", "0", "--broker-port", "0", "--metrics-port", "-1", "--grpc-port", "-1")
+    arguments = ("standalone", "--data", str(tmp_path), *ports, "--console", "--console-port", "0")
+    with process(*arguments) as running:
+        browser = browser_of(line_with(running, "  console  "))
+        browser.until("/c/local", lambda data: bool(data["brokers"]))
+        assert (tmp_path / "console.db").exists()
+        os.kill(running.pid, signal.SIGKILL)
+        until_gone(browser)
+
+
+def test_the_console_serves_tls(tmp_path: Path) -> None:
+    certificates = Certificates.make(tmp_path / "certificates")
+    cert, key = certificates.server
+    config = tmp_path / "tls.properties"
+    config.write_text(f"tls.server.certPath={cert}\ntls.server.keyPath={key}\n")
+    with process("console", "-n", "127.0.0.1:1", "--port", "0", "--tls-config", str(config)) as running:
+        line = line_with(running, "console ready on")
+        assert "https://" in line
+        port = browser_of(line).port
+
+        def certificate() -> bytes | None:
+            trust = ssl.create_default_context(cafile=str(certificates.ca))
+            connection = http.client.HTTPSConnection("127.0.0.1", port, context=trust, timeout=30)
+            connection.request("GET", "/healthz")
+            answer = connection.getresponse()
+            assert answer.status == 200
+            assert answer.headers["strict-transport-security"]
+            assert isinstance(connection.sock, ssl.SSLSocket)
+            found = connection.sock.getpeercert(binary_form=True)
+            connection.close()
+            return found
+
+        first = certificate()
+        certificates.renew()
+        assert certificate() != first  # a changed certificate is used at once
+
+
+def test_wrong_options_are_refused_in_one_line() -> None:
+    for arguments, words in (
+        (("--bind", "0.0.0.0"), "can be reached from other machines"),
+        (("--auth", "file"), "--users"),
+        (("--auth", "magic"), "expected none, file, acl, header"),
+        (("--mask", "("), "regular expression"),
+    ):
+        done = subprocess.run([*COMMAND, "console", *arguments], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 2
+        assert words in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_user_is_added_with_a_password_from_a_pipe(tmp_path: Path) -> None:
+    path = tmp_path / "users"
+    arguments = [*COMMAND, "console", "add-user", "ada", "--users", str(path), "--role", "admin"]
+    done = subprocess.run(arguments, input="long enough\n", capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert path.read_text().startswith("ada:admin:scrypt:")
+
+
+async def test_people_log_in_with_the_accounts_of_the_cluster(tmp_path: Path) -> None:
+
+    async with standalone(tmp_path, broker_options=ACCESS) as running:
+        (namesrv,) = running.config.broker.namesrv_addresses
+        own = ClientConfig((namesrv,), access_key="root", secret_key=SECRETS["root"])
+        config = ConsoleConfig({"local": own}, port=0, access=AccessConfig(LoginKind.ACL), pace=QUICK)
+
+        def look() -> None:
+            with running_console(config) as console:
+                browser = console.browser()
+                wrong = browser.post("/login", {"name": "root", "password": "not the secret"})
+                assert wrong.status == 401
+                assert SECRETS["root"] not in wrong.text
+                right = browser.post("/login", {"name": "root", "password": SECRETS["root"]})
+                assert right.status == 303
+                data = browser.until("/c/local/users", lambda data: any(row["user"] == "root" for row in data["users"]))
+                assert SECRETS["root"] not in str(data)
+                form = {"name": "eve", "password": "eveSecret1", "action": "create", "type": "Normal"}
+                assert browser.submit("/c/local/users/put", form, "/c/local/users").status == 303
+                rule = {"subject": "eve", "resource": "Topic:orders", "actions": "Pub", "decision": "Allow"}
+                assert browser.submit("/c/local/users/put-rule", rule, "/c/local/users").status == 303
+                rules = browser.json("/c/local/users")["rules"]
+                assert [(row["subject"], row["resource"], row["actions"]) for row in rules] == [
+                    ("User:eve", "Topic:orders", "Pub")
+                ]
+                gone = {"subject": "User:eve", "resource": "Topic:orders"}
+                assert browser.submit("/c/local/users/delete-rule", gone, "/c/local/users").status == 303
+                assert (
+                    browser.submit("/c/local/users/delete", {"user": "eve", "name": "eve"}, "/c/local/users").status
+                    == 303
+                )
+                assert "eveSecret1" not in str(browser.json("/audit"))
+                assert browser.submit("/logout", {}, "/c/local/users").status == 303
+                assert browser.get("/c/local/users").status == 303
+
+        await asyncio.to_thread(look)
+
+
+def test_a_cluster_without_access_control_lets_nobody_in() -> None:
+    with broker() as cluster:
+        access = AccessConfig(LoginKind.ACL)
+        config = ConsoleConfig({"local": ClientConfig.of(cluster.namesrv)}, port=0, access=access, pace=QUICK)
+        with running_console(config) as console:
+            answer = console.browser().post("/login", {"name": "anybody", "password": "anything"})
+            assert answer.status == 401
+            assert "no access control" in answer.text
+
+
+def test_a_broker_that_is_stopped_keeps_its_figures_with_their_age(tmp_path: Path) -> None:
+    ports = ("--namesrv-port", "0", "--metrics-port", "-1", "--grpc-port", "-1", "--broker-port", "0")
+    with process("namesrv", "--port", "0", "--data", str(tmp_path / "namesrv")) as names:
+        found = re.search(r"ready on (\S+)", line_with(names, "ready on"))
+        assert found is not None
+        namesrv = found[1].rstrip(",")
+        options = ("broker", "-n", namesrv, "--name", "broker-a", "--port", "0", "--data", str(tmp_path / "a"))
+        with process(*options, *ports[2:6]) as server:
+            line_with(server, "ready on")
+            config = ConsoleConfig({"local": ClientConfig.of(namesrv)}, port=0, pace=QUICK)
+            with running_console(config) as console:
+                browser = console.browser()
+                browser.until("/c/local/brokers", lambda data: any(row["state"] == "online" for row in data["rows"]))
+                os.kill(server.pid, signal.SIGSTOP)
+                try:
+                    data = browser.until("/c/local/brokers", lambda data: data["rows"][0]["state"] == "silent")
+                    assert data["rows"][0]["at"] > 0
+                    began = time.monotonic()
+                    page = browser.get("/c/local")
+                    assert time.monotonic() - began < 5
+                    assert "broker-a does not answer" in page.text
+                finally:
+                    os.kill(server.pid, signal.SIGCONT)
+                browser.until("/c/local/brokers", lambda data: data["rows"][0]["state"] == "online")
