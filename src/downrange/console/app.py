@@ -8,7 +8,7 @@ import socket
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
-from typing import Any
+from typing import Any, Final
 from urllib.parse import quote
 
 import uvicorn
@@ -33,6 +33,9 @@ from downrange.console.views import ADDRESSES
 from downrange.model.errors import MQError
 
 log = logging.getLogger(__name__)
+
+
+WARM_SECONDS: Final = 1.5
 
 
 class ConsoleCannotListen(MQError):
@@ -72,8 +75,10 @@ class Console:
             self._findings[cluster.name] = kept
         return kept[2]
 
-    def warm(self) -> None:
-        self._templates.warm()
+    async def warm(self) -> None:
+        """Prepare the templates when the first page is out: it comes sooner without that."""
+        await asyncio.sleep(WARM_SECONDS)
+        await asyncio.to_thread(self._templates.warm)
 
     def render(self, visit: Visit, page: Page) -> str:
         return self._templates.render(page.template, {**self._layout(visit, page), **page.data, **page.chrome})
@@ -179,7 +184,7 @@ async def console(config: ConsoleConfig, tls: ssl.SSLContext | None = None) -> A
     async with watching(list(built.clusters.values()), config.pace, built.file) as samplers:
         built.samplers = samplers
         serving = asyncio.create_task(server.serve([listening]))
-        warming = asyncio.create_task(asyncio.to_thread(built.warm))
+        warming = asyncio.create_task(built.warm())
         try:
             port = listening.getsockname()[1]
             host = f"[{config.bind}]" if ":" in config.bind else config.bind
@@ -187,7 +192,8 @@ async def console(config: ConsoleConfig, tls: ssl.SSLContext | None = None) -> A
         finally:
             server.should_exit = True
             built.streams.begin_to_close()
-            await asyncio.gather(serving, warming)
+            warming.cancel()
+            await asyncio.wait((serving, warming))
             await built.streams.close()
             await built.jobs.close()
             await built.logins.close()

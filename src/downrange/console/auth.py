@@ -61,6 +61,7 @@ class Logins:
         self._sessions: dict[str, LoginSession] = {}
         self._failures: dict[tuple[str, str], deque[float]] = {}
         self._secret = secrets.token_bytes(32)
+        self._closing: asyncio.Future[None] | None = None
 
     def __repr__(self) -> str:
         return f"<Logins {self.access.login} sessions={len(self._sessions)}>"
@@ -102,7 +103,7 @@ class Logins:
         if self._users is not None and self._users.role(session.who.name) is not session.who.role:
             is_over = True
         if is_over:
-            del self._sessions[cookie or ""]
+            self._closing = asyncio.ensure_future(self.log_out(cookie))
             return None
         return session.who
 

@@ -20,6 +20,7 @@ from downrange.console.users_file import Role
 from downrange.console.views.plans import planned
 from downrange.console.views.shared import (
     LIVE_SECONDS,
+    age_of,
     chart_data,
     chart_rows,
     command,
@@ -140,6 +141,8 @@ def _facts(visit: Visit, one: GroupState) -> str:
         parts.append(one.message_model.lower())
     if one.consume_rate:
         parts.append(f"{one.consume_rate:.1f}/s consumed")
+    if one.at and (age := age_of(visit, one.at)):
+        parts.append(age)
     return " · ".join(parts)
 
 

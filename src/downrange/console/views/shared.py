@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Any, Final
 
+from downrange.console import formats
 from downrange.console.clusters import Cluster
 from downrange.console.findings import growth_of
 from downrange.console.history import DAY, RANGES, Row, thinned
@@ -131,6 +132,15 @@ def broker_columns(visit: Visit) -> list[Column[BrokerState]]:
         Column("lag", "slave behind", lag, "size"),
         Column("at", "asked", lambda one: one.at, "time"),
     ]
+
+
+def age_of(visit: Visit, at: int) -> str:
+    """How old figures are, where they are older than twice their interval on a screen; else empty."""
+    if not at:
+        return "no figures yet"
+    pace = visit.console.config.pace
+    is_old = visit.now - at > 2000 * pace.seen + 1000
+    return f"figures of {formats.when(at, visit.zone, visit.now)}" if is_old else ""
 
 
 def crumb(visit: Visit, label: str, *parts: str) -> dict[str, str]:

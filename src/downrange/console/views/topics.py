@@ -16,7 +16,7 @@ from downrange.console.snapshot import GroupState, QueueEnds, TopicState
 from downrange.console.tables import Column, listing
 from downrange.console.users_file import Role
 from downrange.console.views.plans import planned
-from downrange.console.views.shared import LIVE_SECONDS, chart_data, chart_rows, command, crumb, range_of, tab
+from downrange.console.views.shared import LIVE_SECONDS, age_of, chart_data, chart_rows, command, crumb, range_of, tab
 from downrange.model.message import Message, MessageQueue
 from downrange.model.topics import TopicConfig
 
@@ -160,6 +160,8 @@ def facts(visit: Visit, one: TopicState, configs: dict[str, TopicConfig]) -> str
     parts.append(plural(one.count, "message"))
     if kept is not None:
         parts.append(f"the broker keeps messages since {visit.console.look(visit, visit.cluster).time(kept)}")
+    if age := age_of(visit, one.at):
+        parts.append(age)
     return " · ".join(parts)
 
 
