@@ -203,3 +203,34 @@ def test_a_broker_that_is_stopped_keeps_its_figures_with_their_age(tmp_path: Pat
                 finally:
                     os.kill(server.pid, signal.SIGCONT)
                 browser.until("/c/local/brokers", lambda data: data["rows"][0]["state"] == "online")
+
+
+PLAIN = """accounts:
+- accessKey: root-key
+  secretKey: root-secret-1
+  admin: true
+"""
+
+
+def test_accounts_of_4x_are_changed(tmp_path: Path) -> None:
+    file = tmp_path / "plain_acl.yml"
+    file.write_text(PLAIN)
+    file.chmod(0o600)
+    with broker({"aclEnable": "true", "aclFile": str(file)}) as cluster:
+        own = ClientConfig((cluster.namesrv,), access_key="root-key", secret_key="root-secret-1")  # noqa: S106
+        config = ConsoleConfig({"local": own}, port=0, access=AccessConfig(LoginKind.ACL), pace=QUICK)
+        with running_console(config) as console:
+            browser = console.browser()
+            assert browser.post("/login", {"name": "root-key", "password": "root-secret-1"}).status == 303
+            data = browser.until("/c/local/users", lambda data: bool(data["files"]))
+            assert data["files"][0]["broker"] == "broker-a"
+            form = {"key": "shop-key", "secret": "shop-secret", "topic_perm": "PUB"}
+            done = browser.submit("/c/local/users/put-account", form, "/c/local/users")
+            assert done.status == 303, done.text
+            assert "shop-key" in file.read_text()
+            gone = browser.submit(
+                "/c/local/users/delete-account", {"key": "shop-key", "name": "shop-key"}, "/c/local/users"
+            )
+            assert gone.status == 303, gone.text
+            assert "shop-key" not in file.read_text()
+            assert "shop-secret" not in str(browser.json("/audit"))

@@ -14,6 +14,7 @@ from downrange.console.views import (
     messages,
     moves,
     overview,
+    plain_accounts,
     plans,
     servers,
     tail,
@@ -85,5 +86,7 @@ ADDRESSES: Final = (
     Address("POST", f"{_C}/users/delete", users.delete_user, Role.ADMIN, writes=True),
     Address("POST", f"{_C}/users/put-rule", users.put_rule, Role.ADMIN, writes=True),
     Address("POST", f"{_C}/users/delete-rule", users.delete_rule, Role.ADMIN, writes=True),
+    Address("POST", f"{_C}/users/put-account", plain_accounts.put_account, Role.ADMIN, writes=True),
+    Address("POST", f"{_C}/users/delete-account", plain_accounts.delete_account, Role.ADMIN, writes=True),
     Address("GET", "/find", find.find),
 )

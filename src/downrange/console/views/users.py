@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any
-from urllib.parse import urlencode
 
 from downrange.client.admin.users import (
     AclInfo,
@@ -15,8 +14,9 @@ from downrange.client.admin.users import (
     UserInfo,
 )
 from downrange.console.pages import Page
-from downrange.console.requests import Answer, Refused, Visit, checked_form, see_other
+from downrange.console.requests import Answer, Refused, Visit, checked_form
 from downrange.console.tables import Column, listing
+from downrange.console.views.plain_accounts import account_files, told
 from downrange.console.views.shared import command
 from downrange.model.errors import MQError
 
@@ -36,7 +36,8 @@ async def users(visit: Visit) -> Answer:
     )
     if visit.query.get("format") == "csv":
         return table
-    data = {"users": people, "rules": rules, "problems": problems}
+    files, plain_problems = await account_files(visit)
+    data = {"users": people, "rules": rules, "problems": problems, "files": files, "plain_problems": plain_problems}
     chrome = {"table": table, "result": visit.query.get("done", "")}
     return Page("users.html", "Users", data, command(visit, "user", "list"), chrome=chrome)
 
@@ -107,7 +108,7 @@ async def put_user(visit: Visit) -> Answer:
     )
     admin = visit.admin.users
     answers = await (admin.create(user) if is_new else admin.update(user))
-    return _told(visit, "create user" if is_new else "change user", name, answers)
+    return told(visit, "create user" if is_new else "change user", name, answers)
 
 
 async def delete_user(visit: Visit) -> Answer:
@@ -115,7 +116,7 @@ async def delete_user(visit: Visit) -> Answer:
     name = form.get("user", "")
     if not name or form.get("name", "") != name:
         raise Refused(400, f"type the name {name} to confirm; nothing was done")
-    return _told(visit, "delete user", name, await visit.admin.users.delete(name))
+    return told(visit, "delete user", name, await visit.admin.users.delete(name))
 
 
 async def put_rule(visit: Visit) -> Answer:
@@ -131,19 +132,11 @@ async def put_rule(visit: Visit) -> Answer:
         decision=form.get("decision", "Allow"),
     )
     acl = AclInfo(subject=subject, policies=(PolicyInfo(policy_type="Custom", entries=(entry,)),))
-    return _told(visit, "put rule", f"{subject} {resource}", await visit.admin.acls.put(acl))
+    return told(visit, "put rule", f"{subject} {resource}", await visit.admin.acls.put(acl))
 
 
 async def delete_rule(visit: Visit) -> Answer:
     form = await checked_form(visit)
     subject, resource = form.get("subject", ""), form.get("resource", "")
     rule = DeleteAclRequest(subject=subject, resource=resource)
-    return _told(visit, "delete rule", f"{subject} {resource}", await visit.admin.acls.delete(rule))
-
-
-def _told(visit: Visit, action: str, subject: str, answers: Any) -> Answer:
-    failed = {str(server): str(error) for server, error in answers.failed.items()}
-    visit.audit(action, "failed" if failed else "done", subject=subject, failed=failed)
-    if failed:
-        raise Refused(502, "; ".join(f"{server}: {error}" for server, error in failed.items()))
-    return see_other(visit.url("users") + "?" + urlencode({"done": f"{action}: {subject}"}))
+    return told(visit, "delete rule", f"{subject} {resource}", await visit.admin.acls.delete(rule))
