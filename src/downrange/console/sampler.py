@@ -199,6 +199,8 @@ class Sampler:
                     self._answers.member(group, member, await _in_time(asking))
         except MQError as error:
             self._answers.failed(broker, state, question, str(error))
+            if isinstance(error, AnswerTimedOut) and question.kind is not Kind.MEMBER:  # a member may be silent itself
+                state.error = str(error)
 
     def _remember_since(self, name: str) -> None:
         """A group that was behind before the console started has been so since then."""
