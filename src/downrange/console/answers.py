@@ -18,6 +18,7 @@ from downrange.console.snapshot import (
     Producer,
     QueueEnds,
     QueueProgress,
+    Replicas,
     Snapshot,
     TopicState,
     Waiting,
@@ -25,6 +26,7 @@ from downrange.console.snapshot import (
 )
 from downrange.model.topics import SubscriptionGroupConfig, TopicConfig
 from downrange.protocol.bodies.consumers import ConsumerRunningInfo
+from downrange.protocol.bodies.controller import BrokerReplicasInfo
 from downrange.protocol.bodies.groups import ConsumerConnection, ProducerTable
 from downrange.protocol.bodies.statistics import ConsumeStats, QueueTimeSpan, TopicStats
 
@@ -172,3 +174,15 @@ class Answers:
                     member.error = error
             case _:
                 pass
+
+
+def sets_of(told: BrokerReplicasInfo) -> dict[str, Replicas]:
+    """Broker sets as the leading controller knows them."""
+    return {
+        name: Replicas(
+            info.master_address or "",
+            tuple(one.broker_id for one in info.in_sync_replicas),
+            tuple(one.broker_id for one in info.not_in_sync_replicas),
+        )
+        for name, info in told.replicas_info_table.items()
+    }

@@ -133,6 +133,32 @@ def _slaves_behind(look: Looked) -> Iterator[Finding]:
             yield Finding(Harm.RISK, text, look.at("brokers", state.name), "slave-behind", state.name)
 
 
+def _controllers(look: Looked) -> Iterator[Finding]:
+    known = look.snapshot.controllers
+    if known is None:
+        return
+    if not known.leader:
+        text = "No controller leads: a master that is lost is not replaced."
+        yield Finding(Harm.RISK, text, look.at("brokers"), "no-controller")
+    for address, error in known.errors.items():
+        yield Finding(
+            Harm.RISK,
+            f"Controller {address} does not answer: {error}.",
+            look.at("brokers"),
+            "controller-silent",
+            address,
+        )
+    for name, replicas in known.sets.items():
+        link = look.at("brokers", name)
+        if not replicas.master:
+            text = f"{name} has no master: the controller has found no replica that may become one."
+            yield Finding(Harm.LOSS, text, link, "no-master", name)
+        if replicas.behind:
+            ids = ", ".join(map(str, replicas.behind))
+            text = f"{name}: {plural(len(replicas.behind), 'replica')} ({ids}) not in sync, which cannot become master."
+            yield Finding(Harm.RISK, text, link, "not-in-sync", name)
+
+
 def _groups_behind(look: Looked) -> Iterator[Finding]:
     for group in look.snapshot.groups_behind:
         behind = group.behind or 0
@@ -273,6 +299,7 @@ RULES: Final[tuple[Callable[[Looked], Iterator[Finding]], ...]] = (
     _brokers_gone,
     _broker_state,
     _slaves_behind,
+    _controllers,
     _groups_behind,
     _members_differ,
     _queues_without_member,

@@ -16,12 +16,12 @@ from downrange.client.brokers import Broker
 from downrange.client.errors import ClientError
 from downrange.client.per_server import ask_each
 from downrange.clock import Clock
-from downrange.console.answers import Answers
+from downrange.console.answers import Answers, sets_of
 from downrange.console.clusters import ANSWER_SECONDS, Cluster
 from downrange.console.history import DAY
 from downrange.console.history_file import HistoryFile
 from downrange.console.schedule import Kind, Pace, Question, Tier, Wanted, due
-from downrange.console.snapshot import BrokerState, GroupState, sum_known
+from downrange.console.snapshot import BrokerState, Controllers, GroupState, sum_known
 from downrange.model.errors import MQError
 
 log = logging.getLogger(__name__)
@@ -127,7 +127,29 @@ class Sampler:
             for found in answers.done.values():
                 self._cluster.snapshot.namesrvs = dict(found.done)
                 self._cluster.snapshot.namesrv_errors = {name: str(error) for name, error in found.failed.items()}
+            if addresses := self._cluster.snapshot.controller_addresses:
+                await self._look_at_controllers(addresses)
             await self._clock.sleep(self._pace.configs)
+
+    async def _look_at_controllers(self, addresses: list[str]) -> None:
+        """Who leads, and which replicas are in sync."""
+        controllers = self._cluster.admin.controllers
+        snapshot = self._cluster.snapshot
+        try:
+            views = await _in_time(controllers.metadata(addresses))
+        except MQError as error:
+            snapshot.controllers = Controllers(errors={address: str(error) for address in addresses})
+            return
+        leaders = [view.controller_leader_address or address for address, view in views.done.items() if view.is_leader]
+        found = Controllers(leaders[0] if leaders else "", {name: str(error) for name, error in views.failed.items()})
+        if found.leader:
+            try:
+                names = sorted({one.name for one in snapshot.brokers.values()})
+                told = await _in_time(controllers.sync_state(addresses, names))
+                found.sets = sets_of(told)
+            except MQError as error:
+                found.errors[found.leader] = str(error)
+        snapshot.controllers = found
 
     # --- one broker -----------------------------------------------------------------------------------------------
 

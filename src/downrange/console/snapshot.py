@@ -46,6 +46,23 @@ class BrokerState:
         return self.broker.broker_id == 0
 
 
+class Replicas(NamedTuple):
+    """A broker set under a controller: its master, and the ids of its replicas that are in sync or not."""
+
+    master: str
+    in_sync: tuple[int, ...]
+    behind: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Controllers:
+    """The controllers that brokers name in their settings; `leader` is empty while none leads."""
+
+    leader: str = ""
+    errors: dict[str, str] = field(default_factory=dict)
+    sets: dict[str, Replicas] = field(default_factory=dict)
+
+
 class Waiting(NamedTuple):
     """What no consumer of a broker's topics can see yet; ages in milliseconds, None where nothing waits."""
 
@@ -208,11 +225,22 @@ class Snapshot:
     namesrvs: dict[str, dict[str, str]] = field(default_factory=dict)
     """The settings of each name server that answered."""
     namesrv_errors: dict[str, str] = field(default_factory=dict)
+    controllers: Controllers | None = None
+    """None: no broker is under a controller."""
     at: int = 0
     """When the list of brokers was last known."""
     error: str | None = None
     lost: dict[str, int] = field(default_factory=dict)
     """Brokers that name servers no longer list, by name, and since when."""
+
+    @property
+    def controller_addresses(self) -> list[str]:
+        """Those that brokers under a controller name in their settings."""
+        found: dict[str, None] = {}
+        for state in self.brokers.values():
+            if state.settings.get("enableControllerMode") == "true":
+                found |= dict.fromkeys(filter(None, state.settings.get("controllerAddr", "").split(";")))
+        return [address.strip() for address in found]
 
     def _waiting(self) -> list[Waiting]:
         return [one.waiting for one in self.masters if one.waiting is not None]

@@ -12,10 +12,12 @@ from downrange.console.findings import Finding, Harm, Looked, differing_keys, fi
 from downrange.console.history import History
 from downrange.console.snapshot import (
     BrokerState,
+    Controllers,
     GroupState,
     Member,
     QueueEnds,
     QueueProgress,
+    Replicas,
     Snapshot,
     TopicState,
     Waiting,
@@ -83,6 +85,26 @@ def test_a_slave_behind() -> None:
     slave = Broker("10.0.0.2:10911", "broker-a", "c", 1)
     snapshot.brokers[slave.address] = BrokerState(slave, BrokerRuntime({"commitLogMaxOffset": str(50 << 20)}), NOW)
     assert "50 MiB behind" in found_in(snapshot)["slave-behind"].text
+
+
+def test_controllers_and_replicas_out_of_sync() -> None:
+    snapshot = healthy()
+    snapshot.controllers = Controllers("10.0.0.9:9878", {}, {"broker-a": Replicas("10.0.0.1:10911", (1, 2), ())})
+    assert found_in(snapshot) == {}
+    snapshot.controllers = Controllers("", {"10.0.0.9:9878": "refused"}, {"broker-a": Replicas("", (1,), (2, 3))})
+    found = found_in(snapshot)
+    assert found["no-controller"].text.startswith("No controller leads")
+    assert "refused" in found["controller-silent"].text
+    assert found["no-master"].harm is Harm.LOSS
+    assert found["not-in-sync"].text == "broker-a: 2 replicas (2, 3) not in sync, which cannot become master."
+
+
+def test_controllers_are_those_of_the_settings_of_brokers() -> None:
+    snapshot = healthy()
+    assert snapshot.controller_addresses == []
+    settings = {"enableControllerMode": "true", "controllerAddr": "c1:9878;c2:9878"}
+    snapshot.brokers["10.0.0.1:10911"].settings = settings
+    assert snapshot.controller_addresses == ["c1:9878", "c2:9878"]
 
 
 def test_a_group_without_members_stuck_or_growing() -> None:
