@@ -84,7 +84,7 @@ class MessageWriter:
             self.on_appended(seconds)
         if refusal is not None:
             self.statistics.failed_puts += len(messages) - messages.stored
-        if self.store.applies_at_once and (refusal is None or messages.stored):
+        if self.store.follower.at_once and (refusal is None or messages.stored):
             self._applied(messages)
         if self._links:
             self._wake_slaves()

@@ -92,13 +92,14 @@ class MessageStore(MessageReader):
         self._refusals = Refusals()
         self._refusals.refuse("closed", "the store is not open")
         self._dispatcher = Dispatcher(queues, index, config.delay_level_millis(), bitmap_of)
-        self._follower = LogFollower(self.commit_log, self._dispatcher, self._refusals, is_slave=is_slave)
-        self._flushing = Flushing(self.commit_log, self._follower, self.checkpoint, self._refusals)
+        self.follower = LogFollower(self.commit_log, self._dispatcher, self._refusals, is_slave=is_slave)
+        """Puts what is in the log into the queues; `follower.at_once`: messages are there when `append` returns."""
+        self._flushing = Flushing(self.commit_log, self.follower, self.checkpoint, self._refusals)
         self._truncation = Truncation(root, segments, files)
         self._removal = Removal(segments, queues, index, self._flushing, self._refusals, files)
         # Called for every message, so without a step in between. The rest is below: an object with more than thirty
         # attributes is slower to all who use it.
-        appender = MessageAppender(self.commit_log, self._follower, self.limits, self._refusals, self._now)
+        appender = MessageAppender(self.commit_log, self.follower, self.limits, self._refusals, self._now)
         self.add = appender.add
         self.add_each = appender.add_each
         self.append = appender.append
@@ -192,7 +193,7 @@ class MessageStore(MessageReader):
             machine_stopped=machine_stopped,
         ).run(report)
         self.queues.take_counts()  # those of the replay: the messages came in before
-        self._follower.offset = self.commit_log.max_offset
+        self.follower.offset = self.commit_log.max_offset
         self._dispatcher.last_store_timestamp = self.commit_log.last_store_timestamp
 
     def close(self) -> None:
@@ -248,7 +249,7 @@ class MessageStore(MessageReader):
     def set_role(self, role: BrokerRole) -> None:
         """Become the store of a master, which takes messages, or of a slave, which takes a master's log."""
         self.config = replace(self.config, broker_role=role)
-        self._follower.is_slave = role is BrokerRole.SLAVE
+        self.follower.is_slave = role is BrokerRole.SLAVE
         if role is BrokerRole.SLAVE:
             self._refusals.refuse("slave", "this broker is a slave: it takes messages from its master only")
         else:
@@ -282,13 +283,8 @@ class MessageStore(MessageReader):
         return self.commit_log.flushed_offset
 
     @property
-    def applies_at_once(self) -> bool:
-        """Are messages in their queues when `append` returns? With the transient pool only after a commit."""
-        return self._follower.at_once
-
-    @property
     def dispatch_behind_bytes(self) -> int:
-        return self._follower.behind_bytes
+        return self.follower.behind_bytes
 
     @property
     def is_transient_pool_deficient(self) -> bool:
@@ -304,11 +300,11 @@ class MessageStore(MessageReader):
     @property
     def whole_end(self) -> PhysicalOffset:
         """The end of the last whole record: behind it lies at most the beginning of a record from a master."""
-        return self.commit_log.whole_end(self._follower.offset)
+        return self.commit_log.whole_end(self.follower.offset)
 
     def set_confirm_offset(self, offset: int | None) -> None:
         """Let only records that end at or before this offset be read by queue (None: all); see `dispatch_pending`."""
-        self._follower.set_limit(offset)
+        self.follower.set_limit(offset)
 
     def hide_unconfirmed(self, offset: int) -> None:
         """Take the records that end behind an offset out of their queues. They keep their queue offsets."""
@@ -318,7 +314,7 @@ class MessageStore(MessageReader):
         if newest is not None and newest.queue.max_physical_offset > offset:
             raw = newest.queue.read(QueueOffset(newest.queue.max_offset - 1), 1)
             queues.truncate(PhysicalOffset(ENTRY.unpack(raw)[0]), keep_numbers=True)
-        self._follower.offset = max(self.min_offset, queues.max_physical_offset)
+        self.follower.offset = max(self.min_offset, queues.max_physical_offset)
         self.set_confirm_offset(offset)
 
     def truncate(self, offset: int) -> None:
@@ -330,7 +326,7 @@ class MessageStore(MessageReader):
         end = PhysicalOffset(offset)
         if not self.min_offset <= end < self.max_offset:
             raise StoreError(f"a log from {self.min_offset} to {self.max_offset} cannot be cut at {end}")
-        confirmed = self._follower.limit
+        confirmed = self.follower.limit
         self.flush_commit_log()  # what stays counts as safe afterwards
         self._truncation.note(end)
         self._segments.discard_prepared()
@@ -354,7 +350,7 @@ class MessageStore(MessageReader):
         self._refusals.check_takes_data()
 
     def dispatch_pending(self, applied: Callable[[NewMessages], None] = lambda messages: None) -> None:
-        self._follower.dispatch_pending(applied)
+        self.follower.dispatch_pending(applied)
 
     def commit(self, least_pages: int = 0) -> bool:
         return self._flushing.commit(least_pages)

@@ -100,5 +100,5 @@ def test_nothing_is_held_on_to(tmp_path: Path) -> None:
 
 
 def replay_again(store: MessageStore) -> None:
-    store._follower.offset = PhysicalOffset(0)
+    store.follower.offset = PhysicalOffset(0)
     assert len(dispatched(store)) == 40

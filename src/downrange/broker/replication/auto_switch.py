@@ -137,7 +137,7 @@ class AutoSwitchReplication(Replication):
     @property
     def confirm_offset(self) -> int:
         """The end of the part of the log that consumers may read."""
-        if self._store.applies_at_once:
+        if self._store.follower.at_once:
             return self._store.max_offset
         return self._slaves.confirm_offset if self.role is HaRole.MASTER else self._copying.confirm_offset
 

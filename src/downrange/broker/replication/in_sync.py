@@ -269,7 +269,7 @@ class InSyncSlaves(Slaves):
     def _confirm(self, term: Mastership) -> None:
         """Let records be read that all members in sync have; a master that is alone needs no limit."""
         store = self._store
-        was_limited = not store.applies_at_once
+        was_limited = not store.follower.at_once
         if not was_limited:
             self.confirm_offset = store.max_offset
         confirmed = term.confirmed_end(store.max_offset)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -25,11 +25,11 @@ class PublishInfo:
     queues: tuple[MessageQueue, ...]
     addresses: dict[str, str]
     is_ordered: bool = False
+    has_choice: bool = field(init=False)
+    """Whether several brokers serve the topic."""
 
-    @property
-    def has_choice(self) -> bool:
-        """Whether several brokers serve the topic."""
-        return self.queues[0].broker_name != self.queues[-1].broker_name
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "has_choice", self.queues[0].broker_name != self.queues[-1].broker_name)
 
     @property
     def brokers(self) -> tuple[str, ...]:
