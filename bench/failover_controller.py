@@ -87,6 +87,7 @@ async def one_round(drill: Drill, fault: ControlledFault) -> dict[str, Any]:
     ended = time.monotonic()
     return {
         "gap": round(drill.load.longest_gap(began, ended)[0], 3),
+        "wait": round(drill.load.longest_wait(began, ended), 3),
         "seconds": round(ended - began, 1),
         "failed": drill.load.failed.total() - failed,
         "load": round(os.getloadavg()[0], 1),
@@ -113,6 +114,7 @@ async def outcome(drill: Drill, name: str, rounds: list[dict[str, Any]], line: d
         "duplicates": sum(times - 1 for times in stored.values()),
         "unconfirmed": load.unconfirmed,
         "failed": dict(load.failed),
+        "failed_example": load.failed_example,
         "not_received": load.not_received,
         "queued_acknowledged": len(drill.queued_acknowledged),
         "hits": drill.hits,
@@ -173,7 +175,7 @@ def read(directory: Path) -> list[Life]:
 
 HEADER: Final = (
     "fault", "rounds", "acknowledged", "lost", "not consumed", "duplicates", "unconfirmed", "failed sends",
-    "s without master: p50", "p99", "most", "logs equal", "load average",
+    "s without master: p50", "p99", "most", "s consumer waited: p50", "most", "logs equal", "load average",
 )  # fmt: skip
 
 
@@ -185,7 +187,7 @@ def quantile(values: Sequence[float], share: float) -> float:
 def row(name: str, lives: Sequence[Life]) -> list[str]:
     """One line of the table, of all lives with one fault."""
     rounds = [one for life in lives for one in life["rounds"]]
-    gaps = [one["gap"] for one in rounds]
+    gaps, waits = [one["gap"] for one in rounds], [one.get("wait", 0.0) for one in rounds]
 
     def total(key: str) -> str:
         return str(sum(life[key] for life in lives))
@@ -195,6 +197,7 @@ def row(name: str, lives: Sequence[Life]) -> list[str]:
         CONTROLLED_FAULTS[name].summary, str(len(rounds)), total("acknowledged"), total("lost"), total("not_received"),
         total("duplicates"), total("unconfirmed"), str(sum(sum(life["failed"].values()) for life in lives)),
         f"{median(gaps):.2f}", f"{quantile(gaps, 0.99):.2f}", f"{max(gaps):.2f}",
+        f"{median(waits):.2f}", f"{max(waits):.2f}",
         "yes" if all(life["logs_equal"] for life in lives) else "NO", f"{min(loads):.0f}-{max(loads):.0f}",
     ]  # fmt: skip
 

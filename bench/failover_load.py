@@ -6,12 +6,12 @@ import asyncio
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
-from downrange.client.consumer.config import ConsumeFromWhere, ConsumerConfig
+from downrange.client.consumer.config import ConsumerConfig
 from downrange.client.consumer.messages import ReceivedMessage
 from downrange.client.consumer.push import AsyncPushConsumer
 from downrange.client.errors import NoRoute
@@ -20,6 +20,7 @@ from downrange.client.producer.send_result import SendStatus
 from downrange.model.errors import MQError
 from downrange.model.message import Message
 from downrange.model.record import decode_records
+from downrange.protocol.bodies.groups import ConsumeFromWhere
 from tests.support.controlled_cluster import ControlledCluster
 from tests.support.process_cluster import Server
 from tests.support.requests import connected, create_topic, max_offset
@@ -46,7 +47,8 @@ class FailoverLoad:
     unconfirmed: int = 0
     """Sends that were answered with another status than SEND_OK: stored, and perhaps lost again."""
     failed: Counter[str] = field(default_factory=Counter)
-    failed_at: list[float] = field(default_factory=list)
+    failed_example: str = ""
+    received_at: list[float] = field(default_factory=list)
     received: Counter[int] = field(default_factory=Counter)
     sent: int = 0
     _is_over: bool = False
@@ -83,9 +85,11 @@ class FailoverLoad:
 
     def longest_gap(self, since: float, until: float) -> tuple[float, float]:
         """The longest time between two acknowledgements that ends between two moments, and its end."""
-        at = self.acknowledged_at
-        first, last = max(1, bisect_left(at, since)), bisect_left(at, until)
-        return max(((at[number] - at[number - 1], at[number]) for number in range(first, last)), default=(0.0, since))
+        return _longest(self.acknowledged_at, since, until)
+
+    def longest_wait(self, since: float, until: float) -> float:
+        """The longest time for which the consumer received nothing."""
+        return _longest(self.received_at, since, until)[0]
 
     async def stored(self, broker: Server) -> Counter[int]:
         """The messages in the queues of a broker, and how often each is there."""
@@ -121,8 +125,8 @@ class FailoverLoad:
         try:
             result = await producer.send(Message(TOPIC, b"%d" % number))
         except MQError as error:
-            self.failed[f"{type(error.__cause__ or error).__name__}: {error}"[:300]] += 1
-            self.failed_at.append(started)
+            self.failed[type(error.__cause__ or error).__name__] += 1
+            self.failed_example = str(error)
             return
         if result.status is not SendStatus.SEND_OK:
             self.unconfirmed += 1
@@ -134,6 +138,7 @@ class FailoverLoad:
 
     async def _receive(self, message: ReceivedMessage) -> None:
         self.received[int(message.body)] += 1
+        self.received_at.append(time.monotonic())
 
     @property
     def not_received(self) -> int:
@@ -153,3 +158,8 @@ async def _until_routed(producer: AsyncProducer) -> None:
                     return
             except NoRoute:
                 await asyncio.sleep(0.05)
+
+
+def _longest(at: Sequence[float], since: float, until: float) -> tuple[float, float]:
+    first, last = max(1, bisect_left(at, since)), bisect_left(at, until)
+    return max(((at[number] - at[number - 1], at[number]) for number in range(first, last)), default=(0.0, since))

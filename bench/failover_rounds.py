@@ -25,6 +25,8 @@ from tests.support.process_cluster import Server
 
 QUEUED: Final = 200
 _LOOK_SECONDS: Final = 0.02
+_CUT_SECONDS: Final = 3.0
+"""How long a master is cut off that stays master: longer than slaves may lag."""
 
 
 @dataclass(eq=False)
@@ -201,7 +203,9 @@ def _all(master: Host, cluster: ControlledCluster, server: Server) -> list[tuple
     return [*_slaves(master, cluster, server), *_controllers(master, cluster, server), *here]
 
 
-def partition(pairs: Pairs, *, outwards: bool = True, inwards: bool = True) -> Callable[[Drill], Awaitable[None]]:
+def partition(
+    pairs: Pairs, *, outwards: bool = True, inwards: bool = True, is_deposed: bool = True
+) -> Callable[[Drill], Awaitable[None]]:
     """The master loses packets to (`outwards`) or from (`inwards`) some hosts, until somebody acknowledges again."""
 
     async def cut_and_heal(drill: Drill) -> None:
@@ -215,6 +219,10 @@ def partition(pairs: Pairs, *, outwards: bool = True, inwards: bool = True) -> C
             if inwards:
                 network.cut(target, source)
         try:
+            if is_deposed:
+                await cluster.master(without=master)
+            else:
+                await asyncio.sleep(_CUT_SECONDS)
             await drill.served_again()
         finally:
             network.heal()
@@ -250,11 +258,13 @@ CONTROLLED_FAULTS: Final = {
     "stop": ControlledFault(
         "SIGSTOP of the master, sends in its socket", stop, 100, settings={"brokerFastFailureEnable": "false"}
     ),
-    "cut-slaves": _partition("master cut off from its slaves", _slaves, 40),
+    "cut-slaves": _partition("master cut off from its slaves", _slaves, 40, is_deposed=False),
     "cut-controllers": _partition("master cut off from the controllers", _controllers, 40),
     "cut-all": _partition("master cut off from everybody", _all, 40),
-    "mute-slaves": _partition("packets of the master to its slaves lost", _slaves, 20, inwards=False),
-    "deaf-slaves": _partition("packets of the slaves to the master lost", _slaves, 20, outwards=False),
+    "mute-slaves": _partition("packets of the master to its slaves lost", _slaves, 20, inwards=False, is_deposed=False),
+    "deaf-slaves": _partition(
+        "packets of its slaves to the master lost", _slaves, 20, outwards=False, is_deposed=False
+    ),
     "mute-controllers": _partition("packets of the master to controllers lost", _controllers, 20, inwards=False),
     "deaf-all": _partition("packets of everybody to the master lost", _all, 20, outwards=False),
     "etcd-leader": ControlledFault("kill -9 of master and leader of etcd", etcd_leader, 50, etcd_nodes=3),
