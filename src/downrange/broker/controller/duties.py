@@ -28,12 +28,15 @@ class Duties:
     clock: Clock
 
     def begin(self) -> None:
-        self.journal.apply()
+        self.journal.take_over()
         self.half_messages.load()
         self.topics.adopt(self.half_messages.destinations())
         self.revival.recover()
         self.timer.begin_delivery()
         self.locks.renew_all(self.clock.now())
+
+    def began(self) -> None:
+        self.journal.took_over()
 
     def log_cut(self, end_offset: int) -> None:
         """The log was cut: what was made of the records that are gone goes, too."""
