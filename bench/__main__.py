@@ -3,10 +3,12 @@
 python -m bench                   all of them
 python -m bench send peers        those named; latest.* are left alone
 QUICK=1 python -m bench           a short run that shows that all of them work
+python -m bench failover --help   one of them with options of its own
 """
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import os
@@ -38,6 +40,9 @@ LONGEST_SECONDS: Final = 600.0
 
 def main() -> None:
     names = sys.argv[1:] or ALL
+    if len(names) > 1 and names[0] in ON_REQUEST and names[1].startswith("-"):
+        importlib.import_module(f"bench.{names[0]}").main(names[1:])
+        return
     for name in names:
         if name not in (*ALL, *ON_REQUEST):
             sys.exit(f"bench: there is no benchmark {name}; there are {', '.join((*ALL, *ON_REQUEST))}")

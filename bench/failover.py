@@ -1,7 +1,8 @@
 """The failure drill: real broker processes are killed, stopped and slowed down while producers send.
 
     python -m bench failover        all faults with two and three brokers, about ten minutes
-    python -m bench.failover --brokers 2 --fault kill stop
+    python -m bench failover --brokers 2 --fault kill stop
+    python -m bench failover --controller      brokers under a controller: see failover_controller.py
 
 One producer for each fault strategy sends at a steady rate, all three at the same time to the same cluster, so that the
 same fault meets all of them. Afterwards every queue is read to its end and compared with what was acknowledged. Leaves
@@ -14,6 +15,7 @@ import argparse
 import asyncio
 import json
 import logging
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -22,6 +24,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
+from bench import failover_controller
 from bench.failover_figures import Drilled, Record, Send, figures
 from bench.failover_plot import plot
 from bench.faults import FAULTS
@@ -347,13 +350,16 @@ def run(faults: Sequence[str] = tuple(FAULTS), broker_counts: Sequence[int] = (2
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.failover")
+def main(arguments: Sequence[str]) -> None:
+    if "--controller" in arguments:
+        failover_controller.main([argument for argument in arguments if argument != "--controller"])
+        return
+    parser = argparse.ArgumentParser(prog="python -m bench failover")
     parser.add_argument("--fault", nargs="+", choices=FAULTS, default=list(FAULTS))
     parser.add_argument("--brokers", nargs="+", type=int, default=[2, 3])
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
     run(given.fault, given.brokers)
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

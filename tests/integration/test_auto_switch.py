@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from downrange.broker.replication.auto_switch import HaRole
+from downrange.broker.replication.auto_switch_slave import AutoSwitchFollower
 from downrange.broker.replication.in_sync import boot_seconds
 from downrange.store.config import FlushDiskType
 from downrange.store.epochs import StaleEpoch
@@ -56,6 +57,19 @@ async def test_acknowledged_messages_are_on_all_members(tmp_path: Path, flush: F
         assert len(first.bodies) == 200
         await until(lambda: len(second.bodies) == len(third.bodies) == 200)
         assert log_bytes(first.store) == log_bytes(second.store) == log_bytes(third.store)
+
+
+async def test_slaves_of_a_master_that_has_stored_nothing_stay_connected(tmp_path: Path) -> None:
+    controller = Controller()
+    async with AsyncExitStack() as stack:
+        first, second, third = await three(stack, tmp_path, controller, ha_send_heartbeat_interval=10)
+        await controller.elect(first, second, third)
+        await in_sync(controller, 1, 2, 3)
+        links = {state.address for state in first.replication.states()}
+        for _ in range(3):  # reports of an empty log
+            before = second.replication.ha_runtime_info().ha_client_runtime_info
+            await until(lambda before=before: second.replication.ha_runtime_info().ha_client_runtime_info != before)  # type: ignore[misc]
+        assert {state.address for state in first.replication.states()} == links
 
 
 async def test_a_new_master_has_everything_and_the_old_one_cuts_what_it_alone_has(tmp_path: Path) -> None:
@@ -372,6 +386,23 @@ async def test_a_peer_that_talks_nonsense_is_cut_off(tmp_path: Path, text: str) 
                 pass
         assert await master.send(b"goes on") is OK
         assert controller.members == {1}
+
+
+async def test_a_fault_in_what_follows_a_master_ends_the_broker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(follower: AutoSwitchFollower) -> None:
+        raise RuntimeError("a fault of this program")
+
+    async def follow() -> None:
+        async with replica(tmp_path, 1, Controller()) as one:
+            await one.replication.become_slave(1, "127.0.0.1:1")
+            await asyncio.sleep(60)  # a slave that follows nobody, and looks well
+
+    monkeypatch.setattr(AutoSwitchFollower, "run", broken)
+    with pytest.raises(BaseExceptionGroup) as ended:
+        await follow()
+    assert ended.group_contains(RuntimeError, match="a fault of this program")
 
 
 async def test_a_broker_without_the_role_serves_nobody(tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ async def test_a_killed_controller_is_replaced_and_nothing_is_forgotten(tmp_path
         group.running.pop(first).close()
         second = await group.leader(broker)
         assert second != first
-        assert time.monotonic() - began < 15.0  # the lease of 5 s, and what a busy machine adds
+        assert time.monotonic() - began < 15.0  # the lease of 2 s, and what a busy machine adds
         info = (await broker.info()).header(GetReplicaInfoResponse)
         assert (info.master_broker_id, info.master_epoch) == (1, 1)  # it has grace: no election
 
@@ -141,7 +141,7 @@ async def test_a_master_and_the_leading_controller_and_the_etcd_leader_die_toget
         group.running.pop(leader).close()
         await master.die()
         await until(lambda: bool(second.heard) and second.heard[-1][0].master_broker_id == 2, 60)
-        assert time.monotonic() - began < 25.0  # 5 s lease + election of etcd, on a busy machine
+        assert time.monotonic() - began < 25.0  # 2 s lease + election of etcd, on a busy machine
         await group.leader(second)
         info = (await second.info()).header(GetReplicaInfoResponse)
         assert (info.master_broker_id, info.master_epoch) == (2, 2)

@@ -24,9 +24,11 @@ from downrange.protocol.bodies.send import SendMessageRequest
 from downrange.protocol.codes import RequestCode
 from downrange.protocol.command import Command, request
 from downrange.transport.pool import Pool
-from tests.support.etcd import EtcdCluster, etcd
+from tests.support.etcd import HERE, EtcdCluster, etcd
 from tests.support.lasting_port import lasting_port
-from tests.support.process_cluster import CLIENTS_REACH, Server
+from tests.support.network import Host, Network
+from tests.support.process_cluster import Server
+from tests.support.processes import DOWNRANGE
 from tests.support.replica_processes import log_of
 from tests.support.requests import connected, drain
 
@@ -45,6 +47,14 @@ class ControlledCluster:
     controllers: list[Server] = field(default_factory=list)
     brokers: list[Server] = field(default_factory=list)
     pool: Pool = field(default_factory=Pool)
+    network: Network | None = None
+    control: Host = HERE
+    """Where etcd and the controllers are."""
+    hosts: dict[str, Host] = field(default_factory=dict)
+    """Where each broker is, by its name; empty without a network."""
+
+    def host_of(self, broker: Server) -> Host:
+        return self.hosts.get(broker.name, HERE)
 
     async def replicas(self) -> ReplicasInfo | None:
         """The broker set as the leading controller sees it."""
@@ -108,13 +118,21 @@ async def controlled_cluster(
     controllers: int = 1,
     etcd_nodes: int = 1,
     settings: dict[str, object] | None = None,
+    network: Network | None = None,
 ) -> AsyncIterator[ControlledCluster]:
-    """A running set of brokers, all of them in the sync-state set."""
-    async with etcd(directory, etcd_nodes) as nodes:
-        names = Server("namesrv", ("namesrv", "--data", str(directory / "namesrv")), r"name server ready on (\S+)")
-        cluster = ControlledCluster(directory, nodes, names)
-        cluster.controllers = [_controller(directory, f"controller-{n}", nodes) for n in range(controllers)]
-        cluster.brokers = [_broker(cluster, f"replica-{n}", settings or {}) for n in range(brokers)]
+    """A running set of brokers, all of them in the sync-state set; with a network each broker is a host of its own."""
+    control = HERE if network is None else network.host()
+    async with etcd(directory, etcd_nodes, control) as nodes:
+        here = HERE if network is None else network.here
+        arguments = ("namesrv", "--data", str(directory / "namesrv"), "--bind", here.address)
+        names = _server("namesrv", arguments, here)
+        cluster = ControlledCluster(directory, nodes, names, network=network, control=control)
+        cluster.controllers = [_controller(directory, f"controller-{n}", nodes, control) for n in range(controllers)]
+        for number in range(brokers):
+            name = f"replica-{number}"
+            if network is not None:
+                cluster.hosts[name] = network.host()
+            cluster.brokers.append(_broker(cluster, name, settings or {}))
         servers = [names, *cluster.controllers, *cluster.brokers]
         try:
             for server in servers:
@@ -127,29 +145,37 @@ async def controlled_cluster(
                 server.close()
 
 
+def _server(name: str, arguments: tuple[str, ...], host: Host, port: int | None = None) -> Server:
+    """A server on a host; `port` if the arguments name it already."""
+    made = Server(name, arguments, r"ready on ([^\s,]+)", port or lasting_port(), names_port=port is None)
+    made.host, made.program = host.address, (*host.program_prefix, *DOWNRANGE)
+    if host.pid or host is not HERE:
+        made.arguments += ("--insecure",)
+    return made
+
+
 def _written(path: Path, settings: dict[str, object]) -> str:
     path.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
     return str(path)
 
 
-def _controller(directory: Path, name: str, nodes: EtcdCluster) -> Server:
+def _controller(directory: Path, name: str, nodes: EtcdCluster, host: Host) -> Server:
     settings: dict[str, object] = {
-        "bindAddress": CLIENTS_REACH,
         "etcdEndpoints": nodes.endpoints,
         "configStorePath": directory / f"{name}.properties",
     }
     config = _written(directory / f"{name}.conf", settings)
     port = lasting_port()
-    arguments = ("controller", "--config", config, "--listen", f"{CLIENTS_REACH}:{port}")
-    return Server(name, arguments, r"ready on ([^\s,]+)", port, names_port=False)
+    return _server(name, ("controller", "--config", config, "--listen", f"{host.address}:{port}"), host, port)
 
 
 def _broker(cluster: ControlledCluster, name: str, settings: dict[str, object]) -> Server:
+    host = cluster.hosts.get(name, HERE)
     common: dict[str, object] = {
         "brokerName": BROKER,
         "namesrvAddr": cluster.namesrv.address,
-        "brokerIP1": CLIENTS_REACH,
-        "bindAddress": CLIENTS_REACH,
+        "brokerIP1": host.address,
+        "bindAddress": host.address,
         "storePathRootDir": cluster.directory / name,
         "mappedFileSizeCommitLog": FILE_SIZE,
         "maxHashSlotNum": 1000,
@@ -161,7 +187,7 @@ def _broker(cluster: ControlledCluster, name: str, settings: dict[str, object]) 
         "controllerAddr": ";".join(controller.address for controller in cluster.controllers),
     }
     config = _written(cluster.directory / f"{name}.conf", common | settings)
-    return Server(name, ("broker", "--config", config), r"ready on ([^\s,]+)")
+    return _server(name, ("broker", "--config", config), host)
 
 
 @dataclass

@@ -15,15 +15,18 @@ from downrange.controller.coordination import Put, StoreUnavailable
 from downrange.controller.etcd import EtcdAccess, EtcdClient
 from downrange.controller.http_json import Endpoint
 from tests.support.lasting_port import lasting_port
+from tests.support.network import Host
 
+HERE = Host("127.0.0.1")
 MISSING = "etcd is missing: scripts/setup installs it (Debian: apt-get install etcd-server)"
 
 
 class EtcdNode:
     """One etcd process; its data outlive it."""
 
-    def __init__(self, name: str, directory: Path) -> None:
+    def __init__(self, name: str, directory: Path, host: Host = HERE) -> None:
         self.name = name
+        self._host = host
         self.client_port = lasting_port()
         self.peer_port = lasting_port()
         self._directory = directory
@@ -31,18 +34,25 @@ class EtcdNode:
 
     @property
     def endpoint(self) -> str:
-        return f"http://127.0.0.1:{self.client_port}"
+        return f"http://{self._host.address}:{self.client_port}"
 
     @property
     def peer_url(self) -> str:
-        return f"http://127.0.0.1:{self.peer_port}"
+        return f"http://{self._host.address}:{self.peer_port}"
 
     def start(self, members: str, *more: str) -> None:
         assert shutil.which("etcd"), MISSING
         log = (self._directory / f"{self.name}.log").open("ab")
         self._process = subprocess.Popen(
             [
-                *("etcd", "--name", self.name, "--data-dir", str(self._directory / self.name)),
+                *(
+                    *self._host.program_prefix,
+                    "etcd",
+                    "--name",
+                    self.name,
+                    "--data-dir",
+                    str(self._directory / self.name),
+                ),
                 *("--listen-client-urls", self.endpoint, "--advertise-client-urls", self.endpoint),
                 *("--listen-peer-urls", self.peer_url, "--initial-advertise-peer-urls", self.peer_url),
                 *("--initial-cluster", members, "--initial-cluster-token", "test"),
@@ -72,8 +82,8 @@ class EtcdNode:
 class EtcdCluster:
     """Some etcd nodes that know each other."""
 
-    def __init__(self, directory: Path, count: int) -> None:
-        self.nodes = [EtcdNode(f"e{number}", directory) for number in range(count)]
+    def __init__(self, directory: Path, count: int, host: Host = HERE) -> None:
+        self.nodes = [EtcdNode(f"e{number}", directory, host) for number in range(count)]
         self._clients: list[EtcdClient] = []
 
     @property
@@ -126,9 +136,9 @@ class EtcdCluster:
 
 
 @asynccontextmanager
-async def etcd(directory: Path, count: int = 1) -> AsyncIterator[EtcdCluster]:
+async def etcd(directory: Path, count: int = 1, host: Host = HERE) -> AsyncIterator[EtcdCluster]:
     """A running etcd cluster; its processes end with the block."""
-    cluster = EtcdCluster(directory, count)
+    cluster = EtcdCluster(directory, count, host)
     try:
         for node in cluster.nodes:
             cluster.start(node)

@@ -13,7 +13,7 @@ from typing import Final
 
 from tests.support.fault_proxy import FaultProxy
 from tests.support.lasting_port import lasting_port
-from tests.support.processes import Running
+from tests.support.processes import DOWNRANGE, Running
 
 CLIENTS_REACH: Final = "127.0.0.1"
 BEHIND_PROXY: Final = "127.0.0.2"
@@ -32,22 +32,26 @@ class Server:
     process: Running | None = None
     names_port: bool = True
     """Whether the port is given as `--port`; else it is in the arguments already."""
+    host: str = CLIENTS_REACH
+    program: tuple[str, ...] = DOWNRANGE
+    complaints: str = ""
+    """What ended processes of this server wrote to standard error."""
 
     @property
     def address(self) -> str:
-        return f"{CLIENTS_REACH}:{self.port}"
+        return f"{self.host}:{self.port}"
 
     async def start(self) -> None:
         """Returns when the server says it is ready."""
         port = ("--port", str(self.port)) if self.names_port else ()
-        self.process = Running(*self.arguments, *port, "--log-level", "ERROR")
+        self.process = Running(*self.arguments, *port, "--log-level", "ERROR", program=self.program)
         await asyncio.to_thread(self.process.wait_for, self.ready)
 
     async def kill(self) -> None:
         """kill -9."""
         assert self.process is not None
         await asyncio.to_thread(self.process.kill)
-        self.process.close()
+        self.close()
 
     def stop(self) -> None:
         """SIGSTOP: the process hangs, its sockets stay open."""
@@ -60,7 +64,9 @@ class Server:
 
     def close(self) -> None:
         if self.process is not None:
+            self.complaints += self.process.errors
             self.process.close()
+            self.process = None
 
 
 @dataclass

@@ -24,6 +24,8 @@ class Accounts:
     acls: Mapping[str, Acl] = field(default_factory=dict)
     generation: int = 0
     """Grows with every change."""
+    on_change: Callable[[], object] = lambda: None
+    """Called after every change."""
 
     def __repr__(self) -> str:
         return f"<Accounts users={len(self.users)} acls={len(self.acls)} generation={self.generation}>"
@@ -54,3 +56,4 @@ class Accounts:
         self.save(new_users.values(), new_acls.values())
         self.users, self.acls = new_users, new_acls
         self.generation += 1
+        self.on_change()

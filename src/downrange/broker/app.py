@@ -330,7 +330,7 @@ async def _serving(
     controlled: ControlledBroker | None = None
     if isinstance(slaves, InSyncSlaves):
         assert for_slaves is not None
-        journal = TableJournal(live, JournaledTables(tables, delay, orders, locks), writer, clock)
+        journal = TableJournal(live, JournaledTables(tables, delay, orders, locks, access.users), writer, clock)
         for_master = RoleServices(
             delay=delay.run, revival=revival.run, transactions=transactions.run, table_journal=journal.run
         )

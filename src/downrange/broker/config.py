@@ -86,7 +86,7 @@ class BrokerConfig:
         500, "Pause between two heartbeats to the controllers.", unit="ms", minimum=10, maximum=60_000
     )
     controller_heart_beat_timeout_mills: int = setting(
-        3000, "The controllers count a broker as dead that was silent for this long.", unit="ms", minimum=100
+        2000, "The controllers count a broker as dead that was silent for this long.", unit="ms", minimum=100
     )
     sync_broker_metadata_period: int = setting(
         1000, "How often a broker asks the controller who is master.", unit="ms", minimum=10

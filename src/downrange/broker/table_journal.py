@@ -1,10 +1,11 @@
 """Changes of a master's tables as records of its log: a slave that is elected has what was acknowledged, tables too.
 
 A slave of RocketMQ copies whole tables every ten seconds; what changed since then is lost with its master. Here each
-change of a topic or a group is appended to a topic of its own when it is made, before the first message that needs it,
-and whoever asked for it is answered when the record is as safe as a message. Committed offsets follow in batches, a
-few times a second. The offset of a delay level follows the messages that were delivered: a slave never takes messages
-for delivered that it does not have.
+change of a topic, a group, a user or an ACL is appended to a topic of its own when it is made, before the first message
+that needs it, and whoever asked for it is answered when the record is as safe as a message. Committed offsets follow in
+batches, a few times a second. The offset of a delay level follows the messages that were delivered: a slave never
+takes messages for delivered that it does not have, and one that is elected in between finds them in its log. Users and
+ACLs are sealed with the secret of the brokers' own account, as they are when a slave asks for them.
 
 Records have absolute values and are applied in their order. So it does no harm to apply some of them again, from any
 point on up to the end.
@@ -14,10 +15,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
+from base64 import b64decode, b64encode
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from downrange.auth.account_table import accounts_of, encoded_accounts
+from downrange.auth.user_access_control import UserAccessControl
+from downrange.auth.users import AccessRuleError
 from downrange.broker.live_config import LiveConfig
 from downrange.broker.message_writer import MessageWriter
 from downrange.broker.pop.orders import OrderInfoTable, OrderStates
@@ -33,8 +39,10 @@ from downrange.protocol.bodies.body import Body, BodyError, decode_body, encode_
 from downrange.protocol.bodies.data_version import DataVersion
 from downrange.protocol.bodies.fields import Int32, Int64
 from downrange.protocol.bodies.offsets import ConsumerOffsets
+from downrange.protocol.bodies.users import AccountTable
 from downrange.protocol.codes import ResponseCode
 from downrange.protocol.errors import BrokerError
+from downrange.protocol.sealing import NONCE_SIZE, SealError, seal, unseal
 from downrange.store.config import BrokerRole
 from downrange.store.kept_message import read_kept
 from downrange.store.new_message import NewMessage, PutMessageStatus
@@ -72,6 +80,8 @@ class TableChange(Body, frozen=True, kw_only=True):
     offsets: ConsumerOffsets | None = None
     delay_offsets: dict[int, Int64] | None = None
     orders: OrderInfoTable | None = None
+    accounts: str | None = None
+    """All users and ACLs, sealed, in base 64."""
     locks: tuple[LockedQueue, ...] | None = None
 
 
@@ -83,6 +93,7 @@ class JournaledTables:
     delay: DelayService
     orders: OrderStates
     locks: QueueLocks
+    access: UserAccessControl | None = None
 
 
 class TableJournal:
@@ -95,11 +106,13 @@ class TableJournal:
         self._delay = delay
         self._orders = orders
         self._locks = journaled.locks
+        self._access = journaled.access
+        self._is_copying = False
         self._writer = writer
         self._clock = clock
         self._host = pack_host(config.broker.broker_ip1, config.broker.listen_port)
         self.end_offset = 0
-        """The end of the last record that a change of a topic, a group or a lock made."""
+        """The end of the last record that a change of a topic, a group, an account or a lock made."""
         store = writer.store
         since = store.commit_log.last_store_timestamp - _UNSAVED_MILLIS
         self._applied = int(store.offset_by_time(*_QUEUE, since)) if store.max_offset_of(*_QUEUE) else 0
@@ -109,6 +122,8 @@ class TableJournal:
         delay.on_moved = self._delivered
         orders.on_save = self._orders_saved
         journaled.locks.on_changes = self._locks_changed
+        if journaled.access is not None:
+            journaled.access.accounts.on_change = self._accounts_changed
 
     def __repr__(self) -> str:
         return f"<TableJournal applied={self._applied} end={self._writer.store.max_offset_of(*_QUEUE)}>"
@@ -172,6 +187,13 @@ class TableJournal:
         )
         self._write_at_once(TableChange(locks=locks))
 
+    def _accounts_changed(self) -> None:
+        access = self._access
+        if access is not None and access.inner is not None and not self._is_copying:
+            text = encoded_accounts(access.accounts.users.values(), access.accounts.acls.values())
+            sealed = seal(text, access.inner.password.encode(), TABLE_TOPIC, secrets.token_bytes(NONCE_SIZE))
+            self._write_at_once(TableChange(accounts=b64encode(sealed).decode()))
+
     def _delivered(self, level: int, offset: int) -> None:
         self._write(TableChange(delay_offsets={level: offset}))
 
@@ -192,6 +214,17 @@ class TableJournal:
             log.error("change of a table not written for slaves reason=%s %s", result.status.value, result.reason)
             return None
         return result.end_offset
+
+    # --- from slave to master -------------------------------------------------------------------------------------
+
+    def take_over(self) -> None:
+        """This broker is about to be master: apply everything, and find what its predecessor delivered last."""
+        self.apply()
+        self._delay.skip_delivered()
+
+    def took_over(self) -> None:
+        """This broker is master now, and nothing else was stored yet: what `take_over` found is for its slaves, too."""
+        self._write(TableChange(delay_offsets=self._delay.table().offset_table))
 
     # --- on a slave -----------------------------------------------------------------------------------------------
 
@@ -234,7 +267,7 @@ class TableJournal:
                 try:
                     if record is not None:
                         self._apply(decode_body(TableChange, read_kept(record).message.body))
-                except (CorruptRecord, BodyError) as error:
+                except (CorruptRecord, BodyError, SealError, AccessRuleError) as error:
                     log.error("change of a table ignored offset=%d reason=%s", entry.physical_offset, error)
             self._applied += len(entries)
 
@@ -250,6 +283,13 @@ class TableJournal:
             self._delay.follow(change.delay_offsets)
         if change.orders is not None:
             self._orders.follow(change.orders)
+        if change.accounts is not None and self._access is not None and self._access.inner is not None:
+            text = unseal(b64decode(change.accounts), self._access.inner.password.encode(), TABLE_TOPIC)
+            self._is_copying = True
+            try:
+                self._access.accounts.replace_all(*accounts_of(decode_body(AccountTable, text)))
+            finally:
+                self._is_copying = False
         for lock in change.locks or ():
             queue = MessageQueue(lock.topic, lock.broker_name, lock.queue_id)
             self._locks.follow(LockChange(lock.group, queue, lock.client_id), self._clock.now())

@@ -19,6 +19,7 @@ from downrange.client.heartbeats import Heartbeats
 from downrange.client.per_server import PerServer, ask_each
 from downrange.client.producer.stored_reply import take_stored
 from downrange.client.route_chase import RouteChase
+from downrange.client.silent_brokers import SilentBrokers
 from downrange.client.unique_id import local_address
 from downrange.clock import Clock, SystemClock
 from downrange.model.errors import MQError
@@ -103,6 +104,9 @@ class Session:
         self._addresses: frozenset[str] = frozenset()
         self._work = BackgroundWork()
         self._chase = RouteChase(self.clock, self._work, self._refresh)
+        self._silent = SilentBrokers(
+            self.clock, self._pool.connected, lambda: self.addresses_in_use(masters_only=True), self._look_for_master
+        )
         self.route_watchers: set[Callable[[str], None]] = set()
         """Called with the topic whose route has changed."""
         self._is_started = False
@@ -123,6 +127,7 @@ class Session:
         if not self._is_started:
             self._is_started = True
             self._work.start(self._refresh_routes(), "routes")
+            self._work.start(self._silent.run(), "silent brokers")
             self._work.start(self.heartbeats.run(), "heartbeats")
 
     async def close(self) -> None:
@@ -270,6 +275,13 @@ class Session:
         if self._is_started:
             self._chase.soon(topic)
 
+    def _look_for_master(self, address: str) -> None:
+        """A master is silent: perhaps another broker has its place."""
+        for topic in self._followed:
+            route = self.known_route(topic)
+            if route is not None and any(data.master_address == address for data in route.broker_datas):
+                self._chase.soon(topic)
+
     async def route_change(self, topic: str, seconds: float) -> bool:
         """Wait until the route of a topic changes, at most so long, and look it up meanwhile; whether it did change."""
         if self._is_started:
@@ -306,11 +318,13 @@ class Session:
         if not is_same or topic in self._missing:
             before = set() if known is None or topic in self._missing else _addresses_of(known[1])
             self._missing.discard(topic)
+            self._silent.watch(data.master_address for data in route.broker_datas if data.master_address)
             for address in addresses - before:
                 self._pool.forgive(address)  # it was registered a moment ago: no need to wait any longer
             self._chase.changed(topic)
             for watcher in tuple(self.route_watchers):
                 watcher(topic)
+            self._silent.look()
         if topic in self._followed and not addresses <= self._addresses:
             self._addresses |= addresses
             self.heartbeats.beat_soon()

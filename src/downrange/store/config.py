@@ -177,7 +177,7 @@ class StoreConfig:
         1, "With allAckInSyncStateSet=false: so many replicas, the master among them, must have a message.", minimum=1
     )
     ha_max_time_slave_not_catchup: int = setting(
-        15_000,
+        2_000,
         "Under a controller: a slave that lags for longer leaves the sync-state set.",
         unit="ms",
         minimum=1,

@@ -462,3 +462,26 @@ async def test_a_slave_delivers_nothing_and_keeps_its_master_s_offsets(
     assert bodies(broker.store, "orders") == []
     assert file.load(DelayOffsets) == DelayOffsets(offset_table={1: 1, 3: 8})
     assert repr(service) == "<DelayService levels=18 waiting=0 offsets={1: 1, 3: 8}>"
+
+
+# --- after another master --------------------------------------------------------------------------------------------
+
+
+async def test_messages_that_the_last_master_delivered_are_not_delivered_again(
+    broker: WiredBroker, tmp_path: Path
+) -> None:
+    for number in range(5):
+        send(broker, b"%d" % number, level=1 + number % 2)
+    async with running(broker.delay_service()):
+        await broker.clock.advance(1.01)  # the first level is due, the second is not
+    assert bodies(broker.store, "orders") == [b"0", b"2", b"4"]
+    send(broker, b"5", level=1)
+    send(broker, b"0", level=1)  # looks as the first one does, and is another message
+    elected = DelayService(broker.store, broker.writer, JsonFile(tmp_path / "elected.json"), broker.clock)
+    assert elected.table().offset_table == {}, "as if the record with the offset had not come"
+    await broker.clock.advance(0.5)
+    elected.skip_delivered()
+    assert elected.table().offset_table == {1: 3}
+    async with running(elected):
+        await broker.clock.advance(5)
+    assert sorted(bodies(broker.store, "orders")) == [b"0", b"0", b"1", b"2", b"3", b"4", b"5"]

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from downrange.auth.accounts import Accounts
+from downrange.auth.user_access_control import AccessSettings, UserAccessControl
+from downrange.auth.users import User
 from downrange.broker.json_file import JsonFile
 from downrange.broker.live_config import LiveConfig
 from downrange.broker.pop.orders import OrderStates
@@ -23,7 +26,9 @@ from tests.unit.store.small_store import NOW, small_config
 class Replica:
     """The tables of one broker over a log that all replicas share here."""
 
-    def __init__(self, root: Path, store: MessageStore, clock: ManualClock) -> None:
+    def __init__(
+        self, root: Path, store: MessageStore, clock: ManualClock, access: UserAccessControl | None = None
+    ) -> None:
         root.mkdir(exist_ok=True)
         self.broker = WiredBroker(root, store, clock, BROKER)
         broker = self.broker
@@ -34,7 +39,7 @@ class Replica:
         self.orders = OrderStates(JsonFile(root / "orders.json"))
         config = LiveConfig(BROKER, store.config)
         self.journal = TableJournal(
-            config, JournaledTables(self.tables, self.delay, self.orders, broker.locks), broker.writer, clock
+            config, JournaledTables(self.tables, self.delay, self.orders, broker.locks, access), broker.writer, clock
         )
 
     def state(self) -> tuple[object, ...]:
@@ -112,3 +117,24 @@ async def test_a_lock_is_known_to_whoever_becomes_master(tmp_path: Path, store: 
     locks.renew_all(clock.now())
     assert locks.lock("G", "second", [queue, other], clock.now()) == [other]
     assert locks.lock("G", "first", [queue], clock.now()) == [queue]
+
+
+def access(secret: str) -> UserAccessControl:
+    return UserAccessControl(Accounts(), AccessSettings("c"), User("inner", secret))
+
+
+async def test_users_follow_at_once_and_nobody_else_can_read_them(tmp_path: Path, store: MessageStore) -> None:
+    clock = ManualClock(NOW)
+    on_master, on_slave, of_stranger = access("one"), access("one"), access("another")
+    master = Replica(tmp_path / "a", store, clock, on_master)
+    on_master.accounts.put_user(User("gone", "password of gone"))
+    on_master.accounts.put_user(User("anna", "password of anna"))
+    on_master.accounts.delete_user("gone")
+    assert master.journal.end_offset == store.max_offset, "the operator is answered when all members have it"
+    Replica(tmp_path / "b", store, clock, on_slave).journal.apply_from(0)
+    assert on_slave.accounts.users == {"anna": User("anna", "password of anna")}
+    Replica(tmp_path / "c", store, clock, of_stranger).journal.apply_from(0)
+    assert of_stranger.accounts.users == {}
+    log = b"".join(path.read_bytes() for path in (tmp_path / "store" / "commitlog").iterdir())
+    assert b"password of" not in log
+    assert b"anna" not in log

@@ -28,6 +28,9 @@ class Duties:
         self.revival.recover()
         self.timer.begin_delivery()
 
+    def began(self) -> None:
+        self.journal.took_over()
+
     def log_cut(self, end_offset: int) -> None:
         """The log was cut: what was made of the records that are gone goes, too."""
         self.journal.log_may_be_cut()

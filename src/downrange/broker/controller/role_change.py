@@ -38,6 +38,9 @@ class MasterDuties(Protocol):
     def begin(self) -> None:
         """Read what a master has to know; the role changes right after that."""
 
+    def began(self) -> None:
+        """The role has changed, and nothing was stored since `begin`."""
+
     def end(self) -> None:
         """Forget it: another broker is master, or will be."""
 
@@ -70,6 +73,7 @@ class RoleChange:
             await asyncio.sleep(_LOOK_SECONDS)
         self._duties.begin()
         self._set_role(BrokerRole.SYNC_MASTER, 0)
+        self._duties.began()
         for_master.start()
         self._announce(info.master_epoch)
 

@@ -215,7 +215,8 @@ class SlaveLink(asyncio.Protocol):
                 f"its log ends at {offset}, ours at {highest}: it has what this master lost. Stop one of the two and "
                 "decide which log is right; nothing was overwritten"
             )
-        if self.reported_offset is not None and offset > self.sent_offset:
+        # An empty slave of a master that has stored nothing was sent nothing, and says so again and again.
+        if self.reported_offset is not None and offset > max(0, self.sent_offset):
             raise ReplicationError(f"it claims to have {offset}, but it was sent no more than {self.sent_offset}")
         if self.reported_offset is None and 0 < offset < lowest:
             raise SlaveTooFarBehind(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,6 +18,7 @@ from downrange.broker.delayed import delivered
 from downrange.broker.json_file import JsonFile, SavedTable
 from downrange.broker.message_writer import MessageWriter
 from downrange.clock import Clock
+from downrange.model.message import TopicQueue
 from downrange.model.record import CorruptRecord
 from downrange.model.topics import SCHEDULE_TOPIC
 from downrange.protocol.bodies.offsets import DelayOffsets
@@ -40,6 +42,15 @@ _RETRY_SECONDS: Final = 0.1
 # than now plus its delay plus that minute was stored with a wrong clock and would wait far too long.
 _CLOCK_STEP_MILLIS: Final = 60_000
 _FAILURES_PER_LOG_LINE: Final = 600
+
+
+_Tail = dict[tuple[bytes, bytes, int, int], int]
+"""What `_copied` says of messages, and where each was stored last."""
+
+
+def _copied(message: NewMessage) -> tuple[bytes, bytes, int, int]:
+    """What a delivered message has in common with the one in the delay topic, and with no other."""
+    return message.properties, message.body, message.born_timestamp, message.reconsume_times
 
 
 @dataclass(slots=True)
@@ -112,6 +123,44 @@ class DelayService(SavedTable):
         """Take the offsets of the levels at which a master delivered messages."""
         self._offsets.update(offsets)
         self.mark_unsaved()
+
+    def skip_delivered(self) -> None:
+        """Move past messages that the log shows as delivered, though no offset says so: a master died in between.
+
+        Its last turn stored them at the end of the log. So they are among the last messages of their queues, and behind
+        the messages in the delay topic that they were made from.
+        """
+        now, tails = self._clock.now(), dict[TopicQueue, _Tail]()
+        for level in self._levels:
+            self._clip(level)
+            offset = passed = self._offsets.get(level.number, 0)
+            for entry in self._store.entries(SCHEDULE_TOPIC, level.queue_id, offset, _TURN_MESSAGES):
+                if not level.is_due(entry.tags_code, now):
+                    break
+                offset += 1
+                message = self._message(level, entry)
+                if message is None:
+                    continue  # nothing was stored for it
+                queue = TopicQueue(message.topic, message.queue_id)
+                if queue not in tails:
+                    tails[queue] = self._tail(queue)
+                if tails[queue].get(_copied(message), -1) < entry.physical_offset:
+                    break
+                passed = offset
+            if passed != self._offsets.get(level.number, 0):
+                log.info("delayed messages were delivered by the last master level=%d offset=%d", level.number, passed)
+                self._move(level, passed)
+
+    def _tail(self, queue: TopicQueue) -> _Tail:
+        """The last messages of a queue."""
+        found: _Tail = {}
+        first = self._store.max_offset_of(*queue) - _TURN_MESSAGES
+        for entry in self._store.entries(*queue, max(first, self._store.min_offset_of(*queue)), _TURN_MESSAGES):
+            record = self._store.record_at(entry.physical_offset)
+            if record is not None:
+                with suppress(CorruptRecord):
+                    found[_copied(read_kept(record).message)] = entry.physical_offset
+        return found
 
     def wake(self, queue_id: int, due_millis: int | None) -> None:
         """A message was put into a queue of the delay topic; None when it is not known when it is due."""
