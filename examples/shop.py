@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import logging
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -180,4 +181,5 @@ async def trade(producer: AsyncProducer, stop: asyncio.Event) -> None:
 
 
 if __name__ == "__main__":
+    logging.basicConfig(level=logging.ERROR)  # brokers refuse some pulls of members that differ, and clients warn
     run(main(*sys.argv[1:]))
