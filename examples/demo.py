@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,7 +25,6 @@ from downrange import (
     AsyncPushConsumer,
     ConsumeFromWhere,
     ConsumerConfig,
-    Later,
     Message,
     ProducerConfig,
     ReceivedMessage,
@@ -33,12 +33,13 @@ from downrange.cli.spark_session import spark_session
 from downrange.client.admin import Admin
 from downrange.client.config import ClientConfig
 from downrange.model.errors import MQError
-from downrange.model.topics import TRACE_TOPIC, SubscriptionGroupConfig, TopicConfig
+from downrange.model.topics import TRACE_TOPIC, TopicConfig
 from downrange.transport.loop import run
 
 MESSAGES = 2000
 CALLERS = 16
 PICTURES = Path(__file__).parent.parent / "build" / "demo"
+SHOP = Path(__file__).with_name("shop.py")
 
 
 class Server(NamedTuple):
@@ -55,7 +56,7 @@ def start(log: Path, *arguments: str) -> Server:
             [sys.executable, "-m", "downrange.cli.main", *arguments], stdout=subprocess.PIPE, stderr=errors, text=True
         )
     assert process.stdout is not None
-    ready = re.search(r"ready on ([\d.:]+)", process.stdout.readline())
+    ready = re.search(r"ready on (?:http://)?([\d.:]+)", process.stdout.readline())
     if ready is None:
         process.wait(10)
         sys.exit(f"demo: {arguments[0]} did not start:\n{log.read_text()}")
@@ -177,42 +178,25 @@ def run_pipelines(directory: Path, namesrv: str, acknowledged: set[str]) -> None
         print(f"   {pictures} pictures in {PICTURES}")
 
 
-async def leave_something_to_look_at(namesrv: str) -> None:
-    """A group that is behind, dead letters, a delayed message: what an operator opens a console for."""
-
-    async def refuse(message: ReceivedMessage) -> Later | None:
-        return Later(delay_level=-1) if message.keys[0].endswith("7") else None
-
-    config = ConsumerConfig(consume_from_where=ConsumeFromWhere.FIRST_OFFSET, trace=True)
-    async with (
-        AsyncProducer("demo", namesrv, ProducerConfig(trace=True)) as producer,
-        Admin(ClientConfig.of(namesrv)) as admin,
-        AsyncPushConsumer("shipping", namesrv, config, on_message=refuse) as shipping,
-    ):
-        await shipping.subscribe("orders")
-        await admin.groups.create(SubscriptionGroupConfig("search-index"))
-        await admin.offsets.reset("search-index", "orders", 0)
-        for number in range(40):
-            await producer.send(Message("orders", b'{"order": %d}' % number, tags="new", keys=f"late-{number}"))
-        await producer.send(Message("orders", b"tomorrow", keys="delayed-1", delay_level=18))
-        async with asyncio.timeout(30):
-            while not any(topic.startswith("%DLQ%shipping") for topic in await admin.topics.names()):  # noqa: ASYNC110
-                await asyncio.sleep(0.1)
-
-
 def run_console(directory: Path, namesrv: str) -> None:
-    """The web console until Ctrl-C, with a cluster that has something to look at."""
-    run(leave_something_to_look_at(namesrv))
-    command = [sys.executable, "-m", "downrange.cli.main", "console", "-n", f"demo={namesrv}"]
-    with subprocess.Popen(
-        [*command, "--history", str(directory / "console.db")], stdout=subprocess.PIPE, text=True
-    ) as child:
-        assert child.stdout is not None
-        print(f"{child.stdout.readline().strip()}   (Ctrl-C ends the demo)", flush=True)
-        try:
-            child.wait()
-        except KeyboardInterrupt:
-            child.wait()
+    """The web console until Ctrl-C, with a shop (examples/shop.py) that gives it something to look at."""
+    print("   … a shop opens: orders, groups that are behind, dead letters, transactions", flush=True)
+    shop = subprocess.Popen([sys.executable, str(SHOP), namesrv], stdout=subprocess.PIPE, text=True)
+    servers = [shop]
+    try:
+        assert shop.stdout is not None
+        if shop.stdout.readline() != "ready\n":
+            sys.exit("demo: the shop did not open; its reason stands above")
+        options = ["--port", "0", "--history", str(directory / "console.db")]
+        console = start(directory / "log", "console", "-n", f"demo={namesrv}", *options)
+        servers.append(console.process)
+        print(f"the console: http://{console.address}/   (Ctrl-C ends the demo)", flush=True)
+        with suppress(KeyboardInterrupt):
+            console.process.wait()
+    finally:
+        for server in servers:
+            server.terminate()
+            server.wait(20)
 
 
 async def show(directory: Path, namesrv: str, brokers: dict[str, Server]) -> set[str]:

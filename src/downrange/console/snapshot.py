@@ -282,7 +282,9 @@ class Snapshot:
         ]
 
     def user_topics(self) -> Iterator[TopicState]:
-        return (topic for topic in self.topics.values() if topic.kind == "topic")
+        """Topics of users. Each broker has one of its own name, which is none of them."""
+        own = {state.name for state in self.brokers.values()}
+        return (topic for topic in self.topics.values() if topic.kind == "topic" and topic.name not in own)
 
     @property
     def all_dead_letters(self) -> int:

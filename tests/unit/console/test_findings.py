@@ -174,7 +174,8 @@ def test_a_topic_on_one_broker_of_two() -> None:
     other = Broker("10.0.0.3:10911", "broker-b", "c", 0)
     snapshot.brokers[other.address] = BrokerState(other, BrokerRuntime({}), NOW)
     snapshot.brokers["10.0.0.1:10911"].topics["orders"] = TopicConfig("orders")
-    snapshot.topics["orders"] = TopicState("orders")
+    snapshot.brokers[other.address].topics["broker-b"] = TopicConfig("broker-b")  # every broker has a topic of its name
+    snapshot.topics |= {"orders": TopicState("orders"), "broker-b": TopicState("broker-b")}
     assert found_in(snapshot)["one-broker"].text == "1 topic is on one broker only: orders."
 
 

@@ -9,6 +9,7 @@
   const exact = (seconds) => `${clock(seconds)}:${two(new Date(seconds * 1000).getSeconds())}`;
   const figure = (n) => (n == null ? "" : n.toLocaleString("en", { maximumFractionDigits: n < 10 ? 1 : 0 }));
   const compact = (n) => (n >= 10000 ? n.toLocaleString("en", { notation: "compact" }) : figure(n));
+  const newest = (plot, series) => plot.data[series][plot.data[series].length - 1];
   const plots = new Map();
 
   const marks = (chart) => (plot) => {
@@ -33,11 +34,11 @@
       width: box.clientWidth, height: 180,
       cursor: { sync: { key: "console" }, drag: { x: false, y: false } },
       scales: { x: { time: true }, y: { range: (_, __, most) => [0, most > 0 ? most * 1.05 : 1] }, second: { range: (_, __, most) => [0, most > 0 ? most * 1.05 : 1] } },
-      axes: [{ ...axis, values: (_, ticks) => ticks.map(ticks.length > 1 && ticks[1] - ticks[0] < 60 ? exact : clock) }, { ...axis, size: 64, values: (_, ticks) => ticks.map(compact) }]
+      axes: [{ ...axis, space: 72, values: (_, ticks) => ticks.map(ticks.length > 1 && ticks[1] - ticks[0] < 60 ? exact : clock) }, { ...axis, size: 64, values: (_, ticks) => ticks.map(compact) }]
         .concat(second ? [{ ...axis, side: 1, scale: "second", size: 64, grid: { show: false }, values: (_, ticks) => ticks.map((n) => compact(n) + " s") }] : []),
-      series: [{ label: "time", value: (_, at) => (at == null ? "" : clock(at)) }].concat(series.map((one, at) => ({
+      series: [{ label: "time", value: (plot, at) => exact(at ?? newest(plot, 0)) }].concat(series.map((one, at) => ({
         label: one.label, scale: one.scale || "y", stroke: style(colours[at]), width: 2, dash: dashes[at], spanGaps: false,
-        points: { show: chart.data[0].length < 3 }, value: (_, n) => figure(n),
+        points: { show: chart.data[0].length < 3 }, value: (plot, n, which) => figure(n ?? newest(plot, which)),
       }))),
       hooks: { draw: [marks(chart)] },
     };

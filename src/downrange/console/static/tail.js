@@ -3,7 +3,7 @@
 (() => {
   const box = document.getElementById("tail");
   if (!box) return;
-  const HEIGHT = 22, MOST = 5000;
+  const HEIGHT = 24, MOST = 5000;
   const space = box.querySelector(".space");
   const status = document.getElementById("tail-status");
   const pause = document.getElementById("pause");
@@ -61,7 +61,9 @@
     if (stream || document.hidden || paused) return;
     stream = new EventSource(box.dataset.stream);
     stream.addEventListener("open", (event) => {
-      if (event.data && JSON.parse(event.data).filtered_here) note = " · the broker cannot evaluate SQL92, so the console does";
+      if (!event.data) return; // the connection is there, the tail not yet
+      box.dataset.open = "";
+      if (JSON.parse(event.data).filtered_here) note = " · the broker cannot evaluate SQL92, so the console does";
     });
     stream.addEventListener("batch", (event) => {
       const batch = JSON.parse(event.data);
@@ -73,7 +75,7 @@
     stream.addEventListener("failed", (event) => { status.textContent = JSON.parse(event.data).error; close(); });
     stream.onerror = () => { if (stream && stream.readyState === EventSource.CLOSED) { status.textContent = "The console has ended the stream; load the page again."; stream = null; } };
   };
-  const close = () => { if (stream) { stream.close(); stream = null; } };
+  const close = () => { if (stream) { stream.close(); stream = null; delete box.dataset.open; } };
   const toggle = () => {
     paused = !paused;
     pause.setAttribute("aria-pressed", String(paused));

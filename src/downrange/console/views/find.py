@@ -7,6 +7,7 @@ from typing import Any, Final
 from urllib.parse import quote, urlencode
 
 from downrange.client.admin import Admin
+from downrange.client.admin.located import WAITING_ROOMS, real_topic
 from downrange.console.clusters import Cluster
 from downrange.console.pages import Page
 from downrange.console.requests import Answer, Visit, see_other
@@ -102,13 +103,16 @@ async def _messages(visit: Visit, cluster: Cluster, text: str) -> tuple[list[dic
     async def look(name: str) -> None:
         async with gate:
             for one in await _in_topic(admin, name, text):
-                found[one.offset_message_id] = _message_hit(cluster, one)
+                hit = _message_hit(cluster, one)
+                found[hit["address"]] = hit
 
     try:
         async with asyncio.timeout(SECONDS):
             await asyncio.gather(*map(look, topics))
+            if not found:  # nobody sees it yet: it is delayed, or half of a transaction
+                await asyncio.gather(*map(look, WAITING_ROOMS))
     except TimeoutError:
-        return list(found.values()), len(topics)
+        pass
     return sorted(found.values(), key=lambda hit: -hit["stored"]), len(topics)
 
 
@@ -128,10 +132,11 @@ async def _in_topic(admin: Admin, topic: str, text: str) -> list[StoredMessage]:
 
 
 def _message_hit(cluster: Cluster, one: StoredMessage) -> dict[str, Any]:
-    address = _address(cluster, "messages", one.message_id) + "?" + urlencode({"topic": one.topic})
+    topic = real_topic(one) if one.topic in WAITING_ROOMS else one.topic
+    address = _address(cluster, "messages", one.message_id) + "?" + urlencode({"topic": topic})
     return {
         "id": one.message_id,
-        "topic": one.topic,
+        "topic": topic,
         "tag": one.tags or "",
         "keys": " ".join(one.keys),
         "stored": one.store_timestamp,

@@ -89,7 +89,7 @@ async def messages(visit: Visit) -> Answer:
         "fields": {name: query.get(name, "") for name in ("from", "to", "tag", "sql", "text")},
         "newer": _page_address(visit, found, backwards=False) if found is not None else "",
         "older": _page_address(visit, found, backwards=True) if found is not None else "",
-        "is_backwards": _is_backwards(visit),
+        "is_newest_first": not query.get("from"),
         "may_search_text": mask is None and visit.console.config.access.show_bodies,
         "may_export": visit.console.config.access.allow_export and mask is None,
     }
