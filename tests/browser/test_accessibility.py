@@ -131,7 +131,7 @@ async def names(visitor: Visitor) -> list[str]:
     Which groups are behind changes from one moment to the next.
     """
     rows = "main section:not([aria-labelledby=behind-title]) tbody td:first-child > a"
-    find = f"main h1, main h2, main label, main th, main dt, {rows}"
+    find = f"main h1, main h2, main label, main .table th, main dt, {rows}"
     texts: list[str] = await visitor.page.eval_on_selector_all(find, "all => all.map(one => one.textContent.trim())")
     return [text for text in texts if not any(letter.isdigit() for letter in text)]
 
