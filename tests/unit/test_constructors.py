@@ -15,6 +15,11 @@ MOST = 6
 EXCEPTIONS: dict[str, str] = {
     "client/producer/blocking/transaction_producer.py: TransactionProducer": "as AsyncTransactionProducer",
     "client/producer/transaction_producer.py: AsyncTransactionProducer": "public: AsyncProducer's keywords and more",
+    "console/plans.py: KeptPlan": "a row of the list of plans",
+    "console/schedule.py: Pace": "the intervals of a console, one field for each",
+    "console/snapshot.py: GroupState": "what is known of a group, filled answer by answer",
+    "console/snapshot.py: Snapshot": "what is known of a cluster, filled answer by answer",
+    "console/tables.py: Listing": "what a table on a page is asked to show, one field for each part of an address",
     "load/report.py: LoadReport": "the figures of a run, as `--json` prints them",
     "settings.py: Setting": "a row of the table of settings",
     "simulation/plan.py: Plan": "the options of `downrange simulate`",

@@ -218,8 +218,12 @@ class TableJournal:
     # --- from slave to master -------------------------------------------------------------------------------------
 
     def take_over(self) -> None:
-        """This broker is about to be master: apply everything, and find what its predecessor delivered last."""
+        """This broker is about to be master: apply everything, and find what its predecessor delivered last.
+
+        Whoever held a queue has a minute to say so here.
+        """
         self.apply()
+        self._locks.renew_all(self._clock.now())
         self._delay.skip_delivered()
 
     def took_over(self) -> None:
@@ -251,11 +255,6 @@ class TableJournal:
     def is_used(self) -> bool:
         """Whether the master writes changes at all; a master of RocketMQ does not."""
         return self._writer.store.max_offset_of(*_QUEUE) > 0
-
-    def take_over(self) -> None:
-        """This broker becomes master: the tables follow the log, and whoever held a queue has a minute to say so."""
-        self.apply()
-        self._locks.renew_all(self._clock.now())
 
     def apply(self) -> None:
         """Apply the records that were not applied yet."""
