@@ -216,13 +216,12 @@ def test_clients_go_on_after_the_server_was_killed(tmp_path: Path, language: Lan
             consumer = stack.enter_context(
                 started(language, "push", endpoints=first.grpc, topic=topic, group=f"{language}Group")
             )
-            messages = [{"topic": topic, "body": f"m{number}"} for number in range(100)]
+            messages = [{"topic": topic, "body": f"m{number}"} for number in range(2000)]
             order = {"endpoints": first.grpc, "topics": [topic], "messages": messages, "pause": 0.1, "stay": True}
             producer = stack.enter_context(closing(GrpcClient(language, "produce", order)))
             producer.wait_until(lambda: len(producer.lines("sent")) >= 20)
             first.process.kill()
         with server():
-            producer.wait_until(lambda: producer.lines("done"), 90)
+            producer.wait_until(lambda: len(producer.lines("sent")) >= 50, 90)
             sent = set(producer.bodies("sent"))
-            assert len(sent) >= 50, producer.lines("refused")[-1]
             consumer.wait_until(lambda: sent <= set(consumer.bodies()), 90)

@@ -51,7 +51,7 @@ COOKIE: Final = "downrange_session"
 SECURE_COOKIE: Final = "__Host-downrange_session"
 
 
-class Refused(MQError):
+class PageRefused(MQError):
     """A request is not carried out; `status` is HTTP's."""
 
     def __init__(self, status: int, text: str) -> None:
@@ -73,7 +73,7 @@ class Visit:
         name = self.request.path_params.get("cluster", "")
         found = self.console.clusters.get(name)
         if found is None:
-            raise Refused(404, f"there is no cluster {name} here; those are: {', '.join(self.console.clusters)}")
+            raise PageRefused(404, f"there is no cluster {name} here; those are: {', '.join(self.console.clusters)}")
         return found
 
     @property
@@ -101,13 +101,13 @@ class Visit:
         return str(self.request.path_params[name])
 
     def time_of(self, name: str) -> int | None:
-        """A time of the query, in the zone of the browser; raises Refused when it is none."""
+        """A time of the query, in the zone of the browser; raises PageRefused when it is none."""
         text = self.request.query_params.get(name, "")
         if not text:
             return None
         found = formats.parse_time(text, self.zone)
         if found is None:
-            raise Refused(400, f"{name}={text}: expected a time like 2026-11-16T08:41")
+            raise PageRefused(400, f"{name}={text}: expected a time like 2026-11-16T08:41")
         return found
 
     def may(self, role: Role) -> bool:
@@ -131,11 +131,11 @@ class Visit:
         async for piece in self.request.stream():
             content += piece
             if len(content) > MAX_FORM_BYTES:
-                raise Refused(413, f"a form may have {MAX_FORM_BYTES >> 20} MiB")
+                raise PageRefused(413, f"a form may have {MAX_FORM_BYTES >> 20} MiB")
         try:
             return parse_qsl(content.decode("utf-8"), keep_blank_values=True, max_num_fields=20_000)
         except ValueError as error:
-            raise Refused(400, f"the form cannot be read: {error}") from None
+            raise PageRefused(400, f"the form cannot be read: {error}") from None
 
     def audit(self, action: str, outcome: str, **details: object) -> None:
         cluster = self.request.path_params.get("cluster")
@@ -199,7 +199,7 @@ class Requests:
             self._check(visit, row)
             answer = await row.handler(visit)
             response = self._response(visit, answer)
-        except Refused as error:
+        except PageRefused as error:
             response = self._refusal(request, visit, error.status, str(error))
         except MQError as error:
             response = self._refusal(request, visit, 502, str(error))
@@ -229,7 +229,7 @@ class Requests:
             if match is Match.FULL:
                 scope.update(child)
                 return child["endpoint"].row, wants_json
-        raise Refused(404, f"there is no page {scope['path']} here")
+        raise PageRefused(404, f"there is no page {scope['path']} here")
 
     def _who(self, request: Request, row: Address) -> Who:
         cookie = request.cookies.get(SECURE_COOKIE) or request.cookies.get(COOKIE)
@@ -238,17 +238,17 @@ class Requests:
         if who is None and row.is_open:
             return self._console.logins.nobody("nobody", Role.VIEWER)
         if who is None:
-            raise Refused(401, "you have to log in")
+            raise PageRefused(401, "you have to log in")
         return who
 
     def _check(self, visit: Visit, row: Address) -> None:
         if not row.is_open and visit.who.role < row.role:
             if row.method == "POST":
                 visit.audit(row.path, "refused", reason=f"needs the role {row.role.word}")
-            raise Refused(403, f"this needs the role {row.role.word}; you are {visit.who.role.word}")
+            raise PageRefused(403, f"this needs the role {row.role.word}; you are {visit.who.role.word}")
         if visit.request.method not in READING and not self._is_same_origin(visit.request):
             visit.audit(row.path, "refused", reason="came from another site")
-            raise Refused(403, "this came from another site and was not carried out")
+            raise PageRefused(403, "this came from another site and was not carried out")
 
     def _is_same_origin(self, request: Request) -> bool:
         if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
@@ -299,17 +299,17 @@ _TITLES: Final = {401: "Please log in", 403: "Not allowed", 404: "Not found", 50
 
 
 async def checked_form(visit: Visit) -> dict[str, str]:
-    """The fields of a form that carries the token of its page; raises Refused."""
+    """The fields of a form that carries the token of its page; raises PageRefused."""
     return dict(await checked_pairs(visit))
 
 
 async def checked_pairs(visit: Visit) -> list[tuple[str, str]]:
-    """The fields of a form with the token, names that come several times included; raises Refused."""
+    """The fields of a form with the token, names that come several times included; raises PageRefused."""
     pairs = await visit.form_pairs()
     given = dict(pairs).get("_token", "")
     if not hmac.compare_digest(given.encode(), visit.who.token.encode()):
         visit.audit(visit.request.url.path, "refused", reason="token missing or wrong")
-        raise Refused(403, "this form is too old or came from elsewhere; load the page again")
+        raise PageRefused(403, "this form is too old or came from elsewhere; load the page again")
     return pairs
 
 

@@ -27,7 +27,7 @@ MQError                                                                        m
 │   ├── QueryNotFound, SubscriptionParseFailed, SubscriptionNotExist           protocol/errors.py
 │   ├── SubscriptionNotLatest, SubscriptionGroupNotExist, FilterDataNotExist   protocol/errors.py
 │   ├── FilterDataNotLatest, ConsumerNotOnline, ConsumeMessageTimeout          protocol/errors.py
-│   └── SlaveNotAvailable, FlowControl                                         protocol/errors.py
+│   └── SlaveNotAvailable, FlowControl, NotLeader                              protocol/errors.py
 ├── TransportError                                                             transport/errors.py
 │   ├── ConnectFailed, ListenFailed, ConnectionLost, RequestTimedOut           transport/errors.py
 │   └── TransportClosed                                                        transport/errors.py
@@ -38,8 +38,12 @@ MQError                                                                        m
 ├── ReplicationError                                                           broker/replication/errors.py
 │   ├── SlaveAhead, SlaveTooFarBehind, LogsDiffer                              broker/replication/errors.py
 │   └── LoginFailed                                                            broker/replication/login.py
+├── StoreUnavailable                                                           controller/coordination.py
+│   └── OutcomeUnknown                                                         controller/coordination.py
+├── HttpError                                                                  controller/http_json.py
 ├── ClientError                                                                client/errors.py
 │   ├── NoRoute                                                                client/errors.py
+│   │   ├── NoMaster                                                           client/errors.py
 │   │   └── DeadLettersUnreadable                                              client/dead_letters.py
 │   ├── NoNameServer, BrokerNotFound, ClusterNotFound, GroupNotFound           client/errors.py
 │   ├── ClientNotFound, GroupOnline, MessageNotFound, ClientClosed             client/errors.py
@@ -53,6 +57,7 @@ MQError                                                                        m
 │   ├── PipelineNotFound                                                       client/admin/pipelines.py
 │   ├── JournalDamaged                                                         client/resending.py
 │   ├── ReplyTimedOut                                                          client/producer/request_reply.py
+│   ├── AnswerTimedOut                                                         console/sampler.py
 │   └── BrokerAway                                                             spark/brokers.py
 ├── NoQueue                                                                    client/producer/fault/chooser.py
 ├── BadAnswer                                                                  client/consumer/retry.py
@@ -64,7 +69,18 @@ MQError                                                                        m
 ├── LakeError                                                                  spark/lake/layout.py
 │   └── LakeBusy                                                               spark/lake/layout.py
 ├── PipelineError, PipelineFailed                                              spark/pipelines/errors.py
+├── NoController                                                               broker/controller/controllers.py
+├── MustRegister                                                               broker/controller/controller_requests.py
+├── NotMaster                                                                  broker/controller/role_change.py
+├── ConsoleCannotListen                                                        console/app.py
+├── HistoryFileUnusable                                                        console/history_file.py
+├── JobGone                                                                    console/jobs.py
+├── PlanGone                                                                   console/plans.py
+├── LoginRefused                                                               console/auth.py
+├── PageRefused                                                                console/requests.py
+├── UnknownCluster                                                             console/clusters.py
 ├── UsageError                                                                 cli/options.py
+├── ConsoleFailed                                                              cli/console_child.py
 └── ClusterFailed                                                              cli/local_cluster.py
 
 An error carries what its catcher needs to decide: `retriable` says whether the same call may succeed later.

@@ -13,7 +13,7 @@ from downrange.console import body_views, jobs
 from downrange.console.formats import parse_time, plural
 from downrange.console.jobs import Job
 from downrange.console.pages import Page, json_text
-from downrange.console.requests import Answer, Refused, Visit, checked_pairs, download, see_other
+from downrange.console.requests import Answer, PageRefused, Visit, checked_pairs, download, see_other
 from downrange.console.snapshot import GroupState
 from downrange.console.streams import event
 from downrange.console.tables import Column, listing, to_csv
@@ -87,13 +87,13 @@ def _searched(letter: DeadLetter) -> str:
 
 def _narrow(visit: Visit, fields: dict[str, str]) -> Narrow:
     if fields.get("text") and mask_of(visit) is not None:
-        raise Refused(403, "values are masked for your role, so that bodies cannot be searched")
+        raise PageRefused(403, "values are masked for your role, so that bodies cannot be searched")
 
     def time(name: str) -> int | None:
         text = fields.get(name, "")
         found = parse_time(text, visit.zone) if text else None
         if text and found is None:
-            raise Refused(400, f"{name}={text}: expected a time like 2026-11-16T08:41")
+            raise PageRefused(400, f"{name}={text}: expected a time like 2026-11-16T08:41")
         return found
 
     return Narrow(
@@ -174,7 +174,7 @@ def _row(visit: Visit, letter: DeadLetter, mask: re.Pattern[str] | None) -> dict
 
 def _export(visit: Visit, group: str, letters: list[DeadLetter], kind: str) -> Answer:
     if not visit.console.config.access.allow_export or mask_of(visit) is not None:
-        raise Refused(403, "dead letters may not be exported here")
+        raise PageRefused(403, "dead letters may not be exported here")
     visit.audit("export dead letters", "done", subject=group, count=len(letters))
     documents = [one.document() for one in letters]
     if kind == "jsonl":
@@ -194,11 +194,11 @@ async def plan_resend(visit: Visit) -> Answer:
     narrow = _narrow(visit, fields)
     letters, _, is_all = await _read(visit, group, narrow, ids)
     if not is_all:
-        raise Refused(400, f"there are more letters than a job takes at once ({MOST_READ:,}); narrow them by time")
+        raise PageRefused(400, f"there are more letters than a job takes at once ({MOST_READ:,}); narrow them by time")
     known = visit.console.jobs.resent(visit.cluster.name, group)
     wanted = [one for one in letters if jobs.place_text(one.place) not in known]
     if not wanted:
-        raise Refused(400, "no letter fits that was not sent again before; nothing to plan")
+        raise PageRefused(400, "no letter fits that was not sent again before; nothing to plan")
     job = visit.console.jobs.create(visit.cluster.name, group, visit.who.name, wanted)
     return see_other(visit.url("jobs", job.id))
 
@@ -292,7 +292,7 @@ async def start_job(visit: Visit) -> Answer:
     form = dict(await checked_pairs(visit))
     job = visit.console.jobs.get(visit.path("job"), visit.cluster.name)
     if job.is_over:
-        raise Refused(409, f"job {job.id} is over")
+        raise PageRefused(409, f"job {job.id} is over")
     is_trial = form.get("trial") == "1"
     rate = _rate(form.get("rate", "50"))
     visit.console.jobs.start(job, visit.admin, rate, 1 if is_trial else None)
@@ -312,7 +312,7 @@ def _rate(text: str) -> float:
     except ValueError:
         rate = 0
     if not 0.1 <= rate <= jobs.MOST_RATE:
-        raise Refused(400, f"rate {text!r}: expected letters a second, from 0.1 to {jobs.MOST_RATE:,.0f}")
+        raise PageRefused(400, f"rate {text!r}: expected letters a second, from 0.1 to {jobs.MOST_RATE:,.0f}")
     return rate
 
 
@@ -330,7 +330,7 @@ async def job_events(visit: Visit) -> Answer:
     job = visit.console.jobs.get(visit.path("job"), visit.cluster.name)
     owner = f"{visit.who.name} {visit.source}"
     if visit.console.streams.is_full(owner):
-        raise Refused(429, "four streams are open already; close a tail or another job")
+        raise PageRefused(429, "four streams are open already; close a tail or another job")
 
     async def events() -> AsyncGenerator[str, None]:
         while True:

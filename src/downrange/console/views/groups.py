@@ -13,7 +13,7 @@ from downrange.client.admin.plans import PlanKind, PlanRequest
 from downrange.console.findings import differences
 from downrange.console.formats import plural, span
 from downrange.console.pages import Page, json_text
-from downrange.console.requests import Answer, Refused, Visit, checked_form, see_other
+from downrange.console.requests import Answer, PageRefused, Visit, checked_form, see_other
 from downrange.console.snapshot import GroupState, Member, QueueProgress
 from downrange.console.tables import Column, listing
 from downrange.console.users_file import Role
@@ -61,7 +61,7 @@ def found_group(visit: Visit) -> GroupState:
     name = visit.path("group")
     group = visit.cluster.snapshot.groups.get(name)
     if group is None:
-        raise Refused(
+        raise PageRefused(
             404, f"no broker of {visit.cluster.name} knows the group {name}, or the console has not heard of it"
         )
     visit.cluster.look("group", name)
@@ -241,12 +241,12 @@ async def stack(visit: Visit) -> Answer:
     one = found_group(visit)
     client_id = visit.query.get("member", "")
     if client_id not in one.members:
-        raise Refused(404, f"the group {one.name} has no member {client_id}")
+        raise PageRefused(404, f"the group {one.name} has no member {client_id}")
     try:
         async with asyncio.timeout(STACK_SECONDS):
             info = await visit.admin.groups.running_info(one.name, client_id, with_stack=True)
     except TimeoutError:
-        raise Refused(504, f"{client_id} did not answer within {STACK_SECONDS:g} s") from None
+        raise PageRefused(504, f"{client_id} did not answer within {STACK_SECONDS:g} s") from None
     queues = [
         {
             "topic": queue.topic,

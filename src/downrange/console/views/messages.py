@@ -18,7 +18,7 @@ from downrange.client.consumer.messages import ReceivedMessage
 from downrange.client.message_document import message_document
 from downrange.console import body_views
 from downrange.console.pages import Page, json_text
-from downrange.console.requests import Answer, Refused, Visit, checked_form, download, see_other
+from downrange.console.requests import Answer, PageRefused, Visit, checked_form, download, see_other
 from downrange.console.snapshot import kind_of
 from downrange.console.users_file import Role
 from downrange.console.views.shared import command, crumb
@@ -41,9 +41,9 @@ def check_filters(visit: Visit, sql: str, text: str) -> None:
     """Refuse filters that would tell a viewer what is masked."""
     mask = mask_of(visit)
     if mask is not None and text:
-        raise Refused(403, "values are masked for your role, so that bodies cannot be searched")
+        raise PageRefused(403, "values are masked for your role, so that bodies cannot be searched")
     if mask is not None and sql and any(mask.search(word) for word in re.findall(r"\w+", sql)):
-        raise Refused(403, "the expression names a property that is masked for your role")
+        raise PageRefused(403, "the expression names a property that is masked for your role")
 
 
 async def check_sql(visit: Visit) -> Answer:
@@ -128,7 +128,7 @@ def _page_address(visit: Visit, found: SearchPage, *, backwards: bool) -> str:
 
 def _export(visit: Visit, topic: str, found: SearchPage) -> Answer:
     if not visit.console.config.access.allow_export or mask_of(visit) is not None:
-        raise Refused(403, "messages may not be exported here")
+        raise PageRefused(403, "messages may not be exported here")
     visit.audit("export messages", "done", subject=topic, count=len(found.messages))
     lines = "".join(json_text(message_document(one)) + "\n" for one in found.messages)
     return download(lines.encode(), f"{topic}.jsonl", "application/x-ndjson")
@@ -176,7 +176,7 @@ async def at(visit: Visit) -> Answer:
     topic, broker = visit.path("topic"), visit.path("broker")
     queue, offset = visit.path("queue"), visit.path("offset")
     if not queue.isdecimal() or not offset.isdecimal() or len(offset) > 18 or len(queue) > 9:
-        raise Refused(400, f"queue {queue} and offset {offset} are not both whole numbers")
+        raise PageRefused(400, f"queue {queue} and offset {offset} are not both whole numbers")
     found = await visit.admin.messages.by_queue_offset(topic, broker, int(queue), int(offset))
     fate: MessageFate | None = None
     events: tuple[Event, ...] = ()
@@ -195,7 +195,7 @@ async def _life(visit: Visit, message_id: str, topic: str | None) -> tuple[Messa
         async with asyncio.timeout(FATE_SECONDS):
             return await asyncio.gather(messages.fate(message_id, topic), messages.timeline(message_id, topic))
     except TimeoutError:
-        raise Refused(504, f"brokers did not answer within {FATE_SECONDS:g} s") from None
+        raise PageRefused(504, f"brokers did not answer within {FATE_SECONDS:g} s") from None
 
 
 def _page(
@@ -310,7 +310,7 @@ async def body(visit: Visit) -> Answer:
     """The bytes of a body, as a file."""
     access = visit.console.config.access
     if not access.show_bodies or not access.allow_export or mask_of(visit) is not None:
-        raise Refused(403, "bodies may not be downloaded here")
+        raise PageRefused(403, "bodies may not be downloaded here")
     found = await visit.admin.messages.view(visit.path("id"), visit.query.get("topic") or None)
     visit.audit("download body", "done", subject=found.topic, message=found.message_id)
     try:

@@ -8,7 +8,7 @@ from downrange.client.admin.offsets import END
 from downrange.client.admin.plans import PlanKind, PlanRequest
 from downrange.console.formats import field_time, parse_time
 from downrange.console.pages import Page
-from downrange.console.requests import Answer, Refused, Visit, checked_form
+from downrange.console.requests import Answer, PageRefused, Visit, checked_form
 from downrange.console.views.groups import found_group
 from downrange.console.views.plans import planned
 from downrange.console.views.shared import chart_rows, command, crumb, range_of
@@ -47,9 +47,9 @@ async def plan_move(visit: Visit) -> Answer:
     form = await checked_form(visit)
     topic, way = form.get("topic", "").strip(), form.get("way", "")
     if not topic:
-        raise Refused(400, "choose the topic in which the group is to be moved")
+        raise PageRefused(400, "choose the topic in which the group is to be moved")
     if way not in WAYS:
-        raise Refused(400, f"way {way!r}: there are {', '.join(WAYS)}")
+        raise PageRefused(400, f"way {way!r}: there are {', '.join(WAYS)}")
     request, words = _request(visit, group.name, topic, way, form)
     back = visit.url("groups", group.name)
     return await planned(visit, request, command(visit, *words), back)
@@ -64,7 +64,7 @@ def _request(
             text = form.get("time", "")
             at = parse_time(text, visit.zone)
             if at is None:
-                raise Refused(400, f"time {text!r}: expected a time like 2026-11-16T08:41")
+                raise PageRefused(400, f"time {text!r}: expected a time like 2026-11-16T08:41")
             return PlanRequest(PlanKind.RESET, group, topic, at), (
                 "group",
                 "reset-offset",
@@ -78,7 +78,7 @@ def _request(
         case "clone":
             source = form.get("source", "").strip()
             if not source:
-                raise Refused(400, "name the group whose offsets are taken")
+                raise PageRefused(400, "name the group whose offsets are taken")
             return PlanRequest(PlanKind.CLONE, group, topic, source=source), ("group", "clone", source, group, topic)
         case _:
             queue, offset = _queue(topic, form)
@@ -90,5 +90,5 @@ def _queue(topic: str, form: dict[str, str]) -> tuple[MessageQueue, int]:
     broker, _, number = form.get("queue", "").rpartition("/")
     offset = form.get("offset", "").strip().replace(",", "")
     if not broker or not number.isdecimal() or not offset.isdecimal() or len(offset) > 18:
-        raise Refused(400, "choose a queue and type an offset, a whole number")
+        raise PageRefused(400, "choose a queue and type an offset, a whole number")
     return MessageQueue(topic, broker, int(number)), int(offset)

@@ -8,7 +8,7 @@ from starlette.responses import JSONResponse, Response
 
 from downrange.console.formats import number, rate
 from downrange.console.pages import Page, json_text
-from downrange.console.requests import Answer, Refused, Visit, see_other
+from downrange.console.requests import Answer, PageRefused, Visit, see_other
 from downrange.console.snapshot import sum_known
 from downrange.console.tables import Column, listing
 from downrange.console.views.shared import (
@@ -116,5 +116,5 @@ async def healthz(visit: Visit) -> Answer:
 async def static_file(visit: Visit) -> Answer:
     found = visit.console.static.response(visit.path("name"), visit.request.headers.get("accept-encoding", ""))
     if found is None:
-        raise Refused(404, "there is no such file; load the page again")
+        raise PageRefused(404, "there is no such file; load the page again")
     return found

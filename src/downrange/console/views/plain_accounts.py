@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 
 from downrange.client.admin.plain_acl import AccountChange
 from downrange.client.per_server import PerServer
-from downrange.console.requests import Answer, Refused, Visit, checked_form, see_other
+from downrange.console.requests import Answer, PageRefused, Visit, checked_form, see_other
 from downrange.model.errors import MQError
 
 SECONDS = 5.0
@@ -36,7 +36,7 @@ async def put_account(visit: Visit) -> Answer:
     form = await checked_form(visit)
     key, secret = form.get("key", "").strip(), form.get("secret", "")
     if not key or not secret:
-        raise Refused(400, "an account needs an access key and a secret key")
+        raise PageRefused(400, "an account needs an access key and a secret key")
     change = AccountChange(
         key,
         secret,
@@ -52,7 +52,7 @@ async def delete_account(visit: Visit) -> Answer:
     form = await checked_form(visit)
     key = form.get("key", "").strip()
     if not key or form.get("name", "") != key:
-        raise Refused(400, "type the access key twice to confirm; nothing was done")
+        raise PageRefused(400, "type the access key twice to confirm; nothing was done")
     return told(visit, "delete account", key, await visit.admin.plain_acl.delete(key))
 
 
@@ -60,5 +60,5 @@ def told(visit: Visit, action: str, subject: str, answers: PerServer[Any, None])
     failed = {str(server): str(error) for server, error in answers.failed.items()}
     visit.audit(action, "failed" if failed else "done", subject=subject, failed=failed)
     if failed:
-        raise Refused(502, "; ".join(f"{server}: {error}" for server, error in failed.items()))
+        raise PageRefused(502, "; ".join(f"{server}: {error}" for server, error in failed.items()))
     return see_other(visit.url("users") + "?" + urlencode({"done": f"{action}: {subject}"}))

@@ -7,7 +7,7 @@ from typing import Any
 from downrange.client.admin.plans import PlanDrifted, PlanRequest
 from downrange.console.pages import Page
 from downrange.console.plans import KeptPlan, note, sentences
-from downrange.console.requests import Answer, Refused, Visit, checked_form, see_other
+from downrange.console.requests import Answer, PageRefused, Visit, checked_form, see_other
 from downrange.model.errors import MQError
 
 
@@ -17,7 +17,7 @@ async def planned(visit: Visit, request: PlanRequest, command: str, back: str) -
     if not plan.changes and plan.failed:
         raise next(iter(plan.failed.values()))
     if not plan.changes:
-        raise Refused(400, f"{request.kind}: there is nothing to change about {request.name}")
+        raise PageRefused(400, f"{request.kind}: there is nothing to change about {request.name}")
     kept = visit.console.plans.add(visit.cluster.name, visit.who.name, plan, command, back)
     return see_other(visit.url("plans", kept.id))
 
@@ -69,9 +69,9 @@ async def apply_plan(visit: Visit) -> Answer:
     kept = visit.console.plans.get(visit.path("plan"), visit.cluster.name)
     if not visit.may(kept.role):
         visit.audit(kept.kind.value, "refused", subject=kept.subject, plan=kept.id, reason="role")
-        raise Refused(403, f"this needs the role {kept.role.word}; you are {visit.who.role.word}")
+        raise PageRefused(403, f"this needs the role {kept.role.word}; you are {visit.who.role.word}")
     if kept.plan.destroys and form.get("name", "") != kept.subject:
-        raise Refused(400, f"type the name {kept.subject} to confirm; nothing was done")
+        raise PageRefused(400, f"type the name {kept.subject} to confirm; nothing was done")
     action = "move" if kept.is_move else kept.kind.value
     try:
         outcomes = await visit.console.plans.apply(kept, visit.admin)

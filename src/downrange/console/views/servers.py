@@ -8,7 +8,7 @@ from downrange.client.admin.plans import PlanKind, PlanRequest
 from downrange.client.pipeline_status import PIPELINES_TOPIC, PipelineStatus
 from downrange.console.findings import differing_keys
 from downrange.console.pages import Page
-from downrange.console.requests import Answer, Refused, Visit, checked_form, see_other
+from downrange.console.requests import Answer, PageRefused, Visit, checked_form, see_other
 from downrange.console.snapshot import BrokerState
 from downrange.console.tables import Column, listing
 from downrange.console.views.plans import planned
@@ -37,7 +37,7 @@ def _processes(visit: Visit) -> list[BrokerState]:
     name = visit.path("broker")
     found = [one for one in visit.cluster.snapshot.brokers.values() if one.name == name]
     if not found:
-        raise Refused(404, f"there is no broker {name}, or the console has not heard of it yet")
+        raise PageRefused(404, f"there is no broker {name}, or the console has not heard of it yet")
     return sorted(found, key=lambda one: one.broker.broker_id)
 
 
@@ -94,10 +94,10 @@ async def plan_broker_settings(visit: Visit) -> Answer:
         if line.strip():
             key, equals, value = line.partition("=")
             if not equals:
-                raise Refused(400, f"{line!r} is not key=value")
+                raise PageRefused(400, f"{line!r} is not key=value")
             settings[key.strip()] = value.strip()
     if not settings:
-        raise Refused(400, "type at least one key=value")
+        raise PageRefused(400, "type at least one key=value")
     request = PlanRequest(PlanKind.BROKER_SETTINGS, name, settings=settings, broker=name)
     words = ("config", "update", *(f"{key}={value}" for key, value in settings.items()), "-b", name)
     return await planned(visit, request, command(visit, *words), visit.url("brokers", name))
@@ -109,7 +109,7 @@ async def write_permission(visit: Visit) -> Answer:
     name = visit.path("broker")
     is_wipe = form.get("action") == "wipe"
     if is_wipe and form.get("name", "") != name:
-        raise Refused(400, f"type the name {name} to confirm; nothing was done")
+        raise PageRefused(400, f"type the name {name} to confirm; nothing was done")
     namesrv = visit.admin.namesrv
     answers = await (namesrv.wipe_write_perm(name) if is_wipe else namesrv.add_write_perm(name))
     failed = {server: str(error) for server, error in answers.failed.items()}

@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 
 from downrange.client.consumer.messages import ReceivedMessage
 from downrange.console.pages import Page
-from downrange.console.requests import Answer, Refused, Visit
+from downrange.console.requests import Answer, PageRefused, Visit
 from downrange.console.streams import MOST_OF_ONE, event
 from downrange.console.tail import TailFilter, tailing
 from downrange.console.views.messages import body_summary, check_filters, mask_of, topic_names
@@ -23,7 +23,7 @@ def _wanted(visit: Visit) -> TailFilter:
     query = visit.query
     wanted = TailFilter(query.get("topic", "").strip(), query.get("tag", "").strip(), query.get("sql", "").strip())
     if wanted.tags and wanted.sql:
-        raise Refused(400, "a tail takes a tag or SQL92, not both: SQL92 knows the tag as TAGS")
+        raise PageRefused(400, "a tail takes a tag or SQL92, not both: SQL92 knows the tag as TAGS")
     check_filters(visit, wanted.sql, "")
     return wanted
 
@@ -58,7 +58,7 @@ async def tail_events(visit: Visit) -> Answer:
     wanted = _wanted(visit)
     owner = f"{visit.who.name} {visit.source}"
     if visit.console.streams.is_full(owner):
-        raise Refused(429, f"{MOST_OF_ONE} streams are open already; close one of the other tails")
+        raise PageRefused(429, f"{MOST_OF_ONE} streams are open already; close one of the other tails")
     if wanted.sql:
         compile_sql(wanted.sql)  # a wrong expression is refused before the stream begins
     shows = visit.console.config.access.show_bodies and mask_of(visit) is None

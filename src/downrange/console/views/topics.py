@@ -11,7 +11,7 @@ from starlette.responses import Response
 from downrange.client.admin.plans import PlanKind, PlanRequest
 from downrange.console.formats import plural
 from downrange.console.pages import Page, json_text
-from downrange.console.requests import Answer, Refused, Visit, checked_form, see_other
+from downrange.console.requests import Answer, PageRefused, Visit, checked_form, see_other
 from downrange.console.snapshot import GroupState, QueueEnds, TopicState
 from downrange.console.tables import Column, listing
 from downrange.console.users_file import Role
@@ -28,7 +28,7 @@ async def topics(visit: Visit) -> Answer:
     snapshot = visit.cluster.snapshot
     kind = visit.query.get("kind", "topic")
     if kind not in KINDS:
-        raise Refused(400, f"kind={kind}: there are {', '.join(KINDS)}")
+        raise PageRefused(400, f"kind={kind}: there are {', '.join(KINDS)}")
     readers = _readers(snapshot.groups.values())
     columns: list[Column[TopicState]] = [
         Column("topic", "topic", lambda one: one.name, link=lambda one: visit.url("topics", one.name)),
@@ -75,7 +75,7 @@ def found_topic(visit: Visit) -> TopicState:
     topic = visit.cluster.snapshot.topics.get(name)
     if topic is None:
         known = "" if visit.cluster.snapshot.at else ", or the console has not heard of it yet"
-        raise Refused(404, f"no broker of {visit.cluster.name} serves the topic {name}{known}")
+        raise PageRefused(404, f"no broker of {visit.cluster.name} serves the topic {name}{known}")
     visit.cluster.look("topic", name)
     visit.console.samplers[visit.cluster.name].nudge()
     return topic
@@ -232,7 +232,7 @@ async def create_topic(visit: Visit) -> Answer:
 def number_of(form: dict[str, str], name: str, least: int, most: int) -> int:
     text = form.get(name, "").strip()
     if not text.isdecimal() or len(text) > 12 or not least <= int(text) <= most:
-        raise Refused(400, f"{name}: {text!r} is no whole number from {least} to {most:,}")
+        raise PageRefused(400, f"{name}: {text!r} is no whole number from {least} to {most:,}")
     return int(text)
 
 
@@ -271,7 +271,7 @@ def parse_properties(text: str) -> dict[str, str]:
         if line.strip():
             name, equals, value = line.partition("=")
             if not equals or not name.strip():
-                raise Refused(400, f"properties: {line!r} is not name=value")
+                raise PageRefused(400, f"properties: {line!r} is not name=value")
             found[name.strip()] = value.strip()
     return found
 

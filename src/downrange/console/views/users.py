@@ -14,7 +14,7 @@ from downrange.client.admin.users import (
     UserInfo,
 )
 from downrange.console.pages import Page
-from downrange.console.requests import Answer, Refused, Visit, checked_form
+from downrange.console.requests import Answer, PageRefused, Visit, checked_form
 from downrange.console.tables import Column, listing
 from downrange.console.views.plain_accounts import account_files, told
 from downrange.console.views.shared import command
@@ -96,10 +96,10 @@ async def put_user(visit: Visit) -> Answer:
     form = await checked_form(visit)
     name, password = form.get("name", "").strip(), form.get("password", "")
     if not name:
-        raise Refused(400, "a user needs a name")
+        raise PageRefused(400, "a user needs a name")
     is_new = form.get("action") == "create"
     if is_new and not password:
-        raise Refused(400, "a new user needs a password")
+        raise PageRefused(400, "a new user needs a password")
     user = UserInfo(
         username=name,
         password=password or None,
@@ -115,7 +115,7 @@ async def delete_user(visit: Visit) -> Answer:
     form = await checked_form(visit)
     name = form.get("user", "")
     if not name or form.get("name", "") != name:
-        raise Refused(400, f"type the name {name} to confirm; nothing was done")
+        raise PageRefused(400, f"type the name {name} to confirm; nothing was done")
     return told(visit, "delete user", name, await visit.admin.users.delete(name))
 
 
@@ -123,7 +123,7 @@ async def put_rule(visit: Visit) -> Answer:
     form = await checked_form(visit)
     subject, resource = form.get("subject", "").strip(), form.get("resource", "").strip()
     if not subject or not resource:
-        raise Refused(400, "a rule needs a user and a resource, as User:alice and Topic:orders")
+        raise PageRefused(400, "a rule needs a user and a resource, as User:alice and Topic:orders")
     subject = subject if ":" in subject else f"User:{subject}"
     entry = PolicyEntryInfo(
         resource=resource,

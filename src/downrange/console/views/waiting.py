@@ -10,7 +10,7 @@ from downrange.client.admin.delayed import DelayedMessage
 from downrange.client.admin.transactions import HalfMessage
 from downrange.console.formats import span
 from downrange.console.pages import Page
-from downrange.console.requests import Answer, Refused, Visit, checked_form, see_other
+from downrange.console.requests import Answer, PageRefused, Visit, checked_form, see_other
 from downrange.console.tables import Column, listing
 from downrange.console.views.shared import command
 from downrange.model.errors import MQError
@@ -25,7 +25,7 @@ async def delayed(visit: Visit) -> Answer:
         async with asyncio.timeout(SECONDS):
             answers = await visit.admin.delayed.waiting(topic)
     except TimeoutError:
-        raise Refused(504, f"brokers did not answer within {SECONDS:g} s") from None
+        raise PageRefused(504, f"brokers did not answer within {SECONDS:g} s") from None
     levels = [
         {"broker": broker.name, "level": level.level, "delay": level.delay_millis, "count": level.count}
         for broker, found in answers.done.items()
@@ -79,7 +79,7 @@ async def transactions(visit: Visit) -> Answer:
         async with asyncio.timeout(SECONDS):
             answers = await visit.admin.transactions.open(visit.query.get("topic") or None)
     except TimeoutError:
-        raise Refused(504, f"brokers did not answer within {SECONDS:g} s") from None
+        raise PageRefused(504, f"brokers did not answer within {SECONDS:g} s") from None
     rows = [(broker.name, one) for broker, found in answers.done.items() for one in found.messages]
     columns: list[Column[tuple[str, HalfMessage]]] = [
         Column("since", "open since", lambda row: row[1].since, "exact"),
