@@ -18,7 +18,7 @@ NOTICED = LONGEST_PAUSE_SECONDS  # from a new route at the name server to a clie
 def test_a_master_that_hangs_is_replaced_in_time() -> None:
     silent = BrokerConfig().controller_heart_beat_timeout_mills + ControllerConfig().scan_not_active_broker_interval
     assert silent / 1000 + NOTICED < SEND
-    assert SILENT_SECONDS + LOOK_SECONDS < silent / 1000, "clients look for the new master before it is elected"
+    assert silent / 1000 > SILENT_SECONDS + LOOK_SECONDS, "clients look for the new master before it is elected"
 
 
 def test_a_slave_that_hangs_leaves_in_time() -> None:
