@@ -25,6 +25,7 @@ from tests.support.process_cluster import Server
 
 QUEUED: Final = 200
 _LOOK_SECONDS: Final = 0.02
+_ALONE_SECONDS: Final = 0.3
 _CUT_SECONDS: Final = 3.0
 """How long a master is cut off that stays master: longer than slaves may lag."""
 
@@ -153,18 +154,18 @@ async def controller_leader(drill: Drill) -> None:
 
 async def truncation(drill: Drill) -> None:
     """A master dies with records that nobody else has, and dies again while it cuts them off."""
-    master = await drill.cluster.master()
-    others = [broker for broker in drill.cluster.brokers if broker is not master]
-    for other in others:
-        other.stop()
-    drill.note("slaves stopped")
-    await asyncio.sleep(0.3)  # the master goes on storing meanwhile, and acknowledges nothing
+    cluster, network = drill.cluster, drill.cluster.network
+    assert network is not None
+    master = await cluster.master()
+    for source, target in _slaves(cluster.host_of(master), cluster, master):
+        network.cut(source, target)
+    drill.note("packets to the slaves lost")
+    await asyncio.sleep(_ALONE_SECONDS)  # the master goes on storing meanwhile, and acknowledges nothing
     await master.kill()
-    for other in others:
-        other.resume()
-    drill.note("master killed, slaves go on")
+    drill.note("master killed")
     await drill.served_again()
-    note = drill.cluster.directory / master.name / NOTE
+    network.heal()
+    note = cluster.directory / master.name / NOTE
     starting = asyncio.create_task(master.start())
     drill.hits += await asyncio.to_thread(_kill_on_sight, master, note)
     await asyncio.gather(starting, return_exceptions=True)
@@ -271,5 +272,5 @@ CONTROLLED_FAULTS: Final = {
     "controller-leader": ControlledFault(
         "kill -9 of master and leading controller", controller_leader, 50, controllers=3
     ),
-    "truncation": ControlledFault("kill -9 while a log is cut", truncation, 50),
+    "truncation": ControlledFault("kill -9 while a log is cut", truncation, 50, needs_network=True),
 }

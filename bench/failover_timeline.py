@@ -52,7 +52,8 @@ def draw(path: Path, title: str, line: dict[str, Any]) -> str:
     for number, (what, at) in enumerate(line["events"]):
         for axis in (upper, lower):
             axis.axvline(at, color="0.6", linewidth=0.8, linestyle="--", zorder=0)
-        upper.annotate(f"{at:.2f} s {what}", (at, top * (0.95 - 0.12 * (number % 7))), fontsize=8)
+        side = "right" if at > times[-1] * 0.7 else "left"
+        upper.annotate(f"{at:.2f} s {what}", (at, top * (0.95 - 0.12 * (number % 7))), fontsize=8, ha=side)
     figure.suptitle(title)
     figure.tight_layout()
     figure.savefig(path, dpi=80)

@@ -1,4 +1,5 @@
-"""A master and its slave, each a process: how fast an empty slave catches up, and what waiting for a slave costs.
+"""A master and its slave, each a process: how fast an empty slave catches up, and what waiting for a slave costs; and
+three replicas under a controller, all of which have a message before it is acknowledged.
 
 Everything is compared with a single broker of the same run. Three processes share the machine where otherwise one has
 it, so with fewer than three free cores a part of the price is the slave's own work.
@@ -10,7 +11,7 @@ import asyncio
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -29,6 +30,7 @@ from downrange.store.message_store import MessageStore
 from downrange.store.new_message import NewMessage
 from downrange.transport.loop import run as run_loop
 from downrange.transport.pool import connect
+from tests.support.controlled_cluster import controlled_cluster
 from tests.support.processes import Running, namesrv
 
 LOG_BYTES: Final = (64 if QUICK else 1024) << 20
@@ -75,6 +77,25 @@ def replicas(directory: Path, role: str, master_data: Path | None = None) -> Ite
 
         master = start("master", master_data or directory / "master", {"brokerRole": role})
         yield Replicas(master, start("slave", directory / "slave", {"brokerRole": "SLAVE", "brokerId": 1}))
+
+
+@contextmanager
+def three_replicas(directory: Path) -> Iterator[Process]:
+    """The master of three brokers under a controller."""
+    settings: dict[str, object] = {"mappedFileSizeCommitLog": FILE_SIZE, "waitTimeMillsInSendQueue": 10_000}
+    lives = AsyncExitStack()
+    with asyncio.Runner() as runner:
+
+        async def start() -> Process:
+            cluster = await lives.enter_async_context(controlled_cluster(directory, settings=settings))
+            master = await cluster.master()
+            assert master.process is not None
+            return Process(master.address, master.process.pid)
+
+        try:
+            yield runner.run(start())
+        finally:
+            runner.run(lives.aclose())
 
 
 def fill(directory: Path) -> None:
@@ -128,14 +149,21 @@ def at(process: Process) -> Target:
 
 
 def sends() -> tuple[list[Figure], float]:
-    """Sends to a single broker, to a master with a slave, and to one that waits for its slave."""
-    kinds = {"single": "a single broker", "async": "ASYNC_MASTER and a slave", "sync": "SYNC_MASTER and a slave"}
+    """Sends to a single broker, to a master with a slave, and to those that wait for their slaves."""
+    kinds = {
+        "single": "a single broker",
+        "async": "ASYNC_MASTER and a slave",
+        "sync": "SYNC_MASTER and a slave",
+        "three": "three replicas under a controller",
+    }
     loads: dict[tuple[str, int], Callable[[], LoadReport]] = {}
     with ExitStack() as lives:
         targets = {"single": target(lives.enter_context(served()))}
         for kind, role in (("async", "ASYNC_MASTER"), ("sync", "SYNC_MASTER")):
             directory = Path(lives.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
             targets[kind] = at(lives.enter_context(replicas(directory, role)).master)
+        directory = Path(lives.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
+        targets["three"] = at(lives.enter_context(three_replicas(directory)))
         for in_flight, (connections, outstanding) in SHAPES.items():
             plan = SendPlan(SECONDS, 0.2, BODY, connections=connections, outstanding=outstanding)
             loads |= {(kind, in_flight): partial(send_load, targets[kind], plan) for kind in kinds}

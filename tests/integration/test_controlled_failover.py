@@ -6,13 +6,17 @@ import asyncio
 from collections import Counter
 from pathlib import Path
 
+from downrange.client.producer.blocking.producer import Producer
+from downrange.client.producer.producer import AsyncProducer
+from downrange.client.producer.send_result import SendStatus
+from downrange.model.message import Message
 from downrange.protocol.bodies.body import decode_body
 from downrange.protocol.bodies.groups import SubscriptionGroupTable
 from downrange.protocol.bodies.topics import TopicConfigTable
 from downrange.protocol.codes import RequestCode
 from downrange.transport.pool import connect
 from tests.support.controlled_cluster import ControlledCluster, Sender, controlled_cluster
-from tests.support.requests import connected, create_topic
+from tests.support.requests import connected, create_topic, wait_for_route
 
 TOPIC = "Orders"
 
@@ -66,6 +70,29 @@ async def test_a_master_that_hangs_acknowledges_nothing_when_it_comes_back(tmp_p
         assert codes[0] == 0, codes
         await connection.drain(1)
         await nothing_is_lost(cluster, sent)
+
+
+async def test_sends_leave_a_master_that_hangs_when_another_was_elected(tmp_path: Path) -> None:
+    async with controlled_cluster(tmp_path) as cluster:
+        hung = await cluster.master()
+        async with connected(hung.address) as client:
+            await create_topic(client, TOPIC, 4)
+        async with connected(cluster.namesrv.address) as names:
+            await wait_for_route(names, TOPIC)
+        async with AsyncProducer("producers", cluster.namesrv.address) as producer:
+            with Producer("producers", cluster.namesrv.address) as blocking:
+                for _ in range(8):
+                    await producer.send(Message(TOPIC, b"before"))
+                    await asyncio.to_thread(blocking.send, Message(TOPIC, b"before"))
+                hung.stop()
+                # One attempt may last as long as the send: without news of the new master both would fail.
+                sends = (
+                    producer.send(Message(TOPIC, b"after"), timeout=60),
+                    asyncio.to_thread(blocking.send, Message(TOPIC, b"after"), timeout=60),
+                )
+                results = await asyncio.gather(*sends)
+                assert [result.status for result in results] == [SendStatus.SEND_OK] * 2
+                hung.resume()
 
 
 async def test_what_was_made_just_before_the_end_is_there_after_it(tmp_path: Path) -> None:

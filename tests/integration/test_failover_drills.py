@@ -34,7 +34,7 @@ async def test_nothing_acknowledged_is_lost(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not may_make_networks(), reason=MISSING)
-@pytest.mark.parametrize("name", ["cut-slaves", "cut-controllers", "cut-all", "deaf-all"])
+@pytest.mark.parametrize("name", ["cut-slaves", "cut-controllers", "cut-all", "deaf-all", "truncation"])
 async def test_nothing_acknowledged_is_lost_by_a_partition(name: str, tmp_path: Path) -> None:
     nothing_is_lost(await live(tmp_path, name, order(name, tmp_path), rounds=1))
 

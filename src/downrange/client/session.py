@@ -104,8 +104,8 @@ class Session:
         self._addresses: frozenset[str] = frozenset()
         self._work = BackgroundWork()
         self._chase = RouteChase(self.clock, self._work, self._refresh)
-        self._silent = SilentBrokers(
-            self.clock, self._pool.connected, lambda: self.addresses_in_use(masters_only=True), self._look_for_master
+        self.silent = SilentBrokers(
+            self.clock, self._links, lambda: self.addresses_in_use(masters_only=True), self._look_for_master
         )
         self.route_watchers: set[Callable[[str], None]] = set()
         """Called with the topic whose route has changed."""
@@ -127,7 +127,7 @@ class Session:
         if not self._is_started:
             self._is_started = True
             self._work.start(self._refresh_routes(), "routes")
-            self._work.start(self._silent.run(), "silent brokers")
+            self._work.start(self.silent.run(), "silent brokers")
             self._work.start(self.heartbeats.run(), "heartbeats")
 
     async def close(self) -> None:
@@ -275,6 +275,10 @@ class Session:
         if self._is_started:
             self._chase.soon(topic)
 
+    def _links(self, address: str) -> tuple[Connection, ...]:
+        connection = self._pool.connected(address)
+        return () if connection is None else (connection,)
+
     def _look_for_master(self, address: str) -> None:
         """A master is silent: perhaps another broker has its place."""
         for topic in self._followed:
@@ -318,13 +322,13 @@ class Session:
         if not is_same or topic in self._missing:
             before = set() if known is None or topic in self._missing else _addresses_of(known[1])
             self._missing.discard(topic)
-            self._silent.watch(data.master_address for data in route.broker_datas if data.master_address)
+            self.silent.watch(data.master_address for data in route.broker_datas if data.master_address)
             for address in addresses - before:
                 self._pool.forgive(address)  # it was registered a moment ago: no need to wait any longer
             self._chase.changed(topic)
             for watcher in tuple(self.route_watchers):
                 watcher(topic)
-            self._silent.look()
+            self.silent.look()
         if topic in self._followed and not addresses <= self._addresses:
             self._addresses |= addresses
             self.heartbeats.beat_soon()

@@ -8,14 +8,14 @@ not after its time-out. Such a message may be stored twice.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Callable, Iterable
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping
+from time import monotonic
+from typing import Final, Protocol
 
 from downrange.clock import Clock
 from downrange.protocol.codes import RequestCode
-from downrange.transport.connection import Connection
+from downrange.transport.outstanding import Asked
 
 log = logging.getLogger(__name__)
 
@@ -32,9 +32,24 @@ _LONG_POLLS: Final = frozenset(
 """Requests whose answer may take long though the broker is well."""
 
 
-def is_silent(connection: Connection, now: float) -> bool:
-    """Whether an answer is overdue; `now` is the time of the connection's loop."""
-    for _, deadline, code, timeout, _ in connection.requests.values():
+class Link(Protocol):
+    """A connection to a broker, of the event loop or of threads."""
+
+    @property
+    def requests(self) -> Mapping[int, Asked]:
+        """The requests that wait for their answers, by opaque."""
+
+    def abort(self) -> None:
+        """Break the connection off: whoever waits for an answer gets ConnectionLost."""
+
+
+Links = Callable[[str], Iterable[Link]]
+"""The open connections to an address."""
+
+
+def is_silent(link: Link, now: float) -> bool:
+    """Whether an answer is overdue; `now` is the monotonic time."""
+    for _, deadline, code, timeout, _ in tuple(link.requests.values()):  # other threads may add to it meanwhile
         if code not in _LONG_POLLS:
             return now - (deadline - timeout) > SILENT_SECONDS
     return False
@@ -44,15 +59,11 @@ class SilentBrokers:
     """Looks after the connections of one session to masters. Used on the session's event loop."""
 
     def __init__(
-        self,
-        clock: Clock,
-        connection: Callable[[str], Connection | None],
-        masters: Callable[[], frozenset[str]],
-        look_up: Callable[[str], None],
+        self, clock: Clock, links: Links, masters: Callable[[], frozenset[str]], look_up: Callable[[str], None]
     ) -> None:
         """`masters` are the addresses that the routes name; `look_up` asks for the routes of one of them."""
         self._clock = clock
-        self._connection = connection
+        self._links: tuple[Links, ...] = (links,)
         self._masters = masters
         self._look_up = look_up
         self._seen: set[str] = set()
@@ -64,6 +75,13 @@ class SilentBrokers:
         """Watch the connections to these brokers, also when no route names them any more."""
         self._seen.update(addresses)
 
+    def add(self, links: Links) -> None:
+        """Look after these connections, too. For any thread, as is `remove`."""
+        self._links = (*self._links, links)
+
+    def remove(self, links: Links) -> None:
+        self._links = tuple(each for each in self._links if each != links)
+
     async def run(self) -> None:
         while True:
             await self._clock.sleep(LOOK_SECONDS)
@@ -71,18 +89,19 @@ class SilentBrokers:
 
     def look(self) -> None:
         """Ask for the routes of masters that are silent; break off connections to those that are no masters now."""
-        now = asyncio.get_running_loop().time()
-        silent = []
+        now = monotonic()
+        silent: dict[str, list[Link]] = {}
         for address in self._seen:
-            connection = self._connection(address)
-            if connection is not None and is_silent(connection, now):
-                silent.append((address, connection))
+            found = [link for links in self._links for link in links(address) if is_silent(link, now)]
+            if found:
+                silent[address] = found
         if silent:
             masters = self._masters()
-            for address, connection in silent:
+            for address, found in silent.items():
                 if address in masters:
                     self._look_up(address)
                 else:
                     log.warning("connection broken off address=%s reason=silent, and not a master any more", address)
                     self._seen.discard(address)
-                    connection.abort()
+                    for link in found:
+                        link.abort()

@@ -40,7 +40,7 @@ class ControllerConfig(AccessConfig):
         "Beginning of all keys in etcd: controllers with equal prefixes are one group. Not a key of RocketMQ.",
     )
     etcd_timeout_mills: int = setting(
-        3000, "How long a call to etcd may take. Not a key of RocketMQ.", unit="ms", minimum=100, maximum=60_000
+        1000, "How long a call to etcd may take. Not a key of RocketMQ.", unit="ms", minimum=100, maximum=60_000
     )
     etcd_user: str = setting("", "User at etcd; empty: none. Not a key of RocketMQ.")
     etcd_password: str = setting("", "Password of etcdUser. Not a key of RocketMQ.", is_secret=True)

@@ -132,7 +132,12 @@ class Pool(Endpoint):
                 connection = await self.get(address)
         except TimeoutError:
             raise ConnectFailed(f"cannot connect to {address}: no answer within {timeout:g} s") from None
-        return await connection.request(command, deadline - loop.time())
+        try:
+            return await connection.request(command, deadline - loop.time())
+        except TransportClosed:
+            if self._is_closed:
+                raise
+            raise ConnectFailed(f"{address} closed the connection before the request was sent") from None
 
     async def oneway(self, address: str, command: Command, timeout: float = 3.0) -> None:
         """Connect if need be, wait until the peer reads, send."""

@@ -124,7 +124,7 @@ def test_a_broker_that_closed_an_idle_connection_costs_no_attempt(brokers: FakeC
             producer.send(MESSAGE, queue=queue)
         for _ in range(3):
             (turns,) = direct_of(producer)._connections.values()
-            turns.cut()
+            turns.abort()
             assert producer.send(MESSAGE, queue=queue).status is SendStatus.SEND_OK
             assert turns not in direct_of(producer)._connections.values()
     assert all_sends(brokers) == 5

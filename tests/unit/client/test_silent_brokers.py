@@ -53,8 +53,13 @@ async def test_a_silent_master_is_left_when_another_broker_has_its_place(
     hung: str, pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("downrange.client.silent_brokers.SILENT_SECONDS", -1.0)
+
+    def links(address: str) -> list[Connection]:
+        found = pool.connected(address)
+        return [] if found is None else [found]
+
     masters, asked = {hung}, list[str]()
-    silent = SilentBrokers(ManualClock(), pool.connected, lambda: frozenset(masters), asked.append)
+    silent = SilentBrokers(ManualClock(), links, lambda: frozenset(masters), asked.append)
     silent.watch(masters)
     connection = await pool.get(hung)
     silent.look()

@@ -43,6 +43,7 @@ class DirectSends:
         self._is_open = True
         self._is_closed = False
         self._all_done = threading.Event()
+        session.silent.add(self.links)
 
     def __repr__(self) -> str:
         return f"<DirectSends {sorted(self._connections)} on_their_way={self._on_their_way}>"
@@ -134,6 +135,11 @@ class DirectSends:
 
     # --- life -----------------------------------------------------------------------------------------------------
 
+    def links(self, address: str) -> list[SharedConnection]:
+        """The open connections to a broker."""
+        found = (self._connections.get((address, number)) for number in range(2))
+        return [connection for connection in found if connection is not None and not connection.is_broken]
+
     def drain(self, seconds: float) -> bool:
         """Make no further attempts here and wait for the sends on their way; whether all ended in time."""
         with self._lock:
@@ -147,11 +153,12 @@ class DirectSends:
         with self._lock:
             self._is_open = False
             self._is_closed = True
+            self._session.silent.remove(self.links)
             if not self._on_their_way:
                 self.forget()
                 return
             for connection in tuple(self._connections.values()):
-                connection.cut()  # the last send closes the connections
+                connection.abort()  # the last send closes the connections
 
     def forget(self) -> None:
         """Close all connections, which no thread of this process uses."""

@@ -127,7 +127,7 @@ class SharedConnection:
             raise RequestTimedOut(f"{self._connection.address} did not answer request {code} within {seconds:.3g} s")
         return None
 
-    def cut(self) -> None:
+    def abort(self) -> None:
         """Make the leader lose its connection, and so all threads that wait for replies."""
         self._connection.cut()
 
