@@ -284,6 +284,15 @@ def test_an_error_reaches_the_caller(brokers: FakeCluster) -> None:
             producer.send_async(MESSAGE).result(30)
 
 
+@pytest.fixture
+def _ctrl_c() -> Iterator[None]:
+    """A process that a shell started in the background ignores SIGINT, and so would the tests."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_ctrl_c")
 def test_ctrl_c_gives_up_the_send_and_leaves_the_producer_usable(brokers: FakeCluster) -> None:
     silence = Silence()
     with Producer("producers", brokers.namesrv) as producer:
