@@ -41,6 +41,8 @@ class Flushing:
         self._written = _Progress(0, PhysicalOffset(0))
         self.is_recovering = True
         """Whether recovery fills the queues, also with records that were not confirmed when the last run ended."""
+        self.notes_confirm_offset = False
+        """Whether the checkpoint has a confirm offset: only under a controller, as with RocketMQ."""
         self.queues_safe_up_to = PhysicalOffset(0)
         """Messages before this offset of the log have their queue entries on disk."""
 
@@ -124,7 +126,7 @@ class Flushing:
             checkpoint.logics_msg_timestamp = max(checkpoint.logics_msg_timestamp, written.timestamp)
             if self._index is not None:
                 checkpoint.index_msg_timestamp = self._index.safe_timestamp
-            if not self.is_recovering:
+            if self.notes_confirm_offset and not self.is_recovering:
                 checkpoint.confirm_phy_offset = written.offset
             try:
                 checkpoint.write()

@@ -305,6 +305,7 @@ class MessageStore(MessageReader):
     def set_confirm_offset(self, offset: int | None) -> None:
         """Let only records that end at or before this offset be read by queue (None: all); see `dispatch_pending`."""
         self.follower.set_limit(offset)
+        self._flushing.notes_confirm_offset = True
 
     def hide_unconfirmed(self, offset: int) -> None:
         """Take the records that end behind an offset out of their queues. They keep their queue offsets."""
