@@ -10,7 +10,7 @@ from downrange.settings import setting
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessConfig:
-    """Who may ask a server for what, and what is noted about it. Off by default."""
+    """Which accounts may ask a server, and where its audit log is. Access control is off by default."""
 
     acl_enable: bool = setting(
         False,
