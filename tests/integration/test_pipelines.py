@@ -44,6 +44,7 @@ async def test_the_last_status_of_each_pipeline_is_listed_and_one_has_its_histor
     assert not await asyncio.to_thread(reporter.tell, first)  # too early
     assert await asyncio.to_thread(reporter.tell, PipelineStatus("archive", "archive"))
     failed = PipelineStatus("orders per minute", "stream", lag={"orders": 9}, last_error="no disk")
+    await clock.advance(1)
     assert await asyncio.to_thread(reporter.tell, failed)  # an error is never too early
     await clock.advance(5)
     assert await asyncio.to_thread(reporter.tell, first)
@@ -55,7 +56,7 @@ async def test_the_last_status_of_each_pipeline_is_listed_and_one_has_its_histor
         ("orders per minute", 7, None),
     ]
     history = await admin.pipelines.status("orders per minute")
-    assert [(one.timestamp - NOW, one.last_error) for one in history] == [(0, None), (0, "no disk"), (5000, None)]
+    assert [(one.timestamp - NOW, one.last_error) for one in history] == [(0, None), (1000, "no disk"), (6000, None)]
     assert (history[0].source, history[0].target, history[0].rows_per_second, history[0].batch_seconds) == (
         "orders",
         "parquet",

@@ -35,8 +35,8 @@ class PipelineAdmin:
             return ()
         for message in page.messages:
             status = PipelineStatus.decode(message.body)
-            if status is not None:
-                found[status.name] = status
+            if status is not None and status.timestamp >= (found.get(status.name) or status).timestamp:
+                found[status.name] = status  # queues are read side by side: only the pipeline knows its own order
         return tuple(found[name] for name in sorted(found))
 
     async def status(self, name: str, *, most: int = 64) -> tuple[PipelineStatus, ...]:
