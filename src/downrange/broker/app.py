@@ -155,7 +155,8 @@ def load_config(path: Path | None, overrides: dict[str, Property]) -> tuple[Brok
     config = with_acl_file(check_role(config, store.broker_role), path)
     check_access(config, store.broker_role)
     warnings += readable_secrets(properties, store)
-    config = replace(config, tls=configure(TlsConfig, properties))
+    idle = {key: given.value for key, given in properties.items() if key in keys_without_effect()}
+    config = replace(config, tls=configure(TlsConfig, properties), without_effect=idle)
     for address in config.namesrv_addresses:
         try:
             split_address(address)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from typing import Final
 
 from downrange.auth.plain_acl_files import PLAIN_ACL
-from downrange.settings import ConfigError, Property, secret_warning, setting, settings_of
+from downrange.settings import ConfigError, Property, masked, parse_properties, secret_warning, setting, settings_of
 from downrange.store.config import BrokerRole, StoreConfig
 from downrange.transport.tls_config import NO_TLS, TlsConfig
 
@@ -188,6 +188,8 @@ class BrokerConfig:
         5557, "Port of /metrics and /healthz; 0 takes a free one, -1 turns them off.", minimum=-1, maximum=65535
     )
     tls: TlsConfig = NO_TLS
+    without_effect: Mapping[str, str] = field(default_factory=dict)
+    """The keys of RocketMQ without effect here that the file has: shown to operators as they were given."""
 
     @property
     def namesrv_addresses(self) -> tuple[str, ...]:
@@ -277,6 +279,15 @@ _CLASSES: Final = {
 def keys_without_effect() -> frozenset[str]:
     """Keys of RocketMQ 4.x and 5.x brokers that have no effect here: thread pools, Netty, RocksDB, POP and others."""
     return frozenset(resources.files("downrange.broker").joinpath("rocketmq_keys.txt").read_text("utf-8").split())
+
+
+def shown_without_effect(properties: Mapping[str, str]) -> dict[str, str]:
+    """Every key of RocketMQ 4.9.8 that has no effect here, and those that the file has: the given value or the default.
+
+    A secret may stand in such a key, too: the values of the file are masked like any other.
+    """
+    text = resources.files("downrange.broker").joinpath("rocketmq_defaults.properties").read_text("utf-8")
+    return {key: given.value for key, given in parse_properties(text).items()} | masked(properties)
 
 
 def refuse_unserved(properties: Mapping[str, Property]) -> None:
