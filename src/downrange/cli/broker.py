@@ -26,6 +26,9 @@ def run_broker(
     broker_id: int | None = typer.Option(None, "--id", help="0 for a master, more for a slave. [0]"),
     port: int | None = typer.Option(None, "--port", "-p", help="Port to listen on; 0 takes a free one. [10911]"),
     bind: str | None = typer.Option(None, "--bind", "-b", help="Address to listen on. [127.0.0.1]"),
+    advertise: str | None = typer.Option(
+        None, "--advertise", help="Host or address by which clients reach this broker. [--bind, or the one others see]"
+    ),
     data: Path | None = typer.Option(None, "--data", "-d", help="Directory for messages. [~/store]"),
     metrics_port: int | None = typer.Option(None, "--metrics-port", help="Port of /metrics; -1 for none. [5557]"),
     grpc_port: int | None = typer.Option(
@@ -39,7 +42,7 @@ def run_broker(
     """Run a broker until it is stopped with SIGTERM or Ctrl-C."""
     from downrange.broker.app import RunningBroker, broker, load_config, protections
     from downrange.cli.grpc_port import grpc_beside
-    from downrange.cli.process import check_bind, overrides, serve, start_logging, warn
+    from downrange.cli.process import check_bind, listening, overrides, serve, start_logging, warn
 
     config, store, warnings = load_config(
         config_file,
@@ -50,6 +53,7 @@ def run_broker(
             brokerId=broker_id,
             listenPort=port,
             bindAddress=bind,
+            brokerIP1=advertise,
             storePathRootDir=data,
             metricsPort=metrics_port,
             grpcServerPort=grpc_port,
@@ -74,7 +78,8 @@ def run_broker(
         live = running.config.broker
         known = f"{running.registered_with} of {len(live.namesrv_addresses)} name servers"
         grpc = "" if port is None else f", gRPC on port {port}"
-        text = f"broker {live.broker_name} ready on {live.address}, registered with {known}{grpc}"
+        where = listening(live.bind_address, live.address)
+        text = f"broker {live.broker_name} ready on {where}, registered with {known}{grpc}"
         return text, {"broker": live.address}
 
     serve(both(), ready)
@@ -83,6 +88,9 @@ def run_broker(
 def run_standalone(
     data: Path = typer.Option(Path("downrange-data"), "--data", "-d", help="Directory for messages and settings."),
     bind: str = typer.Option("127.0.0.1", "--bind", "-b", help="Address to listen on."),
+    advertise: str | None = typer.Option(
+        None, "--advertise", help="Host or address by which clients reach this broker. [--bind, or the one others see]"
+    ),
     namesrv_port: int = typer.Option(9876, "--namesrv-port", help="Port of the name server; 0 takes a free one."),
     broker_port: int = typer.Option(10911, "--broker-port", help="Port of the broker; 0 takes a free one."),
     metrics_port: int = typer.Option(5557, "--metrics-port", help="Port of /metrics and /healthz; -1 for none."),
@@ -101,7 +109,7 @@ def run_standalone(
     from downrange.broker.app import RunningBroker, broker, load_config, protections
     from downrange.cli.console_child import ConsoleWish, console_beside
     from downrange.cli.grpc_port import grpc_beside
-    from downrange.cli.process import check_bind, overrides, serve, start_logging, warn
+    from downrange.cli.process import check_bind, listening, overrides, serve, start_logging, warn
     from downrange.namesrv.app import load_config as load_namesrv_config
     from downrange.namesrv.app import name_server
     from downrange.namesrv.app import protections as namesrv_protections
@@ -116,6 +124,7 @@ def run_standalone(
         brokerName="broker-a" if config_file is None else None,
         listenPort=broker_port,
         bindAddress=bind,
+        brokerIP1=advertise,
         storePathRootDir=directory / "store",
         metricsPort=metrics_port,
         grpcServerPort=grpc_port,
@@ -158,7 +167,7 @@ def run_standalone(
         text = (
             f"downrange is ready after {time.monotonic() - _STARTED:.2f} s\n"
             f"  name server  {address}\n"
-            f"  broker       {live.address} ({live.broker_name})\n"
+            f"  broker       {listening(bind, live.address)} ({live.broker_name})\n"
             f"  gRPC         {'off' if port is None else f'{bind}:{port}'}\n"
             f"  data         {directory}\n"
             f"  metrics      {metrics}\n"

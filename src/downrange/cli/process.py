@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import logging
 import resource
 import signal
@@ -18,6 +17,7 @@ import typer
 from downrange.cli import run_files
 from downrange.settings import ConfigError, Property
 from downrange.transport.loop import run
+from downrange.transport.own_address import is_loopback
 
 S = TypeVar("S")
 
@@ -53,16 +53,16 @@ def check_bind(host: str, protections: Mapping[str, bool], *, insecure: bool) ->
         )
 
 
-def is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
 def overrides(**given: object) -> dict[str, Property]:
     """Settings from the options of the command line that were given."""
     return {key: Property(str(value), "command line") for key, value in given.items() if value is not None}
+
+
+def listening(bind: str, advertised: str) -> str:
+    """What a server prints when it is ready: the address it listens on, and the one that clients are told."""
+    port = advertised.rpartition(":")[2]
+    listens = f"{bind or '0.0.0.0'}:{port}"
+    return listens if listens == advertised else f"{listens}, advertised as {advertised}"
 
 
 def warn(warnings: Iterable[str]) -> None:

@@ -20,7 +20,6 @@ from downrange.client.per_server import PerServer, ask_each
 from downrange.client.producer.stored_reply import take_stored
 from downrange.client.route_chase import RouteChase
 from downrange.client.silent_brokers import SilentBrokers
-from downrange.client.unique_id import local_address
 from downrange.clock import Clock, SystemClock
 from downrange.model.errors import MQError
 from downrange.protocol.bodies.body import decode_body
@@ -36,6 +35,7 @@ from downrange.protocol.errors import TopicNotExist, broker_error
 from downrange.protocol.signing import Signer
 from downrange.transport.connection import Connection
 from downrange.transport.errors import ConnectionLost, TransportError
+from downrange.transport.own_address import own_address
 from downrange.transport.pool import Pool
 from downrange.transport.serving import CommandHandler, LaterReply, refuse, serve_commands
 from downrange.transport.tls import ClientTls
@@ -70,7 +70,7 @@ class Session:
         """`instance_name` gives the client an id that is the same after a restart."""
         self.config = config
         self.clock = clock or SystemClock()
-        self.client_id = new_client_id() if instance_name is None else f"{local_address()}@{instance_name}"
+        self.client_id = new_client_id() if instance_name is None else f"{own_address()}@{instance_name}"
         self.handlers: dict[int, CommandHandler] = {}
         self.members: dict[str, GroupMember] = {}
         """The consumers of this client by group; see consumer/broker_requests.py."""
@@ -398,4 +398,4 @@ def accepted(reply: Command, accept: Collection[int]) -> Command:
 
 def new_client_id() -> str:
     """`<ip>@<pid>#<n>`: two clients with one id would take each other's queues."""
-    return f"{local_address()}@{os.getpid()}#{time.monotonic_ns()}"
+    return f"{own_address()}@{os.getpid()}#{time.monotonic_ns()}"

@@ -27,7 +27,7 @@ MQError                                                                        m
 │   ├── QueryNotFound, SubscriptionParseFailed, SubscriptionNotExist           protocol/errors.py
 │   ├── SubscriptionNotLatest, SubscriptionGroupNotExist, FilterDataNotExist   protocol/errors.py
 │   ├── FilterDataNotLatest, ConsumerNotOnline, ConsumeMessageTimeout          protocol/errors.py
-│   └── SlaveNotAvailable, FlowControl                                         protocol/errors.py
+│   └── SlaveNotAvailable, FlowControl, NotLeader                              protocol/errors.py
 ├── TransportError                                                             transport/errors.py
 │   ├── ConnectFailed, ListenFailed, ConnectionLost, RequestTimedOut           transport/errors.py
 │   └── TransportClosed                                                        transport/errors.py
@@ -38,8 +38,12 @@ MQError                                                                        m
 ├── ReplicationError                                                           broker/replication/errors.py
 │   ├── SlaveAhead, SlaveTooFarBehind, LogsDiffer                              broker/replication/errors.py
 │   └── LoginFailed                                                            broker/replication/login.py
+├── StoreUnavailable                                                           controller/coordination.py
+│   └── OutcomeUnknown                                                         controller/coordination.py
+├── HttpError                                                                  controller/http_json.py
 ├── ClientError                                                                client/errors.py
 │   ├── NoRoute                                                                client/errors.py
+│   │   ├── NoMaster                                                           client/errors.py
 │   │   └── DeadLettersUnreadable                                              client/dead_letters.py
 │   ├── NoNameServer, BrokerNotFound, ClusterNotFound, GroupNotFound           client/errors.py
 │   ├── ClientNotFound, GroupOnline, MessageNotFound, ClientClosed             client/errors.py
