@@ -8,12 +8,16 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from downrange.cli import run_files
 from downrange.cli.options import TlsFile, TlsMode
 from downrange.settings import ConfigError, read_properties
+
+if TYPE_CHECKING:
+    from downrange.broker.config import BrokerConfig
 
 _STARTED = time.monotonic()
 
@@ -82,7 +86,7 @@ def run_broker(
         text = f"broker {live.broker_name} ready on {where}, registered with {known}{grpc}"
         return text, {"broker": live.address}
 
-    serve(both(), ready)
+    serve(both(), ready, port_options(config, "--port"))
 
 
 def run_standalone(
@@ -179,7 +183,17 @@ def run_standalone(
         )
         return text, {"namesrv": address, "broker": live.address}
 
-    serve(both(), ready)
+    serve(both(), ready, {**port_options(config, "--broker-port"), namesrv_port: "--namesrv-port"})
+
+
+def port_options(config: BrokerConfig, main: str) -> dict[int, str]:
+    """The options that give the ports of a broker. With its main port it takes two more."""
+    return {
+        config.listen_port - 2: f"it is the VIP port, two below that of the broker: {main}",
+        config.listen_port + 1: f"it is the port for slaves, next to that of the broker: {main}",
+        config.listen_port: main,
+        config.metrics_port: "--metrics-port",
+    }
 
 
 def _own_addresses(bind: str) -> str:

@@ -27,6 +27,7 @@ from downrange.cli import (
     controller,
     dlq,
     group,
+    group_members,
     group_offsets,
     grpc_port,
     message,
@@ -48,6 +49,7 @@ from downrange.cli import (
 )
 from downrange.cli.options import UsageError, connect_with_tls
 from downrange.cli.output import one_line
+from downrange.cli.shown_warnings import show_warnings
 from downrange.compiled import VARIANT
 from downrange.model.errors import MessageError, MQError
 from downrange.settings import ConfigError
@@ -95,6 +97,9 @@ app.command("bench")(bench.run)
 
 app.add_typer(controller.app, name="controller")
 app.add_typer(topic.app, name="topic")
+group.app.command("connections")(group_members.show_connections)
+group.app.command("producers")(group_members.show_producers)
+group.app.command("status")(group_members.show_status)
 group.app.command("reset-offset")(group_offsets.reset_offset)
 group.app.command("skip")(group_offsets.skip)
 group.app.command("clone")(group_offsets.clone)
@@ -129,6 +134,7 @@ app.command(
 
 def main() -> NoReturn:
     _open_standard_streams()
+    show_warnings()
     try:
         try:
             app()

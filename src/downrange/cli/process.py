@@ -16,6 +16,7 @@ import typer
 
 from downrange.cli import run_files
 from downrange.settings import ConfigError, Property
+from downrange.transport.errors import ListenFailed
 from downrange.transport.loop import run
 from downrange.transport.own_address import is_loopback
 
@@ -70,10 +71,15 @@ def warn(warnings: Iterable[str]) -> None:
         typer.echo(f"downrange: warning: {warning}", err=True)
 
 
-def serve(server: AbstractAsyncContextManager[S], ready: Callable[[S], tuple[str, dict[str, str]]]) -> None:
+def serve(
+    server: AbstractAsyncContextManager[S],
+    ready: Callable[[S], tuple[str, dict[str, str]]],
+    port_options: Mapping[int, str] | None = None,
+) -> None:
     """Run a server until SIGTERM or SIGINT; a second signal ends the process at once.
 
     `ready` returns a text to print, and the addresses by role under which `downrange shutdown` finds this process.
+    `port_options` has the option of the command line that gives each port: the error of a port in use names it.
     """
     _take_all_descriptors()
 
@@ -96,7 +102,13 @@ def serve(server: AbstractAsyncContextManager[S], ready: Callable[[S], tuple[str
             await stop.wait()
 
     with contextlib.ExitStack() as notes:
-        run(until_signal())
+        try:
+            run(until_signal())
+        except ListenFailed as error:
+            option = (port_options or {}).get(error.port or 0)
+            if option is None:
+                raise
+            raise ListenFailed(f"{error}; {option} takes another port") from None
 
 
 def _take_all_descriptors() -> None:

@@ -9,12 +9,12 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Collection
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 from downrange.client.background_work import BackgroundWork
 from downrange.client.brokers import Broker, master_of, masters_of, reachable, sorted_brokers
 from downrange.client.config import ClientConfig
-from downrange.client.errors import BrokerNotFound, ClusterNotFound, NoNameServer, NoRoute
+from downrange.client.errors import BrokerNotFound, ClusterNotFound, NoNameServer, NoRoute, NotANameServer
 from downrange.client.heartbeats import Heartbeats
 from downrange.client.per_server import PerServer, ask_each
 from downrange.client.producer.stored_reply import take_stored
@@ -31,7 +31,7 @@ from downrange.protocol.bodies.routes import (
 )
 from downrange.protocol.codes import RequestCode, ResponseCode
 from downrange.protocol.command import Command, request
-from downrange.protocol.errors import TopicNotExist, broker_error
+from downrange.protocol.errors import RequestCodeNotSupported, TopicNotExist, broker_error
 from downrange.protocol.signing import Signer
 from downrange.transport.connection import Connection
 from downrange.transport.errors import ConnectionLost, TransportError
@@ -48,6 +48,12 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 ONLY_SUCCESS: Collection[int] = (ResponseCode.SUCCESS,)
+# Requests that name servers of all releases answer: a server that does not know them is something else.
+_OF_EVERY_NAMESRV: Final = (
+    RequestCode.GET_ROUTEINFO_BY_TOPIC,
+    RequestCode.GET_BROKER_CLUSTER_INFO,
+    RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER,
+)
 
 
 class Session:
@@ -178,6 +184,13 @@ class Session:
         for _ in self._namesrvs:
             try:
                 return await self._ask_over_live_connection(self.namesrv, command)
+            except RequestCodeNotSupported as error:
+                if command.code not in _OF_EVERY_NAMESRV:
+                    raise
+                raise NotANameServer(
+                    f"{self.namesrv} is not a name server, but a broker or something else ({error.remark.strip()}); "
+                    f"name servers listen on 9876 unless told otherwise; the address is {self.config.source}"
+                ) from None
             except TransportError as error:
                 problems.append(str(error))
                 self._chosen = (self._chosen + 1) % len(self._namesrvs)

@@ -128,6 +128,7 @@ class ConsumerConfig:
 
     @property
     def is_broadcasting(self) -> bool:
+        """Whether every member of the group gets every message."""
         return self.message_model is MessageModel.BROADCASTING
 
     @property

@@ -75,4 +75,5 @@ class LitePullConfig:
 
     @property
     def is_broadcasting(self) -> bool:
+        """Whether every member of the group gets every message."""
         return self.message_model is MessageModel.BROADCASTING

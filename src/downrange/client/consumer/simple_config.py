@@ -32,6 +32,7 @@ class SimpleConsumerConfig:
 
     @property
     def message_model(self) -> MessageModel:
+        """Always CLUSTERING: members share the messages that brokers lease."""
         return MessageModel.CLUSTERING
 
 
