@@ -57,6 +57,7 @@ MQError                                                                        m
 │   ├── PipelineNotFound                                                       client/admin/pipelines.py
 │   ├── JournalDamaged                                                         client/resending.py
 │   ├── ReplyTimedOut                                                          client/producer/request_reply.py
+│   ├── AnswerTimedOut                                                         console/sampler.py
 │   └── BrokerAway                                                             spark/brokers.py
 ├── NoQueue                                                                    client/producer/fault/chooser.py
 ├── BadAnswer                                                                  client/consumer/retry.py
@@ -68,7 +69,18 @@ MQError                                                                        m
 ├── LakeError                                                                  spark/lake/layout.py
 │   └── LakeBusy                                                               spark/lake/layout.py
 ├── PipelineError, PipelineFailed                                              spark/pipelines/errors.py
+├── NoController                                                               broker/controller/controllers.py
+├── MustRegister                                                               broker/controller/controller_requests.py
+├── NotMaster                                                                  broker/controller/role_change.py
+├── ConsoleCannotListen                                                        console/app.py
+├── HistoryFileUnusable                                                        console/history_file.py
+├── JobGone                                                                    console/jobs.py
+├── PlanGone                                                                   console/plans.py
+├── LoginRefused                                                               console/auth.py
+├── Refused                                                                    console/requests.py
+├── UnknownCluster                                                             console/clusters.py
 ├── UsageError                                                                 cli/options.py
+├── ConsoleFailed                                                              cli/console_child.py
 └── ClusterFailed                                                              cli/local_cluster.py
 
 An error carries what its catcher needs to decide: `retriable` says whether the same call may succeed later.
