@@ -14,6 +14,7 @@ import typer
 
 from downrange.cli import run_files
 from downrange.cli.options import TlsFile, TlsMode
+from downrange.cli.run_files import Noted
 from downrange.settings import ConfigError, read_properties
 
 if TYPE_CHECKING:
@@ -77,14 +78,14 @@ def run_broker(
         async with broker(config, store) as running, grpc_beside(running) as port:
             yield running, port
 
-    def ready(started: tuple[RunningBroker, int | None]) -> tuple[str, dict[str, str]]:
+    def ready(started: tuple[RunningBroker, int | None]) -> tuple[str, dict[str, Noted]]:
         running, port = started
         live = running.config.broker
         known = f"{running.registered_with} of {len(live.namesrv_addresses)} name servers"
         grpc = "" if port is None else f", gRPC on port {port}"
         where = listening(live.bind_address, live.address)
         text = f"broker {live.broker_name} ready on {where}, registered with {known}{grpc}"
-        return text, {"broker": live.address}
+        return text, {"broker": Noted(live.address, live.broker_name, str(store.store_path_root_dir.resolve()))}
 
     serve(both(), ready, port_options(config, "--port"))
 
@@ -164,7 +165,7 @@ def run_standalone(
             ):
                 yield address, running, port, page
 
-    def ready(started: tuple[str, RunningBroker, int | None, str | None]) -> tuple[str, dict[str, str]]:
+    def ready(started: tuple[str, RunningBroker, int | None, str | None]) -> tuple[str, dict[str, Noted]]:
         address, running, port, page = started
         live = running.config.broker
         metrics = f"http://127.0.0.1:{running.metrics_port}/metrics" if running.metrics_port else "off"
@@ -181,7 +182,10 @@ def run_standalone(
             f"  downrange message send hello 'Hello, world' -n {address}\n"
             "Stop with Ctrl-C or: downrange shutdown broker"
         )
-        return text, {"namesrv": address, "broker": live.address}
+        return text, {
+            "namesrv": Noted(address, "", str(directory)),
+            "broker": Noted(live.address, live.broker_name, str(directory)),
+        }
 
     serve(both(), ready, {**port_options(config, "--broker-port"), namesrv_port: "--namesrv-port"})
 
@@ -206,14 +210,18 @@ def _own_addresses(bind: str) -> str:
 
 def run_shutdown(
     role: str = typer.Argument(..., metavar="broker|namesrv", help="Kind of server to stop."),
+    which: str | None = typer.Argument(
+        None, metavar="[PORT|HOST:PORT|NAME|DIR]", help="Only the server with this port, address, name or directory."
+    ),
     seconds: float = typer.Option(30.0, "--wait", help="Seconds to wait for each server.", min=0),
 ) -> None:
     """Stop the brokers or name servers that you started on this machine, as mqshutdown does."""
     if role not in ("broker", "namesrv"):
         raise ConfigError(f"there is no role {role}: expected broker or namesrv")
-    servers = run_files.running(role)
+    servers = [one for one in run_files.running(role) if which is None or one.is_called(which)]
     if not servers:
-        typer.echo(f"downrange: no {role} started by you is running here", err=True)
+        called = "" if which is None else f" called {which}"
+        typer.echo(f"downrange: no {role}{called} started by you is running here", err=True)
         raise typer.Exit(1)
     for server in servers:
         if run_files.stop(server, seconds):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from downrange.cli.cluster import PROGRESS_COLUMNS, progress_row, told
-from downrange.cli.cluster_actions import asks, broker_row
+from downrange.cli.cluster_actions import asks, broker_row, shows
 from downrange.cli.config import settings_text
 from downrange.cli.options import Broker, Cluster, Group, Topic, UsageError, command_family
 from downrange.cli.output import Answer, Column, Table
@@ -23,7 +23,7 @@ OneTopic = Annotated[str | None, typer.Option("--topic", "-t", help="Only this t
 
 
 @app.command("list")
-@asks
+@shows
 async def list_groups(admin: Admin) -> Answer:
     """List groups with their members and how far they are behind."""
     overview = await admin.groups.overview()
@@ -52,7 +52,7 @@ async def list_groups(admin: Admin) -> Answer:
 
 
 @app.command("progress")
-@asks
+@shows
 async def show_progress(admin: Admin, group: Group, topic: OneTopic = None) -> Answer:
     """Show the offset of a group in every queue and how far it is behind."""
     stats = await admin.groups.progress(group, topic)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from downrange.cli.cluster_actions import asks, broker_row
+from downrange.cli.cluster_actions import asks, broker_row, shows
 from downrange.cli.options import Group
 from downrange.cli.output import Answer, Column, Table, one_line
 from downrange.cli.times import time_text
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from downrange.model.errors import MQError
 
 
-@asks
+@shows
 async def show_connections(admin: Admin, group: Group) -> Answer:
     """Show the running members of a group and their subscriptions."""
     from downrange.client.admin.group_verdicts import subscriptions_of
@@ -94,7 +94,7 @@ async def show_producers(
     return Answer({"group": group, "producers": rows}, [Table(columns, rows)], connections.failed)
 
 
-@asks
+@shows
 async def show_status(
     admin: Admin,
     group: Group,

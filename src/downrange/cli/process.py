@@ -15,6 +15,7 @@ from typing import TypeVar
 import typer
 
 from downrange.cli import run_files
+from downrange.cli.run_files import Noted
 from downrange.settings import ConfigError, Property
 from downrange.transport.errors import ListenFailed
 from downrange.transport.loop import run
@@ -73,12 +74,12 @@ def warn(warnings: Iterable[str]) -> None:
 
 def serve(
     server: AbstractAsyncContextManager[S],
-    ready: Callable[[S], tuple[str, dict[str, str]]],
+    ready: Callable[[S], tuple[str, Mapping[str, str | Noted]]],
     port_options: Mapping[int, str] | None = None,
 ) -> None:
     """Run a server until SIGTERM or SIGINT; a second signal ends the process at once.
 
-    `ready` returns a text to print, and the addresses by role under which `downrange shutdown` finds this process.
+    `ready` returns a text to print, and by role what `downrange shutdown` may call this process by.
     `port_options` has the option of the command line that gives each port: the error of a port in use names it.
     """
     _take_all_descriptors()
@@ -95,9 +96,10 @@ def serve(
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, on_signal)
         async with server as running:
-            text, addresses = ready(running)
-            for role, address in addresses.items():
-                notes.enter_context(run_files.noted(role, address))
+            text, servers = ready(running)
+            for role, called in servers.items():
+                server_called = called if isinstance(called, Noted) else Noted(called)
+                notes.enter_context(run_files.noted(role, server_called))
             typer.echo(text)
             await stop.wait()
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from downrange.cli.cluster_actions import asks, broker_row
+from downrange.cli.cluster_actions import asks, broker_row, shows
 from downrange.cli.options import Broker, Cluster, Topic, UsageError, command_family, parse_perm, perm_text
 from downrange.cli.output import Answer, Column, Table
 from downrange.cli.times import time_text
@@ -28,7 +28,7 @@ WriteQueues = Annotated[int | None, typer.Option("--write-queues", "-w", min=0, 
 
 
 @app.command("list")
-@asks
+@shows
 async def list_topics(
     admin: Admin,
     cluster: Annotated[str | None, typer.Option("--cluster", "-c", help="Only topics of this cluster.")] = None,
@@ -55,7 +55,7 @@ async def list_topics(
 
 
 @app.command("route")
-@asks
+@shows
 async def show_route(admin: Admin, topic: Topic) -> Answer:
     """Show which brokers serve a topic."""
     route = await admin.topics.route(topic)
@@ -88,7 +88,7 @@ async def show_route(admin: Admin, topic: Topic) -> Answer:
 
 
 @app.command("status")
-@asks
+@shows
 async def show_status(admin: Admin, topic: Topic) -> Answer:
     """Show the offsets of every queue of a topic."""
     stats = await admin.topics.status(topic)
@@ -226,7 +226,7 @@ async def delete(
 
 
 @app.command("stats")
-@asks
+@shows
 async def show_stats(
     admin: Admin,
     topic: Annotated[str | None, typer.Argument(help="One topic. [all topics of users]")] = None,
