@@ -131,3 +131,17 @@ def test_messages_that_consume_wrote_are_sent_again(mq: EmbeddedBroker, tmp_path
     written.write_text("no JSON\n")
     wrong = CliRunner().invoke(app, ["produce", "after", "--from-json", "-f", str(written), "-n", mq.namesrv])
     assert (wrong.exit_code, "not a line of `consume --json`" in wrong.output) == (1, True)
+
+
+def test_topics_of_brokers_are_listed_only_if_asked_for(mq: EmbeddedBroker) -> None:
+    listed, every = (ask(mq, "topic", "list", *options).split() for options in ((), ("--all",)))
+    assert "orders" in listed
+    assert "SCHEDULE_TOPIC_XXXX" not in listed
+    assert {"orders", "SCHEDULE_TOPIC_XXXX"} <= set(every) == set(ask(mq, "mqadmin", "topicList").split())
+
+
+def test_lag_is_shown_in_time(mq: EmbeddedBroker) -> None:
+    ask(mq, "consume", "orders", "--group", "slow", "--limit", "1")
+    rows = json.loads(ask(mq, "group", "progress", "slow", "--json"))["queues"]
+    assert [row["behindMillis"] is not None for row in rows if row["consumerOffset"] > 0] == [True]
+    assert "Behind" in ask(mq, "group", "progress", "slow")

@@ -9,7 +9,7 @@ import typer
 
 from downrange.cli.cluster_actions import asks, broker_row, shows
 from downrange.cli.options import Broker, Cluster, command_family
-from downrange.cli.output import Answer, Column, Table, cell
+from downrange.cli.output import Answer, Column, Table, cell, is_behind
 from downrange.cli.times import time_text
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ PROGRESS_COLUMNS = [
     Column("QID", "queueId"),
     Column("Broker Offset", "brokerOffset"),
     Column("Consumer Offset", "consumerOffset"),
-    Column("Diff", "diff"),
+    Column("Diff", "diff", warns=is_behind),
 ]
 
 

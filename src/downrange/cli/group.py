@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,7 +11,7 @@ from downrange.cli.cluster import PROGRESS_COLUMNS, progress_row, told
 from downrange.cli.cluster_actions import asks, broker_row, shows
 from downrange.cli.config import settings_text
 from downrange.cli.options import Broker, Cluster, Group, Topic, UsageError, command_family
-from downrange.cli.output import Answer, Column, Table
+from downrange.cli.output import Answer, Column, Table, is_behind
 from downrange.cli.times import time_text
 
 if TYPE_CHECKING:
@@ -46,9 +47,20 @@ async def list_groups(admin: Admin) -> Answer:
         Column("Type", "consumeType"),
         Column("Model", "messageModel"),
         Column("TPS", "consumeTps"),
-        Column("Diff Total", "diffTotal"),
+        Column("Diff Total", "diffTotal", warns=is_behind),
     ]
     return Answer({"groups": rows}, [Table(columns, rows)], overview.failed)
+
+
+def _behind_millis(offsets: Any) -> int | None:
+    """How old the last message is that a group consumed of a queue with more; None if it has consumed none, or all."""
+    if offsets.behind <= 0 or offsets.last_timestamp <= 0:
+        return None
+    return max(0, int(time.time() * 1000) - int(offsets.last_timestamp))
+
+
+def _seconds_text(millis: int | None) -> str:
+    return "-" if millis is None else f"{millis / 1000:,.0f} s"
 
 
 @app.command("progress")
@@ -57,13 +69,14 @@ async def show_progress(admin: Admin, group: Group, topic: OneTopic = None) -> A
     """Show the offset of a group in every queue and how far it is behind."""
     stats = await admin.groups.progress(group, topic)
     rows: list[dict[str, Any]] = [
-        {"topic": queue.topic, **progress_row(queue, offsets)}
+        {"topic": queue.topic, **progress_row(queue, offsets), "behindMillis": _behind_millis(offsets)}
         for queue, offsets in sorted(item for answered in stats.done.values() for item in answered.offset_table.items())
     ]
     columns = [
         Column("Topic", "topic"),
         *PROGRESS_COLUMNS,
         Column("LastTime", "lastTimestamp", lambda millis: time_text(millis) or "N/A"),
+        Column("Behind", "behindMillis", _seconds_text, is_behind),
     ]
     tps = sum(answered.consume_tps for answered in stats.done.values())
     behind = sum(row["diff"] for row in rows)

@@ -33,6 +33,8 @@ class Alias:
     instead: Mapping[str, Alias] = field(default_factory=dict)
     queue: str = ""
     """The letters of a broker's name and of a queue's number, which become one `--queue BROKER:NUMBER`."""
+    always: Sequence[str] = ()
+    """Options that mqadmin's command implies."""
     fixed: Sequence[str] = ()
     """Words that stand before the arguments."""
     joined: bool = False
@@ -136,7 +138,7 @@ ALIASES: dict[str, Alias] = {
     "startMonitoring": Alias(("group", "list"), options={"i": "--watch"}),
     "statsAll": Alias(("topic", "stats"), "t", optional=frozenset("t"), switches={"a": "--active"}),
     "topicClusterList": Alias(("topic", "clusters"), "t"),
-    "topicList": Alias(("topic", "list"), switches={"c": "--groups"}),
+    "topicList": Alias(("topic", "list"), switches={"c": "--groups"}, always=("--all",)),
     "topicRoute": Alias(("topic", "route"), "t"),
     "topicStatus": Alias(("topic", "status"), "t"),
     "updateAcl": _SET_RULES,
@@ -266,7 +268,7 @@ def translate(line: Sequence[str]) -> list[str]:
     values = _arguments(name, alias, given)
     if alias.joined:
         values = [*values[:-2], f"{values[-2]}={values[-1]}"]
-    ours = [*alias.command, *passed_on]
+    ours = [*alias.command, *alias.always, *passed_on]
     if parts := [given.pop(letter) for letter in alias.queue if letter in given]:
         ours += ["--queue", ":".join(parts)]
     for letter, value in given.items():

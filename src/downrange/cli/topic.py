@@ -10,6 +10,7 @@ from downrange.cli.cluster_actions import asks, broker_row, shows
 from downrange.cli.options import Broker, Cluster, Topic, UsageError, command_family, parse_perm, perm_text
 from downrange.cli.output import Answer, Column, Table
 from downrange.cli.times import time_text
+from downrange.model.topics import is_system_topic
 
 if TYPE_CHECKING:
     from downrange.client.admin import Admin
@@ -33,9 +34,10 @@ async def list_topics(
     admin: Admin,
     cluster: Annotated[str | None, typer.Option("--cluster", "-c", help="Only topics of this cluster.")] = None,
     groups: Annotated[bool, typer.Option("--groups", help="Show cluster and consumer groups of each topic.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Also the topics that brokers keep for themselves.")] = False,
 ) -> Answer:
     """List topics."""
-    names = await admin.topics.names(cluster)
+    names = [one for one in await admin.topics.names(cluster) if every or not is_system_topic(one)]
     if not groups:
         return Answer({"topics": names}, ["\n".join(names)] if names else [])
     rows: list[dict[str, Any]] = []
