@@ -45,7 +45,7 @@ def test_every_name_operators_know_is_there(name: str) -> None:
             "controller clean --controller h:1 --ids '1;2' --cluster C --living -- set",
         ),
         ("updateControllerConfig -a h:1 -k K -v V", "controller update-config --controller h:1 -- K=V"),
-        ("topicList -c", "topic list --groups --"),
+        ("topicList -c", "topic list --all --groups --"),
         ("clusterList", "cluster list --"),
         ("clusterList -m", "cluster stats --"),
         (
