@@ -6,6 +6,7 @@ TYPE_CHECKING = False  # type checkers take it for True; importing `typing` woul
 if TYPE_CHECKING:
     from typing import Any
 
+    from downrange.client.admin import Admin
     from downrange.client.config import ClientConfig, ProducerConfig
     from downrange.client.consumer.blocking import PushConsumer
     from downrange.client.consumer.config import ConsumerConfig
@@ -20,32 +21,42 @@ if TYPE_CHECKING:
     from downrange.client.consumer.simple import AsyncSimpleConsumer
     from downrange.client.consumer.simple_blocking import SimpleConsumer
     from downrange.client.consumer.simple_config import SimpleConsumerConfig
-    from downrange.client.errors import SendFailed
+    from downrange.client.errors import ClientClosed, CommitFailed, NoNameServer, NoRoute, SendFailed, TooManySends
     from downrange.client.producer.blocking.producer import Producer
     from downrange.client.producer.blocking.transaction_producer import TransactionProducer
+    from downrange.client.producer.outgoing import BodyTooLarge, InvalidTopic
     from downrange.client.producer.producer import AsyncProducer
-    from downrange.client.producer.request_reply import Reply, ReplyMessage, ReplyTimedOut, reply_to
+    from downrange.client.producer.request_reply import NotARequest, Reply, ReplyMessage, ReplyTimedOut, reply_to
     from downrange.client.producer.send_result import SendResult, SendStatus
     from downrange.client.producer.transaction_producer import AsyncTransactionProducer
     from downrange.client.producer.transactions import HalfSent, LocalTransactionState, TransactionResult
     from downrange.model.errors import MessageError, MQError
     from downrange.model.message import Message, MessageQueue
     from downrange.protocol.bodies.groups import ConsumeFromWhere, MessageModel
+    from downrange.protocol.errors import BrokerError
+    from downrange.settings import ConfigError
     from downrange.transport.tls_config import TlsConfig
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Acknowledged",
+    "Admin",
     "AsyncLitePullConsumer",
     "AsyncProducer",
     "AsyncPushConsumer",
     "AsyncSimpleConsumer",
     "AsyncTransactionProducer",
+    "BodyTooLarge",
+    "BrokerError",
+    "ClientClosed",
     "ClientConfig",
+    "CommitFailed",
+    "ConfigError",
     "ConsumeFromWhere",
     "ConsumerConfig",
     "HalfSent",
+    "InvalidTopic",
     "Later",
     "LitePullConfig",
     "LitePullConsumer",
@@ -55,6 +66,9 @@ __all__ = [
     "MessageError",
     "MessageModel",
     "MessageQueue",
+    "NoNameServer",
+    "NoRoute",
+    "NotARequest",
     "PoppedMessage",
     "Producer",
     "ProducerConfig",
@@ -70,6 +84,7 @@ __all__ = [
     "SimpleConsumer",
     "SimpleConsumerConfig",
     "TlsConfig",
+    "TooManySends",
     "TransactionProducer",
     "TransactionResult",
     "reply_to",
@@ -78,15 +93,22 @@ __all__ = [
 # The module of each name, imported when the name is first used: servers and the command line must start fast.
 _HOMES = {
     "Acknowledged": "downrange.client.consumer.retry",
+    "Admin": "downrange.client.admin",
     "AsyncLitePullConsumer": "downrange.client.consumer.lite_pull",
     "AsyncProducer": "downrange.client.producer.producer",
     "AsyncPushConsumer": "downrange.client.consumer.push",
     "AsyncSimpleConsumer": "downrange.client.consumer.simple",
     "AsyncTransactionProducer": "downrange.client.producer.transaction_producer",
+    "BodyTooLarge": "downrange.client.producer.outgoing",
+    "BrokerError": "downrange.protocol.errors",
+    "ClientClosed": "downrange.client.errors",
     "ClientConfig": "downrange.client.config",
+    "CommitFailed": "downrange.client.errors",
+    "ConfigError": "downrange.settings",
     "ConsumeFromWhere": "downrange.protocol.bodies.groups",
     "ConsumerConfig": "downrange.client.consumer.config",
     "HalfSent": "downrange.client.producer.transactions",
+    "InvalidTopic": "downrange.client.producer.outgoing",
     "Later": "downrange.client.consumer.retry",
     "LitePullConfig": "downrange.client.consumer.lite_pull_config",
     "LitePullConsumer": "downrange.client.consumer.lite_pull_blocking",
@@ -96,6 +118,9 @@ _HOMES = {
     "MessageError": "downrange.model.errors",
     "MessageModel": "downrange.protocol.bodies.groups",
     "MessageQueue": "downrange.model.message",
+    "NoNameServer": "downrange.client.errors",
+    "NoRoute": "downrange.client.errors",
+    "NotARequest": "downrange.client.producer.request_reply",
     "PoppedMessage": "downrange.client.consumer.pop.messages",
     "Producer": "downrange.client.producer.blocking.producer",
     "ProducerConfig": "downrange.client.config",
@@ -111,6 +136,7 @@ _HOMES = {
     "SimpleConsumer": "downrange.client.consumer.simple_blocking",
     "SimpleConsumerConfig": "downrange.client.consumer.simple_config",
     "TlsConfig": "downrange.transport.tls_config",
+    "TooManySends": "downrange.client.errors",
     "TransactionProducer": "downrange.client.producer.blocking.transaction_producer",
     "TransactionResult": "downrange.client.producer.transactions",
     "reply_to": "downrange.client.producer.request_reply",

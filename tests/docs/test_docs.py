@@ -56,8 +56,14 @@ def test_the_second_example_of_the_readme_receives_what_the_first_sent(tmp_path:
     assert lines == ["b'order 0'", "b'order 1'", "b'order 2'"]
 
 
-def test_the_reference_of_settings_is_up_to_date() -> None:
-    subprocess.run([sys.executable, ROOT / "scripts" / "reference.py", "--check"], check=True, timeout=30)
+@pytest.mark.parametrize("script", ["reference.py", "client_reference.py"])
+def test_the_reference_of_settings_is_up_to_date(script: str) -> None:
+    subprocess.run([sys.executable, ROOT / "scripts" / script, "--check"], check=True, timeout=30)
+
+
+def test_every_setting_of_a_client_has_a_meaning() -> None:
+    rows = (ROOT / "docs" / "reference" / "clients.md").read_text("utf-8").splitlines()
+    assert [row for row in rows if row.startswith("| `") and row.endswith("|  |")] == []
 
 
 def test_the_reference_of_settings_does_not_depend_on_the_machine(tmp_path: Path) -> None:

@@ -306,7 +306,6 @@ async def test_configuration_updates_that_are_refused_change_nothing(
 async def test_bad_requests_get_an_error_and_the_connection_goes_on(server: Server) -> None:
     client = await client_of(server)
     for command, complaint in (
-        (request(RequestCode.GET_ROUTEINFO_BY_TOPIC), "missing required field 'topic'"),
         (request(RequestCode.REGISTER_BROKER, ext_fields={"brokerName": "b"}), "missing required field"),
         (registration("b", "1.1.1.1:1", crc=True), None),
         (request(RequestCode.QUERY_DATA_VERSION, ext_fields={"brokerName": "b"}), "missing required field"),

@@ -10,11 +10,11 @@ from downrange.store.check.store_check import StoreReport, check
 REPOSITORY = Path(__file__).parents[2]  # where `python -m tests.support.…` works
 
 
-def checked(root: Path, *, slots: int = 100, entries: int = 200) -> StoreReport:
-    return check(StoreDirectory(root, index_slots=slots, index_entries=entries))
+def checked(root: Path) -> StoreReport:
+    return check(StoreDirectory(root))
 
 
-def assert_clean(root: Path, *, slots: int = 100, entries: int = 200) -> StoreReport:
-    report = checked(root, slots=slots, entries=entries)
+def assert_clean(root: Path) -> StoreReport:
+    report = checked(root)
     assert report.is_clean, "\n".join(map(str, report.problems))
     return report

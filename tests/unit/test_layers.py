@@ -20,6 +20,7 @@ MAY_IMPORT: dict[str, set[str]] = {  # model, settings, clock and compiled are o
     "controller": {"auth", "transport", "protocol"},  # decides who is master; not broker: it asks brokers as any peer
     "broker": {"auth", "store", "transport", "protocol"},  # not client: it speaks through transport like any peer
     "client": {"transport", "protocol"},
+    "errors": {"client", "transport", "protocol"},  # the errors of a client, under one name for its users
     "proxy": {"auth", "client", "transport", "protocol"},  # gRPC in front of brokers, which it asks as any client does
     "load": {"client", "transport", "protocol"},  # measures brokers; nothing a client needs
     "simulation": {"client", "protocol"},  # the client's fault strategies against a model of a cluster

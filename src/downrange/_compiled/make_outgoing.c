@@ -60,10 +60,11 @@ static int put_optional(Properties *text, const char *name, PyObject *value) {
     return put_text(text, name, (Py_ssize_t)strlen(name)) && put_checked(text, value) && put_text(text, "\2", 1);
 }
 
+/* A level behind the usual ones is for Python, which warns of it. */
 static int put_delay(Properties *text, PyObject *level) {
     int64_t number;
     byte digits[24];
-    if (!as_number(level, 0, INT32_MAX, &number)) return 0;
+    if (!as_number(level, 0, 18, &number)) return 0;
     return number == 0 || (put_text(text, "DELAY\1", 6)
                            && put_text(text, (char *)digits, put_decimal(digits, number) - digits) && put_text(text, "\2", 1));
 }

@@ -27,6 +27,8 @@ from downrange.broker.clients import Consumers, Producers
 from downrange.broker.config import (
     REMOTELY_CHANGEABLE,
     BrokerConfig,
+    address_warnings,
+    advertised_host,
     check_controller,
     check_role,
     keys_without_effect,
@@ -155,13 +157,14 @@ def load_config(path: Path | None, overrides: dict[str, Property]) -> tuple[Brok
     config = with_acl_file(check_role(config, store.broker_role), path)
     check_access(config, store.broker_role)
     warnings += readable_secrets(properties, store)
-    config = replace(config, tls=configure(TlsConfig, properties))
+    idle = {key: given.value for key, given in properties.items() if key in keys_without_effect()}
+    config = replace(config, tls=configure(TlsConfig, properties), without_effect=idle)
     for address in config.namesrv_addresses:
         try:
             split_address(address)
         except ConnectFailed as error:
             raise ConfigError(f"namesrvAddr: {error}{properties['namesrvAddr'].place}") from None
-    return config, store, warnings
+    return config, store, warnings + address_warnings(config)
 
 
 def under_controller(config: BrokerConfig, store: StoreConfig) -> StoreConfig:
@@ -183,17 +186,6 @@ def protections(config: BrokerConfig, store: StoreConfig) -> dict[str, bool]:
 def changed_settings_path(store: StoreConfig) -> Path:
     """Where settings changed by request 25 are kept."""
     return store.store_path_root_dir / "config" / "broker.properties"
-
-
-def own_address(bind: str) -> str:
-    """The address to tell clients when the configuration names none."""
-    if bind not in ("0.0.0.0", "::", ""):
-        return bind
-    try:
-        addresses = socket.gethostbyname_ex(socket.gethostname())[2]
-    except OSError:
-        addresses = []
-    return next((address for address in addresses if not address.startswith("127.")), "127.0.0.1")
 
 
 class Ports(NamedTuple):
@@ -264,7 +256,7 @@ async def broker(
         if access is None and config.authentication_enabled:
             chosen = user_access(config, store_config)
         async with _listening(config, store_config, server_tls(config.tls)) as ports:
-            address = config.broker_ip1 or own_address(config.bind_address)
+            address = advertised_host(config)
             ha_port = ports.slaves.getsockname()[1] if ports.slaves is not None else ports.main.port + 1
             live = LiveConfig(
                 replace(config, listen_port=ports.main.port, broker_ip1=address),

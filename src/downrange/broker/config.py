@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from typing import Final
 
 from downrange.auth.plain_acl_files import PLAIN_ACL
-from downrange.settings import ConfigError, Property, secret_warning, setting, settings_of
+from downrange.settings import ConfigError, Property, masked, parse_properties, secret_warning, setting, settings_of
 from downrange.store.config import BrokerRole, StoreConfig
+from downrange.transport.own_address import EVERY_ADDRESS, is_loopback, own_address
 from downrange.transport.tls_config import NO_TLS, TlsConfig
 
 
@@ -22,7 +24,9 @@ class BrokerConfig:
     broker_cluster_name: str = setting("DefaultCluster", "Cluster this broker belongs to.")
     broker_id: int = setting(0, "0 for a master, more for a slave.", minimum=0)
     broker_ip1: str = setting(
-        "", "Address at which clients reach this broker; empty: bindAddress or this machine's.", key="brokerIP1"
+        "",
+        "Address at which clients reach this broker; empty: bindAddress, or for 0.0.0.0 the one that others see.",
+        key="brokerIP1",
     )
     broker_ip2: str | None = setting(None, "Address for slaves of this broker; empty: brokerIP1.", key="brokerIP2")
     listen_port: int = setting(10911, "Port to listen on; the VIP port is two lower.", minimum=0, maximum=65535)
@@ -188,6 +192,8 @@ class BrokerConfig:
         5557, "Port of /metrics and /healthz; 0 takes a free one, -1 turns them off.", minimum=-1, maximum=65535
     )
     tls: TlsConfig = NO_TLS
+    without_effect: Mapping[str, str] = field(default_factory=dict)
+    """The keys of RocketMQ without effect here that the file has: shown to operators as they were given."""
 
     @property
     def namesrv_addresses(self) -> tuple[str, ...]:
@@ -277,6 +283,51 @@ _CLASSES: Final = {
 def keys_without_effect() -> frozenset[str]:
     """Keys of RocketMQ 4.x and 5.x brokers that have no effect here: thread pools, Netty, RocksDB, POP and others."""
     return frozenset(resources.files("downrange.broker").joinpath("rocketmq_keys.txt").read_text("utf-8").split())
+
+
+def shown_without_effect(properties: Mapping[str, str]) -> dict[str, str]:
+    """Every key of RocketMQ 4.9.8 that has no effect here, and those that the file has: the given value or the default.
+
+    A secret may stand in such a key, too: the values of the file are masked like any other.
+    """
+    text = resources.files("downrange.broker").joinpath("rocketmq_defaults.properties").read_text("utf-8")
+    return {key: given.value for key, given in parse_properties(text).items()} | masked(properties)
+
+
+def advertised_host(config: BrokerConfig) -> str:
+    """The address that clients and name servers are told: brokerIP1, bindAddress, or that which others see.
+
+    Names are looked up here: every stored message has the address of its broker in numbers.
+    """
+    if not config.broker_ip1 and config.bind_address in EVERY_ADDRESS:
+        return own_address(config.namesrv_addresses)
+    key, host = ("brokerIP1", config.broker_ip1) if config.broker_ip1 else ("bindAddress", config.bind_address)
+    try:
+        return str(ipaddress.ip_address(host))
+    except ValueError:
+        pass
+    try:
+        return socket.gethostbyname(host)
+    except OSError:
+        raise ConfigError(f"{key}={host}: there is no host of this name") from None
+
+
+def address_warnings(config: BrokerConfig) -> list[str]:
+    """What is odd about the address that clients are told and the one that is listened on."""
+    bind, told = config.bind_address, advertised_host(config)
+    if is_loopback(bind) and not is_loopback(told):
+        return [
+            f"clients are told to connect to brokerIP1={told}, but this broker listens on {bind} only: "
+            "set bindAddress=0.0.0.0 (--bind), or remove brokerIP1"
+        ]
+    if is_loopback(told) and not is_loopback(bind):
+        return [
+            f"this broker listens on {bind}, but tells clients of other machines to connect to {told}: "
+            "give the address by which they reach it with brokerIP1 (--advertise)"
+        ]
+    if bind not in (*EVERY_ADDRESS, told) and not is_loopback(bind):
+        return [f"this broker listens on {bind} only, and tells clients to connect to {told}: right only behind NAT"]
+    return []
 
 
 def refuse_unserved(properties: Mapping[str, Property]) -> None:

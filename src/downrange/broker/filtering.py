@@ -14,7 +14,7 @@ from downrange.broker.filter_data import ConsumerFilter, ConsumerFilters
 from downrange.model import properties as names
 from downrange.model.sql.condition import Properties
 from downrange.model.sql.expression import SqlExpression
-from downrange.model.subscription import Subscription
+from downrange.model.subscription import SUB_ALL, Subscription
 from downrange.store.message_store import MatchesEntry
 from downrange.store.queue.consume_queue_ext import ExtUnit, UnitTest
 from downrange.store.queue.property_filter import PropertyFilter
@@ -39,8 +39,11 @@ EVERYTHING: Final = MessageFilter()
 
 
 def tag_filter(subscription: Subscription) -> MessageFilter:
-    """A filter by tags; if the subscription is not by tags, every message passes."""
-    if not subscription.codes or subscription.class_filter_mode or not subscription.is_tag_type:
+    """A filter by tags; if the subscription is not by tags, every message passes.
+
+    The text decides: with `*` every message passes, with a text without any tag, such as `|| ||`, none.
+    """
+    if subscription.expression == SUB_ALL or subscription.class_filter_mode or not subscription.is_tag_type:
         return EVERYTHING
     return _by_codes(subscription.codes)
 

@@ -39,6 +39,8 @@ _subscription_of = lru_cache(maxsize=4096)(subscribe)
 
 @lru_cache(maxsize=4096)
 def _tag_filter_of(expression: str | None) -> MessageFilter:
+    if expression and not any(expression.split("||")):
+        raise SubscriptionParseFailed("parse the consumer's subscription failed")  # nothing but separators
     return tag_filter(subscribe("", expression))
 
 
@@ -67,6 +69,10 @@ class PullChecks:
             raise NoPermission(f"the broker[{broker.broker_ip1}] pulling message is forbidden")
         name = request.consumer_group
         group = self._groups.find(name, auto_create=broker.auto_create_subscription_group)
+        if group is None and not name and broker.auto_create_subscription_group:
+            group = SubscriptionGroupConfig(
+                ""
+            )  # RocketMQ answers this pull; such a group is not worth a line of the table
         if group is None:
             raise SubscriptionGroupNotExist(f"subscription group [{name}] does not exist, {FAQ}")
         if not group.consume_enable:

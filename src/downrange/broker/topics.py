@@ -16,6 +16,7 @@ from downrange.model.message import TopicQueue
 from downrange.model.topics import (
     AUTO_CREATE_TOPIC,
     BENCHMARK_TOPIC,
+    HALF_TOPIC,
     OFFSET_MOVED_TOPIC,
     OP_HALF_TOPIC,
     READ_WRITE,
@@ -78,6 +79,7 @@ class Topics(SavedTable):
             (OFFSET_MOVED_TOPIC, 1, own),
             (SCHEDULE_TOPIC, schedule_queues, own),
             (cluster + REPLY_TOPIC_SUFFIX, 1, own),
+            (HALF_TOPIC, 1, own),
         ]
         if config.auto_create_topic_enable:
             topics.append((AUTO_CREATE_TOPIC, config.default_topic_queue_nums, _INHERITABLE))

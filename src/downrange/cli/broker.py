@@ -8,12 +8,17 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from downrange.cli import run_files
 from downrange.cli.options import TlsFile, TlsMode
+from downrange.cli.run_files import Noted
 from downrange.settings import ConfigError, read_properties
+
+if TYPE_CHECKING:
+    from downrange.broker.config import BrokerConfig
 
 _STARTED = time.monotonic()
 
@@ -26,6 +31,9 @@ def run_broker(
     broker_id: int | None = typer.Option(None, "--id", help="0 for a master, more for a slave. [0]"),
     port: int | None = typer.Option(None, "--port", "-p", help="Port to listen on; 0 takes a free one. [10911]"),
     bind: str | None = typer.Option(None, "--bind", "-b", help="Address to listen on. [127.0.0.1]"),
+    advertise: str | None = typer.Option(
+        None, "--advertise", help="Host or address by which clients reach this broker. [--bind, or the one others see]"
+    ),
     data: Path | None = typer.Option(None, "--data", "-d", help="Directory for messages. [~/store]"),
     metrics_port: int | None = typer.Option(None, "--metrics-port", help="Port of /metrics; -1 for none. [5557]"),
     grpc_port: int | None = typer.Option(
@@ -39,7 +47,7 @@ def run_broker(
     """Run a broker until it is stopped with SIGTERM or Ctrl-C."""
     from downrange.broker.app import RunningBroker, broker, load_config, protections
     from downrange.cli.grpc_port import grpc_beside
-    from downrange.cli.process import check_bind, overrides, serve, start_logging, warn
+    from downrange.cli.process import check_bind, listening, overrides, serve, start_logging, warn
 
     config, store, warnings = load_config(
         config_file,
@@ -50,6 +58,7 @@ def run_broker(
             brokerId=broker_id,
             listenPort=port,
             bindAddress=bind,
+            brokerIP1=advertise,
             storePathRootDir=data,
             metricsPort=metrics_port,
             grpcServerPort=grpc_port,
@@ -69,20 +78,24 @@ def run_broker(
         async with broker(config, store) as running, grpc_beside(running) as port:
             yield running, port
 
-    def ready(started: tuple[RunningBroker, int | None]) -> tuple[str, dict[str, str]]:
+    def ready(started: tuple[RunningBroker, int | None]) -> tuple[str, dict[str, Noted]]:
         running, port = started
         live = running.config.broker
         known = f"{running.registered_with} of {len(live.namesrv_addresses)} name servers"
         grpc = "" if port is None else f", gRPC on port {port}"
-        text = f"broker {live.broker_name} ready on {live.address}, registered with {known}{grpc}"
-        return text, {"broker": live.address}
+        where = listening(live.bind_address, live.address)
+        text = f"broker {live.broker_name} ready on {where}, registered with {known}{grpc}"
+        return text, {"broker": Noted(live.address, live.broker_name, str(store.store_path_root_dir.resolve()))}
 
-    serve(both(), ready)
+    serve(both(), ready, port_options(config, "--port"))
 
 
 def run_standalone(
     data: Path = typer.Option(Path("downrange-data"), "--data", "-d", help="Directory for messages and settings."),
     bind: str = typer.Option("127.0.0.1", "--bind", "-b", help="Address to listen on."),
+    advertise: str | None = typer.Option(
+        None, "--advertise", help="Host or address by which clients reach this broker. [--bind, or the one others see]"
+    ),
     namesrv_port: int = typer.Option(9876, "--namesrv-port", help="Port of the name server; 0 takes a free one."),
     broker_port: int = typer.Option(10911, "--broker-port", help="Port of the broker; 0 takes a free one."),
     metrics_port: int = typer.Option(5557, "--metrics-port", help="Port of /metrics and /healthz; -1 for none."),
@@ -101,7 +114,7 @@ def run_standalone(
     from downrange.broker.app import RunningBroker, broker, load_config, protections
     from downrange.cli.console_child import ConsoleWish, console_beside
     from downrange.cli.grpc_port import grpc_beside
-    from downrange.cli.process import check_bind, overrides, serve, start_logging, warn
+    from downrange.cli.process import check_bind, listening, overrides, serve, start_logging, warn
     from downrange.namesrv.app import load_config as load_namesrv_config
     from downrange.namesrv.app import name_server
     from downrange.namesrv.app import protections as namesrv_protections
@@ -116,6 +129,7 @@ def run_standalone(
         brokerName="broker-a" if config_file is None else None,
         listenPort=broker_port,
         bindAddress=bind,
+        brokerIP1=advertise,
         storePathRootDir=directory / "store",
         metricsPort=metrics_port,
         grpcServerPort=grpc_port,
@@ -151,14 +165,14 @@ def run_standalone(
             ):
                 yield address, running, port, page
 
-    def ready(started: tuple[str, RunningBroker, int | None, str | None]) -> tuple[str, dict[str, str]]:
+    def ready(started: tuple[str, RunningBroker, int | None, str | None]) -> tuple[str, dict[str, Noted]]:
         address, running, port, page = started
         live = running.config.broker
         metrics = f"http://127.0.0.1:{running.metrics_port}/metrics" if running.metrics_port else "off"
         text = (
             f"downrange is ready after {time.monotonic() - _STARTED:.2f} s\n"
             f"  name server  {address}\n"
-            f"  broker       {live.address} ({live.broker_name})\n"
+            f"  broker       {listening(bind, live.address)} ({live.broker_name})\n"
             f"  gRPC         {'off' if port is None else f'{bind}:{port}'}\n"
             f"  data         {directory}\n"
             f"  metrics      {metrics}\n"
@@ -168,9 +182,22 @@ def run_standalone(
             f"  downrange message send hello 'Hello, world' -n {address}\n"
             "Stop with Ctrl-C or: downrange shutdown broker"
         )
-        return text, {"namesrv": address, "broker": live.address}
+        return text, {
+            "namesrv": Noted(address, "", str(directory)),
+            "broker": Noted(live.address, live.broker_name, str(directory)),
+        }
 
-    serve(both(), ready)
+    serve(both(), ready, {**port_options(config, "--broker-port"), namesrv_port: "--namesrv-port"})
+
+
+def port_options(config: BrokerConfig, main: str) -> dict[int, str]:
+    """The options that give the ports of a broker. With its main port it takes two more."""
+    return {
+        config.listen_port - 2: f"it is the VIP port, two below that of the broker: {main}",
+        config.listen_port + 1: f"it is the port for slaves, next to that of the broker: {main}",
+        config.listen_port: main,
+        config.metrics_port: "--metrics-port",
+    }
 
 
 def _own_addresses(bind: str) -> str:
@@ -183,14 +210,18 @@ def _own_addresses(bind: str) -> str:
 
 def run_shutdown(
     role: str = typer.Argument(..., metavar="broker|namesrv", help="Kind of server to stop."),
+    which: str | None = typer.Argument(
+        None, metavar="[PORT|HOST:PORT|NAME|DIR]", help="Only the server with this port, address, name or directory."
+    ),
     seconds: float = typer.Option(30.0, "--wait", help="Seconds to wait for each server.", min=0),
 ) -> None:
     """Stop the brokers or name servers that you started on this machine, as mqshutdown does."""
     if role not in ("broker", "namesrv"):
         raise ConfigError(f"there is no role {role}: expected broker or namesrv")
-    servers = run_files.running(role)
+    servers = [one for one in run_files.running(role) if which is None or one.is_called(which)]
     if not servers:
-        typer.echo(f"downrange: no {role} started by you is running here", err=True)
+        called = "" if which is None else f" called {which}"
+        typer.echo(f"downrange: no {role}{called} started by you is running here", err=True)
         raise typer.Exit(1)
     for server in servers:
         if run_files.stop(server, seconds):

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from downrange.cli.cluster_actions import asks, broker_row
+from downrange.cli.cluster_actions import asks, broker_row, shows
 from downrange.cli.options import Broker, Cluster, command_family
-from downrange.cli.output import Answer, Column, Table, cell
+from downrange.cli.output import Answer, Column, Table, cell, is_behind
 from downrange.cli.times import time_text
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ PROGRESS_COLUMNS = [
     Column("QID", "queueId"),
     Column("Broker Offset", "brokerOffset"),
     Column("Consumer Offset", "consumerOffset"),
-    Column("Diff", "diff"),
+    Column("Diff", "diff", warns=is_behind),
 ]
 
 
@@ -43,7 +43,7 @@ def progress_row(queue: MessageQueue, offsets: Any) -> dict[str, Any]:
 
 
 @app.command("list")
-@asks
+@shows
 async def list_brokers(admin: Admin, cluster: OneCluster = None) -> Answer:
     """List every broker with its load."""
     status = await admin.cluster.status(cluster)
@@ -92,7 +92,7 @@ async def list_brokers(admin: Admin, cluster: OneCluster = None) -> Answer:
 
 
 @app.command("stats")
-@asks
+@shows
 async def show_stats(admin: Admin, cluster: OneCluster = None) -> Answer:
     """Show messages in and out of every broker, yesterday and today."""
     status = await admin.cluster.status(cluster)

@@ -114,6 +114,8 @@ def status(
         return Answer({**answer.document, **sets.document}, [*answer.parts, "", *sets.parts], answer.failed)
 
     print_answer(ask(namesrv if cluster is None else cluster.namesrv, action), as_json=json)
+    if dead:
+        raise typer.Exit(1)
 
 
 def _status(replicas: PerServer[Broker, Replica], dead: list[Member]) -> Answer:

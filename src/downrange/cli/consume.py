@@ -44,6 +44,13 @@ def run(
             "[first; last with --follow and no group]",
         ),
     ] = None,
+    queue: Annotated[
+        list[str] | None,
+        typer.Option("--queue", "-q", help="Only this queue: NUMBER or BROKER:NUMBER; may be given several times."),
+    ] = None,
+    offset: Annotated[
+        int | None, typer.Option("--offset", "-o", min=0, help="Begin with this offset in every queue that is read.")
+    ] = None,
     follow: Annotated[bool, typer.Option("--follow", help="Wait for new messages, until Ctrl-C.")] = False,
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="Stop after this many messages.")] = None,
     verbose: Annotated[
@@ -69,7 +76,10 @@ def run(
         start = "last" if follow and group is None else "first"
     timestamp = None if start in ("first", "last") else parse_time(start)
     show = _json_line if json else _verbose_line if verbose else _body_line
-    reading = Reading(Wanted(topic, tag or "*", sql), start, timestamp, follow, limit, show)
+    if group is not None and (queue or offset is not None):
+        raise UsageError("--queue and --offset are for reading without --group: members of a group share the queues")
+    wanted = Wanted(topic, tag or "*", sql, tuple(queue or ()), offset)
+    reading = Reading(wanted, start, timestamp, follow, limit, show)
     if pop:
         if group is None or timestamp is not None:
             raise UsageError(
@@ -88,6 +98,22 @@ class Wanted(NamedTuple):
     topic: str
     tags: str
     sql: str | None
+    queues: tuple[str, ...] = ()
+    offset: int | None = None
+
+    def chosen(self, queues: Sequence[MessageQueue]) -> list[MessageQueue]:
+        """Those of the topic's queues that are wanted; raises UsageError when one that is named does not exist."""
+        if not self.queues:
+            return list(queues)
+        chosen = []
+        for text in self.queues:
+            name, _, number = text.rpartition(":")
+            found = [one for one in queues if str(one.queue_id) == number and name in ("", one.broker_name)]
+            if not found:
+                known = ", ".join(f"{one.broker_name}:{one.queue_id}" for one in queues)
+                raise UsageError(f"--queue {text}: the topic {self.topic} has the queues {known}")
+            chosen += found
+        return list(dict.fromkeys(chosen))
 
 
 @dataclass
@@ -140,7 +166,7 @@ class Reading:
         from downrange.client.consumer.simple_config import ConsumeFromWhere, SimpleConsumerConfig
 
         where = ConsumeFromWhere.FIRST_OFFSET if self.start == "first" else ConsumeFromWhere.LAST_OFFSET
-        topic, tags, sql = self.wanted
+        topic, tags, sql, *_ = self.wanted
         consumer = AsyncSimpleConsumer(group, client_config(namesrv), SimpleConsumerConfig(consume_from_where=where))
         with stop_on_signal() as stop, progress("read", self.limit, shares_terminal=True) as shown:
             async with consumer:
@@ -165,16 +191,18 @@ class Reading:
         shown.add(len(messages))
 
     async def _begin(self, consumer: AsyncLitePullConsumer, *, is_member: bool) -> None:
-        topic, tags, sql = self.wanted
+        topic, tags, sql, *_ = self.wanted
         if is_member:
             if not self.follow:
                 await consumer.queues(topic)  # raises if there is no such topic: polling would wait for it
             await consumer.subscribe(topic, tags, sql=sql)
             return
-        queues = await consumer.queues(topic)
+        queues = self.wanted.chosen(await consumer.queues(topic))
         await consumer.assign(queues, tags, sql=sql)
         for queue in queues:
-            if self.timestamp is not None:
+            if self.wanted.offset is not None:
+                await consumer.seek(queue, self.wanted.offset)
+            elif self.timestamp is not None:
                 await consumer.seek_to_time(queue, self.timestamp)
             elif self.start == "first":
                 await consumer.seek_to_begin(queue)

@@ -27,6 +27,7 @@ from downrange.cli import (
     controller,
     dlq,
     group,
+    group_members,
     group_offsets,
     grpc_port,
     message,
@@ -43,11 +44,13 @@ from downrange.cli import (
     tls,
     topic,
     trace,
+    trials,
     user,
     waiting,
 )
 from downrange.cli.options import UsageError, connect_with_tls
 from downrange.cli.output import one_line
+from downrange.cli.shown_warnings import show_warnings
 from downrange.compiled import VARIANT
 from downrange.model.errors import MessageError, MQError
 from downrange.settings import ConfigError
@@ -55,9 +58,10 @@ from downrange.transport.errors import ListenFailed
 
 app = typer.Typer(
     name="downrange",
+    context_settings={"help_option_names": ["-h", "--help"]},
     help="A message platform that speaks Apache RocketMQ.",
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -94,15 +98,24 @@ app.command("trace")(trace.run)
 app.command("bench")(bench.run)
 
 app.add_typer(controller.app, name="controller")
+topic.app.command("send-rt")(trials.send_rt)
+topic.app.command("queue-entries")(trials.queue_entries)
+topic.app.command("order-conf")(trials.order_conf)
 app.add_typer(topic.app, name="topic")
+group.app.command("connections")(group_members.show_connections)
+group.app.command("producers")(group_members.show_producers)
+group.app.command("status")(group_members.show_status)
 group.app.command("reset-offset")(group_offsets.reset_offset)
 group.app.command("skip")(group_offsets.skip)
 group.app.command("clone")(group_offsets.clone)
 group.app.command("set-offset")(group_offsets.set_offset)
 group.app.command("ages")(group_offsets.ages)
+group.app.command("allocate")(trials.allocate)
 app.add_typer(group.app, name="group")
 for command in (cluster_up.up, cluster_up.status, cluster_up.down):
     cluster.app.command()(command)
+cluster.app.command("rt")(trials.cluster_rt)
+cluster.app.command("export")(trials.export)
 app.add_typer(cluster.app, name="cluster")
 message.app.command("search")(message_search.search)
 message.app.command("fate")(message_search.fate)
@@ -129,6 +142,7 @@ app.command(
 
 def main() -> NoReturn:
     _open_standard_streams()
+    show_warnings()
     try:
         try:
             app()

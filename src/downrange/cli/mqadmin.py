@@ -31,6 +31,12 @@ class Alias:
     switches: Mapping[str, str] = field(default_factory=dict)
     booleans: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     instead: Mapping[str, Alias] = field(default_factory=dict)
+    queue: str = ""
+    """The letters of a broker's name and of a queue's number, which become one `--queue BROKER:NUMBER`."""
+    always: Sequence[str] = ()
+    """Options that mqadmin's command implies."""
+    fixed: Sequence[str] = ()
+    """Words that stand before the arguments."""
     joined: bool = False
     """The last two arguments are a key and its value; our command takes them as one `key=value`."""
 
@@ -46,9 +52,11 @@ _OVERVIEW = Alias(("group", "list"))
 _SET_RULES = Alias(("acl", "set"), "sra", options={**_WHERE, "i": "--source-ip", "d": "--decision"})
 
 ALIASES: dict[str, Alias] = {
+    "allocateMQ": Alias(("group", "allocate"), "t", options={"i": "--clients"}),
     "addWritePerm": Alias(("namesrv-admin", "add-write-perm"), "b"),
     "brokerConsumeStats": Alias(("cluster", "consume-stats"), "b", booleans={"o": ("--order", "--no-order")}),
     "brokerStatus": Alias(("cluster", "broker-status"), options=_WHERE),
+    "checkMsgSendRT": Alias(("topic", "send-rt"), "t", options={"a": "--count", "s": "--size"}),
     "cleanBrokerMetadata": Alias(
         ("controller", "clean"),
         "B",
@@ -61,8 +69,16 @@ ALIASES: dict[str, Alias] = {
     "clusterAclConfigVersion": Alias(("plain-acl", "versions"), options=_WHERE),
     "clusterList": Alias(
         ("cluster", "list"),
-        options={"c": "--cluster"},
-        instead={"m": Alias(("cluster", "stats"), options={"c": "--cluster"}, switches={"m": ""})},
+        options={"c": "--cluster", "i": "--watch"},
+        instead={"m": Alias(("cluster", "stats"), options={"c": "--cluster", "i": "--watch"}, switches={"m": ""})},
+    ),
+    "clusterRT": Alias(
+        ("cluster", "rt"),
+        options={"c": "--cluster", "a": "--count", "s": "--size"},
+        booleans={"p": ("", "")},
+    ),
+    "consumeMessage": Alias(
+        ("consume",), "t", queue="bi", options={"o": "--offset", "g": "--group", "s": "--from", "c": "--limit"}
     ),
     "consumerConnection": Alias(("group", "connections"), "g"),
     "consumerProgress": Alias(
@@ -81,6 +97,9 @@ ALIASES: dict[str, Alias] = {
     "deleteTopic": Alias(("topic", "delete"), "t", options={"c": "--cluster"}),
     "deleteUser": Alias(("user", "delete"), "u", options=_WHERE),
     "electMaster": Alias(("controller", "elect"), "nb", options={**_CONTROLLER, "c": "--cluster"}),
+    "exportConfigs": Alias(("cluster", "export"), options={"c": "--cluster", "f": "--directory"}, fixed=("configs",)),
+    "exportMetadata": Alias(("cluster", "export"), options={"c": "--cluster", "f": "--directory"}, fixed=("metadata",)),
+    "exportMetrics": Alias(("cluster", "export"), options={"c": "--cluster", "f": "--directory"}, fixed=("metrics",)),
     "getAcl": Alias(("acl", "show"), "s", options=_WHERE),
     "getBrokerConfig": Alias(("config", "get"), options=_WHERE),
     "getBrokerEpoch": Alias(("controller", "epochs"), options=_WHERE),
@@ -95,8 +114,11 @@ ALIASES: dict[str, Alias] = {
     "haStatus": Alias(("controller", "ha-status"), options=_WHERE),
     "listAcl": Alias(("acl", "list"), options={**_WHERE, "s": "--subject", "r": "--resource"}),
     "listUser": Alias(("user", "list"), options={**_WHERE, "f": "--filter"}),
+    "printMsg": Alias(("message", "search"), "t", options={"s": "--tag", "b": "--begin", "e": "--end"}),
+    "printMsgByQueue": Alias(("consume",), "t", queue="ai", options={"s": "--tag", "b": "--from"}),
     "producer": Alias(("cluster", "producers"), options={"b": "--broker"}),
     "producerConnection": Alias(("group", "producers"), "g", options={"t": "--topic"}),
+    "queryCq": Alias(("topic", "queue-entries"), "tqi", options={"b": "--broker", "c": "--count", "g": "--group"}),
     "queryMsgById": Alias(("message", "view"), "i", options={"t": "--topic"}, instead={"d": _CONSUME_DIRECTLY}),
     "queryMsgByKey": Alias(
         ("message", "query"), "tk", options={"c": "--max", "m": "--max", "b": "--begin", "e": "--end"}
@@ -110,11 +132,13 @@ ALIASES: dict[str, Alias] = {
     "sendMessage": Alias(
         ("message", "send"), "tp", options={"k": "--keys", "c": "--tags", "b": "--broker", "i": "--queue"}
     ),
+    "sendMsgStatus": Alias(("topic", "send-rt"), "b", options={"s": "--size", "c": "--count"}),
     "setConsumeMode": Alias(("group", "set-consume-mode"), "gt", options={**_WHERE, "m": "--mode", "q": "--share"}),
     "skipAccumulatedMessage": Alias(("group", "skip"), "gt", booleans={"f": ("", "")}),
+    "startMonitoring": Alias(("group", "list"), options={"i": "--watch"}),
     "statsAll": Alias(("topic", "stats"), "t", optional=frozenset("t"), switches={"a": "--active"}),
     "topicClusterList": Alias(("topic", "clusters"), "t"),
-    "topicList": Alias(("topic", "list"), switches={"c": "--groups"}),
+    "topicList": Alias(("topic", "list"), switches={"c": "--groups"}, always=("--all",)),
     "topicRoute": Alias(("topic", "route"), "t"),
     "topicStatus": Alias(("topic", "status"), "t"),
     "updateAcl": _SET_RULES,
@@ -137,6 +161,7 @@ ALIASES: dict[str, Alias] = {
     "updateGlobalWhiteAddr": Alias(("plain-acl", "white-list"), "g", options={**_WHERE, "p": "--file"}),
     "updateKvConfig": Alias(("namesrv-admin", "kv-put"), "skv"),
     "updateNamesrvConfig": Alias(("namesrv-admin", "update-config"), "kv", joined=True),
+    "updateOrderConf": Alias(("topic", "order-conf"), "t", options={"m": "--method", "v": "--value"}),
     "updateSubGroup": Alias(
         ("group", "create"),
         "g",
@@ -211,6 +236,8 @@ LONG_NAMES = {
 
 def run(context: typer.Context) -> None:
     """Run a command by mqadmin's name and option letters for it; without a name, list the names."""
+    if len(context.args) > 1 and context.args[0] == "help":
+        context.args = [context.args[1], "--help"]
     if not context.args or context.args[0] in ("-h", "--help", "help"):
         for name, alias in ALIASES.items():
             typer.echo(f"{name:<26}downrange {' '.join(alias.command)}")
@@ -241,18 +268,20 @@ def translate(line: Sequence[str]) -> list[str]:
     values = _arguments(name, alias, given)
     if alias.joined:
         values = [*values[:-2], f"{values[-2]}={values[-1]}"]
-    ours = [*alias.command, *passed_on]
+    ours = [*alias.command, *alias.always, *passed_on]
+    if parts := [given.pop(letter) for letter in alias.queue if letter in given]:
+        ours += ["--queue", ":".join(parts)]
     for letter, value in given.items():
         ours += _option(name, alias, letter, value)
     # Behind `--`, values are taken literally, even if they begin with a dash.
-    return [*ours, "--", *values]
+    return [*ours, "--", *alias.fixed, *values]
 
 
 def _knows(alias: Alias, letter: str) -> bool:
     return letter == "n" or any(
         letter in letters
         for one in (alias, *alias.instead.values())
-        for letters in (one.arguments, one.options, one.switches, one.booleans)
+        for letters in (one.arguments, one.options, one.switches, one.booleans, one.queue)
     )
 
 

@@ -42,4 +42,4 @@ def run(
         address = f"{server.host}:{server.port}"
         return f"name server ready on {address}", {"namesrv": address}
 
-    serve(name_server(config), ready)
+    serve(name_server(config), ready, {config.listen_port: "--port"})

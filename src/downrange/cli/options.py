@@ -15,6 +15,9 @@ Namesrv = Annotated[
     typer.Option("--namesrv", "-n", help="Name servers, separated by ';'. [$NAMESRV_ADDR, else 127.0.0.1:9876]"),
 ]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document instead of tables.")]
+Watch = Annotated[
+    float | None, typer.Option("--watch", min=0.1, help="Show this again every so many seconds, until Ctrl-C.")
+]
 Cluster = Annotated[str | None, typer.Option("--cluster", "-c", help="All masters of this cluster.")]
 Broker = Annotated[str | None, typer.Option("--broker", "-b", help="One broker: its name or host:port.")]
 Topic = Annotated[str, typer.Argument(help="Topic.")]

@@ -30,11 +30,13 @@ def cell(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column: its header, the field of a row it shows, and the function that formats the field."""
+    """One column: its header, the field of a row that it shows, and how."""
 
     header: str
     key: str
     show: Callable[[Any], str] = cell
+    warns: Callable[[Any], bool] = lambda value: False
+    """Whether a value is coloured on a terminal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +67,10 @@ def print_answer(answer: Answer, *, as_json: bool) -> None:
                 continue  # an empty table would look like an answer
             else:
                 _print_table(part)
+    red, plain = ("\033[31m", "\033[0m") if sys.stderr.isatty() else ("", "")
     for failure in failed:
         server, error = failure["server"], failure["error"]
-        print(f"downrange: {error if server in error else f'{server}: {error}'}", file=sys.stderr)
+        print(f"{red}downrange: {error if server in error else f'{server}: {error}'}{plain}", file=sys.stderr)
     if failed:
         raise typer.Exit(1)
 
@@ -90,7 +93,8 @@ def _print_table(table: Table) -> None:
     lines += [[visible(column.show(row.get(column.key))) for column in table.columns] for row in table.rows]
     widths = [max(map(len, texts)) for texts in zip(*lines, strict=True)]
     if sys.stdout.isatty() and sum(widths) + 3 * len(widths) <= shutil.get_terminal_size().columns:
-        _print_framed(*lines)
+        warned = [[column.warns(row.get(column.key)) for column in table.columns] for row in table.rows]
+        _print_framed(lines, warned)
         return
     widths[:] = [max(width, len(header) + 1) for width, header in zip(widths, lines[0], strict=True)]
     lines[0] = [f"#{header}" for header in lines[0]]
@@ -98,13 +102,20 @@ def _print_table(table: Table) -> None:
         print("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip())
 
 
-def _print_framed(headers: list[str], *rows: list[str]) -> None:
+def is_behind(value: Any) -> bool:
+    """Whether a number of messages that wait is worth a colour."""
+    return isinstance(value, int) and value > 0
+
+
+def _print_framed(lines: list[list[str]], warned: list[list[bool]]) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table as RichTable
     from rich.text import Text
 
+    headers, *rows = lines
     grid = RichTable(*headers, box=SIMPLE_HEAD, pad_edge=False)
-    for row in rows:
-        grid.add_row(*map(Text, row))  # as Text: brackets in a value are no markup
+    for row, marks in zip(rows, warned, strict=True):
+        # As Text: brackets in a value are no markup.
+        grid.add_row(*(Text(text, "yellow" if mark else "") for text, mark in zip(row, marks, strict=True)))
     Console().print(grid)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import logging
 import resource
 import signal
@@ -16,8 +15,11 @@ from typing import TypeVar
 import typer
 
 from downrange.cli import run_files
+from downrange.cli.run_files import Noted
 from downrange.settings import ConfigError, Property
+from downrange.transport.errors import ListenFailed
 from downrange.transport.loop import run
+from downrange.transport.own_address import is_loopback
 
 S = TypeVar("S")
 
@@ -53,16 +55,16 @@ def check_bind(host: str, protections: Mapping[str, bool], *, insecure: bool) ->
         )
 
 
-def is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
 def overrides(**given: object) -> dict[str, Property]:
     """Settings from the options of the command line that were given."""
     return {key: Property(str(value), "command line") for key, value in given.items() if value is not None}
+
+
+def listening(bind: str, advertised: str) -> str:
+    """What a server prints when it is ready: the address it listens on, and the one that clients are told."""
+    port = advertised.rpartition(":")[2]
+    listens = f"{bind or '0.0.0.0'}:{port}"
+    return listens if listens == advertised else f"{listens}, advertised as {advertised}"
 
 
 def warn(warnings: Iterable[str]) -> None:
@@ -70,10 +72,15 @@ def warn(warnings: Iterable[str]) -> None:
         typer.echo(f"downrange: warning: {warning}", err=True)
 
 
-def serve(server: AbstractAsyncContextManager[S], ready: Callable[[S], tuple[str, dict[str, str]]]) -> None:
+def serve(
+    server: AbstractAsyncContextManager[S],
+    ready: Callable[[S], tuple[str, Mapping[str, str | Noted]]],
+    port_options: Mapping[int, str] | None = None,
+) -> None:
     """Run a server until SIGTERM or SIGINT; a second signal ends the process at once.
 
-    `ready` returns a text to print, and the addresses by role under which `downrange shutdown` finds this process.
+    `ready` returns a text to print, and by role what `downrange shutdown` may call this process by.
+    `port_options` has the option of the command line that gives each port: the error of a port in use names it.
     """
     _take_all_descriptors()
 
@@ -89,14 +96,21 @@ def serve(server: AbstractAsyncContextManager[S], ready: Callable[[S], tuple[str
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, on_signal)
         async with server as running:
-            text, addresses = ready(running)
-            for role, address in addresses.items():
-                notes.enter_context(run_files.noted(role, address))
+            text, servers = ready(running)
+            for role, called in servers.items():
+                server_called = called if isinstance(called, Noted) else Noted(called)
+                notes.enter_context(run_files.noted(role, server_called))
             typer.echo(text)
             await stop.wait()
 
     with contextlib.ExitStack() as notes:
-        run(until_signal())
+        try:
+            run(until_signal())
+        except ListenFailed as error:
+            option = (port_options or {}).get(error.port or 0)
+            if option is None:
+                raise
+            raise ListenFailed(f"{error}; {option} takes another port") from None
 
 
 def _take_all_descriptors() -> None:

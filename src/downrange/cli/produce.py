@@ -6,7 +6,7 @@ import asyncio
 import json as json_text
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -57,6 +57,10 @@ def run(
     ] = None,
     count: Annotated[int | None, typer.Option("--count", min=1, help="Send this many generated messages.")] = None,
     size: Annotated[int | None, typer.Option("--size", min=1, help="Bytes of a generated message. [128]")] = None,
+    from_json: Annotated[
+        bool,
+        typer.Option("--from-json", help="Each line is a message as `consume --json` wrote it."),
+    ] = False,
     in_flight: Annotated[
         int, typer.Option("--in-flight", min=1, max=10_000, help="Sends at the same time; 1 with --shard.")
     ] = 64,
@@ -65,6 +69,7 @@ def run(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object for each message sent.")] = False,
 ) -> None:
     """Send each line of standard input or a file as a message, or generate messages for load."""
+    from downrange.client.message_document import message_of
     from downrange.model.message import Message
     from downrange.model.topics import check_topic_name
     from downrange.transport.loop import run as run_loop
@@ -92,7 +97,10 @@ def run(
     def bodies(stop: StopRequest) -> AsyncIterator[bytes]:
         return _lines(file, stop) if count is None else _made_up(count, size or 128)
 
-    interrupted, outcome, seconds = run_loop(_produce(namesrv, group, pattern, bodies, count, at_once, json))
+    def message(body: bytes) -> Message:
+        return message_of(body, pattern) if from_json else replace(pattern, body=body)
+
+    interrupted, outcome, seconds = run_loop(_produce(namesrv, group, message, bodies, count, at_once, json))
     _print_summary(topic, outcome, seconds, as_json=json)
     if outcome.failed is not None:
         number, error = outcome.failed
@@ -119,7 +127,7 @@ async def _made_up(count: int, size: int) -> AsyncIterator[bytes]:
 async def _produce(
     namesrv: str | None,
     group: str,
-    pattern: Message,
+    message: Callable[[bytes], Message],
     bodies: Callable[[StopRequest], AsyncIterator[bytes]],
     count: int | None,
     at_once: int,
@@ -134,7 +142,7 @@ async def _produce(
         async with AsyncProducer(group, client_config(namesrv)) as producer:
             source = _Source(bodies(stop), stop)
             senders = [
-                asyncio.create_task(_send(producer, pattern, source, outcome, shown, as_json)) for _ in range(at_once)
+                asyncio.create_task(_send(producer, message, source, outcome, shown, as_json)) for _ in range(at_once)
             ]
             try:
                 await asyncio.gather(*senders)
@@ -168,18 +176,21 @@ class _Source:
 
 
 async def _send(
-    producer: AsyncProducer, pattern: Message, source: _Source, outcome: Outcome, shown: Progress, as_json: bool
+    producer: AsyncProducer,
+    message: Callable[[bytes], Message],
+    source: _Source,
+    outcome: Outcome,
+    shown: Progress,
+    as_json: bool,
 ) -> None:
     """Send one message after another; several of these tasks run at the same time."""
-    from dataclasses import replace
-
     from downrange.model.errors import MQError
 
     while (found := await source.next()) is not None:
         number, body = found
         begun = time.perf_counter()
         try:
-            result = await producer.send(replace(pattern, body=body))
+            result = await producer.send(message(body))
         except MQError as error:
             source.is_ended = True
             if outcome.failed is None or number < outcome.failed[0]:

@@ -14,12 +14,27 @@ from pathlib import Path
 from typing import NamedTuple
 
 
+class Noted(NamedTuple):
+    """By what a server can be called: its address, and if it has them, its name and its directory."""
+
+    address: str
+    name: str = ""
+    directory: str = ""
+
+
 class RunningServer(NamedTuple):
     """A server process that is alive."""
 
     role: str
     address: str
     pid: int
+    name: str = ""
+    directory: str = ""
+
+    def is_called(self, which: str) -> bool:
+        """Whether `which` is the port, the address, the name or the directory of this server."""
+        names = {self.address, self.address.rpartition(":")[2], self.name} - {""}
+        return which in names or (bool(self.directory) and str(Path(which).resolve()) == self.directory)
 
 
 def directory() -> Path:
@@ -28,12 +43,12 @@ def directory() -> Path:
 
 
 @contextmanager
-def noted(role: str, address: str) -> Iterator[None]:
+def noted(role: str, server: Noted) -> Iterator[None]:
     """Keep the file of a server while the block runs. Without a writable directory only `downrange shutdown` fails."""
-    path = directory() / f"{role}-{address.rpartition(':')[2]}"
+    path = directory() / f"{role}-{server.address.rpartition(':')[2]}"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"{os.getpid()} {started(os.getpid())} {address}\n")
+        path.write_text("\n".join((f"{os.getpid()} {started(os.getpid())} {server.address}", *server[1:], "")))
     except OSError:
         yield
         return
@@ -48,9 +63,10 @@ def running(role: str) -> list[RunningServer]:
     found = []
     for path in sorted(directory().glob(f"{role}-*")):
         try:
-            pid, since, address = path.read_text().split()
+            first, name, directory_of, *_ = path.read_text().split("\n")
+            pid, since, address = first.split()
             if started(int(pid)) == since:
-                found.append(RunningServer(role, address, int(pid)))
+                found.append(RunningServer(role, address, int(pid), name, directory_of))
                 continue
         except (OSError, ValueError):
             pass

@@ -32,12 +32,6 @@ Directory = Annotated[Path, typer.Argument(metavar="DIR", help="The store: store
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", "-c", help="broker.conf of this store, for sizes and paths.")
 ]
-IndexSlots = Annotated[
-    int | None, typer.Option("--index-slots", min=1, help="maxHashSlotNum the index was written with. [5000000]")
-]
-IndexEntries = Annotated[
-    int | None, typer.Option("--index-entries", min=2, help="maxIndexNum the index was written with. [20000000]")
-]
 
 _PREVIEW_CHARACTERS = 60
 
@@ -54,8 +48,6 @@ class BodyForm(Enum):
 def check(
     directory: Directory,
     config_file: ConfigFile = None,
-    index_slots: IndexSlots = None,
-    index_entries: IndexEntries = None,
     json: Json = False,
 ) -> None:
     """Verify every file of a store against the others.
@@ -64,7 +56,7 @@ def check(
     """
     from downrange.store.check import store_check as store_check
 
-    store = _open(directory, config_file, index_slots, index_entries)
+    store = _open(directory, config_file)
     with _progress() as progress:
         try:
             report = store_check.check(store, progress)
@@ -117,14 +109,12 @@ def cat(
         raise typer.Exit(1)
 
 
-def _open(
-    directory: Path, config_file: Path | None, index_slots: int | None = None, index_entries: int | None = None
-) -> StoreDirectory:
+def _open(directory: Path, config_file: Path | None) -> StoreDirectory:
     from downrange.store.check.directory import NotAStore, StoreDirectory
 
     properties = read_properties(config_file) if config_file is not None else None
     try:
-        return StoreDirectory(directory, properties=properties, index_slots=index_slots, index_entries=index_entries)
+        return StoreDirectory(directory, properties=properties)
     except NotAStore as error:
         _cannot_read(one_line(error))
     except OSError as error:

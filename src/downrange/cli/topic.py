@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from downrange.cli.cluster_actions import asks, broker_row
+from downrange.cli.cluster_actions import asks, broker_row, shows
 from downrange.cli.options import Broker, Cluster, Topic, UsageError, command_family, parse_perm, perm_text
 from downrange.cli.output import Answer, Column, Table
 from downrange.cli.times import time_text
+from downrange.model.topics import is_system_topic
 
 if TYPE_CHECKING:
     from downrange.client.admin import Admin
@@ -28,14 +29,15 @@ WriteQueues = Annotated[int | None, typer.Option("--write-queues", "-w", min=0, 
 
 
 @app.command("list")
-@asks
+@shows
 async def list_topics(
     admin: Admin,
     cluster: Annotated[str | None, typer.Option("--cluster", "-c", help="Only topics of this cluster.")] = None,
     groups: Annotated[bool, typer.Option("--groups", help="Show cluster and consumer groups of each topic.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Also the topics that brokers keep for themselves.")] = False,
 ) -> Answer:
     """List topics."""
-    names = await admin.topics.names(cluster)
+    names = [one for one in await admin.topics.names(cluster) if every or not is_system_topic(one)]
     if not groups:
         return Answer({"topics": names}, ["\n".join(names)] if names else [])
     rows: list[dict[str, Any]] = []
@@ -55,7 +57,7 @@ async def list_topics(
 
 
 @app.command("route")
-@asks
+@shows
 async def show_route(admin: Admin, topic: Topic) -> Answer:
     """Show which brokers serve a topic."""
     route = await admin.topics.route(topic)
@@ -88,7 +90,7 @@ async def show_route(admin: Admin, topic: Topic) -> Answer:
 
 
 @app.command("status")
-@asks
+@shows
 async def show_status(admin: Admin, topic: Topic) -> Answer:
     """Show the offsets of every queue of a topic."""
     stats = await admin.topics.status(topic)
@@ -226,7 +228,7 @@ async def delete(
 
 
 @app.command("stats")
-@asks
+@shows
 async def show_stats(
     admin: Admin,
     topic: Annotated[str | None, typer.Argument(help="One topic. [all topics of users]")] = None,

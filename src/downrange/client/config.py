@@ -20,9 +20,13 @@ class ClientConfig:
     """Settings of one session. `source` says where the addresses came from, for the error when none answers."""
 
     namesrv_addresses: tuple[str, ...]
+    """`host:port` of each name server."""
     source: str = "given in the program"
+    """Where the addresses come from, for errors."""
     connect_timeout_seconds: float = 3.0
+    """The longest wait for a connection."""
     request_timeout_seconds: float = 5.0
+    """The longest wait for an answer, unless a request says otherwise."""
     relay_timeout_seconds: float = 12.0
     """The time-out of requests that a broker hands on to a consumer; the broker itself gives up after 10 s."""
     route_seconds: float = 30.0
@@ -30,10 +34,13 @@ class ClientConfig:
     route_lock_seconds: float = 3.0
     """How long to wait while another call looks up the same route."""
     heartbeat_seconds: float = 30.0
+    """Pause between two heartbeats to brokers."""
     access_key: str | None = None
     """The user of a cluster with access control: every request is signed with the secret key."""
     secret_key: str | None = field(default=None, repr=False)
+    """The key that signs requests; never shown."""
     security_token: str | None = field(default=None, repr=False)
+    """The token of a temporary account; never shown."""
     use_tls: bool = False
     """Connect with TLS, to name servers and brokers; never without if that fails. [useTLS, tls.enable]"""
     tls: TlsConfig = NO_TLS
@@ -87,22 +94,31 @@ class ProducerConfig:
     `adaptive` learns a time-out for each broker; this one is then an upper limit.
     """
     retry_times_when_send_failed: int = 2
+    """Further attempts of a send, each to another broker if there is one."""
     retry_times_when_send_async_failed: int = 2
+    """As above, for sends with a callback."""
     retry_another_broker_when_not_store_ok: bool = False
+    """Whether a message that was stored, but not flushed or replicated in time, is sent again."""
     fault_strategy: StrategyName = "adaptive"
     """`round_robin` is RocketMQ's default, `latency` its sendLatencyFaultEnable=true."""
     max_message_size: int = 4 * 1024 * 1024
+    """The longest body, before it is compressed, in bytes."""
     compress_over_bytes: int = 4096
     """Bodies of this size and larger are compressed. [compressMsgBodyOverHowmuch]"""
     compression: Compression = Compression.ZLIB
+    """How bodies are compressed: ZLIB, LZ4 or ZSTD."""
     compression_level: int = 5
+    """From 1, fast, to 9, small."""
     namespace: str = ""
+    """Put before every topic and group, so that several users share a cluster."""
     create_topic_key: str = AUTO_CREATE_TOPIC
     """The topic whose route and settings a topic that does not exist is made from."""
     default_topic_queue_nums: int = 4
+    """Queues that a topic gets when a send creates it."""
     trace: bool = False
     """Report every message sent to the trace topic."""
     trace_topic: str = TRACE_TOPIC
+    """The topic for traces."""
     max_async_sends: int = 10_000
     """How many `send_async` may be on their way at once."""
     close_timeout_seconds: float = 5.0

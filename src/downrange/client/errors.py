@@ -53,8 +53,14 @@ class ClientError(MQError):
 
 
 class NoNameServer(ClientError):
+    """No name server answers."""
+
     retriable = True
     code = ClientCode.NO_NAME_SERVER
+
+
+class NotANameServer(ClientError):
+    """Where a name server was expected, another server answers."""
 
 
 class NoRoute(ClientError):
@@ -73,35 +79,39 @@ class NoMaster(NoRoute):
 
 
 class BrokerNotFound(ClientError):
+    """No broker has this name or address at the moment."""
+
     retriable = True
     code = ClientCode.BROKER_NOT_EXIST
 
 
 class ClusterNotFound(ClientError):
-    pass
+    """No cluster has this name."""
 
 
 class GroupNotFound(ClientError):
-    pass
+    """No broker knows this consumer group."""
 
 
 class ClientNotFound(ClientError):
-    pass
+    """No member of the group has this client id."""
 
 
 class GroupOnline(ClientError):
-    pass
+    """The group has running members: what was asked is possible only without."""
 
 
 class MessageNotFound(ClientError):
-    pass
+    """No broker has this message."""
 
 
 class ClientClosed(ClientError):
-    pass
+    """The client is not started, or was closed."""
 
 
 class TooManySends(ClientError):
+    """More sends wait for their answers than the configuration allows."""
+
     retriable = True
 
 
@@ -130,7 +140,7 @@ class AckFailed(ClientError):
 
 
 class PopNotSupported(ClientError):
-    pass
+    """The broker does not serve POP: it is older than RocketMQ 5."""
 
 
 class FailedAttempt(NamedTuple):

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from typing import Any
 
 from downrange.client.consumer.messages import ReceivedMessage
+from downrange.model import properties as names
 from downrange.model.errors import MessageError
+from downrange.model.message import Message
 
 
 def message_document(message: ReceivedMessage) -> dict[str, Any]:
@@ -36,3 +40,23 @@ def message_document(message: ReceivedMessage) -> dict[str, Any]:
         "body": text,
         "bodyHex": body.hex() if text is None else None,
     }
+
+
+def message_of(line: bytes, pattern: Message) -> Message:
+    """The message to send that a line of JSON describes, as `message_document` writes it.
+
+    Body, tag, keys and properties are those of the line; topic and times those of the pattern. What brokers and clients
+    put among the properties is left out. Raises MessageError.
+    """
+    try:
+        document = json.loads(line)
+        body = document["body"].encode() if document.get("body") is not None else bytes.fromhex(document["bodyHex"])
+        tags, keys = document.get("tags") or pattern.tags, " ".join(document.get("keys") or ()) or pattern.keys
+        properties = {
+            name: str(value)
+            for name, value in (document.get("properties") or {}).items()
+            if value and name not in names.RESERVED
+        }
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise MessageError(f"not a line of `consume --json`: {type(error).__name__}: {error}") from None
+    return replace(pattern, body=body, tags=tags, keys=keys, properties={**properties, **pattern.properties})

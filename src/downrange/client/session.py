@@ -9,18 +9,17 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Collection
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 from downrange.client.background_work import BackgroundWork
 from downrange.client.brokers import Broker, master_of, masters_of, reachable, sorted_brokers
 from downrange.client.config import ClientConfig
-from downrange.client.errors import BrokerNotFound, ClusterNotFound, NoNameServer, NoRoute
+from downrange.client.errors import BrokerNotFound, ClusterNotFound, NoNameServer, NoRoute, NotANameServer
 from downrange.client.heartbeats import Heartbeats
 from downrange.client.per_server import PerServer, ask_each
 from downrange.client.producer.stored_reply import take_stored
 from downrange.client.route_chase import RouteChase
 from downrange.client.silent_brokers import SilentBrokers
-from downrange.client.unique_id import local_address
 from downrange.clock import Clock, SystemClock
 from downrange.model.errors import MQError
 from downrange.protocol.bodies.body import decode_body
@@ -32,10 +31,11 @@ from downrange.protocol.bodies.routes import (
 )
 from downrange.protocol.codes import RequestCode, ResponseCode
 from downrange.protocol.command import Command, request
-from downrange.protocol.errors import TopicNotExist, broker_error
+from downrange.protocol.errors import RequestCodeNotSupported, TopicNotExist, broker_error
 from downrange.protocol.signing import Signer
 from downrange.transport.connection import Connection
 from downrange.transport.errors import ConnectionLost, TransportError
+from downrange.transport.own_address import own_address
 from downrange.transport.pool import Pool
 from downrange.transport.serving import CommandHandler, LaterReply, refuse, serve_commands
 from downrange.transport.tls import ClientTls
@@ -48,6 +48,12 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 ONLY_SUCCESS: Collection[int] = (ResponseCode.SUCCESS,)
+# Requests that name servers of all releases answer: a server that does not know them is something else.
+_OF_EVERY_NAMESRV: Final = (
+    RequestCode.GET_ROUTEINFO_BY_TOPIC,
+    RequestCode.GET_BROKER_CLUSTER_INFO,
+    RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER,
+)
 
 
 class Session:
@@ -70,7 +76,7 @@ class Session:
         """`instance_name` gives the client an id that is the same after a restart."""
         self.config = config
         self.clock = clock or SystemClock()
-        self.client_id = new_client_id() if instance_name is None else f"{local_address()}@{instance_name}"
+        self.client_id = new_client_id() if instance_name is None else f"{own_address()}@{instance_name}"
         self.handlers: dict[int, CommandHandler] = {}
         self.members: dict[str, GroupMember] = {}
         """The consumers of this client by group; see consumer/broker_requests.py."""
@@ -178,6 +184,13 @@ class Session:
         for _ in self._namesrvs:
             try:
                 return await self._ask_over_live_connection(self.namesrv, command)
+            except RequestCodeNotSupported as error:
+                if command.code not in _OF_EVERY_NAMESRV:
+                    raise
+                raise NotANameServer(
+                    f"{self.namesrv} is not a name server, but a broker or something else ({error.remark.strip()}); "
+                    f"name servers listen on 9876 unless told otherwise; the address is {self.config.source}"
+                ) from None
             except TransportError as error:
                 problems.append(str(error))
                 self._chosen = (self._chosen + 1) % len(self._namesrvs)
@@ -402,4 +415,4 @@ def accepted(reply: Command, accept: Collection[int]) -> Command:
 
 def new_client_id() -> str:
     """`<ip>@<pid>#<n>`: two clients with one id would take each other's queues."""
-    return f"{local_address()}@{os.getpid()}#{time.monotonic_ns()}"
+    return f"{own_address()}@{os.getpid()}#{time.monotonic_ns()}"

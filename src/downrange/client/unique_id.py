@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from downrange.clock import Clock
+from downrange.transport.own_address import own_address
 
 _MILLIS: Final = 0xFFFFFFFF
 _COUNTER: Final = 0xFFFF
@@ -37,7 +38,7 @@ class UniqueIds:
 
     def __init__(self, clock: Clock, *, host: str | None = None, process_id: int | None = None) -> None:
         self._now = clock.now
-        address = socket.inet_aton(host or local_address())
+        address = socket.inet_aton(host or own_address())
         process = (os.getpid() if process_id is None else process_id) & 0xFFFF
         # Java takes the hash of a class loader here; any number does that differs between processes with the same pid.
         constant = random.getrandbits(32)
@@ -68,13 +69,3 @@ def month_around(now_millis: int) -> tuple[int, int]:
     start = time.mktime((local.tm_year, local.tm_mon, 1, 0, 0, 0, 0, 0, -1))
     end = time.mktime((local.tm_year, local.tm_mon + 1, 1, 0, 0, 0, 0, 0, -1))  # month 13 is January
     return int(start * 1000), int(end * 1000)
-
-
-def local_address() -> str:
-    """The IPv4 address other machines see, as far as this machine knows; no packet is sent to find out."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("10.255.255.255", 1))
-            return str(probe.getsockname()[0])
-        except OSError:
-            return "127.0.0.1"

@@ -48,7 +48,7 @@ MQError                                                                        m
 │   ├── NoNameServer, BrokerNotFound, ClusterNotFound, GroupNotFound           client/errors.py
 │   ├── ClientNotFound, GroupOnline, MessageNotFound, ClientClosed             client/errors.py
 │   ├── TooManySends, SubscriptionConflict, NotAssigned, CommitFailed          client/errors.py
-│   ├── AckFailed, PopNotSupported                                             client/errors.py
+│   ├── AckFailed, PopNotSupported, NotANameServer                             client/errors.py
 │   ├── SendFailed                                                             client/errors.py
 │   ├── ClusterNotChosen                                                       client/admin/chosen_brokers.py
 │   ├── UserNotFound                                                           client/admin/users.py

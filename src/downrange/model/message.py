@@ -75,6 +75,7 @@ class Message:
 
     @property
     def is_delayed(self) -> bool:
+        """Whether consumers get the message later than it is sent."""
         return bool(self.delay_level) or self.deliver_at is not None or self.deliver_after is not None
 
 

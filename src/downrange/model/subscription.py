@@ -29,7 +29,7 @@ class Subscription:
 
 
 def parse_tags(expression: str | None) -> frozenset[str]:
-    """`A || B` gives {A, B}; None, a blank text or `*` gives the empty set, which matches every message."""
+    """`A || B` gives {A, B}; None, a text without tags or `*` gives the empty set."""
     if not expression or expression == SUB_ALL:
         return frozenset()
     return frozenset(part for piece in expression.split("||") if (part := piece.strip()))

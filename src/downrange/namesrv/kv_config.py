@@ -34,6 +34,9 @@ class KVConfig:
                     return msgspec.json.decode(text, type=_File).configTable
             except FileNotFoundError:
                 continue
+            except NotADirectoryError:
+                parent = next(one for one in path.parents if one.exists())
+                raise ConfigError(f"{parent} is a file: a directory is needed there for {self._path.name}") from None
             except (OSError, msgspec.DecodeError) as error:
                 broken = broken or error
         if broken is not None:

@@ -82,7 +82,7 @@ class FrameDecoder:
         """Hold the beginning of a frame until more of it arrives, unless it breaks a rule."""
         if len(data) - at >= 8:
             length, mark = _unpack_prefix(data, at)
-            self.error = self._broken_rule(length, mark & 0xFFFFFF)
+            self.error = _other_protocol(data[at : at + 16]) or self._broken_rule(length, mark & 0xFFFFFF)
             if self.error is not None:
                 return
             self._needed = 4 + length
@@ -101,6 +101,20 @@ class FrameDecoder:
         if header_length > self.max_header:
             return RemoteProtocolError(f"header of {header_length} bytes; at most {self.max_header} are allowed")
         return None
+
+
+def _other_protocol(start: bytes) -> RemoteProtocolError | None:
+    """An error that names the protocol of the other end, if that is one which people take for RocketMQ's by mistake.
+
+    No frame begins so: as a length, the first four bytes are more than a frame may have, or its header is empty.
+    """
+    if start.startswith((b"HTTP/", b"<!DO", b"<html")):
+        return RemoteProtocolError("the other end speaks HTTP, not RocketMQ's protocol: this is another server's port")
+    if start[:2] == b"\0\0" and start[3:8] == b"\x04\0\0\0\0":
+        return RemoteProtocolError("the other end speaks HTTP/2: this is a port for gRPC clients")
+    if start[:2] in (b"\x15\x03", b"\x16\x03"):
+        return RemoteProtocolError("the other end speaks TLS: connect with TLS (--tls, or ROCKETMQ_TLS_ENABLE=true)")
+    return None
 
 
 @accelerated_if_usual

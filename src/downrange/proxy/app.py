@@ -27,6 +27,7 @@ from downrange.proxy.routing import endpoints_of
 from downrange.proxy.sending import Sending
 from downrange.proxy.service import Service
 from downrange.proxy.tls import grpc_tls
+from downrange.transport.own_address import EVERY_ADDRESS, own_address
 from downrange.transport.running_services import running_services
 
 log = logging.getLogger(__name__)
@@ -80,6 +81,8 @@ async def grpc_server(
         server = Http2Server(service.call, config.bind_address, config.port, tls=tls, limits=config.limits)
         await server.bind()
         host = config.advertised_host or config.bind_address
+        if host in EVERY_ADDRESS:
+            host = own_address(cluster.namesrv_addresses)
         service.own_endpoints.CopyFrom(endpoints_of(host, server.port))
         session.start()
         server.start()

@@ -14,9 +14,15 @@ from downrange.model.errors import MQError
 from downrange.model.message import MessageQueue
 from downrange.model.record import decode_record
 from downrange.model.subscription import SQL92, Subscription, subscribe
-from downrange.model.topics import is_system_topic
+from downrange.model.topics import is_system_topic, retry_topic
 from downrange.protocol.bodies.body import decode_body, encode_body
-from downrange.protocol.bodies.groups import CheckClientBody
+from downrange.protocol.bodies.groups import (
+    CheckClientBody,
+    ConsumerData,
+    ConsumeType,
+    HeartbeatData,
+    UnregisterClientRequest,
+)
 from downrange.protocol.bodies.offsets import (
     GetMaxOffsetRequest,
     OffsetResponse,
@@ -54,6 +60,7 @@ class Cluster:
         self._pattern = re.compile(options.subscribe_pattern) if options.subscribe_pattern is not None else None
         self._seen: dict[str, tuple[MessageQueue, ...]] = {}
         self._takes_bulk_pulls: dict[str, bool] = {}
+        self._brokers_with_group: set[str] = set()
 
     def queues(self) -> list[MessageQueue]:
         self._loop.catch_up()
@@ -173,7 +180,38 @@ class Cluster:
                 log.warning("offset not committed group=%s queue=%s reason=%s", self._options.group, queue, error)
 
         self._loop.catch_up()
+        self._loop.run(self._introduce_group(offsets))
         self._loop.run(_for_each(offsets, tell))
+
+    async def _introduce_group(self, queues: Collection[MessageQueue]) -> None:
+        """Make brokers create the group and its retry topic, without which operators' tools do not see the group.
+
+        A broker creates them when a consumer says hello: so the driver does, once, and leaves again. Where the retry
+        topic is already, a consumer may be online, whose subscriptions an empty hello would take away.
+        """
+        group = self._options.group
+        news = {queue.broker_name: queue for queue in queues if queue.broker_name not in self._brokers_with_group}
+        if not news:
+            return
+        try:
+            route = await self._session.look_up_route(retry_topic(group))
+            self._brokers_with_group.update(broker.broker_name for broker in route.broker_datas)
+        except MQError as error:
+            log.debug("retry topic not found group=%s reason=%s", group, error)
+        hello = HeartbeatData(
+            client_id=self._session.client_id,
+            consumer_data_set=(ConsumerData(group_name=group, consume_type=ConsumeType.ACTIVELY),),
+        )
+        goodbye = UnregisterClientRequest(client_id=self._session.client_id, consumer_group=group)
+        for broker_name, queue in news.items():
+            if broker_name in self._brokers_with_group:
+                continue
+            try:
+                await self._brokers.ask(queue, request(RequestCode.HEART_BEAT, body=encode_body(hello)))
+                await self._brokers.ask(queue, request(RequestCode.UNREGISTER_CLIENT, goodbye))
+                self._brokers_with_group.add(broker_name)
+            except MQError as error:
+                log.warning("group not introduced group=%s broker=%s reason=%s", group, broker_name, error)
 
     def bulk_brokers(self, queues: Collection[MessageQueue]) -> frozenset[str]:
         """The names of the brokers of `queues` that take bulk pulls. Each broker is asked until it answers once."""

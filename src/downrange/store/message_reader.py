@@ -322,7 +322,8 @@ class MessageReader:
     @property
     def earliest_store_time(self) -> int:
         """Store time of the oldest message of all; -1 when there is none."""
-        return self.commit_log.store_timestamp_at(self.min_offset) if self.min_offset >= 0 else -1
+        is_empty = not 0 <= self.min_offset < self.commit_log.max_offset
+        return -1 if is_empty else self.commit_log.store_timestamp_at(self.min_offset)
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp: int) -> QueueOffset:
         """The queue offset of the message stored nearest to `timestamp`."""

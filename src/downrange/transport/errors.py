@@ -22,12 +22,16 @@ class ListenFailed(TransportError):
 
     retriable = False
 
+    def __init__(self, problem: str, port: int | None = None) -> None:
+        super().__init__(problem)
+        self.port = port
+
 
 def listen_failed(host: str, port: int, error: OSError | OverflowError, what_for: str = "") -> ListenFailed:
     """The error with the kernel's reason alone: the text that event loops add repeats the address."""
     number = error.errno if isinstance(error, OSError) else None
     reason = os.strerror(number) if number and number > 0 else getattr(error, "strerror", None) or str(error)
-    return ListenFailed(f"cannot listen on {host}:{port}{what_for}: {reason.lower()}")
+    return ListenFailed(f"cannot listen on {host}:{port}{what_for}: {reason.lower()}", port)
 
 
 class ConnectionLost(TransportError):

@@ -38,6 +38,7 @@ def test_a_new_broker_has_the_system_topics_and_no_file(open_topics: Open, tmp_p
         "OFFSET_MOVED_EVENT": (1, 1, 6),
         "SCHEDULE_TOPIC_XXXX": (18, 18, 6),
         "DefaultCluster_REPLY_TOPIC": (1, 1, 6),
+        "RMQ_SYS_TRANS_HALF_TOPIC": (1, 1, 6),
     }
     assert not (tmp_path / "topics.json").exists()
 

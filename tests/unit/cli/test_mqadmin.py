@@ -36,7 +36,7 @@ def test_every_name_operators_know_is_there(name: str) -> None:
         ("topicRoute -t T", "topic route -- T"),
         ("topicRoute --topic T -n a:1", "topic route --namesrv a:1 -- T"),
         ("topicRoute -n=a:1 -t=T --json", "topic route --namesrv a:1 --json -- T"),
-        ("topicList", "topic list --"),
+        ("topicList", "topic list --all --"),
         ("electMaster -a h:1 -b 2 -n set -c C", "controller elect --controller h:1 --cluster C -- set 2"),
         ("getSyncStateSet -a h:1 -b set", "controller status --controller h:1 -- set"),
         ("getBrokerEpoch -n a:1 -b set", "controller epochs --namesrv a:1 --broker set --"),
@@ -45,7 +45,7 @@ def test_every_name_operators_know_is_there(name: str) -> None:
             "controller clean --controller h:1 --ids '1;2' --cluster C --living -- set",
         ),
         ("updateControllerConfig -a h:1 -k K -v V", "controller update-config --controller h:1 -- K=V"),
-        ("topicList -c", "topic list --groups --"),
+        ("topicList -c", "topic list --all --groups --"),
         ("clusterList", "cluster list --"),
         ("clusterList -m", "cluster stats --"),
         (

@@ -233,10 +233,12 @@ async def test_a_failure_has_its_own_outcome_and_is_not_remembered_as_sent(
     mq: EmbeddedBroker, session: Session, letters: DeadLetters
 ) -> None:
     async with Admin(ClientConfig.of(mq.namesrv)) as admin:
+        await admin.cluster.update_config({"autoCreateSubscriptionGroup": "false"})
         await admin.groups.delete(GROUP)
         outcomes = [outcome async for outcome in letters.resend(letters.read())]
         assert [type(outcome.error) for outcome in outcomes] == [SubscriptionGroupNotExist] * 3
         await admin.groups.create(SubscriptionGroupConfig(GROUP))
+        await admin.cluster.update_config({"autoCreateSubscriptionGroup": "true"})
     assert len(await read(letters, include_resent=False)) == 3
     refused = [outcome async for outcome in letters.resend(letters.read(), topic="SCHEDULE_TOPIC_XXXX")]
     assert [type(outcome.error) for outcome in refused] == [ForbiddenTopic] * 3

@@ -37,15 +37,15 @@ def drawn() -> Iterator[Drawn]:
 
 def real() -> Iterator[Drawn]:
     """All errors that the source defines. It is read, not imported: some modules cannot be without the C module."""
-    classes: dict[str, tuple[str, str]] = {}
+    classes: set[Drawn] = set()
     for path in SOURCE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(node, ast.ClassDef) and node.bases and isinstance(node.bases[0], ast.Name):
-                classes[node.name] = node.bases[0].id, path.relative_to(SOURCE).as_posix()
+                classes.add((node.name, node.bases[0].id, path.relative_to(SOURCE).as_posix()))
     errors_found = {"MQError"}
-    while more := {name for name, (parent, _) in classes.items() if parent in errors_found} - errors_found:
+    while more := {name for name, parent, _ in classes if parent in errors_found} - errors_found:
         errors_found |= more
-    return ((name, *classes[name]) for name in errors_found)
+    return (one for one in classes if one[0] == "MQError" or one[1] in errors_found)
 
 
 def test_the_drawing_is_the_tree_of_the_classes() -> None:

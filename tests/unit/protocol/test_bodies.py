@@ -269,7 +269,6 @@ def test_running_info_may_hold_properties_that_are_not_strings() -> None:
         (DataVersion, b"[]", "DataVersion: Expected `object`, got `array`"),
         (DataVersion, b'{"counter":"x"}', r"Expected `int`, got `str` - at `\$.counter`"),
         (DataVersion, b'{"counter":9223372036854775808}', r"Expected `int` <= 9223372036854775807 - at `\$.counter`"),
-        (HeartbeatData, b"{}", "missing required field `clientID`"),
         (HeartbeatData, b'{"clientID":"c","producerDataSet":[{}]}', "missing required field `groupName`"),
         (LockBatchBody, b'{"clientId":"c","consumerGroup":"g","mqSet":[{"topic":"T"}]}', "queue without 'brokerName'"),
         (LockBatchBody, b'{"clientId":"c","consumerGroup":"g","mqSet":[7]}', r"got `int` - at `\$.mqSet\[0\]`"),

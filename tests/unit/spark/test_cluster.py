@@ -10,6 +10,9 @@ from collections.abc import Iterator
 import pytest
 
 from downrange import Message
+from downrange.client.admin.groups import GroupAdmin
+from downrange.client.errors import NoRoute
+from downrange.client.session import Session
 from downrange.model.message import MessageQueue
 from downrange.spark.cluster import Cluster
 from downrange.spark.errors import DataLost
@@ -125,3 +128,34 @@ def test_an_offset_outside_the_queue(mq: EmbeddedBroker, loop: WorkerLoop) -> No
     with pytest.raises(DataLost, match="the queue ends at 50"):
         read(mq, loop, [QueueRange(QUEUE, 60, 70)])
     assert read(mq, loop, [QueueRange(QUEUE, 60, 70)], failOnDataLoss="false") == 0
+
+
+def test_a_group_that_only_spark_commits_for_has_a_retry_topic_and_no_members(
+    mq: EmbeddedBroker, loop: WorkerLoop
+) -> None:
+    """Operators' tools find the brokers of a group by the route of its retry topic."""
+    options = parse_options({"namesrv": mq.namesrv, "subscribe": "orders", "group": "archive"})
+    cluster = Cluster(options, loop)
+    queues = cluster.queues()
+    cluster.commit(dict.fromkeys(queues, 7))
+    session = loop.session(options.client_config())
+
+    async def ask() -> None:
+        async with asyncio.timeout(10):
+            while not (route := await _route(session, "%RETRY%archive")):
+                await asyncio.sleep(0.01)
+        assert route == ["broker-a"]
+        progress = await GroupAdmin(session).progress("archive")
+        assert not progress.failed
+        (stats,) = progress.done.values()
+        assert {queue: stats.offset_table[queue].consumer_offset for queue in queues} == dict.fromkeys(queues, 7)
+        assert set((await GroupAdmin(session).connections("archive")).done.values()) == {None}
+
+    loop.run(ask())
+
+
+async def _route(session: Session, topic: str) -> list[str]:
+    try:
+        return [broker.broker_name for broker in (await session.look_up_route(topic)).broker_datas]
+    except NoRoute:
+        return []

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from downrange.store.check.directory import NotAStore, StoreDirectory, StoreState
+from downrange.store.check.index_shape import IndexShape, shape_of
 from downrange.store.check.store_check import StoreReport, check, lenient_json
 from downrange.store.message_store import MessageStore
 from downrange.store.queue.consume_queue import ENTRY
@@ -83,7 +84,7 @@ def root(tmp_path: Path) -> Path:
         fill(store)
     (tmp_path / "config").mkdir()
     (tmp_path / "config" / "consumerOffset.json").write_text('{"offsetTable":{"T@g":{0:1,1:2}}}')
-    assert_clean(tmp_path, entries=100)
+    assert_clean(tmp_path)
     return tmp_path
 
 
@@ -202,17 +203,17 @@ def test_a_planted_fault_is_found(fault: str, root: Path) -> None:
     plant, expected = FAULTS[fault]
     plant(root)
     before = fingerprint(root)
-    report = checked(root, entries=100)
+    report = checked(root)
     assert expected in lines(report)
     assert all(problem.where and problem.what and problem.remedy for problem in report.problems)
     assert fingerprint(root) == before
 
 
 def test_what_follows_a_damaged_record_is_still_checked(root: Path) -> None:
-    whole = assert_clean(root, entries=100)
+    whole = assert_clean(root)
     add(log_of(root), 95)
     add(root / QUEUE, 3 * 20 + 19)
-    report = checked(root, entries=100)
+    report = checked(root)
     assert report.records == whole.records - 1
     assert "checksum" in lines(report)
     assert "entry 3 has tags code" in lines(report)
@@ -222,7 +223,7 @@ def test_what_follows_a_damaged_record_is_still_checked(root: Path) -> None:
 def test_faults_of_a_kind_make_one_line(root: Path) -> None:
     for number in range(5):
         add(root / QUEUE, number * 20 + 11)
-    (problem,) = checked(root, entries=100).problems
+    (problem,) = checked(root).problems
     assert problem.count == 5
     assert "(4 more like it)" in str(problem)
 
@@ -328,7 +329,7 @@ def test_a_store_of_rocksdb_queues_is_not_read(root: Path) -> None:
         StoreDirectory(root)
 
 
-def test_the_shape_of_the_index_may_come_from_the_broker_s_own_file(root: Path) -> None:
+def test_sizes_may_come_from_the_broker_s_own_file(root: Path) -> None:
     (root / "config" / "broker.properties").write_text(
         "maxHashSlotNum=100\nmaxIndexNum=100\nmappedFileSizeCommitLog=4096\nmappedFileSizeConsumeQueue=1000\n"
     )
@@ -339,7 +340,7 @@ def test_the_shape_of_the_index_may_come_from_the_broker_s_own_file(root: Path) 
 
 def test_progress_reaches_its_end(root: Path) -> None:
     steps: list[tuple[str, int, int]] = []
-    check(StoreDirectory(root, index_slots=100, index_entries=100), lambda *step: steps.append(step))
+    check(StoreDirectory(root), lambda *step: steps.append(step))
     assert steps[-1] == ("queues", 3, 3)
 
 
@@ -356,5 +357,22 @@ def test_java_writes_numbers_as_keys(text: bytes, value: object) -> None:
 
 
 def test_the_clock_of_the_checkpoint_is_that_of_the_messages(root: Path) -> None:
-    report = assert_clean(root, entries=100)
+    report = assert_clean(root)
     assert report.first_timestamp == report.last_timestamp == NOW
+
+
+@pytest.mark.parametrize(("slots", "entries"), [(7, 11), (100, 100), (105, 99), (1000, 400)])
+def test_the_shape_of_the_index_is_read_off_its_files(tmp_path: Path, slots: int, entries: int) -> None:
+    """Shapes of one length, such as 100 and 100, 105 and 99, are told apart."""
+    with open_store(tmp_path, max_hash_slot_num=slots, max_index_num=entries) as store:
+        fill(store)
+    report = assert_clean(tmp_path)
+    assert report.index_keys > 0
+    assert shape_of(StoreDirectory(tmp_path).index_files) == IndexShape(slots, entries)
+
+
+def test_an_index_file_that_was_cut_is_told(root: Path) -> None:
+    *_, last = sorted((root / "index").iterdir())
+    with last.open("r+b") as file:
+        file.truncate(last.stat().st_size - 3)
+    assert f"{last.name} has" in lines(checked(root))

@@ -349,7 +349,7 @@ def test_stray_directories_among_the_queues_are_passed_over(tmp_path: Path) -> N
 
 def test_a_directory_that_cannot_be_a_store_is_said_so(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(StoreError, match=r"cannot use .*file/store as a store: Not a directory"):
+    with pytest.raises(StoreError, match=r"cannot use .*file/store as a store: there is a file"):
         open_store(tmp_path / "file" / "store")
     (tmp_path / "store").mkdir()
     (tmp_path / "store" / "commitlog").write_bytes(b"in the way")

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from downrange.broker.config import BLACK_LIST, REMOTELY_CHANGEABLE, BrokerConfig
+from downrange.broker.config import BLACK_LIST, REMOTELY_CHANGEABLE, BrokerConfig, shown_without_effect
 from downrange.broker.live_config import LiveConfig
 from downrange.broker.routes import RouteTable
 from downrange.broker.topics import Topics
@@ -23,6 +23,7 @@ from downrange.settings import (
     ConfigError,
     Property,
     format_properties,
+    format_value,
     parse_properties,
     parse_value,
     read_properties,
@@ -32,6 +33,7 @@ from downrange.settings import (
 from downrange.store.config import StoreConfig
 from downrange.store.message_store import MessageStore
 from downrange.transport.connection import Connection
+from downrange.transport.tls_config import TlsMode, resolved
 
 log = logging.getLogger(__name__)
 
@@ -60,8 +62,11 @@ class ConfigHandlers:
         }
 
     def get(self, command: Command, connection: Connection) -> Command:
-        """Request 26: show the configuration."""
-        table = to_properties(self._config.broker) | to_properties(self._config.store)
+        """Request 26: show the configuration, with the keys of RocketMQ that have no effect here."""
+        broker = self._config.broker
+        table = shown_without_effect(broker.without_effect)
+        table["useTLS"] = format_value(resolved(broker.tls).mode is TlsMode.ENFORCING)
+        table |= to_properties(broker) | to_properties(self._config.store)
         return command.reply(header=GetBrokerConfigResponse.of(self._version), body=format_properties(table).encode())
 
     def update(self, command: Command, connection: Connection) -> Command:

@@ -15,7 +15,7 @@ from downrange.broker.tables import Tables
 from downrange.clock import Clock
 from downrange.model.message import MessageQueue
 from downrange.model.topics import TopicConfig
-from downrange.protocol.bodies.body import encode_body
+from downrange.protocol.bodies.body import encode_body, encode_java_body
 from downrange.protocol.bodies.offsets import CloneGroupOffsetRequest, CorrectionOffsets, QueryCorrectionOffsetRequest
 from downrange.protocol.bodies.statistics import (
     ConsumeStats,
@@ -42,7 +42,10 @@ NOTHING_TO_CORRECT: Final = 0x7FFF_FFFF_FFFF_FFFF
 
 @dataclass(eq=False)
 class ProgressHandlers:
-    """Requests of operators about the progress of consumer groups."""
+    """Requests of operators about the progress of consumer groups.
+
+    Queues as keys are written in Java's form: some tools read no other.
+    """
 
     _config: LiveConfig
     _tables: Tables
@@ -71,7 +74,7 @@ class ProgressHandlers:
         for config in self._consumed_topics(group, _named_topics(header)):
             table |= self._progress(config, group)
             tps += self._statistics.get_tps(config.topic_name, group)
-        return command.reply(body=encode_body(ConsumeStats(offset_table=table, consume_tps=tps)))
+        return command.reply(body=encode_java_body(ConsumeStats(offset_table=table, consume_tps=tps)))
 
     def get_broker_consume_stats(self, command: Command, connection: Connection) -> LaterReply:
         """Request 317: the progress of every group in every topic, or only in ordered topics."""
@@ -96,7 +99,7 @@ class ProgressHandlers:
         body = ConsumeStatsList(
             broker_addr=self._config.broker.address, consume_stats_list=tuple(by_group), total_diff=behind
         )
-        return command.reply(body=encode_body(body))
+        return command.reply(body=encode_java_body(body))
 
     def _consumed_topics(
         self, group: str, named: Iterable[str] = (), *, even_unsubscribed: bool = False

@@ -212,7 +212,7 @@ class SendReader:
     def _retried(self, message: NewMessage, header: SendMessageRequest, text: str) -> NewMessage:
         """A consumer that could not send back sends to its retry topic itself; too many tries end in the DLQ."""
         group_name = header.topic.removeprefix(RETRY_PREFIX)
-        group = self._groups.get(group_name)
+        group = self._groups.find(group_name, auto_create=self.config.broker.auto_create_subscription_group)
         if group is None:
             raise SubscriptionGroupNotExist(f"subscription group not exist, {group_name}{FAQ}")
         limit = group.retry_max_times if header.max_reconsume_times is None else header.max_reconsume_times

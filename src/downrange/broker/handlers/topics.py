@@ -22,7 +22,7 @@ from downrange.model.topics import (
     parse_attributes,
     popped_topic,
 )
-from downrange.protocol.bodies.body import decode_body, encode_body
+from downrange.protocol.bodies.body import decode_body, encode_body, encode_java_body
 from downrange.protocol.bodies.groups import GroupList
 from downrange.protocol.bodies.routes import TopicList
 from downrange.protocol.bodies.statistics import TopicOffset, TopicStats
@@ -181,7 +181,7 @@ class TopicHandlers:
             MessageQueue(topic, broker_name, queue_id): self._reach(topic, queue_id)
             for queue_id in range(config.write_queue_nums)
         }
-        return command.reply(body=encode_body(TopicStats(offset_table=table)))
+        return command.reply(body=encode_java_body(TopicStats(offset_table=table)))
 
     def _reach(self, topic: str, queue_id: int) -> TopicOffset:
         end = self._store.max_offset_of(topic, queue_id)

@@ -24,6 +24,7 @@ from downrange.client.admin.plain_acl import PlainAclAdmin
 from downrange.client.admin.planning import PlanAdmin
 from downrange.client.admin.topics import TopicAdmin
 from downrange.client.admin.transactions import TransactionAdmin
+from downrange.client.admin.trials import TrialAdmin
 from downrange.client.admin.users import AclAdmin, UserAdmin
 from downrange.client.config import ClientConfig
 from downrange.client.session import Session
@@ -47,6 +48,7 @@ class Admin:
         self.transactions = TransactionAdmin(self.session)
         self.pipelines = PipelineAdmin(self.session, self.messages)
         self.plans = PlanAdmin(self)
+        self.trials = TrialAdmin(self.session)
         self.plain_acl = PlainAclAdmin(self.session)
         self.users = UserAdmin(self.session)
         self.acls = AclAdmin(self.session)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from downrange.client.admin.chosen_brokers import chosen_brokers, tell_brokers
+from downrange.client.admin.group_verdicts import GroupVerdicts, judge, subscriptions_of
 from downrange.client.brokers import Broker
+from downrange.client.consumer.rebalance import readable_queues
 from downrange.client.errors import ClientNotFound, GroupNotFound, NoRoute
 from downrange.client.per_server import PerServer, ask_each
 from downrange.client.session import Session
 from downrange.model.errors import MessageError, MQError
+from downrange.model.message import MessageQueue
 from downrange.model.topics import (
     BUILT_IN_GROUPS,
     RETRY_PREFIX,
@@ -257,6 +260,16 @@ class GroupAdmin:
         command = request(RequestCode.GET_CONSUMER_RUNNING_INFO, header)
         reply = await self._session.ask(broker, command, self._session.config.relay_timeout_seconds)
         return decode_body(ConsumerRunningInfo, reply.body_bytes)
+
+    async def verdicts(self, members: Mapping[str, ConsumerRunningInfo]) -> GroupVerdicts:
+        """Whether the members of a group, as they report themselves, subscribe alike and share all queues."""
+        queues: list[MessageQueue] = []
+        for topic in {topic for info in members.values() for topic in subscriptions_of(info)}:
+            try:
+                queues += readable_queues(topic, await self._session.look_up_route(topic))
+            except NoRoute:  # the topic does not exist yet
+                continue
+        return judge(members, queues)
 
     async def offsets_in_members(
         self, group: str, topic: str, client_id: str | None = None

@@ -135,7 +135,10 @@ class MessageAdmin:
         try:
             return await self.by_offset_id(message_id)
         except (MessageError, MessageNotFound, TransportError) as error:
-            raise MessageNotFound(f"{error}; for a unique id name its topic as well") from None
+            if _is_unique_id(message_id):
+                why = f"{message_id} is a unique id: only its topic's brokers know it, so name the topic (--topic)"
+                raise MessageNotFound(why) from None
+            raise MessageNotFound(f"{error}; if this is a unique id, name its topic (--topic)") from None
 
     async def by_queue_offset(self, topic: str, broker_name: str, queue_id: int, offset: int) -> StoredMessage:
         """The message with number `offset` in one queue."""
@@ -339,3 +342,11 @@ def sent_properties(message: Message, unique_key: str) -> dict[str, str]:
     if message.keys:
         properties[KEYS] = message.keys
     return {**properties, UNIQ_KEY: unique_key, WAIT: "true"}
+
+
+def _is_unique_id(message_id: str) -> bool:
+    """Whether a producer gave this id. A broker's looks alike, but has a port where a producer's has a process id."""
+    try:
+        return not 0 < parse_offset_message_id(message_id).store_host.port < 1 << 16
+    except MessageError:
+        return False

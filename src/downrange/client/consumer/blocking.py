@@ -107,6 +107,7 @@ class PushConsumer:
         self._run(lambda consumer: consumer.subscribe(topic, expression, sql=sql))
 
     def unsubscribe(self, topic: str) -> None:
+        """Consume a topic no more."""
         self._run(lambda consumer: consumer.unsubscribe(topic))
 
     def pause(self) -> None:
@@ -114,6 +115,7 @@ class PushConsumer:
         self._running().call_soon(self._consumer.pause)
 
     def resume(self) -> None:
+        """Pull again after `pause`."""
         self._running().call_soon(self._consumer.resume)
 
     @property

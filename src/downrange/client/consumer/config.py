@@ -47,7 +47,9 @@ class ConsumerConfig:
     consume_message_batch_max_size: int = 1
     """How many messages one call of a batch callback gets at most."""
     pull_batch_size: int = 32
+    """How many messages one pull asks for."""
     pull_interval_seconds: float = 0.0
+    """Pause between two pulls of a queue."""
     pull_threshold_for_queue: int = 1000
     """Pulling pauses while more messages of a queue than this wait or are being consumed."""
     pull_threshold_size_for_queue: int = 100 * 1024 * 1024
@@ -55,6 +57,7 @@ class ConsumerConfig:
     pull_threshold_for_topic: int = OFF
     """How many messages of one topic may be held, divided evenly among its queues; -1: no limit."""
     pull_threshold_size_for_topic: int = OFF
+    """As pull_threshold_size_for_queue, for all queues of a topic together."""
     consume_concurrently_max_span: int = 2000
     """How far the newest message may be ahead of the oldest unfinished one."""
     max_reconsume_times: int = OFF
@@ -66,23 +69,31 @@ class ConsumerConfig:
     broker_suspend_seconds: float = 15.0
     """How long a broker may hold a pull until there is a message. [brokerSuspendMaxTimeMillis]"""
     pull_timeout_seconds: float = 30.0
+    """The longest wait for the answer to a pull."""
     pull_delay_when_exception_seconds: float = 1.0
+    """Pause after a pull that failed."""
     local_retry_seconds: float = 5.0
     """After so many seconds a failed message is consumed here again, if it could neither be sent back nor sent anew."""
     persist_consumer_offset_seconds: float = PERSIST_SECONDS
+    """Pause between two commits of offsets."""
     rebalance_seconds: float = REBALANCE_SECONDS
+    """Pause between two looks at who shares the queues."""
     lock_renewal_seconds: float = 20.0
+    """Pause between two renewals of the locks of an orderly consumer."""
     lock_lives_seconds: float = 30.0
     """How long an orderly consumer trusts a lock since it was last granted; the broker keeps it twice as long."""
     close_timeout_seconds: float = 10.0
     """How long `close` waits for callbacks that are running."""
     namespace: str = ""
+    """Put before every topic and group, so that several users share a cluster."""
     trace: bool = False
     """Report every message consumed to the trace topic, before and after its callback."""
     trace_topic: str = TRACE_TOPIC
+    """The topic for traces."""
     instance_name: str = "DEFAULT"
     """Part of the client id of a broadcasting consumer, by which it finds its offset file again."""
     local_offset_store_dir: Path = field(default_factory=lambda: Path.home() / LOCAL_DIRECTORY)
+    """Directory for the offsets of broadcasting consumers. [rocketmq.client.localOffsetStoreDir]"""
 
     def __post_init__(self) -> None:
         positive = (
@@ -128,6 +139,7 @@ class ConsumerConfig:
 
     @property
     def is_broadcasting(self) -> bool:
+        """Whether every member of the group gets every message."""
         return self.message_model is MessageModel.BROADCASTING
 
     @property

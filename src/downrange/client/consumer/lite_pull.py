@@ -87,6 +87,7 @@ class AsyncLitePullConsumer:
     # --- life -----------------------------------------------------------------------------------------------------
 
     async def start(self) -> Self:
+        """Begin to work; `async with` does this. A consumer starts once."""
         if self._loop is not None:
             raise ClientClosed(f"the consumer {self.group} was started before; make a new one")
         self._loop = asyncio.get_running_loop()
@@ -203,10 +204,11 @@ class AsyncLitePullConsumer:
     async def _subscription(self, topic: str, expression: str, sql: str | None) -> Subscription:
         wanted = self._subscriptions.new(topic, expression, sql)
         try:
-            await self.session.follow(topic)
+            exists = await self._subscriptions.follow(topic)
         except MQError as error:
             log.warning("topic without route group=%s topic=%s reason=%s", self.group, topic, error)
-        else:
+            exists = False
+        if exists:
             await self._subscriptions.check(wanted)
         return wanted
 
@@ -214,11 +216,14 @@ class AsyncLitePullConsumer:
         return self._subscriptions.describe(ConsumeType.ACTIVELY, self.config)
 
     async def _rebalance(self) -> bool:
-        return await self._queues.share_out(self._subscriptions.table)
+        is_balanced = await self._queues.share_out(self._subscriptions.table)
+        self._spawn(self._subscriptions.compare(), "comparison of subscriptions")
+        return is_balanced
 
     # --- what brokers ask (`broker_requests.GroupMember`) -----------------------------------------------------------
 
     def members_changed(self) -> None:
+        """A broker says that the members of the group changed: share the queues out again."""
         self._timer.soon()
 
     def reset_offsets(self, topic: str, offsets: Mapping[MessageQueue, int]) -> None:
@@ -230,9 +235,11 @@ class AsyncLitePullConsumer:
                 self._spawn(self._queues.seek(held, offset), "reset")
 
     def consumer_status(self, topic: str) -> Mapping[MessageQueue, int]:
+        """A broker asks how far this consumer is with the queues of a topic."""
         return self._queues.positions(topic)
 
     def running_info(self, *, with_stacks: bool) -> ConsumerRunningInfo:
+        """A broker asks, for an operator, for the state of this consumer."""
         return ConsumerRunningInfo(
             properties=java_properties(
                 ConsumeType.ACTIVELY, self._started_millis, self.session.config.namesrv_addresses
@@ -243,6 +250,7 @@ class AsyncLitePullConsumer:
         )
 
     async def consume_directly(self, record: bytes, broker_name: str) -> ConsumeMessageDirectlyResult:
+        """An operator wants a message consumed here: a consumer that polls cannot."""
         return ConsumeMessageDirectlyResult(
             consume_result=ConsumeResult.RETURN_NULL, remark="a pull consumer has no callback to hand a message to"
         )
@@ -335,11 +343,13 @@ class AsyncLitePullConsumer:
         await self._queues.seek(self._queues.assigned(queue), offset)
 
     async def seek_to_begin(self, queue: MessageQueue) -> None:
+        """Go on with the oldest message of the queue."""
         self._check_open()
         held = self._queues.assigned(queue)
         await self._queues.seek(held, await self._reader.min_offset(held.queue))
 
     async def seek_to_end(self, queue: MessageQueue) -> None:
+        """Go on with the next message that arrives in the queue."""
         self._check_open()
         held = self._queues.assigned(queue)
         await self._queues.seek(held, await self._reader.max_offset(held.queue))
@@ -356,5 +366,6 @@ class AsyncLitePullConsumer:
             self._fetching.pause(self._queues.assigned(queue))
 
     def resume(self, queues: Iterable[MessageQueue]) -> None:
+        """Fetch again from queues that were paused."""
         for queue in queues:
             self._fetching.resume(self._queues.assigned(queue))

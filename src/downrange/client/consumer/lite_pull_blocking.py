@@ -50,6 +50,7 @@ class LitePullConsumer:
     # --- life -----------------------------------------------------------------------------------------------------
 
     def start(self) -> Self:
+        """Begin to work; `with` does this. A consumer starts once."""
         if self._consumer is not None:
             raise ClientClosed(f"the consumer {self._group} was started before; make a new one")
         self._background, self._consumer = background_loop.open_client(self._open())
@@ -89,6 +90,7 @@ class LitePullConsumer:
         self._run(lambda consumer: consumer.subscribe(topic, expression, sql=sql))
 
     def unsubscribe(self, topic: str) -> None:
+        """Give the queues of a topic to the other members."""
         self._run(lambda consumer: consumer.unsubscribe(topic))
 
     def assign(self, queues: Iterable[MessageQueue], expression: str = SUB_ALL, *, sql: str | None = None) -> None:
@@ -97,9 +99,11 @@ class LitePullConsumer:
 
     @property
     def assignment(self) -> frozenset[MessageQueue]:
+        """The queues this consumer reads now."""
         return self._call(lambda consumer: consumer.assignment)
 
     def queues(self, topic: str) -> tuple[MessageQueue, ...]:
+        """The queues of a topic that may be read."""
         return self._run(lambda consumer: consumer.queues(topic))
 
     def poll(self, timeout: float | None = None, max_messages: int | None = None) -> list[ReceivedMessage]:
@@ -119,33 +123,43 @@ class LitePullConsumer:
         self._run(lambda consumer: consumer.commit())
 
     def committed(self, queue: MessageQueue) -> int | None:
+        """The offset that the group has committed for a queue; None when there is none."""
         return self._run(lambda consumer: consumer.committed(queue))
 
     def min_offset(self, queue: MessageQueue) -> int:
+        """The offset of the oldest message of a queue."""
         return self._run(lambda consumer: consumer.min_offset(queue))
 
     def max_offset(self, queue: MessageQueue) -> int:
+        """The offset of the next message that arrives in a queue."""
         return self._run(lambda consumer: consumer.max_offset(queue))
 
     def position(self, queue: MessageQueue) -> int:
+        """The offset of the message that `poll` hands out next for a queue."""
         return self._call(lambda consumer: consumer.position(queue))
 
     def seek(self, queue: MessageQueue, offset: int) -> None:
+        """Go on at this offset of a queue."""
         self._run(lambda consumer: consumer.seek(queue, offset))
 
     def seek_to_begin(self, queue: MessageQueue) -> None:
+        """Go on with the oldest message of the queue."""
         self._run(lambda consumer: consumer.seek_to_begin(queue))
 
     def seek_to_end(self, queue: MessageQueue) -> None:
+        """Go on with the next message that arrives in the queue."""
         self._run(lambda consumer: consumer.seek_to_end(queue))
 
     def seek_to_time(self, queue: MessageQueue, timestamp: int) -> None:
+        """Go on with the messages of a queue stored at this time, in milliseconds since 1970, or later."""
         self._run(lambda consumer: consumer.seek_to_time(queue, timestamp))
 
     def pause(self, queues: Iterable[MessageQueue]) -> None:
+        """Fetch nothing more from these queues for now."""
         self._call(lambda consumer: consumer.pause(queues))
 
     def resume(self, queues: Iterable[MessageQueue]) -> None:
+        """Fetch again from queues that were paused."""
         self._call(lambda consumer: consumer.resume(queues))
 
     # --- the loop behind it ---------------------------------------------------------------------------------------

@@ -55,6 +55,7 @@ class ReceivedMessage(msgspec.Struct, frozen=True, eq=False, gc=False):
 
     @property
     def body(self) -> bytes:
+        """The body, as the producer sent it: not compressed."""
         if not self.sys_flag & _COMPRESSED:
             return self.stored_body
         if self.plain is None:
@@ -64,10 +65,12 @@ class ReceivedMessage(msgspec.Struct, frozen=True, eq=False, gc=False):
 
     @property
     def queue_id(self) -> int:
+        """The number of the queue on its broker."""
         return self.queue.queue_id
 
     @property
     def broker_name(self) -> str:
+        """The name of the broker that has the message."""
         return self.queue.broker_name
 
     @property
@@ -80,15 +83,18 @@ class ReceivedMessage(msgspec.Struct, frozen=True, eq=False, gc=False):
 
     @property
     def tags(self) -> str | None:
+        """The tag of the message."""
         return names.find_property(self.properties_text, names.TAGS)
 
     @property
     def keys(self) -> list[str]:
+        """The keys, one by one. `Message.keys` is the text that is sent, in which blanks separate them."""
         text = names.find_property(self.properties_text, names.KEYS)
         return [key for key in text.split(names.KEY_SEPARATOR) if key] if text else []
 
     @property
     def unique_key(self) -> str | None:
+        """The id that the producer gave the message."""
         return names.find_property(self.properties_text, names.UNIQ_KEY)
 
     @property
@@ -99,6 +105,7 @@ class ReceivedMessage(msgspec.Struct, frozen=True, eq=False, gc=False):
 
     @property
     def offset_message_id(self) -> str:
+        """The id that the broker gave the message: its address and the place in the log."""
         return offset_message_id(self.packed_store_host, self.physical_offset)
 
     @property
@@ -108,13 +115,16 @@ class ReceivedMessage(msgspec.Struct, frozen=True, eq=False, gc=False):
 
     @property
     def born_host(self) -> HostPort:
+        """The address of the producer."""
         return unpack_host(self.packed_born_host)
 
     @property
     def store_host(self) -> HostPort:
+        """The address of the broker that stored the message."""
         return unpack_host(self.packed_store_host)
 
     def with_reconsume_times(self, times: int) -> ReceivedMessage:
+        """The message as if it had been delivered so often."""
         return msgspec.structs.replace(self, reconsume_times=times)
 
 

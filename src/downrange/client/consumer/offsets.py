@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from downrange.client.consumer.addresses import address_of
 from downrange.client.session import Session
-from downrange.client.unique_id import local_address
 from downrange.clock import Clock
 from downrange.model.errors import MQError
 from downrange.model.message import MessageQueue
@@ -31,6 +30,7 @@ from downrange.protocol.codes import RequestCode
 from downrange.protocol.command import Command, request
 from downrange.protocol.errors import QueryNotFound
 from downrange.settings import ConfigError
+from downrange.transport.own_address import own_address
 
 if TYPE_CHECKING:
     from downrange.client.consumer.config import ConsumerConfig
@@ -291,7 +291,7 @@ def offset_store(session: Session, group: str, config: ConsumerConfig | LitePull
     """Where a consumer with this configuration keeps its offsets."""
     if not config.is_broadcasting:
         return RemoteOffsets(session, group)
-    client_id = f"{local_address()}@{config.instance_name}"
+    client_id = f"{own_address()}@{config.instance_name}"
     return LocalOffsets(config.local_offset_store_dir, client_id, group)
 
 

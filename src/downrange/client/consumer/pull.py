@@ -101,6 +101,7 @@ class PullConsumer:
         await self.close()
 
     async def close(self) -> None:
+        """Close the connections, if they are this consumer's own."""
         if self._owns_session:
             await self.session.close()
 

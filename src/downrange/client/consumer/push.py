@@ -32,7 +32,7 @@ from downrange.client.consumer.running_info import running_info
 from downrange.client.consumer.statistics import ConsumeStatistics
 from downrange.client.consumer.subscriptions import Subscriptions
 from downrange.client.consumer.traced_listener import TracedListener
-from downrange.client.errors import ClientClosed, NoRoute
+from downrange.client.errors import ClientClosed
 from downrange.client.namespace import wrap
 from downrange.client.producer.outgoing import InvalidTopic, check_consumer_group
 from downrange.client.producer.request_reply import ReplyMessage
@@ -218,6 +218,7 @@ class AsyncPushConsumer:
 
     @property
     def subscriptions(self) -> Collection[Subscription]:
+        """What this consumer subscribes to."""
         return tuple(self._subscriptions)
 
     async def subscribe(self, topic: str, expression: str = SUB_ALL, *, sql: str | None = None) -> None:
@@ -260,6 +261,7 @@ class AsyncPushConsumer:
         self._pop.popping.pause()
 
     def resume(self) -> None:
+        """Pull again after `pause`."""
         self._pulling.resume()
         self._pop.popping.resume()
 
@@ -269,10 +271,7 @@ class AsyncPushConsumer:
 
     async def _look_up(self, topics: Iterable[str]) -> None:
         for topic in topics:
-            try:
-                await self.session.follow(topic)
-            except NoRoute as error:
-                log.info("waiting for the topic to appear topic=%s reason=%s", topic, error)
+            await self._subscriptions.follow(topic)
 
     def _describe(self) -> ConsumerData:
         return self._subscriptions.describe(ConsumeType.PASSIVELY, self.config)
@@ -314,6 +313,7 @@ class AsyncPushConsumer:
         if changed and not self._is_draining:
             await self._subscriptions.announce(changed)
         self._first_rebalance.set()
+        self._spawn(self._subscriptions.compare(), "comparison of subscriptions")
         return is_balanced
 
     def _moved(self, queue: ProcessQueue, offset: int) -> None:
@@ -322,6 +322,7 @@ class AsyncPushConsumer:
     # --- what brokers ask -----------------------------------------------------------------------------------------
 
     def members_changed(self) -> None:
+        """A broker says that the members of the group changed: share the queues out again."""
         if self._is_draining:
             return
         # The newcomer asks where to begin: let it know how far we are before it does.
@@ -332,14 +333,17 @@ class AsyncPushConsumer:
         await self._offsets.persist()
 
     def reset_offsets(self, topic: str, offsets: Mapping[MessageQueue, int]) -> None:
+        """A broker says, for an operator, where to go on in queues of a topic."""
         ours = {queue: offset for queue, offset in offsets.items() if queue.topic == topic}
         log.info("offsets reset group=%s offsets=%s", self.group, ours)
         self._spawn(self._held.restart_all(ours), "reset")
 
     def consumer_status(self, topic: str) -> Mapping[MessageQueue, int]:
+        """A broker asks how far this consumer is with the queues of a topic."""
         return self._held.positions(topic)
 
     def running_info(self, *, with_stacks: bool) -> ConsumerRunningInfo:
+        """A broker asks, for an operator, for the state of this consumer."""
         return running_info(
             config=self.config,
             namesrv_addresses=self.session.config.namesrv_addresses,
@@ -352,4 +356,5 @@ class AsyncPushConsumer:
         )
 
     async def consume_directly(self, record: bytes, broker_name: str) -> ConsumeMessageDirectlyResult:
+        """Give a message that an operator chose to the listener, and tell what it said."""
         return await consume_directly(self._listener, self.config, self._clock, record, broker_name)

@@ -17,7 +17,7 @@ from downrange.client.consumer.rebalance import readable_queues, route_of
 from downrange.client.consumer.running_info import java_properties, stacks
 from downrange.client.consumer.simple_config import SimpleConsumerConfig, seconds_of
 from downrange.client.consumer.subscriptions import Subscriptions
-from downrange.client.errors import AckFailed, ClientClosed, NoRoute, SubscriptionConflict
+from downrange.client.errors import AckFailed, ClientClosed, SubscriptionConflict
 from downrange.client.namespace import wrap
 from downrange.client.producer.outgoing import InvalidTopic, check_consumer_group
 from downrange.client.session import Session
@@ -132,11 +132,7 @@ class AsyncSimpleConsumer:
         """
         self._check_open()
         subscription = self._subscriptions.new(self._topic(topic), expression, sql)
-        try:
-            await self.session.follow(subscription.topic)
-        except NoRoute as error:
-            log.info("waiting for the topic to appear topic=%s reason=%s", subscription.topic, error)
-        else:
+        if await self._subscriptions.follow(subscription.topic):
             await self._subscriptions.check(subscription)
         self._subscriptions.table[subscription.topic] = subscription
         await self.session.heartbeats.beat()
@@ -149,6 +145,7 @@ class AsyncSimpleConsumer:
 
     @property
     def subscriptions(self) -> Collection[Subscription]:
+        """What this consumer subscribes to."""
         return tuple(self._subscriptions)
 
     def _topic(self, topic: str) -> str:
@@ -334,9 +331,11 @@ class AsyncSimpleConsumer:
         """The broker moves the offsets of a group that pops; here is nothing to move."""
 
     def consumer_status(self, topic: str) -> Mapping[MessageQueue, int]:
+        """A broker asks how far this consumer is: one that leases messages has no offsets."""
         return {}
 
     def running_info(self, *, with_stacks: bool) -> ConsumerRunningInfo:
+        """A broker asks, for an operator, for the state of this consumer."""
         return ConsumerRunningInfo(
             properties=java_properties(
                 ConsumeType.ACTIVELY, self._started_millis, self.session.config.namesrv_addresses
@@ -346,6 +345,7 @@ class AsyncSimpleConsumer:
         )
 
     async def consume_directly(self, record: bytes, broker_name: str) -> ConsumeMessageDirectlyResult:
+        """An operator wants a message consumed here: a consumer without a listener cannot."""
         return ConsumeMessageDirectlyResult(
             consume_result=ConsumeResult.RETURN_NULL, remark="a simple consumer has no callback to hand a message to"
         )

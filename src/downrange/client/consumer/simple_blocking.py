@@ -87,6 +87,7 @@ class SimpleConsumer:
 
     @property
     def subscriptions(self) -> Collection[Subscription]:
+        """What this consumer subscribes to."""
         return () if self._consumer is None else self._consumer.subscriptions
 
     def receive(

@@ -22,6 +22,7 @@ class SimpleConsumerConfig:
     retry_seconds: float = 10.0
     """How long an acknowledgement is repeated while its broker is away; then `ack` raises."""
     namespace: str = ""
+    """Put before every topic and group, so that several users share a cluster."""
 
     def __post_init__(self) -> None:
         seconds_of("await_duration", self.await_duration)
@@ -32,6 +33,7 @@ class SimpleConsumerConfig:
 
     @property
     def message_model(self) -> MessageModel:
+        """Always CLUSTERING: members share the messages that brokers lease."""
         return MessageModel.CLUSTERING
 
 

@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+import difflib
+import logging
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
 from downrange.client.consumer.addresses import masters_of_route
 from downrange.client.consumer.config import ConsumerConfig
 from downrange.client.consumer.lite_pull_config import LitePullConfig
 from downrange.client.consumer.simple_config import SimpleConsumerConfig
+from downrange.client.errors import NoRoute
 from downrange.client.session import Session
-from downrange.model.errors import MessageError
-from downrange.model.subscription import SQL92, TAG, Subscription, subscribe
-from downrange.protocol.bodies.body import encode_body
-from downrange.protocol.bodies.groups import CheckClientBody, ConsumerData, ConsumeType
+from downrange.model.errors import MessageError, MQError
+from downrange.model.subscription import SQL92, SUB_ALL, TAG, Subscription, subscribe
+from downrange.model.topics import RETRY_PREFIX, is_system_topic
+from downrange.protocol.bodies.body import decode_body, encode_body
+from downrange.protocol.bodies.groups import (
+    CheckClientBody,
+    ConsumerConnection,
+    ConsumerData,
+    ConsumerGroupRequest,
+    ConsumeType,
+)
+from downrange.protocol.bodies.routes import TopicList
 from downrange.protocol.codes import RequestCode
 from downrange.protocol.command import request
+from downrange.protocol.errors import NoPermission, RequestCodeNotSupported
+
+log = logging.getLogger(__name__)
 
 
 class Subscriptions:
@@ -31,6 +45,9 @@ class Subscriptions:
         self.table: dict[str, Subscription] = {}
         self._announced: dict[str, Subscription] = {}
         """Subscriptions that brokers are being told, and that pulls do not name yet."""
+        self._missed: set[str] = set()
+        self._told: set[str] = set()
+        self._may_not_compare = False
 
     def __repr__(self) -> str:
         return f"<Subscriptions {self._group} {','.join(self.table)}>"
@@ -45,11 +62,59 @@ class Subscriptions:
         """A new subscription by tags `A || B` or by `sql`, not in the table yet; raises MessageError."""
         if sql is not None and not sql.strip():
             raise MessageError("the SQL expression is blank")
+        if sql is not None and expression != SUB_ALL:
+            raise MessageError("tags and an SQL expression cannot be combined; SQL92 knows the tag as TAGS")
         text, kind = (expression, TAG) if sql is None else (sql, SQL92)
         return subscribe(topic, text, kind, self._next_version(self.table.get(topic)))
 
     def _next_version(self, known: Subscription | None) -> int:
         return max(self._session.clock.now(), known.version + 1 if known is not None else 0)
+
+    async def follow(self, topic: str) -> bool:
+        """Look a topic up, and have its route kept fresh; whether it exists.
+
+        A topic that does not exist yet is no error, but often a slip of the pen: a warning names the nearest topic.
+        """
+        try:
+            await self._session.follow(topic)
+        except NoRoute:
+            if topic not in self._missed and not topic.startswith(RETRY_PREFIX):
+                self._missed.add(topic)
+                log.warning("%s", await self._missing_text(topic))
+            return False
+        return True
+
+    async def _missing_text(self, topic: str) -> str:
+        text = f"group {self._group} waits for the topic {topic}, which does not exist yet"
+        try:
+            reply = await self._session.ask_namesrv(request(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER))
+            topics = decode_body(TopicList, reply.body_bytes).topic_list
+        except MQError:
+            return text
+        near = difflib.get_close_matches(topic, [name for name in topics if not is_system_topic(name)], n=1)
+        return f"{text}; did you mean {near[0]}?" if near else text
+
+    async def compare(self) -> None:
+        """Warn if the members of this group subscribe differently: then each of them loses messages.
+
+        A broker keeps the subscriptions of the member that it heard last, and filters the pulls of all by them.
+        """
+        route = next((found for topic in self.table if (found := self._session.known_route(topic)) is not None), None)
+        if route is None or self._may_not_compare:
+            return
+        try:
+            address = masters_of_route(route, self._group)[0].address
+            command = request(RequestCode.GET_CONSUMER_CONNECTION_LIST, ConsumerGroupRequest(self._group))
+            group = decode_body(ConsumerConnection, (await self._session.invoke(address, command)).body_bytes)
+        except MQError as error:
+            self._may_not_compare = isinstance(error, NoPermission | RequestCodeNotSupported)
+            return
+        if {member.client_id for member in group.connection_set} <= {self._session.client_id}:
+            return  # nobody else: the broker has not heard of our last change
+        for text in _differences(self.table, group.subscription_table):
+            if text not in self._told:
+                self._told.add(text)
+                log.warning("members of group %s subscribe differently and lose messages: %s", self._group, text)
 
     async def check(self, subscription: Subscription) -> None:
         """Ask a broker whether it can evaluate an SQL expression; raises what is wrong with it.
@@ -91,3 +156,15 @@ class Subscriptions:
             if known is not None and known.version < subscription.version:
                 self.table[topic] = replace(known, version=subscription.version)
         self._announced = {}
+
+
+def _differences(ours: Mapping[str, Subscription], theirs: Mapping[str, Subscription]) -> Iterator[str]:
+    """What the subscriptions of this member and those of the member that a broker heard last do not share."""
+    for topic in sorted({*ours, *theirs}):
+        mine, other = ours.get(topic), theirs.get(topic)
+        if mine is None and topic.startswith(RETRY_PREFIX):
+            continue  # Java's clients announce the retry topic, too
+        if mine is None or other is None:
+            yield f"{topic} is subscribed to {'elsewhere, not here' if mine is None else 'here, not elsewhere'}"
+        elif (mine.expression_type, mine.expression) != (other.expression_type, other.expression):
+            yield f"{topic} with {mine.expression!r} here, with {other.expression!r} elsewhere"

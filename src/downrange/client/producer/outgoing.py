@@ -16,6 +16,7 @@ MessageError
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple
@@ -35,56 +36,60 @@ from downrange.protocol.bodies.send import encode_entry
 from downrange.protocol.bodies.send_template import LONGEST_FRAME, encode_send
 from downrange.protocol.codes import RequestCode
 
+log = logging.getLogger(__name__)
+
 DEFAULT_PRODUCER_GROUP: Final = "DEFAULT_PRODUCER"
 DEFAULT_CONSUMER_GROUP: Final = "DEFAULT_CONSUMER"
 SEND: Final = int(RequestCode.SEND_MESSAGE_V2)
+_USUAL_LEVELS: Final = 18
+_told_levels: set[int] = set()
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _LONGEST_SECONDS: Final = 2**63 // 1000
 _SEND_BATCH: Final = int(RequestCode.SEND_BATCH_MESSAGE)
 
 
 class InvalidGroup(MessageError):
-    pass
+    """The name of a group is empty, too long, reserved, or has characters that RocketMQ does not allow."""
 
 
 class InvalidTopic(MessageError):
-    pass
+    """The name of a topic is empty, too long, or has characters that RocketMQ does not allow."""
 
 
 class ForbiddenTopic(MessageError):
-    pass
+    """Only brokers send to this topic."""
 
 
 class InvalidBody(MessageError):
-    pass
+    """The body of a message cannot be sent."""
 
 
 class BodyMissing(InvalidBody):
-    pass
+    """The body is empty."""
 
 
 class BodyTooLarge(InvalidBody):
-    pass
+    """The body is longer than max_message_size."""
 
 
 class InvalidProperty(MessageError):
-    pass
+    """A property is reserved, empty, too long, or has a character that separates properties."""
 
 
 class InvalidDelayLevel(MessageError):
-    pass
+    """The delay level is negative."""
 
 
 class InvalidDeliveryTime(MessageError):
-    pass
+    """The time of delivery is no time, or is given twice."""
 
 
 class InvalidHandle(MessageError):
-    pass
+    """This is no handle with which a message can be recalled."""
 
 
 class InvalidBatch(MessageError):
-    pass
+    """These messages cannot be sent as one batch."""
 
 
 class Outgoing(msgspec.Struct, frozen=True, gc=False):
@@ -297,6 +302,13 @@ def properties_text(message: Message, message_id: str) -> str:
     if message.delay_level:
         if message.delay_level < 0:
             raise InvalidDelayLevel(f"the delay level is {message.delay_level}; 1 to 18 delay, 0 does not")
+        if message.delay_level > _USUAL_LEVELS and message.delay_level not in _told_levels:
+            _told_levels.add(message.delay_level)
+            log.warning(
+                "delay level %d: brokers have %d levels unless messageDelayLevel names more; the last, of 2 h, counts",
+                message.delay_level,
+                _USUAL_LEVELS,
+            )
         text += f"DELAY\x01{message.delay_level}\x02"
     if message.deliver_at is not None or message.deliver_after is not None:
         text += _delivery_time(message)

@@ -351,6 +351,7 @@ class AsyncProducer:
         self._on_their_way += 1
 
     def count_out(self) -> None:
+        """A send is over: it no longer counts as one that waits."""
         self._on_their_way -= 1
         if self._all_done is not None:
             self._tell_drain()

@@ -71,14 +71,17 @@ class Reply:
 
     @property
     def correlation_id(self) -> str:
+        """The id that joins the reply to its request."""
         return self.properties[names.CORRELATION_ID]
 
     @property
     def tags(self) -> str | None:
+        """The tag of the reply."""
         return self.properties.get(names.TAGS)
 
     @property
     def keys(self) -> list[str]:
+        """The keys of the reply, one by one."""
         return [key for key in self.properties.get(names.KEYS, "").split(names.KEY_SEPARATOR) if key]
 
 

@@ -55,6 +55,7 @@ class HalfSent(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def state_table_offset(self) -> int:
+        """The offset of the half message in the half topic."""
         return self.result.queue_offset
 
 
@@ -67,6 +68,7 @@ class TransactionResult(msgspec.Struct, frozen=True):
 
     @property
     def transaction_id(self) -> str:
+        """The id of the transaction: the unique id of its message."""
         return self.half.transaction_id
 
 

@@ -81,7 +81,7 @@ class ConsumerData(Body, frozen=True, kw_only=True):
 class HeartbeatData(Body, frozen=True, kw_only=True):
     """Request 34: all groups in which a client takes part."""
 
-    client_id: str = field(name="clientID")
+    client_id: str = field(name="clientID", default="")
     producer_data_set: tuple[ProducerData, ...] = ()
     consumer_data_set: tuple[ConsumerData, ...] = ()
     heartbeat_fingerprint: Int32 | None = None
@@ -89,9 +89,9 @@ class HeartbeatData(Body, frozen=True, kw_only=True):
 
 
 class UnregisterClientRequest(Header, frozen=True, kw_only=True):
-    """Request 35: this client leaves these groups."""
+    """Request 35: this client leaves these groups; the broker knows the client by its connection."""
 
-    client_id: str = field(name="clientID")
+    client_id: str = field(name="clientID", default="")
     producer_group: str | None = None
     consumer_group: str | None = None
 

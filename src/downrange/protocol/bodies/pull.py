@@ -24,6 +24,7 @@ class PullSysFlag(IntFlag):
 class PullMessageRequest(Header, frozen=True, kw_only=True, gc=False):
     """A pull. `subscription` counts only with the SUBSCRIPTION bit, `commit_offset` only with COMMIT_OFFSET.
 
+    The numbers that have a default are missing in pulls of some clients, which RocketMQ's brokers answer.
     `bulk` is not RocketMQ's: it asks for `max_msg_nums` messages within `maxTransferBytesOnBulkPull`. Java ignores it.
     """
 
@@ -33,10 +34,10 @@ class PullMessageRequest(Header, frozen=True, kw_only=True, gc=False):
     queue_offset: Int64
     max_msg_nums: Int32
     sys_flag: Int32
-    commit_offset: Int64
-    suspend_timeout_millis: Int64
+    commit_offset: Int64 = 0
+    suspend_timeout_millis: Int64 = 0
     subscription: str | None = None
-    sub_version: Int64
+    sub_version: Int64 = 0
     expression_type: str | None = None
     max_msg_bytes: Int32 | None = None
     request_source: Int32 | None = None

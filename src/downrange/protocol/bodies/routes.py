@@ -14,7 +14,7 @@ MASTER_ID = 0
 class GetRouteInfoRequest(Header, frozen=True):
     """Request 105: the route of a topic."""
 
-    topic: str
+    topic: str = ""
     accept_standard_json_only: bool | None = None
 
 

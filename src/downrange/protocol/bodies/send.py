@@ -23,7 +23,7 @@ class SendMessageRequest(Header, frozen=True, kw_only=True, gc=False):
     one step.
     """
 
-    producer_group: str = field(name="a")
+    producer_group: str = field(name="a", default="")
     topic: str = field(name="b")
     default_topic: str = field(name="c", default="TBW102")
     default_topic_queue_nums: Int32 = field(name="d", default=4)

@@ -12,6 +12,7 @@ from downrange.model.hashing import HashCache, java_hash_unsigned
 from downrange.model.message import PhysicalOffset
 from downrange.model.properties import find_in_bytes
 from downrange.store.check.directory import StoreDirectory, StoreState
+from downrange.store.check.index_shape import IndexShape, shape_of
 from downrange.store.index.index_file import ENTRY, HEADER, IndexFile
 from downrange.store.index.key_hashes import positive_hash
 from downrange.store.log.walk import WalkedRecord
@@ -19,6 +20,8 @@ from downrange.store.log.walk import WalkedRecord
 _ROLLBACK: Final = 12
 _MAX_INT: Final = 0x7FFFFFFF
 REBUILD_INDEX: Final = "stop the broker and move the directory index away: the next start builds it again"
+
+_UNKNOWN: Final = IndexShape(0, 0)
 
 
 class IndexEntry(NamedTuple):
@@ -48,8 +51,8 @@ class IndexCheck:
     def __init__(self, directory: StoreDirectory) -> None:
         self._directory = directory
         self._problems = directory.problems
-        self._shape = directory.index_shape
         self._topics = HashCache(20_000, suffix="#")
+        self._shape = self._find_shape()
         self.files = 0
         self.bytes = 0
         self.keys = 0
@@ -66,6 +69,14 @@ class IndexCheck:
         self._last_in_file: int | None = None
         self._next = self._read()
 
+    def _find_shape(self) -> IndexShape:
+        """The shape of the files of the most common length: one index is written with one."""
+        by_size: dict[int, list[Path]] = {}
+        for path in self._directory.index_files:
+            by_size.setdefault(path.stat().st_size, []).append(path)
+        most_common_first = sorted(by_size.values(), key=len, reverse=True)
+        return next((shape for paths in most_common_first if (shape := shape_of(paths)) is not None), _UNKNOWN)
+
     def _open(self, path: Path) -> FoundIndexFile | None:
         name = self._directory.name_of(path)
         size = path.stat().st_size
@@ -73,13 +84,13 @@ class IndexCheck:
             if self._directory.state is StoreState.STOPPED:
                 self._problems.add(name, "size", "is empty", "the next start removes it")
             return None
+        if self._shape == _UNKNOWN and size > HEADER.size and FoundIndexFile(path, name).next_entry == 1:
+            return None  # no entry was written yet: there is nothing to compare
         if size != self._shape.file_size:
-            shape = f"{self._shape.slots} slots and {self._shape.entries} entries make {self._shape.file_size}"
-            what = f"has {size} bytes, but {shape}"
-            remedy = (
-                "say how it was written with --index-slots and --index-entries, or -c broker.conf; it was not checked"
-            )
-            self._problems.add("index", "size", f"{path.name} {what}", remedy)
+            what = f"{path.name} has {size} bytes, which no number of slots and entries explains"
+            if self._shape != _UNKNOWN:
+                what = f"{path.name} has {size} bytes, but the others have {self._shape.file_size}"
+            self._problems.add("index", "size", what, REBUILD_INDEX)
             return None
         self.files += 1
         self.bytes += size

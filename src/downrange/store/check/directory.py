@@ -1,7 +1,7 @@
 """A store directory as it lies on disk: written by Downrange or by RocketMQ, in use or not.
 
-The sizes of files are not written down in a store. Here they are read off the files themselves; only the shape of an
-index file (slots and entries) has to be told. Nothing is ever changed, created or locked.
+The sizes of files are not written down in a store. Here they are read off the files themselves.
+Nothing is ever changed, created or locked.
 """
 
 from __future__ import annotations
@@ -86,18 +86,6 @@ class FileRun:
 
 
 @dataclass(frozen=True, slots=True)
-class IndexShape:
-    """How many slots and entries an index file has."""
-
-    slots: int
-    entries: int
-
-    @property
-    def file_size(self) -> int:
-        return 40 + 4 * self.slots + 20 * self.entries
-
-
-@dataclass(frozen=True, slots=True)
 class QueuePlace:
     """The directory of one consume queue."""
 
@@ -119,8 +107,6 @@ class StoreDirectory:
         root: Path,
         *,
         properties: Mapping[str, Property] | None = None,
-        index_slots: int | None = None,
-        index_entries: int | None = None,
     ) -> None:
         if not root.is_dir():
             raise NotAStore(f"{root} is not a directory")
@@ -132,9 +118,6 @@ class StoreDirectory:
             properties = read_properties(persisted)
         self.has_config = properties is not None
         self.config = configure(StoreConfig, {**(properties or {}), "storePathRootDir": Property(str(root))})
-        self.index_shape = IndexShape(
-            index_slots or self.config.max_hash_slot_num, index_entries or self.config.max_index_num
-        )
         for name, what in _FOREIGN.items():
             if (root / name).is_dir() and any((root / name).iterdir()):
                 raise NotAStore(f"{root / name}: this store keeps {what}, which cannot be read here")

@@ -384,7 +384,12 @@ class Segments:
 
 
 def storage_error(what: str, error: OSError) -> StoreError:
-    text = f"{what}: {error.strerror or error}"
+    """The error of the store for one of the file system; it names the file or directory that cannot be used."""
+    reason = error.strerror or str(error)
+    if isinstance(error, FileExistsError | NotADirectoryError):
+        reason = "there is a file where a directory is needed"
+    place = f"{error.filename}: " if error.filename and str(error.filename) not in what else ""
+    text = f"{what}: {place}{reason}"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DiskFull(text)
     return StoreError(text)

@@ -73,6 +73,7 @@ class Producer:
     # --- life -----------------------------------------------------------------------------------------------------
 
     def start(self) -> Self:
+        """Begin to work; `with` does this. A producer starts once."""
         with self._opening:
             if self._background is not None:
                 raise ClientClosed(f"the producer {self._group} was started before")
@@ -232,6 +233,7 @@ class Producer:
         return self._run(lambda producer: producer.recall(handle, timeout=timeout))
 
     def queues(self, topic: str) -> tuple[MessageQueue, ...]:
+        """The queues of a topic that may be sent to."""
         return self._run(lambda producer: producer.queues(topic))
 
     # --- the loop behind it ---------------------------------------------------------------------------------------
