@@ -14,6 +14,7 @@ machine's monotonic clock, which all its processes share.
     reset   ok                  group, topic, queue, offset
     replica ok                  queue: the master; offset and crc of the slave's log; other_offset: the end of the
                                 master's log; other_crc: of as much of it as the slave has
+    clock   ok                  a broker's clock was set forward by delay_nanos, or back
     process died stopped        of a broker: died, and with it what was not saved yet
     cut     ok                  the broker's machine lost power; window_nanos: sends acknowledged so shortly before may
                                 be lost (ASYNC_FLUSH); 0: none (SYNC_FLUSH)
@@ -35,6 +36,8 @@ from typing import Any, Final
 import msgspec
 
 SHOWN_FAULTS: Final = 20
+CLOCK_NANOS: Final = 1_000_000
+"""Messages carry times in whole milliseconds."""
 
 
 class Rule(StrEnum):
@@ -66,6 +69,8 @@ class Rule(StrEnum):
     """Of an orderly group one member at a time consumes a queue, and one callback at a time runs."""
     ORDERLY = "orderly"
     """An orderly group sees a queue in its order: it may go back, but leaves nothing out."""
+    ORPHAN = "orphan"
+    """After a full drain the owner of every acknowledged half message was asked, or has said, how it ends."""
     REPLICA = "replica"
     """A slave holds nothing that its master does not."""
 
@@ -178,7 +183,8 @@ def check(events: Sequence[Event], *, drained: bool = True, ordered_reads: bool 
         report.faults += _lost(kept, reads)
         report.faults += _undelivered(kept, reads)
         report.faults += _gaps(sends, reads, cuts)
-    report.faults += _not_sent(sends, reads)
+        report.faults += _orphans(kept)
+    report.faults += _not_sent(sends, reads, [event for event in events if event.op == "clock"])
     report.faults += _split_offsets(kept, reads, cuts)
     report.faults += _send_order(kept)
     if ordered_reads:
@@ -267,12 +273,19 @@ def _gaps(sends: dict[str, _Send], reads: Iterable[Event], cuts: _Cuts) -> Itera
             if missing is not None and missing.answer is not None:
                 is_later_run = cuts.between(send.answer.queue, missing.answer.time, send.invoke.time)
                 if send.invoke.id in seen and not is_later_run and send.answer.offset > missing.answer.offset:
-                    yield Fault(Rule.GAP, f"{_place(missing.answer)} is lost, yet {send.answer.offset} behind it is there")
+                    place = _place(missing.answer)
+                    yield Fault(Rule.GAP, f"{place} is lost, yet {send.answer.offset} behind it is there")
             if send.invoke.id not in seen:
                 missing = send
 
 
-def _not_sent(sends: dict[str, _Send], reads: Iterable[Event]) -> Iterator[Fault]:
+def _orphans(sends: dict[str, _Send]) -> Iterator[Fault]:
+    for message_id, send in sends.items():
+        if send.invoke.op == "half" and send.is_acknowledged and send.decided is None:
+            yield Fault(Rule.ORPHAN, f"nobody was asked how {message_id} ends")
+
+
+def _not_sent(sends: dict[str, _Send], reads: Iterable[Event], steps: Sequence[Event]) -> Iterator[Fault]:
     for read in reads:
         send = sends.get(read.id)
         if send is None or send.invoke.topic != read.topic:
@@ -284,12 +297,14 @@ def _not_sent(sends: dict[str, _Send], reads: Iterable[Event]) -> Iterator[Fault
         elif send.invoke.crc != read.crc:
             yield Fault(Rule.INVENTED, f"{read.id} at {_place(read)}: the body read is not the body sent")
         else:
-            yield from _too_soon(send, read)
+            yield from _too_soon(send, read, steps)
 
 
-def _too_soon(send: _Send, read: Event) -> Iterator[Fault]:
+def _too_soon(send: _Send, read: Event, steps: Sequence[Event]) -> Iterator[Fault]:
     early = send.invoke.time + send.invoke.delay_nanos - read.time
-    if send.invoke.delay_nanos and early > 0:
+    if early > 0:  # a clock that was set forward meanwhile has counted more time than passed
+        early -= sum(max(0, step.delay_nanos) for step in steps if send.invoke.time <= step.time <= read.time)
+    if send.invoke.delay_nanos and early >= CLOCK_NANOS:
         yield Fault(Rule.EARLY, f"{read.id} was read {early / 1e6:.1f} ms before its time")
     if send.invoke.op == "half":
         decided = send.decided
@@ -402,7 +417,7 @@ def _replicas(events: Iterable[Event]) -> Iterator[Fault]:
 def _commits_backwards(events: Iterable[Event]) -> Iterator[Fault]:
     committed: dict[tuple[str, str, str], Event] = {}
     for event in events:
-        if event.op == "process" and event.phase == "died":  # of a broker: the offsets that it saved last are good again
+        if event.op == "process" and event.phase == "died":  # of a broker: the offsets saved last are good again
             for queue in [one for one in committed if _broker(one[2]) == event.process]:
                 del committed[queue]
         if event.op not in ("commit", "reset"):
