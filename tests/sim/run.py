@@ -41,8 +41,10 @@ async def _main(world: World, outcome: Outcome, faults: list[Fault] | None, dire
     cluster = Cluster(world, draw_shape(world.seed), directory)
     faults = outcome.faults = draw_faults(world.seed, cluster.names) if faults is None else faults
     await cluster.start()
+    operator = asyncio.create_task(cluster.operate())
     await play(cluster, faults)
     await cluster.drain()
+    operator.cancel()
     cluster.compare_replica()
 
 

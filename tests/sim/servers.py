@@ -185,11 +185,11 @@ class Broker(Node):
         """The longest that a message may be in memory only: a regular flush, and the thorough one every 10 s."""
         return 11.0
 
-    def log_checksum(self, end: int) -> int:
-        """Of the bytes of the log before an offset."""
+    def log_checksum(self, first: int, end: int) -> int:
+        """Of the bytes of the log between two offsets; the first is that of a file."""
         total = 0
         for path in sorted((self.disk.root / "commitlog").iterdir()):
             start = int(path.name)
-            if start < end:
+            if first <= start < end:
                 total = crc32(path.read_bytes()[: end - start], total)
         return total

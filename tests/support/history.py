@@ -181,7 +181,7 @@ def check(events: Sequence[Event], *, drained: bool = True, ordered_reads: bool 
     )
     if drained:
         report.faults += _lost(kept, reads)
-        report.faults += _undelivered(kept, reads)
+        report.faults += _undelivered(kept, reads, cuts)
         report.faults += _gaps(sends, reads, cuts)
         report.faults += _orphans(kept)
     report.faults += _not_sent(sends, reads, [event for event in events if event.op == "clock"])
@@ -197,12 +197,12 @@ def check(events: Sequence[Event], *, drained: bool = True, ordered_reads: bool 
 
 
 class _Cuts:
-    """The power cuts of brokers that do not sync before they acknowledge."""
+    """The power cuts of brokers."""
 
     def __init__(self, events: Iterable[Event]) -> None:
         self._cuts: defaultdict[str, list[Event]] = defaultdict(list)
         for event in events:
-            if event.op == "cut" and event.window_nanos:
+            if event.op == "cut":
                 self._cuts[event.process].append(event)
 
     def may_lose(self, send: _Send) -> bool:
@@ -212,14 +212,22 @@ class _Cuts:
             answer is not None
             and answer.phase == "ok"
             and any(
-                cut.time - cut.window_nanos <= answer.time <= cut.time for cut in self._cuts[_broker(answer.queue)]
+                cut.window_nanos and cut.time - cut.window_nanos <= answer.time <= cut.time
+                for cut in self._cuts[_broker(answer.queue)]
             )
         )
 
-    def between(self, queue: str, one: int, other: int) -> bool:
-        """Whether a cut lies between two times: then an offset of the queue may have been given to another message."""
+    def between(self, queue: str, one: int, other: int, *, is_safe: bool = False) -> bool:
+        """Whether a cut between two times may have taken a message of the queue, whose offset another one got then.
+
+        `is_safe`: the message was acknowledged, so a broker that syncs first has kept it.
+        """
         first, last = sorted((one, other))
-        return any(first - cut.window_nanos <= cut.time <= last for cut in self._cuts[_broker(queue)])
+        return any(
+            first - cut.window_nanos <= cut.time <= last
+            for cut in self._cuts[_broker(queue)]
+            if cut.window_nanos or not is_safe
+        )
 
 
 def _sends(events: Iterable[Event]) -> dict[str, _Send]:
@@ -246,15 +254,32 @@ def _lost(sends: dict[str, _Send], reads: Iterable[Event]) -> Iterator[Fault]:
             yield Fault(Rule.LOST, f"{message_id} acknowledged at {_place(send.answer)} was never read")
 
 
-def _undelivered(sends: dict[str, _Send], reads: Sequence[Event]) -> Iterator[Fault]:
+def _undelivered(sends: dict[str, _Send], reads: Sequence[Event], cuts: _Cuts) -> Iterator[Fault]:
+    """A group that had read lost messages goes on behind them, and misses those that got their offsets."""
     seen: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
+    places: dict[str, Event] = {}
     for read in reads:
         if read.group:
             seen[read.group, read.topic].add(read.id)
+        places.setdefault(read.id, read)
     for (group, topic), ids in seen.items():
         for message_id, send in sends.items():
             if send.invoke.topic == topic and send.is_visible and message_id not in ids:
-                yield Fault(Rule.UNDELIVERED, f"{group} never got {message_id} of {topic}")
+                place = places.get(message_id)
+                if place is None or not _was_passed(group, place, reads, cuts):
+                    yield Fault(Rule.UNDELIVERED, f"{group} never got {message_id} of {topic}")
+
+
+def _was_passed(group: str, place: Event, reads: Iterable[Event], cuts: _Cuts) -> bool:
+    """Whether a group had read as far as this place before a power cut, and before the message that is there now."""
+    return any(
+        read.group == group
+        and (read.topic, read.queue) == (place.topic, place.queue)
+        and read.time <= place.time
+        and read.offset >= place.offset
+        and cuts.between(place.queue, read.time, place.time)
+        for read in reads
+    )
 
 
 def _gaps(sends: dict[str, _Send], reads: Iterable[Event], cuts: _Cuts) -> Iterator[Fault]:
@@ -320,7 +345,8 @@ def _split_offsets(sends: dict[str, _Send], reads: Iterable[Event], cuts: _Cuts)
     delayed = {send.invoke.id for send in sends.values() if send.invoke.delay_nanos}
     for event in [*(answer for answer in stored if answer and answer.id not in delayed), *reads]:
         holder = holders.setdefault((event.topic, event.queue, event.offset), event)
-        if holder.id != event.id and not cuts.between(event.queue, holder.time, event.time):
+        is_safe = holder.id in sends and sends[holder.id].is_acknowledged
+        if holder.id != event.id and not cuts.between(event.queue, holder.time, event.time, is_safe=is_safe):
             yield Fault(Rule.SPLIT_OFFSET, f"{_place(event)} holds both {holder.id} and {event.id}")
 
 

@@ -267,6 +267,33 @@ def test_a_power_cut_takes_the_end_of_a_queue_and_nothing_in_front_of_it(story: 
     assert story.rules() == [Rule.GAP]
 
 
+def test_a_group_may_miss_what_got_the_offset_of_a_message_that_was_lost(story: Story) -> None:
+    story.sent("m0", 0)
+    story.add("c1", "read", "ok", group="g1", id="m0", crc=7, queue="a/0", offset=0)
+    cut(story, window=100 * MILLI)
+    story.now += 200 * MILLI
+    story.sent("m1", 0)
+    story.add("c2", "read", "ok", group="g2", id="m1", crc=7, queue="a/0", offset=0)
+    assert story.rules() == []
+    story.sent("m2", 1)
+    story.add("c2", "read", "ok", group="g2", id="m2", crc=7, queue="a/0", offset=1)
+    assert story.rules() == [Rule.UNDELIVERED]
+
+
+def test_a_message_that_was_read_and_not_acknowledged_may_go_in_a_power_cut(story: Story) -> None:
+    story.add("p1", "send", "invoke", id="m0", crc=7)
+    story.read("m0", 0)
+    cut(story, window=0)
+    story.sent("m1", 0)
+    story.read("m1", 0)
+    assert story.rules() == []
+    story.read("m1", 5)
+    cut(story, window=0)
+    story.sent("m2", 5)
+    story.read("m2", 5)
+    assert story.rules() == [Rule.SPLIT_OFFSET]
+
+
 def consumed(story: Story, process: str, phase: str, offset: int, queue: str = "a/0") -> None:
     story.add(process, "consume", phase, group="g", queue=queue, offset=offset)
 
