@@ -345,8 +345,11 @@ def _split_offsets(sends: dict[str, _Send], reads: Iterable[Event], cuts: _Cuts)
     delayed = {send.invoke.id for send in sends.values() if send.invoke.delay_nanos}
     for event in [*(answer for answer in stored if answer and answer.id not in delayed), *reads]:
         holder = holders.setdefault((event.topic, event.queue, event.offset), event)
-        is_safe = holder.id in sends and sends[holder.id].is_acknowledged
-        if holder.id != event.id and not cuts.between(event.queue, holder.time, event.time, is_safe=is_safe):
+        if holder.id == event.id:
+            continue
+        first = sends.get(min(holder, event, key=lambda one: one.time).id)
+        is_safe = first is not None and first.is_acknowledged
+        if not cuts.between(event.queue, holder.time, event.time, is_safe=is_safe):
             yield Fault(Rule.SPLIT_OFFSET, f"{_place(event)} holds both {holder.id} and {event.id}")
 
 
