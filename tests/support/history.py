@@ -156,6 +156,16 @@ class _Send:
     def is_acknowledged(self) -> bool:
         return self.answer is not None and self.answer.phase == "ok"
 
+    def is_acknowledged_at(self, place: Event) -> bool:
+        """Whether the answer named this place. That of a delayed message or of a half names another one."""
+        answer = self.answer
+        return (
+            answer is not None
+            and answer.phase == "ok"
+            and (answer.op, self.invoke.delay_nanos) == ("send", 0)
+            and (answer.queue, answer.offset) == (place.queue, place.offset)
+        )
+
     @property
     def is_refused(self) -> bool:
         return self.answer is not None and self.answer.phase == "fail"
@@ -347,8 +357,8 @@ def _split_offsets(sends: dict[str, _Send], reads: Iterable[Event], cuts: _Cuts)
         holder = holders.setdefault((event.topic, event.queue, event.offset), event)
         if holder.id == event.id:
             continue
-        first = sends.get(min(holder, event, key=lambda one: one.time).id)
-        is_safe = first is not None and first.is_acknowledged
+        first = min(holder, event, key=lambda one: one.time)
+        is_safe = first.id in sends and sends[first.id].is_acknowledged_at(first)
         if not cuts.between(event.queue, holder.time, event.time, is_safe=is_safe):
             yield Fault(Rule.SPLIT_OFFSET, f"{_place(event)} holds both {holder.id} and {event.id}")
 

@@ -287,11 +287,10 @@ def test_a_message_that_was_read_and_not_acknowledged_may_go_in_a_power_cut(stor
     story.sent("m1", 0)
     story.read("m1", 0)
     assert story.rules() == []
-    story.read("m1", 5)
     cut(story, window=0)
-    story.sent("m2", 5)
-    story.read("m2", 5)
-    assert story.rules() == [Rule.SPLIT_OFFSET]
+    story.sent("m2", 0)
+    story.read("m2", 0)
+    assert set(story.rules()) == {Rule.SPLIT_OFFSET}
 
 
 def consumed(story: Story, process: str, phase: str, offset: int, queue: str = "a/0") -> None:
