@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 RUN_SECONDS: Final = 60.0
 MOST_FAULTS: Final = 12
+LARGEST_STEP_SECONDS: Final = 50.0
+"""After a clock was set back by more than a minute a broker delivers delayed messages at once, as RocketMQ does."""
 SLOW_NETWORK_SECONDS: Final = 0.05
 SLOWEST_PAUSE_SECONDS: Final = 0.005
 
@@ -58,7 +60,7 @@ def _draw(chance: random.Random, names: dict[str, list[str]]) -> Fault:
     if kind in ("block", "partition", "loss"):
         other = chance.choice([name for part in names.values() for name in part if name != target])
     elif kind == "clock":
-        amount = chance.choice((-1, 1)) * chance.choice((0.05, 1.0, 10.0, 3600.0)) * chance.random()
+        amount = chance.choice((-1, 1)) * chance.choice((0.05, 1.0, LARGEST_STEP_SECONDS)) * chance.random()
     elif kind == "slow":
         amount = chance.uniform(0, SLOWEST_PAUSE_SECONDS)
     return Fault(round(at, 3), kind, target, other, round(seconds, 3), round(amount, 4))
