@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Coroutine
 from itertools import count
 from typing import Any
 
 from downrange.client.config import ClientConfig
-from downrange.client.consumer.config import ConsumerConfig, ConsumeFromWhere
+from downrange.client.consumer.config import ConsumerConfig
 from downrange.client.consumer.messages import ReceivedMessage
 from downrange.client.consumer.push import AsyncPushConsumer
 from downrange.client.consumer.retry import Later
 from downrange.client.producer.producer import AsyncProducer
-from downrange.client.producer.send_result import SendResult, SendStatus
+from downrange.client.producer.send_result import SendStatus
 from downrange.client.producer.transaction_producer import AsyncTransactionProducer
 from downrange.client.producer.transactions import HalfSent, LocalTransactionState
 from downrange.client.session import Session
 from downrange.model.errors import MQError
 from downrange.model.message import Message
+from downrange.protocol.bodies.groups import ConsumeFromWhere
 from tests.sim.process import Process, State
 from tests.sim.world import World, checksum
 
@@ -39,7 +39,7 @@ class Client:
         self.machine = world.machine(name)
         self.process: Process | None = None
         self._runs = count(1)
-        self.chance = random.Random(f"{world.seed} {name}")  # noqa: S311  to be repeated
+        self.chance = random.Random(f"{world.seed} {name}")
         self.is_wanted = True
         """False: the program ends as soon as it can."""
 
@@ -93,14 +93,14 @@ class Producer(Client):
                 level = self.chance.choice((0, 0, 0, 1, 2)) if topic == EVENTS else 0
                 key = f"k{self.chance.randrange(4)}" if topic == ORDERS else None
                 message = Message(topic, body, keys=message_id, delay_level=level, sharding_key=key)
-                await self._send(message, message_id, lambda message=message: producer.send(message))
+                await self._send(producer, message, message_id)
 
-    async def _send(self, message: Message, message_id: str, send: Callable[[], Awaitable[SendResult]]) -> None:
-        known = {"topic": message.topic, "id": message_id, "crc": checksum(message.body)}
+    async def _send(self, producer: AsyncProducer, message: Message, message_id: str) -> None:
+        known: dict[str, Any] = {"topic": message.topic, "id": message_id, "crc": checksum(message.body)}
         delay = int(DELAYS.get(message.delay_level, 0) * 1e9)
         self.world.record("send", "invoke", **known, delay_nanos=delay)
         try:
-            result = await send()
+            result = await producer.send(message)
         except MQError:
             self.world.record("send", "info", **known)
             return
@@ -131,7 +131,7 @@ class Payer(Client):
 
     async def _pay(self, producer: AsyncTransactionProducer, message_id: str) -> None:
         body = f"{message_id} ".encode() * 5
-        known = {"topic": PAYMENTS, "id": message_id, "crc": checksum(body)}
+        known: dict[str, Any] = {"topic": PAYMENTS, "id": message_id, "crc": checksum(body)}
         self.world.record("half", "invoke", **known)
 
         async def execute(half: HalfSent) -> LocalTransactionState | None:
@@ -163,9 +163,7 @@ class Payer(Client):
 class Consumer(Client):
     """A member of a group. Callbacks take their time, and fail now and then."""
 
-    def __init__(
-        self, world: World, name: str, namesrv: tuple[str, ...], group: str, topics: tuple[str, ...]
-    ) -> None:
+    def __init__(self, world: World, name: str, namesrv: tuple[str, ...], group: str, topics: tuple[str, ...]) -> None:
         super().__init__(world, name, namesrv)
         self.group = group
         self.topics = topics
@@ -192,8 +190,17 @@ class Consumer(Client):
     async def _consume(self, message: ReceivedMessage) -> Later | None:
         place = message.queue
         is_again = place.topic != message.topic
-        queue = f"{place.broker_name}/{place.queue_id}" if not is_again else f"{place.topic}:{place.broker_name}/{place.queue_id}"
-        where = {"group": self.group, "topic": message.topic, "queue": queue, "offset": message.queue_offset}
+        queue = (
+            f"{place.broker_name}/{place.queue_id}"
+            if not is_again
+            else f"{place.topic}:{place.broker_name}/{place.queue_id}"
+        )
+        where: dict[str, Any] = {
+            "group": self.group,
+            "topic": message.topic,
+            "queue": queue,
+            "offset": message.queue_offset,
+        }
         if self.is_orderly:
             self.world.record("consume", "begin", **where)
         self.world.record("read", "ok", **where, id=message.keys[0], crc=checksum(message.body))
@@ -202,6 +209,3 @@ class Consumer(Client):
         if self.is_orderly:
             self.world.record("consume", "end", **where)
         return Later(delay_level=1) if self.fails and self.chance.random() < 0.03 else None
-
-
-Main = Coroutine[Any, Any, None]

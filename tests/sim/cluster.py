@@ -20,7 +20,7 @@ OPERATOR_SECONDS = 5.0
 
 
 def draw_shape(seed: int) -> Shape:
-    chance = random.Random(f"{seed} shape")  # noqa: S311  to be repeated
+    chance = random.Random(f"{seed} shape")
     return Shape(
         name_servers=chance.choice((1, 2)),
         flush_disk_type=chance.choice((FlushDiskType.SYNC_FLUSH, FlushDiskType.ASYNC_FLUSH)),
@@ -119,7 +119,11 @@ class Cluster:
 
     def _left(self) -> str:
         """What is still to be read; empty when nothing is."""
-        for group, topics in ((WORKERS, (EVENTS, PAYMENTS)), (ORDERLY, (ORDERS,)), (AUDITORS, (EVENTS, ORDERS, PAYMENTS))):
+        for group, topics in (
+            (WORKERS, (EVENTS, PAYMENTS)),
+            (ORDERLY, (ORDERS,)),
+            (AUDITORS, (EVENTS, ORDERS, PAYMENTS)),
+        ):
             for master in self.masters:
                 if master.running is None:
                     return f"{master.name} does not run"

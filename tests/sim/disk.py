@@ -1,7 +1,7 @@
 """The disks of simulated machines: real files on a file system in memory, and beside them what of each is safe.
 
-A sync makes the pages of a file safe, a sync of a directory the names in it. After a power cut every other page and name
-is there or not, as chance will have it. Small tables that are replaced by renaming a synced file count as safe.
+A sync makes the pages of a file safe, a sync of a directory the names in it. After a power cut every other page or
+name is there or not, as chance will have it. Small tables that are replaced by renaming a synced file count as safe.
 """
 
 from __future__ import annotations

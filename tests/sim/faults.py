@@ -46,7 +46,7 @@ class Fault:
 
 def draw_faults(seed: int, names: dict[str, list[str]]) -> list[Fault]:
     """The faults of a seed. `names` are the machines by their part: "brokers", "servers", "clients"."""
-    chance = random.Random(f"{seed} faults")  # noqa: S311  to be repeated
+    chance = random.Random(f"{seed} faults")
     found = [_draw(chance, names) for _ in range(chance.randint(0, MOST_FAULTS))]
     return sorted(found, key=lambda fault: fault.at)
 

@@ -71,7 +71,7 @@ class SimLoop(asyncio.BaseEventLoop):
 
     def _run_once(self) -> None:
         timers, soon = self._timers, self._soon
-        while timers and timers[0][2]._cancelled:  # type: ignore[attr-defined]
+        while timers and timers[0][2]._cancelled:
             heapq.heappop(timers)
         if not soon:
             if not timers:
@@ -82,12 +82,12 @@ class SimLoop(asyncio.BaseEventLoop):
             soon.append(heapq.heappop(timers)[2])
         for _ in range(len(soon)):
             handle = soon.popleft()
-            if handle._cancelled:  # type: ignore[attr-defined]
+            if handle._cancelled:
                 continue
             process = handle._context.get(CURRENT)  # type: ignore[attr-defined]
             if process is None or (process.state is State.RUNNING and process.pause_seconds == 0.0):
                 self.callbacks += 1
-                handle._run()  # type: ignore[attr-defined]
+                handle._run()
             else:
                 self._hold_up(process, handle)
         self._now += TURN_SECONDS
@@ -101,13 +101,13 @@ class SimLoop(asyncio.BaseEventLoop):
             self._put(process.free_at, Handle(self._run_late, (process, handle), self, self._no_process))
 
     def _run_late(self, process: Process, handle: Handle) -> None:
-        if handle._cancelled or process.state is State.DEAD:  # type: ignore[attr-defined]
+        if handle._cancelled or process.state is State.DEAD:
             return
         if process.state is State.STOPPED:
             process.held.append(handle)
         else:
             self.callbacks += 1
-            handle._run()  # type: ignore[attr-defined]
+            handle._run()
 
     # --- what asyncio asks of a loop ----------------------------------------------------------------------------
 

@@ -61,7 +61,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     if os.environ.get("PYTHONHASHSEED") != "0":  # sets of strings have one order in all runs then
         os.environ["PYTHONHASHSEED"] = "0"
-        os.execv(sys.executable, [sys.executable, "-m", "tests.sim", *arguments])
+        os.execv(sys.executable, [sys.executable, "-m", "tests.sim", *arguments])  # noqa: S606
     logging.disable()
     if options.history:
         print(run(options.seeds[0]).history.decode())

@@ -2,8 +2,8 @@
 
     write ─▶ outbox of this end ─(latency; held while the direction is blocked)─▶ inbox of the peer ─▶ its protocol
 
-Bytes of one direction arrive in order, in pieces of any size. A process that is killed resets its connections; a machine
-that loses power says nothing, and answers with a reset what comes for old connections after it is up again.
+Bytes of one direction arrive in order, in pieces of any size. A process that is killed resets its connections; a
+machine that loses power says nothing, and answers with a reset what comes for old connections after it is up again.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import asyncio
 import errno
 import os
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextvars import Context, copy_context
 from typing import Any, Final
 
@@ -23,7 +23,7 @@ HIGH_WATER: Final = 64 * 1024
 LOW_WATER: Final = 16 * 1024
 EOF: Final = object()
 RESET: Final = object()
-ANY_ADDRESS: Final = ("0.0.0.0", "", "::", "127.0.0.1", "localhost")  # noqa: S104  nothing is bound
+ANY_ADDRESS: Final = ("0.0.0.0", "", "::", "127.0.0.1", "localhost")
 FIRST_FREE_PORT: Final = 20_000
 
 
@@ -199,7 +199,7 @@ class SimTransport(asyncio.Transport):
             if isinstance(protocol, asyncio.BufferedProtocol):
                 rest = memoryview(part)
                 while rest and not self.is_lost:
-                    buffer = protocol.get_buffer(-1)
+                    buffer = memoryview(protocol.get_buffer(-1))
                     size = min(len(buffer), len(rest))
                     buffer[:size] = rest[:size]
                     rest = rest[size:]
@@ -376,6 +376,3 @@ class Network:
         """Be the network of the loop."""
         self.loop.create_server = self.create_server  # type: ignore[assignment,method-assign]
         self.loop.create_connection = self.create_connection  # type: ignore[assignment,method-assign]
-
-
-Main = Callable[[], Coroutine[Any, Any, None]]

@@ -11,6 +11,7 @@ import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -18,6 +19,8 @@ from tests.sim.cluster import Cluster, draw_shape
 from tests.sim.faults import Fault, draw_faults, play
 from tests.sim.world import World
 from tests.support.history import Event, check
+
+IN_MEMORY: Final = Path("/dev/shm")  # noqa: S108  a directory of a random name is made in it
 
 
 @dataclass(slots=True)
@@ -52,7 +55,7 @@ def run_here(seed: int, faults: list[Fault] | None = None) -> Outcome:
     """Run a seed in this process, which is good for nothing else afterwards."""
     outcome = Outcome(seed, faults or [])
     began = time.process_time()
-    directory = Path(tempfile.mkdtemp(prefix="downrange-sim-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None))
+    directory = Path(tempfile.mkdtemp(prefix="downrange-sim-", dir=IN_MEMORY if IN_MEMORY.is_dir() else None))
     try:
         world = World(seed, directory)
         asyncio.set_event_loop(world.loop)
@@ -115,4 +118,3 @@ def shrink(outcome: Outcome) -> Outcome:
                 outcome = tried
         size //= 2
     return outcome
-

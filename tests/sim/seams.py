@@ -53,7 +53,7 @@ def _install_network(network: Network) -> None:
     network.install()
     server.READS_TOGETHER = False  # type: ignore[misc]
     server.duplicate = lambda listening: listening  # type: ignore[assignment,attr-defined,return-value]
-    server.Acceptor = master.Acceptor = SimAcceptor  # type: ignore[assignment,attr-defined,misc]
+    server.Acceptor = master.Acceptor = SimAcceptor
     broker_app.listening_socket = lambda host, port: Listening(network, host, port)  # type: ignore[assignment,attr-defined,return-value]
     unique_id.local_address = session.local_address = lambda: current().machine.address  # type: ignore[attr-defined]
 
@@ -86,13 +86,12 @@ def _install_files(disks: dict[str, Disk]) -> None:
 
 def _install_chance() -> None:
     """All that draws without a source of its own draws from the one that the seed began."""
-    real = random.Random
 
-    class Seeded(real):
+    class Seeded(random.Random):
         def __init__(self, seed: Any = None) -> None:
             super().__init__(random.getrandbits(64) if seed is None else seed)
 
-    random.Random = Seeded  # type: ignore[misc]
+    random.Random = Seeded  # type: ignore[assignment,misc]
     os.urandom = random.randbytes
     uuid.uuid4 = lambda: uuid.UUID(int=random.getrandbits(128), version=4)
 
@@ -100,7 +99,7 @@ def _install_chance() -> None:
 def _install_collector() -> None:
     """A broker collects garbage when it starts: nothing may be collected here, and it would take most of the time."""
     gc.disable()
-    gc.collect = lambda *_: 0  # type: ignore[assignment]
+    gc.collect = lambda *_: 0
     gc.freeze = lambda: None
     broker_app.give_back_memory = lambda: None  # type: ignore[attr-defined]
 
@@ -124,14 +123,14 @@ def _number_hashes(loop: SimLoop) -> None:
 
     class Future(asyncio.Future):  # type: ignore[type-arg]
         _number = 0
-        __hash__ = Task.__hash__  # type: ignore[assignment]
+        __hash__ = Task.__hash__
 
     def numbered(self: Any) -> int:
         if "_sim_number" not in self.__dict__:
             self._sim_number = next(numbers)
         return self._sim_number  # type: ignore[no-any-return]
 
-    loop.set_task_factory(lambda loop, coro, **options: Task(coro, loop=loop, **options))  # type: ignore[arg-type]
+    loop.set_task_factory(lambda loop, coro, **options: Task(coro, loop=loop, **options))
     loop.create_future = lambda: Future(loop=loop)  # type: ignore[method-assign]
-    Connection.__hash__ = numbered  # type: ignore[method-assign,assignment]
-    master.SlaveLink.__hash__ = numbered  # type: ignore[method-assign,assignment]
+    Connection.__hash__ = numbered  # type: ignore[method-assign]
+    master.SlaveLink.__hash__ = numbered  # type: ignore[method-assign]

@@ -5,17 +5,20 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from argparse import ArgumentTypeError
 from pathlib import Path
 
 import pytest
 
 from downrange.broker.queue_locks import QueueLocks
+from downrange.broker.services.delay import DelayLevel
+from downrange.client.consumer.allocation import Averagely
 from downrange.store.config import FlushDiskType
 from tests.sim.cluster import draw_shape
 from tests.sim.disk import Disk
 from tests.sim.faults import Fault
 from tests.sim.main import seeds_of
-from tests.sim.run import run
+from tests.sim.run import Outcome, run
 
 SEEDS = "1-60"
 ROOT = Path(__file__).parents[2]
@@ -42,9 +45,8 @@ def test_a_seed_repeats_itself_to_the_byte() -> None:
 
 @pytest.mark.parametrize("wrong", ["", "x", "3-", "-3", "5-4", "1,2"])
 def test_seeds_that_are_no_numbers_are_refused(wrong: str) -> None:
-    ended = simulate("--", wrong)
-    assert ended.returncode == 2
-    assert "expected one number or a range, as 7 or 1-200" in ended.stderr
+    with pytest.raises(ArgumentTypeError, match="expected one number or a range, as 7 or 1-200"):
+        seeds_of(wrong)
 
 
 def test_one_number_and_a_range_are_seeds() -> None:
@@ -56,19 +58,22 @@ def test_a_disk_that_forgets_what_was_synced_is_found(monkeypatch: pytest.Monkey
     monkeypatch.setattr(Disk, "synced", lambda self, descriptor: None)
     seeds = [seed for seed in range(100) if draw_shape(seed).flush_disk_type is FlushDiskType.SYNC_FLUSH]
     cut = Fault(30.0, "power cut", "a", seconds=2.0)
-    outcome = run(seeds[0], [cut])
-    assert any(problem.startswith("lost: ") for problem in outcome.problems), outcome.problems
+    assert "lost" in rules_broken(run(seeds[0], [cut]))
 
 
-def test_a_broker_that_forgets_locks_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(QueueLocks, "prepare_save", lambda self: None)
-    found = set()
-    for seed in range(1, 30):
-        outcome = run(seed, [Fault(at, "kill", "a", seconds=0.3) for at in (15.0, 30.0, 45.0)])
-        found |= {problem.partition(":")[0] for problem in outcome.problems}
-        if "overlap" in found:
-            return
-    pytest.fail(f"no overlap, only {found}")
+def test_two_consumers_at_one_queue_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(QueueLocks, "lock", lambda self, group, client_id, queues, now: list(queues))
+    monkeypatch.setattr(Averagely, "share", lambda self, client_id, queues, client_ids: list(queues))
+    assert "overlap" in rules_broken(run(1, []))
+
+
+def test_a_delayed_message_that_comes_at_once_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DelayLevel, "is_due", lambda self, due_millis, now: True)
+    assert "early" in rules_broken(run(1, []))
+
+
+def rules_broken(outcome: Outcome) -> set[str]:
+    return {problem.partition(":")[0] for problem in outcome.problems}
 
 
 @pytest.mark.slow

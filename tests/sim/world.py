@@ -21,9 +21,9 @@ class World:
     def __init__(self, seed: int, directory: Path) -> None:
         random.seed(seed)
         self.seed = seed
-        self.chance = random.Random(f"{seed} workload")  # noqa: S311  to be repeated
-        self.loop = SimLoop(random.Random(f"{seed} threads"))  # noqa: S311
-        self.network = Network(self.loop, random.Random(f"{seed} network"))  # noqa: S311
+        self.chance = random.Random(f"{seed} workload")
+        self.loop = SimLoop(random.Random(f"{seed} threads"))
+        self.network = Network(self.loop, random.Random(f"{seed} network"))
         self.disks: dict[str, Disk] = {}
         self.history: list[Event] = []
         self.problems: list[str] = []
@@ -36,7 +36,7 @@ class World:
         machine = Machine(name, f"10.0.0.{len(self.network.machines) + 1}", self.loop)
         self.network.machines[machine.address] = machine
         if has_disk:
-            self.disks[name] = Disk(self._directory / name, random.Random(f"{self.seed} disk {name}"))  # noqa: S311
+            self.disks[name] = Disk(self._directory / name, random.Random(f"{self.seed} disk {name}"))
         return machine
 
     def process(self, name: str, machine: Machine) -> Process:

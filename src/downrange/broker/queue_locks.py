@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
+from msgspec import field
+
 from downrange.broker.json_file import JsonFile, SavedTable
 from downrange.model.message import MessageQueue
 from downrange.protocol.bodies.body import Body
@@ -41,7 +43,7 @@ class HeldQueue(Body, frozen=True):
 class HeldQueues(Body, frozen=True):
     """The content of queueLocks.json."""
 
-    held_queues: dict[str, list[HeldQueue]] = {}
+    held_queues: dict[str, list[HeldQueue]] = field(default_factory=dict)
     """By group."""
 
 
@@ -56,8 +58,7 @@ class QueueLocks(SavedTable):
         super().__init__(file)
         saved = file.load(HeldQueues) or HeldQueues()
         self._locks: dict[str, dict[MessageQueue, _Lock]] = {
-            group: {one.mq: _Lock(one.client_id, now, now) for one in held}
-            for group, held in saved.held_queues.items()
+            group: {one.mq: _Lock(one.client_id, now, now) for one in held} for group, held in saved.held_queues.items()
         }
         self.on_changes: Callable[[Sequence[LockChange]], None] = lambda changes: None
 

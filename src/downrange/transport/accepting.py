@@ -12,14 +12,11 @@ import logging
 import os
 import socket
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from downrange.transport.limits import Limits
 from downrange.transport.tls import FIRST_BYTE, ServerTls
 from downrange.transport.tls_transport import TlsTransport
-
-if TYPE_CHECKING:
-    from asyncio.trsock import TransportSocket
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +29,7 @@ Take = Callable[[socket.socket, Any, asyncio.Protocol], object]
 """Reads a connection from now on: its socket, which does not block, the peer's address, and the protocol for it."""
 
 
-def duplicate(listening: TransportSocket) -> socket.socket:
+def duplicate(listening: socket.socket) -> socket.socket:
     """A socket of our own for what an event loop listens on. uvloop's sockets have no `dup`."""
     return socket.socket(fileno=os.dup(listening.fileno()))
 
