@@ -142,6 +142,7 @@ class Broker(Node):
             metrics_port=-1,
             transaction_check_interval=3000,
             transaction_time_out=2000,
+            transaction_check_max=1000,  # rounds in which no producer is there count, too
         )
         store = StoreConfig(
             store_path_root_dir=self.disk.root,
