@@ -193,7 +193,7 @@ class Consumer(Client):
         queue = (
             f"{place.broker_name}/{place.queue_id}"
             if not is_again
-            else f"{place.topic}:{place.broker_name}/{place.queue_id}"
+            else f"{place.broker_name}/{place.topic}/{place.queue_id}"
         )
         where: dict[str, Any] = {
             "group": self.group,

@@ -19,7 +19,7 @@ machine's monotonic clock, which all its processes share.
     cut     ok                  the broker's machine lost power; window_nanos: sends acknowledged so shortly before may
                                 be lost (ASYNC_FLUSH); 0: none (SYNC_FLUSH)
 
-The name of a queue is `broker/number`.
+The name of a queue is `broker/number`, or `broker/topic/number` if it is one of another topic, for retries.
 """
 
 from __future__ import annotations
@@ -476,4 +476,4 @@ def _place(event: Event) -> str:
 
 
 def _broker(queue: str) -> str:
-    return queue.rpartition("/")[0]
+    return queue.partition("/")[0]
