@@ -52,8 +52,8 @@ def _put(name: str, value: Any) -> None:
 def _install_network(network: Network) -> None:
     network.install()
     server.READS_TOGETHER = False  # type: ignore[misc]
-    server.duplicate = lambda listening: listening  # type: ignore[assignment,attr-defined,return-value]
-    server.Acceptor = master.Acceptor = SimAcceptor
+    server.duplicate = lambda listening: listening  # type: ignore[attr-defined]
+    server.Acceptor = master.Acceptor = SimAcceptor  # type: ignore[assignment,attr-defined]
     broker_app.listening_socket = lambda host, port: Listening(network, host, port)  # type: ignore[assignment,attr-defined,return-value]
     unique_id.local_address = session.local_address = lambda: current().machine.address  # type: ignore[attr-defined]
 
