@@ -20,7 +20,7 @@ from tests.sim.faults import Fault
 from tests.sim.main import seeds_of
 from tests.sim.run import Outcome, run
 
-SEEDS = "1-60"
+SEEDS = "1-100"
 ROOT = Path(__file__).parents[2]
 
 
