@@ -1,7 +1,9 @@
 # `make demo` and `make test` do all of their own set-up; see scripts/setup.
 PY := .venv/bin/python
 
-.PHONY: demo test test-slow lint check-compiled bench bench-peers setup clean
+SEEDS := 1-200
+
+.PHONY: demo test test-slow sim lint check-compiled bench bench-peers setup clean
 
 setup:
 	@scripts/setup
@@ -15,6 +17,10 @@ test: setup
 
 test-slow: setup
 	$(PY) -m pytest -m slow --timeout 1800
+
+# A whole cluster in a simulation that the seed alone determines: SEEDS=7 or SEEDS=1-20000.
+sim: setup
+	@$(PY) -m tests.sim $(SEEDS)
 
 lint: setup
 	.venv/bin/ruff check .

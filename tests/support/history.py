@@ -8,9 +8,18 @@ machine's monotonic clock, which all its processes share.
     send    invoke ok fail info topic, id, crc; ok: queue, offset; invoke of a delayed message: delay_nanos
     half    invoke ok fail info like send: a message that waits for its `decide`
     decide  invoke              id, outcome: "commit" or "rollback"
-    read    ok                  topic, queue, offset, id, crc
+    read    ok                  topic, queue, offset, id, crc; of a group that is owed all messages: group
+    consume begin end           group, topic, queue, offset: an orderly callback is running
     commit  ok                  group, topic, queue, offset
     reset   ok                  group, topic, queue, offset
+    replica ok                  queue: the master; offset and crc of the slave's log; other_offset: the end of the
+                                master's log; other_crc: of as much of it as the slave has
+    clock   ok                  a broker's clock was set forward by delay_nanos, or back
+    process died stopped        of a broker: died, and with it what was not saved yet
+    cut     ok                  the broker's machine lost power; window_nanos: sends acknowledged so shortly before may
+                                be lost (ASYNC_FLUSH); 0: none (SYNC_FLUSH)
+
+The name of a queue is `broker/number`, or `broker/topic/number` if it is one of another topic, for retries.
 """
 
 from __future__ import annotations
@@ -27,6 +36,8 @@ from typing import Any, Final
 import msgspec
 
 SHOWN_FAULTS: Final = 20
+CLOCK_NANOS: Final = 1_000_000
+"""Messages carry times in whole milliseconds."""
 
 
 class Rule(StrEnum):
@@ -50,6 +61,18 @@ class Rule(StrEnum):
     """Delayed messages are not read before their time."""
     UNDECIDED = "undecided"
     """Half messages are read only after their commit."""
+    GAP = "gap"
+    """What a power cut may take from a queue are its last messages: none is missing in front of one that is there."""
+    UNDELIVERED = "undelivered"
+    """Every group gets every message after a full drain."""
+    OVERLAP = "overlap"
+    """Of an orderly group one member at a time consumes a queue, and one callback at a time runs."""
+    ORDERLY = "orderly"
+    """An orderly group sees a queue in its order: it may go back, but leaves nothing out."""
+    ORPHAN = "orphan"
+    """After a full drain the owner of every acknowledged half message was asked, or has said, how it ends."""
+    REPLICA = "replica"
+    """A slave holds nothing that its master does not."""
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -67,6 +90,9 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     group: str = ""
     delay_nanos: int = 0
     outcome: str = ""
+    other_offset: int = -1
+    other_crc: int = 0
+    window_nanos: int = 0
 
 
 class Fault(msgspec.Struct, frozen=True):
@@ -130,6 +156,16 @@ class _Send:
     def is_acknowledged(self) -> bool:
         return self.answer is not None and self.answer.phase == "ok"
 
+    def is_acknowledged_at(self, place: Event) -> bool:
+        """Whether the answer named this place. That of a delayed message or of a half names another one."""
+        answer = self.answer
+        return (
+            answer is not None
+            and answer.phase == "ok"
+            and (answer.op, self.invoke.delay_nanos) == ("send", 0)
+            and (answer.queue, answer.offset) == (place.queue, place.offset)
+        )
+
     @property
     def is_refused(self) -> bool:
         return self.answer is not None and self.answer.phase == "fail"
@@ -145,21 +181,63 @@ def check(events: Sequence[Event], *, drained: bool = True, ordered_reads: bool 
     """Every broken promise in a history. `drained`: readers got to the end of every queue before it ended."""
     sends = _sends(events)
     reads = [event for event in events if event.op == "read"]
+    cuts = _Cuts(events)
+    kept = {name: send for name, send in sends.items() if not cuts.may_lose(send)}
     report = Report(
         sends=sum(send.is_acknowledged for send in sends.values()),
         unanswered=sum(send.answer is None or send.answer.phase == "info" for send in sends.values()),
         reads=len(reads),
-        duplicates=len(reads) - len({(event.topic, event.id) for event in reads}),
+        duplicates=len(reads) - len({(event.topic, event.id, event.group) for event in reads}),
     )
     if drained:
-        report.faults += _lost(sends, reads)
-    report.faults += _not_sent(sends, reads)
-    report.faults += _split_offsets(sends, reads)
-    report.faults += _send_order(sends)
+        report.faults += _lost(kept, reads)
+        report.faults += _undelivered(kept, reads, cuts)
+        report.faults += _gaps(sends, reads, cuts)
+        report.faults += _orphans(kept)
+    report.faults += _not_sent(sends, reads, [event for event in events if event.op == "clock"])
+    report.faults += _split_offsets(kept, reads, cuts)
+    report.faults += _send_order(kept)
     if ordered_reads:
         report.faults += _read_order(reads)
+    report.faults += _overlaps(events)
+    report.faults += _orderly(events)
     report.faults += _commits_backwards(events)
+    report.faults += _replicas(events)
     return report
+
+
+class _Cuts:
+    """The power cuts of brokers."""
+
+    def __init__(self, events: Iterable[Event]) -> None:
+        self._cuts: defaultdict[str, list[Event]] = defaultdict(list)
+        for event in events:
+            if event.op == "cut":
+                self._cuts[event.process].append(event)
+
+    def may_lose(self, send: _Send) -> bool:
+        """Whether an acknowledged message may be gone: a cut came shortly after the answer."""
+        answer = send.answer
+        return (
+            answer is not None
+            and answer.phase == "ok"
+            and any(
+                cut.window_nanos and cut.time - cut.window_nanos <= answer.time <= cut.time
+                for cut in self._cuts[_broker(answer.queue)]
+            )
+        )
+
+    def between(self, queue: str, one: int, other: int, *, is_safe: bool = False) -> bool:
+        """Whether a cut between two times may have taken a message of the queue, whose offset another one got then.
+
+        `is_safe`: the message was acknowledged, so a broker that syncs first has kept it.
+        """
+        first, last = sorted((one, other))
+        return any(
+            first - cut.window_nanos <= cut.time <= last
+            for cut in self._cuts[_broker(queue)]
+            if cut.window_nanos or not is_safe
+        )
 
 
 def _sends(events: Iterable[Event]) -> dict[str, _Send]:
@@ -186,7 +264,63 @@ def _lost(sends: dict[str, _Send], reads: Iterable[Event]) -> Iterator[Fault]:
             yield Fault(Rule.LOST, f"{message_id} acknowledged at {_place(send.answer)} was never read")
 
 
-def _not_sent(sends: dict[str, _Send], reads: Iterable[Event]) -> Iterator[Fault]:
+def _undelivered(sends: dict[str, _Send], reads: Sequence[Event], cuts: _Cuts) -> Iterator[Fault]:
+    """A group that had read lost messages goes on behind them, and misses those that got their offsets."""
+    seen: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
+    places: dict[str, Event] = {}
+    for read in reads:
+        if read.group:
+            seen[read.group, read.topic].add(read.id)
+        places.setdefault(read.id, read)
+    for (group, topic), ids in seen.items():
+        for message_id, send in sends.items():
+            if send.invoke.topic == topic and send.is_visible and message_id not in ids:
+                place = places.get(message_id)
+                if place is None or not _was_passed(group, place, reads, cuts):
+                    yield Fault(Rule.UNDELIVERED, f"{group} never got {message_id} of {topic}")
+
+
+def _was_passed(group: str, place: Event, reads: Iterable[Event], cuts: _Cuts) -> bool:
+    """Whether a group had read as far as this place before a power cut, and before the message that is there now."""
+    return any(
+        read.group == group
+        and (read.topic, read.queue) == (place.topic, place.queue)
+        and read.time <= place.time
+        and read.offset >= place.offset
+        and cuts.between(place.queue, read.time, place.time)
+        for read in reads
+    )
+
+
+def _gaps(sends: dict[str, _Send], reads: Iterable[Event], cuts: _Cuts) -> Iterator[Fault]:
+    """Sends that a cut may have lost, and of which one is missing although a later one is there."""
+    seen = {event.id for event in reads}
+    queues: defaultdict[tuple[str, str], list[_Send]] = defaultdict(list)
+    for send in sends.values():
+        if send.is_visible and send.invoke.op == "send" and not send.invoke.delay_nanos and cuts.may_lose(send):
+            assert send.answer is not None
+            queues[send.answer.topic, send.answer.queue].append(send)
+    for stored in queues.values():
+        stored.sort(key=lambda send: send.answer.time if send.answer else 0)
+        missing: _Send | None = None
+        for send in stored:
+            assert send.answer is not None
+            if missing is not None and missing.answer is not None:
+                is_later_run = cuts.between(send.answer.queue, missing.answer.time, send.invoke.time)
+                if send.invoke.id in seen and not is_later_run and send.answer.offset > missing.answer.offset:
+                    place = _place(missing.answer)
+                    yield Fault(Rule.GAP, f"{place} is lost, yet {send.answer.offset} behind it is there")
+            if send.invoke.id not in seen:
+                missing = send
+
+
+def _orphans(sends: dict[str, _Send]) -> Iterator[Fault]:
+    for message_id, send in sends.items():
+        if send.invoke.op == "half" and send.is_acknowledged and send.decided is None:
+            yield Fault(Rule.ORPHAN, f"nobody was asked how {message_id} ends")
+
+
+def _not_sent(sends: dict[str, _Send], reads: Iterable[Event], steps: Sequence[Event]) -> Iterator[Fault]:
     for read in reads:
         send = sends.get(read.id)
         if send is None or send.invoke.topic != read.topic:
@@ -198,12 +332,14 @@ def _not_sent(sends: dict[str, _Send], reads: Iterable[Event]) -> Iterator[Fault
         elif send.invoke.crc != read.crc:
             yield Fault(Rule.INVENTED, f"{read.id} at {_place(read)}: the body read is not the body sent")
         else:
-            yield from _too_soon(send, read)
+            yield from _too_soon(send, read, steps)
 
 
-def _too_soon(send: _Send, read: Event) -> Iterator[Fault]:
+def _too_soon(send: _Send, read: Event, steps: Sequence[Event]) -> Iterator[Fault]:
     early = send.invoke.time + send.invoke.delay_nanos - read.time
-    if send.invoke.delay_nanos and early > 0:
+    if early > 0:  # a clock that was set forward meanwhile has counted more time than passed
+        early -= sum(max(0, step.delay_nanos) for step in steps if send.invoke.time <= step.time <= read.time)
+    if send.invoke.delay_nanos and early >= CLOCK_NANOS:
         yield Fault(Rule.EARLY, f"{read.id} was read {early / 1e6:.1f} ms before its time")
     if send.invoke.op == "half":
         decided = send.decided
@@ -212,15 +348,19 @@ def _too_soon(send: _Send, read: Event) -> Iterator[Fault]:
             yield Fault(Rule.UNDECIDED, f"{read.id} was read by {read.process} while it was {state}")
 
 
-def _split_offsets(sends: dict[str, _Send], reads: Iterable[Event]) -> Iterator[Fault]:
-    holders: dict[tuple[str, str, int], str] = {}
+def _split_offsets(sends: dict[str, _Send], reads: Iterable[Event], cuts: _Cuts) -> Iterator[Fault]:
+    holders: dict[tuple[str, str, int], Event] = {}
     # The offset of a half message is one of its own topic, not of the topic it is read from.
     stored = [send.answer for send in sends.values() if send.is_acknowledged and send.invoke.op == "send"]
     delayed = {send.invoke.id for send in sends.values() if send.invoke.delay_nanos}
     for event in [*(answer for answer in stored if answer and answer.id not in delayed), *reads]:
-        holder = holders.setdefault((event.topic, event.queue, event.offset), event.id)
-        if holder != event.id:
-            yield Fault(Rule.SPLIT_OFFSET, f"{_place(event)} holds both {holder} and {event.id}")
+        holder = holders.setdefault((event.topic, event.queue, event.offset), event)
+        if holder.id == event.id:
+            continue
+        first = min(holder, event, key=lambda one: one.time)
+        is_safe = first.id in sends and sends[first.id].is_acknowledged_at(first)
+        if not cuts.between(event.queue, holder.time, event.time, is_safe=is_safe):
+            yield Fault(Rule.SPLIT_OFFSET, f"{_place(event)} holds both {holder.id} and {event.id}")
 
 
 def _send_order(sends: dict[str, _Send]) -> Iterator[Fault]:
@@ -267,9 +407,58 @@ def _read_order(reads: Iterable[Event]) -> Iterator[Fault]:
         last[read.topic, read.queue] = read
 
 
+def _overlaps(events: Iterable[Event]) -> Iterator[Fault]:
+    """A process that died consumes no more; one that was stopped cannot know that its lock has run out."""
+    running: dict[tuple[str, str, str], Event] = {}
+    for event in events:
+        if event.op == "process":
+            for queue in [queue for queue, began in running.items() if began.process == event.process]:
+                del running[queue]
+        elif event.op == "consume":
+            queue = (event.group, event.topic, event.queue)
+            if event.phase == "end":
+                began = running.get(queue)
+                if began is not None and (began.process, began.offset) == (event.process, event.offset):
+                    del running[queue]
+                continue
+            if (began := running.get(queue)) is not None:
+                yield Fault(
+                    Rule.OVERLAP,
+                    f"{event.process} began {_place(event)} while {began.process} consumed {began.offset}",
+                )
+            running[queue] = event
+
+
+def _orderly(events: Iterable[Event]) -> Iterator[Fault]:
+    last: dict[tuple[str, str, str], Event] = {}
+    for event in events:
+        if event.op == "consume" and event.phase == "begin":
+            queue = (event.group, event.topic, event.queue)
+            before = last.get(queue)
+            if event.offset > (before.offset if before is not None else -1) + 1:
+                earlier = f"right after {before.offset}" if before is not None else "first"
+                yield Fault(Rule.ORDERLY, f"{event.process} consumed {_place(event)} {earlier}")
+            last[queue] = event
+
+
+def _replicas(events: Iterable[Event]) -> Iterator[Fault]:
+    for event in events:
+        if event.op == "replica":
+            if event.offset > event.other_offset:
+                problem = f"has a log up to {event.offset}, {event.queue} only up to {event.other_offset}"
+            elif event.crc != event.other_crc:
+                problem = f"has other bytes before {event.offset} than {event.queue}"
+            else:
+                continue
+            yield Fault(Rule.REPLICA, f"{event.process} {problem}")
+
+
 def _commits_backwards(events: Iterable[Event]) -> Iterator[Fault]:
     committed: dict[tuple[str, str, str], Event] = {}
     for event in events:
+        if event.op == "process" and event.phase == "died":  # of a broker: the offsets saved last are good again
+            for queue in [one for one in committed if _broker(one[2]) == event.process]:
+                del committed[queue]
         if event.op not in ("commit", "reset"):
             continue
         queue = (event.group, event.topic, event.queue)
@@ -284,3 +473,7 @@ def _commits_backwards(events: Iterable[Event]) -> Iterator[Fault]:
 
 def _place(event: Event) -> str:
     return f"{event.topic}/{event.queue}@{event.offset}"
+
+
+def _broker(queue: str) -> str:
+    return queue.partition("/")[0]

@@ -196,11 +196,12 @@ def test_a_delayed_message_must_not_be_early(story: Story) -> None:
 def test_a_half_message_must_not_be_read_without_commit(story: Story, outcome: str) -> None:
     story.add("p1", "half", "invoke", id="m1", crc=7)
     story.add("p1", "half", "ok", id="m1", crc=7, queue="a/0", offset=0)
-    assert story.rules() == []  # and nobody is owed it
+    assert story.rules() == [Rule.ORPHAN]
+    assert story.rules(drained=False) == []  # and nobody is owed it
     if outcome:
         story.add("p1", "decide", "invoke", id="m1", outcome=outcome)
     story.read("m1", 3)
-    assert story.rules() == [Rule.UNDECIDED]
+    assert story.rules(drained=False) == [Rule.UNDECIDED]
 
 
 def test_a_half_message_must_be_read_after_commit_and_not_before(story: Story) -> None:
@@ -215,6 +216,144 @@ def test_a_half_message_must_be_read_after_commit_and_not_before(story: Story) -
         time=first.time + 1, process="c2", op="read", phase="ok", topic="t", queue="a/0", id="m1", offset=3, crc=7
     )
     assert [fault.rule for fault in check([first, early, *story.events[1:]]).faults] == [Rule.UNDECIDED]
+
+
+def test_a_group_that_missed_a_message_is_found_although_another_got_it(story: Story) -> None:
+    for offset in range(2):
+        story.sent(f"m{offset}", offset)
+        story.add("c1", "read", "ok", group="g1", id=f"m{offset}", crc=7, queue="a/0", offset=offset)
+    story.add("c2", "read", "ok", group="g2", id="m1", crc=7, queue="a/0", offset=1)
+    assert story.rules() == [Rule.UNDELIVERED]
+    assert story.rules(drained=False) == []
+
+
+def cut(story: Story, window: int) -> None:
+    story.add("a", "process", "died")
+    story.add("a", "cut", "ok", window_nanos=window)
+
+
+def test_a_power_cut_may_take_what_was_acknowledged_shortly_before(story: Story) -> None:
+    for offset in range(3):
+        story.sent(f"m{offset}", offset)
+        if offset < 2:
+            story.read(f"m{offset}", offset)
+    cut(story, window=10 * MILLI)
+    story.sent("after", 2)
+    story.read("after", 2)
+    assert story.rules() == []
+
+
+@pytest.mark.parametrize("window", [0, 2 * MILLI])
+def test_a_power_cut_must_not_take_what_was_safe(story: Story, window: int) -> None:
+    story.sent("m0", 0)
+    story.sent("m1", 1, queue="b/0")
+    story.read("m1", 1, queue="b/0")
+    cut(story, window)
+    assert story.rules() == [Rule.LOST]
+
+
+def test_a_power_cut_of_one_broker_excuses_no_other(story: Story) -> None:
+    story.sent("m0", 0, queue="b/0")
+    cut(story, window=10 * MILLI)
+    assert story.rules() == [Rule.LOST]
+
+
+def test_a_power_cut_takes_the_end_of_a_queue_and_nothing_in_front_of_it(story: Story) -> None:
+    for offset in range(3):
+        story.sent(f"m{offset}", offset)
+        if offset != 1:
+            story.read(f"m{offset}", offset)
+    cut(story, window=100 * MILLI)
+    assert story.rules() == [Rule.GAP]
+
+
+def test_a_group_may_miss_what_got_the_offset_of_a_message_that_was_lost(story: Story) -> None:
+    story.sent("m0", 0)
+    story.add("c1", "read", "ok", group="g1", id="m0", crc=7, queue="a/0", offset=0)
+    cut(story, window=100 * MILLI)
+    story.now += 200 * MILLI
+    story.sent("m1", 0)
+    story.add("c2", "read", "ok", group="g2", id="m1", crc=7, queue="a/0", offset=0)
+    assert story.rules() == []
+    story.sent("m2", 1)
+    story.add("c2", "read", "ok", group="g2", id="m2", crc=7, queue="a/0", offset=1)
+    assert story.rules() == [Rule.UNDELIVERED]
+
+
+def test_a_message_that_was_read_and_not_acknowledged_may_go_in_a_power_cut(story: Story) -> None:
+    story.add("p1", "send", "invoke", id="m0", crc=7)
+    story.read("m0", 0)
+    cut(story, window=0)
+    story.sent("m1", 0)
+    story.read("m1", 0)
+    assert story.rules() == []
+    cut(story, window=0)
+    story.sent("m2", 0)
+    story.read("m2", 0)
+    assert set(story.rules()) == {Rule.SPLIT_OFFSET}
+
+
+def consumed(story: Story, process: str, phase: str, offset: int, queue: str = "a/0") -> None:
+    story.add(process, "consume", phase, group="g", queue=queue, offset=offset)
+
+
+def test_two_members_at_one_orderly_queue_are_found(story: Story) -> None:
+    consumed(story, "c1", "begin", 0)
+    consumed(story, "c2", "begin", 0, queue="a/1")
+    consumed(story, "c2", "end", 0, queue="a/1")
+    assert story.rules() == []
+    consumed(story, "c2", "begin", 0)
+    assert story.rules() == [Rule.OVERLAP]
+
+
+def test_two_callbacks_of_one_member_at_one_orderly_queue_are_found(story: Story) -> None:
+    consumed(story, "c1", "begin", 0)
+    consumed(story, "c1", "begin", 1)
+    assert story.rules() == [Rule.OVERLAP]
+
+
+@pytest.mark.parametrize("how", ["died", "stopped"])
+def test_a_member_that_is_gone_overlaps_with_nobody(story: Story, how: str) -> None:
+    consumed(story, "c1", "begin", 0)
+    story.add("c1", "process", how)
+    consumed(story, "c2", "begin", 0)
+    consumed(story, "c1", "end", 0)
+    assert story.rules() == []
+    consumed(story, "c3", "begin", 0)
+    assert story.rules() == [Rule.OVERLAP]
+
+
+@pytest.mark.parametrize("offsets", [(1,), (0, 2), (0, 1, 0, 2)])
+def test_an_orderly_group_that_leaves_a_message_out_is_found(story: Story, offsets: tuple[int, ...]) -> None:
+    for offset in offsets:
+        consumed(story, "c1", "begin", offset)
+        consumed(story, "c1", "end", offset)
+    assert story.rules() == [Rule.ORDERLY]
+
+
+def test_an_orderly_group_may_go_back(story: Story) -> None:
+    for offset in (0, 1, 2, 1, 2, 3):
+        consumed(story, "c1", "begin", offset)
+        consumed(story, "c1", "end", offset)
+    assert story.rules() == []
+
+
+def test_a_commit_may_go_back_to_what_a_broker_saved_before_it_died(story: Story) -> None:
+    story.add("c1", "commit", "ok", group="g", queue="a/0", offset=5)
+    story.add("c1", "commit", "ok", group="g", queue="b/0", offset=5)
+    story.add("a", "process", "died")
+    story.add("c1", "commit", "ok", group="g", queue="a/0", offset=4)
+    assert story.rules() == []
+    story.add("c1", "commit", "ok", group="g", queue="b/0", offset=4)
+    assert story.rules() == [Rule.COMMIT_BACKWARDS]
+
+
+@pytest.mark.parametrize(("end", "crc", "found"), [(100, 3, []), (90, 3, [Rule.REPLICA]), (100, 4, [Rule.REPLICA])])
+def test_a_slave_with_more_or_other_bytes_than_its_master_is_found(
+    story: Story, end: int, crc: int, found: list[Rule]
+) -> None:
+    story.add("a-slave", "replica", "ok", queue="a", offset=95, crc=3, other_offset=end, other_crc=crc)
+    assert story.rules() == found
 
 
 def _drop_reads_of_one(story: Story, choice: random.Random) -> set[Rule]:

@@ -314,7 +314,7 @@ async def _serving(
     retention = Retention(store)
     pool = signed_pool(live.broker)
     registration = Registration(live, topics, pool)
-    locks = QueueLocks()
+    locks = QueueLocks(JsonFile(directory / "queueLocks.json"), clock.now())
     for_master = RoleServices(delay=delay.run, revival=revival.run, transactions=transactions.run)
     sync = SlaveSync(tables, delay, timer, registration, pool)
     if access.users is not None:
@@ -433,6 +433,7 @@ async def _serving(
         ),
         order_saving=save_every(orders, lambda: 10.0, clock),
         mode_saving=save_soon(modes, clock),
+        lock_saving=save_soon(locks, clock),
         delay_saving=save_every(delay, lambda: live.store.flush_delay_offset_interval / 1000, clock),
         clean_up=clean_up(retention, store, live, clock),
         replication=replication.run(),
@@ -477,7 +478,7 @@ async def _serving(
         audit.close()
         half_messages.settle()
         timer.close()
-        for table in (topics, groups, filters, delay, orders, modes):
+        for table in (topics, groups, filters, delay, orders, modes, locks):
             table.save()
         with suppress(FlushFailed):  # which was logged: then the offsets stay behind the log that is on disk
             store.commit()

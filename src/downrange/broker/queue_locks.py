@@ -1,11 +1,19 @@
-"""Which consumer of a group holds which queue, for orderly consumption. Kept in memory, and told to slaves."""
+"""Which consumer of a group holds which queue, for orderly consumption.
+
+Kept in config/queueLocks.json, a file that RocketMQ's brokers do not have, and told to slaves: a holder trusts its lock
+for half a minute without asking, so a broker that forgot it would give the queue to a second consumer.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
+from msgspec import field
+
+from downrange.broker.json_file import JsonFile, SavedTable
 from downrange.model.message import MessageQueue
+from downrange.protocol.bodies.body import Body
 
 LOCK_LIVES_MILLIS: Final = 60_000
 
@@ -25,15 +33,42 @@ class _Lock(NamedTuple):
     """When `on_changes` was told of it last."""
 
 
-class QueueLocks:
+class HeldQueue(Body, frozen=True):
+    """A queue and the client that holds it."""
+
+    mq: MessageQueue
+    client_id: str
+
+
+class HeldQueues(Body, frozen=True):
+    """The content of queueLocks.json."""
+
+    held_queues: dict[str, list[HeldQueue]] = field(default_factory=dict)
+    """By group."""
+
+
+class QueueLocks(SavedTable):
     """(group, queue) -> the client that holds it. Any client can take a lock not renewed for a minute.
 
-    `on_changes` is called with locks that were taken, given back, or held for another minute.
+    `on_changes` is called with locks that were taken, given back, or held for another minute. Locks that were saved
+    count from `now`: who held a queue has a minute to say so.
     """
 
-    def __init__(self) -> None:
-        self._locks: dict[str, dict[MessageQueue, _Lock]] = {}
+    def __init__(self, file: JsonFile, now: int) -> None:
+        super().__init__(file)
+        saved = file.load(HeldQueues) or HeldQueues()
+        self._locks: dict[str, dict[MessageQueue, _Lock]] = {
+            group: {one.mq: _Lock(one.client_id, now, now) for one in held} for group, held in saved.held_queues.items()
+        }
         self.on_changes: Callable[[Sequence[LockChange]], None] = lambda changes: None
+
+    def table(self) -> HeldQueues:
+        return HeldQueues(
+            {
+                group: [HeldQueue(queue, lock.client_id) for queue, lock in locks.items()]
+                for group, locks in self._locks.items()
+            }
+        )
 
     def lock(self, group: str, client_id: str, queues: Iterable[MessageQueue], now: int) -> list[MessageQueue]:
         """Lock those of the queues that are free or held by `client_id` already; return the queues it holds now."""
@@ -51,6 +86,7 @@ class QueueLocks:
             locks[queue] = _Lock(client_id, now, told)
             held.append(queue)
         if changes:
+            self.mark_unsaved()
             self.on_changes(changes)
         return held
 
@@ -66,6 +102,7 @@ class QueueLocks:
         if not locks:
             self._locks.pop(group, None)
         if changes:
+            self.mark_unsaved()
             self.on_changes(changes)
 
     def is_locked(self, group: str, queue: MessageQueue, now: int) -> bool:
@@ -74,6 +111,7 @@ class QueueLocks:
 
     def follow(self, change: LockChange, now: int) -> None:
         """Note a lock of a master, so that its holder keeps it when this slave becomes master."""
+        self.mark_unsaved()
         locks = self._locks.setdefault(change.group, {})
         if change.client_id is None:
             locks.pop(change.queue, None)

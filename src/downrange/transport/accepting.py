@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import os
 import socket
 from collections.abc import Callable
 from typing import Any, Final
@@ -26,6 +27,11 @@ _EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.
 
 Take = Callable[[socket.socket, Any, asyncio.Protocol], object]
 """Reads a connection from now on: its socket, which does not block, the peer's address, and the protocol for it."""
+
+
+def duplicate(listening: socket.socket) -> socket.socket:
+    """A socket of our own for what an event loop listens on. uvloop's sockets have no `dup`."""
+    return socket.socket(fileno=os.dup(listening.fileno()))
 
 
 class Acceptor:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import socket
 from collections.abc import Callable
 from typing import Final
 
 from downrange.compiled import steps
-from downrange.transport.accepting import Acceptor
+from downrange.transport.accepting import Acceptor, duplicate
 from downrange.transport.connection import Connection
 from downrange.transport.errors import listen_failed
 from downrange.transport.limits import Limits
@@ -78,7 +76,7 @@ class Server(Endpoint):
             make_over_tls, take = self._accept_beside_sockets, self._sockets.take
         self._acceptor = Acceptor(self._accept, self.limits, self.tls, make_over_tls=make_over_tls, take=take)
         try:
-            self._acceptor.listen([socket.socket(fileno=os.dup(one.fileno())) for one in self._listening.sockets])
+            self._acceptor.listen([duplicate(one) for one in self._listening.sockets])
         except OSError as error:
             raise listen_failed(self.host, self.port, error) from None
         self._sweeper = asyncio.get_running_loop().create_task(self._sweep())

@@ -20,7 +20,7 @@ from tests.unit.store.small_store import FailingFiles, new_message
 async def sync_flushing(root: Path, files: Files = OS_FILES) -> AsyncIterator[WiredBroker]:
     """A broker under SYNC_FLUSH, with its flusher at work."""
     broker = wire(root, files=files, flush_disk_type=FlushDiskType.SYNC_FLUSH)
-    running = asyncio.create_task(broker.flusher.run(lambda: None))
+    running = asyncio.create_task(broker.flusher.run(broker.writer.dispatched))
     try:
         yield broker
     finally:
@@ -45,6 +45,18 @@ async def test_under_sync_flush_a_message_nobody_waits_for_reaches_the_disk_too(
             while broker.store.flushed_offset < end:
                 await broker.clock.advance(0.1)
                 await asyncio.sleep(0.001)  # the flush is another thread's
+
+
+async def test_a_message_that_could_not_be_dispatched_is_when_the_disk_has_room(tmp_path: Path) -> None:
+    """Found by the simulation (seed 452): after a full disk a master took no messages until it was restarted."""
+    async with sync_flushing(tmp_path) as broker:
+        broker.store.follower.failed(OSError(errno.ENOSPC, "No space left on device"))
+        assert "dispatch" in broker.store.refusals
+        async with asyncio.timeout(30):
+            while broker.store.refusals:
+                await broker.clock.advance(0.5)
+                await asyncio.sleep(0.001)  # queues are synced in another thread
+        broker.writer.append_one(new_message())
 
 
 class SlowDisk(OsFiles):

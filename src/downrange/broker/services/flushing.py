@@ -115,14 +115,15 @@ class Flusher:
         return store.flushed_offset >= end_offset
 
     async def run(self, on_committed: Callable[[], object]) -> None:
-        """Flush log and queues, and prepare files. `on_committed` is called when the transient pool was written."""
+        """Flush log and queues, and prepare files. `on_committed` makes records of the log readable that are not yet:
+        called when the transient pool was written, and after queues could not be."""
         async with asyncio.TaskGroup() as tasks:
             if self.is_sync:
                 tasks.create_task(self._flush_for_senders())
                 tasks.create_task(self._expire_senders())
             else:
                 tasks.create_task(self._flush_by_time())
-            tasks.create_task(self._flush_queues())
+            tasks.create_task(self._flush_queues(on_committed))
             tasks.create_task(self._prepare_files())
             if self._config.store.uses_transient_pool:
                 tasks.create_task(self._commit_pool(on_committed))
@@ -203,13 +204,15 @@ class Flusher:
             elif self._store.is_writable and self._store.flushed_offset < self._store.max_offset:
                 self._wanted.set()  # messages for which no sender waits must reach the disk, too
 
-    async def _flush_queues(self) -> None:
+    async def _flush_queues(self, dispatch: Callable[[], object]) -> None:
         policy = FlushPolicy(FlushTimes.of_consume_queues(self._config.store), self._clock.now())
         while True:
             await self._until(policy)
             flush = policy.due(self._clock.now())
             if flush is None:
                 continue
+            if "dispatch" in self._store.refusals:  # the disk was full, say: it may have room again
+                dispatch()
             try:
                 for _ in self._store.write_pending_in_slices(least_pages=flush.least_pages):
                     await asyncio.sleep(0)

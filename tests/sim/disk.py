@@ -1,0 +1,117 @@
+"""The disks of simulated machines: real files on a file system in memory, and beside them what of each is safe.
+
+A sync makes the pages of a file safe, a sync of a directory the names in it. After a power cut every other page or
+name is there or not, as chance will have it. Small tables that are replaced by renaming a synced file count as safe.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import shutil
+from pathlib import Path
+from typing import Final
+
+PAGE: Final = 4096
+SECTOR: Final = 512
+
+
+class Disk:
+    """One machine's disk. `root` changes with every crash: what is left of the files is copied."""
+
+    def __init__(self, directory: Path, chance: random.Random) -> None:
+        self._directory = directory
+        self._chance = chance
+        self._number = 0
+        self._safe_bytes: dict[int, bytes] = {}
+        self._safe_names: set[str] = set()
+        self.fails_to_sync = False
+        self.is_full = False
+        self.was_faulty = False
+        """Whether a fault was injected since the last start: then a broker may end by itself."""
+        self.root.mkdir(parents=True)
+
+    @property
+    def root(self) -> Path:
+        return self._directory / str(self._number)
+
+    # --- what the store does ------------------------------------------------------------------------------------
+
+    def may_sync(self) -> None:
+        """Raises OSError while the disk cannot write."""
+        if self.fails_to_sync:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def synced(self, descriptor: int) -> None:
+        self.may_sync()
+        status = os.fstat(descriptor)
+        self._safe_bytes[status.st_ino] = os.pread(descriptor, status.st_size, 0)
+
+    def names_synced(self, path: Path) -> None:
+        self.may_sync()
+        self._safe_names.update(str(one) for one in Path(path).iterdir())
+        self._safe_names.add(str(path))
+
+    def all_synced(self) -> None:
+        for path in sorted(self.root.rglob("*")):
+            self._safe_names.add(str(path))
+            if path.is_file():
+                self._safe_bytes[path.stat().st_ino] = path.read_bytes()
+
+    def needs_room(self) -> None:
+        if self.is_full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    # --- what happens to it -------------------------------------------------------------------------------------
+
+    def keep_all(self) -> None:
+        """Only the process died: all it wrote is there."""
+        source = self.root
+        self._number += 1
+        shutil.copytree(source, self.root)
+        self._forget()
+
+    def lose_power(self) -> None:
+        """Keep what is safe, and of the rest what chance leaves."""
+        source = self.root
+        self._number += 1
+        self.root.mkdir()
+        for path in sorted(source.rglob("*")):
+            if path.is_dir():
+                continue
+            is_named = all(str(one) in self._safe_names for one in (path, *path.parents) if source in one.parents)
+            is_table = path.parent.name == "config"
+            if not is_named and not is_table and self._chance.random() < 0.5:
+                continue
+            copy = self.root / path.relative_to(source)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes(path.read_bytes() if is_table else self._mix(path))
+        abort = self.root / "abort"
+        if abort.exists():
+            abort.write_bytes(b"another boot")
+        self._forget()
+
+    def _mix(self, path: Path) -> bytes:
+        now = path.read_bytes()
+        safe = self._safe_bytes.get(path.stat().st_ino, b"").ljust(len(now), b"\0")[: len(now)]
+        if safe == now:
+            return now
+        likely = self._chance.choice((0.0, 0.3, 0.7, 1.0))
+        unit = self._chance.choice((SECTOR, PAGE))
+        return b"".join(
+            (now if self._chance.random() < likely else safe)[at : at + unit] for at in range(0, len(now), unit)
+        )
+
+    def wipe(self) -> None:
+        """An operator removes everything."""
+        self._number += 1
+        self.root.mkdir()
+        self._forget()
+
+    def _forget(self) -> None:
+        """All that is left now has been on the disk for long."""
+        self._safe_bytes.clear()
+        self._safe_names.clear()
+        self.all_synced()
+        self.fails_to_sync = self.is_full = self.was_faulty = False

@@ -1,0 +1,69 @@
+"""`python -m tests.sim 1-200`: run seeds one after another, and stop at the first that fails."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+from tests.sim.run import Outcome, run, shrink
+
+SHOWN_PROBLEMS: Final = 10
+
+
+def seeds_of(text: str) -> range:
+    first, dash, last = text.partition("-")
+    if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
+        raise argparse.ArgumentTypeError(f"not seeds: {text!r}; expected one number or a range, as 7 or 1-200")
+    return range(int(first), int(last or first) + 1)
+
+
+def report(outcome: Outcome) -> None:
+    """Tell how a seed failed, and which of its faults that takes."""
+    print(f"seed {outcome.seed} failed: {outcome.summary}")
+    _print_problems(outcome)
+    shrunk = shrink(outcome)
+    print(f"it also fails with {len(shrunk.faults)} of its {len(outcome.faults)} faults:")
+    for fault in shrunk.faults:
+        print(f"  {fault}")
+    _print_problems(shrunk)
+
+
+def _print_problems(outcome: Outcome) -> None:
+    for problem in outcome.problems[:SHOWN_PROBLEMS]:
+        print(f"  {problem}")
+    if len(outcome.problems) > SHOWN_PROBLEMS:
+        print(f"  and {len(outcome.problems) - SHOWN_PROBLEMS} more")
+
+
+def run_all(seeds: range) -> int:
+    simulated = used = 0.0
+    for number, seed in enumerate(seeds):
+        outcome = run(seed)
+        simulated += outcome.simulated_seconds
+        used += outcome.cpu_seconds
+        if not outcome.is_good:
+            report(outcome)
+            print(f"{number} of {len(seeds)} seeds passed, then seed {seed} failed")
+            return 1
+    print(f"{simulated:.0f} s simulated in {used:.1f} s of CPU time: {simulated / max(used, 1e-9):.0f} times as fast")
+    print(f"{len(seeds)} of {len(seeds)} seeds passed")
+    return 0
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.sim", description=__doc__)
+    parser.add_argument("seeds", type=seeds_of, help="one number or a range, as 7 or 1-200")
+    parser.add_argument("--history", action="store_true", help="print the history of the first seed, line by line")
+    options = parser.parse_args(arguments)
+    if os.environ.get("PYTHONHASHSEED") != "0":  # sets of strings have one order in all runs then
+        os.environ["PYTHONHASHSEED"] = "0"
+        os.execv(sys.executable, [sys.executable, "-m", "tests.sim", *arguments])  # noqa: S606
+    logging.disable()
+    if options.history:
+        print(run(options.seeds[0]).history.decode())
+        return 0
+    return run_all(options.seeds)

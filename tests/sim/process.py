@@ -1,0 +1,107 @@
+"""The processes of a simulated cluster, the machines they run on, and their clocks."""
+
+from __future__ import annotations
+
+import asyncio
+from asyncio import Handle
+from collections.abc import Coroutine
+from contextvars import Context, ContextVar, copy_context
+from enum import Enum
+from itertools import count
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from tests.sim.loop import SimLoop
+
+EPOCH_MILLIS: Final = 1_700_000_000_000
+
+
+class State(Enum):
+    RUNNING = "running"
+    STOPPED = "stopped"
+    """By SIGSTOP: it does nothing, and its connections stay."""
+    DEAD = "dead"
+
+
+class Machine:
+    """A host with an address and a wall clock of its own."""
+
+    def __init__(self, name: str, address: str, loop: SimLoop) -> None:
+        self.name = name
+        self.address = address
+        self.is_up = True
+        self.clock = SimClock(loop)
+        self.ports = count(10_000)
+
+    def __repr__(self) -> str:
+        return f"<Machine {self.name} {self.address}>"
+
+
+class SimClock:
+    """A machine's clock: `step_millis` is how far its wall clock is from the true time."""
+
+    def __init__(self, loop: SimLoop) -> None:
+        self._loop = loop
+        self.step_millis = 0
+
+    def now(self) -> int:
+        return EPOCH_MILLIS + self.step_millis + int(self._loop.time() * 1000)
+
+    def monotonic(self) -> float:
+        return self._loop.time()
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
+class Process:
+    """One run of a program. Whatever it starts, now or later, belongs to it."""
+
+    _numbers = count(1000)
+
+    def __init__(self, name: str, machine: Machine, loop: SimLoop) -> None:
+        self.name = name
+        self.machine = machine
+        self.process_id = next(self._numbers)
+        self.state = State.RUNNING
+        self.pause_seconds = 0.0
+        """A slow process pauses so long before every callback."""
+        self.free_at = 0.0
+        """A slow process has done all that came before by this time."""
+        self.held: list[Handle] = []
+        """The callbacks that wait while the process is stopped."""
+        self._loop = loop
+        self.context: Context = copy_context()
+        self.context.run(CURRENT.set, self)
+
+    def __repr__(self) -> str:
+        return f"<Process {self.name} {self.state.value}>"
+
+    def start(self, main: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        return self._loop.create_task(main, name=self.name, context=self.context)
+
+    def stop(self) -> None:
+        if self.state is State.RUNNING:
+            self.state = State.STOPPED
+
+    def go_on(self) -> None:
+        if self.state is State.STOPPED:
+            self.state = State.RUNNING
+            held, self.held = self.held, []
+            for handle in held:
+                self._loop._soon.append(handle)
+
+    def kill(self) -> None:
+        """End at once. Its tasks are kept: one that is collected would run its `finally` blocks."""
+        self._loop.kept.append(asyncio.all_tasks(self._loop))
+        self.state = State.DEAD
+        self.held.clear()
+
+
+CURRENT: ContextVar[Process | None] = ContextVar("process", default=None)
+
+
+def current() -> Process:
+    process = CURRENT.get()
+    assert process is not None, "this runs in no simulated process"
+    return process

@@ -1,0 +1,120 @@
+"""Runs one seed: a cluster, its clients, the faults that the seed draws, the drain, and the checker."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import pickle
+import shutil
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from tests.sim.cluster import Cluster, draw_shape
+from tests.sim.faults import Fault, draw_faults, play
+from tests.sim.world import World
+from tests.support.history import Event, check
+
+IN_MEMORY: Final = Path("/dev/shm")  # noqa: S108  a directory of a random name is made in it
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What one run gave."""
+
+    seed: int
+    faults: list[Fault]
+    problems: list[str] = field(default_factory=list)
+    summary: str = ""
+    simulated_seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    history: bytes = b""
+
+    @property
+    def is_good(self) -> bool:
+        return not self.problems
+
+
+async def _main(world: World, outcome: Outcome, faults: list[Fault] | None, directory: Path) -> None:
+    cluster = Cluster(world, draw_shape(world.seed), directory)
+    faults = outcome.faults = draw_faults(world.seed, cluster.names) if faults is None else faults
+    await cluster.start()
+    operator = asyncio.create_task(cluster.operate())
+    await play(cluster, faults)
+    await cluster.drain()
+    operator.cancel()
+    cluster.compare_replica()
+
+
+def run_here(seed: int, faults: list[Fault] | None = None) -> Outcome:
+    """Run a seed in this process, which is good for nothing else afterwards."""
+    outcome = Outcome(seed, faults or [])
+    began = time.process_time()
+    directory = Path(tempfile.mkdtemp(prefix="downrange-sim-", dir=IN_MEMORY if IN_MEMORY.is_dir() else None))
+    try:
+        world = World(seed, directory)
+        asyncio.set_event_loop(world.loop)
+        try:
+            world.loop.run_until_complete(_main(world, outcome, faults, directory))
+        except Exception as error:
+            logging.getLogger(__name__).debug("run failed", exc_info=error)
+            outcome.problems.append(f"the run broke: {error!r}")
+        report = check(world.history)
+        outcome.problems += world.problems + [f"{fault.rule}: {fault.text}" for fault in report.faults]
+        outcome.summary = str(report).partition("\n")[0]
+        outcome.simulated_seconds = world.loop.time()
+        outcome.history = encode(world.history)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    outcome.cpu_seconds = time.process_time() - began
+    return outcome
+
+
+def encode(history: list[Event]) -> bytes:
+    encoder = msgspec.json.Encoder()
+    return b"\n".join(map(encoder.encode, history))
+
+
+def run(seed: int, faults: list[Fault] | None = None) -> Outcome:
+    """Run a seed in a process of its own."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        status = 1
+        try:
+            data = pickle.dumps(run_here(seed, faults))
+            with open(writing, "wb") as file:
+                file.write(data)
+            status = 0
+        finally:
+            os._exit(status)
+    os.close(writing)
+    with open(reading, "rb") as file:
+        data = file.read()
+    os.waitpid(child, 0)
+    if not data:
+        return Outcome(seed, faults or [], ["the process of the run died"])
+    outcome: Outcome = pickle.loads(data)  # noqa: S301  from our own child
+    return outcome
+
+
+def shrink(outcome: Outcome) -> Outcome:
+    """The same failure with as few of its faults as we can find: leave out halves, then single ones."""
+    size = max(1, len(outcome.faults) // 2)
+    while outcome.faults and size:
+        at = 0
+        while at < len(outcome.faults):
+            fewer = outcome.faults[:at] + outcome.faults[at + size :]
+            tried = run(outcome.seed, fewer)
+            if tried.is_good:
+                at += size
+            else:
+                outcome = tried
+        size //= 2
+    return outcome

@@ -1,0 +1,136 @@
+"""Puts the simulation in the place of the machine: in the modules that listen, sync files, draw numbers, ask the time.
+
+Meant for a process of its own that ends with the run (`tests.sim.run` forks one for every seed): nothing is put back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import itertools
+import os
+import random
+import sys
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from downrange.broker import admission
+from downrange.broker import app as broker_app
+from downrange.broker.replication import master
+from downrange.client import session, unique_id
+from downrange.store.files import OsFiles
+from downrange.transport import server
+from downrange.transport.connection import Connection
+from tests.sim.disk import Disk
+from tests.sim.loop import SimLoop
+from tests.sim.network import Listening, Network, SimAcceptor
+from tests.sim.process import CURRENT, current
+
+FLOW_TICK_SECONDS = 1.0
+"""The broker measures every 10 ms how late its loop is. A simulated loop is late only while its process is stopped."""
+
+
+def install(loop: SimLoop, network: Network, disks: dict[str, Disk]) -> None:
+    """From now on this process is the simulated cluster."""
+    _install_network(network)
+    _install_files(disks)
+    _install_chance()
+    _install_time(loop)
+    _install_collector()
+    _number_hashes(loop)
+
+
+def _put(name: str, value: Any) -> None:
+    """Replace a name in all modules of Downrange that imported it."""
+    for module_name, module in list(sys.modules.items()):
+        if module_name.startswith("downrange.") and hasattr(module, name):
+            setattr(module, name, value)
+
+
+def _install_network(network: Network) -> None:
+    network.install()
+    server.READS_TOGETHER = False  # type: ignore[misc]
+    server.duplicate = lambda listening: listening  # type: ignore[attr-defined]
+    server.Acceptor = master.Acceptor = SimAcceptor  # type: ignore[assignment,attr-defined]
+    broker_app.listening_socket = lambda host, port: Listening(network, host, port)  # type: ignore[assignment,attr-defined,return-value]
+    unique_id.local_address = session.local_address = lambda: current().machine.address  # type: ignore[attr-defined]
+
+
+def _install_files(disks: dict[str, Disk]) -> None:
+    def disk() -> Disk:
+        return disks[current().machine.name]
+
+    def needing_room(real: Callable[..., Any]) -> Callable[..., Any]:
+        def operation(*arguments: Any, **options: Any) -> Any:
+            if CURRENT.get() is not None:
+                disk().needs_room()
+            return real(*arguments, **options)
+
+        return operation
+
+    def fsync(descriptor: int) -> None:
+        if (process := CURRENT.get()) is not None and process.machine.name in disks:
+            disk().may_sync()
+
+    files: Any = OsFiles
+    files.sync = lambda self, descriptor: disk().synced(descriptor)
+    files.sync_directory = lambda self, path: disk().names_synced(Path(path))
+    files.sync_file_system = lambda self, path: disk().all_synced()
+    for name in ("create", "write_at", "reserve"):
+        setattr(files, name, needing_room(getattr(files, name)))
+    os.fsync = fsync  # type: ignore[assignment]
+    os.getpid = lambda: current().process_id if CURRENT.get() is not None else 1
+
+
+def _install_chance() -> None:
+    """All that draws without a source of its own draws from the one that the seed began."""
+
+    class Seeded(random.Random):
+        def __init__(self, seed: Any = None) -> None:
+            super().__init__(random.getrandbits(64) if seed is None else seed)
+
+    random.Random = Seeded  # type: ignore[assignment,misc]
+    os.urandom = random.randbytes
+    uuid.uuid4 = lambda: uuid.UUID(int=random.getrandbits(128), version=4)
+
+
+def _install_collector() -> None:
+    """A broker collects garbage when it starts: nothing may be collected here, and it would take most of the time."""
+    gc.disable()
+    gc.collect = lambda *_: 0
+    gc.freeze = lambda: None
+    broker_app.give_back_memory = lambda: None  # type: ignore[attr-defined]
+
+
+def _install_time(loop: SimLoop) -> None:
+    _put("perf_counter", loop.time)
+    admission.TICK_SECONDS = FLOW_TICK_SECONDS  # type: ignore[misc]
+
+
+def _number_hashes(loop: SimLoop) -> None:
+    """Sets of these objects would have the order of their addresses, which the seed does not determine."""
+    numbers = itertools.count(1)
+
+    class Task(asyncio.Task):  # type: ignore[type-arg]
+        _number = 0
+
+        def __hash__(self) -> int:
+            if not self._number:
+                self._number = next(numbers)
+            return self._number
+
+    class Future(asyncio.Future):  # type: ignore[type-arg]
+        _number = 0
+        __hash__ = Task.__hash__
+
+    def numbered(self: Any) -> int:
+        if "_sim_number" not in self.__dict__:
+            self._sim_number = next(numbers)
+        return self._sim_number  # type: ignore[no-any-return]
+
+    loop.set_task_factory(lambda loop, coro, **options: Task(coro, loop=loop, **options))
+    loop.create_future = lambda: Future(loop=loop)  # type: ignore[method-assign]
+    Connection.__hash__ = numbered  # type: ignore[method-assign]
+    master.SlaveLink.__hash__ = numbered  # type: ignore[method-assign]
