@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import pyarrow as pa
@@ -14,7 +15,9 @@ from downrange.spark.lake.location import Location, Output, told_in_one_line
 # Columns whose values repeat within a queue have dictionaries; ids and bodies do not repeat.
 _DICTIONARIES: Final = ["broker", "tags", "born_host", "store_host", "sys_flag", "reconsume_times", "queue_id"]
 _MAP_KEYS: Final = "properties.key_value.key"
-_GROWING: Final = dict.fromkeys(("queue_offset", "physical_offset", "born_time", "store_time"), "DELTA_BINARY_PACKED")
+_TIMES: Final = ("born_time", "store_time")
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_GROWING: Final = dict.fromkeys(("queue_offset", "physical_offset", *_TIMES), "DELTA_BINARY_PACKED")
 STATISTICS: Final = (
     "broker",
     "queue_id",
@@ -115,6 +118,13 @@ class ParquetFile:
         )
 
 
+def _value(column: str, raw: Any) -> Any:
+    """A value as Parquet stores it, in Python's type. Arrow would do this, too, and import pandas for it."""
+    if column in _TIMES:
+        return _EPOCH + timedelta(microseconds=raw)
+    return raw.decode() if isinstance(raw, bytes) else raw
+
+
 def _statistics(metadata: pq.FileMetaData) -> tuple[dict[str, Any], dict[str, Any], dict[str, int]]:
     """Smallest and largest values and numbers of nulls of the columns that have statistics."""
     low: dict[str, Any] = {}
@@ -128,8 +138,9 @@ def _statistics(metadata: pq.FileMetaData) -> tuple[dict[str, Any], dict[str, An
                 continue
             nulls[name] = nulls.get(name, 0) + (found.null_count or 0)
             if found.has_min_max:
-                low[name] = min(low.get(name, found.min), found.min)
-                high[name] = max(high.get(name, found.max), found.max)
+                least, most = _value(name, found.min_raw), _value(name, found.max_raw)
+                low[name] = min(low.get(name, least), least)
+                high[name] = max(high.get(name, most), most)
     for name, value in high.items():
         if isinstance(value, str):
             low[name] = low[name][:_LONG_TEXT]
