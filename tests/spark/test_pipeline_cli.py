@@ -19,7 +19,11 @@ from tests.support.object_store import LakePlace
 
 
 def test_archive_sql_replay_and_stats(
-    spark: SparkSession, place: LakePlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    spark: SparkSession,
+    place: LakePlace,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     @contextmanager
     def shared_session(_: str | None) -> Iterator[SparkSession]:
@@ -60,4 +64,6 @@ def test_archive_sql_replay_and_stats(
         counted = json.loads(run("stats", str(tmp_path / "out"), "orders", "-n", mq.namesrv, "--json"))
         assert counted["messages"] == 30
         assert (tmp_path / "out" / "messages.png").exists()
-        assert "no topic nowhere" in run("archive", lake, "nowhere", "-n", mq.namesrv, "--name", "other", *storage, code=2)
+        assert "no topic nowhere" in run(
+            "archive", lake, "nowhere", "-n", mq.namesrv, "--name", "other", *storage, code=2
+        )
