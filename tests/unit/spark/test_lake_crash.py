@@ -15,7 +15,6 @@ from deltalake.exceptions import CommitFailedError
 
 from downrange.spark.lake.check import problems
 from downrange.spark.lake.compaction import compact
-from downrange.spark.lake.lake import Lake
 from downrange.spark.lake.layout import LakeError
 from tests.support.lake_messages import commit, expected, found, messages
 from tests.support.object_store import LakePlace

@@ -10,7 +10,6 @@ from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-
 from downrange.model.message import MessageQueue
 from downrange.spark.lake.layout import REPLAY, LakeError, LakeFile, checked_name
 from downrange.spark.lake.location import Location, told_in_one_line

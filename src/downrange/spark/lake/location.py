@@ -147,7 +147,7 @@ class Location:
             output.close()
             if self.directory is not None:
                 os.replace(self.directory / temporary, self.directory / path)
-                self.sync_names([path])
+                self.sync_names([path], set())
 
     def remove(self, path: str) -> None:
         """Delete a file that does not count, if it is there."""
@@ -166,20 +166,25 @@ class Location:
                 return self.directory.exists() and any(self.directory.iterdir())
             return bool(self.filesystem().get_file_info(pyarrow.fs.FileSelector("", allow_not_found=True)))
 
-    def sync_names(self, paths: Iterable[str]) -> None:
-        """Sync the directories of files: a new file name survives a power cut only after this."""
+    def sync_names(self, paths: Iterable[str], known: set[Path]) -> None:
+        """Sync the directories of files: a new file name survives a power cut only after this.
+
+        `known` are directories whose own names are safe already; those that are found are added.
+        """
         if self.directory is None:
             return
-        directories = {parent for path in paths for parent in (self.directory / path).parents}
-        for directory in directories:
-            if directory.is_relative_to(self.directory):
+        for directory in {(self.directory / path).parent for path in paths}:
+            _sync(directory)
+            while directory not in known and directory != self.directory:
+                known.add(directory)
+                directory = directory.parent
                 _sync(directory)
 
     def sync_file(self, path: str) -> None:
-        """Sync a file that was written by others, and its name."""
+        """Sync a file that was written by others, and its name in a directory that was there before."""
         if self.directory is not None:
             _sync(self.directory / path)
-            self.sync_names([path])
+            _sync((self.directory / path).parent)
 
 
 def _sync(path: Path) -> None:

@@ -14,6 +14,7 @@ import random
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
@@ -69,6 +70,7 @@ class DeltaLog:
         self._location = location
         self._table: DeltaTable | None = None
         self._known: tuple[int, LakeState] | None = None
+        self._synced: set[Path] = set()
 
     def create(self) -> None:
         """Create the table if it is missing."""
@@ -149,7 +151,7 @@ class DeltaLog:
         return True
 
     def _try(self, table: DeltaTable, change: Change, name: str) -> bool:
-        self._location.sync_names(file.path for file in change.add)
+        self._location.sync_names((file.path for file in change.add), self._synced)
         now = time.time_ns() // 1_000_000
         is_new = not change.remove  # a compaction changes no data
         actions: list[AddAction | RemoveAction] = [
