@@ -1,7 +1,7 @@
 """Looking for a key in a lake: bytes read before a compaction and after it; and the time of a commit.
 
-A day of one topic, archived in batches; each message has one of a hundred thousand keys, at random. The reader is Arrow's,
-which skips files by the log of the table and row groups by their statistics.
+A day of one topic, archived in batches; each message has one of a hundred thousand keys, at random. The reader is
+Arrow's, which skips files by the log of the table and row groups by their statistics.
 """
 
 from __future__ import annotations

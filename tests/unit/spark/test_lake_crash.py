@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from unittest import mock
@@ -97,11 +98,11 @@ from tests.support.lake_messages import commit, messages
 lake = Lake.create(sys.argv[1], json.loads(sys.argv[2]))
 known = lake.state.positions.get("archive")
 batch = 0 if known is None else known.batch + 1
-print("started", flush=True)
 while True:
     rows = [messages(batch * 10, batch * 10 + 10, queue_id=queue_id) for queue_id in range(2)]
     assert commit(lake, batch, *rows)
     batch += 1
+    print(f"{batch} batches", flush=True)
     if batch % 4 == 0:
         compact(lake)
 """
@@ -111,18 +112,18 @@ def test_kills_at_any_moment(place: LakePlace) -> None:
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     chance = random.Random(seed)
+    end = 0
     for _ in range(3):
         process = Running(place.url, json.dumps(place.options), program=(sys.executable, "-c", _ENDLESS))
         try:
-            process.wait_for("started")
-            with suppress(Exception):
-                process.wait(chance.random())  # it never ends by itself: a random time
+            process.wait_for(rf"^{end // 10 + chance.randrange(1, 6)} batches")
+            time.sleep(chance.random() * 0.05)  # any moment of the next ones
             process.kill()
         finally:
             process.close()
         lake = place.open()
         known = lake.state.positions.get("archive")
-        end = 0 if known is None else (known.batch + 1) * 10
+        assert known is not None
+        end = (known.batch + 1) * 10
         assert found(lake) == expected(*(messages(0, end, queue_id=queue_id) for queue_id in range(2)))
         assert list(problems(lake)) == []
-    assert end > 0

@@ -147,7 +147,8 @@ class DeltaLog:
             time.sleep(random.random() * 0.01 * min(attempt, 20))  # noqa: S311
         else:
             raise LakeBusy(f"{self._location}: {_ATTEMPTS} commits of others came first; try again")
-        self._location.sync_file(f"_delta_log/{self.table().version():020}.json")
+        assert self._known is not None
+        self._location.sync_file(f"_delta_log/{self._known[0]:020}.json")
         return True
 
     def _try(self, table: DeltaTable, change: Change, name: str) -> bool:
@@ -174,6 +175,7 @@ class DeltaLog:
                 )
             except CommitFailedError:
                 return False
+        self._known = table.version() + 1, state
         return True
 
 
