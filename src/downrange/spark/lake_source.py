@@ -31,7 +31,7 @@ from pyspark.sql.types import DateType, StructField, StructType
 
 from downrange.spark.errors import one_line_errors
 from downrange.spark.lake.layout import LakeFile
-from downrange.spark.lake.location import Location, told_in_one_line
+from downrange.spark.lake.location import Location, storage_errors
 from downrange.spark.schema import message_schema
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class LakeReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         from downrange.spark.lake.log import files_of, table_at
 
-        with one_line_errors(), told_in_one_line(self._location):
+        with one_line_errors(), storage_errors(self._location):
             table = table_at(self._location, self._version)
             dataset = table.to_pyarrow_dataset(filesystem=self._location.filesystem())
             chosen = {fragment.path for fragment in dataset.get_fragments(self._expression())}
@@ -118,7 +118,7 @@ class LakeReader(DataSourceReader):
 
         if not isinstance(partition, _Files):  # Spark passes something else if there is nothing to read
             return
-        with one_line_errors(), told_in_one_line(self._location):
+        with one_line_errors(), storage_errors(self._location):
             fragments = [self._fragment(*file) for file in partition.files]
             parquet = pyarrow.dataset.ParquetFileFormat()
             dataset = pyarrow.dataset.FileSystemDataset(fragments, SCHEMA, parquet, self._location.filesystem())

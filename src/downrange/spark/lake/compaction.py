@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from downrange.spark.lake.lake import Lake
 from downrange.spark.lake.layout import LakeError, LakeFile
-from downrange.spark.lake.location import told_in_one_line
+from downrange.spark.lake.location import storage_errors
 from downrange.spark.lake.parquet_file import ParquetFile
 
 TARGET_BYTES: Final = 64 * 1024 * 1024
@@ -74,7 +74,7 @@ def _runs(lake: Lake, small: list[LakeFile], run_bytes: int) -> Iterator[tuple[l
     files: list[LakeFile] = []
     tables: list[pa.Table] = []
     for file in small:
-        with told_in_one_line(lake.location):
+        with storage_errors(lake.location):
             tables.append(pq.read_table(file.path, filesystem=filesystem, partitioning=None))
         files.append(file)
         is_full = sum(one.bytes for one in files) >= run_bytes or sum(one.nbytes for one in tables) >= RUN_MEMORY

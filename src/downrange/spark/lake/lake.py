@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from downrange.model.message import MessageQueue
 from downrange.spark.lake.layout import REPLAY, LakeError, LakeFile, checked_name
-from downrange.spark.lake.location import Location, told_in_one_line
+from downrange.spark.lake.location import Location, storage_errors
 from downrange.spark.lake.log import Change, DeltaLog, LakeState, Position, files_of
 from downrange.spark.offsets import Tree, next_offset
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pyarrow.dataset
     from deltalake import DeltaTable
 
-VACUUM_HOURS = 168
+VACUUM_HOURS: Final = 168
 """A file that does not count is deleted after so long: the table's readers, and batches under way, must be done."""
 
 
@@ -73,14 +73,14 @@ class Lake:
         return sorted(found, key=lambda file: (file.date, file.path))
 
     def _files_of(self, table: DeltaTable) -> list[LakeFile]:
-        with told_in_one_line(self.location):
+        with storage_errors(self.location):
             return files_of(table)
 
     def dataset(self, topics: Sequence[str] = ()) -> pyarrow.dataset.Dataset:
         """The messages as an Arrow dataset, which leaves out files that cannot match a filter."""
         import pyarrow.dataset
 
-        with told_in_one_line(self.location):
+        with storage_errors(self.location):
             found = self.table.to_pyarrow_dataset(filesystem=self.location.filesystem())
         return found.filter(pyarrow.dataset.field("topic").isin(list(topics))) if topics else found
 
@@ -114,7 +114,7 @@ class Lake:
     def vacuum(self, hours: int = VACUUM_HOURS) -> int:
         """Delete files that have not counted for so long, and old parts of the log; returns the number of files."""
         table = self.table
-        with told_in_one_line(self.location):
+        with storage_errors(self.location):
             removed = table.vacuum(hours, dry_run=False, enforce_retention_duration=False, full=True)
             table.update_incremental()
             table.create_checkpoint()

@@ -119,7 +119,7 @@ class Location:
 
     def open_output(self, path: str) -> Output:
         """A new file, to be written from start to end."""
-        with told_in_one_line(self):
+        with storage_errors(self):
             if self.directory is not None:
                 return LocalOutput(self.directory / path)
             from deltalake._internal import DeltaFileSystemHandler
@@ -130,7 +130,7 @@ class Location:
     def read_whole(self, path: str) -> bytes | None:
         """The content of a small file; None when it is missing."""
         try:
-            with told_in_one_line(self), self.filesystem().open_input_stream(path) as file:
+            with storage_errors(self), self.filesystem().open_input_stream(path) as file:
                 content: bytes = file.read()
                 return content
         except LakeError as error:
@@ -140,7 +140,7 @@ class Location:
 
     def write_whole(self, path: str, content: bytes) -> None:
         """Write a small file that, even after a crash, has its old content or its new one."""
-        with told_in_one_line(self):
+        with storage_errors(self):
             temporary = path if self.directory is None else f"{path}.{os.getpid()}"
             output = self.open_output(temporary)
             output.write(content)
@@ -151,7 +151,7 @@ class Location:
 
     def remove(self, path: str) -> None:
         """Delete a file that does not count, if it is there."""
-        with told_in_one_line(self):
+        with storage_errors(self):
             if self.directory is not None:
                 (self.directory / path).unlink(missing_ok=True)
             else:
@@ -161,7 +161,7 @@ class Location:
         """Whether anything is there."""
         import pyarrow.fs
 
-        with told_in_one_line(self):
+        with storage_errors(self):
             if self.directory is not None:
                 return self.directory.exists() and any(self.directory.iterdir())
             return bool(self.filesystem().get_file_info(pyarrow.fs.FileSelector("", allow_not_found=True)))
@@ -196,7 +196,7 @@ def _sync(path: Path) -> None:
 
 
 @contextmanager
-def told_in_one_line(location: Location) -> Iterator[None]:
+def storage_errors(location: Location) -> Iterator[None]:
     """Turn errors of file systems, object stores and the Delta library into a LakeError."""
     try:
         yield

@@ -26,7 +26,7 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from downrange.spark.data_source import arrow_schema
 from downrange.spark.lake.layout import PARTITIONS, LakeBusy, LakeError, LakeFile
-from downrange.spark.lake.location import Location, told_in_one_line
+from downrange.spark.lake.location import Location, storage_errors
 from downrange.spark.lake.parquet_file import STATISTICS
 from downrange.spark.offsets import Tree
 from downrange.spark.schema import message_schema
@@ -74,7 +74,7 @@ class DeltaLog:
 
     def create(self) -> None:
         """Create the table if it is missing."""
-        with told_in_one_line(self._location):
+        with storage_errors(self._location):
             DeltaTable.create(
                 self._location.url,
                 SCHEMA,
@@ -87,7 +87,7 @@ class DeltaLog:
 
     @property
     def is_there(self) -> bool:
-        with told_in_one_line(self._location):
+        with storage_errors(self._location):
             return DeltaTable.is_deltatable(self._location.url, self._options)
 
     @property
@@ -96,7 +96,7 @@ class DeltaLog:
 
     def table(self) -> DeltaTable:
         """The table as it is now."""
-        with told_in_one_line(self._location):
+        with storage_errors(self._location):
             if self._table is None:
                 try:
                     self._table = table_at(self._location)
@@ -112,7 +112,7 @@ class DeltaLog:
         table = self.table()
         version = table.version()
         if self._known is None or self._known[0] != version:
-            with told_in_one_line(self._location):
+            with storage_errors(self._location):
                 self._known = version, self._read_state(table, version)
         return self._known[1]
 
@@ -160,7 +160,7 @@ class DeltaLog:
         ]
         actions += [RemoveAction(file.path, False, now, file.bytes, _partition(file)) for file in change.remove]
         state = msgspec.structs.replace(change.state, commit=name)
-        with told_in_one_line(self._location):
+        with storage_errors(self._location):
             try:
                 table.create_write_transaction(
                     actions,

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from downrange.spark.lake.layout import LakeError, LakeFile, partition_of
-from downrange.spark.lake.location import Location, Output, told_in_one_line
+from downrange.spark.lake.location import Location, Output, storage_errors
 
 # Columns whose values repeat within a queue have dictionaries; ids and bodies do not repeat.
 _DICTIONARIES: Final = ["broker", "tags", "born_host", "store_host", "sys_flag", "reconsume_times", "queue_id"]
@@ -68,7 +68,7 @@ class ParquetFile:
         if not self._buffered:
             return
         table = pa.Table.from_batches(self._buffered)
-        with told_in_one_line(self._location):
+        with storage_errors(self._location):
             if self._writer is None:
                 self._open(table.schema)
             assert self._writer is not None
@@ -83,7 +83,7 @@ class ParquetFile:
         self.write_row_group()
         if self._writer is None or self._output is None:
             raise LakeError(f"{self.path} would have no messages")
-        with told_in_one_line(self._location):
+        with storage_errors(self._location):
             self._writer.close()
             self._output.close()
         low, high, nulls = _statistics(self._metadata[0])

@@ -34,7 +34,7 @@ class View:
     name: str
     kind: ViewKind
     value: str
-    options: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
     """More options of the source, for topics and stores; storage options for lakes."""
 
     def __post_init__(self) -> None:
