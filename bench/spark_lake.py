@@ -41,13 +41,13 @@ class _CountedFile(io.FileIO):
         super().__init__(path)
         self._counter = counter
 
-    def read(self, size: int | None = -1) -> bytes:  # type: ignore[override]
+    def read(self, size: int | None = -1) -> bytes:
         data = super().read(-1 if size is None else size) or b""
         self._counter[0] += len(data)
         return data
 
 
-class _CountingHandler(pyarrow.fs.FSSpecHandler):
+class _CountingHandler(pyarrow.fs.FSSpecHandler):  # type: ignore[misc]
     """The files of a local lake, with the number of bytes that were read."""
 
     def __init__(self, lake: Lake) -> None:

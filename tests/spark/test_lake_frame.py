@@ -33,7 +33,7 @@ def lake(place: LakePlace) -> Lake:
 
 def seen(frame: DataFrame) -> Counter[Place]:
     rows = frame.select("topic", "broker", "queue_id", "queue_offset").collect()
-    return Counter(tuple(row) for row in rows)  # type: ignore[misc]
+    return Counter(tuple(row) for row in rows)
 
 
 def test_each_message_once_before_and_after_a_compaction(spark: SparkSession, lake: Lake) -> None:
@@ -65,7 +65,7 @@ def test_a_query_does_not_show_the_options_of_the_object_store(
     view = View("lake", ViewKind.LAKE, place.url, place.options)
     result = sql(spark, "SELECT topic, count(*) AS n FROM lake WHERE date = '2026-11-15' GROUP BY topic", [view])
     assert {row.topic: row.n for row in result.collect()} == {"orders": 20, RETRIED: 30, "2026": 20}
-    plan = result._jdf.queryExecution().toString()  # type: ignore[operator]
+    plan = result._jdf.queryExecution().toString()
     assert SECRET not in f"{plan} {view!r}"
 
 
