@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -151,19 +151,14 @@ class Location:
 
     def remove(self, path: str) -> None:
         """Delete a file that does not count, if it is there."""
-        with storage_errors(self):
-            if self.directory is not None:
-                (self.directory / path).unlink(missing_ok=True)
-            else:
-                self.filesystem().delete_file(path)
+        with storage_errors(self), suppress(FileNotFoundError):
+            self.filesystem().delete_file(path)
 
     def has_files(self) -> bool:
         """Whether anything is there."""
         import pyarrow.fs
 
         with storage_errors(self):
-            if self.directory is not None:
-                return self.directory.exists() and any(self.directory.iterdir())
             return bool(self.filesystem().get_file_info(pyarrow.fs.FileSelector("", allow_not_found=True)))
 
     def sync_names(self, paths: Iterable[str], known: set[Path]) -> None:
