@@ -1,7 +1,7 @@
 """`make demo`: a cluster of real processes, a producer that loses a broker on the way, and nothing lost.
 
 One name server and two brokers start; two thousand messages are sent while one broker is killed; it comes back. A
-consumer group gets every acknowledged message, and the pipelines archive them as Parquet, ask SQL and draw pictures.
+consumer group gets every acknowledged message, and the pipelines archive them in a lake, ask SQL and draw pictures.
 With CONSOLE=1 the web console follows, until Ctrl-C.
 """
 
@@ -158,7 +158,7 @@ def run_pipelines(directory: Path, namesrv: str, acknowledged: set[str]) -> None
     with spark_session(None) as spark:
         started = time.perf_counter()
         done = archive(spark, lake, {"namesrv": namesrv, "subscribe": f"orders,{TRACE_TOPIC}"})
-        print(f"8. archived {done.messages} messages into {done.files} Parquet files in {done.batches} batches,")
+        print(f"8. archived {done.messages} messages into a Delta table: {done.files} files in {done.batches} batches,")
         print(f"   {time.perf_counter() - started:.1f} s after Spark's start of {started - began:.1f} s")
         found = sql(
             spark,

@@ -20,9 +20,8 @@ from downrange.client.config import ClientConfig
 from downrange.model.errors import MQError
 from downrange.model.topics import TopicConfig
 from downrange.spark.lake.check import problems
-from downrange.spark.lake.lake import Lake
 from downrange.spark.pipelines.archive import archive
-from tests.support.lake_messages import all_files
+from tests.support.object_store import LakePlace
 from tests.support.process_cluster import ProcessCluster, process_cluster
 from tests.support.processes import Running
 
@@ -58,10 +57,12 @@ async def cluster_with_orders(directory: Path) -> AsyncIterator[ProcessCluster]:
         yield cluster
 
 
-def driver(cluster: ProcessCluster, lake: Path) -> Running:
+def driver(cluster: ProcessCluster, place: LakePlace) -> Running:
+    """It finds an object store by its environment, as its workers do."""
     return Running(
-        *("pipeline", "archive", str(lake), "orders", "-n", cluster.namesrv, "--master", "local[2]"),
+        *("pipeline", "archive", place.url, "orders", "-n", cluster.namesrv, "--master", "local[2]"),
         *("--continuous", "--every", "0.1", "-o", "maxOffsetsPerTrigger=500"),
+        env=place.options,
     )
 
 
@@ -82,22 +83,21 @@ async def more(acknowledged: set[str], count: int) -> None:
             await asyncio.sleep(0.01)
 
 
-def assert_everything_once(lake: Path, acknowledged: set[str]) -> None:
-    table = all_files(lake, "unique_key", "broker", "queue_id", "queue_offset")
+def assert_everything_once(place: LakePlace, acknowledged: set[str]) -> None:
+    table = place.open().dataset().to_table(["unique_key", "broker", "queue_id", "queue_offset"])
     assert acknowledged - set(table["unique_key"].to_pylist()) == set()
     # A broker may have stored what it had no time to acknowledge, and the producer then sent it again. Those are two
     # messages; but no place in a queue is there twice.
     places = Counter(zip(*(column.to_pylist() for column in table.columns[1:]), strict=True))
     assert max(places.values()) == 1
-    assert list(problems(Lake.open(lake))) == []
+    assert list(problems(place.open())) == []
 
 
-async def test_a_killed_driver_and_a_killed_broker(spark: SparkSession, tmp_path: Path) -> None:
-    lake = tmp_path / "lake"
+async def test_a_killed_driver_and_a_killed_broker(spark: SparkSession, tmp_path: Path, place: LakePlace) -> None:
     acknowledged: set[str] = set()
     async with cluster_with_orders(tmp_path) as cluster:
         async with sending(cluster, acknowledged):
-            first = driver(cluster, lake)
+            first = driver(cluster, place)
             try:
                 await archived(first, 500)
                 await cluster.brokers[0].kill()  # while the driver reads from it
@@ -107,14 +107,13 @@ async def test_a_killed_driver_and_a_killed_broker(spark: SparkSession, tmp_path
                 first.close()
             await cluster.brokers[0].start()
         options = {"namesrv": cluster.namesrv, "subscribe": "orders"}
-        await asyncio.to_thread(archive, spark, lake, options)
+        await asyncio.to_thread(archive, spark, place.url, options, storage_options=place.options)
     assert len(acknowledged) > 700
-    assert_everything_once(lake, acknowledged)
+    assert_everything_once(place, acknowledged)
 
 
 @pytest.mark.slow
-async def test_many_kills_at_any_moment(spark: SparkSession, tmp_path: Path) -> None:
-    lake = tmp_path / "lake"
+async def test_many_kills_at_any_moment(spark: SparkSession, tmp_path: Path, place: LakePlace) -> None:
     acknowledged: set[str] = set()
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
@@ -122,7 +121,7 @@ async def test_many_kills_at_any_moment(spark: SparkSession, tmp_path: Path) -> 
     async with cluster_with_orders(tmp_path) as cluster:
         async with sending(cluster, acknowledged):
             for _ in range(6):
-                process = driver(cluster, lake)
+                process = driver(cluster, place)
                 try:
                     await archived(process, 1)
                     victim = chance.choice(cluster.brokers)
@@ -133,7 +132,7 @@ async def test_many_kills_at_any_moment(spark: SparkSession, tmp_path: Path) -> 
                 finally:
                     process.close()
                 await victim.start()
-            last = driver(cluster, lake)
+            last = driver(cluster, place)
             try:
                 await archived(last, 1)
                 assert await asyncio.to_thread(last.stop) == 0  # SIGTERM ends it in order
@@ -141,5 +140,5 @@ async def test_many_kills_at_any_moment(spark: SparkSession, tmp_path: Path) -> 
             finally:
                 last.close()
         options = {"namesrv": cluster.namesrv, "subscribe": "orders"}
-        await asyncio.to_thread(archive, spark, lake, options)
-    assert_everything_once(lake, acknowledged)
+        await asyncio.to_thread(archive, spark, place.url, options, storage_options=place.options)
+    assert_everything_once(place, acknowledged)

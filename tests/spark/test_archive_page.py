@@ -25,7 +25,7 @@ def test_the_examples_of_the_page(
         producer = mq.producer()
         for number in range(20):
             producer.send(Message("orders", b"%d" % number, tags="paid" if number % 4 else "new", keys=f"key-{number}"))
-        for name in ("functions", "manifest", "pandas"):
+        for name in ("functions", "dataset", "pandas"):
             exec(example(PAGE, name).replace("127.0.0.1:9876", mq.namesrv), {})  # noqa: S102  our own page
         shown = capsys.readouterr().out
         outside = subprocess.run(  # DuckDB does not like the threads that Spark leaves behind

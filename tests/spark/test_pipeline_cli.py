@@ -15,10 +15,15 @@ from downrange import Message
 from downrange.cli import pipeline
 from downrange.cli.main import main
 from downrange.testing import broker
+from tests.support.object_store import LakePlace
 
 
 def test_archive_sql_replay_and_stats(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    spark: SparkSession,
+    place: LakePlace,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     @contextmanager
     def shared_session(_: str | None) -> Iterator[SparkSession]:
@@ -34,23 +39,24 @@ def test_archive_sql_replay_and_stats(
         assert ended.value.code == code, shown.err
         return shown.out if code == 0 else shown.err
 
-    lake = str(tmp_path / "lake")
+    lake = place.url
+    storage = [part for name, value in place.options.items() for part in ("--storage-option", f"{name}={value}")]
     with broker() as mq:
         producer = mq.producer()
         for number in range(30):
             producer.send(Message("orders", b"%d" % number, tags=f"tag{number % 2}", keys=f"key-{number}"))
-        done = json.loads(run("archive", lake, "orders", "-n", mq.namesrv, "--compact", "--json"))
+        done = json.loads(run("archive", lake, "orders", "-n", mq.namesrv, "--compact", "--json", *storage))
         assert (done["messages"], len(done["compacted"])) == (30, 1)
         query = (
             "SELECT l.tags, count(*) AS n FROM lake l JOIN orders o ON l.keys = o.keys GROUP BY l.tags ORDER BY l.tags"
         )
-        table = run("sql", query, "--lake", lake, "--topic", "orders", "-n", mq.namesrv)
+        table = run("sql", query, "--lake", lake, "--topic", "orders", "-n", mq.namesrv, *storage)
         assert [line.split() for line in table.splitlines()] == [["#tags", "#n"], ["tag0", "15"], ["tag1", "15"]]
         assert json.loads(
-            run("sql", "SELECT body FROM lake WHERE keys = 'key-7'", "--lake", lake, "--output", "json")
+            run("sql", "SELECT body FROM lake WHERE keys = 'key-7'", "--lake", lake, "--output", "json", *storage)
         ) == {"body": "7"}
-        assert "cannot be resolved" in run("sql", "SELECT nothing FROM lake", "--lake", lake, code=2)
-        chosen = ("replay", lake, "orders", "--to", "again", "--where", "tags = 'tag1'")
+        assert "cannot be resolved" in run("sql", "SELECT nothing FROM lake", "--lake", lake, *storage, code=2)
+        chosen = ("replay", lake, "orders", "--to", "again", "--where", "tags = 'tag1'", *storage)
         assert run(*chosen, "--dry-run").splitlines()[-1] == "15 messages would be sent"
         assert run(*chosen, "-n", mq.namesrv) == "sent 15 messages\n"
         assert run(*chosen, "-n", mq.namesrv).startswith("an earlier run sent all 15 messages")
@@ -58,4 +64,6 @@ def test_archive_sql_replay_and_stats(
         counted = json.loads(run("stats", str(tmp_path / "out"), "orders", "-n", mq.namesrv, "--json"))
         assert counted["messages"] == 30
         assert (tmp_path / "out" / "messages.png").exists()
-        assert "no topic nowhere" in run("archive", lake, "nowhere", "-n", mq.namesrv, "--name", "other", code=2)
+        assert "no topic nowhere" in run(
+            "archive", lake, "nowhere", "-n", mq.namesrv, "--name", "other", *storage, code=2
+        )

@@ -12,27 +12,32 @@ from pyspark.sql import SparkSession
 from downrange.client.errors import NoNameServer
 from downrange.spark.lake.compaction import compact
 from downrange.spark.lake.lake import Lake
-from downrange.spark.lake.layout import LakeError
+from downrange.spark.lake.layout import LakeBusy, LakeError
 from downrange.spark.pipelines import replay as replay_module
 from downrange.spark.pipelines.errors import PipelineError
 from downrange.spark.pipelines.replay import Counted, ReplayReport, count, replay
 from downrange.spark.pipelines.replay_plan import Choice
 from downrange.testing import EmbeddedBroker, broker
-from tests.support.lake_messages import DAY, messages, write
+from tests.support.lake_messages import DAY, commit, messages
+from tests.support.object_store import ObjectStore
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def mq() -> Iterator[EmbeddedBroker]:
     with broker() as running:
         yield running
 
 
-@pytest.fixture(scope="module")
-def lake(tmp_path_factory: pytest.TempPathFactory) -> Lake:
+@pytest.fixture(scope="module", params=["disk", "S3"])
+def lake(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Lake:
     """Two queues of orders over two days, one of payments."""
-    lake = Lake.create(tmp_path_factory.mktemp("replay") / "lake")
+    if request.param == "disk":
+        lake = Lake.create(tmp_path_factory.mktemp("replay") / "lake")
+    else:
+        store: ObjectStore = request.getfixturevalue("s3")
+        lake = store.new_place().create()
     rows = [messages(0, 40, queue_id=queue_id, begin=DAY - timedelta(seconds=20), millis=1000) for queue_id in (0, 1)]
-    lake.commit_batch("query", 0, write(lake, *rows, messages(0, 5, topic="payments")))
+    commit(lake, 0, *rows, messages(0, 5, topic="payments"))
     return lake
 
 
@@ -100,6 +105,23 @@ def test_it_goes_on_where_it_stopped_even_after_a_compaction(
     assert compact(lake) != []
     assert replay(spark, lake, choice, mq.namesrv) == ReplayReport(40, 80, False)
     assert sorted(bodies(mq, "resumed")) == sorted(expected(0, 40))
+
+
+def test_started_again_elsewhere_it_goes_on_there(
+    spark: SparkSession, mq: EmbeddedBroker, lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replay_module, "CHUNK", 2)
+    choice = Choice("moved", ("payments",), where="1 = 1")
+    reports: list[ReplayReport] = []
+
+    def second_run(_: int) -> None:
+        if not reports:
+            reports.append(replay(spark, Lake(lake.location), choice, mq.namesrv))
+
+    with pytest.raises(LakeBusy, match="started again elsewhere"):
+        replay(spark, lake, choice, mq.namesrv, on_sent=second_run)
+    assert reports == [ReplayReport(3, 5, False)]
+    assert len(bodies(mq, "moved")) == 5
 
 
 def test_it_can_be_stopped(

@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
@@ -13,7 +14,7 @@ from downrange.spark.pipelines.errors import PipelineError, PipelineFailed
 from downrange.spark.pipelines.sql import View, ViewKind, sql, start_stream, write_parquet
 from downrange.testing import EmbeddedBroker, broker
 from tests.spark.messages import wait_for_queue_files
-from tests.support.lake_messages import all_files, messages, write
+from tests.support.lake_messages import commit, messages, write
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +30,7 @@ def mq() -> Iterator[EmbeddedBroker]:
 @pytest.fixture(scope="module")
 def lake(tmp_path_factory: pytest.TempPathFactory) -> Lake:
     lake = Lake.create(tmp_path_factory.mktemp("sql") / "lake")
-    lake.commit_batch("query", 0, write(lake, messages(0, 30)))
+    commit(lake, 0, messages(0, 30))
     write(lake, messages(30, 60))  # never committed
     return lake
 
@@ -39,7 +40,7 @@ def views(mq: EmbeddedBroker, lake: Lake) -> list[View]:
     return [
         View("live", ViewKind.TOPIC, "live", {"namesrv": mq.namesrv}),
         View("store", ViewKind.STORE, str(mq.data / "store")),
-        View("lake", ViewKind.LAKE, str(lake.root)),
+        View("lake", ViewKind.LAKE, str(lake.location)),
     ]
 
 
@@ -55,7 +56,7 @@ def test_a_topic_a_store_and_a_lake_in_one_query(spark: SparkSession, views: lis
     )
     assert [tuple(row) for row in result.collect()] == [("tag0", 10, 10), ("tag1", 10, 10), ("tag2", 10, 10)]
     write_parquet(result, tmp_path / "out")
-    assert sum(all_files(tmp_path / "out", "both")["both"].to_pylist()) == 30
+    assert sum(pq.read_table(tmp_path / "out")["both"].to_pylist()) == 30
     with pytest.raises(PipelineError, match="is there already"):
         write_parquet(result, tmp_path / "out")
 

@@ -16,7 +16,7 @@ from downrange.spark.lake.lake import Lake
 from downrange.spark.pipelines.errors import PipelineError
 from downrange.spark.pipelines.stats import lake_inputs, sends, stats, traffic
 from downrange.spark.schema import message_schema
-from tests.support.lake_messages import messages, write
+from tests.support.lake_messages import commit, messages
 
 NOON = datetime(2026, 11, 15, 12, tzinfo=UTC)
 
@@ -109,7 +109,7 @@ def test_everything_is_written_and_drawn(spark: SparkSession, tmp_path: Path) ->
     traced = traced.set_column(
         at, "body", pa.array([pub(0, 3).encode(), pub(90, 4, succeeded=False).encode()], pa.binary())
     )
-    lake.commit_batch("query", 0, write(lake, messages(0, 100, millis=2000), messages(0, 50, topic="payments"), traced))
+    commit(lake, 0, messages(0, 100, millis=2000), messages(0, 50, topic="payments"), traced)
     inputs = lake_inputs(spark, lake, (), traces=True)
     report = stats(spark, *inputs, tmp_path / "out", window="1 minute")
     assert (report.messages, report.sends, report.failed_sends) == (150, 2, 1)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
+from deltalake import DeltaTable
 
 from downrange.spark.lake.lake import Lake
-from downrange.spark.lake.manifest import LakeFile
+from downrange.spark.lake.layout import LakeFile
 from downrange.spark.lake.writer import LakeWriter
 
 DAY = datetime(2026, 11, 15, tzinfo=UTC)
@@ -51,40 +50,48 @@ def messages(
     )
 
 
-def write(lake: Lake, *batches: pa.RecordBatch, name: str = "archive") -> list[LakeFile]:
+def write(lake: Lake, *batches: pa.RecordBatch) -> list[LakeFile]:
     """What one task writes; nothing counts yet."""
-    writer = LakeWriter(lake.root, name)
+    writer = LakeWriter(lake.location)
     for batch in batches:
         writer.add(batch)
     return writer.finish()
 
 
+def commit(lake: Lake, batch: int, *batches: pa.RecordBatch, name: str = "archive") -> bool:
+    """What one batch of an archive does."""
+    return lake.commit_batch(name, batch, write(lake, *batches), {})
+
+
 Place = tuple[str, str, int, int]
+_PLACE = ["topic", "broker", "queue_id", "queue_offset"]
 
 
 def places(table: pa.Table) -> Counter[Place]:
     """How often each message is there."""
-    columns = [table.column(name) for name in ("topic", "broker", "queue_id", "queue_offset")]
-    return Counter(zip(*(column.to_pylist() for column in columns), strict=True))
+    return Counter(zip(*(table.column(name).to_pylist() for name in _PLACE), strict=True))
 
 
-def by_manifest(lake: Lake) -> Counter[Place]:
-    if not lake.contents().files:
-        return Counter()
-    return places(lake.dataset().to_table(["topic", "broker", "queue_id", "queue_offset"]))
+def expected(*batches: pa.RecordBatch) -> Counter[Place]:
+    return places(pa.Table.from_batches(batches))
 
 
-def all_files(root: Path, *columns: str) -> pa.Table:
-    """What is in all Parquet files, with no regard to the manifest."""
-    tables = [pq.read_table(path, columns=list(columns), partitioning=None) for path in root.rglob("*.parquet")]
-    return pa.concat_tables(tables) if tables else pa.table({name: [] for name in columns})
+def found(lake: Lake) -> Counter[Place]:
+    """What a reader of Delta tables sees that knows nothing of us."""
+    location = lake.location
+    table = DeltaTable(location.url, storage_options=dict(location.storage_options))
+    return places(pa.table(table.scan(columns=_PLACE).read_all()))
 
 
-def by_glob(root: Path) -> Counter[Place]:
-    """What DuckDB sees, which knows nothing of manifests."""
-    import duckdb  # not beside Spark: Spark's threads outlive the interpreter, and DuckDB complains about that
+def column(lake: Lake, name: str) -> Counter[object]:
+    """How often each value of a column is in the lake."""
+    return Counter(lake.dataset().to_table([name])[name].to_pylist())
 
-    if not list(root.rglob("*.parquet")):
-        return Counter()
-    query = f"SELECT topic, broker, queue_id, queue_offset FROM read_parquet('{root}/**/*.parquet')"  # noqa: S608
-    return Counter(duckdb.execute(query).fetchall())
+
+def stored(lake: Lake) -> int:
+    """The number of Parquet files that are there, whether they count or not."""
+    import pyarrow.fs
+
+    selector = pyarrow.fs.FileSelector("", recursive=True)
+    infos = lake.location.filesystem().get_file_info(selector)
+    return sum(info.path.endswith(".parquet") and "_delta_log" not in info.path for info in infos)

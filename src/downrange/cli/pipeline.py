@@ -19,14 +19,19 @@ from downrange.cli.times import parse_time
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
 
-    from downrange.spark.lake.compaction import Compacted
     from downrange.spark.lake.lake import Lake
     from downrange.spark.pipelines.replay_plan import Choice
     from downrange.spark.pipelines.sql import View
 
 app = command_family("Bulk work on Spark: archive topics, replay an archive, ask SQL, count and draw.")
 
-LakeArgument = Annotated[Path, typer.Argument(metavar="LAKE", help="Directory of the lake.")]
+LakeArgument = Annotated[
+    str, typer.Argument(metavar="LAKE", help="Directory or URL of the lake: s3://…, gs://…, abfss://….")
+]
+StorageOptions = Annotated[
+    list[str] | None,
+    typer.Option("--storage-option", help="For the lake's object store, name=value; any number. [environment]"),
+]
 Options = Annotated[
     list[str] | None, typer.Option("--option", "-o", help="More options of the source, name=value; any number of them.")
 ]
@@ -69,6 +74,7 @@ def archive(
     name: Annotated[str, typer.Option("--name", help="Name of this archive: several may fill one lake.")] = "archive",
     store: Store = None,
     options: Options = None,
+    storage: StorageOptions = None,
     namesrv: Namesrv = None,
     master: Master = None,
     json: Json = False,
@@ -102,6 +108,7 @@ def archive(
                 spark,
                 lake,
                 source,
+                storage_options=key_values(storage or []),
                 name=name,
                 until_caught_up=not continuous,
                 seconds_between_batches=every,
@@ -109,7 +116,7 @@ def archive(
                 stop=stop,
             )
         document: dict[str, Any] = {
-            "lake": str(lake),
+            "lake": lake,
             "messages": done.messages,
             "files": done.files,
             "bytes": done.bytes,
@@ -121,7 +128,8 @@ def archive(
             f"in {document['seconds']:.1f} s"
         ]
         if compact_after:
-            document["compacted"], text = _compacted(_lake(lake), topics or ())
+            compacted, text = _compacted(_lake(lake, storage), topics or ())
+            document |= compacted
             parts.append(text)
     print_answer(Answer(document, parts), as_json=json)
 
@@ -130,26 +138,28 @@ def archive(
 def compact(
     lake: LakeArgument,
     topics: Annotated[list[str] | None, typer.Argument(metavar="TOPIC…", help="Only these topics.")] = None,
-    target: Annotated[int, typer.Option("--target", min=1, help="Size of the files to make, in MiB.")] = 256,
+    target: Annotated[int, typer.Option("--target", min=1, help="Size of the files to make, in MiB.")] = 64,
+    keep: Annotated[int, typer.Option("--keep", min=1, help="Hours that replaced files stay for their readers.")] = 168,
+    storage: StorageOptions = None,
     json: Json = False,
 ) -> None:
-    """Join small files of a lake, day by day. Archives may run at the same time."""
+    """Join small files of a lake, day by day, sorted by key. Archives may run at the same time."""
     with asked_rightly():
-        document, text = _compacted(_lake(lake), topics or (), target << 20)
-    print_answer(Answer({"compacted": document}, [text]), as_json=json)
+        document, text = _compacted(_lake(lake, storage), topics or (), target << 20, keep)
+    print_answer(Answer(document, [text]), as_json=json)
 
 
 @app.command("check")
-def check(lake: LakeArgument, json: Json = False) -> None:
-    """Compare a lake with its manifest: files missing, damaged or unknown. Exit code 1 when something is wrong."""
+def check(lake: LakeArgument, storage: StorageOptions = None, json: Json = False) -> None:
+    """Read a whole lake: files missing or damaged, messages twice. Exit code 1 when something is wrong."""
     with asked_rightly():
         from downrange.spark.lake.check import problems
 
-        found = _lake(lake)
+        found = _lake(lake, storage)
         wrong = list(problems(found))
         files = found.files()
     document = {"files": len(files), "messages": sum(file.rows for file in files), "problems": wrong}
-    verdict = f"{len(wrong)} problems" if wrong else "everything is as the manifest says"
+    verdict = f"{len(wrong)} problems" if wrong else "everything is as the log says"
     text = f"{document['files']:,} files, {document['messages']:,} messages: {verdict}"
     print_answer(Answer(document, [*wrong, text]), as_json=json)
     if wrong:
@@ -171,6 +181,7 @@ def replay(
     rate: Annotated[float | None, typer.Option("--rate", help="At most this many messages a second.")] = None,
     again: Annotated[bool, typer.Option("--again", help="Also messages that an earlier run sent.")] = False,
     dry_run: DryRun = False,
+    storage: StorageOptions = None,
     namesrv: Namesrv = None,
     master: Master = None,
     json: Json = False,
@@ -192,7 +203,7 @@ def replay(
             tuple(keys or ()),
             where,
         )
-        found = _lake(lake)
+        found = _lake(lake, storage)
         with spark_session(master) as spark:
             if dry_run:
                 answer = _counted(spark, found, choice)
@@ -206,13 +217,14 @@ def sql(
     query: Annotated[str, typer.Argument(help="A query in Spark SQL.")],
     topics: Annotated[list[str] | None, typer.Option("--topic", "-t", help="[VIEW=]TOPIC, a view of a topic.")] = None,
     stores: Annotated[list[str] | None, typer.Option("--store", help="[VIEW=]DIR, a view of a store's topics.")] = None,
-    lakes: Annotated[list[str] | None, typer.Option("--lake", help="[VIEW=]DIR, a view of a lake.")] = None,
+    lakes: Annotated[list[str] | None, typer.Option("--lake", help="[VIEW=]LAKE, a view of a lake.")] = None,
     stream: Annotated[bool, typer.Option("--stream", help="Go on with new messages, until Ctrl-C.")] = False,
     mode: Annotated[OutputMode, typer.Option("--mode", help="Which rows of a stream to show.")] = OutputMode.append,
     until_caught_up: Annotated[bool, typer.Option("--until-caught-up", help="With --stream: end there.")] = False,
     form: Annotated[OutputForm, typer.Option("--output", help="How to show the result.")] = OutputForm.table,
     to: Annotated[Path | None, typer.Option("--to", help="Where the Parquet files go.")] = None,
     options: Options = None,
+    storage: StorageOptions = None,
     namesrv: Namesrv = None,
     master: Master = None,
 ) -> None:
@@ -222,10 +234,13 @@ def sql(
     more = key_values(options or [])
     with asked_rightly():
         from downrange.spark.pipelines.errors import told_in_one_line
+        from downrange.spark.pipelines.sql import ViewKind, parse_view, start_stream, write_parquet
         from downrange.spark.pipelines.sql import sql as run
-        from downrange.spark.pipelines.sql import start_stream, write_parquet
 
-        views = _views(topics, stores, lakes, more, namesrv)
+        views = _views(topics, stores, more, namesrv)
+        views += [parse_view(text, ViewKind.LAKE, key_values(storage or [])) for text in lakes or ()]
+        if not views:
+            raise UsageError("the query has nothing to read: give --topic, --store or --lake")
         with spark_session(master) as spark, told_in_one_line():
             result = run(spark, query, views, streaming=stream)
             if stream:
@@ -250,7 +265,7 @@ def sql(
 def stats(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Directory for Parquet files and pictures.")],
     topics: Annotated[list[str] | None, typer.Argument(metavar="TOPIC…", help="Topics to count.")] = None,
-    lake: Annotated[Path | None, typer.Option("--lake", help="Count in this lake instead of asking brokers.")] = None,
+    lake: Annotated[str | None, typer.Option("--lake", help="Count in this lake instead of asking brokers.")] = None,
     store: Store = None,
     pattern: Annotated[str | None, typer.Option("--pattern", help="Topics by regular expression.")] = None,
     window: Annotated[
@@ -258,6 +273,7 @@ def stats(
     ] = "1 minute",
     traces: Annotated[bool, typer.Option("--traces/--no-traces", help="Also count sends in the trace topic.")] = True,
     options: Options = None,
+    storage: StorageOptions = None,
     namesrv: Namesrv = None,
     master: Master = None,
     json: Json = False,
@@ -276,7 +292,7 @@ def stats(
             parse_options(source)
         with spark_session(master) as spark, told_in_one_line():
             if lake is not None:
-                messages, traced = lake_inputs(spark, _lake(lake), topics or (), traces=traces)
+                messages, traced = lake_inputs(spark, _lake(lake, storage), topics or (), traces=traces)
             else:
                 assert source is not None
                 messages, traced = topic_inputs(spark, source, traces=traces)
@@ -320,18 +336,27 @@ def _source(
     return source
 
 
-def _lake(path: Path) -> Lake:
+def _lake(place: str, storage: list[str] | None) -> Lake:
     from downrange.spark.lake.lake import Lake
 
-    return Lake.open(path)
+    return Lake.open(place, key_values(storage or []))
 
 
-def _compacted(lake: Lake, topics: Any, target_bytes: int | None = None) -> tuple[list[dict[str, Any]], str]:
+def _compacted(
+    lake: Lake, topics: Any, target_bytes: int | None = None, hours: int | None = None
+) -> tuple[dict[str, Any], str]:
     from downrange.spark.lake.compaction import TARGET_BYTES, compact
+    from downrange.spark.lake.lake import VACUUM_HOURS
 
-    done: list[Compacted] = compact(lake, topics, target_bytes=target_bytes or TARGET_BYTES)
-    rows = [{"path": one.file.path, "replaced": one.replaced, "messages": one.file.rows} for one in done]
-    return rows, f"joined {sum(one.replaced for one in done):,} files into {len(done):,}"
+    done = compact(lake, topics, target_bytes=target_bytes or TARGET_BYTES)
+    removed = lake.vacuum(hours or VACUUM_HOURS)
+    rows = [
+        {"path": file.path, "replaced": one.replaced if file is one.files[0] else 0, "messages": file.rows}
+        for one in done
+        for file in one.files
+    ]
+    text = f"joined {sum(one.replaced for one in done):,} files into {len(rows):,}, deleted {removed:,} old ones"
+    return {"compacted": rows, "deleted": removed}, text
 
 
 def _counted(spark: SparkSession, lake: Lake, choice: Choice) -> Answer:
@@ -376,22 +401,12 @@ def _replayed(
     return Answer({"sentNow": report.sent_now, "sent": report.sent, "wasDone": report.was_done}, [text])
 
 
-def _views(
-    topics: list[str] | None,
-    stores: list[str] | None,
-    lakes: list[str] | None,
-    more: dict[str, str],
-    namesrv: str | None,
-) -> list[View]:
+def _views(topics: list[str] | None, stores: list[str] | None, more: dict[str, str], namesrv: str | None) -> list[View]:
     from downrange.spark.pipelines.sql import ViewKind, parse_view
 
     over_wire = more if namesrv is None else {"namesrv": namesrv, **more}
     views = [parse_view(text, ViewKind.TOPIC, over_wire) for text in topics or ()]
-    views += [parse_view(text, ViewKind.STORE, more) for text in stores or ()]
-    views += [parse_view(text, ViewKind.LAKE, {}) for text in lakes or ()]
-    if not views:
-        raise UsageError("the query has nothing to read: give --topic, --store or --lake")
-    return views
+    return views + [parse_view(text, ViewKind.STORE, more) for text in stores or ()]
 
 
 def _print_rows(result: DataFrame, form: OutputForm) -> None:

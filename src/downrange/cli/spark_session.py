@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 def asked_rightly() -> Iterator[None]:
     """Turn errors about wrong input, and about an installation without Spark, into a UsageError."""
     try:
+        import deltalake  # noqa: F401
         import pyarrow  # noqa: F401
         import pyspark  # noqa: F401
     except ImportError as error:

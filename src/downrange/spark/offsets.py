@@ -37,6 +37,11 @@ def to_json(offsets: Mapping[MessageQueue, int]) -> dict[str, Any]:
     return {"v": VERSION, "q": to_tree(offsets)}
 
 
+def next_offset(tree: Tree, queue: MessageQueue) -> int:
+    """The offset of a queue in a tree; 0 when the tree does not have the queue."""
+    return tree.get(queue.topic, {}).get(queue.broker_name, {}).get(str(queue.queue_id), 0)
+
+
 def from_json(value: Mapping[str, Any]) -> Offsets:
     """The offsets of a checkpoint."""
     version = value.get("v")

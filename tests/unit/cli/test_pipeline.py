@@ -9,7 +9,7 @@ import pytest
 
 from downrange.cli import pipeline
 from downrange.spark.lake.lake import Lake
-from tests.support.lake_messages import messages, write
+from tests.support.lake_messages import commit, messages
 from tests.unit.cli.conftest import Command
 
 
@@ -17,19 +17,18 @@ from tests.unit.cli.conftest import Command
 def lake(tmp_path: Path) -> Lake:
     lake = Lake.create(tmp_path / "lake")
     for batch in range(3):
-        lake.commit_batch("query", batch, write(lake, messages(batch * 10, batch * 10 + 10)))
+        commit(lake, batch, messages(batch * 10, batch * 10 + 10))
     return lake
 
 
 def test_compact_and_check(command: Command, lake: Lake) -> None:
-    assert (
-        command("pipeline", "check", str(lake.root)).out == "3 files, 30 messages: everything is as the manifest says\n"
-    )
-    done = command("pipeline", "compact", str(lake.root), "--json")
+    checked = command("pipeline", "check", str(lake.location))
+    assert checked.out == "3 files, 30 messages: everything is as the log says\n"
+    done = command("pipeline", "compact", str(lake.location), "--json")
     assert [(one["replaced"], one["messages"]) for one in done.document["compacted"]] == [(3, 30)]
-    assert command("pipeline", "compact", str(lake.root)).out == "joined 0 files into 0\n"
-    (lake.root / lake.files()[0].path).unlink()
-    broken = command("pipeline", "check", str(lake.root), "--json")
+    assert command("pipeline", "compact", str(lake.location)).out == "joined 0 files into 0, deleted 0 old ones\n"
+    lake.location.remove(lake.files()[0].path)
+    broken = command("pipeline", "check", str(lake.location), "--json")
     assert broken.code == 1
     assert len(broken.document["problems"]) == 1
 
@@ -37,10 +36,12 @@ def test_compact_and_check(command: Command, lake: Lake) -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["check", "nowhere"], "is not a lake: it has no manifest"),
+        (["check", "nowhere"], "is not a lake: it has no Delta table"),
         (["archive", "{lake}"], "nothing to read: name topics, or give --pattern or --store"),
         (["archive", "{lake}", "orders", "-o", "nonsense=1"], "unknown option nonsense"),
         (["archive", "{lake}", "orders", "-o", "nonsense"], "'nonsense' is not key=value"),
+        (["check", "http://nowhere/lake"], "cannot be at http://nowhere/lake: expected a directory, or a URL with"),
+        (["check", "{lake}", "--storage-option", "nonsense"], "'nonsense' is not key=value"),
         (["archive", "{lake}", "or/ders"], "illegal characters"),
         (["archive", "{lake}", "orders", "--store", "nowhere"], "nowhere is not a store directory"),
         (["archive", "{lake}", "orders", "--name", "a/b"], "'a/b' cannot name a pipeline"),
@@ -63,7 +64,7 @@ def test_wrong_input_is_one_line_and_exit_code_2(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(pipeline, "spark_session", None)  # it must not come to that
-    result = command("pipeline", *(argument.replace("{lake}", str(lake.root)) for argument in arguments))
+    result = command("pipeline", *(argument.replace("{lake}", str(lake.location)) for argument in arguments))
     assert result.code == 2
     assert text in result.err
     assert len(result.err.strip().splitlines()) == 1
@@ -72,7 +73,7 @@ def test_wrong_input_is_one_line_and_exit_code_2(
 
 def test_without_spark_it_says_how_to_get_it(command: Command, lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyspark", None)
-    result = command("pipeline", "archive", str(lake.root), "orders")
+    result = command("pipeline", "archive", str(lake.location), "orders")
     assert result.code == 2
     assert result.err == (
         "downrange: pipelines run on Spark, and pyspark is not installed: pip install 'downrange[spark]'\n"
@@ -82,6 +83,6 @@ def test_without_spark_it_says_how_to_get_it(command: Command, lake: Lake, monke
 def test_without_java_it_says_so(command: Command, lake: Lake, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("JAVA_HOME", raising=False)
-    result = command("pipeline", "sql", "SELECT 1", "--lake", str(lake.root))
+    result = command("pipeline", "sql", "SELECT 1", "--lake", str(lake.location))
     assert result.code == 2
     assert result.err == "downrange: Spark needs Java 17 or newer: install it, or set JAVA_HOME\n"

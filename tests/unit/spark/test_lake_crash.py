@@ -1,22 +1,25 @@
-"""A process that dies between any two steps of a commit or a compaction: what readers see, before and after repair."""
+"""Processes that die at any moment of a commit or a compaction: what readers see before and after the next one."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-from collections import Counter
+import json
+import random
+import sys
+import time
 from collections.abc import Callable
-from pathlib import Path
+from contextlib import suppress
+from unittest import mock
 
-import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
+from deltalake.exceptions import CommitFailedError
 
-from downrange.spark.lake import files
-from downrange.spark.lake import lake as lake_module
 from downrange.spark.lake.check import problems
 from downrange.spark.lake.compaction import compact
-from downrange.spark.lake.lake import Lake
-from tests.support.lake_messages import Place, by_glob, by_manifest, messages, places, write
+from downrange.spark.lake.layout import LakeError
+from tests.support.lake_messages import commit, expected, found, messages
+from tests.support.object_store import LakePlace
+from tests.support.processes import Running
 
 FIRST = [messages(0, 10, queue_id=queue_id) for queue_id in range(3)]
 SECOND = [messages(10, 20, queue_id=queue_id) for queue_id in range(3)]
@@ -26,92 +29,101 @@ class Died(BaseException):
     """kill -9, as far as the code can tell: nothing after it runs."""
 
 
-class Steps:
-    """Counts the steps that change the disk; dies before the one chosen."""
+def around_commit(*, before: BaseException | None = None, after: BaseException | None = None) -> Callable[..., None]:
+    """The library's commit, with an error in front of it or behind it; once."""
+    commit = DeltaTable.create_write_transaction
+    errors = [before, after]
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, die_before: int) -> None:
-        self.taken = 0
-        self._die_before = die_before
-        for owner, name in ((os, "replace"), (os, "fsync"), (files, "remove"), (Path, "mkdir")):
-            monkeypatch.setattr(owner, name, self._counted(getattr(owner, name)))
+    def wrapped(table: DeltaTable, *arguments: object, **options: object) -> None:
+        first, last = errors
+        errors[:] = None, None
+        if first is not None:
+            raise first
+        commit(table, *arguments, **options)  # type: ignore[arg-type]
+        if last is not None:
+            raise last
 
-    def _counted(self, step: Callable[..., object]) -> Callable[..., object]:
-        def counted(*arguments: object, **options: object) -> object:
-            if self.taken == self._die_before:
-                raise Died
-            self.taken += 1
-            return step(*arguments, **options)
-
-        return counted
+    return wrapped
 
 
-def expected(*batches: pa.RecordBatch) -> Counter[Place]:
-    return places(pa.Table.from_batches(batches))
+@pytest.mark.parametrize("is_made", [False, True])
+def test_dying_around_a_commit(place: LakePlace, is_made: bool) -> None:
+    lake = place.create()
+    commit(lake, 0, *FIRST)
+    dies = around_commit(after=Died()) if is_made else around_commit(before=Died())
+    with mock.patch.object(DeltaTable, "create_write_transaction", dies), suppress(Died):
+        commit(lake, 1, *SECOND)
+    assert found(lake) == (expected(*FIRST, *SECOND) if is_made else expected(*FIRST))
+    next_one = place.open()
+    assert commit(next_one, 1, *SECOND) is not is_made
+    assert found(lake) == expected(*FIRST, *SECOND)
+    assert list(problems(lake)) == []
 
 
-def test_dying_anywhere_in_a_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lake_module, "SNAPSHOT_ENTRIES", 2)  # the snapshot dies as well
-    before, after = expected(*FIRST), expected(*FIRST, *SECOND)
-    outcomes = set()
-    for step in range(1000):
-        lake = Lake.create(tmp_path / str(step))
-        lake.commit_batch("query", 0, write(lake, *FIRST))
-        written = write(lake, *SECOND)
-        with monkeypatch.context() as patch:
-            steps = Steps(patch, step)
-            with contextlib.suppress(Died):
-                lake.commit_batch("query", 1, written)
-                lake.settle()
-        manifest, glob = by_manifest(lake), by_glob(lake.root)
-        assert manifest in (before, after), f"half a batch after {step} steps"
-        assert before <= glob <= manifest, f"a message too many or lost after {step} steps"
-        outcomes.add((manifest == after, glob == after))
-        with lake.writing("archive"):
-            assert by_glob(lake.root) == manifest
-            lake.commit_batch("query", 1, write(lake, *SECOND))
-        assert by_manifest(lake) == by_glob(lake.root) == after
-        assert list(problems(lake)) == []
-        if steps.taken < step:
-            break
-    assert outcomes == {(False, False), (True, False), (True, True)}
-    assert step > 10
-
-
-def test_dying_anywhere_in_a_compaction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lake_module, "SNAPSHOT_ENTRIES", 3)
-    everything = expected(*FIRST, *SECOND)
-    doubled = 0
-    for step in range(1000):
-        lake = Lake.create(tmp_path / str(step))
-        lake.commit_batch("query", 0, write(lake, *FIRST))
-        lake.commit_batch("query", 1, write(lake, *SECOND))
-        with monkeypatch.context() as patch:
-            steps = Steps(patch, step)
-            with contextlib.suppress(Died):
-                compact(lake)
-        assert by_manifest(lake) == everything
-        glob = by_glob(lake.root)
-        if lake.contents().version == 3 and len(lake.contents().files) == 1 and glob != everything:
-            doubled += glob.total() > everything.total()
-        else:
-            assert glob == everything, f"after {step} steps"
-        with lake.writing("archive"):  # the archive repairs it too
-            assert by_glob(lake.root) == by_manifest(lake) == everything
+@pytest.mark.parametrize("is_made", [False, True])
+def test_dying_around_the_commit_of_a_compaction(place: LakePlace, is_made: bool) -> None:
+    lake = place.create()
+    commit(lake, 0, *FIRST)
+    commit(lake, 1, *SECOND)
+    dies = around_commit(after=Died()) if is_made else around_commit(before=Died())
+    with mock.patch.object(DeltaTable, "create_write_transaction", dies), suppress(Died):
         compact(lake)
-        assert len(lake.files()) == 1
-        assert by_glob(lake.root) == by_manifest(lake) == everything
+    assert found(lake) == expected(*FIRST, *SECOND)
+    compact(place.open())
+    assert len(lake.files()) == 1
+    assert found(lake) == expected(*FIRST, *SECOND)
+
+
+def test_a_commit_whose_answer_was_lost_is_known_as_ones_own(place: LakePlace) -> None:
+    """An object store that got the entry twice, as its client repeated it, says that somebody was faster."""
+    lake = place.create()
+    lost = around_commit(after=CommitFailedError("0"))
+    with mock.patch.object(DeltaTable, "create_write_transaction", lost):
+        assert commit(lake, 0, *FIRST)
+    assert found(lake) == expected(*FIRST)
+    with (
+        mock.patch.object(DeltaTable, "create_write_transaction", around_commit(after=OSError("reset"))),
+        pytest.raises(LakeError, match="reset"),
+    ):
+        commit(lake, 1, *SECOND)
+    assert not commit(place.open(), 1, *SECOND)  # the next driver finds it there
+    assert found(lake) == expected(*FIRST, *SECOND)
+
+
+_ENDLESS = """
+import json, sys
+from downrange.spark.lake.compaction import compact
+from downrange.spark.lake.lake import Lake
+from tests.support.lake_messages import commit, messages
+lake = Lake.create(sys.argv[1], json.loads(sys.argv[2]))
+known = lake.state.positions.get("archive")
+batch = 0 if known is None else known.batch + 1
+while True:
+    rows = [messages(batch * 10, batch * 10 + 10, queue_id=queue_id) for queue_id in range(2)]
+    assert commit(lake, batch, *rows)
+    batch += 1
+    print(f"{batch} batches", flush=True)
+    if batch % 4 == 0:
+        compact(lake)
+"""
+
+
+def test_kills_at_any_moment(place: LakePlace) -> None:
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    end = 0
+    for _ in range(3):
+        process = Running(place.url, json.dumps(place.options), program=(sys.executable, "-c", _ENDLESS))
+        try:
+            process.wait_for(rf"^{end // 10 + chance.randrange(1, 6)} batches")
+            time.sleep(chance.random() * 0.05)  # any moment of the next ones
+            process.kill()
+        finally:
+            process.close()
+        lake = place.open()
+        known = lake.state.positions.get("archive")
+        assert known is not None
+        end = (known.batch + 1) * 10
+        assert found(lake) == expected(*(messages(0, end, queue_id=queue_id) for queue_id in range(2)))
         assert list(problems(lake)) == []
-        if steps.taken < step:
-            break
-    assert doubled > 0  # the moment that docs/reference/lake.md speaks of exists
-    assert step > 10
-
-
-def test_a_reader_while_files_are_replaced(tmp_path: Path) -> None:
-    """The manifest's reader is right at every moment, also when it looked before the old files went."""
-    lake = Lake.create(tmp_path / "lake")
-    lake.commit_batch("query", 0, write(lake, *FIRST))
-    lake.commit_batch("query", 1, write(lake, *SECOND))
-    seen: list[Counter[Place]] = []
-    compact(lake, on_file=lambda _: seen.append(by_manifest(Lake.open(lake.root))))
-    assert seen == [expected(*FIRST, *SECOND)]

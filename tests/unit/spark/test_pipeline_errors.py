@@ -16,14 +16,14 @@ Traceback (most recent call last):
   File "worker.py", line 1, in <module>
     write(file)
     ^^^^^^^^^^^
-OSError: [Errno 28] No space left on device: 'lake/_temporary/1.part'
+OSError: [Errno 28] No space left on device: 'lake/1.parquet'
 """
 
 
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        (WORKER, "OSError: [Errno 28] No space left on device: 'lake/_temporary/1.part'"),
+        (WORKER, "OSError: [Errno 28] No space left on device: 'lake/1.parquet'"),
         ("[SOME_CODE] It went wrong. SQLSTATE: 42000\nmore", "It went wrong."),
         ("", "Spark gave no reason"),
     ],

@@ -6,6 +6,7 @@ import pytest
 from pyspark.sql import Row
 
 from downrange.spark.lake.layout import LakeError
+from downrange.spark.lake.location import Location
 from downrange.spark.pipelines.replay_plan import Choice, Position, State, message_of, read_state, write_state
 
 ROW = Row(
@@ -44,12 +45,12 @@ def test_the_same_choice_has_the_same_name() -> None:
 
 
 def test_how_far_it_is_survives(tmp_path: Path) -> None:
-    path = tmp_path / "state" / "x.json"
+    lake = Location.of(tmp_path)
     choice = Choice("again", ("orders",), 1, 2, ("k",), "tags = 'paid'")
-    assert read_state(path, choice) == State(choice)
+    assert read_state(lake, choice) == State(choice)
     state = State(choice, 7, Position("2026-11-15", 123, "orders", "broker-a", 0, 6))
-    write_state(path, state)
-    assert read_state(path, choice) == state
-    path.write_text("{")
+    write_state(lake, state)
+    assert read_state(lake, choice) == state
+    lake.write_whole(f"_replay/{choice.name}.json", b"{")
     with pytest.raises(LakeError, match="is damaged"):
-        read_state(path, choice)
+        read_state(lake, choice)

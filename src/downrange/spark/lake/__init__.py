@@ -1,1 +1,1 @@
-"""The lake: archived messages as Parquet files, with a manifest that says which files count. Uses no Spark session."""
+"""The lake: archived messages as a Delta table, on a disk or in an object store. Uses no Spark session."""

@@ -1,50 +1,59 @@
-"""Checks that a lake has all files of its manifest, and no others."""
+"""Checks that a lake has all files of its Delta table undamaged, and no message twice."""
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Iterator
-from itertools import pairwise
+from collections.abc import Iterable, Iterator
+from itertools import groupby
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from downrange.spark.lake.lake import Lake
-from downrange.spark.lake.manifest import LakeFile
+from downrange.spark.lake.layout import LakeFile
+
+_PLACE = ["broker", "queue_id", "queue_offset"]
 
 
 def problems(lake: Lake) -> Iterator[str]:
-    """One line for each problem: missing, damaged and stray files, and messages that are in two files."""
-    contents = lake.contents()
-    for file in contents.files.values():
-        yield from _problems_of(lake, file)
-    known = {lake.root / path for path in contents.files}
-    for path in lake.root.glob("topic=*/**/*.parquet"):
-        if path not in known:
-            yield f"{path.relative_to(lake.root)}: not in the manifest"
-    yield from _overlaps(list(contents.files.values()))
+    """One line for each problem: missing and damaged files, and messages that are there twice."""
+    files = sorted(lake.files(), key=lambda file: (file.topic, file.date))
+    for (topic, date), of_day in groupby(files, key=lambda file: (file.topic, file.date)):
+        places = []
+        for file in of_day:
+            found = _places(lake, file)
+            if isinstance(found, str):
+                yield f"{file.path}: {found}"
+            else:
+                places.append(found)
+        yield from _doubled(topic, date, places)
 
 
-def _problems_of(lake: Lake, file: LakeFile) -> Iterator[str]:
-    path = lake.root / file.path
-    if not path.exists():
-        is_waiting = (lake.root / file.temporary).exists()
-        yield f"{file.path}: {'not in its place yet' if is_waiting else 'missing'}"
+def _places(lake: Lake, file: LakeFile) -> pa.Table | str:
+    """The places of the messages of a file, or what is wrong with it. Every page is read, as its checksum covers it."""
+    filesystem = lake.location.filesystem()
+    try:
+        info = filesystem.get_file_info(file.path)
+        if not info.is_file:
+            return "missing"
+        if info.size != file.bytes:
+            return f"{info.size} bytes, expected {file.bytes}"
+        rows = 0
+        batches = []
+        with filesystem.open_input_file(file.path) as source:
+            parquet = pq.ParquetFile(source, page_checksum_verification=True)
+            for batch in parquet.iter_batches():
+                rows += batch.num_rows
+                batches.append(batch.select(_PLACE))
+    except (OSError, pa.ArrowException) as error:
+        return f"damaged: {str(error).splitlines()[0]}"
+    return pa.Table.from_batches(batches) if rows == file.rows else f"{rows} rows, expected {file.rows}"
+
+
+def _doubled(topic: str, date: str, places: Iterable[pa.Table]) -> Iterator[str]:
+    tables = list(places)
+    if not tables:
         return
-    content = path.read_bytes()
-    if len(content) != file.bytes or zlib.crc32(content) != file.crc32:
-        yield f"{file.path}: not what was written: {len(content)} bytes, expected {file.bytes}, or another checksum"
-        return
-    rows = pq.ParquetFile(pa.BufferReader(content)).metadata.num_rows
-    if rows != file.rows:
-        yield f"{file.path}: {rows} rows, expected {file.rows}"
-
-
-def _overlaps(files: list[LakeFile]) -> Iterator[str]:
-    """Offsets in two files, unless one batch wrote both because the broker's clock went back over midnight."""
-    ranges = [(file.topic, part, file) for file in files for part in file.ranges]
-    ranges.sort(key=lambda claim: claim[:2])
-    for (topic, part, file), (next_topic, next_part, next_file) in pairwise(ranges):
-        same_queue = (topic, *part[:2]) == (next_topic, *next_part[:2])
-        if same_queue and next_part.start < part.end and file.date == next_file.date:
-            yield f"{next_file.path}: offset {next_part.start} is in {file.path} too"
+    counted = pa.concat_tables(tables).group_by(_PLACE).aggregate([([], "count_all")])
+    for row in counted.filter(pa.compute.greater(counted["count_all"], 1)).to_pylist():
+        place = f"queue {row['queue_id']} of {topic} on {row['broker']}"
+        yield f"{place}: offset {row['queue_offset']} is there {row['count_all']} times on {date}"

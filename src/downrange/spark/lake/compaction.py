@@ -1,12 +1,12 @@
-"""Joins the small files of a day into a few large ones.
+"""Joins the small files of a day into a few large ones, sorted by key.
 
-The archive writes a file for every queue and batch, so that it never rewrites a file. Readers prefer large files.
-Rows keep their values; they are sorted by broker, queue and offset.
+The archive writes a file for every queue and batch, so that it never rewrites a file. Readers prefer large files, and a
+reader who looks for a key skips the files and row groups whose smallest and largest keys exclude it.
 """
 
 from __future__ import annotations
 
-import hashlib
+import uuid
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
@@ -14,19 +14,23 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from downrange.spark.lake.lake import Lake
-from downrange.spark.lake.layout import TEMPORARY, LakeError, partition_of
-from downrange.spark.lake.manifest import LakeFile, QueueRange
+from downrange.spark.lake.layout import LakeError, LakeFile
+from downrange.spark.lake.location import storage_errors
 from downrange.spark.lake.parquet_file import ParquetFile
 
-NAME: Final = "compaction"
-TARGET_BYTES: Final = 256 * 1024 * 1024
-_BATCH_ROWS: Final = 64 * 1024
+TARGET_BYTES: Final = 64 * 1024 * 1024
+RUN_FILES: Final = 4
+"""So many files are sorted together: their keys do not overlap."""
+RUN_MEMORY: Final = 1 << 30
+"""Fewer when their messages take more memory than this."""
+ROW_GROUP_ROWS: Final = 32 * 1024
+_ORDER: Final = [(name, "ascending") for name in ("keys", "broker", "queue_id", "queue_offset")]
 
 
 class Compacted(NamedTuple):
-    """One large file and the number of files it replaced."""
+    """The files of one run, and the number of files that they replaced."""
 
-    file: LakeFile
+    files: list[LakeFile]
     replaced: int
 
 
@@ -35,94 +39,66 @@ def compact(
     topics: Iterable[str] = (),
     *,
     target_bytes: int = TARGET_BYTES,
-    on_file: Callable[[Compacted], None] | None = None,
+    on_run: Callable[[Compacted], None] | None = None,
 ) -> list[Compacted]:
     """Rewrite files of less than half of `target_bytes`, day by day. An archive may run at the same time."""
     if target_bytes < 1:
         raise LakeError(f"a file of {target_bytes} bytes cannot be the aim of a compaction")
     done = []
-    with lake.writing(NAME):
-        for group in plan(lake.files(list(topics)), target_bytes):
-            compacted = Compacted(_merge(lake, group), len(group))
-            lake.commit_compaction(group, compacted.file)
+    for small in plan(lake.files(list(topics)), target_bytes):
+        for old, messages in _runs(lake, small, RUN_FILES * target_bytes):
+            compacted = Compacted(_sorted_files(lake, old, messages, target_bytes), len(old))
+            lake.commit_compaction(old, compacted.files)
             done.append(compacted)
-            if on_file is not None:
-                on_file(compacted)
-        lake.settle()
+            if on_run is not None:
+                on_run(compacted)
     return done
 
 
 def plan(files: Iterable[LakeFile], target_bytes: int) -> list[list[LakeFile]]:
-    """The groups of files to join: small files of the same topic and day, in the order of their messages."""
+    """The files to join: the small files of each topic and day that has several, in the order of their store times."""
     by_partition: dict[tuple[str, str], list[LakeFile]] = {}
     for file in files:
         if file.bytes < target_bytes // 2:
             by_partition.setdefault((file.date, file.topic), []).append(file)
-    groups = []
-    for _, small in sorted(by_partition.items()):
-        group: list[LakeFile] = []
-        size = 0
-        for file in sorted(small, key=lambda file: file.ranges):
-            if group and size + file.bytes > target_bytes:
-                groups.append(group)
-                group, size = [], 0
-            group.append(file)
-            size += file.bytes
-        groups.append(group)
-    return [group for group in groups if len(group) > 1]
+    return [
+        sorted(small, key=lambda file: (file.low["store_time"], file.path))
+        for _, small in sorted(by_partition.items())
+        if len(small) > 1
+    ]
 
 
-def _merge(lake: Lake, group: list[LakeFile]) -> LakeFile:
-    paths = "\n".join(file.path for file in group)
-    # The name depends on the replaced files: work that is repeated after a crash gives the same file.
-    digest = hashlib.sha256(paths.encode()).hexdigest()[:24]
-    topic, date = group[0].topic, group[0].date
-    temporary = f"{TEMPORARY}/{NAME}/{digest}.part"
-    target = ParquetFile(lake.root / temporary)
-    schema = pa.unify_schemas([pq.read_schema(lake.path_of(file)) for file in group])
-    for file in group:
-        for batch in _rows(lake, file, schema):
+def _runs(lake: Lake, small: list[LakeFile], run_bytes: int) -> Iterator[tuple[list[LakeFile], pa.Table]]:
+    """Files that are sorted together, and their messages."""
+    filesystem = lake.location.filesystem()
+    files: list[LakeFile] = []
+    tables: list[pa.Table] = []
+    for file in small:
+        with storage_errors(lake.location):
+            tables.append(pq.read_table(file.path, filesystem=filesystem, partitioning=None))
+        files.append(file)
+        is_full = sum(one.bytes for one in files) >= run_bytes or sum(one.nbytes for one in tables) >= RUN_MEMORY
+        if is_full or file is small[-1]:
+            if len(files) > 1:
+                yield files, pa.concat_tables(tables, promote_options="default")  # some files have no properties
+            files, tables = [], []
+
+
+def _sorted_files(lake: Lake, old: list[LakeFile], messages: pa.Table, target_bytes: int) -> list[LakeFile]:
+    topic, date = old[0].topic, old[0].date
+    expected = sum(file.rows for file in old)
+    if messages.num_rows != expected:
+        raise LakeError(f"{topic} of {date}: {messages.num_rows} rows read where the log has {expected}")
+    messages = messages.sort_by([order for order in _ORDER if order[0] in messages.column_names])
+    count = max(1, round(sum(file.bytes for file in old) / target_bytes))
+    rows = -(-expected // count)
+    return [_written(lake, topic, date, messages.slice(start, rows)) for start in range(0, expected, rows)]
+
+
+def _written(lake: Lake, topic: str, date: str, messages: pa.Table) -> LakeFile:
+    target = ParquetFile(lake.location, topic, date, f"compacted-{uuid.uuid4().hex}.parquet")
+    for start in range(0, messages.num_rows, ROW_GROUP_ROWS):
+        for batch in messages.slice(start, ROW_GROUP_ROWS).to_batches():
             target.add(batch)
-    target.close()
-    expected = sum(file.rows for file in group)
-    if target.rows != expected:
-        raise LakeError(f"{topic} of {date}: {target.rows} rows read where the manifest has {expected}")
-    return LakeFile(
-        path=f"{partition_of(topic, date)}/compacted-{digest}.parquet",
-        temporary=temporary,
-        topic=topic,
-        date=date,
-        rows=target.rows,
-        bytes=target.written_bytes,
-        crc32=target.crc32,
-        min_store_millis=min(file.min_store_millis for file in group),
-        max_store_millis=max(file.max_store_millis for file in group),
-        ranges=tuple(_joined(part for file in group for part in file.ranges)),
-    )
-
-
-def _rows(lake: Lake, file: LakeFile, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    with pq.ParquetFile(lake.path_of(file)) as source:
-        for batch in source.iter_batches(_BATCH_ROWS):
-            if batch.schema.equals(schema):
-                yield batch
-            else:  # some files have the column properties, others do not
-                columns = [
-                    batch.column(field.name) if field.name in batch.schema.names else pa.nulls(len(batch), field.type)
-                    for field in schema
-                ]
-                yield pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-def _joined(ranges: Iterable[QueueRange]) -> Iterator[QueueRange]:
-    """Join adjacent ranges; messages between two ranges are not in the file."""
-    current: QueueRange | None = None
-    for part in sorted(ranges):
-        if current is not None and part[:2] == current[:2] and part.start == current.end:
-            current = QueueRange(part.broker, part.queue_id, current.start, part.end)
-            continue
-        if current is not None:
-            yield current
-        current = part
-    if current is not None:
-        yield current
+        target.write_row_group()
+    return target.close()

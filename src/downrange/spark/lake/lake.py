@@ -1,71 +1,64 @@
-"""A lake: a directory of Parquet files with a manifest that says which files count.
+"""A lake: archived messages as a Delta table, partitioned by topic and day.
 
-Order of a commit: files are written under temporary names; the manifest gets an entry, and from then on they count;
-then they are renamed, and the files they replace are removed. `settle`, which every writer calls first, repairs the
-lake after a crash in between.
-
-A reader that asks the manifest (`Lake.paths`) sees each commit completely or not at all. A reader that takes all
-*.parquet files never sees a file that does not count yet. It may miss the files of a commit until they are renamed, and
-during a compaction it may see a message both in the old and in the new file.
+Workers write files; a commit makes them count (log.py). Readers of Delta tables see each commit whole or not at all.
 """
 
 from __future__ import annotations
 
-import os
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from downrange.spark.lake import files
-from downrange.spark.lake.layout import REPLAY, TEMPORARY, LakeError, checked_name
-from downrange.spark.lake.manifest import Contents, Entry, LakeFile, Manifest
-from downrange.spark.offsets import Tree
+from downrange.model.message import MessageQueue
+from downrange.spark.lake.layout import REPLAY, LakeError, LakeFile, checked_name
+from downrange.spark.lake.location import Location, storage_errors
+from downrange.spark.lake.log import Change, DeltaLog, LakeState, Position, files_of
+from downrange.spark.offsets import Tree, next_offset
 
 if TYPE_CHECKING:
-    import pyarrow
     import pyarrow.dataset
+    from deltalake import DeltaTable
 
-SNAPSHOT_ENTRIES: Final = 64
-"""This many entries are joined into a snapshot."""
+VACUUM_HOURS: Final = 168
+"""A file that does not count is deleted after so long: the table's readers, and batches under way, must be done."""
 
 
 class Lake:
-    """One lake. Any number of processes may read; writers of the same name exclude each other (`writing`)."""
+    """One lake. Belongs to one thread; any number of processes may read it and write to it."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root.absolute()  # Spark's processes have working directories of their own
-        self._manifest = Manifest(self.root)
+    def __init__(self, location: Location) -> None:
+        self.location = location
+        self._log = DeltaLog(location)
 
     def __repr__(self) -> str:
-        return f"<Lake {self.root}>"
+        return f"<Lake {self.location}>"
 
     @classmethod
-    def create(cls, root: Path) -> Lake:
-        """The lake at `root`, created if missing; a directory that has other files is refused."""
-        lake = cls(root)
-        if not lake._manifest.is_there:
-            try:
-                if root.exists() and any(root.iterdir()):
-                    raise LakeError(f"{root} is not a lake and not empty")
-                lake._manifest.create()
-            except OSError as error:
-                raise LakeError(f"cannot make a lake at {root}: {error.strerror or error}") from None
+    def create(cls, place: str | Path, storage_options: Mapping[str, str] | None = None) -> Lake:
+        """The lake at a directory or URL, created if missing; a place that has other files is refused."""
+        lake = cls(Location.of(place, storage_options))
+        if not lake._log.is_there:
+            if lake.location.has_files():
+                raise LakeError(f"{lake.location} is not a lake and not empty")
+            lake._log.create()
+        lake._log.table()
         return lake
 
     @classmethod
-    def open(cls, root: Path) -> Lake:
-        lake = cls(root)
-        if not lake._manifest.is_there:
-            raise LakeError(f"{root} is not a lake: it has no manifest")
+    def open(cls, place: str | Path, storage_options: Mapping[str, str] | None = None) -> Lake:
+        lake = cls(Location.of(place, storage_options))
+        lake._log.table()
         return lake
 
-    def replay_state(self, name: str) -> Path:
-        return self.root / REPLAY / f"{checked_name(name)}.json"
+    @property
+    def table(self) -> DeltaTable:
+        """The Delta table as it is now, for readers."""
+        return self._log.table()
 
-    def contents(self) -> Contents:
-        return self._manifest.read()
+    @property
+    def state(self) -> LakeState:
+        return self._log.state()
 
     def files(
         self, topics: Sequence[str] = (), begin_millis: int | None = None, end_millis: int | None = None
@@ -74,122 +67,88 @@ class Lake:
         wanted = set(topics)
         found = [
             file
-            for file in self.contents().files.values()
-            if (not wanted or file.topic in wanted)
-            and (begin_millis is None or file.max_store_millis >= begin_millis)
-            and (end_millis is None or file.min_store_millis <= end_millis)
+            for file in self._files_of(self.table)
+            if (not wanted or file.topic in wanted) and file.is_in_span(begin_millis, end_millis)
         ]
         return sorted(found, key=lambda file: (file.date, file.path))
 
-    def path_of(self, file: LakeFile) -> Path:
-        """The present path of a file: a crash may have left it under its temporary name."""
-        path = self.root / file.path
-        if not path.exists() and (temporary := self.root / file.temporary).exists():
-            return temporary
-        return path
+    def _files_of(self, table: DeltaTable) -> list[LakeFile]:
+        with storage_errors(self.location):
+            return files_of(table)
 
-    def dataset(
-        self, topics: Sequence[str] = (), begin_millis: int | None = None, end_millis: int | None = None
-    ) -> pyarrow.dataset.Dataset:
-        """The files as one Arrow dataset, with the columns `topic` and `date` beside those in the files."""
-        # Imported here because it imports pandas, for which tasks that only write would have to wait.
+    def dataset(self, topics: Sequence[str] = ()) -> pyarrow.dataset.Dataset:
+        """The messages as an Arrow dataset, which leaves out files that cannot match a filter."""
         import pyarrow.dataset
-        import pyarrow.fs
 
-        chosen = self.files(topics, begin_millis, end_millis)
-        if not chosen:
-            raise LakeError(f"{self.root} has no such messages")
-        return pyarrow.dataset.FileSystemDataset(
-            [_fragment(self.path_of(file), file) for file in chosen],
-            _schema(self.path_of(chosen[-1])),
-            pyarrow.dataset.ParquetFileFormat(),
-            filesystem=pyarrow.fs.LocalFileSystem(),
-        )
+        with storage_errors(self.location):
+            found = self.table.to_pyarrow_dataset(filesystem=self.location.filesystem())
+        return found.filter(pyarrow.dataset.field("topic").isin(list(topics))) if topics else found
 
-    @contextmanager
-    def writing(self, name: str) -> Iterator[None]:
-        """The right to write under this name; unfinished work of an earlier writer is finished or removed first."""
-        temporary = self.root / TEMPORARY / checked_name(name)
-        temporary.mkdir(parents=True, exist_ok=True)
-        with files.exclusive(temporary.with_name(f"{name}.lock"), f"pipeline {name}"):
-            self.settle()
-            for path in temporary.iterdir():  # files that count were moved; the rest belonged to tasks that died
-                files.remove(path)
-            yield
-
-    def commit_batch(self, query: str, batch: int, written: Sequence[LakeFile], position: Tree | None = None) -> bool:
+    def commit_batch(self, name: str, batch: int, written: Sequence[LakeFile], position: Tree) -> bool:
         """Make the files that the tasks of a batch wrote count, and remember `position` as the start of the next batch.
 
-        This is done once, however often the batch is run. True when the batch was new.
+        False when the archive `name` has this batch already, by another driver.
         """
 
-        def build(contents: Contents) -> Entry | None:
-            if contents.has_batch(query, batch) or not (written or position is not None):
+        def build(_: DeltaTable, state: LakeState) -> Change | None:
+            known = state.positions.get(checked_name(name))
+            if known is not None and known.batch >= batch:
                 return None
-            now = time.time_ns() // 1_000_000
-            return Entry("batch", tuple(written), query=query, batch=batch, position=position, time_millis=now)
+            positions = {**state.positions, name: Position(batch, position)}
+            grown = LakeState(positions, _grown(state.ends, written))
+            return Change(written, (), grown, (name, batch))
 
-        entry = self._manifest.commit(build)
-        if entry is None:
-            for file in written:
-                files.remove(self.root / file.temporary)
-            return False
-        self._put_in_place(entry)
-        return True
+        return self._log.commit(build)
 
-    def commit_compaction(self, old: Sequence[LakeFile], new: LakeFile) -> None:
+    def commit_compaction(self, old: Sequence[LakeFile], new: Sequence[LakeFile]) -> None:
         """Replace the files `old` by `new`. Fails when one of them no longer counts."""
-        removed = tuple(file.path for file in old)
-        entry = self._manifest.commit(
-            lambda _: Entry("compaction", (new,), removed, time_millis=time.time_ns() // 1_000_000)
-        )
-        assert entry is not None
-        self._put_in_place(entry)
 
-    def settle(self) -> None:
-        """Finish commits that a crash interrupted; then join the entries if there are many."""
-        contents, recent = self._manifest.recent()
-        for entry in recent:
-            live = tuple(file for file in entry.add if file.path in contents.files)
-            self._put_in_place(Entry(entry.kind, live, entry.remove))
-        if len(recent) >= SNAPSHOT_ENTRIES:
-            self._manifest.snapshot()
+        def build(table: DeltaTable, state: LakeState) -> Change:
+            counting = {file.path for file in self._files_of(table)}
+            if missing := [file.path for file in old if file.path not in counting]:
+                raise LakeError(f"{missing[0]} is no longer part of the lake: another process has replaced it")
+            return Change(new, old, state)
 
-    def _put_in_place(self, entry: Entry) -> None:
-        """Move the files of an entry. Every step may have been done before, or at the same time by another process."""
-        directories = set()
-        for file in entry.add:
-            target = self.root / file.path
-            if not target.parent.exists():
-                target.parent.mkdir(parents=True, exist_ok=True)
-                directories |= {target.parent.parent, self.root}
-            try:
-                os.replace(self.root / file.temporary, target)
-            except FileNotFoundError:
-                # The file was moved already, or a compaction has replaced and removed it in the meantime.
-                if not target.exists() and file.path in self.contents().files:
-                    raise LakeError(f"{target} is lost: the manifest has it and the disk has not") from None
-                continue
-            directories.add(target.parent)
-        for directory in directories:
-            files.sync_directory(directory)
-        for path in entry.remove:
-            files.remove(self.root / path)
+        self._log.commit(build)
+
+    def vacuum(self, hours: int = VACUUM_HOURS) -> int:
+        """Delete files that have not counted for so long, and old parts of the log; returns the number of files."""
+        table = self.table
+        with storage_errors(self.location):
+            removed = table.vacuum(hours, dry_run=False, enforce_retention_duration=False, full=True)
+            table.update_incremental()
+            table.create_checkpoint()
+            table.cleanup_metadata()
+        return len(removed)
+
+    def begin_run(self, name: str) -> int:
+        """The number of a new run of the replay `name`. A run that began before must stop: see `last_run`."""
+        number = 0
+
+        def build(table: DeltaTable, state: LakeState) -> Change:
+            nonlocal number
+            number = (table.transaction_version(f"{REPLAY}/{name}") or 0) + 1
+            return Change((), (), state, (f"{REPLAY}/{name}", number))
+
+        self._log.commit(build)
+        return number
+
+    def last_run(self, name: str) -> int:
+        """The number of the newest run of the replay `name`."""
+        return self.table.transaction_version(f"{REPLAY}/{name}") or 0
 
 
-def _schema(path: Path) -> pyarrow.Schema:
-    import pyarrow
-    import pyarrow.parquet
-
-    schema = pyarrow.parquet.read_schema(path).remove_metadata()
-    return pyarrow.schema([("topic", pyarrow.string()), ("date", pyarrow.string()), *schema])
-
-
-def _fragment(path: Path, file: LakeFile) -> pyarrow.dataset.Fragment:
-    import pyarrow.dataset
-    import pyarrow.fs
-
-    known = (pyarrow.dataset.field("topic") == file.topic) & (pyarrow.dataset.field("date") == file.date)
-    return pyarrow.dataset.ParquetFileFormat().make_fragment(
-        str(path), filesystem=pyarrow.fs.LocalFileSystem(), partition_expression=known
-    )
+def _grown(ends: Tree, written: Sequence[LakeFile]) -> Tree:
+    """The ends of queues with these files; raises LakeError when they have messages that are in the lake already."""
+    grown = deepcopy(ends)
+    for file in written:
+        broker, queue_id, start = (file.low[name] for name in ("broker", "queue_id", "queue_offset"))
+        known = next_offset(ends, MessageQueue(file.topic, broker, queue_id))
+        if start < known:
+            raise LakeError(
+                f"queue {queue_id} of {file.topic} on {broker}: offset {start} is in the lake already, which is at "
+                f"{known}; was the broker's store created again?"
+            )
+        queues = grown.setdefault(file.topic, {}).setdefault(broker, {})
+        queues[str(queue_id)] = max(file.high["queue_offset"] + 1, queues.get(str(queue_id), 0))
+    return grown

@@ -1,23 +1,23 @@
-"""The names of files and directories of a lake. See docs/reference/lake.md.
+"""The names of files of a lake, what is known about one file, and the errors of a lake. See docs/reference/lake.md.
 
-    topic=orders/date=2026-11-15/broker-a-3-00000000000000000000-00000000000000000999.parquet
-    _manifest/        which files count
-    _temporary/NAME/  files being written; no name there ends with .parquet, so that no glob finds them
-    _replay/          the progress of replays
-
-Readers of partitioned Parquet ignore names that begin with an underscore.
+topic=orders/date=2026-11-15/broker-a-3-00000000000000000000-5f0c….parquet
+_delta_log/   the log of the Delta table, which says which files count
+_replay/      the progress of replays
 """
 
 from __future__ import annotations
 
 import re
-from typing import Final
+import uuid
+from datetime import datetime
+from typing import Any, Final, NamedTuple
 from urllib.parse import quote
+
+import msgspec
 
 from downrange.model.errors import MQError
 
-MANIFEST: Final = "_manifest"
-TEMPORARY: Final = "_temporary"
+PARTITIONS: Final = ("topic", "date")
 REPLAY: Final = "_replay"
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -28,9 +28,45 @@ class LakeError(MQError):
 
 
 class LakeBusy(LakeError):
-    """Another process is doing this work on the lake already."""
+    """Another process is doing this work on the lake."""
 
     retriable = True
+
+
+class LakeFile(NamedTuple):
+    """One Parquet file: its path, relative to the lake, and what its Delta entry says about it."""
+
+    path: str
+    topic: str
+    date: str
+    rows: int
+    bytes: int
+    low: dict[str, Any]
+    """The smallest value of each column that has statistics."""
+    high: dict[str, Any]
+    nulls: dict[str, int]
+
+    @property
+    def statistics(self) -> str:
+        """The statistics as the log of a Delta table has them."""
+        document = {
+            "numRecords": self.rows,
+            "minValues": self.low,
+            "maxValues": self.high,
+            "nullCount": self.nulls,
+        }
+        return msgspec.json.encode(document, enc_hook=str).decode()
+
+    def is_in_span(self, begin_millis: int | None, end_millis: int | None) -> bool:
+        """Whether the file may have messages that were stored in the span, ends included."""
+        first, last = self.low.get("store_time"), self.high.get("store_time")
+        return (begin_millis is None or last is None or _millis(last) >= begin_millis) and (
+            end_millis is None or first is None or _millis(first) <= end_millis
+        )
+
+
+def _millis(moment: datetime) -> int:
+    return int(moment.timestamp() * 1_000_000) // 1000
 
 
 def partition_of(topic: str, date: str) -> str:
@@ -38,13 +74,13 @@ def partition_of(topic: str, date: str) -> str:
     return f"topic={quote(topic, safe='')}/date={date}"
 
 
-def file_name(broker: str, queue_id: int, start: int, end: int) -> str:
-    """The name of a file with the messages from `start` to before `end` of a queue, with its first and last offset."""
-    return f"{quote(broker, safe='')}-{queue_id}-{start:020}-{end - 1:020}.parquet"
+def file_name(broker: str, queue_id: int, start: int) -> str:
+    """A new name for a file of one queue. It is random: a second attempt of a task may run at the same time."""
+    return f"{quote(broker, safe='')}-{queue_id}-{start:020}-{uuid.uuid4().hex}.parquet"
 
 
 def checked_name(name: str) -> str:
-    """The name of a pipeline, checked because it becomes the name of a directory."""
+    """The name of a pipeline, checked because it becomes part of file names and of the log."""
     if not _NAME.fullmatch(name):
         raise LakeError(f"{name!r} cannot name a pipeline: expected letters, digits, '-', '_' and '.', at most 64")
     return name

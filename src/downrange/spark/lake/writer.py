@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator
 from itertools import pairwise
-from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -13,8 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from downrange.spark.arrow_arrays import as_numpy
-from downrange.spark.lake.layout import TEMPORARY, LakeError, checked_name, file_name, partition_of
-from downrange.spark.lake.manifest import LakeFile, QueueRange
+from downrange.spark.lake.layout import LakeError, LakeFile, file_name
+from downrange.spark.lake.location import Location
 from downrange.spark.lake.parquet_file import ParquetFile
 
 MAX_FILE_BYTES: Final = 256 * 1024 * 1024
@@ -33,84 +31,45 @@ class _Part(NamedTuple):
     queue_id: int
 
 
-class _Open:
-    """A file that is being written, and its future description in the manifest."""
-
-    def __init__(self, part: _Part, path: Path) -> None:
-        self.part = part
-        self.file = ParquetFile(path)
-        self.start, self.end = 1 << 62, 0
-        self.first_micros, self.last_micros = 1 << 62, 0
-
-    def add(self, batch: pa.RecordBatch) -> None:
-        low, high = _bounds(batch.column("queue_offset"))
-        self.start, self.end = min(self.start, low), max(self.end, high + 1)
-        low, high = _bounds(batch.column("store_time").cast(pa.int64()))
-        self.first_micros, self.last_micros = min(self.first_micros, low), max(self.last_micros, high)
-        # Readers take the topic from the name of the directory; a column of that name would confuse some of them.
-        self.file.add(batch.drop_columns("topic"))
-
-
 class LakeWriter:
-    """Writes messages under temporary names. The files count only after `Lake.commit_batch`.
+    """Writes messages into new files, which count only after `Lake.commit_batch`.
 
     Belongs to one task. Batches have columns of a message in any order; those for topic, broker, queue, offset and
     store time are needed. Rows of one queue come in the order of their offsets.
     """
 
-    def __init__(self, lake: Path, name: str) -> None:
-        self._lake = lake
-        self._temporary = f"{TEMPORARY}/{checked_name(name)}"
-        self._open: dict[_Part, _Open] = {}
+    def __init__(self, location: Location) -> None:
+        self._location = location
+        self._open: dict[_Part, ParquetFile] = {}
         self._done: list[LakeFile] = []
 
     def add(self, batch: pa.RecordBatch) -> None:
         for part, rows in _parts(batch):
             target = self._open.get(part)
             if target is None:
-                # A random name: a second attempt of this task may run at the same time.
-                path = self._lake / self._temporary / f"{uuid.uuid4().hex}.part"
-                target = self._open[part] = _Open(part, path)
-            target.add(rows)
-            if target.file.written_bytes >= MAX_FILE_BYTES:
-                self._close(target)
-        while sum(target.file.buffered_bytes for target in self._open.values()) > MAX_BUFFERED_BYTES:
-            max(self._open.values(), key=lambda target: target.file.buffered_bytes).file.write_row_group()
+                name = file_name(part.broker, part.queue_id, rows.column("queue_offset")[0].as_py())
+                target = self._open[part] = ParquetFile(self._location, part.topic, part.date, name)
+            # Readers take the topic from the log; a column of that name would confuse some of them.
+            target.add(rows.drop_columns("topic"))
+            if target.written_bytes >= MAX_FILE_BYTES:
+                self._done.append(self._open.pop(part).close())
+        while sum(target.buffered_bytes for target in self._open.values()) > MAX_BUFFERED_BYTES:
+            max(self._open.values(), key=lambda target: target.buffered_bytes).write_row_group()
 
     def finish(self) -> list[LakeFile]:
-        """Finish all files; they are safe on disk when this returns."""
+        """Finish all files; they are safe when this returns."""
         for target in self._open.values():
-            target.file.write_row_group()
-        for target in list(self._open.values()):
-            self._close(target)
+            target.write_row_group()
+        while self._open:
+            self._done.append(self._open.pop(next(iter(self._open))).close())
         return self._done
 
     def discard(self) -> None:
         """Remove all files: the task failed."""
         for target in self._open.values():
-            target.file.discard()
+            target.discard()
         for file in self._done:
-            (self._lake / file.temporary).unlink(missing_ok=True)
-
-    def _close(self, target: _Open) -> None:
-        del self._open[target.part]
-        part, file = target.part, target.file
-        file.close()
-        name = file_name(part.broker, part.queue_id, target.start, target.end)
-        self._done.append(
-            LakeFile(
-                path=f"{partition_of(part.topic, part.date)}/{name}",
-                temporary=f"{self._temporary}/{file.path.name}",
-                topic=part.topic,
-                date=part.date,
-                rows=file.rows,
-                bytes=file.written_bytes,
-                crc32=file.crc32,
-                min_store_millis=target.first_micros // 1000,
-                max_store_millis=target.last_micros // 1000,
-                ranges=(QueueRange(part.broker, part.queue_id, target.start, target.end),),
-            )
-        )
+            self._location.remove(file.path)
 
 
 def _parts(batch: pa.RecordBatch) -> Iterator[tuple[_Part, pa.RecordBatch]]:
@@ -142,8 +101,3 @@ def _run_bounds(batch: pa.RecordBatch) -> list[int]:
 def _days(batch: pa.RecordBatch) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     micros: np.ndarray[tuple[int], np.dtype[np.int64]] = as_numpy(batch.column("store_time").cast(pa.int64()))
     return np.floor_divide(micros, _DAY_MICROS)
-
-
-def _bounds(array: pa.Array) -> tuple[int, int]:
-    found = pc.min_max(array)
-    return found["min"].as_py(), found["max"].as_py()

@@ -1,11 +1,12 @@
 """Archives topics into a lake, every message once.
 
 For each batch the driver asks for the ends of the queues, tasks write new messages into files (archive_reader.py), and
-the driver commits the files together with the start of the next batch. This commit, one entry of the lake's manifest,
-is all that an archive remembers. If a process dies before it, the files do not count, and the batch is planned again.
+the driver commits the files together with the start of the next batch. This commit, one version of the lake's Delta
+table, is all that an archive remembers. If a process dies before it, the files do not count, and the batch is planned
+again.
 
 This is not a streaming query: its source process, its logs of offsets and commits and its planning took more CPU than
-archiving half a million messages, for a promise that the manifest gives already.
+archiving half a million messages, for a promise that the table gives already.
 """
 
 from __future__ import annotations
@@ -22,8 +23,7 @@ from typing import Any, Final
 from pyspark.sql import SparkSession
 
 from downrange.spark.lake.lake import Lake
-from downrange.spark.lake.layout import LakeError, checked_name
-from downrange.spark.lake.manifest import LakeFile
+from downrange.spark.lake.layout import LakeBusy, LakeFile, checked_name
 from downrange.spark.offsets import VERSION
 from downrange.spark.options import SourceOptions, parse_options
 from downrange.spark.pipelines.archive_reader import ArchiveReader
@@ -51,9 +51,10 @@ class ArchiveProgress:
 
 def archive(
     spark: SparkSession,
-    lake: Path,
+    lake: str | Path,
     options: Mapping[str, str],
     *,
+    storage_options: Mapping[str, str] | None = None,
     name: str = NAME,
     until_caught_up: bool = True,
     seconds_between_batches: float = 10.0,
@@ -62,11 +63,13 @@ def archive(
 ) -> ArchiveProgress:
     """Archive the messages that the options of `rocketmq` choose. Returns when caught up, or when `stop` is set.
 
-    A batch under way is finished first. Several archives of different topics may share a lake, each under a `name`.
+    `lake` is a directory or a URL, which is created if missing; `storage_options` are for its object store. A batch
+    under way is finished first. Several archives of different topics may share a lake, each under a `name`; of two
+    drivers of one archive the first to commit goes on, and the other one ends with LakeBusy.
     """
     wanted = checked(options, name, seconds_between_batches)
-    target = Lake.create(lake)
-    with target.writing(name), told_in_one_line():
+    target = Lake.create(lake, storage_options)
+    with told_in_one_line():
         run = _Run(spark, target, name, wanted)
         run.run(None if until_caught_up else seconds_between_batches, on_progress or (lambda _: None), stop)
         return run.progress
@@ -88,9 +91,9 @@ class _Run:
         self._spark = spark.sparkContext
         self._lake = lake
         self._name = name
-        self._reader = ArchiveReader(options, lake.root, name, self._spark.defaultParallelism)
+        self._reader = ArchiveReader(options, lake.location, self._spark.defaultParallelism)
         self._number = 0
-        """The number of the next batch. The manifest takes each number once: of two drivers of an archive one fails."""
+        """The number of the next batch. The lake takes each number once: of two drivers of an archive one fails."""
         self.progress = ArchiveProgress()
 
     def run(
@@ -99,11 +102,11 @@ class _Run:
         """Archive with `seconds` between batches; None: until all messages that exist now are archived."""
         reader, stop = self._reader, stop or threading.Event()
         with closing(reader):
-            known = self._lake.contents()
-            self._number = known.batches.get(self._name, -1) + 1
+            known = self._lake.state
             position = known.positions.get(self._name)
-            kept = None if position is None else {"v": VERSION, "q": position}
-            begin = kept or reader.first_offset(known)
+            self._number = 0 if position is None else position.batch + 1
+            kept = None if position is None else {"v": VERSION, "q": position.next}
+            begin = kept or reader.first_offset(known.ends)
             if seconds is None:
                 reader.prepareForTriggerAvailableNow()
             while not stop.is_set():
@@ -127,9 +130,8 @@ class _Run:
             for files in self._spark.parallelize(tasks, len(tasks)).map(self._reader.write).collect():
                 written += files
         if not self._lake.commit_batch(self._name, self._number, written, end["q"]):
-            raise LakeError(f"another archive {self._name} has written to {self._lake.root} at the same time")
+            raise LakeBusy(f"another archive {self._name} has written to {self._lake.location} at the same time")
         self._number += 1
-        self._lake.settle()
         if written:
             self.progress.batches += 1
         self.progress.messages += sum(file.rows for file in written)

@@ -7,7 +7,6 @@ the driver which files it wrote.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Final
 
 from pyspark.sql.datasource import InputPartition
@@ -16,10 +15,11 @@ from downrange.model.subscription import parse_tags
 from downrange.spark import planner
 from downrange.spark.cluster import Cluster
 from downrange.spark.data_source import arrow_schema
-from downrange.spark.lake.manifest import Contents, LakeFile
+from downrange.spark.lake.layout import LakeFile
+from downrange.spark.lake.location import Location
 from downrange.spark.lake.writer import LakeWriter
 from downrange.spark.offset_resolution import Origins
-from downrange.spark.offsets import from_json, to_json
+from downrange.spark.offsets import Tree, from_json, next_offset, to_json
 from downrange.spark.options import SourceOptions
 from downrange.spark.planner import QueueRange
 from downrange.spark.schema import message_schema
@@ -33,10 +33,9 @@ _WORTH_A_TASK: Final = 20_000
 class ArchiveReader(StreamReader):
     """Plans the batches of an archive, on the driver and in one thread; `write` runs on copies, on workers."""
 
-    def __init__(self, options: SourceOptions, lake: Path, name: str, parallelism: int) -> None:
+    def __init__(self, options: SourceOptions, lake: Location, parallelism: int) -> None:
         super().__init__(options, arrow_schema(message_schema(include_properties=options.include_properties)))
         self._lake = lake
-        self._name = name
         self._parallelism = parallelism
         self._loop: WorkerLoop | None = None
 
@@ -55,10 +54,10 @@ class ArchiveReader(StreamReader):
             self._loop.close()
             self._loop = self._opened = None
 
-    def first_offset(self, known: Contents) -> dict[str, Any]:
+    def first_offset(self, ends: Tree) -> dict[str, Any]:
         """The first offset of an archive without a position: behind messages that another archive put into the lake."""
         start = from_json(self.initialOffset())
-        return to_json({queue: max(offset, known.next_offset(*queue)) for queue, offset in start.items()})
+        return to_json({queue: max(offset, next_offset(ends, queue)) for queue, offset in start.items()})
 
     def behind(self, end: dict[str, Any]) -> int:
         """The number of messages behind `end` when `latestOffset` was last called."""
@@ -73,7 +72,7 @@ class ArchiveReader(StreamReader):
 
     def write(self, task: InputPartition) -> list[LakeFile]:
         """Runs on a worker: write the messages of a task into files, which count when the lake commits them."""
-        writer = LakeWriter(self._lake, self._name)
+        writer = LakeWriter(self._lake)
         try:
             for batch in self.read(task):
                 writer.add(batch)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 from downrange.client.pipeline_status import PipelineReporter, PipelineStatus
 from downrange.clock import Clock
@@ -11,7 +10,7 @@ from downrange.spark.pipelines.archive import ArchiveProgress
 
 
 def archive_status(
-    reporter: PipelineReporter, name: str, options: Mapping[str, str], lake: Path, clock: Clock
+    reporter: PipelineReporter, name: str, options: Mapping[str, str], lake: str, clock: Clock
 ) -> Callable[[ArchiveProgress], None]:
     """A callback for `archive(on_progress=…)` that tells the progress since it was told last."""
     topics = options.get("subscribe") or options.get("subscribePattern") or ""
@@ -26,7 +25,7 @@ def archive_status(
             name,
             "archive",
             source=topics,
-            target=str(lake),
+            target=lake,
             lag={} if progress.behind is None else {topics: progress.behind},
             rows_per_second=(progress.messages - messages) / seconds,
             bytes_per_second=(progress.bytes - size) / seconds,

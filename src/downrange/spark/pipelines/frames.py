@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import DateType, StructField, StructType
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.types import StructType
 
 from downrange.spark.lake.lake import Lake
+from downrange.spark.lake_source import lake_schema, remote_frame
 from downrange.spark.options import parse_options
 from downrange.spark.schema import message_schema
 
 Options = Mapping[str, str]
+ALL: Final = tuple(message_schema(include_properties=True).names)
 
 
-def columns_named_in(query: str) -> tuple[str, ...] | None:
-    """Columns that a query may need; None for all. Spark does not tell our source, which reads few columns faster."""
+def columns_named_in(query: str, known: Sequence[str] = ALL) -> tuple[str, ...] | None:
+    """The known columns that a query may need; None for all. Spark does not tell sources, which read few faster."""
     text = re.sub(r"\(\s*\*\s*\)", "()", query.lower())  # count(*) needs no column
     words = set(re.findall(r"\w+", text))
     if "*" in text or "natural" in words:
         return None
-    return tuple(name for name in message_schema(include_properties=True).names if name in words) or ("queue_offset",)
+    return tuple(name for name in known if name in words) or ("queue_offset",)
 
 
 def topic_frame(
@@ -52,21 +54,29 @@ def lake_frame(
     topics: Sequence[str] = (),
     begin_millis: int | None = None,
     end_millis: int | None = None,
+    *,
+    columns: Sequence[str] | None = None,
 ) -> DataFrame:
-    """Messages of the files in the manifest of a lake, with the column `date`.
+    """Messages that are in a lake now, with the column `date`: of these topics, stored in this span, ends included.
 
-    `begin_millis` and `end_millis` choose files; files at the edges also have messages outside of the span.
+    `columns` are those that are needed, all unless given; it matters for object stores, whose files Spark does not read
+    itself.
     """
-    with contextlib.suppress(PermissionError):  # a user who may only read leaves repairs to others
-        lake.settle()
-    paths = [str(lake.root / file.path) for file in lake.files(topics, begin_millis, end_millis)]
-    return paths_frame(spark, lake.root, paths)
-
-
-def paths_frame(spark: SparkSession, root: Path, paths: Sequence[str]) -> DataFrame:
     # The schema is given because Spark would take a topic named 2026 for a number, and open every file.
-    schema = StructType([*message_schema(include_properties=True), StructField("date", DateType())])
-    if not paths:
+    schema = lake_schema()
+    files = lake.files(topics, begin_millis, end_millis)
+    directory = lake.location.directory
+    if not files:
         return spark.createDataFrame([], schema)
-    frame = spark.read.schema(schema).option("basePath", str(root)).parquet(*paths)
-    return frame.select(*schema.names)
+    if directory is None:
+        frame = remote_frame(spark, lake.location, lake.table.version(), columns)
+    else:
+        paths = [str(directory / file.path) for file in files]
+        frame = spark.read.schema(schema).option("basePath", str(directory)).parquet(*paths).select(*schema.names)
+    if topics:
+        frame = frame.where(F.col("topic").isin(list(topics)))
+    if begin_millis is not None:
+        frame = frame.where(F.col("store_time") >= F.timestamp_millis(F.lit(begin_millis)))
+    if end_millis is not None:
+        frame = frame.where(F.col("store_time") < F.timestamp_millis(F.lit(end_millis + 1)))
+    return frame

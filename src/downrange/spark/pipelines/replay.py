@@ -2,7 +2,8 @@
 
 Messages are sent in the order of their store times. Those of one queue are sent one after another, so that messages
 with a sharding key keep their order; different queues at the same time. After every chunk the position is saved in the
-lake: a replay that was killed sends at most the last chunk twice.
+lake: a replay that was killed sends at most the last chunk twice. A replay that is started while it runs elsewhere
+takes over: the other one stops before its next chunk.
 """
 
 from __future__ import annotations
@@ -21,9 +22,8 @@ from pyspark.sql import functions as F  # noqa: N812
 from downrange.client import background_loop
 from downrange.client.config import ClientConfig, ProducerConfig
 from downrange.client.producer.producer import AsyncProducer
-from downrange.spark.lake import files
 from downrange.spark.lake.lake import Lake
-from downrange.spark.lake.layout import LakeError
+from downrange.spark.lake.layout import LakeBusy, LakeError
 from downrange.spark.pipelines.errors import PipelineError, told_in_one_line
 from downrange.spark.pipelines.frames import lake_frame
 from downrange.spark.pipelines.replay_plan import Choice, Position, State, message_of, read_state, write_state
@@ -61,13 +61,6 @@ class ReplayReport(NamedTuple):
 def chosen(spark: SparkSession, lake: Lake, choice: Choice) -> DataFrame:
     """The messages of a choice, in no order."""
     frame = lake_frame(spark, lake, choice.topics, choice.begin_millis, choice.end_millis)
-    millis = F.unix_millis("store_time")
-    if choice.topics:
-        frame = frame.where(F.col("topic").isin(list(choice.topics)))
-    if choice.begin_millis is not None:
-        frame = frame.where(millis >= choice.begin_millis)
-    if choice.end_millis is not None:
-        frame = frame.where(millis <= choice.end_millis)
     if choice.keys:
         wanted = list(choice.keys)
         keys = F.arrays_overlap(F.split("keys", " "), F.array(*map(F.lit, wanted)))
@@ -107,35 +100,35 @@ def replay(
     """
     if rate is not None and not rate > 0:
         raise PipelineError(f"a rate of {rate:g} messages a second would never end")
-    path = lake.replay_state(choice.name)
-    path.parent.mkdir(exist_ok=True)
-    with files.exclusive(path.with_suffix(".lock"), "this replay"):
-        state = State(choice) if again else read_state(path, choice)
-        if state.is_done:
-            return ReplayReport(0, state.sent, True)
-        sender = _Sender(namesrv, choice, rate)
-        with told_in_one_line(), sender:
-            before = state.sent
-            for date in _dates(lake, choice):
-                if state.position is not None and date < state.position.date:
-                    continue
-                for chunk in _chunks(_rows(spark, lake, choice, date, state.position), sender.chunk):
-                    sender.send(chunk)
-                    last = Position(date, *(chunk[-1][name] for name in _ORDER))
-                    state = msgspec.structs.replace(state, sent=state.sent + len(chunk), position=last)
-                    write_state(path, state)
-                    if on_sent is not None:
-                        on_sent(len(chunk))
-                    if stop is not None and stop.is_set():
-                        return ReplayReport(state.sent - before, state.sent, False)
-        write_state(path, msgspec.structs.replace(state, is_done=True))
+    run = lake.begin_run(choice.name)
+    state = State(choice) if again else read_state(lake.location, choice)
+    if state.is_done:
+        return ReplayReport(0, state.sent, True)
+    sender = _Sender(namesrv, choice, rate)
+    with told_in_one_line(), sender:
+        before = state.sent
+        for date in _dates(lake, choice):
+            if state.position is not None and date < state.position.date:
+                continue
+            for chunk in _chunks(_rows(spark, lake, choice, date, state.position), sender.chunk):
+                if lake.last_run(choice.name) != run:
+                    raise LakeBusy("this replay was started again elsewhere and goes on there")
+                sender.send(chunk)
+                last = Position(date, *(chunk[-1][name] for name in _ORDER))
+                state = msgspec.structs.replace(state, sent=state.sent + len(chunk), position=last)
+                write_state(lake.location, state)
+                if on_sent is not None:
+                    on_sent(len(chunk))
+                if stop is not None and stop.is_set():
+                    return ReplayReport(state.sent - before, state.sent, False)
+    write_state(lake.location, msgspec.structs.replace(state, is_done=True))
     return ReplayReport(state.sent - before, state.sent, False)
 
 
 def _dates(lake: Lake, choice: Choice) -> list[str]:
     found = lake.files(choice.topics, choice.begin_millis, choice.end_millis)
-    if choice.topics and (unknown := set(choice.topics) - {file.topic for file in lake.contents().files.values()}):
-        raise LakeError(f"{lake.root} has no messages of {', '.join(sorted(unknown))}")
+    if choice.topics and (unknown := set(choice.topics) - {file.topic for file in lake.files()}):
+        raise LakeError(f"{lake.location} has no messages of {', '.join(sorted(unknown))}")
     return sorted({file.date for file in found})
 
 

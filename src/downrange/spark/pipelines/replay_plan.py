@@ -1,9 +1,8 @@
-"""The choice of messages of a replay, and its position. Pure except for the state file."""
+"""The choice of messages of a replay, and its position. Pure except for the state file in the lake."""
 
 from __future__ import annotations
 
 import hashlib
-from pathlib import Path
 from typing import Final, NamedTuple
 
 import msgspec
@@ -11,8 +10,8 @@ from pyspark.sql import Row
 
 from downrange.model.message import Message
 from downrange.model.properties import RESERVED, SHARDING_KEY
-from downrange.spark.lake import files
-from downrange.spark.lake.layout import LakeError
+from downrange.spark.lake.layout import REPLAY, LakeError
+from downrange.spark.lake.location import Location
 
 REPLAY_OF: Final = "REPLAY_OF"
 """The property of a replayed message with the unique key of the message in the lake."""
@@ -55,18 +54,21 @@ class State(msgspec.Struct, frozen=True):
     is_done: bool = False
 
 
-def read_state(path: Path, choice: Choice) -> State:
+def read_state(lake: Location, choice: Choice) -> State:
+    path = _path(choice)
+    content = lake.read_whole(path)
     try:
-        return msgspec.json.decode(path.read_bytes(), type=State)
-    except FileNotFoundError:
-        return State(choice)
+        return State(choice) if content is None else msgspec.json.decode(content, type=State)
     except msgspec.DecodeError as error:
-        raise LakeError(f"{path} is damaged: {error}") from None
+        raise LakeError(f"{lake}/{path} is damaged: {error}") from None
 
 
-def write_state(path: Path, state: State) -> None:
-    path.parent.mkdir(exist_ok=True)
-    files.write_whole(path, msgspec.json.encode(state))
+def write_state(lake: Location, state: State) -> None:
+    lake.write_whole(_path(state.choice), msgspec.json.encode(state))
+
+
+def _path(choice: Choice) -> str:
+    return f"{REPLAY}/{choice.name}.json"
 
 
 def message_of(row: Row, target: str | None) -> Message:

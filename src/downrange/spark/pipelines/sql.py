@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from downrange.spark.lake.lake import Lake
+from downrange.spark.lake_source import lake_schema
 from downrange.spark.pipelines.errors import PipelineError, told_in_one_line
 from downrange.spark.pipelines.frames import columns_named_in, lake_frame, topic_frame
 
@@ -28,13 +29,13 @@ class ViewKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A name in the query and its source: a topic, or the directory of a store or a lake."""
+    """A name in the query and its source: a topic, the directory of a store, or the place of a lake."""
 
     name: str
     kind: ViewKind
     value: str
-    options: Mapping[str, str] = field(default_factory=dict)
-    """More options of the source, for topics and stores."""
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """More options of the source, for topics and stores; storage options for lakes."""
 
     def __post_init__(self) -> None:
         if not _VIEW.fullmatch(self.name):
@@ -45,7 +46,8 @@ class View:
     def frame(self, spark: SparkSession, query: str, *, streaming: bool) -> DataFrame:
         match self.kind:
             case ViewKind.LAKE:
-                return lake_frame(spark, Lake.open(Path(self.value)))
+                columns = columns_named_in(query, lake_schema().names)
+                return lake_frame(spark, Lake.open(self.value, self.options), columns=columns)
             case ViewKind.STORE:
                 chosen = {"storePath": str(Path(self.value).absolute())}
                 if not {"subscribe", "subscribePattern", "assign"} & set(self.options):
