@@ -124,17 +124,12 @@ async def order_conf(
     value: Annotated[str | None, typer.Option("--value", "-v", help="For put: broker-a:4;broker-b:4.")] = None,
 ) -> Answer:
     """Show or change the queues of an ordered topic, which name servers give to clients with its route."""
-    from downrange.protocol.bodies.kv_config import ORDER_TOPIC_CONFIG
-
     if method not in ("get", "put", "delete") or (method == "put") != (value is not None):
         raise UsageError("--method is get, put with --value, or delete")
     if method == "get":
-        found = await admin.namesrv.get_kv(ORDER_TOPIC_CONFIG, topic)
+        found = await admin.namesrv.order_conf(topic)
         return Answer({"topic": topic, "orderConf": found}, [found])
-    if value is not None:
-        outcomes = await admin.namesrv.put_kv(ORDER_TOPIC_CONFIG, topic, value)
-    else:
-        outcomes = await admin.namesrv.delete_kv(ORDER_TOPIC_CONFIG, topic)
+    outcomes = await admin.namesrv.update_order_conf(topic, value)
     told = [f"name server {address} told" for address in outcomes.done]
     return Answer({"done": list(outcomes.done)}, told, outcomes.failed)
 

@@ -12,6 +12,7 @@ from downrange.client.per_server import PerServer
 from downrange.client.session import Session
 from downrange.protocol.bodies.body import decode_body
 from downrange.protocol.bodies.kv_config import (
+    ORDER_TOPIC_CONFIG,
     GetKVConfigResponse,
     KVConfigRequest,
     KVNamespaceRequest,
@@ -70,6 +71,16 @@ class NamesrvAdmin:
         header = KVConfigRequest(namespace=namespace, key=key)
         reply = await self._session.ask_namesrv(request(RequestCode.GET_KV_CONFIG, header))
         return reply.header(GetKVConfigResponse).value or ""
+
+    async def order_conf(self, topic: str) -> str:
+        """The queues of an ordered topic, as `broker-a:4;broker-b:4`; raises QueryNotFound."""
+        return await self.get_kv(ORDER_TOPIC_CONFIG, topic)
+
+    async def update_order_conf(self, topic: str, queues: str | None) -> PerServer[str, None]:
+        """Enter the queues of an ordered topic; None removes them."""
+        if queues is None:
+            return await self.delete_kv(ORDER_TOPIC_CONFIG, topic)
+        return await self.put_kv(ORDER_TOPIC_CONFIG, topic, queues)
 
     async def list_kv(self, namespace: str) -> dict[str, str]:
         """Every key of a namespace; raises QueryNotFound when there is no such namespace."""

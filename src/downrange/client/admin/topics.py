@@ -15,7 +15,6 @@ from downrange.model.errors import MQError
 from downrange.model.topics import AUTO_CREATE_TOPIC, DLQ_PREFIX, RETRY_PREFIX, TopicConfig, check_topic_name
 from downrange.protocol.bodies.body import decode_body
 from downrange.protocol.bodies.groups import GroupList
-from downrange.protocol.bodies.kv_config import ORDER_TOPIC_CONFIG
 from downrange.protocol.bodies.routes import TopicList, TopicRouteData, TopicsByClusterRequest
 from downrange.protocol.bodies.statistics import (
     BrokerStatsData,
@@ -129,7 +128,7 @@ class TopicAdmin:
         if config.order and outcomes.done:
             names = {one.address: one.name for one in await self._session.brokers()}
             queues = ";".join(f"{names[one.address]}:{config.write_queue_nums}" for one in outcomes.done)
-            entered = await self._namesrv.put_kv(ORDER_TOPIC_CONFIG, config.topic_name, queues)
+            entered = await self._namesrv.update_order_conf(config.topic_name, queues)
             not_entered = {Broker(address): error for address, error in entered.failed.items()}
             return PerServer(outcomes.done, {**outcomes.failed, **not_entered})
         return outcomes
