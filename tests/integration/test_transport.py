@@ -213,9 +213,9 @@ async def test_a_peer_that_speaks_another_protocol_is_known_by_what_it_said() ->
 
     web = await asyncio.start_server(answer, "127.0.0.1", 0)
     client = await connect(f"127.0.0.1:{web.sockets[0].getsockname()[1]}")
-    with pytest.raises(ConnectionLost, match=r"was lost: frame of \d+ bytes; 4 to \d+ are allowed"):
+    with pytest.raises(ConnectionLost, match="was lost: the other end speaks HTTP"):
         await client.request(request(ECHO), timeout=5)
-    with pytest.raises(TransportClosed, match=r"is closed: frame of \d+ bytes"):
+    with pytest.raises(TransportClosed, match="is closed: the other end speaks HTTP"):
         client.oneway(request(ECHO))
     web.close()
 

@@ -134,10 +134,10 @@ class Pool(Endpoint):
             raise ConnectFailed(f"cannot connect to {address}: no answer within {timeout:g} s") from None
         try:
             return await connection.request(command, deadline - loop.time())
-        except TransportClosed:
+        except TransportClosed as closed:
             if self._is_closed:
                 raise
-            raise ConnectFailed(f"{address} closed the connection before the request was sent") from None
+            raise ConnectFailed(f"{closed}; the request was not sent") from None
 
     async def oneway(self, address: str, command: Command, timeout: float = 3.0) -> None:
         """Connect if need be, wait until the peer reads, send."""
