@@ -87,10 +87,10 @@ class BrokerConfig:
     )
     controller_addr: str = setting("", "Controllers, separated by semicolons, if enableControllerMode=true.")
     broker_heartbeat_interval: int = setting(
-        500, "Pause between two heartbeats to the controllers.", unit="ms", minimum=10, maximum=60_000
+        300, "Pause between two heartbeats to the controllers.", unit="ms", minimum=10, maximum=60_000
     )
     controller_heart_beat_timeout_mills: int = setting(
-        2000, "The controllers count a broker as dead that was silent for this long.", unit="ms", minimum=100
+        1500, "The controllers count a broker as dead that was silent for this long.", unit="ms", minimum=100
     )
     sync_broker_metadata_period: int = setting(
         1000, "How often a broker asks the controller who is master.", unit="ms", minimum=10

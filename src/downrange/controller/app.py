@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 from downrange.auth.audit import AuditLog
 from downrange.auth.configured_users import configured_inner_user
@@ -22,6 +23,7 @@ from downrange.controller.coordination import Coordination
 from downrange.controller.etcd import EtcdAccess, EtcdClient
 from downrange.controller.handlers import ControllerHandlers, Parts
 from downrange.controller.http_json import Endpoint
+from downrange.controller.leader_link import LeaderLink
 from downrange.controller.leadership import Leadership, Peer, Term
 from downrange.controller.liveness import Liveness, ReplicaKey
 from downrange.controller.metrics import ControllerPages
@@ -39,6 +41,9 @@ from downrange.transport.tls import outgoing_tls, server_tls
 from downrange.transport.tls_config import TlsConfig, TlsMode, resolved
 
 log = logging.getLogger(__name__)
+
+# A broker that hears nothing may still send heartbeats for a while: its machine acknowledges no answer then.
+UNACKNOWLEDGED_SECONDS: Final = 1.0
 
 
 def load_config(path: Path | None, overrides: dict[str, Property]) -> tuple[ControllerConfig, list[str]]:
@@ -150,7 +155,9 @@ async def _parts(
         for key, replica in replicas.items():
             overseer.look_at_settings(key, replica.address)
 
-    leadership = Leadership(store, keys.leader, me(config, server.port), clock, take_office)
+    link = LeaderLink()
+    stack.callback(link.close)
+    leadership = Leadership(store, keys.leader, me(config, server.port), clock, take_office, link.gone)
     sets.serve(leadership)
     return Parts(leadership, sets, liveness, overseer)
 
@@ -183,7 +190,11 @@ def _connect(
             gate.forget(connection)
         handlers.closed(connection)
 
-    server.limits = replace(Limits(), idle_seconds=float(config.server_channel_max_idle_time_seconds))
+    server.limits = replace(
+        Limits(),
+        idle_seconds=float(config.server_channel_max_idle_time_seconds),
+        unacknowledged_seconds=UNACKNOWLEDGED_SECONDS,
+    )
     server.tls = server_tls(config.tls)
     server.on_close = closed
     server.serve = serve_commands(handlers, gate.admitted if gate is not None else None)

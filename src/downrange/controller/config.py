@@ -57,7 +57,7 @@ class ControllerConfig(AccessConfig):
         maximum=60_000,
     )
     scan_not_active_broker_interval: int = setting(
-        250, "Pause between two searches for silent brokers and sets without a master.", unit="ms", minimum=50
+        100, "Pause between two searches for silent brokers and sets without a master.", unit="ms", minimum=50
     )
     notify_broker_role_changed: bool = setting(True, "Tell brokers of each election; else they find out by asking.")
     is_process_read_event: bool = setting(

@@ -4,6 +4,7 @@
                               │ somebody else's                    │ the lease is gone
                               ▼                                    ▼
                      following: wait until the key changes ◀───────┘
+                                or remove the key of a leader whose process is gone
 
 A leader stops by its own clock one second before its lease can end at etcd. That is not what keeps state safe: every
 change is a transaction that compares the key's create revision, so a leader that was replaced commits nothing.
@@ -11,6 +12,7 @@ change is a transaction that compares the key's create revision, so a leader tha
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple
@@ -31,8 +33,8 @@ from downrange.controller.coordination import (
 
 log = logging.getLogger(__name__)
 
-# The shortest that etcd grants with its usual settings. When a master and this controller die together, nobody is
-# elected before it has ended; when etcd is away for longer than it, nobody leads until etcd is back.
+# The shortest that etcd grants with its usual settings. When the machines of a master and of this controller die
+# together, nobody is elected before it has ended; when etcd is away for longer than it, nobody leads until it is back.
 LEASE_SECONDS: Final = 2
 MARGIN_SECONDS: Final = 0.5
 RENEW_SECONDS: Final = 0.5
@@ -64,13 +66,18 @@ class Leadership:
         me: Peer,
         clock: Clock,
         take_office: Callable[[Term], Awaitable[None]],
+        gone: Callable[[str], Awaitable[None]],
     ) -> None:
-        """`take_office` runs before this controller answers as leader; if it raises StoreUnavailable, the term ends."""
+        """`take_office` runs before this controller answers as leader; if it raises StoreUnavailable, the term ends.
+
+        `gone` returns when the process of a leader at an address is gone.
+        """
         self._store = store
         self._key = key
         self.me = me
         self._clock = clock
         self._take_office = take_office
+        self._gone = gone
         self._term: Term | None = None
         self._valid_until = float("-inf")
         self.leader: Peer | None = None
@@ -130,10 +137,10 @@ class Leadership:
         self.leader = self.me
         self.elections += 1
         log.info("leading controller=%s term=%d", self.me.id, term.create_revision)
-        await self._renew(lease)
+        await self._renew(lease, term)
         return True
 
-    async def _renew(self, lease: Lease) -> None:
+    async def _renew(self, lease: Lease, term: Term) -> None:
         while self._term is not None:
             await self._clock.sleep(max(0.0, self._sent_last + RENEW_SECONDS - self._clock.monotonic()))
             sent = self._clock.monotonic()
@@ -141,7 +148,10 @@ class Leadership:
                 if not await self._store.lease_keepalive(lease.id, RENEW_SECONDS):
                     log.warning("leadership lost controller=%s reason=etcd ended the lease", self.me.id)
                     break
-                # While the lease lives nobody else can have led: the term goes on, even after a pause.
+                if not (await self._store.txn([term.guard], [])).is_done:
+                    log.warning("leadership lost controller=%s reason=another removed the leader key", self.me.id)
+                    break
+                # The lease lives and the key is that of this term, so nobody else can have led, even after a pause.
                 self._valid_until = sent + LEASE_SECONDS - MARGIN_SECONDS
                 self.leader = self.me
             except StoreUnavailable as error:
@@ -180,7 +190,29 @@ class Leadership:
             self.leader = _peer(found)
             if not found.items:
                 return
-            await self._store.watch(self._key, found.revision + 1, LEASE_SECONDS)
+            if await self._outlives(self.leader, found.revision):
+                log.warning("leader gone controller=%s reason=nobody listens at its address", self.leader)
+                same = Compare(self._key, Target.CREATED, found.items[0].create_revision)
+                await self._store.txn([same], [Delete(self._key)])
+
+    async def _outlives(self, leader: Peer | None, revision: int) -> bool:
+        """Wait until the leader key may have changed; True if the process of the leader was gone before."""
+        if leader is None or leader == self.me:
+            await self._store.watch(self._key, revision + 1, LEASE_SECONDS)
+            return False
+        watching = asyncio.ensure_future(self._store.watch(self._key, revision + 1, LEASE_SECONDS))
+        listening = asyncio.ensure_future(self._gone(leader.address))
+        try:
+            await asyncio.wait({watching, listening}, return_when=asyncio.FIRST_COMPLETED)
+            if watching.done():
+                watching.result()
+                return False
+            listening.result()
+            return True
+        finally:
+            watching.cancel()
+            listening.cancel()
+            await asyncio.gather(watching, listening, return_exceptions=True)
 
 
 def _peer(found: Found) -> Peer | None:

@@ -102,6 +102,9 @@ class Acceptor:
                 return
             accepted.setblocking(False)
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self._limits.unacknowledged_seconds is not None and hasattr(socket, "TCP_USER_TIMEOUT"):
+                millis = int(self._limits.unacknowledged_seconds * 1000)
+                accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, millis)
             if self._tls is None:
                 self._take(accepted, peer, self._make())
             else:

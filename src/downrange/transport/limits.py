@@ -20,6 +20,8 @@ class Limits:
     """How long a peer may take to send one frame after the frame's first byte."""
     handshake_seconds: float = 10.0
     """How long a TLS handshake may take after the peer's first byte."""
+    unacknowledged_seconds: float | None = None
+    """How long a peer's machine may leave bytes unacknowledged before its connection counts as lost; None: as TCP."""
     drain_seconds: float = 5.0
     """How long a server that stops waits for the replies under way on each connection."""
 

@@ -18,13 +18,18 @@ class Candidate:
     def __init__(self, name: str, store: MemoryStore, clock: ManualClock) -> None:
         self.offices: list[int] = []
         self.fails = False
-        self.leadership = Leadership(store, "/leader", Peer(name, f"{name}:1"), clock, self.take_office)
+        self.dead: dict[str, asyncio.Event] = {}
+        """The leaders whose processes this candidate finds gone, by address."""
+        self.leadership = Leadership(store, "/leader", Peer(name, f"{name}:1"), clock, self.take_office, self.gone)
 
     async def take_office(self, term: Term) -> None:
         if self.fails:
             raise StoreUnavailable("cannot read the documents")
         assert self.leadership.term is None  # nobody is answered before the documents were read
         self.offices.append(term.create_revision)
+
+    async def gone(self, address: str) -> None:
+        await self.dead.setdefault(address, asyncio.Event()).wait()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Leadership]:
@@ -84,6 +89,21 @@ async def test_the_office_is_free_at_once_when_the_leader_stops() -> None:
     assert leads(next_one.leadership)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_the_key_of_a_leader_whose_process_is_gone_is_removed_before_its_lease_ends() -> None:
+    clock = ManualClock()
+    store = MemoryStore(clock)
+    old, successor = Candidate("a", store, clock), Candidate("b", store, clock)
+    async with old.running() as leading, successor.running() as following:
+        await step(clock, 5)
+        assert not leads(following)
+        successor.dead["a:1"].set()
+        await settle()
+        assert leads(following)  # the clock stood still
+        await step(clock, 0.6)  # if it was alive after all, its next renewal tells that it is replaced
+        assert not leads(leading)
+        assert leads(following)
 
 
 async def test_a_leader_without_its_store_stops_half_a_second_before_its_lease_ends() -> None:

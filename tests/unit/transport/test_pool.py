@@ -24,7 +24,7 @@ async def test_a_connection_that_is_closed_when_it_is_there_was_not_made(monkeyp
 
     monkeypatch.setattr(pools, "connect", connect)
     pool = Pool()
-    with pytest.raises(ConnectFailed, match="before the request was sent"):
+    with pytest.raises(ConnectFailed, match="is closed; the request was not sent"):
         await pool.request("127.0.0.1:1", SMALL, 5)
 
 
