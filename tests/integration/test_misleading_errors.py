@@ -34,6 +34,11 @@ def refused(*arguments: str) -> str:
     return line
 
 
+def test_a_broker_or_a_name_server_where_a_controller_was_meant(mq: EmbeddedBroker) -> None:
+    for address in (mq.namesrv, mq.address):
+        assert f"{address} is not a controller" in refused("controller", "status", "-a", address)
+
+
 @contextmanager
 def answering(answer: bytes) -> Iterator[str]:
     """A server of another protocol: it sends the same bytes to everybody."""

@@ -26,6 +26,7 @@ from downrange.protocol.bodies.controller import (
 )
 from downrange.protocol.codes import RequestCode, ResponseCode
 from downrange.protocol.command import request
+from downrange.protocol.errors import RequestCodeNotSupported
 from downrange.settings import format_properties
 
 __all__ = ["BrokerReplica", "ControllerAdmin", "Elected", "ReplicasInfo"]
@@ -49,7 +50,13 @@ class ControllerAdmin:
         """The view of each controller of who leads."""
 
         async def ask(address: str) -> GetMetadataInfoResponse:
-            reply = await self._session.invoke(address, request(RequestCode.CONTROLLER_GET_METADATA_INFO))
+            try:
+                reply = await self._session.invoke(address, request(RequestCode.CONTROLLER_GET_METADATA_INFO))
+            except RequestCodeNotSupported as error:
+                raise ClientError(
+                    f"{address} is not a controller, but a broker or a name server ({error.remark.strip()}); "
+                    "give the controllers with -a"
+                ) from None
             return reply.header(GetMetadataInfoResponse)
 
         return await ask_each(addresses, ask)
