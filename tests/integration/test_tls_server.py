@@ -354,7 +354,8 @@ async def test_a_server_that_stops_leaves_no_silent_connection_or_handshake_behi
         await until(lambda: repr(acceptor) == "<Acceptor silent=1 handshakes=1>")
     for caller in (silent, half):
         caller.settimeout(10)
-        assert caller.recv(1) == b""
+        with suppress(ConnectionResetError):  # closed with bytes that nobody read
+            assert caller.recv(1) == b""
         caller.close()
 
 

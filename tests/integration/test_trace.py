@@ -217,7 +217,7 @@ async def test_the_end_of_a_transaction_is_told(tmp_path: Path, is_asked: bool) 
         return LocalTransactionState.COMMIT
 
     often = {"transaction_time_out": 50, "transaction_check_interval": 20}
-    async with standalone(tmp_path, broker_options=often) as running:
+    async with standalone(tmp_path, broker_options=often if is_asked else {}) as running:
         namesrv = str(running.config.broker.namesrv_addr)
         config = ProducerConfig(trace=True)
         async with AsyncTransactionProducer("payers", namesrv, config, check=check) as producer:
