@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import ssl
@@ -99,12 +100,18 @@ def run(
 
 @asynccontextmanager
 async def _running(config: ConsoleConfig, tls: ServerTls | None, with_parent: bool) -> AsyncIterator[str]:
-    from downrange.console.app import console
+    gc.disable()  # what imports make is no garbage, and looking through it again and again takes long
+    try:
+        from downrange.console.app import console
 
-    if with_parent:
-        asyncio.get_running_loop().add_reader(0, _end_with_parent)
-    async with console(config, None if tls is None else _context(tls)) as (_, address):
-        yield address
+        if with_parent:
+            asyncio.get_running_loop().add_reader(0, _end_with_parent)
+        async with console(config, None if tls is None else _context(tls)) as (_, address):
+            gc.freeze()
+            gc.enable()
+            yield address
+    finally:
+        gc.enable()
 
 
 def _end_with_parent() -> None:
