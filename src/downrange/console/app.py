@@ -53,7 +53,7 @@ class Console:
         self.file = HistoryFile(config.history)
         self.audit = AuditLog(config.audit_path)
         self.logins = Logins(config.access, config.clusters, self.clock)
-        self.plans = Plans(self.clock)
+        self.plans = Plans(self.file, self.clock)
         self.jobs = Jobs(self.file, self.clock)
         self.streams = Streams()
         self.static = StaticFiles()
