@@ -48,7 +48,9 @@ class Console:
     def __init__(self, config: ConsoleConfig, clock: Clock | None = None) -> None:
         self.config = config
         self.clock = clock or SystemClock()
-        self.clusters = {name: Cluster(name, one, self.clock) for name, one in config.clusters.items()}
+        self.clusters = {
+            name: Cluster(name, one, self.clock, config.metrics.get(name, ())) for name, one in config.clusters.items()
+        }
         self.samplers: dict[str, Sampler] = {}
         self.file = HistoryFile(config.history)
         self.audit = AuditLog(config.audit_path)

@@ -26,6 +26,7 @@ async def brokers(visit: Visit) -> Answer:
         return table
     gone = [{"broker": name, "since": since} for name, since in snapshot.lost.items()]
     lead = [f"{one['broker']} is gone: no name server lists it." for one in gone]
+    lead += [f"The metrics at {at} cannot be read: {why}." for at, why in snapshot.metrics_errors.items()]
     chrome = {"tables": [table], "lead": lead, "live": LIVE_SECONDS, "empty": "No broker is registered."}
     data = {**table.data(), "gone": gone}
     return Page("listing.html", "Brokers", data, command(visit, "cluster", "list"), chrome=chrome)
