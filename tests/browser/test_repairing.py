@@ -22,7 +22,7 @@ from tests.browser.conftest import Visits
 from tests.browser.test_accessibility import PAGES
 from tests.browser.test_tasks import planned
 from tests.support.console_process import console_process
-from tests.support.shop_work import give_up, member, read_all, send, stored
+from tests.support.shop_work import give_up, member, read_all, send, stored, until_stored
 from tests.support.standalone_process import Standalone, standalone_process
 from tests.support.visitor import Visitor
 
@@ -114,9 +114,7 @@ async def test_23_500_letters_at_50_a_second_over_the_death_of_the_console(
         await visitor.sees("#trial")
         await visitor.page.click("#send-rest")
         began = time.monotonic()
-        async with asyncio.timeout(30):
-            while await stored(admin, retry_topic(group)) < 250:
-                await asyncio.sleep(0.05)
+        await until_stored(admin, retry_topic(group), 250, 30)
         passed = time.monotonic() - began
         assert 4 < passed < 6.5, f"249 letters at 50 a second took {passed:.1f} s"
         job = visitor.path

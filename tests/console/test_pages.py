@@ -16,6 +16,7 @@ from downrange import ConsumeFromWhere, Later, Message, PushConsumer
 from downrange.cli.main import app
 from downrange.client.config import ClientConfig, ProducerConfig
 from downrange.client.consumer.config import ConsumerConfig
+from downrange.client.pipeline_status import PipelineReporter, PipelineStatus
 from downrange.console.config import AccessConfig, ConsoleConfig, LoginKind
 from downrange.console.requests import HEADERS
 from downrange.console.users_file import Role, add_user
@@ -192,6 +193,25 @@ def test_every_page_shows_a_command_that_exists(browser: Browser) -> None:
         assert not getattr(command, "commands", {}), shown[1]
         known = {option for parameter in command.params for option in parameter.opts}
         assert {word for word in words if word.startswith("-") and len(word) > 1} <= known, shown[1]
+
+
+def test_a_pipeline_has_a_chart_of_what_it_reported(browser: Browser, cluster: EmbeddedBroker) -> None:
+    reporter = PipelineReporter(cluster.namesrv)
+    for behind, error in ((400, "the disk is full"), (40, "the disk was full")):  # one with an error is told at once
+        status = PipelineStatus(
+            "lake of orders", "archive", "orders", "/lake", {"orders": behind}, 12.5, 900, 0.4, error
+        )
+        assert reporter.tell(status)
+    reporter.close()
+    browser.until("/c/local/pipelines", lambda data: [row["behind"] for row in data["rows"]] == [40])
+    assert "/c/local/pipelines/lake%20of%20orders" in browser.get("/c/local/pipelines").text
+    page = browser.get("/c/local/pipelines/lake%20of%20orders")
+    assert page.status == 200, page.text
+    assert "the disk was full" in page.text
+    assert browser.json("/c/local/pipelines/lake%20of%20orders")["lag"] == [{"topic": "orders", "behind": 40}]
+    times, behind, rows = browser.json("/c/local/pipelines/lake%20of%20orders/chart")["data"]
+    assert (sorted(times), behind, rows) == (times, [400, 40], [12.5, 12.5])
+    assert browser.get("/c/local/pipelines/unheard-of").status == 404
 
 
 # --- finding and reading messages -------------------------------------------------------------------------------------
@@ -379,7 +399,14 @@ def test_a_console_that_only_reads_has_no_write_address(cluster: EmbeddedBroker)
         for row in ADDRESSES:
             if row.writes:
                 path = row.path.format(
-                    cluster="local", topic="orders", group="billing", plan="x", job="x", id="x", broker="broker-a"
+                    cluster="local",
+                    topic="orders",
+                    group="billing",
+                    plan="x",
+                    job="x",
+                    id="x",
+                    broker="broker-a",
+                    pipeline="x",
                 )
                 assert browser.request(row.method, path).status == 404, path
         for path in PAGES:
@@ -407,7 +434,7 @@ def test_roles_by_route(cluster: EmbeddedBroker, tmp_path: Path) -> None:
                 continue
             path = row.path.format(
                 cluster="local", topic="orders", group="billing", plan="x", job="x", id="x", broker="broker-a", queue=0,
-                offset=1, name="x",
+                offset=1, name="x", pipeline="x",
             )  # fmt: skip
             for name, browser in browsers.items():
                 is_refused = browser.request(row.method, path).status == 403

@@ -10,8 +10,9 @@ from downrange.client.producer.blocking.producer import Producer
 from downrange.client.producer.producer import AsyncProducer
 from downrange.client.producer.send_result import SendStatus
 from downrange.model.message import Message
-from downrange.protocol.bodies.body import decode_body
+from downrange.protocol.bodies.body import decode_body, encode_body
 from downrange.protocol.bodies.groups import SubscriptionGroupTable
+from downrange.protocol.bodies.pop import MessageRequestMode, MessageRequestModes
 from downrange.protocol.bodies.topics import TopicConfigTable
 from downrange.protocol.codes import RequestCode
 from downrange.transport.pool import connect
@@ -103,6 +104,8 @@ async def test_what_was_made_just_before_the_end_is_there_after_it(tmp_path: Pat
             await client.call(
                 RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=b'{"groupName":"JustMade","consumeEnable":true}'
             )
+            mode = MessageRequestMode(topic="JustMade", consumer_group="JustMade", mode="POP", pop_share_queue_num=1)
+            await client.call(RequestCode.SET_MESSAGE_REQUEST_MODE, body=encode_body(mode))
         await old.kill()
         new = await cluster.master(without=old)
         async with connected(new.address) as client:
@@ -112,5 +115,9 @@ async def test_what_was_made_just_before_the_end_is_there_after_it(tmp_path: Pat
             groups = decode_body(
                 SubscriptionGroupTable, (await client.call(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)).body_bytes
             ).subscription_group_table
+            modes = decode_body(
+                MessageRequestModes, (await client.call(RequestCode.GET_ALL_MESSAGE_REQUEST_MODE)).body_bytes
+            ).message_request_mode_map
+        assert modes == {"JustMade": {"JustMade": mode}}
         assert topics["JustMade"].write_queue_nums == 7
         assert "JustMade" in groups

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 from downrange import (
     AsyncProducer,
     AsyncPushConsumer,
+    AsyncSimpleConsumer,
     ConsumeFromWhere,
     ConsumerConfig,
     Later,
@@ -24,13 +26,14 @@ from downrange import (
     Producer,
     PushConsumer,
     ReceivedMessage,
+    SimpleConsumerConfig,
 )
 from downrange.broker.app import RunningBroker
 from downrange.client.admin import Admin
 from downrange.client.config import ClientConfig
 from downrange.client.consumer.pop import holding
 from downrange.client.session import Session
-from downrange.model.topics import SubscriptionGroupConfig, TopicConfig
+from downrange.model.topics import SubscriptionGroupConfig, TopicConfig, pop_retry_topic
 from downrange.settings import ConfigError
 from downrange.testing import broker as embedded_broker
 from tests.integration.test_simple_consumer import WrongClock
@@ -58,9 +61,12 @@ async def until(condition: Callable[[], object], seconds: float = 20) -> None:
 
 async def set_mode(namesrv: str, mode: str, *, queues: int = 4, share: int = 0) -> None:
     async with Admin(ClientConfig.of(namesrv)) as admin:
-        await admin.topics.create(TopicConfig(TOPIC, queues, queues))
-        await admin.groups.create(SubscriptionGroupConfig(GROUP))
-        (await admin.groups.set_consume_mode(GROUP, TOPIC, mode, share=share)).raise_if_none()
+        for outcomes in (
+            await admin.topics.create(TopicConfig(TOPIC, queues, queues)),
+            await admin.groups.create(SubscriptionGroupConfig(GROUP)),
+            await admin.groups.set_consume_mode(GROUP, TOPIC, mode, share=share),
+        ):
+            assert not outcomes.failed, "a broker that was not told pulls, and the test would wait for nothing"
 
 
 @asynccontextmanager
@@ -300,6 +306,36 @@ async def test_an_operator_changes_the_mode(tmp_path: Path) -> None:
                 sent += 20
                 while len(set(seen.numbers)) < sent:
                     await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+async def test_what_came_again_while_the_group_popped_is_pulled_afterwards(tmp_path: Path, version: int) -> None:
+    retries = pop_retry_topic(GROUP, TOPIC, version=version)
+    async with popping(tmp_path) as (namesrv, producer, running):
+        store = running.pop.state.store
+        running.config.broker = replace(running.config.broker, enable_retry_topic_v2=version == 2)
+        simple = SimpleConsumerConfig(consume_from_where=ConsumeFromWhere.FIRST_OFFSET)
+        async with AsyncSimpleConsumer(GROUP, namesrv, simple) as first, Admin(ClientConfig.of(namesrv)) as admin:
+            await first.subscribe(TOPIC)
+            await send(producer, 3)
+            leased: list[ReceivedMessage] = []
+            while len(leased) < 3:
+                leased += await first.receive(3, 0.5)
+            await until(lambda: store.max_offset_of(retries, 0) == 3)
+            (status,) = (await admin.groups.progress(GROUP)).done.values()
+            waiting = [queue.behind for place, queue in status.offset_table.items() if place.topic == retries]
+            assert waiting == [3], "what waits there counts while the group is online"
+        await set_mode(namesrv, "PULL")
+        seen = Seen(lambda message: Later(delay_level=1) if message.reconsume_times == 1 else None)
+        async with AsyncPushConsumer(GROUP, namesrv, config(), on_message=seen) as consumer:
+            await consumer.subscribe(TOPIC)
+            await until(lambda: len(seen.messages) == 6)
+            assert {message.topic for message in seen.messages} == {TOPIC}
+            assert seen.numbers == [0, 0, 1, 1, 2, 2]
+            assert sorted(seen.attempts) == [1, 1, 1, 2, 2, 2]
+            await set_mode(namesrv, "POP")
+            await until(lambda: {queue.topic for queue in consumer.queues} == {TOPIC, f"%RETRY%{GROUP}"})
+            assert retries not in {one.topic for one in consumer.subscriptions}
 
 
 async def test_two_brokers(tmp_path: Path) -> None:

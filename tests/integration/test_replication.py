@@ -203,8 +203,16 @@ async def test_a_slave_copies_topics_groups_and_offsets(tmp_path: Path) -> None:
         master.topics.put(replace(config, topic_name="seven", read_queue_nums=7, write_queue_nums=7))
         fields = {"topic": "seven", "consumerGroup": "readers", "queueId": 6, "commitOffset": 42}
         await client.call(RequestCode.UPDATE_CONSUMER_OFFSET, fields)
+        group = b'{"groupName":"readers","consumeEnable":true}'
+        await client.call(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=group)
+        mode = b'{"topic":"seven","consumerGroup":"readers","mode":"POP","popShareQueueNum":2}'
+        await client.call(RequestCode.SET_MESSAGE_REQUEST_MODE, body=mode)
         await client.send("brand-new", b"ask soon", queue_id=0)  # a topic it does not know makes a slave ask
         await offset_is(slave, "seven", 6, 42)
+        async with client_of(slave) as reader, asyncio.timeout(20):
+            while b'"POP"' not in (await reader.call(RequestCode.GET_ALL_MESSAGE_REQUEST_MODE)).body_bytes:
+                await asyncio.sleep(0.05)
+            await reader.call(RequestCode.SET_MESSAGE_REQUEST_MODE, body=mode, expect=1)
         seven = slave.topics.get("seven")
         assert seven is not None
         assert seven.read_queue_nums == 7

@@ -13,7 +13,9 @@ from typer.testing import CliRunner
 from downrange import (
     Acknowledged,
     AsyncLitePullConsumer,
+    AsyncSimpleConsumer,
     AsyncTransactionProducer,
+    ConsumeFromWhere,
     ConsumerConfig,
     HalfSent,
     Later,
@@ -23,6 +25,7 @@ from downrange import (
     Producer,
     ProducerConfig,
     ReceivedMessage,
+    SimpleConsumerConfig,
     testing,
 )
 from downrange.broker.app import RunningBroker
@@ -30,6 +33,7 @@ from downrange.cli.main import app
 from downrange.client.admin import Admin
 from downrange.client.config import ClientConfig
 from downrange.client.consumer.blocking import PushConsumer
+from downrange.client.consumer.pop.messages import PoppedMessage
 from downrange.client.consumer.push import AsyncPushConsumer
 from downrange.client.errors import MessageNotFound, NoRoute
 from downrange.client.producer.producer import AsyncProducer
@@ -115,6 +119,33 @@ async def test_a_lite_pull_consumer_tells_what_it_handed_out(namesrv: str) -> No
         assert len(await consumer.poll(timeout=60)) == 1
     (delivery,) = (await trace(namesrv, message_id)).deliveries
     assert (delivery.group, delivery.success, delivery.code) == ("lookers", True, ConsumeCode.SUCCESS)
+
+
+async def test_a_simple_consumer_tells_what_it_received_and_what_became_of_it(namesrv: str) -> None:
+    bodies = [b"acknowledged", b"given up", b"left alone", b"acknowledged with others"]
+    ids = dict(zip(bodies, await sent(namesrv, *(Message(TOPIC, body) for body in bodies)), strict=True))
+    config = SimpleConsumerConfig(trace=True, consume_from_where=ConsumeFromWhere.FIRST_OFFSET)
+    async with AsyncSimpleConsumer("billing", namesrv, config) as consumer:
+        await consumer.subscribe(TOPIC)
+        received: dict[bytes, PoppedMessage] = {}
+        while len(received) < len(bodies):
+            received |= {message.body: message for message in await consumer.receive(16, 60)}
+        await consumer.ack(received[b"acknowledged"])
+        await consumer.ack(received[b"acknowledged"])
+        await consumer.forward_to_dead_letter_queue(received[b"given up"])
+        await consumer.change_invisible_duration(received[b"acknowledged with others"], 90)
+        await consumer.ack_many([received[b"acknowledged with others"]])
+    outcomes = {}
+    for body, message_id in ids.items():
+        (delivery,) = (await trace(namesrv, message_id)).deliveries
+        assert (delivery.group, delivery.retry_times) == ("billing", 0)
+        outcomes[body] = (delivery.success, delivery.code)
+    assert outcomes == {
+        b"acknowledged": (True, ConsumeCode.SUCCESS),
+        b"given up": (False, ConsumeCode.FAILED),
+        b"left alone": (None, None),
+        b"acknowledged with others": (True, ConsumeCode.SUCCESS),
+    }
 
 
 async def test_every_delivery_of_a_retried_message_is_told(namesrv: str) -> None:

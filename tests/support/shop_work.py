@@ -67,9 +67,19 @@ async def give_up(admin: Admin, namesrv: str, group: str, topic: str, count: int
     await create_topic(admin, topic)
     letters = [Message(topic, b'{"letter": %d}' % number, keys=f"letter-{number}") for number in range(count)]
     await send(admin, *letters, *more)
-    async with member(namesrv, group, topic, refuse), asyncio.timeout(60):
-        while await stored(admin, dlq_topic(group)) < count + len(more):
-            await asyncio.sleep(0.05)
+    async with member(namesrv, group, topic, refuse) as consumer:
+        await until_stored(admin, dlq_topic(group), count + len(more), 60, lambda: consumer)
+
+
+async def until_stored(admin: Admin, topic: str, count: int, seconds: float, state: Callable[[], object] = str) -> None:
+    """Wait until a topic has got so many messages; how many it has instead is in the error, and what `state` says."""
+    has = 0
+    try:
+        async with asyncio.timeout(seconds):
+            while (has := await stored(admin, topic)) < count:
+                await asyncio.sleep(0.05)
+    except TimeoutError:
+        raise AssertionError(f"{topic} has {has} of {count} messages after {seconds:g} s {state()}") from None
 
 
 async def read_all(admin: Admin, group: str, topic: str) -> None:

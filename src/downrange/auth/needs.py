@@ -77,9 +77,14 @@ def _group(actions: frozenset[Action], field: str = "consumerGroup") -> Rule:
 
 
 def _both(actions: frozenset[Action], group: str = "consumerGroup") -> Rule:
-    """A right on the topic and on the group that the request names."""
-    topic_rule, group_rule = _topic(actions), _group(actions, group)
-    return lambda command, stored: (*topic_rule(command, stored), *group_rule(command, stored))
+    """A right on the topic and on the group that the request names; a pop retry topic of the group is its topic's."""
+
+    def needs(command: Command, stored: StoredTopics) -> Iterable[Need]:
+        of_group = command.ext_fields.get(group, "")
+        topic = popped_topic(command.ext_fields.get("topic", ""), of_group)
+        return topic_need(topic, actions), group_need(of_group, actions)
+
+    return needs
 
 
 def _cluster(actions: frozenset[Action]) -> Rule:
@@ -109,8 +114,9 @@ def _view(command: Command, stored: StoredTopics) -> Iterable[Need]:
 def _send_back(command: Command, stored: StoredTopics) -> Iterable[Need]:
     """The group gets the message again, so its consumers must be allowed to read the topic of the message."""
     topic = stored.topic_at(_number(command, "offset"))
-    group = group_need(command.ext_fields.get("group", ""), _SUB)
-    return (group,) if topic is None else (group, topic_need(topic, _SUB))
+    name = command.ext_fields.get("group", "")
+    group = group_need(name, _SUB)
+    return (group,) if topic is None else (group, topic_need(popped_topic(topic, name), _SUB))
 
 
 def _consume_directly(command: Command, stored: StoredTopics) -> Iterable[Need]:
@@ -144,7 +150,7 @@ def _heartbeat(command: Command, stored: StoredTopics) -> Iterable[Need]:
     for consumer in decode_body(HeartbeatData, command.body_bytes).consumer_data_set:
         yield group_need(consumer.group_name, _SUB)
         for subscription in consumer.subscription_data_set:
-            yield topic_need(subscription.topic, _SUB)
+            yield topic_need(popped_topic(subscription.topic, consumer.group_name), _SUB)
 
 
 def _unregister(command: Command, stored: StoredTopics) -> Iterable[Need]:
@@ -155,7 +161,7 @@ def _unregister(command: Command, stored: StoredTopics) -> Iterable[Need]:
 def _locks(command: Command, stored: StoredTopics) -> Iterable[Need]:
     body = decode_body(LockBatchBody, command.body_bytes)
     yield group_need(body.consumer_group, _SUB)
-    for topic in sorted({queue.topic for queue in body.mq_set}):
+    for topic in sorted({popped_topic(queue.topic, body.consumer_group) for queue in body.mq_set}):
         yield topic_need(topic, _SUB)
 
 

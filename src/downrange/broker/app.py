@@ -316,13 +316,13 @@ async def _serving(
     registration = Registration(live, topics, pool)
     locks = QueueLocks(JsonFile(directory / "queueLocks.json"), clock.now())
     for_master = RoleServices(delay=delay.run, revival=revival.run, transactions=transactions.run)
-    sync = SlaveSync(tables, delay, timer, registration, pool)
+    sync = SlaveSync(tables, delay, timer, modes, registration, pool)
     if access.users is not None:
         sync.copy_accounts = AccountSync(access.users, pool).copy
     controlled: ControlledBroker | None = None
     if isinstance(slaves, InSyncSlaves):
         assert for_slaves is not None
-        journal = TableJournal(live, JournaledTables(tables, delay, orders, locks, access.users), writer, clock)
+        journal = TableJournal(live, JournaledTables(tables, delay, orders, locks, modes, access.users), writer, clock)
         for_master = RoleServices(
             delay=delay.run, revival=revival.run, transactions=transactions.run, table_journal=journal.run
         )

@@ -1,11 +1,11 @@
 """Changes of a master's tables as records of its log: a slave that is elected has what was acknowledged, tables too.
 
 A slave of RocketMQ copies whole tables every ten seconds; what changed since then is lost with its master. Here each
-change of a topic, a group, a user or an ACL is appended to a topic of its own when it is made, before the first message
-that needs it, and whoever asked for it is answered when the record is as safe as a message. Committed offsets follow in
-batches, a few times a second. The offset of a delay level follows the messages that were delivered: a slave never
-takes messages for delivered that it does not have, and one that is elected in between finds them in its log. Users and
-ACLs are sealed with the secret of the brokers' own account, as they are when a slave asks for them.
+change of a topic, a group, a request mode, a user or an ACL is appended to a topic of its own when it is made, before
+the first message that needs it, and whoever asked for it is answered when the record is as safe as a message. Committed
+offsets follow in batches, a few times a second. The offset of a delay level follows the messages that were delivered: a
+slave never takes messages for delivered that it does not have, and one that is elected in between finds them in its
+log. Users and ACLs are sealed with the secret of the brokers' own account, as they are when a slave asks for them.
 
 Records have absolute values and are applied in their order. So it does no harm to apply some of them again, from any
 point on up to the end.
@@ -26,6 +26,7 @@ from downrange.auth.user_access_control import UserAccessControl
 from downrange.auth.users import AccessRuleError
 from downrange.broker.live_config import LiveConfig
 from downrange.broker.message_writer import MessageWriter
+from downrange.broker.pop.assignment import RequestModes
 from downrange.broker.pop.orders import OrderInfoTable, OrderStates
 from downrange.broker.queue_locks import LockChange, QueueLocks
 from downrange.broker.services.delay import DelayService
@@ -39,6 +40,7 @@ from downrange.protocol.bodies.body import Body, BodyError, decode_body, encode_
 from downrange.protocol.bodies.data_version import DataVersion
 from downrange.protocol.bodies.fields import Int32, Int64
 from downrange.protocol.bodies.offsets import ConsumerOffsets
+from downrange.protocol.bodies.pop import MessageRequestMode
 from downrange.protocol.bodies.users import AccountTable
 from downrange.protocol.codes import ResponseCode
 from downrange.protocol.errors import BrokerError
@@ -83,6 +85,7 @@ class TableChange(Body, frozen=True, kw_only=True):
     accounts: str | None = None
     """All users and ACLs, sealed, in base 64."""
     locks: tuple[LockedQueue, ...] | None = None
+    request_modes: tuple[MessageRequestMode, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +96,7 @@ class JournaledTables:
     delay: DelayService
     orders: OrderStates
     locks: QueueLocks
+    modes: RequestModes
     access: UserAccessControl | None = None
 
 
@@ -106,13 +110,14 @@ class TableJournal:
         self._delay = delay
         self._orders = orders
         self._locks = journaled.locks
+        self._modes = journaled.modes
         self._access = journaled.access
         self._is_copying = False
         self._writer = writer
         self._clock = clock
         self._host = pack_host(config.broker.broker_ip1, config.broker.listen_port)
         self.end_offset = 0
-        """The end of the last record that a change of a topic, a group, an account or a lock made."""
+        """The end of the last record that a change of a topic, a group, a mode, an account or a lock made."""
         store = writer.store
         since = store.commit_log.last_store_timestamp - _UNSAVED_MILLIS
         self._applied = int(store.offset_by_time(*_QUEUE, since)) if store.max_offset_of(*_QUEUE) else 0
@@ -122,6 +127,7 @@ class TableJournal:
         delay.on_moved = self._delivered
         orders.on_save = self._orders_saved
         journaled.locks.on_changes = self._locks_changed
+        journaled.modes.on_put = self._mode_set
         if journaled.access is not None:
             journaled.access.accounts.on_change = self._accounts_changed
 
@@ -186,6 +192,9 @@ class TableJournal:
             for change in changes
         )
         self._write_at_once(TableChange(locks=locks))
+
+    def _mode_set(self, mode: MessageRequestMode) -> None:
+        self._write_at_once(TableChange(request_modes=(mode,)))
 
     def _accounts_changed(self) -> None:
         access = self._access
@@ -289,6 +298,8 @@ class TableJournal:
                 self._access.accounts.replace_all(*accounts_of(decode_body(AccountTable, text)))
             finally:
                 self._is_copying = False
+        for mode in change.request_modes or ():
+            self._modes.follow(mode)
         for lock in change.locks or ():
             queue = MessageQueue(lock.topic, lock.broker_name, lock.queue_id)
             self._locks.follow(LockChange(lock.group, queue, lock.client_id), self._clock.now())

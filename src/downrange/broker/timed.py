@@ -22,6 +22,9 @@ from downrange.store.kept_message import KeptMessage
 from downrange.store.new_message import NewMessage
 
 _TAKEN_IN_LATE: Final = 2**63 - 1
+_OUT_TIME: Final = f"{names.PROPERTY_SEPARATOR}{names.TIMER_OUT_MS}{names.NAME_VALUE_SEPARATOR}"
+_REAL_TOPIC: Final = f"{names.REAL_TOPIC}{names.NAME_VALUE_SEPARATOR}"
+_REAL_QID: Final = f"{names.REAL_QID}{names.NAME_VALUE_SEPARATOR}"
 _NUMBER: Final = re.compile(r"[+-]?[0-9]{1,18}")
 
 
@@ -98,19 +101,28 @@ def _due(name: str, value: str, now: int) -> int | None:
 def delivered(kept: KeptMessage, enqueued: int, due: int, now: int) -> NewMessage | None:
     """The message for consumers that a record of the timer topic stands for; None when the record does not say where
     the message belongs. It was put on the wheel at `enqueued`, into the tick `due`."""
-    topic, queue_id = kept.find(names.REAL_TOPIC), kept.find(names.REAL_QID)
+    out_time, topic, queue_id = _destination(kept)
     if topic is None or topic in (TIMER_TOPIC, HALF_TOPIC) or queue_id is None or not queue_id.isdecimal():
         return None
     message = kept.message
     message.topic = topic
     message.queue_id = int(queue_id)
     message.prepared_transaction_offset = 0
-    was_late = kept.find(names.TIMER_OUT_MS) != str(due)
+    was_late = out_time != str(due)
     taken_in = str(_TAKEN_IN_LATE if was_late else enqueued)
     full = _with(kept.text, {names.TIMER_ENQUEUE_MS: taken_in, names.TIMER_DEQUEUE_MS: str(now)})
     if len(full) <= names.MAX_PROPERTIES_BYTES:  # else there is no room for these two, which nobody needs
         message.properties = full
     return message
+
+
+def _destination(kept: KeptMessage) -> tuple[str | None, str | None, str | None]:
+    """TIMER_OUT_MS, REAL_TOPIC and REAL_QID. `set_aside` puts them behind all others, where they are found at once."""
+    _, found, rest = kept.text.rpartition(_OUT_TIME)
+    tail = rest.split(names.PROPERTY_SEPARATOR)
+    if found and len(tail) == 3 and tail[1].startswith(_REAL_TOPIC) and tail[2].startswith(_REAL_QID):
+        return tail[0], tail[1].removeprefix(_REAL_TOPIC), tail[2].removeprefix(_REAL_QID)
+    return kept.find(names.TIMER_OUT_MS), kept.find(names.REAL_TOPIC), kept.find(names.REAL_QID)
 
 
 def rolled(kept: KeptMessage, enqueued: int, now: int) -> NewMessage:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import ssl
@@ -52,6 +53,10 @@ def run(
     public_url: Annotated[str | None, typer.Option(help="Address under which browsers reach the console.")] = None,
     read_only: Annotated[bool, typer.Option("--read-only", help="Without anything that changes a cluster.")] = False,
     history: Annotated[Path | None, typer.Option(help="SQLite file for charts and jobs. [in memory]")] = None,
+    metrics: Annotated[
+        list[str] | None,
+        typer.Option("--metrics", help="Metrics of a broker, `prod=http://broker:5557/metrics`; once a broker."),
+    ] = None,
     audit_log: Annotated[Path | None, typer.Option(help="File of the audit log. [beside --history]")] = None,
     mask: Annotated[str | None, typer.Option(help="Names of fields whose values viewers do not see.")] = None,
     no_bodies: Annotated[bool, typer.Option("--no-bodies", help="Do not show bodies of messages.")] = False,
@@ -69,7 +74,7 @@ def run(
         return
     check_extra()
     from downrange.cli.process import check_bind, serve, start_logging
-    from downrange.console.config import AccessConfig, ConsoleConfig, LoginKind, parse_clusters
+    from downrange.console.config import AccessConfig, ConsoleConfig, LoginKind, parse_clusters, parse_metrics
 
     if auth not in list(LoginKind):
         raise ConfigError(f"--auth {auth}: expected {', '.join(LoginKind)}")
@@ -86,7 +91,9 @@ def run(
         allow_export=not no_export,
     )
     check_bind(bind, {"--auth": access.login is not LoginKind.NONE}, insecure=insecure)
-    config = ConsoleConfig(parse_clusters(namesrv or []), bind, port, access, history, audit_log)
+    clusters = parse_clusters(namesrv or [])
+    told = parse_metrics(metrics or [], clusters)
+    config = ConsoleConfig(clusters, bind, port, access, history, audit_log, metrics=told)
     start_logging(log_level)
 
     def ready(address: str) -> tuple[str, dict[str, str]]:
@@ -99,12 +106,18 @@ def run(
 
 @asynccontextmanager
 async def _running(config: ConsoleConfig, tls: ServerTls | None, with_parent: bool) -> AsyncIterator[str]:
-    from downrange.console.app import console
+    gc.disable()  # what imports make is no garbage, and looking through it again and again takes long
+    try:
+        from downrange.console.app import console
 
-    if with_parent:
-        asyncio.get_running_loop().add_reader(0, _end_with_parent)
-    async with console(config, None if tls is None else _context(tls)) as (_, address):
-        yield address
+        if with_parent:
+            asyncio.get_running_loop().add_reader(0, _end_with_parent)
+        async with console(config, None if tls is None else _context(tls)) as (_, address):
+            gc.freeze()
+            gc.enable()
+            yield address
+    finally:
+        gc.enable()
 
 
 def _end_with_parent() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
 from downrange.client.admin.delayed import BrokerWaiting
 from downrange.client.admin.groups import is_system_group
@@ -29,6 +30,9 @@ from downrange.protocol.bodies.consumers import ConsumerRunningInfo
 from downrange.protocol.bodies.controller import BrokerReplicasInfo
 from downrange.protocol.bodies.groups import ConsumerConnection, ProducerTable
 from downrange.protocol.bodies.statistics import ConsumeStats, QueueTimeSpan, TopicStats
+
+# So long a rate of metrics, which is of the last seconds, counts more than one between two answers.
+_METERED_MILLIS: Final = 60_000
 
 
 class Answers:
@@ -145,7 +149,7 @@ class Answers:
             del state.queues[queue]
         for queue, reach in ends.offset_table.items():
             state.queues[queue] = QueueEnds(reach.min_offset, reach.max_offset, reach.last_update_timestamp)
-        if was_at and now > was_at:
+        if was_at and now > was_at and now - state.metered_at > _METERED_MILLIS:
             state.rate = max(0, state.total - before) * 1000 / (now - was_at)
         state.at = now
         state.errors.pop(broker.name, None)

@@ -48,12 +48,14 @@ class Console:
     def __init__(self, config: ConsoleConfig, clock: Clock | None = None) -> None:
         self.config = config
         self.clock = clock or SystemClock()
-        self.clusters = {name: Cluster(name, one, self.clock) for name, one in config.clusters.items()}
+        self.clusters = {
+            name: Cluster(name, one, self.clock, config.metrics.get(name, ())) for name, one in config.clusters.items()
+        }
         self.samplers: dict[str, Sampler] = {}
         self.file = HistoryFile(config.history)
         self.audit = AuditLog(config.audit_path)
         self.logins = Logins(config.access, config.clusters, self.clock)
-        self.plans = Plans(self.clock)
+        self.plans = Plans(self.file, self.clock)
         self.jobs = Jobs(self.file, self.clock)
         self.streams = Streams()
         self.static = StaticFiles()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -41,8 +42,9 @@ class Watched:
 class Cluster:
     """One cluster: how to ask it, and what is known about it."""
 
-    def __init__(self, name: str, config: ClientConfig, clock: Clock) -> None:
+    def __init__(self, name: str, config: ClientConfig, clock: Clock, metrics: Sequence[str] = ()) -> None:
         self.name = name
+        self.metrics = metrics
         self.config = replace(config, connect_timeout_seconds=ANSWER_SECONDS, request_timeout_seconds=5.0)
         self.admin = Admin(self.config)
         self.clock = clock

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -69,6 +70,8 @@ class ConsoleConfig:
     history: Path | None = None
     audit_log: Path | None = None
     pace: Pace = field(default_factory=Pace)
+    metrics: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Addresses of the metrics of brokers, by cluster."""
 
     def __post_init__(self) -> None:
         for name in self.clusters:
@@ -92,6 +95,21 @@ def parse_clusters(texts: list[str]) -> dict[str, ClientConfig]:
         if name in found:
             raise ConfigError(f"-n {text}: there is a cluster {name} already; give each a name of its own")
         found[name] = ClientConfig.of(addresses or None)
+    return found
+
+
+def parse_metrics(texts: list[str], clusters: Collection[str]) -> dict[str, tuple[str, ...]]:
+    """`http://broker:5557/metrics` or `prod=http://…`: addresses by cluster. One cluster needs no name."""
+    found: dict[str, tuple[str, ...]] = {}
+    for text in texts:
+        name, equals, address = text.partition("=")
+        if not equals or "/" in name:
+            name, address = next(iter(clusters)) if len(clusters) == 1 else "", text
+        if name not in clusters:
+            raise ConfigError(f"--metrics {text}: say for which cluster, {' or '.join(clusters)}, as NAME=http://…")
+        if urlsplit(address).scheme not in ("http", "https") or not urlsplit(address).hostname:
+            raise ConfigError(f"--metrics {text}: expected http://HOST:5557/metrics or https://…")
+        found[name] = (*found.get(name, ()), address)
     return found
 
 

@@ -1,4 +1,4 @@
-"""The SQLite file of a console: figures over 30 days, and the jobs with an outcome for each message.
+"""The SQLite file of a console: figures over 30 days, jobs with an outcome for each message, plans of the last minutes.
 
 Without a file the database is in memory, so that there is one path for both. Minutes are kept for a day and every
 tenth minute for 30 days. One thread at a time uses the connection. What was written survives the end of the process,
@@ -31,6 +31,7 @@ CREATE TABLE IF NOT EXISTS items (
     state TEXT NOT NULL, at INTEGER NOT NULL, mark TEXT NOT NULL, topic TEXT NOT NULL, result TEXT NOT NULL,
     PRIMARY KEY (job, place)
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS plans (id TEXT PRIMARY KEY, made INTEGER NOT NULL, plan BLOB NOT NULL);
 """
 _KEPT: Final = 30 * DAY
 _TEN_MINUTES: Final = 600
@@ -77,6 +78,19 @@ class HistoryFile:
                 self._database.execute("ROLLBACK")
                 raise
             self._database.execute("COMMIT")
+
+    # --- plans ----------------------------------------------------------------------------------------------------
+
+    def write_plan(self, plan_id: str, made: int, plan: bytes) -> None:
+        self.execute("INSERT OR REPLACE INTO plans VALUES (?, ?, ?)", (plan_id, made, plan))
+
+    def plans(self) -> list[tuple[int, bytes]]:
+        """When each plan was made, and the plan."""
+        found = self.execute("SELECT made, plan FROM plans")
+        return [(int(str(made)), plan) for made, plan in found if isinstance(plan, bytes)]
+
+    def forget_plans(self, before: int) -> None:
+        self.execute("DELETE FROM plans WHERE made < ?", (before,))
 
     # --- figures --------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Plans that were made and not carried out yet: kept for ten minutes, carried out once.
+"""Plans that were made and not carried out yet: kept for ten minutes, carried out once, and in the file of --history.
 
 What a plan is, and that carrying it out compares the world with it first, is in `client/admin/planning.py`.
 """
@@ -6,13 +6,16 @@ What a plan is, and that carrying it out compares the world with it first, is in
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
+
+import msgspec
 
 from downrange.client.admin import Admin
 from downrange.client.admin.plans import Change, Plan, PlanDrifted, PlanKind, consumed_again, skipped
 from downrange.clock import Clock
 from downrange.console.formats import plural
+from downrange.console.history_file import HistoryFile
 from downrange.console.users_file import Role
 from downrange.model.errors import MQError
 
@@ -20,6 +23,9 @@ KEPT_MILLIS: Final = 600_000
 MOST_PLANS: Final = 500
 MOVES: Final = (PlanKind.RESET, PlanKind.SKIP, PlanKind.CLONE, PlanKind.QUEUE)
 _FOR_ADMINS: Final = (PlanKind.DELETE_TOPIC, PlanKind.DELETE_GROUP, PlanKind.BROKER_SETTINGS)
+
+
+_INTERRUPTED: Final = "the console ended while it carried this out; look at the cluster before you make another plan"
 
 
 class PlanGone(MQError):
@@ -80,17 +86,29 @@ class KeptPlan:
 
 
 class Plans:
-    """The plans of the last minutes. Used on the event loop of the console."""
+    """The plans of the last minutes. Used on the event loop of the console.
 
-    def __init__(self, clock: Clock) -> None:
+    Holds always: a plan that is being carried out says so in the file, so that no later console carries it out again.
+    """
+
+    def __init__(self, file: HistoryFile, clock: Clock) -> None:
+        self._file = file
         self._clock = clock
         self._plans: dict[str, KeptPlan] = {}
+        for _, text in sorted(file.plans()):
+            kept = _decoded(text)
+            if kept is not None:
+                self._plans[kept.id] = kept
 
     def add(self, cluster: str, who: str, plan: Plan, command: str, back: str) -> KeptPlan:
         self._forget()
         kept = KeptPlan(secrets.token_hex(6), cluster, who, plan, command, back)
         self._plans[kept.id] = kept
+        self._save(kept)
         return kept
+
+    def _save(self, kept: KeptPlan) -> None:
+        self._file.write_plan(kept.id, kept.plan.made, _encoded(kept))
 
     def get(self, plan_id: str, cluster: str) -> KeptPlan:
         kept = self._plans.get(plan_id)
@@ -105,6 +123,13 @@ class Plans:
         if kept.seconds_left(self._clock.now()) <= 0:
             raise PlanGone(f"plan {kept.id} is older than ten minutes; make it again")
         kept.outcomes = []  # a second request meanwhile must not carry it out, too
+        self._save(kept)
+        try:
+            return await self._carry_out(kept, admin)
+        finally:
+            self._save(kept)
+
+    async def _carry_out(self, kept: KeptPlan, admin: Admin) -> list[PlanOutcome]:
         try:
             answers = await admin.plans.apply(kept.plan, while_consuming=kept.is_move and kept.is_online)
         except PlanDrifted as error:
@@ -125,6 +150,51 @@ class Plans:
             del self._plans[plan_id]
         while len(self._plans) >= MOST_PLANS:
             del self._plans[next(iter(self._plans))]
+        self._file.forget_plans(now - 2 * KEPT_MILLIS)
+
+
+class _SavedPlan(msgspec.Struct, kw_only=True):
+    """A plan in the file: errors of servers are texts there."""
+
+    id: str
+    cluster: str
+    who: str
+    plan: Plan
+    failed: dict[str, str]
+    command: str
+    back: str
+    outcomes: list[PlanOutcome] | None
+    drifted: tuple[str, ...]
+
+
+def _encoded(kept: KeptPlan) -> bytes:
+    saved = _SavedPlan(
+        id=kept.id,
+        cluster=kept.cluster,
+        who=kept.who,
+        plan=replace(kept.plan, failed={}),
+        failed={server: str(error) for server, error in kept.plan.failed.items()},
+        command=kept.command,
+        back=kept.back,
+        outcomes=kept.outcomes,
+        drifted=kept.drifted,
+    )
+    return msgspec.json.encode(saved)
+
+
+def _decoded(text: bytes) -> KeptPlan | None:
+    """A plan from the file; None for one that another version wrote."""
+    try:
+        saved = msgspec.json.decode(text, type=_SavedPlan, dec_hook=_no_errors)
+    except (msgspec.DecodeError, NotImplementedError):
+        return None
+    plan = replace(saved.plan, failed={server: MQError(error) for server, error in saved.failed.items()})
+    outcomes = [PlanOutcome("", False, _INTERRUPTED)] if saved.outcomes == [] else saved.outcomes
+    return KeptPlan(saved.id, saved.cluster, saved.who, plan, saved.command, saved.back, outcomes, saved.drifted)
+
+
+def _no_errors(kind: type, value: object) -> object:
+    raise NotImplementedError(f"{kind} in a plan that was saved")
 
 
 def sentences(plan: Plan) -> list[str]:

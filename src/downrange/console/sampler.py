@@ -20,6 +20,7 @@ from downrange.console.answers import Answers, sets_of
 from downrange.console.clusters import ANSWER_SECONDS, Cluster
 from downrange.console.history import DAY
 from downrange.console.history_file import HistoryFile
+from downrange.console.metrics import MetricsWatch
 from downrange.console.schedule import Kind, Pace, Question, Tier, Wanted, due
 from downrange.console.snapshot import BrokerState, Controllers, GroupState, sum_known
 from downrange.model.errors import MQError
@@ -57,6 +58,8 @@ class Sampler:
         self._load()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._record_regularly())
+            if self._cluster.metrics:
+                tasks.create_task(MetricsWatch(self._cluster, self.ask_again).run())
             while True:
                 await self._look_for_brokers(tasks)
                 await self._clock.sleep(self._pace.brokers)

@@ -101,6 +101,8 @@ class TopicState:
     errors: dict[str, str] = field(default_factory=dict)
     rate: float | None = None
     """Messages a second, between the last two times of asking."""
+    metered_at: int = 0
+    """When the rate was last taken from metrics; 0: never."""
     kind: str = ""
     """What `kind_of` says of the name."""
 
@@ -227,6 +229,8 @@ class Snapshot:
     namesrv_errors: dict[str, str] = field(default_factory=dict)
     controllers: Controllers | None = None
     """None: no broker is under a controller."""
+    metrics_errors: dict[str, str] = field(default_factory=dict)
+    """Why addresses of --metrics could not be read."""
     at: int = 0
     """When the list of brokers was last known."""
     error: str | None = None

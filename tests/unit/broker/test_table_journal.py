@@ -12,12 +12,14 @@ from downrange.auth.user_access_control import AccessSettings, UserAccessControl
 from downrange.auth.users import User
 from downrange.broker.json_file import JsonFile
 from downrange.broker.live_config import LiveConfig
+from downrange.broker.pop.assignment import RequestModes
 from downrange.broker.pop.orders import OrderStates
 from downrange.broker.table_journal import JournaledTables, TableJournal
 from downrange.broker.tables import Tables
 from downrange.clock import ManualClock
 from downrange.model.message import MessageQueue
 from downrange.model.topics import TABLE_TOPIC, SubscriptionGroupConfig, TopicConfig
+from downrange.protocol.bodies.pop import MessageRequestMode
 from downrange.store.message_store import MessageStore
 from tests.unit.broker.wired import BROKER, WiredBroker
 from tests.unit.store.small_store import NOW, small_config
@@ -37,10 +39,9 @@ class Replica:
         )
         self.delay = broker.delay_service()
         self.orders = OrderStates(JsonFile(root / "orders.json"))
-        config = LiveConfig(BROKER, store.config)
-        self.journal = TableJournal(
-            config, JournaledTables(self.tables, self.delay, self.orders, broker.locks, access), broker.writer, clock
-        )
+        self.modes = RequestModes(JsonFile(root / "modes.json"))
+        journaled = JournaledTables(self.tables, self.delay, self.orders, broker.locks, self.modes, access)
+        self.journal = TableJournal(LiveConfig(BROKER, store.config), journaled, broker.writer, clock)
 
     def state(self) -> tuple[object, ...]:
         tables = self.tables
@@ -117,6 +118,20 @@ async def test_a_lock_is_known_to_whoever_becomes_master(tmp_path: Path, store: 
     locks.renew_all(clock.now())
     assert locks.lock("G", "second", [queue, other], clock.now()) == [other]
     assert locks.lock("G", "first", [queue], clock.now()) == [queue]
+
+
+async def test_a_mode_is_in_the_log_before_the_operator_is_answered(tmp_path: Path, store: MessageStore) -> None:
+    clock = ManualClock(NOW)
+    master, slave = Replica(tmp_path / "a", store, clock), Replica(tmp_path / "b", store, clock)
+    pop = MessageRequestMode(topic="T", consumer_group="G", mode="POP", pop_share_queue_num=2)
+    pull = MessageRequestMode(topic="T", consumer_group="other", mode="PULL")
+    for mode in (pull, MessageRequestMode(topic="T", consumer_group="G", mode="PULL"), pop):
+        master.modes.put(mode)
+    assert master.journal.end_offset == store.max_offset
+    slave.journal.apply()
+    assert slave.modes.table() == master.modes.table()
+    assert slave.modes.get("T", "G") == pop
+    assert store.max_offset_of(TABLE_TOPIC, 0) == 3, "a slave writes nothing"
 
 
 def access(secret: str) -> UserAccessControl:

@@ -11,8 +11,9 @@ import pytest
 
 from downrange.broker.config import BrokerConfig
 from downrange.broker.services.timer import TimerService
+from downrange.broker.timed import delivered
 from downrange.model import properties as names
-from downrange.model.message import StoredMessage
+from downrange.model.message import PhysicalOffset, QueueOffset, StoredMessage
 from downrange.model.recall_handle import RecallHandle
 from downrange.model.topics import HALF_TOPIC, TIMER_TOPIC
 from downrange.protocol.bodies.send import SendMessageRequest, SendMessageResponse, encode_entry
@@ -21,6 +22,8 @@ from downrange.protocol.bodies.transactions import EndTransactionRequest
 from downrange.protocol.codes import RequestCode
 from downrange.protocol.command import Command, request
 from downrange.store.config import BrokerRole
+from downrange.store.kept_message import KeptMessage
+from downrange.store.new_message import NewMessage
 from tests.unit.broker.wired import BROKER, WiredBroker, wire
 from tests.unit.store.small_store import new_message, read_all
 
@@ -463,3 +466,22 @@ async def test_messages_that_were_cut_off_the_log_are_not_delivered_and_others_a
     timed.send(b"in its place", TIMER_DELAY_SEC="4")
     timed.at(10)
     assert sorted(timed.bodies()) == [b"in its place", b"kept"]
+
+
+@pytest.mark.parametrize(
+    "pairs",
+    [
+        ("TAGS T", "TIMER_OUT_MS 5000", "REAL_TOPIC orders", "REAL_QID 3"),  # as a message is set aside here
+        ("TIMER_OUT_MS 5000", "REAL_TOPIC orders", "REAL_QID 3"),
+        ("REAL_QID 3", "TAGS T", "TIMER_OUT_MS 5000", "REAL_TOPIC orders"),  # as a map of Java may have them
+        ("REAL_TOPIC other", "TIMER_OUT_MS 1", "REAL_QID 9", "TIMER_OUT_MS 5000", "REAL_TOPIC orders", "REAL_QID 3"),
+        ("A TIMER_OUT_MS", "REAL_TOPIC orders", "REAL_QID 3", "TIMER_OUT_MS 5000", ""),
+    ],
+)
+def test_where_a_message_belongs_is_found_in_any_order(pairs: tuple[str, ...]) -> None:
+    text = "\x02".join(pair.replace(" ", "\x01") for pair in pairs)
+    message = NewMessage(TIMER_TOPIC, 0, b"x", text.encode(), 1, bytes(8), bytes(8))
+    found = delivered(KeptMessage(message, text, QueueOffset(0), PhysicalOffset(0), 1), 4000, 5000, 6000)
+    assert found is not None
+    assert (found.topic, found.queue_id) == ("orders", 3)
+    assert b"TIMER_ENQUEUE_MS\x014000" in found.properties, "in time"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 import re
+from dataclasses import replace
 from datetime import UTC
 from importlib import resources
 from pathlib import Path
@@ -21,12 +22,14 @@ from downrange.client.per_server import PerServer
 from downrange.clock import ManualClock
 from downrange.console import formats
 from downrange.console.config import AccessConfig, ConsoleConfig, LoginKind, is_address, parse_clusters
+from downrange.console.history_file import HistoryFile
 from downrange.console.pages import to_json
-from downrange.console.plans import KEPT_MILLIS, PlanGone, Plans, sentences
+from downrange.console.plans import KEPT_MILLIS, PlanGone, Plans, _encoded, sentences
 from downrange.console.tables import Column, listing, to_csv
 from downrange.console.tail import Reservoir
 from downrange.console.users_file import Role, UsersFile, add_user
 from downrange.console.views.account import safe_target
+from downrange.model.message import MessageQueue
 from downrange.settings import ConfigError
 
 NOW = 1_800_000_000_000
@@ -160,7 +163,7 @@ def move(*offsets: tuple[int, int]) -> Plan:
 
 async def test_a_plan_is_carried_out_once_and_within_ten_minutes() -> None:
     clock = ManualClock(NOW)
-    plans, admin = Plans(clock), OnePlan()
+    plans, admin = Plans(HistoryFile(None), clock), OnePlan()
     kept = plans.add("prod", "ada", move((40, 10)), "downrange …", "/")
     outcomes = await plans.apply(kept, cast(Admin, admin))
     assert [(one.server, one.is_done) for one in outcomes] == [("broker-a", True), ("broker-b", False)]
@@ -177,12 +180,51 @@ async def test_a_plan_is_carried_out_once_and_within_ten_minutes() -> None:
 
 
 async def test_a_plan_that_drifted_can_be_looked_at() -> None:
-    plans = Plans(ManualClock(NOW))
+    plans = Plans(HistoryFile(None), ManualClock(NOW))
     kept = plans.add("prod", "ada", move((40, 10)), "", "/")
     with pytest.raises(PlanDrifted):
         await plans.apply(kept, cast(Admin, OnePlan(drifted=True)))
     assert kept.state == "refused"
     assert kept.drifted == ("queue 2 of broker-a moved from 40 to 57 meanwhile",)
+
+
+async def test_plans_survive_a_restart_and_are_still_carried_out_once(tmp_path: Path) -> None:
+    clock, admin = ManualClock(NOW), OnePlan()
+    plan = replace(move((40, 10)), failed={"broker-c": PlanGone("does not answer")}, notes=("careful",))
+    settings = PlanRequest(PlanKind.QUEUE, "g", queue=MessageQueue("orders", "broker-a", 1), settings={"a": "b"})
+
+    def opened() -> tuple[HistoryFile, Plans]:
+        file = HistoryFile(tmp_path / "console.db")
+        return file, Plans(file, clock)
+
+    file, plans = opened()
+    waiting = plans.add("prod", "ada", plan, "downrange …", "/back")
+    other = plans.add("prod", "ada", Plan(settings, NOW, ()), "", "/")
+    begun = plans.add("prod", "ada", plan, "", "/")
+    await plans.apply(plans.add("prod", "ada", plan, "", "/"), cast(Admin, admin))
+    file.write_plan(begun.id, NOW, _encoded(replace(begun, outcomes=[])))  # killed while it was carried out
+    file.write_plan("future", NOW, b'{"of": "another version"}')
+    file.close()
+
+    file, plans = opened()
+    again = plans.get(waiting.id, "prod")
+    assert (again.plan.changes, again.plan.notes, again.back) == (plan.changes, ("careful",), "/back")
+    assert str(again.plan.failed["broker-c"]) == "does not answer"
+    assert plans.get(other.id, "prod") == other
+    interrupted = plans.get(begun.id, "prod")
+    assert interrupted.state == "failed"
+    with pytest.raises(PlanGone, match="already"):
+        await plans.apply(interrupted, cast(Admin, admin))
+    await plans.apply(again, cast(Admin, admin))
+    file.close()
+    file, plans = opened()
+    assert plans.get(again.id, "prod").outcomes == again.outcomes
+    with pytest.raises(PlanGone, match="already"):
+        await plans.apply(plans.get(again.id, "prod"), cast(Admin, admin))
+    await clock.advance(2 * KEPT_MILLIS / 1000 + 1)
+    plans.add("prod", "ada", replace(plan, made=clock.now()), "", "/")
+    assert len(file.plans()) == 1, "old ones go"
+    file.close()
 
 
 def test_a_plan_says_what_is_skipped_and_what_comes_again() -> None:

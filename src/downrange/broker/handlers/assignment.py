@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from downrange.broker.handlers.topics import refuse_on_slave
 from downrange.broker.live_config import LiveConfig
 from downrange.broker.pop.assignment import RequestModes, popped_by, shared_out
 from downrange.broker.pull_checks import FAQ
@@ -70,6 +71,7 @@ class AssignmentHandlers:
         )
 
     def set_mode(self, command: Command, connection: Connection) -> Command:
+        refuse_on_slave(self._config)
         mode = decode_body(MessageRequestMode, command.body_bytes)
         if mode.topic.startswith(RETRY_PREFIX):
             raise NoPermission("retry topic is not allowed to set mode")

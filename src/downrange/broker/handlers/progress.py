@@ -14,7 +14,7 @@ from downrange.broker.statistics import Statistics
 from downrange.broker.tables import Tables
 from downrange.clock import Clock
 from downrange.model.message import MessageQueue
-from downrange.model.topics import TopicConfig
+from downrange.model.topics import TopicConfig, popped_topic
 from downrange.protocol.bodies.body import encode_body, encode_java_body
 from downrange.protocol.bodies.offsets import CloneGroupOffsetRequest, CorrectionOffsets, QueryCorrectionOffsetRequest
 from downrange.protocol.bodies.statistics import (
@@ -104,11 +104,14 @@ class ProgressHandlers:
     def _consumed_topics(
         self, group: str, named: Iterable[str] = (), *, even_unsubscribed: bool = False
     ) -> list[TopicConfig]:
-        """Topics of this broker that a group consumes; while the group is online, only those it subscribes to."""
+        """Topics of this broker that a group consumes; while the group is online, only those it subscribes to.
+
+        Pop retry topics count with their topic: nobody subscribes to them while the group pops.
+        """
         names = set(named) or self._tables.offsets.topics_of(group)
         live = self._tables.consumers.get(group)
         if live is not None and live.subscriptions and not even_unsubscribed:
-            names &= live.subscriptions.keys()
+            names = {name for name in names if {name, popped_topic(name, group)} & live.subscriptions.keys()}
         return [config for name in sorted(names) if (config := self._tables.topics.get(name)) is not None]
 
     def _progress(self, config: TopicConfig, group: str) -> dict[MessageQueue, OffsetWrapper]:

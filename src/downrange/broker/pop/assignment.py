@@ -5,7 +5,7 @@ The modes are set by request 401 and kept in config/messageRequestMode.json. [Qu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from downrange.broker.json_file import JsonFile, SavedTable
@@ -21,22 +21,36 @@ class RequestModes(SavedTable):
 
     def __init__(self, file: JsonFile) -> None:
         super().__init__(file)
-        saved = file.load(MessageRequestModes)
-        self._table = {
-            topic: dict(groups) for topic, groups in (saved or MessageRequestModes()).message_request_mode_map.items()
-        }
+        self._table = _copied(file.load(MessageRequestModes) or MessageRequestModes())
+        self.on_put: Callable[[MessageRequestMode], None] = lambda _: None
+        """Called with each mode that an operator set."""
 
     def get(self, topic: str, group: str) -> MessageRequestMode | None:
         return self._table.get(topic, {}).get(group)
 
     def put(self, mode: MessageRequestMode) -> None:
+        self.follow(mode)
+        self.on_put(mode)
+
+    def follow(self, mode: MessageRequestMode) -> None:
+        """Take over one mode of a master."""
         self._table.setdefault(mode.topic, {})[mode.consumer_group] = mode
         self.mark_unsaved()
+
+    def replace_all(self, table: MessageRequestModes) -> None:
+        """Take over the table of a master."""
+        if table != self.table():
+            self._table = _copied(table)
+            self.mark_unsaved()
 
     def table(self) -> MessageRequestModes:
         return MessageRequestModes(
             message_request_mode_map={topic: dict(groups) for topic, groups in self._table.items()}
         )
+
+
+def _copied(table: MessageRequestModes) -> dict[str, dict[str, MessageRequestMode]]:
+    return {topic: dict(groups) for topic, groups in table.message_request_mode_map.items()}
 
 
 def shared_out(queues: int, clients: Sequence[str], client: str, strategy: str) -> list[int]:

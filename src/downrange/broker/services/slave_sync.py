@@ -1,6 +1,6 @@
-"""Copies a master's tables to its slave: topics, groups, offsets, progress of delays and timers. [SlaveSynchronize]
+"""Copies a master's tables to its slave: topics, groups, offsets, request modes, progress of delays and timers.
 
-Offsets that consumers committed at the slave while the master was away are sent to the master first.
+[SlaveSynchronize] Offsets that consumers committed at the slave while the master was away are sent to the master first.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from downrange.broker.pop.assignment import RequestModes
 from downrange.broker.replication.lineage import check_lineage
 from downrange.broker.services.delay import DelayService
 from downrange.broker.services.registration import Registration
@@ -22,6 +23,7 @@ from downrange.model.message import TopicQueue
 from downrange.protocol.bodies.body import decode_body
 from downrange.protocol.bodies.groups import SubscriptionGroupTable
 from downrange.protocol.bodies.offsets import ConsumerOffsets, DelayOffsets, UpdateConsumerOffsetRequest
+from downrange.protocol.bodies.pop import MessageRequestModes
 from downrange.protocol.bodies.topics import TopicConfigTable
 from downrange.protocol.codes import RequestCode
 from downrange.protocol.command import Command, request
@@ -44,6 +46,7 @@ class SlaveSync:
     _tables: Tables
     _delay: DelayService
     _timer: TimerService
+    _modes: RequestModes
     _registration: Registration
     _pool: Pool
     _wanted: asyncio.Event = field(init=False, default_factory=asyncio.Event)
@@ -119,12 +122,21 @@ class SlaveSync:
         delays = decode_body(DelayOffsets, await self._ask(master, RequestCode.GET_ALL_DELAY_OFFSET))
         if self.journal is None or not self.journal.is_used:
             self._delay.take_over(delays)
+        await self._sync_modes(master)
         if self.journal is not None:
             self.journal.apply_from(applied)  # the tables may be older than the changes that came meanwhile
         if self.copy_accounts is not None:
             await self.copy_accounts(master)
         await self._sync_timer(master)
         return True
+
+    async def _sync_modes(self, master: str) -> None:
+        """Which groups pull and which pop; a master of 4.x has no such table, and does not know the request."""
+        try:
+            body = await self._ask(master, RequestCode.GET_ALL_MESSAGE_REQUEST_MODE)
+        except RequestCodeNotSupported:
+            return
+        self._modes.replace_all(decode_body(MessageRequestModes, body))
 
     async def _sync_timer(self, master: str) -> None:
         """How far the master has delivered timer messages; a master of 4.x has none, and does not know the request."""

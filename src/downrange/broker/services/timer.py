@@ -420,8 +420,7 @@ class TimerService:
         """
         unit = self.index.log.read(position)
         kept = None if unit is None else self._kept(unit.physical_offset)
-        topic = "" if kept is None else kept.find(names.REAL_TOPIC) or ""
-        if unit is None or kept is None or not topic:
+        if unit is None or kept is None:
             log.error("timer message dropped position=%d reason=its record is not in the log", position)
             slot.settled.add(position)
             return None
@@ -432,9 +431,11 @@ class TimerService:
             message = None
         else:
             message = self._copy(unit, kept, now)
-        if message is None:
+        topic = kept.find(names.REAL_TOPIC) if message is None or unit.is_roll else message.topic
+        if message is None or topic is None:
             slot.settled.add(position)
-            self.metrics.left(topic)
+            if topic is not None:
+                self.metrics.left(topic)
             return None
         return _Due(topic, message)
 

@@ -27,17 +27,25 @@ class PipelineAdmin:
     async def list(self, *, within_millis: int = DAY_MILLIS) -> tuple[PipelineStatus, ...]:
         """The last status of each pipeline that told one within this time, sorted by name."""
         found: dict[str, PipelineStatus] = {}
+        for status in await self._told(within_millis):
+            if status.timestamp >= (found.get(status.name) or status).timestamp:
+                found[status.name] = status  # queues are read side by side: only the pipeline knows its own order
+        return tuple(found[name] for name in sorted(found))
+
+    async def history(self, name: str, *, within_millis: int = DAY_MILLIS) -> tuple[PipelineStatus, ...]:
+        """What one pipeline told within this time, oldest first."""
+        told = [status for status in await self._told(within_millis) if status.name == name]
+        return tuple(sorted(told, key=lambda status: status.timestamp))
+
+    async def _told(self, within_millis: int) -> tuple[PipelineStatus, ...]:
         budget = Budget(messages=MOST_LOOKED_AT, looked_at=MOST_LOOKED_AT, seconds=10)
         begin = self._session.clock.now() - within_millis
         try:
             page = await self._messages.between(PIPELINES_TOPIC, begin, backwards=True, budget=budget)
         except NoRoute:
             return ()
-        for message in page.messages:
-            status = PipelineStatus.decode(message.body)
-            if status is not None and status.timestamp >= (found.get(status.name) or status).timestamp:
-                found[status.name] = status  # queues are read side by side: only the pipeline knows its own order
-        return tuple(found[name] for name in sorted(found))
+        statuses = (PipelineStatus.decode(message.body) for message in page.messages)
+        return tuple(status for status in statuses if status is not None)
 
     async def status(self, name: str, *, most: int = 64) -> tuple[PipelineStatus, ...]:
         """The last messages of one pipeline about itself, oldest first; raises PipelineNotFound."""

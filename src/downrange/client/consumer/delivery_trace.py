@@ -9,6 +9,7 @@ from downrange.client.consumer.config import ConsumerConfig
 from downrange.client.consumer.lite_pull_config import LitePullConfig
 from downrange.client.consumer.messages import ReceivedMessage
 from downrange.client.consumer.retry import BadAnswer, verdict
+from downrange.client.consumer.simple_config import SimpleConsumerConfig
 from downrange.client.namespace import unwrap
 from downrange.client.producer.producer import start_trace
 from downrange.client.session import Session
@@ -110,7 +111,7 @@ class DeliveryTrace:
 
 
 async def start_delivery_trace(
-    session: Session, group: str, config: ConsumerConfig | LitePullConfig, timeout: float
+    session: Session, group: str, config: ConsumerConfig | LitePullConfig | SimpleConsumerConfig, timeout: float
 ) -> DeliveryTrace:
     """Reports of one consumer, until `writer` is closed. `timeout`: seconds after which a call is reported as late."""
     topic = config.trace_topic

@@ -15,7 +15,7 @@ from downrange.model.message import MessageQueue, PhysicalOffset, QueueOffset, S
 from downrange.model.message_id import HostPort, offset_message_id, pack_host, unpack_host
 from downrange.model.record import CorruptRecord, unpack_record
 from downrange.model.subscription import Subscription
-from downrange.model.topics import RETRY_PREFIX
+from downrange.model.topics import RETRY_PREFIX, popped_topic
 
 _COMPRESSED: Final = int(SysFlag.COMPRESSED)
 
@@ -154,27 +154,36 @@ def received(
     )
 
 
-def _topic(queue_topic: str, properties_text: str, namespace: str) -> str:
+def _topic(queue_topic: str, properties_text: str, namespace: str, group: str = "") -> str:
     """The topic the user subscribed to: a retried message says where it comes from."""
     topic = queue_topic
     if queue_topic.startswith(RETRY_PREFIX):
         topic = names.find_property(properties_text, names.RETRY_TOPIC) or queue_topic
+        topic = popped_topic(topic, group) if group else topic
     return unwrap(namespace, topic) if namespace else topic
 
 
 def read_pulled(
-    data: bytes, queue: MessageQueue, *, min_offset: int, max_offset: int, offset_delta: int = 0, namespace: str = ""
+    data: bytes,
+    queue: MessageQueue,
+    *,
+    min_offset: int,
+    max_offset: int,
+    offset_delta: int = 0,
+    namespace: str = "",
+    group: str = "",
 ) -> list[ReceivedMessage]:
     """The messages of a pull's answer, in order. Raises CorruptRecord: to skip a record would be to lose a message.
 
-    `offset_delta` moves queue offsets, as 5.x wants it for queues that were mapped to another broker.
+    `offset_delta` moves queue offsets, as 5.x wants it for queues that were mapped to another broker. Messages of a
+    pop retry topic of `group` have the topic that was popped from.
     """
     if not offset_delta and not queue.topic.startswith(RETRY_PREFIX):
         topic = _topic(queue.topic, "", namespace)
         read = read_usual(data, queue, topic, min_offset, max_offset, ReceivedMessage)
         if read is not None:
             return read
-    return read_in_python(data, queue, min_offset, max_offset, offset_delta, namespace)
+    return read_in_python(data, queue, min_offset, max_offset, offset_delta, namespace, group)
 
 
 @accelerated
@@ -186,7 +195,13 @@ def read_usual(
 
 
 def read_in_python(
-    data: bytes, queue: MessageQueue, min_offset: int, max_offset: int, offset_delta: int, namespace: str
+    data: bytes,
+    queue: MessageQueue,
+    min_offset: int,
+    max_offset: int,
+    offset_delta: int,
+    namespace: str,
+    group: str = "",
 ) -> list[ReceivedMessage]:
     """`read_pulled` without the compiled step, which leaves unusual records to this function."""
     messages: list[ReceivedMessage] = []
@@ -204,7 +219,7 @@ def read_in_python(
             raise CorruptRecord(f"record at {at}: {error}") from None
         messages.append(
             ReceivedMessage(
-                _topic(queue.topic, properties_text, namespace) if is_retry else topic,
+                _topic(queue.topic, properties_text, namespace, group) if is_retry else topic,
                 queue,
                 queue_offset + offset_delta,  # type: ignore[arg-type]  # QueueOffset() would take longer than the sum
                 physical_offset,

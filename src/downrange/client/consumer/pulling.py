@@ -174,6 +174,7 @@ class Pulling:
                 max_offset=answer.max_offset,
                 offset_delta=answer.offset_delta or 0,
                 namespace=self._config.namespace,
+                group=self._group,
             )
             now = self._clock.monotonic()
             self._statistics.topic(queue.queue.topic).pulled(now, now - begun, len(messages))

@@ -21,6 +21,7 @@ from downrange.client.consumer.messages import ReceivedMessage
 from downrange.client.consumer.offsets import offset_store, persist_regularly
 from downrange.client.consumer.orderly import OrderlyConsumption
 from downrange.client.consumer.pop.push import PopSide
+from downrange.client.consumer.pop_retries import follow_pop_retries
 from downrange.client.consumer.process_queue import ProcessQueue
 from downrange.client.consumer.pulling import Membership, Pulling
 from downrange.client.consumer.queue_ownership import Consumption, QueueOwnership
@@ -37,7 +38,7 @@ from downrange.client.namespace import wrap
 from downrange.client.producer.outgoing import InvalidTopic, check_consumer_group
 from downrange.client.producer.request_reply import ReplyMessage
 from downrange.client.session import Session
-from downrange.model.errors import MessageError
+from downrange.model.errors import MessageError, MQError
 from downrange.model.message import MessageQueue
 from downrange.model.subscription import SUB_ALL, Subscription
 from downrange.model.topics import check_topic_name, retry_topic
@@ -310,11 +311,25 @@ class AsyncPushConsumer:
         """Hold exactly our share; whether that was reached."""
         changed: set[str] = set()
         is_balanced = await self._held.share_out(list(self._subscriptions.table), changed)
+        if not (self.config.client_rebalance or self.config.is_broadcasting or self._is_draining):
+            is_balanced &= await self._share_out_pop_retries(changed)
         if changed and not self._is_draining:
             await self._subscriptions.announce(changed)
         self._first_rebalance.set()
         self._spawn(self._subscriptions.compare(), "comparison of subscriptions")
         return is_balanced
+
+    async def _share_out_pop_retries(self, changed: set[str]) -> bool:
+        popped = {queue.topic for queue in self._pop.popping.names}
+        try:
+            new = await follow_pop_retries(self.group, self._subscriptions, self._held, popped)
+        except MQError as error:
+            log.info("pop retry topics not looked up group=%s reason=%s", self.group, error)
+            return False
+        if not new:
+            return True
+        await self.session.heartbeats.beat()  # a pull is refused until the broker knows the subscription
+        return await self._held.share_out(new, changed)
 
     def _moved(self, queue: ProcessQueue, offset: int) -> None:
         self._spawn(self._held.restart(queue, offset), f"correct {queue.queue}")

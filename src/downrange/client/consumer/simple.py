@@ -11,6 +11,7 @@ from typing import Final, NamedTuple, Self
 
 from downrange.client.config import ClientConfig
 from downrange.client.consumer import broker_requests
+from downrange.client.consumer.lease_trace import LeaseTrace, start_lease_trace
 from downrange.client.consumer.pop.leases import INIT_MODES, Leases, Wish, is_away
 from downrange.client.consumer.pop.messages import PoppedMessage
 from downrange.client.consumer.rebalance import readable_queues, route_of
@@ -80,6 +81,7 @@ class AsyncSimpleConsumer:
         self._started_millis = self._clock.now()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closing = asyncio.Event()
+        self._trace: LeaseTrace | None = None
 
     def __repr__(self) -> str:
         state = "new" if self._loop is None else "closed" if self._closing.is_set() else "open"
@@ -94,6 +96,8 @@ class AsyncSimpleConsumer:
         broker_requests.join(self.session, self.group, self)
         self._loop = asyncio.get_running_loop()
         self.session.start()
+        if self.config.trace:
+            self._trace = await start_lease_trace(self.session, self.group, self.config)
         self.session.heartbeats.add_consumer(self.group, self._describe)
         return self
 
@@ -104,6 +108,8 @@ class AsyncSimpleConsumer:
         self._closing.set()
         broker_requests.leave(self.session, self.group)
         await self._leases.close()
+        if self._trace is not None:
+            await self._trace.close()
         await self.session.heartbeats.remove_consumer(self.group)
         if self._owns_session:
             await self.session.close()
@@ -180,7 +186,10 @@ class AsyncSimpleConsumer:
         if not self._subscriptions:
             raise SubscriptionConflict("nothing to receive: subscribe to a topic first")
         asked = self.config.await_duration if await_duration is None else await_duration
-        return await self._receive(max_message_num, invisible_millis, seconds_of("await_duration", asked))
+        messages = await self._receive(max_message_num, invisible_millis, seconds_of("await_duration", asked))
+        if self._trace is not None:
+            self._trace.received(messages)
+        return messages
 
     async def _receive(self, most: int, invisible_millis: int, seconds: float) -> list[PoppedMessage]:
         end = self._clock.monotonic() + seconds
@@ -307,7 +316,10 @@ class AsyncSimpleConsumer:
 
     async def _ack(self, messages: Sequence[PoppedMessage]) -> Mapping[PoppedMessage, MQError]:
         self._check_open()
-        return await self._leases.ack(messages)
+        failed = await self._leases.ack(messages)
+        if self._trace is not None:
+            self._trace.acknowledged(message for message in messages if message not in failed)
+        return failed
 
     async def change_invisible_duration(self, message: PoppedMessage, invisible_duration: float | timedelta) -> None:
         """Let a message come again so many seconds from now, unless it is acknowledged before; 0: at once.
@@ -321,6 +333,8 @@ class AsyncSimpleConsumer:
         """Give a message up: it goes to the dead letters of the group, and does not come again."""
         self._check_open()
         await self._leases.make_dead_letter(message)
+        if self._trace is not None:
+            self._trace.given_up(message)
 
     # --- what brokers ask (`broker_requests.GroupMember`) -----------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import timedelta
 
+from downrange.model.topics import TRACE_TOPIC, check_topic_name
 from downrange.protocol.bodies.groups import ConsumeFromWhere, MessageModel
 from downrange.settings import ConfigError
 
@@ -24,7 +25,13 @@ class SimpleConsumerConfig:
     namespace: str = ""
     """Put before every topic and group, so that several users share a cluster."""
 
+    trace: bool = False
+    """Report every message to the trace topic, when it is received and when it is acknowledged."""
+    trace_topic: str = TRACE_TOPIC
+    """The topic for traces."""
+
     def __post_init__(self) -> None:
+        check_topic_name(self.trace_topic)
         seconds_of("await_duration", self.await_duration)
         if self.consume_from_where is ConsumeFromWhere.TIMESTAMP:
             raise ConfigError("consume_from_where is TIMESTAMP; a simple consumer takes FIRST_OFFSET or LAST_OFFSET")

@@ -84,6 +84,14 @@ class Subscriptions:
             return False
         return True
 
+    async def exists(self, topic: str) -> bool:
+        """Whether brokers serve a topic that nobody subscribed to; from then on its route is kept fresh."""
+        try:
+            await self._session.look_up_route(topic)
+        except NoRoute:
+            return False
+        return await self.follow(topic)
+
     async def _missing_text(self, topic: str) -> str:
         text = f"group {self._group} waits for the topic {topic}, which does not exist yet"
         try:
@@ -162,8 +170,8 @@ def _differences(ours: Mapping[str, Subscription], theirs: Mapping[str, Subscrip
     """What the subscriptions of this member and those of the member that a broker heard last do not share."""
     for topic in sorted({*ours, *theirs}):
         mine, other = ours.get(topic), theirs.get(topic)
-        if mine is None and topic.startswith(RETRY_PREFIX):
-            continue  # Java's clients announce the retry topic, too
+        if (mine is None or other is None) and topic.startswith(RETRY_PREFIX):
+            continue  # Java's clients announce the retry topic, too, and pop retry topics come and go with the mode
         if mine is None or other is None:
             yield f"{topic} is subscribed to {'elsewhere, not here' if mine is None else 'here, not elsewhere'}"
         elif (mine.expression_type, mine.expression) != (other.expression_type, other.expression):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from downrange.client.admin.plans import PlanKind, PlanRequest
-from downrange.client.pipeline_status import PIPELINES_TOPIC, PipelineStatus
 from downrange.console.findings import differing_keys
 from downrange.console.pages import Page
 from downrange.console.requests import Answer, PageRefused, Visit, checked_form, see_other
@@ -13,7 +12,6 @@ from downrange.console.snapshot import BrokerState
 from downrange.console.tables import Column, listing
 from downrange.console.views.plans import planned
 from downrange.console.views.shared import LIVE_SECONDS, broker_columns, command, crumb, role_of
-from downrange.model.errors import MQError
 from downrange.protocol.codes import version_name
 from downrange.settings import masked
 
@@ -28,6 +26,7 @@ async def brokers(visit: Visit) -> Answer:
         return table
     gone = [{"broker": name, "since": since} for name, since in snapshot.lost.items()]
     lead = [f"{one['broker']} is gone: no name server lists it." for one in gone]
+    lead += [f"The metrics at {at} cannot be read: {why}." for at, why in snapshot.metrics_errors.items()]
     chrome = {"tables": [table], "lead": lead, "live": LIVE_SECONDS, "empty": "No broker is registered."}
     data = {**table.data(), "gone": gone}
     return Page("listing.html", "Brokers", data, command(visit, "cluster", "list"), chrome=chrome)
@@ -192,44 +191,3 @@ def _clients(visit: Visit) -> list[dict[str, Any]]:
                 "address_of_group": visit.url("groups", group.name) + "?tab=members",
             }  # fmt: skip
     return list(found.values())
-
-
-# --- pipelines --------------------------------------------------------------------------------------------------------
-
-
-async def pipelines(visit: Visit) -> Answer:
-    """Spark queries, as they report themselves to a topic: the newest report of each."""
-    error = ""
-    found: tuple[PipelineStatus, ...] = ()
-    if PIPELINES_TOPIC in visit.cluster.snapshot.topics:
-        try:
-            found = await visit.admin.pipelines.list()
-        except MQError as failure:
-            error = str(failure)
-    columns: list[Column[PipelineStatus]] = [
-        Column("query", "query", lambda one: one.name),
-        Column("kind", "kind", lambda one: one.kind),
-        Column("source", "from", lambda one: one.source),
-        Column("target", "to", lambda one: one.target),
-        Column("behind", "behind", lambda one: one.behind, "number"),
-        Column("rows", "rows/s", lambda one: one.rows_per_second, "rate"),
-        Column("batch", "time of a batch", lambda one: _millis(one.batch_seconds), "span"),
-        Column("heard", "last heard", lambda one: one.timestamp, "time"),
-        Column("error", "last error", lambda one: one.last_error or ""),
-    ]
-    table = listing(
-        found, columns, visit.query, search=lambda one: one.name, name="pipelines", caption="Pipelines",
-    )  # fmt: skip
-    if visit.query.get("format") == "csv":
-        return table
-    chrome = {
-        "tables": [table],
-        "failed": {PIPELINES_TOPIC: error} if error else {},
-        "live": LIVE_SECONDS,
-        "empty": f"No pipeline has reported. Spark queries report to the topic {PIPELINES_TOPIC} while they run.",
-    }
-    return Page("listing.html", "Pipelines", table.data(), command(visit, "pipeline", "list"), chrome=chrome)
-
-
-def _millis(seconds: float | None) -> float | None:
-    return None if seconds is None else seconds * 1000

@@ -149,8 +149,8 @@ class TimerLog:
         part = self._parts.get(position // self._file_size * self._file_size)
         if part is None or position % self._file_size + UNIT.size > self._file_size:
             return None
-        size, *values, _ = UNIT.unpack_from(part.memory, position % self._file_size)
-        return TimerUnit(*values) if size == UNIT.size and 0 < values[1] <= _MOST_MAGIC else None
+        values = UNIT.unpack_from(part.memory, position % self._file_size)
+        return TimerUnit._make(values[1:8]) if values[0] == UNIT.size and 0 < values[2] <= _MOST_MAGIC else None
 
     def units(self, position: int, stop: int | None = None) -> Iterator[tuple[int, TimerUnit]]:
         """Units with their positions from `position` on: up to `stop`, or to the first that is none."""
