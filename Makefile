@@ -37,7 +37,7 @@ check-package: setup
 
 # The pages as a site in build/site; open its index.html, no server is needed.
 docs: setup
-	$(PY) -m mkdocs build --strict --quiet --site-dir build/site
+	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
 	@echo "docs: build/site/index.html"
 
 # QUICK=1 for a run of a few minutes that shows that everything works.

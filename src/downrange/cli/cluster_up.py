@@ -1,8 +1,10 @@
-"""`downrange cluster up|status|down`: a whole cluster on this machine, and the state of its replicas."""
+"""`downrange cluster up|status|kill|down`: a whole cluster on this machine, and the state of its replicas."""
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -157,6 +159,21 @@ def down(
     if delete:
         shutil.rmtree(cluster.directory)
         typer.echo(f"deleted: {cluster.directory}")
+
+
+def kill(
+    name: Annotated[str, typer.Argument(help="Process of the local cluster, such as broker-a or namesrv.")],
+    data: Data = _DEFAULT,
+) -> None:
+    """Kill one process of the local cluster, as a crash would, to see what happens; `cluster up` starts it again."""
+    cluster = LocalCluster.load(data)
+    if cluster is None:
+        raise _no_cluster(data)
+    member = next((one for one in cluster.running if one.name == name), None)
+    if member is None:
+        raise UsageError(f"{name} does not run here; running: {names(cluster.running) or 'nothing'}")
+    os.kill(member.pid, signal.SIGKILL)
+    typer.echo(f"killed: {name} (process {member.pid})")
 
 
 def _no_cluster(data: Path) -> UsageError:

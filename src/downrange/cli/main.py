@@ -112,7 +112,7 @@ group.app.command("set-offset")(group_offsets.set_offset)
 group.app.command("ages")(group_offsets.ages)
 group.app.command("allocate")(trials.allocate)
 app.add_typer(group.app, name="group")
-for command in (cluster_up.up, cluster_up.status, cluster_up.down):
+for command in (cluster_up.up, cluster_up.status, cluster_up.kill, cluster_up.down):
     cluster.app.command()(command)
 cluster.app.command("rt")(trials.cluster_rt)
 cluster.app.command("export")(trials.export)
