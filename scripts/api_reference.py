@@ -85,7 +85,11 @@ def member_row(name: str, member: Any) -> str:
 def parameters(function: Any) -> str:
     """The names of the parameters and their defaults, without types."""
     shown = inspect.signature(function)
-    kept = [one.replace(annotation=inspect.Parameter.empty) for one in shown.parameters.values() if one.name not in ("self", "cls")]
+    kept = [
+        one.replace(annotation=inspect.Parameter.empty)
+        for one in shown.parameters.values()
+        if one.name not in ("self", "cls")
+    ]
     return steady(str(shown.replace(parameters=kept, return_annotation=inspect.Signature.empty)))
 
 

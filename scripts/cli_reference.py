@@ -58,7 +58,11 @@ def row(parameter: Any) -> str:
     else:
         names = ", ".join(f"`{one}`" for one in [*parameter.opts, *parameter.secondary_opts])
     default = parameter.default
-    is_shown = getattr(parameter, "show_default", True) and default not in (None, False, True, "", [], ()) and not callable(default)
+    is_shown = (
+        getattr(parameter, "show_default", True)
+        and default not in (None, False, True, "", [], ())
+        and not callable(default)
+    )
     shown_default = f"`{getattr(default, 'value', default)}`" if is_shown else ""
     if parameter.required:
         shown_default = "must be given"
