@@ -14,9 +14,10 @@ from typing import Any
 PAGE = Path(__file__).parent.parent / "docs" / "reference" / "api.md"
 INTRODUCTION = """# Python API
 
-What may be imported from `downrange`, `downrange.errors`, `downrange.testing` and `downrange.spark`. These names keep their meaning
-between versions; everything else in the package may change. Classes whose names begin with `Async` are for asyncio; the others block
-and may be used from several threads. The fields of configuration classes are on [a page of their own](clients.md).
+The names that may be imported from `downrange`, `downrange.errors`, `downrange.testing` and `downrange.spark`. They
+keep their meaning between versions; everything else in the package may change. Classes whose names begin with `Async`
+are for asyncio, and so are `Admin` and `PullConsumer`; the others block. The fields of configuration classes are on
+[a page of their own](clients.md).
 
 This page is made by `scripts/api_reference.py`.
 """

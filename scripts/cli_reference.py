@@ -13,8 +13,8 @@ from downrange.cli.main import app
 PAGE = Path(__file__).parent.parent / "docs" / "reference" / "cli.md"
 INTRODUCTION = """# Commands
 
-Every command of `downrange` with its arguments and options, as `--help` shows them. The commands of operators are ordered by task
-in [operate a cluster](../how-to/operate.md), with mqadmin's names beside them. `-h` and `--help` work everywhere.
+Every command of `downrange` with its arguments and options, as `--help` shows them. Those of operators are ordered by
+task in [operate a cluster](../how-to/operate.md), with mqadmin's names beside them. `-h` and `--help` work everywhere.
 
 This page is made by `scripts/cli_reference.py`.
 """

@@ -1,10 +1,10 @@
 """What the site does differently from the pages in the repository; `mkdocs.yml` names this file.
 
-A link that leaves docs/ leads to a file of the repository, which the site does not have. The site shows the name of the file
-instead. Such links are tested where they work, in the repository (tests/docs/test_docs.py).
+A link that leaves docs/ leads to a file of the repository, which the site does not have. The site shows the name of the
+file instead. Such links are tested where they work, in the repository (tests/docs/test_docs.py).
 
-Browsers start no worker for a page that is read from a disk, and the search needs one. The theme loads a stand-in for workers from
-another machine; the site takes the copy in docs/vendor instead.
+Browsers start no worker for a page that is read from a disk, and the search needs one. The theme loads a stand-in for
+workers from another machine; the site takes the copy in docs/vendor instead.
 """
 
 from __future__ import annotations

@@ -24,7 +24,16 @@ PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benc
 # The name of a file in a text, with or without directories; not a part of an address, a pattern or a placeholder.
 FILE = re.compile(r"(?<![\w/.~{<*-])((?:[\w-]+/)*[\w-]+\.(?:md|py|c|h|txt|toml))\b(?![(*])")
 # Files that the examples of the pages read or write, and that a run of the benchmarks leaves behind.
-MADE_BY_THE_READER = {"job.py", "lines.txt", "results/failover.md", "results/latest.md"}
+PROGRAMS = {"ask.py", "job.py", "receive.py", "send.py"}
+MADE_BY_THE_READER = PROGRAMS | {"lines.txt", "results/failover.md", "results/latest.md"}
+    "ask.py",
+    "job.py",
+    "lines.txt",
+    "receive.py",
+    "send.py",
+    "results/failover.md",
+    "results/latest.md",
+}
 
 
 def example(page: Path, name: str) -> str:

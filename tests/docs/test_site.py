@@ -1,4 +1,4 @@
-"""The site of the pages: it builds without a warning, nothing of it comes from other machines, and its pictures are pictures."""
+"""The site of the pages: it builds without a warning, loads nothing from other machines, and shows its pictures."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PICTURES = sorted((ROOT / "docs" / "pictures").glob("*.svg"))
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site as `make docs` builds it; a link or anchor that leads nowhere, or a page that no menu has, is an error."""
+    """The site as `make docs` builds it. A link or anchor that leads nowhere is an error, and a page without a menu."""
     directory = tmp_path_factory.mktemp("site")
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(directory)],
