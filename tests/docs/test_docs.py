@@ -26,14 +26,6 @@ FILE = re.compile(r"(?<![\w/.~{<*-])((?:[\w-]+/)*[\w-]+\.(?:md|py|c|h|txt|toml))
 # Files that the examples of the pages read or write, and that a run of the benchmarks leaves behind.
 PROGRAMS = {"ask.py", "job.py", "receive.py", "send.py"}
 MADE_BY_THE_READER = PROGRAMS | {"lines.txt", "results/failover.md", "results/latest.md"}
-    "ask.py",
-    "job.py",
-    "lines.txt",
-    "receive.py",
-    "send.py",
-    "results/failover.md",
-    "results/latest.md",
-}
 
 
 def example(page: Path, name: str) -> str:
