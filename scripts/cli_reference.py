@@ -23,7 +23,8 @@ This page is made by `scripts/cli_reference.py`.
 def page() -> str:
     root: Any = get_command(app)
     parts = [INTRODUCTION, f"## Options of every command\n\n{options(root)}"]
-    for name, command in root.commands.items():
+    for name in root.list_commands(None):
+        command = root.commands[name]
         parts.append(f"## {name}\n\n{described(f'downrange {name}', command)}")
         for sub_name, sub_command in getattr(command, "commands", {}).items():
             parts.append(f"### {name} {sub_name}\n\n{described(f'downrange {name} {sub_name}', sub_command)}")
