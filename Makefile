@@ -3,7 +3,7 @@ PY := .venv/bin/python
 
 SEEDS := 1-200
 
-.PHONY: demo test test-slow sim lint check-compiled bench bench-peers setup clean
+.PHONY: demo test test-slow sim lint docs check-compiled check-package bench bench-peers setup clean
 
 setup:
 	@scripts/setup
@@ -30,6 +30,15 @@ lint: setup
 # The C with all warnings as errors, and its fuzzer under AddressSanitizer and UBSan.
 check-compiled: setup
 	scripts/check-compiled 30
+
+# The sdist and the wheel of a release, installed into empty environments and used there.
+check-package: setup
+	scripts/check-package
+
+# The pages as a site in build/site; open its index.html, no server is needed.
+docs: setup
+	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
+	@echo "docs: build/site/index.html"
 
 # QUICK=1 for a run of a few minutes that shows that everything works.
 bench:

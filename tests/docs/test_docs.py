@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import inspect
 import io
 import os
 import re
@@ -22,7 +24,8 @@ PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benc
 # The name of a file in a text, with or without directories; not a part of an address, a pattern or a placeholder.
 FILE = re.compile(r"(?<![\w/.~{<*-])((?:[\w-]+/)*[\w-]+\.(?:md|py|c|h|txt|toml))\b(?![(*])")
 # Files that the examples of the pages read or write, and that a run of the benchmarks leaves behind.
-MADE_BY_THE_READER = {"job.py", "lines.txt", "results/failover.md", "results/latest.md"}
+PROGRAMS = {"ask.py", "job.py", "receive.py", "send.py"}
+MADE_BY_THE_READER = PROGRAMS | {"lines.txt", "results/failover.md", "results/latest.md"}
 
 
 def example(page: Path, name: str) -> str:
@@ -56,8 +59,8 @@ def test_the_second_example_of_the_readme_receives_what_the_first_sent(tmp_path:
     assert lines == ["b'order 0'", "b'order 1'", "b'order 2'"]
 
 
-@pytest.mark.parametrize("script", ["reference.py", "client_reference.py"])
-def test_the_reference_of_settings_is_up_to_date(script: str) -> None:
+@pytest.mark.parametrize("script", ["reference.py", "client_reference.py", "cli_reference.py", "api_reference.py"])
+def test_a_reference_is_up_to_date(script: str) -> None:
     subprocess.run([sys.executable, ROOT / "scripts" / script, "--check"], check=True, timeout=30)
 
 
@@ -127,3 +130,21 @@ def test_everything_the_package_offers_by_name_is_there() -> None:
     assert downrange.Producer is Producer
     with pytest.raises(AttributeError):
         downrange.nothing  # noqa: B018
+
+
+@pytest.mark.parametrize("module", ["downrange", "downrange.errors", "downrange.testing", "downrange.spark"])
+def test_every_public_name_has_a_docstring(module: str) -> None:
+    """Also every method and property of a public class: the API reference shows them."""
+    public = importlib.import_module(module)
+    assert public.__doc__
+    without = []
+    for name in public.__all__:
+        value = getattr(public, name)
+        if not value.__doc__ or value.__doc__.startswith(f"{name}("):  # what a dataclass makes up for itself
+            without.append(name)
+        for member, static in inspect.getmembers_static(value) if inspect.isclass(value) else ():
+            function = static.fget if isinstance(static, property) else getattr(static, "__func__", static)
+            is_ours = inspect.isfunction(function) and function.__module__.startswith("downrange")
+            if is_ours and not member.startswith("_") and not inspect.getdoc(getattr(value, member)):
+                without.append(f"{name}.{member}")
+    assert without == []

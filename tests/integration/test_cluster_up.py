@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from downrange.cli.local_cluster import LocalCluster, Member, _letters
-from tests.support.processes import DOWNRANGE
+from tests.support.processes import DOWNRANGE, running
 from tests.support.replica_processes import runtime_of
 
 
@@ -201,3 +201,18 @@ def test_a_damaged_cluster_file_is_named(tmp_path: Path) -> None:
 
 def test_brokers_are_named_as_letters_go_on() -> None:
     assert [_letters(number) for number in (0, 1, 25, 26, 27, 701, 702)] == ["a", "b", "z", "aa", "ab", "zz", "aaa"]
+
+
+def test_only_a_running_process_of_the_cluster_is_killed(data: Path) -> None:
+    nowhere = downrange("cluster", "kill", "broker-a", "--data", str(data))
+    assert (nowhere.returncode, "there is no local cluster in" in nowhere.stderr) == (2, True)
+    up(data, "--brokers", "1", "--replicas", "1")
+    unknown = downrange("cluster", "kill", "broker-z", "--data", str(data))
+    assert (unknown.returncode, "running: namesrv, broker-a" in unknown.stderr) == (2, True), unknown.stderr
+    killed = downrange("cluster", "kill", "broker-a", "--data", str(data))
+    assert killed.stdout.startswith("killed: broker-a (process ")
+    with running("cluster", "status", "--data", str(data), "--watch", "0.1") as watching:
+        deadline = time.monotonic() + 60
+        while sum("not running: broker-a" in line for line in watching.output) < 2:
+            assert time.monotonic() < deadline, watching.errors
+            time.sleep(0.02)

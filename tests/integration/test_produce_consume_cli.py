@@ -184,6 +184,25 @@ def test_messages_as_json_and_with_their_place(mq: EmbeddedBroker) -> None:
     assert line.endswith("broker-a:0@0 tag=A keys=k1  0\n")
 
 
+def test_messages_in_a_form_of_ones_own(mq: EmbeddedBroker) -> None:
+    """The letters of kcat, and those of RocketMQ's own fields; bodies stay the bytes that they are."""
+    with Producer("test", mq.namesrv) as producer:
+        queue = producer.queues("orders")[2]
+        message = Message("orders", b"\xff one\n", tags="paid", keys="a b", properties={"region": "eu"})
+        sent = producer.send(message, queue=queue)
+    command = [*DOWNRANGE, "consume", "orders", "-n", mq.namesrv, "-f"]
+    layout = r"%t[%p]@%o %g %k(%K) %s(%S) %b %i %%\x21\t"
+    shown = subprocess.run([*command, layout], capture_output=True, timeout=60, check=True).stdout
+    place = b"orders[2]@0 paid a b(3) "
+    assert shown == place + b"\xff one\n(6) " + f"{queue.broker_name} {sent.message_id} %!\t".encode()
+    shown = subprocess.run([*command, "%h %T"], capture_output=True, timeout=60, check=True).stdout
+    assert b"region=eu" in shown
+    assert abs(int(shown.split()[-1]) - time.time() * 1000) < 600_000
+    assert "%z is none of %t" in run(mq, "consume", "orders", "-f", "%z", code=2).stderr
+    assert r"\q is none of \n" in run(mq, "consume", "orders", "-f", r"\q", code=2).stderr
+    assert "leave out --json" in run(mq, "consume", "orders", "-f", "%s", "--json", code=2).stderr
+
+
 def test_only_the_tags_asked_for(mq: EmbeddedBroker) -> None:
     fill(mq, 10, tags="A")
     fill(mq, 10, start=10, tags="B")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from downrange.cli.cluster import told
-from downrange.cli.cluster_actions import asks, broker_row
+from downrange.cli.cluster_actions import asks, broker_row, shows
 from downrange.cli.options import Broker, Cluster, command_family
 from downrange.cli.output import Answer, Column, Table, cell
 
@@ -74,7 +74,7 @@ async def delete(
 
 
 @app.command("show")
-@asks
+@shows
 async def show(admin: Admin, subject: Subject, broker: Broker = None, cluster: Cluster = None) -> Answer:
     """Show the rules of a user."""
     found = await admin.acls.get(_subject(subject), cluster, broker)
@@ -84,7 +84,7 @@ async def show(admin: Admin, subject: Subject, broker: Broker = None, cluster: C
 
 
 @app.command("list")
-@asks
+@shows
 async def list_rules(
     admin: Admin,
     subject: Annotated[str | None, typer.Option("--subject", "-s", help="Only subjects with this text.")] = None,

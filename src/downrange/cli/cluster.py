@@ -121,7 +121,7 @@ async def show_stats(admin: Admin, cluster: OneCluster = None) -> Answer:
 
 
 @app.command("broker-status")
-@asks
+@shows
 async def show_broker_status(
     admin: Admin,
     broker: Broker = None,
@@ -141,7 +141,7 @@ async def show_broker_status(
 
 
 @app.command("consume-stats")
-@asks
+@shows
 async def show_consume_stats(
     admin: Admin,
     broker: Annotated[str, typer.Argument(help="Broker: its name or host:port.")],
@@ -171,7 +171,7 @@ async def show_consume_stats(
 
 
 @app.command("producers")
-@asks
+@shows
 async def show_producers(admin: Admin, broker: Broker = None, cluster: Cluster = None) -> Answer:
     """List every producer connected to brokers."""
     producers = await admin.cluster.producers(cluster, broker)

@@ -53,12 +53,12 @@ def shows(action: Action) -> Callable[..., None]:
         if watch is None:
             print_answer(ask(namesrv, lambda admin: action(admin, **given)), as_json=json)
         else:
-            ask(namesrv, lambda admin: _again_and_again(lambda: action(admin, **given), json, watch))
+            ask(namesrv, lambda admin: again_and_again(lambda: action(admin, **given), json, watch))
 
     return _as_command(command, action)
 
 
-async def _again_and_again(action: Callable[[], Awaitable[Answer]], as_json: bool, seconds: float) -> None:
+async def again_and_again(action: Callable[[], Awaitable[Answer]], as_json: bool, seconds: float) -> None:
     """Print an answer every so many seconds, on a terminal each in the place of the one before, until Ctrl-C."""
     with stop_on_signal() as stop:
         while not stop.is_made:

@@ -1,18 +1,20 @@
-"""`downrange cluster up|status|down`: a whole cluster on this machine, and the state of its replicas."""
+"""`downrange cluster up|status|kill|down`: a whole cluster on this machine, and the state of its replicas."""
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from downrange.cli.cluster_actions import ask, broker_row
+from downrange.cli.cluster_actions import again_and_again, ask, broker_row
 from downrange.cli.controller import status_parts
 from downrange.cli.etcd_process import check_etcd
 from downrange.cli.local_cluster import ClusterFailed, Kind, Layout, LocalCluster, Member, names
-from downrange.cli.options import Json, Namesrv, UsageError
+from downrange.cli.options import Json, Namesrv, UsageError, Watch
 from downrange.cli.output import Answer, Column, Table, print_answer
 
 if TYPE_CHECKING:
@@ -90,6 +92,7 @@ def status(
     namesrv: Namesrv = None,
     data: Data = _DEFAULT,
     json: Json = False,
+    watch: Watch = None,
 ) -> None:
     """Show every broker process with its role, the end of its log, and how far a slave is behind its master.
 
@@ -100,22 +103,30 @@ def status(
     cluster = LocalCluster.load(data) if namesrv is None else None
     if cluster is None and data != _DEFAULT:
         raise _no_cluster(data)
-    dead = [] if cluster is None else [member for member in cluster.members if not member.is_running]
-    if cluster is not None and len(dead) == len(cluster.members):
+    if cluster is not None and not cluster.running:
         raise ClusterFailed(f"the cluster in {cluster.directory} is stopped: downrange cluster up --data {data}")
 
     controllers = [] if cluster is None else cluster.controllers
+    servers = namesrv if cluster is None else cluster.namesrv
 
     async def action(admin: Admin) -> Answer:
-        answer = _status(await admin.cluster.replicas(), dead)
+        answer = _status(await admin.cluster.replicas(), _dead(cluster))
         if not controllers:
             return answer
         sets = await status_parts(admin, controllers, ())
         return Answer({**answer.document, **sets.document}, [*answer.parts, "", *sets.parts], answer.failed)
 
-    print_answer(ask(namesrv if cluster is None else cluster.namesrv, action), as_json=json)
-    if dead:
+    if watch is not None:
+        ask(servers, lambda admin: again_and_again(lambda: action(admin), json, watch))
+        return
+    print_answer(ask(servers, action), as_json=json)
+    if _dead(cluster):
         raise typer.Exit(1)
+
+
+def _dead(cluster: LocalCluster | None) -> list[Member]:
+    """Processes of the local cluster that should run and do not."""
+    return [] if cluster is None else [member for member in cluster.members if not member.is_running]
 
 
 def _status(replicas: PerServer[Broker, Replica], dead: list[Member]) -> Answer:
@@ -157,6 +168,21 @@ def down(
     if delete:
         shutil.rmtree(cluster.directory)
         typer.echo(f"deleted: {cluster.directory}")
+
+
+def kill(
+    name: Annotated[str, typer.Argument(help="Process of the local cluster, such as broker-a or namesrv.")],
+    data: Data = _DEFAULT,
+) -> None:
+    """Kill one process of the local cluster, as a crash would, to see what happens; `cluster up` starts it again."""
+    cluster = LocalCluster.load(data)
+    if cluster is None:
+        raise _no_cluster(data)
+    member = next((one for one in cluster.running if one.name == name), None)
+    if member is None:
+        raise UsageError(f"{name} does not run here; running: {names(cluster.running) or 'nothing'}")
+    os.kill(member.pid, signal.SIGKILL)
+    typer.echo(f"killed: {name} (process {member.pid})")
 
 
 def _no_cluster(data: Path) -> UsageError:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from downrange.cli.account import client_config
+from downrange.cli.message_format import body_of, message_format
 from downrange.cli.options import Namesrv, Topic, UsageError
 from downrange.cli.output import visible
 from downrange.cli.times import parse_time, time_text
@@ -56,6 +57,14 @@ def run(
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Time, place, tag and keys before the body.")
     ] = False,
+    layout: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            "-f",
+            help=r"As kcat: %t topic, %p queue, %o offset, %k keys, %s body, %h properties; \n.",
+        ),
+    ] = None,
     pop: Annotated[
         bool,
         typer.Option("--pop", help="With a group: lease messages and acknowledge them one by one; no queue is owned."),
@@ -75,7 +84,10 @@ def run(
     if start is None:
         start = "last" if follow and group is None else "first"
     timestamp = None if start in ("first", "last") else parse_time(start)
-    show = _json_line if json else _verbose_line if verbose else _body_line
+    if layout is not None and (json or verbose):
+        raise UsageError("--format says all about the form: leave out --json and --verbose")
+    line = _json_line if json else _verbose_line if verbose else _body_line
+    show = message_format(layout) if layout is not None else lambda message: f"{line(message)}\n".encode()
     if group is not None and (queue or offset is not None):
         raise UsageError("--queue and --offset are for reading without --group: members of a group share the queues")
     wanted = Wanted(topic, tag or "*", sql, tuple(queue or ()), offset)
@@ -125,7 +137,7 @@ class Reading:
     timestamp: int | None
     follow: bool
     limit: int | None
-    show: Callable[[ReceivedMessage], str]
+    show: Callable[[ReceivedMessage], bytes]
     count: int = field(init=False, default=0)
     is_cut_off: bool = field(init=False, default=False)
     """Whether the reader of our output went away."""
@@ -228,9 +240,9 @@ class Reading:
         return all(consumer.position(queue) >= ends[queue] for queue in consumer.assignment)
 
 
-def _write(lines: Sequence[str]) -> None:
-    sys.stdout.write("".join(f"{line}\n" for line in lines))
-    sys.stdout.flush()
+def _write(parts: Sequence[bytes]) -> None:
+    sys.stdout.buffer.write(b"".join(parts))
+    sys.stdout.buffer.flush()
 
 
 def _json_line(message: ReceivedMessage) -> str:
@@ -240,13 +252,7 @@ def _json_line(message: ReceivedMessage) -> str:
 
 
 def _body_line(message: ReceivedMessage) -> str:
-    from downrange.model.errors import MessageError
-
-    try:
-        body = message.body
-    except MessageError:
-        body = message.stored_body
-    return visible(body.decode("utf-8", "replace"))
+    return visible(body_of(message).decode("utf-8", "replace"))
 
 
 def _verbose_line(message: ReceivedMessage) -> str:

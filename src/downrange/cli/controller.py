@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from downrange.cli.cluster_actions import asks, broker_row
+from downrange.cli.cluster_actions import asks, broker_row, shows
 from downrange.cli.config import settings_text
 from downrange.cli.options import Changes, TlsFile, TlsMode, UsageError, key_values
 from downrange.cli.output import Answer, Column, Table
@@ -141,7 +141,7 @@ async def status_parts(admin: Admin, addresses: Sequence[str], names: Sequence[s
 
 
 @app.command("status")
-@asks
+@shows
 async def status(
     admin: Admin,
     sets: Annotated[list[str] | None, typer.Argument(help="Broker names; all if none are given.")] = None,
@@ -156,7 +156,7 @@ async def status(
 
 
 @app.command("metadata")
-@asks
+@shows
 async def metadata(admin: Admin, controller: Controllers = DEFAULT) -> Answer:
     """Show which controller leads, as each controller sees it."""
     views = await admin.controllers.metadata(addresses_of(controller))
@@ -176,7 +176,7 @@ async def metadata(admin: Admin, controller: Controllers = DEFAULT) -> Answer:
 
 
 @app.command("epochs")
-@asks
+@shows
 async def epochs(admin: Admin, broker: AnyBroker = None, cluster: AnyCluster = None) -> Answer:
     """Show the epochs in which each replica wrote its log."""
     found = await admin.controllers.epochs(cluster, broker)
@@ -203,7 +203,7 @@ async def epochs(admin: Admin, broker: AnyBroker = None, cluster: AnyCluster = N
 
 
 @app.command("ha-status")
-@asks
+@shows
 async def ha_status(admin: Admin, broker: AnyBroker = None, cluster: AnyCluster = None) -> Answer:
     """Show how far the slaves of each master are."""
     found = await admin.controllers.ha_status(cluster, broker)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from downrange.cli.cluster_actions import ask, asks
+from downrange.cli.cluster_actions import ask, shows
 from downrange.cli.options import DryRun, Group, Namesrv, UsageError, command_family
 from downrange.cli.output import Answer, Column, Table, one_line, print_answer
 from downrange.cli.times import parse_time, time_text
@@ -50,7 +50,7 @@ def _span(begin: str | None, end: str | None, ids: list[str] | None, limit: int 
 
 
 @app.command("list")
-@asks
+@shows
 async def list_letters(
     admin: Admin, group: Group, begin: Begin = None, end: End = None, ids: Ids = None, limit: Limit = 100
 ) -> Answer:

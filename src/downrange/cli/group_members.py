@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from downrange.cli.cluster_actions import asks, broker_row, shows
+from downrange.cli.cluster_actions import broker_row, shows
 from downrange.cli.options import Group
 from downrange.cli.output import Answer, Column, Table, one_line
 from downrange.cli.times import time_text
@@ -75,7 +75,7 @@ _MEMBER_COLUMNS = [
 ]
 
 
-@asks
+@shows
 async def show_producers(
     admin: Admin,
     group: Annotated[str, typer.Argument(help="Producer group.")],

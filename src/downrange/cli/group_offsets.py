@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from downrange.cli.cluster_actions import asks
+from downrange.cli.cluster_actions import asks, shows
 from downrange.cli.options import DryRun, Group, Topic, UsageError
 from downrange.cli.output import Answer, Column, Table
 from downrange.cli.times import parse_time, time_text
@@ -69,7 +69,7 @@ async def set_offset(
     return _moves(group, topic, await admin.offsets.move_queue(group, place, offset, dry_run=dry_run))
 
 
-@asks
+@shows
 async def ages(admin: Admin, group: Group, topic: Topic) -> Answer:
     """Show how old the oldest message is that waits in each queue."""
     spans = await admin.offsets.time_spans(group, topic)

@@ -48,6 +48,7 @@ from downrange.cli import (
     user,
     waiting,
 )
+from downrange.cli.help_by_task import HelpByTask
 from downrange.cli.options import UsageError, connect_with_tls
 from downrange.cli.output import one_line
 from downrange.cli.shown_warnings import show_warnings
@@ -58,6 +59,7 @@ from downrange.transport.errors import ListenFailed
 
 app = typer.Typer(
     name="downrange",
+    cls=HelpByTask,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="A message platform that speaks Apache RocketMQ.",
     no_args_is_help=True,
@@ -112,7 +114,7 @@ group.app.command("set-offset")(group_offsets.set_offset)
 group.app.command("ages")(group_offsets.ages)
 group.app.command("allocate")(trials.allocate)
 app.add_typer(group.app, name="group")
-for command in (cluster_up.up, cluster_up.status, cluster_up.down):
+for command in (cluster_up.up, cluster_up.status, cluster_up.kill, cluster_up.down):
     cluster.app.command()(command)
 cluster.app.command("rt")(trials.cluster_rt)
 cluster.app.command("export")(trials.export)

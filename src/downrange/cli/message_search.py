@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from downrange.cli.cluster_actions import asks
+from downrange.cli.cluster_actions import asks, shows
 from downrange.cli.message import MessageId, OfTopic
 from downrange.cli.options import Topic
 from downrange.cli.output import Answer, Column, Table
@@ -76,7 +76,7 @@ _SEARCH_COLUMNS = (
 )
 
 
-@asks
+@shows
 async def fate(admin: Admin, message_id: MessageId, topic: OfTopic = None) -> Answer:
     """Say for each group why it has or has not consumed a message."""
     found = await admin.messages.fate(message_id, topic)

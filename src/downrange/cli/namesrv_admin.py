@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from downrange.cli.cluster_actions import asks
+from downrange.cli.cluster_actions import asks, shows
 from downrange.cli.config import settings_text
 from downrange.cli.options import Changes, command_family, key_values
 from downrange.cli.output import Answer, Column, Table
@@ -72,7 +72,7 @@ async def get_kv(admin: Admin, namespace: Namespace, key: Key) -> Answer:
 
 
 @app.command("kv-list")
-@asks
+@shows
 async def list_kv(admin: Admin, namespace: Namespace) -> Answer:
     """List a namespace of the key-value store."""
     table = await admin.namesrv.list_kv(namespace)

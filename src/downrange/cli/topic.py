@@ -116,7 +116,7 @@ async def show_status(admin: Admin, topic: Topic) -> Answer:
 
 
 @app.command("clusters")
-@asks
+@shows
 async def show_clusters(admin: Admin, topic: Topic) -> Answer:
     """List the clusters that serve a topic."""
     clusters = await admin.topics.clusters(topic)

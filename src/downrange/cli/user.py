@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from downrange.cli.cluster import told
-from downrange.cli.cluster_actions import asks, broker_row
+from downrange.cli.cluster_actions import asks, broker_row, shows
 from downrange.cli.options import Broker, Cluster, UsageError, command_family
 from downrange.cli.output import Answer, Column, Table
 from downrange.cli.passwords import new_password
@@ -84,7 +84,7 @@ async def delete(admin: Admin, username: Username, broker: Broker = None, cluste
 
 
 @app.command("show")
-@asks
+@shows
 async def show(admin: Admin, username: Username, broker: Broker = None, cluster: Cluster = None) -> Answer:
     """Show a user."""
     found = await admin.users.get(username, cluster, broker)
@@ -94,7 +94,7 @@ async def show(admin: Admin, username: Username, broker: Broker = None, cluster:
 
 
 @app.command("list")
-@asks
+@shows
 async def list_users(
     admin: Admin,
     filter: Annotated[str | None, typer.Option("--filter", "-f", help="Only names with this text.")] = None,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from downrange.cli.cluster_actions import asks
+from downrange.cli.cluster_actions import shows
 from downrange.cli.output import Answer, Column, Table
 from downrange.cli.times import time_text
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 OfTopic = Annotated[str | None, typer.Option("--topic", "-t", help="Only messages for this topic.")]
 
 
-@asks
+@shows
 async def delayed(
     admin: Admin,
     topic: OfTopic = None,
@@ -59,7 +59,7 @@ async def delayed(
     return Answer(document, [Table(columns, rows), f"{len(rows)} of {total} delayed messages"], waiting.failed)
 
 
-@asks
+@shows
 async def half(
     admin: Admin,
     topic: OfTopic = None,

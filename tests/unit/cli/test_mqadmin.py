@@ -178,7 +178,7 @@ def test_long_names_stand_for_letters() -> None:
 
 
 FAMILIES = {"topic", "group", "cluster", "message", "config", "namesrv-admin", "plain-acl", "user", "acl", "controller"}
-RUN_SERVERS = {("cluster", "up"), ("cluster", "down")}
+RUN_SERVERS = {("cluster", "up"), ("cluster", "kill"), ("cluster", "down")}
 
 
 def test_every_command_takes_json_and_a_name_server() -> None:

@@ -55,7 +55,7 @@ class AsyncPushConsumer:
     consumer.subscribe("topic")`; without a callback, `async for message in consumer`.
     Holds always: a message counts as done only after its callback returned None (or, in a loop, the next message was
     asked for), so everything is delivered at least once; a queue is pulled by one task with one request at a time.
-    With `client_rebalance=False` brokers share the queues out, and may have them popped: `pop/push.py` does that.
+    With `client_rebalance=False` brokers share the queues out, and may have their messages leased (POP).
     After `close` no task of the consumer is left. A session that was passed in is not closed.
     """
 
