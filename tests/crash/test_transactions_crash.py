@@ -22,7 +22,7 @@ from downrange.transport.errors import TransportError
 from downrange.transport.pool import connect
 from tests.support.broker_client import BrokerClient
 from tests.support.checked_store import REPOSITORY, assert_clean
-from tests.support.process_cluster import Server
+from tests.support.process_cluster import Server, broker_server
 from tests.support.processes import Running, namesrv
 from tests.support.transaction_sender import TOPIC, Journal
 
@@ -76,14 +76,7 @@ class Reader:
 
 def broker_of(directory: Path, namesrv_address: str, flush: str) -> Server:
     settings = {
-        "brokerName": "broker-a",
-        "namesrvAddr": namesrv_address,
-        "brokerIP1": "127.0.0.1",
-        "storePathRootDir": directory / "store",
         "mappedFileSizeCommitLog": 1 << 20,
-        "metricsPort": -1,
-        "grpcServerPort": -1,
-        "waitTimeMillsInSendQueue": 2000,
         "flushDiskType": flush,
         "flushIntervalCommitLog": 100,
         "flushCommitLogLeastPages": 0,
@@ -92,9 +85,7 @@ def broker_of(directory: Path, namesrv_address: str, flush: str) -> Server:
         "transactionCheckInterval": 200,
         "transactionCheckMax": 1_000_000,
     }
-    config = directory / "broker.conf"
-    config.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
-    return Server("broker-a", ("broker", "--config", str(config)), r"ready on ([^\s,]+)")
+    return broker_server(directory, "broker-a", namesrv_address, settings)
 
 
 async def progress(client: BrokerClient) -> tuple[int, int]:
@@ -177,7 +168,7 @@ async def survive(directory: Path, *, transactions: int, broker_deaths: int, flu
     assert 0 < len(committed) < len(acknowledged)
     assert lives > 1
     assert exit_code == 0
-    assert_clean(directory / "store")
+    assert_clean(directory / "broker-a")
 
 
 async def kept_for_an_operator(broker: Server) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +11,10 @@ from pathlib import Path
 from downrange.protocol.bodies.body import decode_body
 from downrange.protocol.bodies.kv_config import KVTable
 from downrange.protocol.codes import RequestCode
-from tests.support.process_cluster import CLIENTS_REACH, Server
+from tests.support.process_cluster import Server, broker_server
 from tests.support.requests import connected
 
 BROKER = "broker-a"
-READY = r"ready on ([^\s,]+)"
 FILE_SIZE = 4 << 20
 
 
@@ -51,23 +50,14 @@ async def replica_processes(
         cluster.close()
 
 
-def _server(directory: Path, name: str, names: Server, settings: dict[str, object]) -> Server:
-    config = directory / f"{name}.conf"
+def _server(directory: Path, name: str, names: Server, settings: Mapping[str, object]) -> Server:
     common = {
         "brokerName": BROKER,
-        "namesrvAddr": names.address,
-        "brokerIP1": CLIENTS_REACH,
-        "bindAddress": CLIENTS_REACH,
-        "storePathRootDir": directory / name,
         "mappedFileSizeCommitLog": FILE_SIZE,
         "maxHashSlotNum": 1000,
         "maxIndexNum": 4000,
-        "metricsPort": -1,
-        "grpcServerPort": -1,
-        "waitTimeMillsInSendQueue": 2000,
     }
-    config.write_text("".join(f"{key}={value}\n" for key, value in (common | settings).items()))
-    return Server(name, ("broker", "--config", str(config)), READY)
+    return broker_server(directory, name, names.address, {**common, **settings})
 
 
 async def runtime_of(address: str) -> dict[str, str]:
