@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
@@ -64,13 +65,40 @@ class Stage:
         except TimeoutError:
             raise AssertionError(f"{name} did not go on within {seconds:g} s: {self.clients[name].errors}") from None
 
+    async def acknowledged(self, name: str, more: int, seconds: float = 60.0) -> None:
+        """Wait until so many more sends of a producer were acknowledged."""
+        place, found = self.written(name), 0
+        async with asyncio.timeout(seconds):
+            while found < more:
+                await asyncio.sleep(0.01)
+                with (self._directory / f"{name}.jsonl").open("rb") as file:
+                    file.seek(place)
+                    data = file.read()
+                place += len(data)
+                found += data.count(b'"phase":"ok"')
+
+    async def kill(self, name: str) -> None:
+        """kill -9; the history knows of it before anybody else can."""
+        client = self.clients.pop(name)
+        client.signal(signal.SIGSTOP)
+        note = HistoryWriter(self._directory / "notes.jsonl", name)
+        note.write("process", "died")
+        note.close()
+        await asyncio.to_thread(client.kill)
+        client.close()
+
+    async def leave(self, name: str) -> None:
+        """End one client in order."""
+        client = self.clients.pop(name)
+        code = await asyncio.to_thread(client.stop)
+        errors = client.errors
+        client.close()
+        assert code == 0, f"{name} ended with {code}: {errors}"
+
     async def end(self, *kinds: str) -> None:
         """End the clients of these kinds in order."""
         for name in [name for name in self.clients if name.rstrip("0123456789") in kinds]:
-            client = self.clients.pop(name)
-            code = await asyncio.to_thread(client.stop)
-            client.close()
-            assert code == 0, f"{name} ended with {code}: {client.errors if code else ''}"
+            await self.leave(name)
 
     async def until_consumed(self, kind: str, seconds: float = 90.0) -> None:
         """Until consumers have got what was acknowledged; if they do not, the checker will tell what is missing."""

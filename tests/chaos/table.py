@@ -5,6 +5,16 @@ from __future__ import annotations
 from typing import Final
 
 from tests.chaos.row import Row
-from tests.chaos.rows import kill
+from tests.chaos.rows import bit_flips, derived_files, disk, kill, order, partition, stop, torn_states, transactions
 
-ROWS: Final[tuple[Row, ...]] = tuple(sorted((kill.ROW,), key=lambda row: row.number))
+ROWS: Final[tuple[Row, ...]] = (
+    kill.ROW,
+    torn_states.ROW,
+    bit_flips.ROW,
+    derived_files.ROW,
+    disk.ROW,
+    partition.ROW,
+    stop.ROW,
+    order.ROW,
+    transactions.ROW,
+)

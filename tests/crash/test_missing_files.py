@@ -10,7 +10,7 @@ import pytest
 
 from downrange.store.errors import StoreCorrupt
 from downrange.store.message_store import MessageStore
-from tests.crash.damage import CrashedStore, everything
+from tests.support.damage import CrashedStore, everything
 from tests.support.checked_store import assert_clean, checked
 from tests.unit.store.small_store import open_store
 
