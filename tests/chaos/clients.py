@@ -1,6 +1,6 @@
 """Real clients as processes that write their history: `python -m tests.chaos.clients KIND NAMESRV HISTORY NAME …`.
 
-    produce NAMESRV HISTORY NAME RATE   sends to all queues, RATE messages in a second, or as many as it can if RATE is 0
+    produce NAMESRV HISTORY NAME RATE   sends to all queues, RATE messages in a second; 0: as many as it can
     keyed   NAMESRV HISTORY NAME RATE   one message after another for each key, all of a key to one queue
     consume NAMESRV HISTORY NAME GROUP  a push consumer
     orderly NAMESRV HISTORY NAME GROUP  a push consumer that takes queues in their order

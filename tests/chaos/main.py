@@ -1,7 +1,7 @@
 """`python -m tests.chaos`: real faults against real processes, row by row of docs/reference/scorecard.md.
 
-Each row goes on from its last result until its figure, times --scale, is reached or its share of --minutes is over. Ctrl-C
-loses the round that is running, nothing else. The exit code is 1 if a row found something wrong.
+Each row goes on from its last result until its figure, times --scale, is reached or its share of --minutes is over.
+Ctrl-C loses the round that is running, nothing else. The exit code is 1 if a row found something wrong.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import logging
 import os
 import random
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from downrange.transport.loop import run as run_loop
-from tests.chaos.results import RESULTS, Result, load, path_of, save
+from tests.chaos.result import RESULTS, Result, load, path_of, save
 from tests.chaos.row import Round, Row
 from tests.chaos.table import ROWS
 from tests.sim.run import IN_MEMORY
@@ -31,9 +32,9 @@ MOST_MINUTES: Final = 60.0
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
-    parser.add_argument("rows", nargs="*", type=int, metavar="ROW", help="numbers of rows; all of them if none is named")
+    parser.add_argument("rows", nargs="*", type=int, metavar="ROW", help="numbers of rows; all if none is named")
     parser.add_argument("--minutes", type=float, default=MOST_MINUTES, help="for all rows together (default: 60)")
-    parser.add_argument("--scale", type=float, default=1.0, help="share of the asked figures that is enough (default: 1)")
+    parser.add_argument("--scale", type=float, default=1.0, help="share of the asked figures to reach (default: 1)")
     parser.add_argument("--fresh", action="store_true", help="forget earlier results of these rows")
     parser.add_argument("--seed", type=int, help="of the first round, to see a failure again; its result is not kept")
     parser.add_argument("--results", type=Path, default=RESULTS, help="the directory of the JSON results")
@@ -44,6 +45,7 @@ def main(arguments: Sequence[str]) -> int:
     if options.seed is not None:
         return _again(chosen, options.seed, options.minutes * 60)
     logging.disable()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # processes and mounts of a round are cleared away, too
     failed = 0
     for place, row in enumerate(chosen):
         began = time.monotonic()

@@ -6,16 +6,17 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from downrange.model.record import decode_records
 from tests.chaos.clients import QUEUES, TOPIC, checksum, id_of
+from tests.support.broker_client import BrokerClient
 from tests.support.checked_store import REPOSITORY
 from tests.support.history import Event, HistoryWriter, load
 from tests.support.processes import Running
@@ -27,11 +28,11 @@ _PULLED: Final = 1024
 
 
 class Stage:
-    """Starts clients, follows their histories, and ends them. Histories lie in one directory, a file for each client."""
+    """Starts clients, follows their histories, and ends them. Each writes a file of its own."""
 
     def __init__(self, directory: Path, namesrv: str) -> None:
         self._directory = directory / "history"
-        self._directory.mkdir()
+        self._directory.mkdir(parents=True)
         self._namesrv = namesrv
         self._numbers = count(1)
         self.clients: dict[str, Running] = {}
@@ -102,7 +103,9 @@ class Stage:
 
     async def until_consumed(self, kind: str, seconds: float = 90.0) -> None:
         """Until consumers have got what was acknowledged; if they do not, the checker will tell what is missing."""
-        wanted = {event.id for event in await asyncio.to_thread(self.events) if event.op == "send" and event.phase == "ok"}
+        wanted = {
+            event.id for event in await asyncio.to_thread(self.events) if event.op == "send" and event.phase == "ok"
+        }
         places = dict.fromkeys(self._directory.glob(f"{kind}*.jsonl"), 0)
         decoder = msgspec.json.Decoder(Event)
         deadline = asyncio.get_running_loop().time() + seconds
@@ -116,23 +119,29 @@ class Stage:
                 wanted.difference_update(decoder.decode(line).id for line in whole.splitlines())
             await asyncio.sleep(0.1)
 
-    async def audit(self, addresses: Iterable[str]) -> None:
-        """Read every queue of these brokers from its first message to its last."""
+    async def audit(self, addresses: Iterable[str], since: Sequence[int] = (0,) * QUEUES) -> None:
+        """Read every queue of these brokers from its first message, or the one at `since`, to its last."""
         writer = HistoryWriter(self._directory / "auditor.jsonl", "auditor")
         for address in addresses:
             async with connected(address) as client:
                 for queue_id in range(QUEUES):
-                    end, offset = await max_offset(client, TOPIC, queue_id), 0
-                    while offset < end:
-                        command = client.pull_command(TOPIC, queue_id=queue_id, offset=offset, most=_PULLED, group="auditors")
-                        reply = await client.connection.request(command, 10)
-                        messages = list(decode_records(reply.body_bytes)) if reply.code == 0 else []
-                        assert messages, f"no message at {offset} of queue {queue_id}, which ends at {end}: {reply.remark}"
-                        for message in messages:
-                            place = {"topic": TOPIC, "queue": f"broker-a/{queue_id}", "offset": message.queue_offset}
-                            writer.write("read", "ok", **place, id=id_of(message.body), crc=checksum(message.body))
-                        offset = messages[-1].queue_offset + 1
+                    await self._read(client, writer, queue_id, since[queue_id])
         writer.close()
+
+    @staticmethod
+    async def _read(client: BrokerClient, writer: HistoryWriter, queue_id: int, offset: int) -> None:
+        """One queue from an offset to its end."""
+        end = await max_offset(client, TOPIC, queue_id)
+        while offset < end:
+            command = client.pull_command(TOPIC, queue_id=queue_id, offset=offset, most=_PULLED, group="auditors")
+            reply = await client.connection.request(command, 10)
+            messages = list(decode_records(reply.body_bytes)) if reply.code == 0 else []
+            assert messages, f"no message at {offset} of queue {queue_id}, which ends at {end}: {reply.remark}"
+            for message in messages:
+                place: dict[str, Any] = {"queue": f"broker-a/{queue_id}", "offset": message.queue_offset}
+                body = message.body
+                writer.write("read", "ok", topic=TOPIC, **place, id=id_of(body), crc=checksum(body))
+            offset = messages[-1].queue_offset + 1
 
     def close(self) -> None:
         for client in self.clients.values():

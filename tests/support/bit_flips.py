@@ -11,8 +11,8 @@ from downrange.model.message import QueueOffset, StoredMessage
 from downrange.model.record import CorruptRecord, crc32, decode_record
 from downrange.store.message_store import MessageStore
 from downrange.store.queue.consume_queue import ENTRY
-from tests.support.damage import CrashedStore, flip
 from tests.support.checked_store import checked
+from tests.support.damage import CrashedStore, flip
 
 TopicQueueOffset = tuple[str, int, int]
 KINDS = ("commitlog", "consumequeue", "index", "checkpoint", "config")

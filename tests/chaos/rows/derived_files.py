@@ -52,7 +52,7 @@ DAMAGES: Final[tuple[Callable[[Path, Path, Random], None], ...]] = (
 
 
 def survive(crashed: CrashedStore, foreign: Path, chance: Random) -> str:
-    """Damage one file of a copy. It is built again at the next start, or after what an error or `store check` advises."""
+    """Damage one file of a copy. It is built again at the next start, or when the advice of `store check` was taken."""
     root = crashed.copy()
     path, damage = chance.choice(derived(root)), chance.choice(DAMAGES)
     damage(path, foreign, chance)
@@ -99,6 +99,6 @@ ROW: Final = Row(
     {"files": 1_000},
     "all rebuilt",
     play,
-    "one queue, index or checkpoint file removed, cut, cleared, of garbage or of another store; `store check` in the end",
+    "one queue, index or checkpoint file removed, cut, cleared, of garbage or of another store; `store check` after it",
     in_memory=True,
 )

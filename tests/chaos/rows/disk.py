@@ -105,8 +105,6 @@ async def _cycle(round_: Round, disk: Disk, broker: Server, clients: Stage, prod
     return silence
 
 
-
-
 def _find_late(round_: Round, events: list[Event], failed: int, killed: int) -> None:
     """Sends that began after a sync had failed, and that the broker acknowledged nevertheless."""
     began = {event.id for event in events if event.op == "send" and event.phase == "invoke" and event.time > failed}
@@ -121,5 +119,5 @@ ROW: Final = Row(
     {"cycles": 1_000},
     "no acknowledgement after an error, memory bounded",
     play,
-    "a broker with SYNC_FLUSH whose file operations fail or take 0.3 s; after an fsync error it is killed and started again",
+    "file operations of a broker with SYNC_FLUSH fail or take 0.3 s; after an fsync error it is killed and starts anew",
 )

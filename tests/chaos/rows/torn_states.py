@@ -81,9 +81,7 @@ def changed(before: Contents, after: Contents, size: int) -> list[Unit]:
     for path, data in after.items():
         old = before.get(path, b"").ljust(len(data), b"\0")
         units += [
-            Unit(path, at, at + size)
-            for at in range(0, len(data), size)
-            if old[at : at + size] != data[at : at + size]
+            Unit(path, at, at + size) for at in range(0, len(data), size) if old[at : at + size] != data[at : at + size]
         ]
     return units
 
@@ -172,7 +170,7 @@ def survive(case: Case, mask: int, root: Path, *, is_checked: bool) -> None:
         assert found[: len(case.kept)] == case.kept, f"{what}: a message that was synced is gone or changed"
         assert found[len(case.kept) :] == case.maybe[: max(more, 0)], f"{what}: a message that nobody sent is served"
         put(store, b"after", queue_id=1)
-        assert [message.body for message in everything(store)][len(found) :] == [b"after"], f"{what}: no more can be sent"
+        assert [message.body for message in everything(store)][len(found) :] == [b"after"], f"{what}: no more sends"
     if is_checked:
         report = checked(root)
         assert report.is_clean, f"{what}: " + "; ".join(map(str, report.problems))
@@ -196,6 +194,6 @@ ROW: Final = Row(
     {"states": 1_000_000},
     "what was synced is served, the rest whole or not at all",
     play,
-    "all subsets of the units (1 to 512 bytes, and names of files) that a step changed, each opened, read and appended to",
+    "all subsets of the units (1 to 512 bytes, and names of files) that a step changed: opened, read, appended to",
     in_memory=True,
 )

@@ -32,5 +32,5 @@ ROW: Final = Row(
     {"transactions": 100_000},
     "each ends as its owner said, no orphan",
     play,
-    "eight transactions at a time; a producer dies at any step of one, the broker at any moment; `store check` in the end",
+    "eight transactions at a time; a producer dies at any step, the broker at any moment; `store check` in the end",
 )
