@@ -10,6 +10,7 @@ import random
 import select
 import signal
 import sys
+import threading
 from types import FrameType
 from typing import Final
 
@@ -43,12 +44,15 @@ class Attack:
         self._chance = random.Random(seed)
         self._socket = socket_to(address)
         self.frames = 0
-        self.is_over = False
+        self._over = threading.Event()
+
+    def stop(self) -> None:
+        self._over.set()
 
     def run(self) -> None:
-        while not self.is_over:
+        while not self._over.is_set():
             for batch in mutated(self._chance):
-                if self.is_over:
+                if self._over.is_set():
                     return
                 try:
                     self._exchange(b"".join(batch))
@@ -64,7 +68,7 @@ class Attack:
         """Send, and throw away what comes, so that the broker goes on reading."""
         self._socket.setblocking(False)
         view = memoryview(data)
-        while view and not self.is_over:
+        while view and not self._over.is_set():
             readable, writable, _ = select.select([self._socket], [self._socket], [], 1.0)
             if readable and not self._socket.recv(1 << 20):
                 raise ConnectionResetError
@@ -76,7 +80,7 @@ def main(address: str, seed: str) -> None:
     attack = Attack(address, seed)
 
     def stop(number: int, frame: FrameType | None) -> None:
-        attack.is_over = True
+        attack.stop()
 
     signal.signal(signal.SIGTERM, stop)
     os.nice(5)

@@ -38,8 +38,8 @@ class Result(msgspec.Struct, kw_only=True):
     def add(self, seed: int, played: Round, seconds: float) -> None:
         for name, figure in played.figures.items():
             self.figures[name] = self.figures.get(name, 0) + figure
-        for name, figure in played.measured.items():
-            self.measured[name] = max(self.measured.get(name, figure), figure)
+        for name, most in played.measured.items():
+            self.measured[name] = max(self.measured.get(name, most), most)
         self.rounds += 1
         self.failed_rounds += bool(played.wrong)
         self.faults = [*self.faults, *(f"seed {seed}: {text}" for text in played.wrong)][:KEPT_FAULTS]

@@ -79,14 +79,8 @@ def _measured(result: Result) -> str:
 
 def _machine(result: Result) -> str:
     of = result.machine
-    parts = [
-        of["cpu"],
-        f"{of['cores']} cores",
-        f"{of['memory_gib']} GiB",
-        f"Linux {of['kernel']}",
-        f"Python {of['python']}",
-    ]
-    return ", ".join(map(str, parts)) + "; shared with other work."
+    size = f"{of['cpu']}, {of['cores']} cores, {of['memory_gib']} GiB"
+    return f"{size}, Linux {of['kernel']}, Python {of['python']}; shared with other work."
 
 
 if __name__ == "__main__":
