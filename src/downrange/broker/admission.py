@@ -3,8 +3,8 @@
 A broker sheds load early: refusing is kinder than answering too late. Requests wait unseen in their sockets while the
 loop is busy with other things. A tick that should come every few milliseconds shows how long: the time since the last
 one is the longest any request of this turn can have waited. (RocketMQ measures the same in its thread pools' queues.)
-Time in which the machine gave the loop no processor is not held against a request: a broker that stood still has no more
-to do than before, and a send that is refused is not sent again.
+Time in which the machine gave the loop no processor is not held against a request: a broker that stood still has no
+more to do than before, and a send that is refused is not sent again.
 """
 
 from __future__ import annotations
