@@ -53,5 +53,5 @@ ROW: Final = Row(
     {"stops": 1_000},
     "nothing lost, nothing wrong",
     play,
-    "name server, master, synchronous slave, producer and consumer; two of them at a time",
+    "name server, master, slave, producer and consumer, two of them at a time; both replicas are read in the end",
 )
