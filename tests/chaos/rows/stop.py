@@ -53,5 +53,5 @@ ROW: Final = Row(
     {"stops": 1_000},
     "nothing lost, nothing wrong",
     play,
-    "name server, master, slave, producer and consumer, two of them at a time; both replicas are read in the end",
+    "name server, master, slave, producer and consumer, two of them at a time; both replicas are read",
 )
