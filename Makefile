@@ -2,8 +2,10 @@
 PY := .venv/bin/python
 
 SEEDS := 1-200
+MINUTES := 60
+SCALE := 1
 
-.PHONY: demo test test-slow sim lint docs check-compiled check-package bench bench-peers setup clean
+.PHONY: demo test test-slow sim chaos lint docs check-compiled check-package bench bench-peers setup clean
 
 setup:
 	@scripts/setup
@@ -21,6 +23,11 @@ test-slow: setup
 # A whole cluster in a simulation that the seed alone determines: SEEDS=7 or SEEDS=1-20000.
 sim: setup
 	@$(PY) -m tests.sim $(SEEDS)
+
+# Real faults against real processes, resumed where the last run ended: ROWS="1 7", MINUTES=10, SCALE=0.01, FRESH=1.
+chaos: setup
+	@$(PY) -m tests.chaos $(ROWS) --minutes $(MINUTES) --scale $(SCALE) $(if $(FRESH),--fresh)
+	@$(PY) -m tests.chaos.scorecard
 
 lint: setup
 	.venv/bin/ruff check .

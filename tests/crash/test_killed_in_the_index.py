@@ -11,8 +11,8 @@ import pytest
 from downrange.store.files import OsFiles
 from downrange.store.index import index_file, key_index
 from downrange.store.index.key_index import KeyIndex
-from tests.crash.damage import CrashedStore, everything
 from tests.support.checked_store import assert_clean, checked
+from tests.support.damage import CrashedStore, everything
 
 SLOTS, ENTRIES = 3, 40  # so few slots that every chain is long
 NOW = 1_794_727_122_803

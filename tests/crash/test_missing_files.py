@@ -10,8 +10,8 @@ import pytest
 
 from downrange.store.errors import StoreCorrupt
 from downrange.store.message_store import MessageStore
-from tests.crash.damage import CrashedStore, everything
 from tests.support.checked_store import assert_clean, checked
+from tests.support.damage import CrashedStore, everything
 from tests.unit.store.small_store import open_store
 
 Damage = Callable[[Path], object]

@@ -7,8 +7,8 @@ import shutil
 from pathlib import Path
 
 from downrange.store.files import OS_FILES, OsFiles
-from tests.crash.damage import CrashedStore, everything, log_file, overwrite
 from tests.support.checked_store import assert_clean, checked
+from tests.support.damage import CrashedStore, everything, log_file, overwrite
 from tests.unit.store.small_store import open_store
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import socket
 import subprocess
 import threading
@@ -286,6 +288,31 @@ def test_a_broker_that_falls_silent_is_given_up(
     plan = SendPlan(seconds=30, warm_up_seconds=0, connections=1, outstanding=1, polls=polls)
     with pytest.raises(RequestTimedOut, match="answered nothing for 1 s"):
         send_load(target, plan)
+
+
+def test_a_silent_broker_is_given_up_by_a_process_that_is_interrupted_all_the_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As one that is stopped and goes on: each signal makes the kernel wait for its whole time again."""
+    monkeypatch.setattr(links, "PATIENCE_SECONDS", 1.0)
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: None)
+    is_over = threading.Event()
+
+    def interrupt() -> None:
+        while not is_over.wait(0.3):
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    interrupting = threading.Thread(target=interrupt)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        link = links.WaitingLink(f"127.0.0.1:{silent.getsockname()[1]}")
+        interrupting.start()
+        try:
+            with link, pytest.raises(RequestTimedOut, match="answered nothing for 1 s"):
+                link.read()
+        finally:
+            is_over.set()
+            interrupting.join()
+            signal.signal(signal.SIGUSR1, before)
 
 
 @pytest.mark.parametrize("script", [((0,), {"sends_before_third": 3000})], indirect=True)

@@ -403,11 +403,15 @@ async def test_more_checks_than_can_wait_are_left_to_the_next_round(
 ) -> None:
     monkeypatch.setattr("downrange.client.producer.transaction_producer.MAX_WAITING_CHECKS", 2)
     checks = most = 0
+    two_at_once = asyncio.Event()
 
     async def check(message: ReceivedMessage) -> LocalTransactionState:
         nonlocal checks, most
         checks += 1
         most = max(most, checks)
+        if checks == 2:
+            two_at_once.set()
+        await two_at_once.wait()  # the broker asks on meanwhile, about this half message or another one
         await asyncio.sleep(0.001)
         checks -= 1
         return COMMIT

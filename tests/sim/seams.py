@@ -106,6 +106,7 @@ def _install_collector() -> None:
 
 def _install_time(loop: SimLoop) -> None:
     _put("perf_counter", loop.time)
+    _put("thread_time", lambda: 0.0)  # processors are never busy here, processes are stopped at most
     admission.TICK_SECONDS = FLOW_TICK_SECONDS  # type: ignore[misc]
 
 

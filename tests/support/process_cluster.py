@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -94,7 +94,8 @@ async def process_cluster(
             cluster.namesrvs.append(Server(data.name, ("namesrv", "--data", str(data)), r"name server ready on (\S+)"))
         await _start(cluster.namesrvs)
         for number in range(brokers):
-            cluster.brokers.append(_broker(directory, f"broker-{number:03d}", cluster.namesrv, behind_proxies))
+            bound = {"bindAddress": BEHIND_PROXY} if behind_proxies else {}
+            cluster.brokers.append(broker_server(directory, f"broker-{number:03d}", cluster.namesrv, bound))
         await _start(cluster.brokers)
         if behind_proxies:
             for broker in cluster.brokers:
@@ -109,21 +110,22 @@ async def process_cluster(
             server.close()
 
 
-def _broker(directory: Path, name: str, namesrv: str, is_behind_proxy: bool) -> Server:
+def broker_server(directory: Path, name: str, namesrv: str, settings: Mapping[str, object]) -> Server:
+    """A broker that is not started yet; its data is in `directory / name`."""
     config = directory / f"{name}.conf"
-    settings = {
+    common = {
         "brokerName": name,
         "namesrvAddr": namesrv,
         "brokerIP1": CLIENTS_REACH,
-        "bindAddress": BEHIND_PROXY if is_behind_proxy else CLIENTS_REACH,
+        "bindAddress": CLIENTS_REACH,
         "storePathRootDir": directory / name,
         "mappedFileSizeCommitLog": 64 * 1024 * 1024,
         "metricsPort": -1,
         "grpcServerPort": -1,
         # RocketMQ's 200 ms would turn a hiccup of a busy machine into flow control, which is final for a send.
-        "waitTimeMillsInSendQueue": 1000,
+        "waitTimeMillsInSendQueue": 2000,
     }
-    config.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
+    config.write_text("".join(f"{key}={value}\n" for key, value in {**common, **settings}.items()))
     return Server(name, ("broker", "--config", str(config)), r"ready on ([^\s,]+)")
 
 

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from downrange.protocol.bodies.body import decode_body
 from downrange.protocol.bodies.kv_config import KVTable
 from downrange.protocol.codes import RequestCode
-from tests.support.process_cluster import CLIENTS_REACH, Server
+from tests.support.network import Host, Network
+from tests.support.process_cluster import Server, broker_server
+from tests.support.processes import DOWNRANGE
 from tests.support.requests import connected
 
 BROKER = "broker-a"
-READY = r"ready on ([^\s,]+)"
 FILE_SIZE = 4 << 20
 
 
@@ -27,6 +28,8 @@ class ReplicaProcesses:
     namesrv: Server
     master: Server
     slave: Server
+    hosts: Mapping[str, Host] = field(default_factory=dict)
+    """Of each server by its name, if they are hosts of a network."""
 
     def close(self) -> None:
         for server in (self.slave, self.master, self.namesrv):
@@ -35,13 +38,22 @@ class ReplicaProcesses:
 
 @asynccontextmanager
 async def replica_processes(
-    directory: Path, role: str = "SYNC_MASTER", *, slave_settings: dict[str, object] | None = None
+    directory: Path,
+    role: str = "SYNC_MASTER",
+    *,
+    slave_settings: dict[str, object] | None = None,
+    network: Network | None = None,
 ) -> AsyncIterator[ReplicaProcesses]:
+    """A running cluster; with a network each server is a host of its own."""
+    hosts = {} if network is None else {name: network.host() for name in ("namesrv", "master", "slave")}
     names = Server("namesrv", ("namesrv", "--data", str(directory / "namesrv")), r"name server ready on (\S+)")
+    if hosts:
+        names.arguments += ("--bind", hosts["namesrv"].address)
+        _move(names, hosts["namesrv"])
     await names.start()
-    master = _server(directory, "master", names, {"brokerRole": role})
-    slave = _server(directory, "slave", names, {"brokerRole": "SLAVE", "brokerId": 1, **(slave_settings or {})})
-    cluster = ReplicaProcesses(directory, names, master, slave)
+    master = _server(directory, "master", names, {"brokerRole": role}, hosts)
+    slave = _server(directory, "slave", names, {"brokerRole": "SLAVE", "brokerId": 1, **(slave_settings or {})}, hosts)
+    cluster = ReplicaProcesses(directory, names, master, slave, hosts)
     try:
         await master.start()
         await slave.start()
@@ -51,23 +63,28 @@ async def replica_processes(
         cluster.close()
 
 
-def _server(directory: Path, name: str, names: Server, settings: dict[str, object]) -> Server:
-    config = directory / f"{name}.conf"
+def _server(
+    directory: Path, name: str, names: Server, settings: Mapping[str, object], hosts: Mapping[str, Host]
+) -> Server:
     common = {
         "brokerName": BROKER,
-        "namesrvAddr": names.address,
-        "brokerIP1": CLIENTS_REACH,
-        "bindAddress": CLIENTS_REACH,
-        "storePathRootDir": directory / name,
         "mappedFileSizeCommitLog": FILE_SIZE,
         "maxHashSlotNum": 1000,
         "maxIndexNum": 4000,
-        "metricsPort": -1,
-        "grpcServerPort": -1,
-        "waitTimeMillsInSendQueue": 2000,
     }
-    config.write_text("".join(f"{key}={value}\n" for key, value in (common | settings).items()))
-    return Server(name, ("broker", "--config", str(config)), READY)
+    if name not in hosts:
+        return broker_server(directory, name, names.address, {**common, **settings})
+    place = {"brokerIP1": hosts[name].address, "bindAddress": hosts[name].address}
+    made = broker_server(directory, name, names.address, {**common, **place, **settings})
+    _move(made, hosts[name])
+    return made
+
+
+def _move(server: Server, host: Host) -> None:
+    """Let a server run on a host of a network, open to all of it."""
+    server.host = host.address
+    server.program = (*host.program_prefix, *DOWNRANGE)
+    server.arguments += ("--insecure",)
 
 
 async def runtime_of(address: str) -> dict[str, str]:

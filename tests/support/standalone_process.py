@@ -10,6 +10,14 @@ from pathlib import Path
 from tests.support.processes import Running, running
 
 
+def resident_bytes(pid: int) -> int:
+    """Memory of a process that is private to it: mapped store files come and go as the kernel likes."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError("the kernel does not tell RssAnon")
+
+
 @dataclass(frozen=True)
 class Standalone:
     """A running name server and broker: where they listen, and the process to look at, stop or kill."""
@@ -22,11 +30,7 @@ class Standalone:
 
     @property
     def resident_bytes(self) -> int:
-        """Memory of the process that is private to it: mapped store files come and go as the kernel likes."""
-        for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
-            if line.startswith("RssAnon:"):
-                return int(line.split()[1]) * 1024
-        raise AssertionError("the kernel does not tell RssAnon")
+        return resident_bytes(self.process.pid)
 
     @property
     def open_files(self) -> int:

@@ -3,6 +3,8 @@
 A broker sheds load early: refusing is kinder than answering too late. Requests wait unseen in their sockets while the
 loop is busy with other things. A tick that should come every few milliseconds shows how long: the time since the last
 one is the longest any request of this turn can have waited. (RocketMQ measures the same in its thread pools' queues.)
+Time in which the machine gave the loop no processor is not held against a request: a broker that stood still has no
+more to do than before, and a send that is refused is not sent again.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from math import inf
+from time import thread_time
 from typing import Final
 
 from downrange.auth.gate import Gate, Refusal
@@ -31,6 +34,9 @@ class FlowControl:
         self._store = store
         self._loop = asyncio.get_running_loop()
         self.last_tick = self._loop.time()
+        self.worked_at_tick = thread_time()
+        self._blocked_seconds = 0.0
+        """For how long appends since the last tick had to wait, at most."""
         self._busy_tick: float | None = None
         self._has_transient_pool = store.transient_buffers_available is not None
         self.has_other_master: Callable[[], bool] = lambda: False
@@ -42,6 +48,8 @@ class FlowControl:
     async def tick(self) -> None:
         while True:
             self.last_tick = self._loop.time()
+            self.worked_at_tick = thread_time()
+            self._blocked_seconds = 0.0
             self._set_patience()
             await asyncio.sleep(TICK_SECONDS)
 
@@ -66,6 +74,7 @@ class FlowControl:
 
     def appended(self, seconds: float) -> None:
         """A message took so long to be copied into the log: the kernel made us wait for the page cache."""
+        self._blocked_seconds += seconds
         if seconds * 1000 > self._config.store.os_page_cache_busy_timeout_millis:
             self._busy_tick = self.last_tick
             if self._config.broker.broker_fast_failure_enable:
@@ -93,7 +102,10 @@ class FlowControl:
 
     def _check_wait(self, limit_millis: int) -> None:
         waited = (self._loop.time() - self.last_tick - TICK_SECONDS) * 1000
-        if waited > limit_millis and self._config.broker.broker_fast_failure_enable:
+        if waited <= limit_millis or not self._config.broker.broker_fast_failure_enable:
+            return
+        busy = (thread_time() - self.worked_at_tick + self._blocked_seconds) * 1000
+        if busy > limit_millis:
             raise SystemBusy(
                 "[TIMEOUT_CLEAN_QUEUE]broker busy, start flow control for a while, "
                 f"period in queue: {int(waited)}ms, size of queue: 0"

@@ -26,6 +26,8 @@ _WAKING_SECONDS: Final = 0.0002
 _CONNECT_SECONDS: Final = 3.0
 PATIENCE_SECONDS: Final = 10.0
 """A broker that answers nothing for this long counts as dead."""
+_LOOKS: Final = 10
+"""How often a thread that sleeps looks at the clock before it gives up."""
 
 
 class Wire(Protocol):
@@ -118,7 +120,8 @@ class WaitingLink(Closing):
             return
         # Not `settimeout`, which makes a further system call before each read.
         self._socket.setblocking(True)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", int(PATIENCE_SECONDS), 0))
+        look = struct.pack("ll", *divmod(int(PATIENCE_SECONDS / _LOOKS * 1e6), 1_000_000))
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, look)
 
     def close(self) -> None:
         self._socket.close()
@@ -131,7 +134,7 @@ class WaitingLink(Closing):
 
     def read(self) -> bytes:
         try:
-            count = self._poll() if self._polls else self._socket.recv_into(self._space)
+            count = self._receive()
         except (BlockingIOError, TimeoutError):
             raise RequestTimedOut(f"{self._address} has answered nothing for {PATIENCE_SECONDS:g} s") from None
         except OSError as error:
@@ -140,11 +143,13 @@ class WaitingLink(Closing):
             raise ConnectionLost("the broker closed a connection in the middle of the load")
         return bytes(self._space[:count])
 
-    def _poll(self) -> int:
+    def _receive(self) -> int:
+        """A signal, or a stop of this process, makes the kernel begin to wait anew: the deadline is ours."""
         deadline = time.monotonic() + PATIENCE_SECONDS
+        flags = socket.MSG_DONTWAIT if self._polls else 0
         while True:
             try:
-                return self._socket.recv_into(self._space, 0, socket.MSG_DONTWAIT)
+                return self._socket.recv_into(self._space, 0, flags)
             except BlockingIOError:
                 if time.monotonic() > deadline:
                     raise

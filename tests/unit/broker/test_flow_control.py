@@ -39,6 +39,7 @@ async def test_requests_that_waited_too_long_are_refused(
 ) -> None:
     flow = flow_control(store)
     flow.last_tick -= waited_seconds
+    flow.worked_at_tick -= waited_seconds
     complaints = {}
     for name in ("send", "pull", "heartbeat", "end_transaction"):
         try:
@@ -54,8 +55,25 @@ async def test_requests_that_waited_too_long_are_refused(
 async def test_nothing_is_refused_when_fast_failure_is_off(store: MessageStore) -> None:
     flow = flow_control(store, broker_fast_failure_enable=False)
     flow.last_tick -= 60
+    flow.worked_at_tick -= 60
     flow.appended(60)
     flow.check_send()
+
+
+async def test_a_broker_that_was_given_no_processor_refuses_nothing(store: MessageStore) -> None:
+    flow = flow_control(store)
+    flow.last_tick -= 60
+    for check in (flow.check_send, flow.check_pull, flow.check_heartbeat, flow.check_end_transaction):
+        check()
+
+
+async def test_an_append_that_waited_for_the_disk_counts_as_work(store: MessageStore) -> None:
+    flow = flow_control(store)
+    flow.last_tick -= 0.5
+    flow.appended(0.5)
+    with pytest.raises(SystemBusy, match="TIMEOUT_CLEAN_QUEUE"):
+        flow.check_send()
+    flow.check_pull()
 
 
 async def test_sends_that_waited_for_a_busy_page_cache_are_refused_until_the_loop_turns(store: MessageStore) -> None:

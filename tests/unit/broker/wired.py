@@ -177,6 +177,7 @@ class WiredBroker:
     def keep_waiting(self, seconds: float) -> None:
         """All requests that come now have waited so long."""
         self.flow.last_tick = asyncio.get_running_loop().time() - seconds
+        self.flow.worked_at_tick = -seconds
         self.flow._set_patience()
 
     def wait_for(

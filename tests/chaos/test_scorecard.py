@@ -1,0 +1,88 @@
+"""The scorecard is what the committed results say, and rows are resumed, judged and kept as they should be."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.chaos import main
+from tests.chaos.result import RESULTS, load, path_of
+from tests.chaos.row import Round, Row
+from tests.chaos.scorecard import PAGE, page
+from tests.chaos.table import ROWS
+from tests.support.history import Event
+
+
+def test_the_scorecard_is_in_step_with_the_results() -> None:
+    assert PAGE.read_text() == page(), "run `python -m tests.chaos.scorecard`"
+
+
+def test_rows_have_the_numbers_of_the_table_and_results_have_rows() -> None:
+    assert [row.number for row in ROWS] == list(range(1, 14))
+    assert {path.name for path in RESULTS.glob("*.json")} <= {path_of(row).name for row in ROWS}
+
+
+Run = Callable[..., int]
+
+
+async def count_to_three(round_: Round) -> None:
+    round_.figures["things"] += 3
+
+
+async def lose_one(round_: Round) -> None:
+    known: dict[str, Any] = {"process": "p", "op": "send", "topic": "t", "id": "m1"}
+    round_.judge([Event(time=1, phase="invoke", **known), Event(time=2, phase="ok", queue="a/0", offset=0, **known)])
+
+
+async def break_down(round_: Round) -> None:
+    raise ValueError("no way")
+
+
+def row_of(number: int, play: Callable[[Round], Awaitable[None]]) -> Row:
+    return replace(ROWS[number - 1], asked={"things": 6}, play=play, in_memory=True, needs_root=False)
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.setattr("logging.disable", lambda: None)
+    monkeypatch.setattr("signal.signal", lambda number, handler: None)
+
+    def call(row: Row, *arguments: str) -> int:
+        monkeypatch.setattr(main, "ROWS", (row,))
+        return main.main([str(row.number), "--results", str(tmp_path), *arguments])
+
+    return call
+
+
+def test_a_row_goes_on_where_it_ended(run: Run, tmp_path: Path) -> None:
+    row = row_of(1, count_to_three)
+    assert run(row, "--scale", "0.5") == 0
+    assert load(row, tmp_path).rounds == 1
+    assert run(row) == 0
+    result = load(row, tmp_path)
+    assert (result.rounds, result.figures) == (2, {"things": 6})
+    assert run(row, "--fresh", "--scale", "0.1") == 0
+    assert load(row, tmp_path).rounds == 1
+
+
+@pytest.mark.parametrize(("play", "told"), [(lose_one, "lost: m1"), (break_down, "ValueError('no way')")])
+def test_what_is_wrong_is_kept_with_its_seed_and_ends_the_row(
+    run: Run, tmp_path: Path, play: Callable[[Round], Awaitable[None]], told: str
+) -> None:
+    row = row_of(1, play)
+    assert run(row) == 1
+    result = load(row, tmp_path)
+    assert (result.rounds, result.failed_rounds) == (1, 1)
+    assert result.faults[0].startswith("seed ")
+    assert told in result.faults[0]
+    assert told in page(tmp_path)
+
+
+def test_a_row_that_does_not_exist_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main.main(["14"])
+    assert "there is no row 14; rows are 1 to 13" in capsys.readouterr().err
