@@ -91,7 +91,6 @@ def test_messages_stay_what_they_were(
         assert copy.properties[MIRROR_PATH] == "east"
         place = f"east/{original.queue.broker_name}/{original.queue_id}/{original.queue_offset}"
         assert copy.properties[MIRROR_OFFSET] == place
-    assert mirror(spark, wanted).read == 0
     lost_checkpoint = replace(
         wanted, checkpoint=str(tmp_path / "other"), source={**wanted.source, "startingOffsets": "earliest"}
     )

@@ -36,6 +36,7 @@ from downrange.cli import (
     namesrv,
     namesrv_admin,
     pipeline,
+    pipeline_mirror,
     pipeline_status,
     plain_acl,
     produce,
@@ -132,6 +133,7 @@ app.add_typer(acl.app, name="acl")
 app.add_typer(namesrv_admin.app, name="namesrv-admin")
 app.add_typer(plain_acl.app, name="plain-acl")
 app.add_typer(store.app, name="store")
+pipeline.app.command("mirror")(pipeline_mirror.mirror)
 pipeline.app.command("list")(pipeline_status.list_pipelines)
 pipeline.app.command("status")(pipeline_status.show_status)
 app.add_typer(pipeline.app, name="pipeline")
