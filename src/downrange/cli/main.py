@@ -38,6 +38,7 @@ from downrange.cli import (
     pipeline,
     pipeline_mirror,
     pipeline_status,
+    pipeline_trace,
     plain_acl,
     produce,
     simulate,
@@ -134,6 +135,7 @@ app.add_typer(namesrv_admin.app, name="namesrv-admin")
 app.add_typer(plain_acl.app, name="plain-acl")
 app.add_typer(store.app, name="store")
 pipeline.app.command("mirror")(pipeline_mirror.mirror)
+pipeline.app.command("trace")(pipeline_trace.trace)
 pipeline.app.command("list")(pipeline_status.list_pipelines)
 pipeline.app.command("status")(pipeline_status.show_status)
 app.add_typer(pipeline.app, name="pipeline")

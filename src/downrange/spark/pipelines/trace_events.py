@@ -1,0 +1,108 @@
+"""Entries of the trace topic as rows. The decoder is client/trace_reader.py, which reads traces of all clients.
+
+kind          `send`, `begin` and `end` of a delivery, `transaction`, `recall`
+request_id    joins begin and end of one call of a callback
+time          when it began; of an `end`: when the callback was called
+millis        how long it took; null where nothing says so
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import (
+    BooleanType,
+    DataType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from downrange.client.trace_reader import TracedDelivery, TracedSend, TracedTransaction, TraceEvent, events_of
+from downrange.model.topics import TRACE_TOPIC
+from downrange.spark.pipelines.frames import topic_frame
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+SEND: Final = "send"
+BEGIN: Final = "begin"
+END: Final = "end"
+COLUMNS: Final[dict[str, DataType]] = {
+    "kind": StringType(),
+    "message_id": StringType(),
+    "request_id": StringType(),
+    "time": TimestampType(),
+    "group": StringType(),
+    "host": StringType(),
+    "topic": StringType(),
+    "tags": StringType(),
+    "keys": StringType(),
+    "broker": StringType(),
+    "bytes": LongType(),
+    "millis": LongType(),
+    "success": BooleanType(),
+    "code": IntegerType(),
+    "retries": IntegerType(),
+    "state": StringType(),
+}
+SCHEMA: Final = StructType([StructField(name, kind) for name, kind in COLUMNS.items()])
+
+
+def events(traces: DataFrame) -> DataFrame:
+    """The entries of trace messages, which have the columns `body` and `born_host`. Also of a stream."""
+    return traces.select("body", "born_host").mapInArrow(_decode, SCHEMA)
+
+
+def trace_frame(spark: SparkSession, options: Mapping[str, str], *, streaming: bool = False) -> DataFrame:
+    """The trace topic of a cluster; options are those of the source `rocketmq`."""
+    chosen = dict(options)
+    if not {name.lower() for name in chosen} & {"subscribe", "subscribepattern", "assign"}:
+        chosen["subscribe"] = TRACE_TOPIC
+    return topic_frame(spark, chosen, ("topic", "body", "born_host"), streaming=streaming)
+
+
+def _decode(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Runs on a worker."""
+    import pyarrow as pa
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    schema = to_arrow_schema(SCHEMA, timezone="UTC")
+    for batch in batches:
+        bodies, hosts = (column.to_pylist() for column in batch.columns)
+        reports = [
+            (bytes(body or b"").decode("utf-8", "replace"), (host or "").rpartition(":")[0])
+            for body, host in zip(bodies, hosts, strict=True)
+        ]
+        rows = [_row(event) for event in events_of(reports)]
+        yield pa.RecordBatch.from_pylist(rows, schema=schema)
+
+
+def _row(event: TraceEvent) -> dict[str, Any]:
+    what = event.what
+    row: dict[str, Any] = {
+        "kind": "recall",
+        "message_id": event.message_id,
+        "request_id": event.request_id,
+        "time": what.timestamp * 1000 or None,
+        "group": what.group or None,
+        "host": what.client_host,
+    }
+    match what:
+        case TracedSend():
+            row |= {"kind": SEND, "topic": what.topic, "tags": what.tags, "keys": what.keys}
+            row |= {"broker": what.store_host, "bytes": what.body_length, "millis": what.cost_millis}
+            row["success"] = what.success
+        case TracedDelivery():
+            row |= {"kind": BEGIN if what.success is None else END, "millis": what.cost_millis}
+            row |= {"success": what.success, "code": what.code, "retries": what.retry_times}
+        case TracedTransaction():
+            row |= {"kind": "transaction", "state": what.state}
+        case _:
+            row["success"] = what.success
+    return row
