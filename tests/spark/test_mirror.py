@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from downrange import Message
+from downrange.cli.main import main
 from downrange.client.admin import Admin
 from downrange.client.admin.offsets import QueueMove
 from downrange.client.admin.queue_reading import committed_at
@@ -23,6 +25,7 @@ from downrange.spark.pipelines.errors import PipelineError
 from downrange.spark.pipelines.mirror import mirror, plan
 from downrange.spark.pipelines.mirror_clusters import Mirror
 from downrange.testing import EmbeddedBroker, broker
+from tests.docs.test_docs import ROOT, example
 
 
 @pytest.fixture(scope="module")
@@ -175,3 +178,42 @@ def test_clusters_of_one_name_must_be_told_apart(east: EmbeddedBroker, west: Emb
     wanted = replace(to_west(east, west, "orders", tmp_path), source_cluster="here", target_cluster="here")
     with pytest.raises(PipelineError, match="tell them apart by --from-cluster and --to-cluster"):
         plan(wanted)
+
+
+def test_the_example_of_the_page(
+    spark: SparkSession,
+    east: EmbeddedBroker,
+    west: EmbeddedBroker,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    east.producer().send(Message("shopping", b"eggs"))
+    page = ROOT / "docs" / "how-to" / "mirror-a-cluster.md"
+    text = example(page, "functions").replace("east:9876", east.namesrv).replace("west:9876", west.namesrv)
+    exec(text.replace('"orders"', '"shopping"'), {})  # noqa: S102  our own page
+    assert capsys.readouterr().out == "1 to mirror\n1 mirrored, 0 to go\n"
+
+
+def test_the_command_shows_its_plan_and_wrong_calls_in_one_line(
+    east: EmbeddedBroker, west: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(*arguments: str, code: int = 0) -> str:
+        monkeypatch.setattr(sys, "argv", ["downrange", "pipeline", "mirror", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        shown = capsys.readouterr()
+        assert ended.value.code == code, shown.err
+        return shown.out if code == 0 else shown.err
+
+    east.create_topic("plans", 3)
+    east.producer().send(Message("plans", b"one"))
+    sides = ("--from", east.namesrv, "--to", west.namesrv, "--checkpoint", "nowhere")
+    assert "both called DefaultCluster" in run("plans", *sides, "--dry-run", code=2)
+    named = (*sides, "--from-cluster", "east", "--to-cluster", "west", "--dry-run")
+    assert "1 messages would go from east to west" in run("plans", *named)
+    assert "the source has no topic nothing" in run("nothing", *named, code=2)
+    assert "say where to: --to" in run("plans", code=2)
+    assert "deliveryLevel" in run("plans", *named, "--to-option", "deliveryLevel=transactional", code=2)
+    assert west.messages("plans") == []

@@ -16,6 +16,7 @@ from downrange.spark.pipelines.errors import PipelineError
 from downrange.spark.pipelines.trace import checked, stream_trace, trace
 from downrange.spark.pipelines.trace_events import trace_frame
 from downrange.testing import EmbeddedBroker, broker
+from tests.docs.test_docs import ROOT, example
 
 NOON = int(datetime(2026, 11, 15, 12, tzinfo=UTC).timestamp() * 1000)
 
@@ -33,9 +34,7 @@ def sent(number: int, cost: int = 4) -> str:
     )
 
 
-def delivered(
-    number: int, after: int, *, cost: int = 10, retry: int = 0, ok: bool = True, ended: bool = True
-) -> str:
+def delivered(number: int, after: int, *, cost: int = 10, retry: int = 0, ok: bool = True, ended: bool = True) -> str:
     """A delivery to `billing` that began `after` milliseconds after the message was born."""
     request = f"request-{number}-{retry}"
     time = NOON + number * 1000 + after
@@ -146,3 +145,18 @@ def test_windows_of_a_stream_end_with_the_watermark(
 def test_a_window_that_is_none_is_refused_before_spark_starts() -> None:
     with pytest.raises(PipelineError, match="window 'soon'"):
         checked({}, "soon")
+
+
+def test_the_example_of_the_page(
+    spark: SparkSession,
+    traced: EmbeddedBroker,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = ROOT / "docs" / "how-to" / "trace-a-message.md"
+    exec(example(page, "functions").replace("127.0.0.1:9876", traced.namesrv), {})  # noqa: S102  our own page
+    shown = capsys.readouterr().out
+    assert shown.startswith("22 sends, 21 deliveries, 1 failed\n")
+    assert "billing" in shown

@@ -8,11 +8,16 @@ millis        how long it took; null where nothing says so
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping
+from typing import Any, Final
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.pandas.functions import arrow_udf
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
+    ArrayType,
     BooleanType,
     DataType,
     IntegerType,
@@ -26,9 +31,6 @@ from pyspark.sql.types import (
 from downrange.client.trace_reader import TracedDelivery, TracedSend, TracedTransaction, TraceEvent, events_of
 from downrange.model.topics import TRACE_TOPIC
 from downrange.spark.pipelines.frames import topic_frame
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 SEND: Final = "send"
 BEGIN: Final = "begin"
@@ -56,7 +58,9 @@ SCHEMA: Final = StructType([StructField(name, kind) for name, kind in COLUMNS.it
 
 def events(traces: DataFrame) -> DataFrame:
     """The entries of trace messages, which have the columns `body` and `born_host`. Also of a stream."""
-    return traces.select("body", "born_host").mapInArrow(_decode, SCHEMA)
+    # Not mapInArrow, which needs pandas.
+    decode = arrow_udf(_decode, ArrayType(SCHEMA))  # type: ignore[call-overload]  # by the hints of _decode
+    return traces.select(F.inline(decode("body", "born_host")))
 
 
 def trace_frame(spark: SparkSession, options: Mapping[str, str], *, streaming: bool = False) -> DataFrame:
@@ -67,20 +71,14 @@ def trace_frame(spark: SparkSession, options: Mapping[str, str], *, streaming: b
     return topic_frame(spark, chosen, ("topic", "body", "born_host"), streaming=streaming)
 
 
-def _decode(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Runs on a worker."""
-    import pyarrow as pa
-    from pyspark.sql.pandas.types import to_arrow_schema
-
+def _decode(bodies: pa.Array, hosts: pa.Array) -> pa.Array:
+    """Runs on a worker: the entries of each trace message."""
+    found = []
+    for body, host in zip(bodies.to_pylist(), hosts.to_pylist(), strict=True):
+        report = ((body or b"").decode("utf-8", "replace"), (host or "").rpartition(":")[0])
+        found.append([_row(event) for event in events_of([report])])
     schema = to_arrow_schema(SCHEMA, timezone="UTC")
-    for batch in batches:
-        bodies, hosts = (column.to_pylist() for column in batch.columns)
-        reports = [
-            (bytes(body or b"").decode("utf-8", "replace"), (host or "").rpartition(":")[0])
-            for body, host in zip(bodies, hosts, strict=True)
-        ]
-        rows = [_row(event) for event in events_of(reports)]
-        yield pa.RecordBatch.from_pylist(rows, schema=schema)
+    return pa.array(found, pa.list_(pa.struct(list(schema))))
 
 
 def _row(event: TraceEvent) -> dict[str, Any]:
