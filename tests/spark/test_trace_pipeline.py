@@ -148,15 +148,11 @@ def test_a_window_that_is_none_is_refused_before_spark_starts() -> None:
 
 
 def test_the_example_of_the_page(
-    spark: SparkSession,
-    traced: EmbeddedBroker,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    spark: SparkSession, traced: EmbeddedBroker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     page = ROOT / "docs" / "how-to" / "trace-a-message.md"
-    exec(example(page, "functions").replace("127.0.0.1:9876", traced.namesrv), {})  # noqa: S102  our own page
+    text = example(page, "functions").replace("127.0.0.1:9876", traced.namesrv).replace('"out', f'"{tmp_path}/out')
+    exec(text, {})  # noqa: S102  our own page
     shown = capsys.readouterr().out
     assert shown.startswith("22 sends, 21 deliveries, 1 failed\n")
     assert "billing" in shown

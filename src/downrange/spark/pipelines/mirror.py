@@ -22,7 +22,7 @@ from downrange.client.config import ClientConfig
 from downrange.client.pipeline_status import PipelineReporter
 from downrange.spark.mirror_rows import COLUMNS, MIRROR_PATH
 from downrange.spark.pipelines.errors import told_in_one_line
-from downrange.spark.pipelines.frames import topic_frame
+from downrange.spark.pipelines.frames import place, topic_frame
 from downrange.spark.pipelines.mirror_clusters import Clusters, Mirror, TopicPlan, checked, source_options
 from downrange.spark.pipelines.mirror_groups import GroupPlace
 from downrange.spark.progress import lag_of, status_of
@@ -133,7 +133,7 @@ class _Run:
             .writeStream.format("rocketmq")
             .queryName(wanted.name)
             .options(**{"producerGroup": wanted.group, **wanted.target, "mirror": sides.queues.text()})
-            .option("checkpointLocation", wanted.checkpoint)
+            .option("checkpointLocation", place(wanted.checkpoint))
         )
         if seconds is None:
             return writer.trigger(availableNow=True).start()

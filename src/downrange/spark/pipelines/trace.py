@@ -25,13 +25,16 @@ from pyspark.sql import functions as F  # noqa: N812
 from downrange.client.pipeline_status import PipelineReporter
 from downrange.spark.options import SourceOptions, parse_options
 from downrange.spark.pipelines.errors import PipelineError, told_in_one_line
+from downrange.spark.pipelines.frames import place
 from downrange.spark.pipelines.plots import draw_trace
 from downrange.spark.pipelines.stats import checked_window, percentiles
-from downrange.spark.pipelines.trace_events import BEGIN, END, SEND, events, trace_frame
+from downrange.spark.pipelines.trace_events import BEGIN, END, SEND, events, trace_frame, trace_options
 from downrange.spark.progress import lag_of, status_of
 
 KIND: Final = "trace"
 SLOWEST: Final = 100
+BRANCHES: Final = 3
+"""How often `latency_stream` uses its input: Spark reads the source, and counts its rows, for each of them."""
 BY: Final = ("stage", "topic", "group", "broker", "host")
 
 
@@ -152,10 +155,7 @@ def slowest(found: DataFrame, most: int = SLOWEST) -> DataFrame:
 def checked(options: Mapping[str, str], window: str) -> SourceOptions:
     """The options of the source; raises an error when they, or the window, are wrong."""
     checked_window(window)
-    given = dict(options)
-    if not {name.lower() for name in given} & {"subscribe", "subscribepattern", "assign"}:
-        given["subscribe"] = "RMQ_SYS_TRACE_TOPIC"
-    return parse_options(given)
+    return parse_options(trace_options(options))
 
 
 def trace(spark: SparkSession, traces: DataFrame, out: Path, *, window: str = "1 minute") -> TraceReport:
@@ -242,7 +242,7 @@ def stream_trace(
     source = {"startingOffsets": "earliest", **options, "group": f"trace_{name}", "commitGroupOffsets": "true"}
     config = checked(source, window).client_config()
     checked_window(watermark)
-    stop = stop or threading.Event()
+    stop, out = stop or threading.Event(), place(out)
     reporter = PipelineReporter(config)
     with told_in_one_line():
         traces = trace_frame(spark, source, streaming=True)
@@ -264,19 +264,15 @@ def stream_trace(
                 for last in query.recentProgress:
                     if last.batchId > seen:
                         seen = last.batchId
-                        read += _rows_read(last)
+                        read += last.numInputRows // BRANCHES
                 if last is not None:
                     lag = lag_of(last)
-                    reporter.tell(replace(status_of(last, lag), kind=KIND, target=out))
+                    status = status_of(last, lag)
+                    rate = None if status.rows_per_second is None else status.rows_per_second / BRANCHES
+                    reporter.tell(replace(status, kind=KIND, target=out, rows_per_second=rate))
                     if on_progress is not None:
                         on_progress(read, None if lag is None else lag.messages)
         finally:
             query.stop()
             reporter.close()
     return read
-
-
-def _rows_read(progress: Any) -> int:
-    """Messages of a batch. Each branch of the query reads the source; they all read the same messages."""
-    rows = [source.numInputRows for source in progress.sources]
-    return max(rows, default=0)

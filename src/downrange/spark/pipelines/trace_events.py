@@ -65,10 +65,13 @@ def events(traces: DataFrame) -> DataFrame:
 
 def trace_frame(spark: SparkSession, options: Mapping[str, str], *, streaming: bool = False) -> DataFrame:
     """The trace topic of a cluster; options are those of the source `rocketmq`."""
-    chosen = dict(options)
-    if not {name.lower() for name in chosen} & {"subscribe", "subscribepattern", "assign"}:
-        chosen["subscribe"] = TRACE_TOPIC
-    return topic_frame(spark, chosen, ("topic", "body", "born_host"), streaming=streaming)
+    return topic_frame(spark, trace_options(options), ("topic", "body", "born_host"), streaming=streaming)
+
+
+def trace_options(options: Mapping[str, str]) -> dict[str, str]:
+    """Options of the source that name a topic: the usual trace topic unless they do already."""
+    is_named = {name.lower() for name in options} & {"subscribe", "subscribepattern", "assign"}
+    return dict(options) if is_named else {**options, "subscribe": TRACE_TOPIC}
 
 
 def _decode(bodies: pa.Array, hosts: pa.Array) -> pa.Array:
