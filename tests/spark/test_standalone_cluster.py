@@ -38,7 +38,7 @@ def sending(mq: EmbeddedBroker) -> Iterator[None]:
     def send() -> None:
         producer = mq.producer()
         number = 0
-        while not stop.wait(0.02):
+        while not stop.wait(0.2):
             for one in range(number, number + 10):
                 producer.send(Message("orders", b"%d" % one, sharding_key=f"k{one % 7}"))
             number += 10
@@ -87,7 +87,7 @@ def kill_everything_once(cluster: SparkCluster, *command: str) -> None:
 def finish(cluster: SparkCluster, *command: str) -> str:
     driver = cluster.driver(*command)
     try:
-        assert driver.wait(240) == 0, driver.errors[-2000:]
+        assert driver.wait(600) == 0, driver.errors[-2000:]
         return "\n".join(driver.output)
     finally:
         driver.close()
@@ -103,7 +103,7 @@ def bodies(mq: EmbeddedBroker, topic: str) -> dict[int, list[bytes]]:
 def test_archive_and_replay(cluster: SparkCluster, tmp_path: Path) -> None:
     lake = str(tmp_path / "lake")
     with broker() as mq:
-        archive = ("archive", lake, "orders", "-n", mq.namesrv, "-o", "maxOffsetsPerTrigger=500")
+        archive = ("archive", lake, "orders", "-n", mq.namesrv)
         with sending(mq):
             kill_everything_once(cluster, *archive, "--continuous", "--every", "0.1")
         finish(cluster, *archive)
@@ -139,10 +139,10 @@ def test_archive_and_replay(cluster: SparkCluster, tmp_path: Path) -> None:
 def test_mirror(cluster: SparkCluster, tmp_path: Path) -> None:
     with broker() as east, broker() as west:
         mirror = (
-            *("mirror", "orders", "--from", east.namesrv, "--to", west.namesrv, "--batch", "400"),
+            *("mirror", "orders", "--from", east.namesrv, "--to", west.namesrv),
             *("--from-cluster", "east", "--to-cluster", "west", "--checkpoint", str(tmp_path / "checkpoint")),
         )
         with sending(east):
-            kill_everything_once(cluster, *mirror, "--continuous", "--every", "0.1")
+            kill_everything_once(cluster, *mirror, "--batch", "400", "--continuous", "--every", "0.1")
         finish(cluster, *mirror)
         assert bodies(west, "orders") == bodies(east, "orders")

@@ -48,14 +48,16 @@ class SparkCluster:
     url: str
     downrange: Path
     workers: list[Running] = field(default_factory=list)
+    started: int = 0
+    """How many workers were started, dead ones too."""
 
     def start_worker(self) -> Running:
         """A worker that has registered."""
-        number = len(self.workers)
+        self.started += 1
         worker = _server(
             "worker.Worker",
             *("--host", "127.0.0.1", "--webui-port", "0", "--cores", "1", "--memory", "2g"),
-            *("--work-dir", str(self.directory / f"work-{number}"), self.url),
+            *("--work-dir", str(self.directory / f"work-{self.started}"), self.url),
         )
         self.workers.append(worker)
         _wait_for_log(worker, "Successfully registered with master")
