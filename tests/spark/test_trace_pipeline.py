@@ -121,6 +121,8 @@ def test_sends_deliveries_and_retries_are_joined(spark: SparkSession, traced: Em
     assert (worst["message_id"], worst["total_millis"], worst["keys"]) == ("id-7", 60_500, "key-7")
 
 
+@pytest.mark.slow  # three states to keep
+@pytest.mark.timeout(600)
 def test_windows_of_a_stream_end_with_the_watermark(
     spark: SparkSession, traced: EmbeddedBroker, tmp_path: Path
 ) -> None:

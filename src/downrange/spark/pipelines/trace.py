@@ -199,8 +199,11 @@ def latency_stream(found: DataFrame, window: str, watermark: str) -> DataFrame:
     Stages `stored` and `consumed` need one event each. For `waited` and `total` the end of a delivery is joined with
     the send of its message, as long as not more than `watermark` lies between them.
     """
-    sends = found.where((F.col("kind") == SEND) & F.col("success")).withWatermark("time", watermark)
-    ends = found.where((F.col("kind") == END) & F.col("time").isNotNull()).withWatermark("time", watermark)
+    # One watermark in front of all filters: Spark goes by the branch that is latest, and that of deliveries would stand
+    # still when there are none. Conditions that name the time are not moved in front of the watermark.
+    watched = found.withWatermark("time", watermark)
+    sends = watched.where(F.when(F.col("time").isNotNull() & F.col("success"), F.col("kind")) == SEND)
+    ends = watched.where(F.when(F.col("time").isNotNull(), F.col("kind")) == END)
     send, end = sends.alias("send"), ends.alias("end")
     near = (F.col("end.time") >= F.col("send.time")) & (
         F.col("end.time") <= F.col("send.time") + F.expr(f"INTERVAL {watermark}")
@@ -214,8 +217,7 @@ def latency_stream(found: DataFrame, window: str, watermark: str) -> DataFrame:
         F.timestamp_millis(F.unix_millis("send.time") + F.col("send.millis")).alias("stored"),
     )
     alone = (
-        found.where(F.col("kind") == SEND)
-        .withWatermark("time", watermark)
+        watched.where(F.when(F.col("time").isNotNull(), F.col("kind")) == SEND)
         .select("kind", "time", "topic", "broker", "group", "host", "retries", "millis", "success")
         .withColumns({"born": F.col("time"), "stored": F.col("time")})
     )
