@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from threading import Event, Thread
 
@@ -56,7 +57,7 @@ class Supervised:
     its Python processes after ten seconds."""
 
     def __init__(self, cluster: SparkCluster, *command: str) -> None:
-        self._start = lambda: cluster.driver(*command)
+        self._start = partial(cluster.driver, *command)
         self.process = self._start()
 
     def keep_alive(self) -> bool:
