@@ -47,6 +47,10 @@ class Running:
         return self._process.pid
 
     @property
+    def is_running(self) -> bool:
+        return self._process.poll() is None
+
+    @property
     def errors(self) -> str:
         self._errors.seek(0)
         return self._errors.read()

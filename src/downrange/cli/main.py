@@ -36,7 +36,9 @@ from downrange.cli import (
     namesrv,
     namesrv_admin,
     pipeline,
+    pipeline_mirror,
     pipeline_status,
+    pipeline_trace,
     plain_acl,
     produce,
     simulate,
@@ -132,6 +134,8 @@ app.add_typer(acl.app, name="acl")
 app.add_typer(namesrv_admin.app, name="namesrv-admin")
 app.add_typer(plain_acl.app, name="plain-acl")
 app.add_typer(store.app, name="store")
+pipeline.app.command("mirror")(pipeline_mirror.mirror)
+pipeline.app.command("trace")(pipeline_trace.trace)
 pipeline.app.command("list")(pipeline_status.list_pipelines)
 pipeline.app.command("status")(pipeline_status.show_status)
 app.add_typer(pipeline.app, name="pipeline")

@@ -7,7 +7,7 @@ are passed over: newer clients may add some.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
 from downrange.client.trace import ABSENT, ENTRY_END, FIELD_SEPARATOR, ConsumeCode, MessageType
@@ -129,12 +129,37 @@ def trace_of(message_id: str, reports: Iterable[tuple[str, str]]) -> MessageTrac
             _transaction(entry) for entry in entries if entry.kind == "EndTransaction" and entry.fields[5] == message_id
         ),
         _sorted(_deliveries(message_id, entries)),
-        _sorted(
-            TracedRecall(entry.number(1), entry.word(3), entry.host, entry.flag(6))
-            for entry in entries
-            if entry.kind == "Recall" and entry.fields[5] == message_id
-        ),
+        _sorted(_recall(entry) for entry in entries if entry.kind == "Recall" and entry.fields[5] == message_id),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class TraceEvent:
+    """One entry by itself. A delivery is two events of one request: its begin has no outcome, its end has one."""
+
+    message_id: str
+    request_id: str | None
+    what: TracedSend | TracedTransaction | TracedDelivery | TracedRecall
+
+
+def events_of(reports: Iterable[tuple[str, str]]) -> Iterator[TraceEvent]:
+    """All entries of `reports`: pairs of a trace message's body and the host that sent it. Nothing is joined."""
+    for entry in _entries(reports):
+        if entry.kind == "Pub":
+            yield TraceEvent(entry.fields[5], None, _send(entry))
+        elif entry.kind == "EndTransaction":
+            yield TraceEvent(entry.fields[5], None, _transaction(entry))
+        elif entry.kind == "Recall":
+            yield TraceEvent(entry.fields[5], None, _recall(entry))
+        elif entry.kind == "SubBefore":
+            yield TraceEvent(entry.fields[5], entry.fields[4], _begun(entry))
+        else:  # old clients do not say when a call ended, nor for which group
+            begin = entry.number(7) - entry.number(3) if len(entry.fields) >= 9 else 0
+            yield TraceEvent(
+                entry.fields[2],
+                entry.fields[1],
+                TracedDelivery(begin, entry.word(8), entry.host, None, *_end(entry)),
+            )
 
 
 def _sorted(found: Iterable[T]) -> list[T]:
@@ -175,13 +200,24 @@ def _transaction(entry: _Entry) -> TracedTransaction:
     return TracedTransaction(entry.number(1), entry.word(3), entry.host, entry.text(10), entry.word(11), entry.flag(12))
 
 
+def _recall(entry: _Entry) -> TracedRecall:
+    return TracedRecall(entry.number(1), entry.word(3), entry.host, entry.flag(6))
+
+
+def _begun(entry: _Entry) -> TracedDelivery:
+    return TracedDelivery(entry.number(1), entry.word(3), entry.host, entry.number(6))
+
+
 def _deliveries(message_id: str, entries: Sequence[_Entry]) -> Iterator[TracedDelivery]:
     ends = {entry.fields[1]: entry for entry in entries if entry.kind == "SubAfter" and entry.fields[2] == message_id}
     for entry in entries:
         if entry.kind == "SubBefore" and entry.fields[5] == message_id:
-            begun = (entry.number(1), entry.word(3), entry.host, entry.number(6))
+            begun = _begun(entry)
             end = ends.pop(entry.fields[4], None)
-            yield TracedDelivery(*begun) if end is None else TracedDelivery(*begun, *_end(end))
+            if end is not None:
+                cost, success, code = _end(end)
+                begun = replace(begun, cost_millis=cost, success=success, code=code)
+            yield begun
     for end in ends.values():  # calls whose begin was not traced, or is not stored yet
         if len(end.fields) >= 9:
             yield TracedDelivery(end.number(7) - end.number(3), end.word(8), end.host, None, *_end(end))

@@ -87,6 +87,10 @@ class SourceOptions:
     max_records_per_partition: int = setting(
         100_000, "The most messages of one task; small batches are one task.", minimum=1
     )
+    whole_queues: bool = setting(
+        False,
+        "One task reads all messages of a queue, so that they stay in order; at most minPartitions tasks, else one.",
+    )
     fail_on_data_loss: bool = setting(
         True, "End the query if messages were deleted before they were read; false: log a warning and go on."
     )

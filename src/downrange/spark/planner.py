@@ -132,3 +132,14 @@ def tasks(wanted: Sequence[QueueRange], *, most: int, at_least: int | None = Non
                 found.append(tuple(current))
                 current = []
     return found
+
+
+def whole_queue_tasks(wanted: Sequence[QueueRange], number: int) -> list[tuple[QueueRange, ...]]:
+    """`wanted` as at most `number` tasks of about the same size, each queue in one task: its messages stay in order."""
+    found: list[list[QueueRange]] = [[] for _ in range(min(number, len(wanted)))]
+    sizes = [0] * len(found)
+    for one in sorted(wanted, key=lambda one: (-one.size, one.queue)):
+        smallest = sizes.index(min(sizes))
+        found[smallest].append(one)
+        sizes[smallest] += one.size
+    return [tuple(sorted(part)) for part in found]

@@ -23,6 +23,8 @@ from downrange.spark.errors import OptionError, one_line_errors
 from downrange.spark.frozen_imports import freeze_imports
 from downrange.spark.half_message_lists import Half, halves_of
 from downrange.spark.half_sending import HalfSending, end_halves
+from downrange.spark.mirror_rows import QueueMap, check_mirror_columns, mirror_rows
+from downrange.spark.mirror_sending import MirrorSending
 from downrange.spark.sink_client import SinkClient, client_of
 from downrange.spark.sink_options import SinkOptions, sink_options
 from downrange.spark.sink_rows import RowKey, RowReader, check_columns
@@ -61,7 +63,11 @@ def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: boo
 
 def _checked(options: Mapping[str, str], schema: StructType, overwrite: bool) -> SinkOptions:
     found = sink_options(options)
-    check_columns(schema, found)
+    if found.mirror is not None:
+        QueueMap.parse(found.mirror)
+        check_mirror_columns(schema.fieldNames())
+    else:
+        check_columns(schema, found)
     if overwrite:
         raise OptionError("a topic cannot be overwritten: use mode append, and output mode append or update")
     return found
@@ -81,6 +87,8 @@ class Delivery:
     def send(self, batches: Iterator[pa.RecordBatch], partition: int) -> TaskSent:
         client, options = self._client, self._client.options
         token = uuid.uuid4().hex
+        if options.mirror is not None:
+            return TaskSent(self.query, self.batch, token, self._mirror(batches, QueueMap.parse(options.mirror)))
         if self._level is not Level.AT_LEAST_ONCE:
             marker = client.run(client.markers.newest(self.query))
             if is_delivered(marker, self.batch):
@@ -101,6 +109,27 @@ class Delivery:
             raise
         pages = sending.sent.pages() if isinstance(sending, HalfSending) else ()
         return TaskSent(self.query, self.batch, token, rows.count, pages)
+
+    def _mirror(self, batches: Iterator[pa.RecordBatch], queues: QueueMap) -> int:
+        """Send messages of another cluster; returns how many were read."""
+        client, options = self._client, self._client.options
+        sending = MirrorSending(
+            client.producer,
+            client.session,
+            queues,
+            batch_bytes=options.batch_bytes,
+            max_in_flight=options.max_in_flight,
+        )
+        count = 0
+        try:
+            for batch in batches:
+                client.run(sending.put_rows(mirror_rows(batch, queues)))
+                count += batch.num_rows
+            client.run(sending.finish())
+        except BaseException:
+            client.run(sending.give_up())
+            raise
+        return count
 
     def _sending(self) -> Sending | HalfSending:
         options = self._client.options

@@ -46,6 +46,9 @@ class SinkOptions:
     )
     marker_topic: str = setting("SPARK_SINK_MARKERS", "Topic that remembers finished batches, at the upper two levels.")
     write_id: str | None = setting(None, "Names a batch write, so that repeating it sends nothing twice.")
+    mirror: str | None = setting(
+        None, "Of `downrange pipeline mirror`: JSON that says to which queues the messages of another cluster go."
+    )
     access_key: str | None = setting(None, "User of a cluster with access control.")
     secret_key: str | None = setting(None, "Secret of this user.")
     tls_enable: bool = setting(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from downrange.client.errors import SendFailed, code_of
+from downrange.client.producer.forwarding import ForwardedMessage
 from downrange.client.producer.producer import AsyncProducer
 from downrange.client.producer.retry import FLOW_CONTROL_CODES
 from downrange.client.producer.send_result import SendResult, SendStatus
@@ -63,20 +64,24 @@ class Sending:
     async def put(self, messages: Iterable[Message]) -> None:
         for message in messages:
             queue = await queue_of(message, self._producer, self._queues) if message.sharding_key else None
-            lane = self._lane(message.topic, queue)
-            if self._goes_alone(message):
-                # Earlier messages of the lane must be sent first, to keep the order.
-                await self._flush(lane)
-                await self._start(lane, [message])
-                continue
-            size = len(message.body) + _OVERHEAD
-            if lane.messages and lane.size + size > self._batch_bytes:
-                await self._flush(lane)
-            lane.messages.append(message)
-            lane.size += size
-            if len(lane.messages) >= MAX_BATCH_ROWS:
-                await self._flush(lane)
+            await self._add(message, queue)
         self._raise_error()
+
+    async def _add(self, message: Message, queue: MessageQueue | None) -> None:
+        """Put a message into its lane, and send what the lane has when the message does not fit in."""
+        lane = self._lane(message.topic, queue)
+        if self._goes_alone(message):
+            # Earlier messages of the lane must be sent first, to keep the order.
+            await self._flush(lane)
+            await self._start(lane, [message])
+            return
+        size = len(message.body) + _OVERHEAD
+        if lane.messages and (lane.size + size > self._batch_bytes or _born(lane.messages[0]) != _born(message)):
+            await self._flush(lane)
+        lane.messages.append(message)
+        lane.size += size
+        if len(lane.messages) >= MAX_BATCH_ROWS:
+            await self._flush(lane)
 
     async def finish(self) -> None:
         """Send waiting messages and await every acknowledgement. When it raises, no send is under way."""
@@ -114,6 +119,7 @@ class Sending:
         # Large bodies are compressed, which RocketMQ does for single messages only.
         return (
             message.is_delayed
+            or not message.body  # only a forwarded message can be empty, and no batch takes it
             or len(message.body) >= self._producer.config.compress_over_bytes
             or message.topic.startswith(RETRY_PREFIX)
         )
@@ -155,6 +161,11 @@ class Sending:
     def _raise_error(self) -> None:
         if self._error is not None:
             raise self._error
+
+
+def _born(message: Message) -> int | None:
+    """The time of birth that the request must have; None for messages that are born when they are sent."""
+    return message.born_timestamp if isinstance(message, ForwardedMessage) else None
 
 
 async def queue_of(

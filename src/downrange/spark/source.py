@@ -85,7 +85,10 @@ class _Reading:
 
     def _tasks(self, ranges: Sequence[QueueRange]) -> list[Task]:
         options = self._options
-        found = planner.tasks(ranges, most=options.max_records_per_partition, at_least=options.min_partitions)
+        if options.whole_queues:
+            found = planner.whole_queue_tasks(ranges, options.min_partitions or 1)
+        else:
+            found = planner.tasks(ranges, most=options.max_records_per_partition, at_least=options.min_partitions)
         return [Task(part, parse_tags(options.tags)) for part in found]
 
     def _with_bulk_pulls(self, tasks: Sequence[Task], origins: Origins) -> list[Task]:

@@ -90,7 +90,7 @@ class Delivery:
         kind: SendKind = _SYNC,
     ) -> Aim | None:
         """Choose the queue of the first attempt. None when the route is not known, with hooks, and with signatures."""
-        if type(message) is not Message:  # a reply has a request of its own kind
+        if type(message) is not Message:  # replies and forwarded messages have requests of their own kind
             return None
         there = self._destinations.get(message.topic)
         if there is None or there[0] != self._session.route_changes:

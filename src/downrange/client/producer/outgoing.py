@@ -241,12 +241,13 @@ def make_batch(
 ) -> Sequence[Outgoing]:
     """As few requests as the size of the messages allows, in their order; raises MessageError."""
     check_batch(messages)
-    return list(_batches(messages, wire_topic, lambda: f"{stem}{next_number() & 0xFFFF:04X}", now, rules))
+    return list(batches(messages, wire_topic, lambda: f"{stem}{next_number() & 0xFFFF:04X}", now, rules))
 
 
-def _batches(
+def batches(
     messages: tuple[Message, ...], topic: str, next_id: Callable[[], str], now: int, rules: OutgoingRules
 ) -> Iterator[Outgoing]:
+    """Requests of messages that `check_batch` found right, in their order; `next_id` gives the id of each."""
     properties = f"{names.WAIT}\x01{'true' if messages[0].wait_store_msg_ok else 'false'}\x02{rules.last}"
     entries: list[bytes] = []
     ids: list[str] = []

@@ -8,6 +8,7 @@ from typing import Final
 
 from downrange.client.config import ProducerConfig
 from downrange.client.namespace import wrap
+from downrange.client.producer.forwarding import ForwardedMessage, make_forwarded, make_forwarded_batch
 from downrange.client.producer.outgoing import (
     InvalidBatch,
     Outgoing,
@@ -43,6 +44,8 @@ class Preparation:
     def ready(self, message: Message) -> Outgoing:
         """The message as it goes out; raises MessageError."""
         topic = self._wire_topics.get(message.topic) or self.wire_topic(message.topic)
+        if isinstance(message, ForwardedMessage):
+            return make_forwarded(message, topic, self.rules)
         now = self._now()
         ready = make_outgoing(message, topic, self.ids.stem(now), self.ids.next_number(), now, self.rules)
         return as_reply(ready, message) if isinstance(message, ReplyMessage) else ready
@@ -51,6 +54,8 @@ class Preparation:
         """Messages as the requests they go out in; raises MessageError."""
         if not members:
             raise InvalidBatch("a batch without messages")
+        if isinstance(members[0], ForwardedMessage):
+            return make_forwarded_batch(members, self.wire_topic(members[0].topic), self.rules)
         now = self._now()
         topic, ids = members[0].topic, self.ids
         return make_batch(members, topic, self.wire_topic(topic), ids.stem(now), ids.next_number, now, self.rules)

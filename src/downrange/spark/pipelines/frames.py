@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
@@ -26,6 +27,11 @@ def columns_named_in(query: str, known: Sequence[str] = ALL) -> tuple[str, ...] 
     if "*" in text or "natural" in words:
         return None
     return tuple(name for name in known if name in words) or ("queue_offset",)
+
+
+def place(path: str) -> str:
+    """A URL, or the absolute path of a directory: Spark's own directory is another one after a chdir."""
+    return path if "://" in path else str(Path(path).absolute())
 
 
 def topic_frame(

@@ -54,6 +54,22 @@ def draw_sends(sends: DataFrame, out: Path) -> list[Path]:
     ]
 
 
+def draw_trace(latency: DataFrame, out: Path) -> list[Path]:
+    """Draw the latency of each stage and the failures of each group over time."""
+    by_stage = _windows(latency, "stage").agg(F.max("latency_p99_millis").alias("latency"))
+    by_group = _windows(latency.where(F.col("stage") == "consumed"), "group").agg(
+        (100 * F.sum("failed") / F.sum("count")).alias("failed")
+    )
+    pictures = []
+    if stages := by_stage.orderBy("begin").collect():
+        title = "From born to stored to consumed, p99 of the slowest"
+        pictures.append(_picture(out / "trace-latency.png", title, "ms", _lines(stages, "stage", "latency")))
+    if groups := by_group.orderBy("begin").collect():
+        title = "Failed deliveries"
+        pictures.append(_picture(out / "trace-failures.png", title, "%", _lines(groups, "group", "failed")))
+    return pictures
+
+
 def _windows(frame: DataFrame, by: str) -> GroupedData:
     """Group by window and `by`. Windows are numbers: times would be converted to the zone of this machine."""
     begin = F.unix_timestamp("start")

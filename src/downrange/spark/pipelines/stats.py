@@ -52,7 +52,7 @@ def traffic(messages: DataFrame, window: str) -> DataFrame:
             F.count("*").alias("messages"),
             F.sum("bytes_of").alias("bytes"),
             F.max("bytes_of").alias("largest_bytes"),
-            *_percentiles("millis_of", "latency"),
+            *percentiles("millis_of", "latency"),
         )
         .select("span.start", "span.end", "*")
         .drop("span")
@@ -80,14 +80,23 @@ def sends(traces: DataFrame, window: str) -> DataFrame:
             F.count("*").alias("sends"),
             F.count_if(~F.col("is_sent")).alias("failed"),
             F.avg((~F.col("is_sent")).cast("double")).alias("failure_rate"),
-            *_percentiles("millis_of", "send"),
+            *percentiles("millis_of", "send"),
         )
         .select("span.start", "span.end", "*")
         .drop("span")
     )
 
 
-def _percentiles(column: str, name: str) -> list[Column]:
+def checked_window(window: str) -> None:
+    """Refuse a text that is no length of a window."""
+    if not _WINDOW.fullmatch(window):
+        raise PipelineError(
+            f"window {window!r}: expected a number and second, minute, hour or day, such as `5 minutes`"
+        )
+
+
+def percentiles(column: str, name: str) -> list[Column]:
+    """Aggregates of a column: `name_p50_millis`, p95, p99 and the maximum."""
     shares = ((50, 0.5), (95, 0.95), (99, 0.99))
     found = [F.percentile_approx(column, share).alias(f"{name}_p{number}_millis") for number, share in shares]
     return [*found, F.max(column).alias(f"{name}_max_millis")]
@@ -99,10 +108,7 @@ def stats(
     """Write `traffic` and `sends` as Parquet under `out`, which must not have them, and draw them as PNG."""
     from downrange.spark.pipelines.plots import draw_sends, draw_traffic
 
-    if not _WINDOW.fullmatch(window):
-        raise PipelineError(
-            f"window {window!r}: expected a number and second, minute, hour or day, such as `5 minutes`"
-        )
+    checked_window(window)
     for name in ("traffic", "sends"):
         if (out / name).exists():
             raise PipelineError(f"{out / name} is there already: name another directory, or remove it")
