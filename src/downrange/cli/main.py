@@ -36,6 +36,8 @@ from downrange.cli import (
     namesrv,
     namesrv_admin,
     pipeline,
+    pipeline_dlq,
+    pipeline_latest,
     pipeline_status,
     plain_acl,
     produce,
@@ -130,6 +132,8 @@ app.add_typer(acl.app, name="acl")
 app.add_typer(namesrv_admin.app, name="namesrv-admin")
 app.add_typer(plain_acl.app, name="plain-acl")
 app.add_typer(store.app, name="store")
+pipeline.app.command("dlq")(pipeline_dlq.dlq)
+pipeline.app.command("latest")(pipeline_latest.latest)
 pipeline.app.command("list")(pipeline_status.list_pipelines)
 pipeline.app.command("status")(pipeline_status.show_status)
 app.add_typer(pipeline.app, name="pipeline")
