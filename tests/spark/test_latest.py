@@ -173,6 +173,7 @@ def test_the_example_of_the_page(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # it starts Spark four times
 def test_drivers_killed_at_any_moment(spark: SparkSession, tmp_path: Path) -> None:
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")

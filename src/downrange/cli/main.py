@@ -38,6 +38,7 @@ from downrange.cli import (
     pipeline,
     pipeline_dlq,
     pipeline_latest,
+    pipeline_run,
     pipeline_status,
     plain_acl,
     produce,
@@ -134,6 +135,7 @@ app.add_typer(plain_acl.app, name="plain-acl")
 app.add_typer(store.app, name="store")
 pipeline.app.command("dlq")(pipeline_dlq.dlq)
 pipeline.app.command("latest")(pipeline_latest.latest)
+pipeline.app.command("run")(pipeline_run.run)
 pipeline.app.command("list")(pipeline_status.list_pipelines)
 pipeline.app.command("status")(pipeline_status.show_status)
 app.add_typer(pipeline.app, name="pipeline")
