@@ -48,6 +48,7 @@ def test_json(spark: SparkSession, mq: EmbeddedBroker) -> None:
     assert sorted(tuple(row) for row in found) == [(11, 11.5), (12, 12.5)]
 
 
+@pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning")
 def test_protobuf_and_avro(spark: SparkSession, mq: EmbeddedBroker, capsys: pytest.CaptureFixture[str]) -> None:
     schema = {
         "type": "record",

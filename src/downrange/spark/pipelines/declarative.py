@@ -1,8 +1,8 @@
 """Runs a project of Spark's declarative pipelines (`pyspark.pipelines`) with `rocketmq` as a source and a sink.
 
-Spark's own command, `spark-pipelines` of 4.3, ends with exit code 1 after a run that succeeded. This runner gives the
-steps of a run to Spark itself. The session is one of Spark Connect, with its server in this process unless the master
-is an address `sc://…`; a process that has another kind of session already cannot run a project.
+Spark's own command, `spark-pipelines` of 4.3, ends with exit code 1 after a run that succeeded: see `_without_metrics`.
+This runner gives the steps of a run to Spark itself. The session is one of Spark Connect, with its server in this
+process unless the master is an address `sc://…`; a process that has another kind of session cannot run a project.
 """
 
 from __future__ import annotations
@@ -132,9 +132,26 @@ def _events(spark: Any, project: Project, refresh: Refresh, *, dry_run: bool) ->
         dry=dry_run,
         storage=project.storage,
     )
-    for result in results:
-        if "pipeline_event_result" in result:
-            yield str(result["pipeline_event_result"].event.message)
+    with _without_metrics(spark.client):
+        for result in results:
+            if "pipeline_event_result" in result:
+                yield str(result["pipeline_event_result"].event.message)
+
+
+@contextmanager
+def _without_metrics(client: Any) -> Iterator[None]:
+    """Leave out the metrics of Python workers among the answers to a command, of which Spark's client makes an error.
+
+    A source or a sink in Python has such metrics. This is why `spark-pipelines` fails after a run that succeeded.
+    """
+    fetch = client._execute_and_fetch_as_iterator
+    client._execute_and_fetch_as_iterator = lambda *given, **named: (
+        answer for answer in fetch(*given, **named) if isinstance(answer, dict)
+    )
+    try:
+        yield
+    finally:
+        del client._execute_and_fetch_as_iterator
 
 
 @contextmanager
