@@ -22,7 +22,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benc
 # The name of a file in a text, with or without directories; not a part of an address, a pattern or a placeholder.
 FILE = re.compile(r"(?<![\w/.~{<*-])((?:[\w-]+/)*[\w-]+\.(?:md|py|c|h|txt|toml))\b(?![(*])")
 # Files that the examples of the pages read or write, and that a run of the benchmarks leaves behind.
-MADE_BY_THE_READER = {"job.py", "lines.txt", "results/failover.md", "results/latest.md"}
+MADE_BY_THE_READER = {"job.py", "lines.txt", "transformations/orders.py", "results/failover.md", "results/latest.md"}
 
 
 def example(page: Path, name: str) -> str:
