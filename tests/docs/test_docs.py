@@ -24,7 +24,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benc
 # The name of a file in a text, with or without directories; not a part of an address, a pattern or a placeholder.
 FILE = re.compile(r"(?<![\w/.~{<*-])((?:[\w-]+/)*[\w-]+\.(?:md|py|c|h|txt|toml))\b(?![(*])")
 # Files that the examples of the pages read or write, and that a run of the benchmarks leaves behind.
-PROGRAMS = {"ask.py", "job.py", "receive.py", "send.py"}
+PROGRAMS = {"ask.py", "job.py", "receive.py", "send.py", "transformations/orders.py"}
 MADE_BY_THE_READER = PROGRAMS | {"lines.txt", "results/failover.md", "results/latest.md"}
 
 

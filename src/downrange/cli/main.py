@@ -37,6 +37,9 @@ from downrange.cli import (
     namesrv_admin,
     pipeline,
     pipeline_mirror,
+    pipeline_dlq,
+    pipeline_latest,
+    pipeline_run,
     pipeline_status,
     pipeline_trace,
     plain_acl,
@@ -136,6 +139,9 @@ app.add_typer(plain_acl.app, name="plain-acl")
 app.add_typer(store.app, name="store")
 pipeline.app.command("mirror")(pipeline_mirror.mirror)
 pipeline.app.command("trace")(pipeline_trace.trace)
+pipeline.app.command("dlq")(pipeline_dlq.dlq)
+pipeline.app.command("latest")(pipeline_latest.latest)
+pipeline.app.command("run")(pipeline_run.run)
 pipeline.app.command("list")(pipeline_status.list_pipelines)
 pipeline.app.command("status")(pipeline_status.show_status)
 app.add_typer(pipeline.app, name="pipeline")

@@ -221,6 +221,10 @@ def sql(
     stream: Annotated[bool, typer.Option("--stream", help="Go on with new messages, until Ctrl-C.")] = False,
     mode: Annotated[OutputMode, typer.Option("--mode", help="Which rows of a stream to show.")] = OutputMode.append,
     until_caught_up: Annotated[bool, typer.Option("--until-caught-up", help="With --stream: end there.")] = False,
+    watermark: Annotated[
+        str | None, typer.Option("--watermark", help="With --stream: wait so long for earlier messages: `10 seconds`.")
+    ] = None,
+    name: Annotated[str, typer.Option("--name", help="With --stream: its name in `pipeline list`.")] = "sql",
     form: Annotated[OutputForm, typer.Option("--output", help="How to show the result.")] = OutputForm.table,
     to: Annotated[Path | None, typer.Option("--to", help="Where the Parquet files go.")] = None,
     options: Options = None,
@@ -231,30 +235,38 @@ def sql(
     """Ask a query over topics, store directories and lakes. A table shows the first 1000 rows."""
     if (form is OutputForm.parquet) is not (to is not None):
         raise UsageError("--output parquet and --to DIR go together")
+    if watermark is not None and not stream:
+        raise UsageError("--watermark belongs to --stream: a query that ends sees all messages")
     more = key_values(options or [])
     with asked_rightly():
         from downrange.spark.pipelines.errors import told_in_one_line
-        from downrange.spark.pipelines.sql import ViewKind, parse_view, start_stream, write_parquet
+        from downrange.spark.pipelines.sql import ViewKind, checked_watermark, parse_view, start_stream, write_parquet
         from downrange.spark.pipelines.sql import sql as run
+        from downrange.spark.progress import LagListener
 
         views = _views(topics, stores, more, namesrv)
         views += [parse_view(text, ViewKind.LAKE, key_values(storage or [])) for text in lakes or ()]
         if not views:
             raise UsageError("the query has nothing to read: give --topic, --store or --lake")
+        checked_watermark(watermark)
         with spark_session(master) as spark, told_in_one_line():
-            result = run(spark, query, views, streaming=stream)
+            result = run(spark, query, views, streaming=stream, watermark=watermark)
             if stream:
+                listener = LagListener(namesrv=client_config(namesrv)) if topics else LagListener()
+                spark.streams.addListener(listener)
                 running = start_stream(
                     result,
                     on_rows=lambda rows: _print_rows(rows, form),
                     path=to,
                     output_mode=mode.value,
                     until_caught_up=until_caught_up,
+                    name=name,
                 )
-                with stopped_by_signal() as stop:
+                with closing(listener), stopped_by_signal() as stop:
                     while not stop.is_set() and not running.awaitTermination(1):
                         pass
                 running.stop()
+                spark.streams.removeListener(listener)
             elif to is not None:
                 write_parquet(result, to)
             else:

@@ -103,19 +103,16 @@ def stopped_by_signal() -> Iterator[threading.Event]:
 
 
 @contextmanager
-def shown_progress(began: float) -> Iterator[Callable[[ArchiveProgress], None]]:
-    """Show the progress of an archive: one line that is rewritten on a terminal, else a line for each new count."""
+def shown_line() -> Iterator[Callable[[str, int], None]]:
+    """Show a text and its count: one line that is rewritten on a terminal, else a line for each new count."""
     is_terminal = sys.stderr.isatty()
     last = 0
 
-    def show(progress: ArchiveProgress) -> None:
+    def show(text: str, count: int) -> None:
         nonlocal last
-        if progress.messages == last and not is_terminal:
+        if count == last and not is_terminal:
             return
-        last = progress.messages
-        behind = "" if progress.behind is None else f", {progress.behind:,} to go"
-        rate = progress.messages / max(time.monotonic() - began, 1e-9)
-        text = f"archived {progress.messages:,} messages in {progress.files:,} files, {rate:,.0f}/s{behind}"
+        last = count
         sys.stderr.write(f"\r\x1b[K{text}" if is_terminal else f"{text}\n")
         sys.stderr.flush()
 
@@ -124,3 +121,17 @@ def shown_progress(began: float) -> Iterator[Callable[[ArchiveProgress], None]]:
     finally:
         if is_terminal:
             sys.stderr.write("\r\x1b[K")
+
+
+@contextmanager
+def shown_progress(began: float) -> Iterator[Callable[[ArchiveProgress], None]]:
+    """Show the progress of an archive."""
+    with shown_line() as show:
+
+        def tell(progress: ArchiveProgress) -> None:
+            behind = "" if progress.behind is None else f", {progress.behind:,} to go"
+            rate = progress.messages / max(time.monotonic() - began, 1e-9)
+            text = f"archived {progress.messages:,} messages in {progress.files:,} files, {rate:,.0f}/s{behind}"
+            show(text, progress.messages)
+
+        yield tell

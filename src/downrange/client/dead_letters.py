@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterable, AsyncIterator, Collection
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Collection
 from dataclasses import dataclass, replace
 from typing import TextIO
 
@@ -126,11 +126,13 @@ class DeadLetters:
         message_ids: Collection[str] = (),
         limit: int | None = None,
         noted: Collection[Place] = (),
+        places: Collection[Place] | None = None,
     ) -> AsyncIterator[DeadLetter]:
         """Dead letters, queue by queue, oldest first: all, or those given up between two times, or by any of their ids.
 
         Those that come while reading are left for the next time. Letters in `noted`, the journal of a job that is
-        continued, come in any case: whether they were sent again is for `resend` to find out.
+        continued, come in any case: whether they were sent again is for `resend` to find out. With `places` only the
+        letters at these places come.
         """
         left = limit
         for queue in await self._queues():
@@ -138,6 +140,9 @@ class DeadLetters:
             start = await self._reader.min_offset(queue)
             offset = start if include_resent else max(start, mark)
             stop = await self._reader.max_offset(queue)
+            if places is not None:
+                chosen = [place_offset for place_queue, place_offset in places if place_queue == queue]
+                offset, stop = max(offset, min(chosen, default=stop)), min(stop, max(chosen, default=-1) + 1)
             while offset < stop:
                 result = await self._reader.pull(queue, offset)
                 if result.status is PullStatus.NO_NEW_MSG:
@@ -146,6 +151,7 @@ class DeadLetters:
                     letter
                     for message in result.messages
                     if message.queue_offset < stop
+                    and (places is None or (queue, message.queue_offset) in places)
                     and _is_wanted(letter := DeadLetter(message, message.queue_offset < mark), begin, end, message_ids)
                 ]
                 for letter in await asyncio.gather(*map(self._checked, wanted)):
@@ -173,7 +179,7 @@ class DeadLetters:
         *,
         pace: Pace | None = None,
         journal: Journal | None = None,
-    ) -> AsyncIterator[Resent]:
+    ) -> AsyncGenerator[Resent, None]:
         """Send letters again, one after another; one outcome for each, and an error does not stop the others.
 
         They go to the group's retry topic, so that this group alone gets them, with all its retries before it; with

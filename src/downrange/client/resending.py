@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
@@ -95,11 +95,16 @@ class Journal(Protocol):
 
 
 class JournalFile:
-    """A journal as JSON lines, which is read again when the job goes on. A line that a crash cut off is dropped."""
+    """A journal as JSON lines, which is read again when the job goes on. A line that a crash cut off is dropped.
 
-    def __init__(self, path: Path) -> None:
+    With `retry_failed`, letters that failed before have no outcome: they are looked for, and sent if they are nowhere.
+    """
+
+    def __init__(self, path: Path, *, retry_failed: bool = False) -> None:
         self.noted: dict[Place, Noted] = {}
         whole = self._read(path)
+        if retry_failed:
+            self.noted = {place: replace(noted, error=None) for place, noted in self.noted.items()}
         self._file = path.open("a+b")
         self._file.truncate(whole)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections.abc import Collection, Coroutine, Mapping
 from typing import Any, TypeVar
 
@@ -14,7 +13,7 @@ from downrange.model.errors import MQError
 from downrange.model.message import MessageQueue
 from downrange.model.record import decode_record
 from downrange.model.subscription import SQL92, Subscription, subscribe
-from downrange.model.topics import is_system_topic, retry_topic
+from downrange.model.topics import retry_topic
 from downrange.protocol.bodies.body import decode_body, encode_body
 from downrange.protocol.bodies.groups import (
     CheckClientBody,
@@ -57,7 +56,6 @@ class Cluster:
         self._loop = loop
         self._session = loop.session(options.client_config())
         self._brokers = Brokers(self._session, group=options.group)
-        self._pattern = re.compile(options.subscribe_pattern) if options.subscribe_pattern is not None else None
         self._seen: dict[str, tuple[MessageQueue, ...]] = {}
         self._takes_bulk_pulls: dict[str, bool] = {}
         self._brokers_with_group: set[str] = set()
@@ -78,18 +76,10 @@ class Cluster:
         ]
 
     async def _topics(self) -> list[str]:
-        if self._pattern is None:
+        if self._options.subscribe_pattern is None:
             return list(self._options.topics or self._options.assigned)
         reply = await self._session.ask_namesrv(request(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER))
-        pattern = self._pattern
-        return sorted(
-            topic
-            for topic in decode_body(TopicList, reply.body_bytes).topic_list
-            if pattern.fullmatch(topic)
-            and not is_system_topic(topic)
-            # `.*` means the topics of users, not the retry topics of groups.
-            and (not topic.startswith("%") or "%" in pattern.pattern)
-        )
+        return sorted(filter(self._options.matches, decode_body(TopicList, reply.body_bytes).topic_list))
 
     async def _queues_of(self, topic: str) -> tuple[MessageQueue, ...]:
         try:

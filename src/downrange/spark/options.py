@@ -16,7 +16,7 @@ from typing import Final
 
 from downrange.client.config import ClientConfig
 from downrange.model.errors import MQError
-from downrange.model.topics import TOOLS_GROUP, check_group_name, check_topic_name
+from downrange.model.topics import TOOLS_GROUP, check_group_name, check_topic_name, is_system_topic
 from downrange.settings import (
     ConfigError,
     Property,
@@ -181,6 +181,16 @@ class SourceOptions:
             raise OptionError(f"minPartitions={self.min_partitions}: expected a whole number of at least 1")
         if self.store_path is None:
             _told("namesrv", self.client_config)
+
+    def matches(self, topic: str) -> bool:
+        """Whether `subscribePattern` chooses a topic. `.*` means the topics of users.
+
+        Retry and dead-letter topics are chosen by a pattern with `%`, a system topic by its exact name.
+        """
+        pattern = self.subscribe_pattern
+        if pattern is None or is_system_topic(topic):
+            return pattern == topic
+        return (topic[:1] != "%" or "%" in pattern) and re.fullmatch(pattern, topic) is not None
 
     def _choices(self) -> list[tuple[str, str | None]]:
         return [

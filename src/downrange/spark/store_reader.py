@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -15,7 +14,7 @@ import numpy.typing as npt
 from downrange.model.hashing import java_hash
 from downrange.model.message import MessageQueue
 from downrange.model.subscription import parse_tags
-from downrange.model.topics import SCHEDULE_TOPIC, is_system_topic
+from downrange.model.topics import SCHEDULE_TOPIC
 from downrange.settings import read_properties
 from downrange.spark.decoder import Fetched, Origin
 from downrange.spark.errors import DataLost, OptionError
@@ -68,8 +67,7 @@ class Stores:
     def _is_chosen(self, queue: MessageQueue) -> bool:
         options = self._options
         if options.subscribe_pattern is not None:
-            is_own = is_system_topic(queue.topic) or (queue.topic[:1] == "%" and "%" not in options.subscribe_pattern)
-            return not is_own and re.fullmatch(options.subscribe_pattern, queue.topic) is not None
+            return options.matches(queue.topic)
         if options.assign is not None:
             return queue.queue_id in options.assigned.get(queue.topic, {}).get(queue.broker_name, ())
         return queue.topic in options.topics

@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import math
 import threading
-import time
 from collections.abc import Callable, Mapping
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -28,6 +26,7 @@ from downrange.spark.offsets import VERSION
 from downrange.spark.options import SourceOptions, parse_options
 from downrange.spark.pipelines.archive_reader import ArchiveReader
 from downrange.spark.pipelines.errors import PipelineError, told_in_one_line
+from downrange.spark.pipelines.task_reader import run_batches
 
 NAME: Final = "archive"
 _DEFAULTS: Final = {
@@ -100,28 +99,23 @@ class _Run:
         self, seconds: float | None, on_progress: Callable[[ArchiveProgress], None], stop: threading.Event | None
     ) -> None:
         """Archive with `seconds` between batches; None: until all messages that exist now are archived."""
-        reader, stop = self._reader, stop or threading.Event()
-        with closing(reader):
-            known = self._lake.state
-            position = known.positions.get(self._name)
-            self._number = 0 if position is None else position.batch + 1
-            kept = None if position is None else {"v": VERSION, "q": position.next}
-            begin = kept or reader.first_offset(known.ends)
-            if seconds is None:
-                reader.prepareForTriggerAvailableNow()
-            while not stop.is_set():
-                due = time.monotonic() + (seconds or 0)
-                end = reader.latestOffset(begin, reader.getDefaultReadLimit())
-                is_new = end != kept
-                if is_new:
-                    self._batch(begin, end)
-                    begin = kept = end
-                self.progress.behind = reader.behind(end)
-                on_progress(self.progress)
-                if seconds is not None:
-                    stop.wait(due - time.monotonic())
-                elif not is_new:
-                    break
+        known = self._lake.state
+        position = known.positions.get(self._name)
+        self._number = 0 if position is None else position.batch + 1
+
+        def told(behind: int) -> None:
+            self.progress.behind = behind
+            on_progress(self.progress)
+
+        run_batches(
+            self._reader,
+            None if position is None else {"v": VERSION, "q": position.next},
+            lambda: self._reader.first_offset(known.ends),
+            self._batch,
+            seconds=seconds,
+            on_progress=told,
+            stop=stop,
+        )
 
     def _batch(self, begin: dict[str, Any], end: dict[str, Any]) -> None:
         tasks = self._reader.partitions(begin, end)

@@ -10,7 +10,13 @@ from downrange.spark.pipelines.archive import ArchiveProgress
 
 
 def archive_status(
-    reporter: PipelineReporter, name: str, options: Mapping[str, str], lake: str, clock: Clock
+    reporter: PipelineReporter,
+    name: str,
+    options: Mapping[str, str],
+    lake: str,
+    clock: Clock,
+    *,
+    kind: str = "archive",
 ) -> Callable[[ArchiveProgress], None]:
     """A callback for `archive(on_progress=…)` that tells the progress since it was told last."""
     topics = options.get("subscribe") or options.get("subscribePattern") or ""
@@ -23,7 +29,7 @@ def archive_status(
         seconds = max(now - began, 1e-9)
         status = PipelineStatus(
             name,
-            "archive",
+            kind,
             source=topics,
             target=lake,
             lag={} if progress.behind is None else {topics: progress.behind},

@@ -1,4 +1,4 @@
-"""Pictures of the figures that `stats` counts."""
+"""Pictures of the figures that `stats` and `dlq` count."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 MOST_LINES: Final = 8
 """More lines than this cannot be distinguished; only the largest are drawn."""
+MOST_BARS: Final = 16
 
 
 class Line(NamedTuple):
@@ -70,6 +71,18 @@ def draw_trace(latency: DataFrame, out: Path) -> list[Path]:
     return pictures
 
 
+def draw_letters(by_window: DataFrame, causes: Sequence[tuple[str, int]], out: Path) -> list[Path]:
+    """Draw the dead letters of each group over time, and the most frequent causes; no file when there are none."""
+    by_group = _windows(by_window, "consumer_group").agg(F.sum("letters").alias("letters"))
+    rows = by_group.orderBy("begin").collect()
+    if not rows:
+        return []
+    return [
+        _picture(out / "letters.png", "Messages given up", "messages", _lines(rows, "consumer_group", "letters")),
+        _bars(out / "causes.png", "Messages given up, by group, topic and error", "messages", causes[:MOST_BARS]),
+    ]
+
+
 def _windows(frame: DataFrame, by: str) -> GroupedData:
     """Group by window and `by`. Windows are numbers: times would be converted to the zone of this machine."""
     begin = F.unix_timestamp("start")
@@ -115,5 +128,24 @@ def _picture(path: Path, title: str, unit: str, lines: Mapping[str, Line]) -> Pa
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
     axes.legend(loc="best", fontsize="small")
+    figure.savefig(path, dpi=110)
+    return path
+
+
+def _bars(path: Path, title: str, unit: str, bars: Sequence[tuple[str, int]]) -> Path:
+    """Draw one bar for each name, the first on top."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 1.5 + 0.35 * len(bars)), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    drawn = axes.barh([name for name, _ in bars], [count for _, count in bars])
+    axes.bar_label(drawn, padding=3, fontsize="small")
+    axes.invert_yaxis()
+    axes.margins(x=0.1)
+    axes.set_title(title)
+    axes.set_xlabel(unit)
+    axes.grid(alpha=0.3, axis="x")
     figure.savefig(path, dpi=110)
     return path

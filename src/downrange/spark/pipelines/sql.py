@@ -19,6 +19,7 @@ from downrange.spark.pipelines.errors import PipelineError, told_in_one_line
 from downrange.spark.pipelines.frames import columns_named_in, lake_frame, topic_frame
 
 _VIEW: Final = re.compile(r"[A-Za-z_]\w*")
+_DELAY: Final = re.compile(r"\d+ (second|minute|hour|day)s?")
 
 
 class ViewKind(Enum):
@@ -66,14 +67,34 @@ def parse_view(text: str, kind: ViewKind, options: Mapping[str, str]) -> View:
     return View(name, kind, value, options)
 
 
-def sql(spark: SparkSession, query: str, views: Sequence[View], *, streaming: bool = False) -> DataFrame:
-    """The result of a query over the views. In a streaming query topics are streams; lakes stay as they are now."""
+def checked_watermark(delay: str | None) -> None:
+    """Raise an error when `delay` is not a length of time."""
+    if delay is not None and not _DELAY.fullmatch(delay):
+        raise PipelineError(f"watermark {delay!r}: expected a number and second, minute, hour or day: `10 seconds`")
+
+
+def sql(
+    spark: SparkSession,
+    query: str,
+    views: Sequence[View],
+    *,
+    streaming: bool = False,
+    watermark: str | None = None,
+) -> DataFrame:
+    """The result of a query over the views. In a streaming query topics are streams; lakes stay as they are now.
+
+    With `watermark`, a stream waits so long for messages with an earlier `store_time`; windows behind it are complete.
+    """
+    checked_watermark(watermark)
     if len({view.name for view in views}) < len(views):
         raise PipelineError("two views have the same name: name them VIEW=…")
     with told_in_one_line():
         for view in views:
             is_stream = streaming and view.kind is not ViewKind.LAKE
-            view.frame(spark, query, streaming=is_stream).createOrReplaceTempView(view.name)
+            frame = view.frame(spark, query, streaming=is_stream)
+            if is_stream and watermark is not None and "store_time" in frame.columns:
+                frame = frame.withWatermark("store_time", watermark)
+            frame.createOrReplaceTempView(view.name)
         result = spark.sql(query)
         if streaming and not result.isStreaming:
             raise PipelineError("the query reads no stream: give it a topic or a store, or leave out --stream")
@@ -94,9 +115,15 @@ def start_stream(
     path: Path | None = None,
     output_mode: str = "append",
     until_caught_up: bool = False,
+    name: str | None = None,
 ) -> StreamingQuery:
-    """Pass each batch to `on_rows`, or append it to Parquet in `path`, with the checkpoint beside it."""
+    """Pass each batch to `on_rows`, or append it to Parquet in `path`, with the checkpoint beside it.
+
+    `name` is the name of the query in Spark, and in what a LagListener tells.
+    """
     writer = result.writeStream.outputMode(output_mode)
+    if name is not None:
+        writer = writer.queryName(name)
     if until_caught_up:
         writer = writer.trigger(availableNow=True)
     with told_in_one_line():

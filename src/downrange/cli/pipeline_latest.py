@@ -1,0 +1,99 @@
+"""`downrange pipeline latest`: the newest message per key of topics as a Delta table."""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from downrange.cli.account import client_config
+from downrange.cli.options import Json, Namesrv, key_values
+from downrange.cli.output import Answer, print_answer
+from downrange.cli.pipeline import Master, Options, StorageOptions
+from downrange.cli.spark_session import asked_rightly, shown_line, spark_session, stopped_by_signal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from downrange.client.pipeline_status import PipelineReporter
+    from downrange.spark.pipelines.latest import LatestProgress
+
+
+def latest(
+    table: Annotated[
+        str, typer.Argument(metavar="TABLE", help="Directory or URL of the table: s3://…, gs://…, abfss://….")
+    ],
+    topics: Annotated[list[str], typer.Argument(metavar="TOPIC…", help="Topics whose keys are kept.")],
+    delete_tag: Annotated[
+        str | None, typer.Option("--delete-tag", help="Messages with this tag delete their keys, as empty bodies do.")
+    ] = None,
+    continuous: Annotated[bool, typer.Option("--continuous", help="Go on after catching up, until Ctrl-C.")] = False,
+    every: Annotated[float, typer.Option("--every", help="Seconds between batches, with --continuous.")] = 10.0,
+    options: Options = None,
+    storage: StorageOptions = None,
+    namesrv: Namesrv = None,
+    master: Master = None,
+    json: Json = False,
+) -> None:
+    """Keep the newest message per key in a Delta table; an empty body deletes. The next run continues."""
+    source = {**key_values(options or []), "subscribe": ",".join(topics)}
+    if namesrv is not None:
+        source["namesrv"] = namesrv
+    with asked_rightly():
+        from downrange.client.pipeline_status import PipelineReporter
+        from downrange.spark.pipelines.latest import checked
+        from downrange.spark.pipelines.latest import latest as run
+
+        checked(source, every)  # before Spark, which takes seconds to start
+        began = time.monotonic()
+        with (
+            closing(PipelineReporter(client_config(namesrv))) as reporter,
+            spark_session(master) as spark,
+            shown_line() as show,
+            stopped_by_signal() as stop,
+        ):
+            tell = _status(reporter, table, source["subscribe"])
+
+            def on_progress(progress: LatestProgress) -> None:
+                show(f"read {progress.messages:,} messages, {progress.behind or 0:,} to go", progress.messages)
+                tell(progress)
+
+            done = run(
+                spark,
+                table,
+                source,
+                storage_options=key_values(storage or []),
+                delete_tag=delete_tag,
+                until_caught_up=not continuous,
+                seconds_between_batches=every,
+                on_progress=on_progress,
+                stop=stop,
+            )
+    seconds = time.monotonic() - began
+    text = (
+        f"read {done.messages:,} messages in {seconds:.1f} s: {done.inserted:,} new keys, {done.updated:,} updated, "
+        f"{done.deleted:,} deleted"
+    )
+    if done.keyless:
+        text += f"; {done.keyless:,} messages have no key"
+    print_answer(Answer({"table": table, **asdict(done), "seconds": round(seconds, 3)}, [text]), as_json=json)
+
+
+def _status(reporter: PipelineReporter, table: str, topics: str) -> Callable[[LatestProgress], None]:
+    """A callback that tells the cluster the progress since it was told last."""
+    from downrange.client.pipeline_status import PipelineStatus
+
+    last = (time.monotonic(), 0)
+
+    def tell(progress: LatestProgress) -> None:
+        nonlocal last
+        now = time.monotonic()
+        rate = (progress.messages - last[1]) / max(now - last[0], 1e-9)
+        lag = {} if progress.behind is None else {topics: progress.behind}
+        if reporter.tell(PipelineStatus(f"latest {topics}", "latest", topics, table, lag, rows_per_second=rate)):
+            last = (now, progress.messages)
+
+    return tell

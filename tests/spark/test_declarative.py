@@ -1,0 +1,88 @@
+"""`downrange pipeline run`: the project of docs/how-to/declarative-pipelines.md runs as it stands there."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from downrange import Message
+from downrange.spark.pipelines.declarative import Refresh, read_project
+from downrange.spark.pipelines.errors import PipelineError
+from downrange.testing import EmbeddedBroker, broker
+from tests.docs.test_docs import ROOT, example
+from tests.support.processes import DOWNRANGE
+
+PAGE = ROOT / "docs" / "how-to" / "declarative-pipelines.md"
+
+
+def project(directory: Path) -> Path:
+    spec = re.search(r"<!-- example: spec -->\n```yaml\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+    assert spec is not None
+    (directory / "transformations").mkdir()
+    (directory / "spark-pipeline.yml").write_text(spec[1])
+    (directory / "transformations" / "orders.py").write_text(example(PAGE, "definitions"))
+    return directory
+
+
+def run(mq: EmbeddedBroker, directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [*DOWNRANGE, "pipeline", "run", str(directory), "-n", mq.namesrv, "--master", "local[1]", "--json"]
+    return subprocess.run([*command, *arguments], capture_output=True, text=True, cwd=directory)
+
+
+def send(mq: EmbeddedBroker, first: int, count: int) -> None:
+    for number in range(first, first + count):
+        mq.producer().send(Message("orders", b"%d" % number, "paid" if number % 2 else "new", f"k{number}"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # it starts Spark four times
+def test_a_project_runs_goes_on_and_fails_with_an_exit_code(tmp_path: Path) -> None:
+    directory = project(tmp_path)
+    with broker() as mq:
+        mq.create_topic("paid", 1)
+        send(mq, 0, 10)
+        checked = run(mq, directory, "--dry-run")
+        assert checked.returncode == 0, checked.stderr
+        assert mq.messages("paid") == []
+        first = run(mq, directory)
+        assert first.returncode == 0, first.stderr
+        assert "Run is COMPLETED." in json.loads(first.stdout)["events"]
+        assert sorted(message.body for message in mq.messages("paid")) == [b"1", b"3", b"5", b"7", b"9"]
+        send(mq, 10, 4)
+        second = run(mq, directory)
+        assert second.returncode == 0, second.stderr
+        assert sorted(int(message.body) for message in mq.messages("paid")) == [1, 3, 5, 7, 9, 11, 13]
+        tables = directory / "storage" / "tables"
+        assert pq.read_table(tables / "orders").num_rows == 14
+        counts = pq.read_table(tables / "by_tag").to_pylist()
+        assert {row["tags"]: row["count"] for row in counts} == {"paid": 7, "new": 7}
+        definitions = directory / "transformations" / "orders.py"
+        definitions.write_text(definitions.read_text().replace('groupBy("tags")', 'groupBy("colour")'))
+        failed = run(mq, directory)
+        assert failed.returncode in (1, 2)
+        assert "colour" in failed.stderr.splitlines()[-1]
+
+
+def test_specifications_that_are_none(tmp_path: Path) -> None:
+    with pytest.raises(PipelineError, match="does not exist"):
+        read_project(tmp_path)
+    spec = tmp_path / "spark-pipeline.yml"
+    for text, reason in (
+        ("name: x", "storage"),
+        ("name: x\nstorage: y\ncolour: red", "colour"),
+        ("name: [", "expected"),
+        ("name: x\nstorage: y\nlibraries: [a]", "spark-pipeline.yml"),
+    ):
+        spec.write_text(text)
+        with pytest.raises(PipelineError, match=reason) as told:
+            read_project(tmp_path)
+        assert "\n" not in str(told.value)
+    with pytest.raises(PipelineError, match="excludes single tables"):
+        Refresh(only=["a"], full_all=True)
+    spec.write_text("name: x\nstorage: there")
+    assert read_project(tmp_path).storage == f"file://{tmp_path}/there"
