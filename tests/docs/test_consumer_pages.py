@@ -69,6 +69,6 @@ def test_a_block_runs(page: str, number: int, tmp_path: Path) -> None:
         prepare(mq)
         output = run(blocks(page)[number].replace("127.0.0.1:9876", mq.namesrv), tmp_path)
     if page == "dead-letters.md":
-        assert output.splitlines()[-1].endswith("sent again")
+        assert " sent" in output.splitlines()[-1]
     elif page in ("pull-messages.md", "pop.md"):
         assert output  # every block there prints what it read
