@@ -106,12 +106,21 @@ def run_project(
     """
     wanted = refresh or Refresh()
     told: list[str] = []
-    with told_in_one_line(), _session(master or "local[*]", {**project.settings, **(options or {})}) as spark:
-        for message in _events(spark, project, wanted, dry_run=dry_run):
-            told.append(message)
-            if on_event is not None:
-                on_event(message)
+    try:
+        with told_in_one_line(), _session(master or "local[*]", {**project.settings, **(options or {})}) as spark:
+            for message in _events(spark, project, wanted, dry_run=dry_run):
+                told.append(message)
+                if on_event is not None:
+                    on_event(message)
+    except (PipelineError, PipelineFailed) as error:
+        raise type(error)(" ".join([str(error), *_reasons(told)])) from None
     return told
+
+
+def _reasons(told: Sequence[str]) -> list[str]:
+    """Why flows failed: Spark's own error says only that some did."""
+    lines = [line for message in told for line in message.splitlines()]
+    return [line.removeprefix("Error: ") for line in lines if line.startswith("Error: ")]
 
 
 def _events(spark: Any, project: Project, refresh: Refresh, *, dry_run: bool) -> Iterator[str]:
