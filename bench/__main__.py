@@ -29,11 +29,11 @@ ALL: Final = (
     "send", "pull", "pop", "latency", "peers", "start_up", "connections", "many_topics", "delay", "timer",
     "transactions",
     "requests", "grpc", "replication", "tls", "sql_filter", "producer", "consumer", "lite_pull",
-    *(sorted(path.stem for path in Path(__file__).parent.glob("spark_*.py")) or ("spark",)),
+    "spark_archive", "spark_lake", "spark_read", "spark_write",
     "codec", "namesrv", "store", "key_index",
 )  # fmt: skip
-ON_REQUEST: Final = ("failover", "big_store")
-"""Take ten minutes, and 20 GiB of disk: run only when named."""
+ON_REQUEST: Final = ("failover", "big_store", "spark_growth")
+"""Take ten minutes, or 20 GiB of disk: run only when named."""
 LONGEST_SECONDS: Final = 600.0
 """For one benchmark. All of them together take less than twenty minutes."""
 
