@@ -281,5 +281,5 @@ def test_the_page_lists_every_option_with_its_default() -> None:
 
 
 def test_the_page_lists_every_column() -> None:
-    rows = re.findall(r"^\| `(\w+)` \|", PAGE.read_text("utf-8").partition("## What is")[0], re.MULTILINE)
+    rows = re.findall(r"^\| `(\w+)` \|", PAGE.read_text("utf-8").partition("## Guarantees")[0], re.MULTILINE)
     assert set(rows) == set(COLUMNS)

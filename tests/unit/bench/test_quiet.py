@@ -49,12 +49,16 @@ def test_a_load_is_repeated_while_others_are_busy_and_the_least_disturbed_is_kep
 
 
 def test_user_time_of_others_does_not_count_ours() -> None:
-    before, _ = quiet._family_ticks()
-    subprocess.run([sys.executable, "-c", "pass"], check=True)  # has ended, so it is not counted any more
-    deadline = os.times().user + 0.1
-    while os.times().user < deadline:
-        pass
-    assert quiet._family_ticks()[0] - before >= 9  # hundredths of a second
+    def worked() -> int:
+        before, _ = quiet._family_ticks()
+        subprocess.run([sys.executable, "-c", "pass"], check=True)  # has ended, so it is not counted any more
+        deadline = os.times().user + 0.1
+        while os.times().user < deadline:
+            pass
+        return quiet._family_ticks()[0] - before
+
+    # Processes of other tests may end meanwhile, and are not counted any more.
+    assert any(worked() >= 9 for _ in range(10))  # hundredths of a second
 
 
 def test_a_load_waits_until_the_servers_have_nothing_left_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
