@@ -12,6 +12,7 @@ import pytest
 
 from downrange.clock import BootClock
 from downrange.controller.app import RunningController
+from downrange.controller.config import ControllerConfig
 from downrange.controller.memory_store import MemoryStore
 from downrange.protocol.bodies.body import decode_body
 from downrange.protocol.bodies.controller import (
@@ -31,6 +32,8 @@ from downrange.protocol.codes import RequestCode as R
 from downrange.protocol.codes import ResponseCode
 from downrange.protocol.command import request
 from tests.support.controllers import LonelyBroker, running_controller, until
+
+LEASE_MILLIS = ControllerConfig().lease_millis
 
 
 @pytest.fixture
@@ -77,12 +80,12 @@ async def test_the_first_broker_of_a_set_gets_an_id_and_becomes_master(leader: R
         assert (elected.master_broker_id, elected.master_epoch, elected.sync_state_set_epoch) == (1, 1, 1)
         await until(lambda: len(broker.heard) == 1)
         lease = await broker.heartbeat()
-        assert lease == HeartbeatResponse(lease_millis=3000, master_epoch=1, sync_state_set_epoch=1)
+        assert lease == HeartbeatResponse(lease_millis=LEASE_MILLIS, master_epoch=1, sync_state_set_epoch=1)
 
 
 async def test_a_slave_gets_no_lease(brokers: list[LonelyBroker]) -> None:
     assert (await brokers[1].heartbeat()).lease_millis is None
-    assert (await brokers[0].heartbeat()).lease_millis == 3000
+    assert (await brokers[0].heartbeat()).lease_millis == LEASE_MILLIS
 
 
 async def test_a_killed_master_is_replaced_at_once_by_the_longest_log(brokers: list[LonelyBroker]) -> None:
@@ -246,7 +249,7 @@ async def test_a_controller_without_its_store_fails_requests_and_stops_to_lead(
     master = brokers[0]
     store.is_down = True
     assert (await master.info()).code == ResponseCode.SYSTEM_ERROR
-    assert (await master.heartbeat()).lease_millis == 3000  # its own lease goes on for a while
+    assert (await master.heartbeat()).lease_millis == LEASE_MILLIS  # its own lease goes on for a while
     await until(lambda: leader.parts.leadership.term is None)
     assert (await master.info()).code == ResponseCode.NOT_LEADER
     assert (await master.heartbeat()).lease_millis is None

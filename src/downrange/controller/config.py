@@ -50,7 +50,7 @@ class ControllerConfig(AccessConfig):
     etcd_cert_path: Path | None = setting(None, "Certificate to show to etcd. Not a key of RocketMQ.")
     etcd_key_path: Path | None = setting(None, "Key of etcdCertPath. Not a key of RocketMQ.")
     lease_millis: int = setting(
-        3000,
+        2250,
         "How long a master may go on acknowledging after a heartbeat that was answered. Not a key of RocketMQ.",
         unit="ms",
         minimum=1000,

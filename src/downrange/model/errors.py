@@ -66,6 +66,7 @@ MQError                                                                        m
 ├── BadPage                                                                    spark/half_message_lists.py
 ├── MarkersUnreadable                                                          spark/markers.py
 ├── NotSafelyStored, GivenUp                                                   spark/sink_sending.py
+├── QueueMissing                                                               spark/mirror_sending.py
 ├── LakeError                                                                  spark/lake/layout.py
 │   └── LakeBusy                                                               spark/lake/layout.py
 ├── PipelineError, PipelineFailed                                              spark/pipelines/errors.py
