@@ -26,7 +26,7 @@ something wrong stops and keeps it with the seed of the round; the exit code is 
 _TAIL: Final = """
 *Long run* is the time that the asked figure would take at the pace of the runs so far, on the machine named below.
 
-## What a round does
+## Rounds, row by row
 """
 
 
@@ -39,7 +39,7 @@ def page(directory: Path = RESULTS) -> str:
         f"{row.number}. {row.how[0].upper()}{row.how[1:]}. {_measured(result)}".rstrip() for row, result in results
     ]
     if wrong := [(row, text) for row, result in results for text in result.faults]:
-        lines += ["", "## What was found wrong", ""]
+        lines += ["", "## Faults found", ""]
         lines += [f"- row {row.number}: {text.splitlines()[0][:300]}" for row, text in wrong]
     machines = {_machine(result) for _, result in results if result.machine}
     lines += ["", "## Machine", "", *sorted(machines)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ import typer
 from downrange.cli.options import DryRun, Json, UsageError, key_values
 from downrange.cli.output import Answer, Column, Table, print_answer
 from downrange.cli.pipeline import Master, Options
-from downrange.cli.spark_session import asked_rightly, spark_session, stopped_by_signal
+from downrange.cli.spark_session import asked_rightly, shown_line, spark_session, stopped_by_signal
 
 if TYPE_CHECKING:
     from downrange.spark.pipelines.mirror import MirrorPlan, MirrorProgress
@@ -137,23 +136,12 @@ def _planned(found: MirrorPlan) -> Answer:
 
 @contextmanager
 def _shown(began: float) -> Iterator[Callable[[MirrorProgress], None]]:
-    """Show the progress: one line that is rewritten on a terminal, else a line for each new count."""
-    is_terminal = sys.stderr.isatty()
-    last = -1
+    """Show the progress of a mirror."""
+    with shown_line() as show:
 
-    def show(progress: MirrorProgress) -> None:
-        nonlocal last
-        if progress.read == last and not is_terminal:
-            return
-        last = progress.read
-        behind = "" if progress.behind is None else f", {progress.behind:,} to go"
-        rate = progress.mirrored / max(time.monotonic() - began, 1e-9)
-        text = f"mirrored {progress.mirrored:,} messages, {rate:,.0f}/s{behind}"
-        sys.stderr.write(f"\r\x1b[K{text}" if is_terminal else f"{text}\n")
-        sys.stderr.flush()
+        def show_mirrored(progress: MirrorProgress) -> None:
+            behind = "" if progress.behind is None else f", {progress.behind:,} to go"
+            rate = progress.mirrored / max(time.monotonic() - began, 1e-9)
+            show(f"mirrored {progress.mirrored:,} messages, {rate:,.0f}/s{behind}", progress.read)
 
-    try:
-        yield show
-    finally:
-        if is_terminal:
-            sys.stderr.write("\r\x1b[K")
+        yield show_mirrored

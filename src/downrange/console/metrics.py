@@ -29,7 +29,7 @@ _LABEL: Final = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 
 class Metrics(NamedTuple):
-    """What the console reads of one address: messages that wait by group, and messages ever stored by topic."""
+    """The figures of one address: messages that wait by group, and messages ever stored by topic."""
 
     lag: Mapping[str, float]
     stored: Mapping[str, float]

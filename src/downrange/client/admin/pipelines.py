@@ -33,7 +33,7 @@ class PipelineAdmin:
         return tuple(found[name] for name in sorted(found))
 
     async def history(self, name: str, *, within_millis: int = DAY_MILLIS) -> tuple[PipelineStatus, ...]:
-        """What one pipeline told within this time, oldest first."""
+        """The statuses that one pipeline told within this time, oldest first."""
         told = [status for status in await self._told(within_millis) if status.name == name]
         return tuple(sorted(told, key=lambda status: status.timestamp))
 
