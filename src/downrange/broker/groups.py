@@ -115,7 +115,7 @@ class CommittedOffsets(SavedTable):
     def __init__(self, file: JsonFile) -> None:
         super().__init__(file)
         self.on_table: Callable[[], None] = lambda: None
-        """Called before the whole table is saved or sent: who keeps offsets elsewhere commits them now."""
+        """Called before the whole table is saved or sent: parts that keep offsets of their own commit them then."""
         self.changed: set[tuple[str, str]] | None = None
         """Topics and groups whose offsets changed, until somebody takes them; None when nobody wants to know."""
         self._table: defaultdict[tuple[str, str], dict[int, int]] = defaultdict(dict)

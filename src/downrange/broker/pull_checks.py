@@ -46,7 +46,7 @@ def _tag_filter_of(expression: str | None) -> MessageFilter:
 
 @dataclass(eq=False)
 class PullChecks:
-    """Everything that is known about the one who pulls before a queue is read."""
+    """Checks a pull against groups, topics, clients and filters, before a queue is read."""
 
     _config: LiveConfig
     _topics: Topics

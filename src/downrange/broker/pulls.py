@@ -260,7 +260,7 @@ class Pulls:
 
 
 def _may_wait(code: int, status: GetMessageStatus) -> bool:
-    """Whether there is nothing new, or a slave cannot say more."""
+    """Whether a read found nothing new, or was made on a slave that may lag behind."""
     return code == _NOT_FOUND or (code == _RETRY and status not in _SCANNED)
 
 

@@ -274,7 +274,8 @@ class MessageReader:
         )
 
     def _corrected(self, right: QueueOffset, requested: QueueOffset) -> QueueOffset:
-        """A slave may simply lag behind: it does not move a consumer's offset unless told to."""
+        """The offset that a consumer is told to go on from. A slave may lag behind its master: it repeats the requested
+        offset, unless offsetCheckInSlave is set."""
         if self.config.broker_role is BrokerRole.SLAVE and not self.config.offset_check_in_slave:
             return requested
         return right
@@ -373,7 +374,7 @@ def _is_of(record: memoryview, topic: str) -> bool:
 
 
 def _pick_of(state: QueueState, matches: MatchesEntry | None, matches_record: MatchesRecord | None) -> Pick | None:
-    """The one test that tells which messages of this queue pass both, if it can be made of many at once."""
+    """One function that applies both tests to many entries at once; None where messages are tested one by one."""
     if matches is None and matches_record is None:
         return pick_all
     if state.ext is not None:

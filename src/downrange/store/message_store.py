@@ -413,7 +413,7 @@ class MessageStore(MessageReader):
             pass
 
     def release_idle_in_slices(self, slice_size: int = 500) -> Iterator[None]:
-        """The same with pauses, after so many queues."""
+        """`release_idle` that yields after every so many queues, so that a caller can do other work between."""
         self._segments.release_idle()
         yield from self.queues.release_in_slices(slice_size)
 

@@ -208,7 +208,7 @@ def _read(frame: Frame, origin: Connection, began: float) -> _Asked | None:
 
 @lru_cache(maxsize=4096)
 def _usual(text: bytes) -> PopRequest | None:
-    """The request in a header that was cut; None when it has to be read, or refused, in the general way."""
+    """The request in a header that `cut_pop` has cut; None when only the whole command tells what to answer."""
     header = read_pop(text)
     try:
         return None if header is None else _request(header)

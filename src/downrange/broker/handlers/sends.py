@@ -53,9 +53,9 @@ class _Unusual:
 
     def __init__(self) -> None:
         self.requests: dict[int, tuple[Command, Storing]] = {}
-        """By number in the batch."""
+        """The requests by their number in the batch."""
         self.then: list[tuple[int, int, Callable[[Sequence[Place]], None]]] = []
-        """What is called with the places of which messages: the first one's number, and how many."""
+        """Functions to call once messages are stored: the number of the first message, how many, and the function."""
         self.keys: set[object] = set()
         self.refused: list[tuple[int, int]] = []
         """The codes of requests and of their replies."""
@@ -351,7 +351,7 @@ class Sends:
 
     @staticmethod
     def _say_ends_are_late(batch: _Batch, status: PutMessageStatus) -> None:
-        """The end of a transaction that is not on disk says so; whether a slave has it is not its business."""
+        """Answer ends of transactions with FLUSH_DISK_TIMEOUT if they are not on disk; slaves do not count for them."""
         if status is PutMessageStatus.FLUSH_DISK_TIMEOUT and batch.unusual is not None:
             for number, (command, asked) in batch.unusual.requests.items():
                 if asked.reply is not None and asked.waits and not command.is_oneway:

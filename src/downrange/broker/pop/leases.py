@@ -141,7 +141,7 @@ class Leases:
         return found
 
     def postpone(self, lease: Lease, until: int) -> None:
-        """`due` is to name a lease once more, which could not be ended now."""
+        """Let `due` name a lease again, because it could not be ended now."""
         heappush(self._due, (until, next(self._number), lease))
 
     @property

@@ -201,7 +201,8 @@ class OrderStates(SavedTable):
         return state.next_offset
 
     def change(self, key: OrderKey, offset: int, pop_time: int, visible_at: int) -> bool:
-        """Set when a message is visible again; False when the pop is not the last of its queue, or had no such one."""
+        """Set when a message is visible again; False when the pop is not the last of its queue, or did not
+        have the message."""
         state = self._table.get(key)
         if state is None or state.pop_time != pop_time or offset not in state.left:
             return False

@@ -105,7 +105,7 @@ class Popped:
         self.revive_queue = revive_queue
         self.broker_name = broker_name
         self.room = max(1, request.max_messages)
-        """So many messages more may be taken."""
+        """How many more messages the pop may take."""
         self.rest = 0
         """About how many more messages wait in the queues that were looked at."""
         self.queues: list[PoppedQueue] = []

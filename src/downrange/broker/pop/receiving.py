@@ -151,7 +151,7 @@ class Receiving:
             self._take_retries(popped, request)
 
     def _give_back(self, popped: Popped) -> None:
-        """What was taken and not leased is for the next one."""
+        """Move the offset of the group back before messages that were taken and could not be leased."""
         if not popped.request.is_orderly:
             for queue in reversed(popped.queues):
                 self._state.offsets.commit(queue.topic, popped.request.group, queue.queue_id, queue.start_offset)

@@ -127,7 +127,7 @@ class PopState:
                 read_to[message.queue_id] = offset + 1
 
     def written(self, revive_queue: int, offset: int) -> None:
-        """We have put a record there: it need not be read again."""
+        """Note that this broker has put a record into a revive queue itself: `Revival.read_on` need not read it."""
         if self.read_to[revive_queue] == offset:
             self.read_to[revive_queue] = offset + 1
 

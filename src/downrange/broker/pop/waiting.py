@@ -127,7 +127,7 @@ class WaitingPops:
         self._answer(found)
 
     def _try(self, waiters: list[Waiter]) -> Iterator[tuple[Waiter, Any]]:
-        """Let waiters try again; those who need not wait any more, with what they have found."""
+        """Let waiters try again; return those that need not wait any more, each with what it has found."""
         in_vain: set[Hashable] = set()
         for waiter in waiters:
             if waiter.timer is None or (waiter.alike is not None and waiter.alike in in_vain):

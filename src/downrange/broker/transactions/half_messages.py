@@ -34,7 +34,8 @@ class HalfMessages:
     Holds always: every half message from `first` on that is not in `_ended` waits for its end, and none before `first`
     does. `first` and the place in the op queue are kept as offsets of the group CID_RMQ_SYS_TRANS, where RocketMQ keeps
     them; `first` passes a message only when its end is on disk, so that a power cut cannot lose an end for good.
-    Who waits costs nothing here; who ended does until all before it have ended, too. Used by the loop's thread only.
+    A message that waits takes no memory here; one that has ended does until all before it have ended, too. Used by the
+    loop's thread only.
     """
 
     def __init__(
@@ -107,7 +108,8 @@ class HalfMessages:
         return operation(half_offset, _QUEUE_ID, now, self._broker_host)
 
     def noted(self, offsets: Sequence[int], topic: str, ends: Sequence[int]) -> None:
-        """The op messages were stored that note these offsets, each up to this end of the log: a message has ended."""
+        """A half message has ended: an op message for each of `offsets` was stored, and lies in the log up to the
+        offset of `ends` that belongs to it."""
         for half_offset, end_offset in zip(offsets, ends, strict=True):
             self._note(half_offset, end_offset)
         self._count_down(topic)
@@ -141,7 +143,7 @@ class HalfMessages:
         return has_expired and self._end(half_offset).status is _PUT_OK
 
     def count_again(self) -> None:
-        """Which topics lost messages belonged to is not known."""
+        """Count the waiting messages of each topic anew: a message that cannot be read does not tell its topic."""
         self.waiting.clear()
         self._read_waiting()
 
@@ -166,7 +168,7 @@ class HalfMessages:
     # --- looking ------------------------------------------------------------------------------------------------
 
     def offsets_waiting(self) -> Iterator[int]:
-        """Those that wait, oldest first. What comes or ends meanwhile is taken into account."""
+        """The half messages that wait, oldest first. Messages may come and end while a caller iterates."""
         half_offset = self.first
         while half_offset < self.end:
             if half_offset not in self._ended:
@@ -174,7 +176,7 @@ class HalfMessages:
             half_offset += 1
 
     def destinations(self) -> Iterator[TopicQueue]:
-        """The queues those that wait are meant for. They may be all that is known of a topic after a crash."""
+        """The real queues of the half messages that wait. After a crash nothing else may be known of their topics."""
         for half_offset in self.offsets_waiting():
             half_message = self.kept_at(self._store.physical_offset_of(HALF_TOPIC, _QUEUE_ID, half_offset))
             message = committed(half_message) if half_message is not None else None
@@ -194,7 +196,7 @@ class HalfMessages:
         return self._decoded(physical_offset, decode_record)
 
     def kept_at(self, physical_offset: int) -> KeptMessage | None:
-        """The same, ready to be stored once more."""
+        """The record at this place of the log, in the form in which it can be stored once more."""
         return self._decoded(physical_offset, read_kept)
 
     def _decoded(self, physical_offset: int, decode: Callable[[memoryview], T]) -> T | None:
@@ -235,7 +237,8 @@ class HalfMessages:
     # --- start --------------------------------------------------------------------------------------------------
 
     def _saved(self, topic: str) -> int:
-        """Where we were. A recovery may have cut the end of the queue, and old files may have gone."""
+        """The committed offset of this broker in a queue, moved into the queue: a recovery may have cut the end of the
+        queue, and its first files may have been deleted."""
         lowest, highest = self._store.min_offset_of(topic, _QUEUE_ID), self._store.max_offset_of(topic, _QUEUE_ID)
         saved = self._offsets.get(topic, TRANSACTION_GROUP, _QUEUE_ID)
         return lowest if saved is None else max(lowest, min(saved, highest))

@@ -145,7 +145,7 @@ class IndexCheck:
         self.keys += 1
 
     def _take(self, entry: IndexEntry) -> IndexEntry | None:
-        """This entry was compared, or will be: the next one."""
+        """Go on to the next entry: the present one was compared, or waits for its record."""
         self._pass(entry)
         self._last_offset = self._last_in_file = entry.physical_offset
         self._next = self._read()

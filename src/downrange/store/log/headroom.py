@@ -95,7 +95,7 @@ class Headroom:
         self._end = position
 
     def next_stretch(self, upto: int) -> Stretch | None:
-        """What is to be prepared for the headroom to reach so far; None when it does, or somebody is at it."""
+        """What is to be prepared for the headroom to reach so far; None when it does, or is being prepared."""
         if self._stretch is not None:
             if not self._stretch.is_over:
                 return None

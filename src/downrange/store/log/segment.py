@@ -100,7 +100,7 @@ class Segment:
 
     @property
     def mapping(self) -> mmap.mmap:
-        """The same as bytes: slices of it are copies."""
+        """The whole file as an `mmap`, whose slices are copies; mapped on first use."""
         self.view  # noqa: B018  (maps the file)
         assert self._mapping is not None
         return self._mapping

@@ -32,7 +32,7 @@ def _entries(count: int) -> struct.Struct:
 
 @lru_cache(maxsize=4)
 def _offsets_and_sizes(entries: bytes) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Remembered, because what `pick_all` has picked `pieces_of` wants to know next."""
+    """Offsets and sizes of queue entries. Remembered: `pieces_of` asks for those that `pick_all` has just read."""
     numbers = _entries(len(entries) // ENTRY_SIZE).unpack(entries)
     return numbers[::3], numbers[1::3]
 

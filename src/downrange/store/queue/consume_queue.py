@@ -147,11 +147,11 @@ class ConsumeQueue(QueueEntries):
 
     @property
     def resting(self) -> Resting:
-        """What `resume` wants; while this queue `may_sleep`."""
+        """The numbers that `resume` needs to bring this queue back; only while it `may_sleep`."""
         return Resting(self.max_physical_offset, self._end, self._min, self._min_physical)
 
     def resume(self, resting: Resting) -> None:
-        """Instead of `load` and `recover`: be as when this was said of the queue, without a look at its file."""
+        """Take over the numbers that `resting` gave earlier, instead of `load` and `recover`, which read the file."""
         last = resting.end - 1
         self._first = last - last % self._file_size
         self._created = self._named = self._first + self._file_size
@@ -206,7 +206,7 @@ class ConsumeQueue(QueueEntries):
         return True
 
     def _cut(self, end: int) -> None:
-        """Make `end` the end, everything before it being written; drop the files that begin at or after it."""
+        """Make `end` the end of the queue and remove the files behind it. Everything before `end` must be written."""
         self._last_read = -1
         if self._writable:
             keep = max(end, self._first + 1)  # an empty first file stays: it says where the numbering is
@@ -382,7 +382,7 @@ class ConsumeQueue(QueueEntries):
     def release(self) -> None:
         """Give back the descriptor, and the memory unless it holds entries that are not written yet.
 
-        Who had some goes on being ready for more, until the next call: getting ready takes longer than a message.
+        A queue that had entries in memory stays ready for more until the next call: `get_ready` is slower than `put`.
         """
         self._forget(self._descriptor_start)
         if self._written == self._end:

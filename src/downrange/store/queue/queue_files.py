@@ -77,7 +77,7 @@ class OffsetFiles:
             self._files.sync_directory(path)
 
     def _zero_after(self, end: int) -> None:
-        """Zero what lies behind the end in its file: stale ones would count again once the end reached them."""
+        """Zero the bytes behind the end: old entries there would count again once the end has moved behind them."""
         start = end - end % self._file_size
         with self._opened(start) as descriptor:
             at = end - start
@@ -131,8 +131,11 @@ class QueueFiles(OffsetFiles):
 
 
 def first_data(descriptor: int, *, clean: bool) -> bytes:
-    """The beginning of a file: of one left in good order a few entries, else all of its data, or nothing if that is
-    much, or not in one piece. Whole entries, at least one of them empty when that is all."""
+    """The first entries of a file, whole entries only.
+
+    If the store was closed in order (`clean`) these are the first FIRST_BLOCK bytes. After a crash they are all data of
+    the file and one empty entry behind it; nothing if the data is longer than READ_BLOCK or has holes.
+    """
     if clean:
         return os.pread(descriptor, FIRST_BLOCK, 0)
     end = os.lseek(descriptor, 0, os.SEEK_HOLE)

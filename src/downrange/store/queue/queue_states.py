@@ -68,7 +68,7 @@ class QueueStates(dict[Key, "QueueState"]):
     # -- sleeping ------------------------------------------------------------------------------------------------------
 
     def add_sleeping(self, key: Key, resting: Resting) -> None:
-        """Of a queue that was taken out, keep this."""
+        """Note a queue as asleep; it must have been taken out of this table before."""
         topic, queue_id = key
         numbers = self._asleep.get(topic)
         if numbers is None:
@@ -78,7 +78,7 @@ class QueueStates(dict[Key, "QueueState"]):
         numbers[at : at + _NUMBERS] = array("q", resting)
 
     def shrink(self) -> None:
-        """Many were taken out: a dictionary keeps the room for them until it is filled anew."""
+        """Give back the memory of queues that were taken out: a dictionary keeps it until it is filled anew."""
         kept = list(self.items())
         self.clear()
         self.update(kept)
@@ -91,7 +91,7 @@ class QueueStates(dict[Key, "QueueState"]):
             del self._asleep[topic]
 
     def sleeping(self) -> Iterator[tuple[str, int, int]]:
-        """Topic, id, and where the last record ends, of each that sleeps; they may be woken meanwhile."""
+        """Each queue that sleeps: its topic, its id, and where its last record ends. Queues may be woken meanwhile."""
         for topic, numbers in list(self._asleep.items()):
             for queue_id, end in enumerate(numbers[::_NUMBERS]):
                 if end != _NONE:

@@ -70,7 +70,7 @@ class QueueState:
         self.row, self.tails = self.queue.row, self.queue.tails
 
     def forget_row(self) -> None:
-        """This object is not used any more: its queue sleeps. Who uses it all the same gets an IndexError."""
+        """The queue sleeps from now on, and this object must not be used: any use of it raises IndexError."""
         self.tails.remove_row(self.row)
         self.row = self.queue.row = _NO_ROW
 
@@ -116,20 +116,20 @@ class ConsumeQueues:
         self._commit_log_min = PhysicalOffset(0)
         self.states = QueueStates(self._wake)
         self.by_row: list[QueueState | None] = []
-        """The same by their place in `tails`: row / ROW."""
+        """The queues that are awake, by the number of their row in `tails`; None for rows that no queue has."""
         self.on_change: Callable[[str], None] = lambda topic: None
-        """Told the topic that got a queue or lost one."""
-        self._without_files: set[QueueState] = set()  # for all that is known
-        # The same by topic as it stands in records, for replaying; None for what cannot be a queue.
+        """Called with the topic of a queue that was made or removed."""
+        self._without_files: set[QueueState] = set()  # as far as is known
+        # Queues by the bytes of their topic in records, for replaying; None for names that no queue can have.
         self._by_raw_topic: dict[tuple[bytes, int], QueueState | None] = {}
         self.rows_by_topic = TopicTable()
-        """What the compiled twin of a replay has found there."""
+        """The rows of queues that the compiled step of a replay has looked up in `by_raw_topic`."""
 
     def __len__(self) -> int:
         return len(self.states) + sum(1 for _ in self.states.sleeping())
 
     def __iter__(self) -> Iterator[QueueState]:
-        """Those that are awake."""
+        """Iterate over the queues that are awake."""
         return iter(tuple(self.states.values()))
 
     def names(self) -> Iterator[tuple[str, int]]:
@@ -166,7 +166,7 @@ class ConsumeQueues:
                             self._put_to_sleep([state])
 
     def _is_first_file_only(self, state: QueueState) -> bool:
-        """Nothing is known yet but the files: is it one, and the first one that ever was?"""
+        """Whether a queue of which only the file names are known has one file, the first that it ever had."""
         queue = state.queue
         return self._writable and not state.is_special and not queue.min_offset and queue.has_one_file
 
@@ -201,7 +201,7 @@ class ConsumeQueues:
 
     @property
     def by_raw_topic(self) -> dict[tuple[bytes, int], QueueState | None]:
-        """What `of_record` has found so far, for the compiled twin of a replay."""
+        """The queues that `of_record` has looked up so far, for the compiled step of a replay."""
         return self._by_raw_topic
 
     def _forget_raw_topics(self) -> None:
@@ -307,7 +307,7 @@ class ConsumeQueues:
         return removed
 
     def _part_with(self, state: QueueState) -> None:
-        """This object is no longer one of ours, whatever becomes of the queue."""
+        """Take a queue out of all tables, because it falls asleep or is destroyed."""
         self._counts_of_removed += self._count_of(state)
         self._without_files.discard(state)
         self.by_row[state.row // ROW] = None
@@ -385,7 +385,7 @@ class ConsumeQueues:
             pass
 
     def release_in_slices(self, slice_size: int) -> Iterator[None]:
-        """The same with pauses after so many queues."""
+        """`release` that yields after every so many queues, so that a caller can do other work between."""
         awake = tuple(self.states.values())
         is_crowded = len(awake) > _ALWAYS_AWAKE
         slept = 0
@@ -408,7 +408,7 @@ class ConsumeQueues:
             give_back_memory()
 
     def _may_sleep(self, state: QueueState) -> bool:
-        """Whether this queue has nothing that its file does not say: a queue with messages to come has."""
+        """Whether all that is known of a queue is in its file; not so while numbered messages have no entry yet."""
         is_usual = not state.is_special and state.next_offset == state.queue.max_offset
         return self._writable and is_usual and state.queue.may_sleep
 
