@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection, Coroutine, Sequence
-from typing import Any, Final
+from typing import Any
 
 from downrange.client.consumer.config import ConsumerConfig
 from downrange.client.consumer.listener import Listener
@@ -14,14 +14,13 @@ from downrange.client.consumer.offsets import OffsetTable
 from downrange.client.consumer.process_queue import ProcessQueue
 from downrange.client.consumer.redelivery import Redelivery
 from downrange.client.consumer.retry import FIRST_RETRY_LEVEL, BadAnswer, Later, Verdict, verdict
+from downrange.client.consumer.running_batches import RunningBatches
 from downrange.client.consumer.statistics import ConsumeStatistics
-from downrange.client.consumer.workers import Batch, Workers, workers
+from downrange.client.consumer.workers import Batch
 from downrange.clock import Clock
 from downrange.model.message import MessageQueue
 
 log = logging.getLogger(__name__)
-
-_LONGEST_CHECK_SECONDS: Final = 60.0
 
 
 class _Sum:
@@ -58,15 +57,14 @@ class ConcurrentConsumption:
         self._redelivery = redelivery
         self._statistics = statistics
         self._clock = clock
-        self._workers: Workers | None = None
-        self._open: set[Batch[ProcessQueue]] = set()
+        self._batches: RunningBatches[ProcessQueue] = RunningBatches(config, listener, self._ended, clock)
         self._tasks: set[asyncio.Task[None]] = set()
         self._retries: set[asyncio.Task[None]] = set()
         self._is_stopping = False
         self._all_done = asyncio.Event()
 
     def __repr__(self) -> str:
-        return f"<ConcurrentConsumption batches={len(self._open)} sending_back={len(self._tasks)}>"
+        return f"<ConcurrentConsumption batches={len(self._batches)} sending_back={len(self._tasks)}>"
 
     @property
     def needs_lock(self) -> bool:
@@ -89,10 +87,7 @@ class ConcurrentConsumption:
             batches = [Batch(process_queue, (message,)) for message in messages]
         else:
             batches = [Batch(process_queue, messages[at : at + size]) for at in range(0, len(messages), size)]
-        self._open.update(batches)
-        if self._workers is None:
-            self._workers = workers(self._listener, self._config.consume_threads, self._ended, self._clock.monotonic)
-        self._workers.submit(batches)
+        self._batches.submit(batches)
 
     async def end_of(self, process_queue: ProcessQueue) -> None:
         """A queue was dropped: nothing of it counts any more, so there is nothing to wait for."""
@@ -103,7 +98,7 @@ class ConcurrentConsumption:
         """Reported by the workers. Many batches of one queue move its offset once."""
         sums: dict[ProcessQueue, _Sum] = {}
         for batch in batches:
-            self._open.discard(batch)
+            self._batches.remove(batch)
             if batch.was_skipped or batch.is_given_up:
                 continue
             queue = batch.queue
@@ -168,50 +163,30 @@ class ConcurrentConsumption:
 
     async def run(self) -> None:
         """Look for messages that take too long, for ever."""
-        while True:
-            await self._clock.sleep(min(self._config.consume_timeout_seconds, _LONGEST_CHECK_SECONDS))
-            self.give_up_late(self._clock.monotonic())
+        await self._batches.watch(self.give_up_late)
 
     def give_up_late(self, now: float) -> None:
         """Send back what is being consumed for too long: a stuck callback must not hold its queue for ever."""
-        for batch in list(self._open):
-            if batch.is_given_up or not batch.started or batch.ended:
-                continue
-            if now - batch.started > self._config.consume_timeout_seconds:
-                batch.is_given_up = True
-                log.error(
-                    "callback takes longer than %g s, message is sent back messages=%s",
-                    self._config.consume_timeout_seconds,
-                    list(batch.messages),
-                )
-                self._fail(batch.queue, batch.messages, Later(FIRST_RETRY_LEVEL))
+        for batch in self._batches.late(now, "message is sent back"):
+            self._fail(batch.queue, batch.messages, Later(FIRST_RETRY_LEVEL))
 
     # --- the end --------------------------------------------------------------------------------------------------
 
     async def drain(self, timeout: float) -> bool:
         """Begin nothing more, and wait for the callbacks that run; whether all ended in time."""
         self._is_stopping = True
-        if self._workers is not None:
-            self._workers.stop()
+        self._batches.stop()
         for task in self._retries:
             task.cancel()
         self._check_all_done()
-        try:
-            async with asyncio.timeout(timeout):
-                await self._all_done.wait()
-        except TimeoutError:
-            running = [message for batch in self._open for message in batch.messages if batch.started]
-            log.warning("callbacks still running, their messages will come again messages=%s", running)
-            return False
-        return True
+        return await self._batches.wait(self._all_done.wait(), timeout)
 
     def _check_all_done(self) -> None:
-        if self._is_stopping and not self._open and not self._tasks:
+        if self._is_stopping and not self._batches and not self._tasks:
             self._all_done.set()
 
     async def close(self) -> None:
-        if self._workers is not None:
-            self._workers.end()
+        self._batches.end()
         tasks = [*self._tasks, *self._retries]
         for task in tasks:
             task.cancel()

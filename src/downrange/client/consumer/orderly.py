@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from downrange.client.consumer.config import ConsumerConfig
 from downrange.client.consumer.listener import Listener
@@ -26,8 +26,8 @@ log = logging.getLogger(__name__)
 # So many messages are handed to a thread at once, and for so long: crossing threads costs more than a short callback.
 _RUN_MESSAGES: Final = 64
 _RUN_SECONDS: Final = 0.05
-SHORTEST_REST_SECONDS: Final = 0.01
-LONGEST_REST_SECONDS: Final = 30.0
+_SHORTEST_REST_SECONDS: Final = 0.01
+_LONGEST_REST_SECONDS: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +106,11 @@ class OrderlyConsumption:
     async def _consume(self, queue: ProcessQueue) -> None:
         async with self._busy.setdefault(queue.queue, asyncio.Lock()):
             while not self._must_stop(queue):
-                await self._wait_for_messages(queue)
+                await first_of(queue.wait_for_messages(), self._stopping)
                 if self._must_stop(queue):
                     return
                 if not self.may_consume(queue):
-                    await self._rest(self._config.pull_delay_when_exception_seconds)
+                    await first_of(self._clock.sleep(self._config.pull_delay_when_exception_seconds), self._stopping)
                     continue
                 messages = queue.take(max(_RUN_MESSAGES, self._listener.batch_size))
                 begun = self._clock.monotonic()
@@ -126,23 +126,6 @@ class OrderlyConsumption:
         if not self.needs_lock:
             return True
         return process_queue.locked_until is not None and self._clock.monotonic() < process_queue.locked_until
-
-    async def _wait_for_messages(self, queue: ProcessQueue) -> None:
-        waiting = [asyncio.ensure_future(queue.wait_for_messages()), asyncio.ensure_future(self._stopping.wait())]
-        try:
-            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for each in waiting:
-                each.cancel()
-
-    async def _rest(self, seconds: float) -> None:
-        """A pause that ends early when the consumer stops."""
-        waiting = [asyncio.ensure_future(self._clock.sleep(seconds)), asyncio.ensure_future(self._stopping.wait())]
-        try:
-            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for each in waiting:
-                each.cancel()
 
     async def _run(self, messages: Sequence[ReceivedMessage], may_go_on: Callable[[], bool]) -> Run:
         if self._listener.is_async:
@@ -210,10 +193,7 @@ class OrderlyConsumption:
         if self.may_consume(queue):
             self._offsets.update(queue.queue, queue.done_offset)
         if any(queue.unfinished(message.queue_offset) for message in messages):
-            wanted = (
-                self._config.suspend_current_queue_seconds if later.suspend_seconds is None else later.suspend_seconds
-            )
-            await self._rest(min(max(wanted, SHORTEST_REST_SECONDS), LONGEST_REST_SECONDS))
+            await first_of(self._clock.sleep(rest_seconds(self._config, later)), self._stopping)
 
     # --- the end --------------------------------------------------------------------------------------------------
 
@@ -242,3 +222,19 @@ def _failure(batch: Sequence[ReceivedMessage], error: BaseException) -> Verdict:
     else:
         log.warning("callback failed messages=%s", list(batch), exc_info=error)
     return Verdict(0, Later())
+
+
+def rest_seconds(config: ConsumerConfig, later: Later) -> float:
+    """How long a queue rests after a failure, within limits."""
+    wanted = config.suspend_current_queue_seconds if later.suspend_seconds is None else later.suspend_seconds
+    return min(max(wanted, _SHORTEST_REST_SECONDS), _LONGEST_REST_SECONDS)
+
+
+async def first_of(work: Coroutine[Any, Any, None], stopping: asyncio.Event) -> None:
+    """Wait for `work` to end, or for the consumer to stop."""
+    waiting = [asyncio.ensure_future(work), asyncio.ensure_future(stopping.wait())]
+    try:
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for each in waiting:
+            each.cancel()

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Sequence
-from typing import Final
 
 from downrange.client.consumer.concurrent import judge
 from downrange.client.consumer.config import ConsumerConfig
@@ -14,13 +12,10 @@ from downrange.client.consumer.pop.holding import Holding, retry_seconds
 from downrange.client.consumer.pop.messages import PoppedMessage
 from downrange.client.consumer.pop.queue import PopQueue
 from downrange.client.consumer.retry import Later
+from downrange.client.consumer.running_batches import RunningBatches
 from downrange.client.consumer.statistics import ConsumeStatistics
-from downrange.client.consumer.workers import Batch, Workers, workers
+from downrange.client.consumer.workers import Batch
 from downrange.clock import Clock
-
-log = logging.getLogger(__name__)
-
-_LONGEST_CHECK_SECONDS: Final = 60.0
 
 
 class PopConsumption:
@@ -43,25 +38,18 @@ class PopConsumption:
         self._holding = holding
         self._statistics = statistics
         self._clock = clock
-        self._workers: Workers | None = None
-        self._open: set[Batch[PopQueue]] = set()
+        self._batches: RunningBatches[PopQueue] = RunningBatches(config, listener, self._ended, clock)
         self._is_stopping = False
         self._all_done = asyncio.Event()
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} batches={len(self._open)} {self._holding!r}>"
+        return f"<{type(self).__name__} batches={len(self._batches)} {self._holding!r}>"
 
     def accept(self, queue: PopQueue, messages: Sequence[PoppedMessage]) -> None:
         """Have these messages consumed."""
         self._holding.add(queue, messages)
         size = self._listener.batch_size
-        self._submit([Batch(queue, messages[at : at + size]) for at in range(0, len(messages), size)])
-
-    def _submit(self, batches: Sequence[Batch[PopQueue]]) -> None:
-        self._open.update(batches)
-        if self._workers is None:
-            self._workers = workers(self._listener, self._config.consume_threads, self._ended, self._clock.monotonic)
-        self._workers.submit(batches)
+        self._batches.submit([Batch(queue, messages[at : at + size]) for at in range(0, len(messages), size)])
 
     # --- results --------------------------------------------------------------------------------------------------
 
@@ -69,7 +57,7 @@ class PopConsumption:
         """Reported by the workers."""
         done: list[PoppedMessage] = []
         for batch in batches:
-            self._open.discard(batch)
+            self._batches.remove(batch)
             messages = popped(batch)
             if batch.is_given_up:
                 continue
@@ -98,50 +86,33 @@ class PopConsumption:
 
     async def run(self) -> None:
         """Look for messages that take too long, for ever."""
-        while True:
-            await self._clock.sleep(min(self._config.consume_timeout_seconds, _LONGEST_CHECK_SECONDS))
-            self.give_up_late(self._clock.monotonic())
+        await self._batches.watch(self.give_up_late)
 
     def give_up_late(self, now: float) -> None:
         """Renew no longer what is being consumed for too long: a stuck callback must not keep its message for ever."""
-        for batch in list(self._open):
-            if batch.is_given_up or not batch.started or batch.ended:
-                continue
-            if now - batch.started > self._config.consume_timeout_seconds:
-                batch.is_given_up = True
-                log.error(
-                    "callback takes longer than %g s, message will come again messages=%s",
-                    self._config.consume_timeout_seconds,
-                    list(batch.messages),
-                )
-                for message in popped(batch):
-                    self._holding.forget(message)
+        for batch in self._batches.late(now, "message will come again"):
+            for message in popped(batch):
+                self._holding.forget(message)
 
     # --- the end --------------------------------------------------------------------------------------------------
 
     async def drain(self, timeout: float) -> bool:
         """Begin nothing more, wait for callbacks that run and for brokers to know the results; whether that was all."""
         self._is_stopping = True
-        if self._workers is not None:
-            self._workers.stop()
+        self._batches.stop()
         self._check_all_done()
-        try:
-            async with asyncio.timeout(timeout):
-                await self._all_done.wait()
-                await self._holding.settle()
-        except TimeoutError:
-            running = [message for batch in self._open for message in batch.messages if batch.started]
-            log.warning("callbacks still running, their messages will come again messages=%s", running)
-            return False
-        return True
+        return await self._batches.wait(self._settled(), timeout)
+
+    async def _settled(self) -> None:
+        await self._all_done.wait()
+        await self._holding.settle()
 
     def _check_all_done(self) -> None:
-        if self._is_stopping and not self._open:
+        if self._is_stopping and not self._batches:
             self._all_done.set()
 
     async def close(self) -> None:
-        if self._workers is not None:
-            self._workers.end()
+        self._batches.end()
         await self._holding.close()
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from downrange.client.consumer.concurrent import judge
-from downrange.client.consumer.orderly import LONGEST_REST_SECONDS, SHORTEST_REST_SECONDS
+from downrange.client.consumer.orderly import first_of, rest_seconds
 from downrange.client.consumer.pop.concurrent import PopConsumption, popped
 from downrange.client.consumer.pop.messages import PoppedMessage
 from downrange.client.consumer.pop.queue import PopQueue
@@ -54,7 +54,7 @@ class PopOrderlyConsumption(PopConsumption):
         while messages and not self._stopping.is_set() and not queue.is_dropped:
             batch: Batch[PopQueue] = Batch(queue, messages[: self._listener.batch_size])
             self._ends[batch] = asyncio.get_running_loop().create_future()
-            self._submit([batch])
+            self._batches.submit([batch])
             await self._ends[batch]
             if batch.was_skipped:
                 break
@@ -64,7 +64,7 @@ class PopOrderlyConsumption(PopConsumption):
             failed = popped(batch)[outcome.done :]
             messages = self._after_failure(failed, outcome.later) + messages[len(batch.messages) :]
             if failed:
-                await self._rest(outcome.later)
+                await first_of(self._clock.sleep(rest_seconds(self._config, outcome.later)), self._stopping)
         self._holding.give_back(messages)
 
     def _after_failure(self, failed: Sequence[PoppedMessage], later: Later) -> list[PoppedMessage]:
@@ -78,21 +78,9 @@ class PopOrderlyConsumption(PopConsumption):
                 again.append(message)
         return again
 
-    async def _rest(self, later: Later) -> None:
-        """A pause that ends early when the consumer stops."""
-        chosen = later.suspend_seconds
-        wanted = self._config.suspend_current_queue_seconds if chosen is None else chosen
-        seconds = min(max(wanted, SHORTEST_REST_SECONDS), LONGEST_REST_SECONDS)
-        waiting = [asyncio.ensure_future(self._clock.sleep(seconds)), asyncio.ensure_future(self._stopping.wait())]
-        try:
-            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for each in waiting:
-                each.cancel()
-
     def _ended(self, batches: Sequence[Batch[PopQueue]]) -> None:
         for batch in batches:
-            self._open.discard(batch)
+            self._batches.remove(batch)
             end = self._ends.pop(batch, None)
             if end is not None and not end.done():
                 end.set_result(None)
