@@ -13,6 +13,7 @@ import pytest
 
 from downrange.broker.app import RunningBroker
 from downrange.clock import ManualClock
+from downrange.compiled import steps
 from downrange.model import properties as names
 from downrange.model.topics import TopicConfig
 from downrange.protocol.bodies.pop import PopMessageResponse
@@ -113,6 +114,9 @@ async def test_metrics_of_leases(tmp_path: Path) -> None:
     assert sample(ended, "rocketmq_pop_revive_in_message_total", 'revive_message_type="ACK"') == 2
     assert sample(ended, "rocketmq_pop_revive_retry_messages_total", 'topic="orders"') == 1
     assert sample(ended, "rocketmq_pop_revive_latency") == 0
+    how = "accelerated" if steps is not None else "not_accelerated"
+    for family in ("pops", "acks"):
+        assert sample(ended, f"downrange_requests_{how}_total", f'family="{family}"') == 1
 
 
 async def page(running: RunningBroker) -> str:

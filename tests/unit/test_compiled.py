@@ -71,6 +71,13 @@ def test_the_environment_can_ask_for_pure_python() -> None:
 
 
 @needs_twins
+def test_every_step_stands_in_the_page_about_them() -> None:
+    page = (ROOT / "docs/how-to/compiled.md").read_text("utf-8")
+    steps = [name for name, step in vars(compiled.steps).items() if callable(step) and not name.startswith("_")]
+    assert [name for name in steps if f"`{name}`" not in page] == []
+
+
+@needs_twins
 def test_a_batch_becomes_records_entries_and_keys() -> None:
     steps = compiled.steps
     messages, _ = batch(2, 3)

@@ -403,7 +403,7 @@ async def _serving(
 
     traffic = Traffic(
         statistics,
-        {"sends": sends, "pulls": pulls},
+        {"sends": sends, "pulls": pulls, "pops": pops, "acks": acks},
         lambda: half_messages.waiting,
         replication.lags,
         gate.figures if gate is not None else None,

@@ -139,7 +139,7 @@ async def test_transactions_of_one_chunk_are_stored_and_answered_together(tmp_pa
     assert shop.half_messages.waiting.total() == 0
 
 
-async def test_halves_ends_delayed_and_plain_messages_may_be_mixed(tmp_path: Path) -> None:
+async def test_half_messages_ends_delayed_and_plain_messages_may_be_mixed(tmp_path: Path) -> None:
     def mixed(halves: Halves) -> list[bytes]:
         frames = []
         for number, half in enumerate(halves, 100):

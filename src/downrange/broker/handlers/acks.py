@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 from downrange.broker.pop.leases import LeaseKey, bits_of
 from downrange.broker.pop.pop import Pop
+from downrange.compiled import steps
 from downrange.model.topics import pop_retry_topic
 from downrange.protocol.bodies.body import decode_body
 from downrange.protocol.bodies.pop import (
@@ -35,6 +36,7 @@ from downrange.transport.serving import encode_reply, error_reply, send_replies
 _ACK: Final = int(RequestCode.ACK_MESSAGE)
 _BATCH: Final = int(RequestCode.BATCH_ACK_MESSAGE)
 _OK: Final = int(ResponseCode.SUCCESS)
+_IS_COMPILED: Final = steps is not None
 _is_full = attrgetter("is_full")
 
 
@@ -77,6 +79,8 @@ class Acks:
         self._acknowledging = pop.acknowledging
         self._writer = pop.state.writer
         self._statistics = pop.state.writer.statistics
+        self.accelerated = self.not_accelerated = 0
+        """How many requests the compiled step has read, and how many were read in Python."""
 
     def take(self, frames: list[Frame], origins: list[Connection], at: int, stop: int) -> None:
         """Answer the acknowledgements in `frames[at:stop]`, of which `frames[n]` came over `origins[n]`."""
@@ -86,6 +90,10 @@ class Acks:
             reached, code, groups, replies = read_acks(frames, at, stop, DONE_PIECES)
             if reached > at and self._take_usual(run, groups, origins[at:reached]):
                 run.answers.append(_Answered(code, frames[at:reached], origins[at:reached], _OK, replies))
+                if _IS_COMPILED:
+                    self.accelerated += reached - at
+                else:
+                    self.not_accelerated += reached - at
                 at = reached
                 continue
             reached = max(reached, at + 1)
@@ -119,6 +127,7 @@ class Acks:
         if origin.is_full:
             origin.defer(frame)
             return
+        self.not_accelerated += 1
         try:
             command = decode_frame(frame)
             if command.flag & RESPONSE_FLAG:

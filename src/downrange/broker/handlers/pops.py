@@ -10,6 +10,7 @@ from downrange.broker.pop.pop import Pop
 from downrange.broker.pop.pop_reply import encode_found, pop_response
 from downrange.broker.pop.popped import Popped, PopRequest, pop_filter
 from downrange.broker.pop.waiting import Waiter, wait_seconds
+from downrange.compiled import steps
 from downrange.protocol.bodies.fields import encode_fields
 from downrange.protocol.bodies.pop import (
     PopMessageRequest,
@@ -31,6 +32,7 @@ from downrange.transport.connection import Connection
 from downrange.transport.serving import encode_reply, error_reply
 
 _POP: Final = int(RequestCode.POP_MESSAGE)
+_IS_COMPILED: Final = steps is not None
 _JSON: Final = int(SerializeType.JSON)
 _OK: Final = int(ResponseCode.SUCCESS)
 _NOTHING: Final = int(ResponseCode.POLLING_TIMEOUT)
@@ -44,9 +46,11 @@ _REMARKS: Final = {_OK: "FOUND", _NOTHING: "NO_MESSAGE_IN_QUEUE", _FULL: "POLLIN
 class _Asked:
     """A pop that was asked for."""
 
-    __slots__ = ("began", "born", "opaque", "origin", "request")
+    __slots__ = ("began", "born", "is_usual", "opaque", "origin", "request")
 
-    def __init__(self, request: PopRequest, born: int, opaque: int, origin: Connection, began: float) -> None:
+    def __init__(
+        self, request: PopRequest, born: int, opaque: int, origin: Connection, began: float, *, is_usual: bool
+    ) -> None:
         self.request = request
         self.born = born
         """When the client sent it; 0 if it does not say so."""
@@ -54,6 +58,8 @@ class _Asked:
         """_NO_REPLY if the peer wants none."""
         self.origin = origin
         self.began = began
+        self.is_usual = is_usual
+        """Whether `cut_pop` has read its header."""
 
 
 class Pops:
@@ -66,10 +72,13 @@ class Pops:
         self._receiving = pop.receiving
         self._writer = pop.state.writer
         self._statistics = pop.state.writer.statistics
+        self.accelerated = self.not_accelerated = 0
+        """How many requests the compiled step has read, and how many were read in Python."""
 
     def take(self, frames: list[Frame], origins: list[Connection], at: int, stop: int) -> None:
         """Answer the pops in `frames[at:stop]`, of which `frames[n]` came over `origins[n]`; all were admitted."""
         began = perf_counter()
+        read = accelerated = 0
         found: list[tuple[_Asked, Popped]] = []
         others: list[tuple[Connection, int, list[Buffer]]] = []
         for number in range(at, stop):
@@ -78,9 +87,11 @@ class Pops:
                 origin.defer(frame)
                 continue
             try:
+                read += 1
                 asked = _read(frame, origin, began)
                 if asked is None:
                     continue
+                accelerated += asked.is_usual
                 popped = self._take_one(asked)
             except RemoteProtocolError as error:
                 origin.break_off(error)
@@ -89,6 +100,9 @@ class Pops:
             else:
                 if popped is not None:
                     found.append((asked, popped))
+        accelerated *= _IS_COMPILED
+        self.accelerated += accelerated
+        self.not_accelerated += read - accelerated
         if found:
             self._receiving.lease([popped for _, popped in found])
         self._answer(found, others, (perf_counter() - began) * 1000 / (stop - at))
@@ -197,13 +211,13 @@ def _read(frame: Frame, origin: Connection, began: float) -> _Asked | None:
         text, opaque, born = cut
         usual = _usual(text)
         if usual is not None:
-            return _Asked(usual, born, opaque, origin, began)
+            return _Asked(usual, born, opaque, origin, began, is_usual=True)
     command = decode_frame(frame)
     if command.flag & RESPONSE_FLAG:
         return None
     asked = command.header(PopMessageRequest)
     opaque = _NO_REPLY if command.flag & ONEWAY_FLAG else command.opaque
-    return _Asked(_request(asked), asked.born_time, opaque, origin, began)
+    return _Asked(_request(asked), asked.born_time, opaque, origin, began, is_usual=False)
 
 
 @lru_cache(maxsize=4096)
