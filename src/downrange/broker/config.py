@@ -313,7 +313,7 @@ def advertised_host(config: BrokerConfig) -> str:
 
 
 def address_warnings(config: BrokerConfig) -> list[str]:
-    """What is odd about the address that clients are told and the one that is listened on."""
+    """Warnings about the address that clients are told and the one that is listened on."""
     bind, told = config.bind_address, advertised_host(config)
     if is_loopback(bind) and not is_loopback(told):
         return [

@@ -96,7 +96,7 @@ class ProducerConfig:
     retry_times_when_send_failed: int = 2
     """Further attempts of a send, each to another broker if there is one."""
     retry_times_when_send_async_failed: int = 2
-    """As above, for sends with a callback."""
+    """Further attempts of a send with a callback, all to the same broker."""
     retry_another_broker_when_not_store_ok: bool = False
     """Whether a message that was stored, but not flushed or replicated in time, is sent again."""
     fault_strategy: StrategyName = "adaptive"

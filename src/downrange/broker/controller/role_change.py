@@ -53,7 +53,7 @@ class RoleChange:
     _replication: AutoSwitchReplication
     _duties: MasterDuties
     _services: tuple[RoleServices, RoleServices]
-    """Those that run only on a master, and those that run only on a slave."""
+    """The services that run only on a master, and those that run only on a slave."""
     _topics: Topics
     _registration: Registration
     _registering: set[asyncio.Task[None]] = field(init=False, default_factory=set)

@@ -121,7 +121,7 @@ class TransactionAdmin:
             return None
 
     async def _not_committed(self, half: list[ReceivedMessage]) -> list[ReceivedMessage]:
-        """Those that are not in their real topic: a committed one is there, under its unique id."""
+        """The half messages that are not in their real topic: a committed one is there, under its unique id."""
         from downrange.client.admin.messages import MessageAdmin  # which needs this module for the fate of messages
 
         messages = MessageAdmin(self._session)

@@ -70,7 +70,8 @@ class Headroom:
     """How far one file is ready for appends. For the store's thread.
 
     Holds always: nothing before `end` is ever touched from here, and all after it may become zeros at any time, so an
-    append must not go beyond it. Who prepares a stretch shares nothing with the store's thread but numbers.
+    append must not go beyond it. A thread that prepares a stretch shares only numbers
+    with the store's thread.
     """
 
     __slots__ = ("_end", "_files", "_path", "_piece", "_size", "_stretch")

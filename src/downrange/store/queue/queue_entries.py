@@ -105,7 +105,7 @@ class QueueEntries(QueueFiles):
         return self._bytes(position, length)
 
     def _read_tail(self, position: int, stop: int) -> bytes:
-        """Entries that are in memory. Who reads through them gets them from one piece, made for all of them once."""
+        """Entries that are in memory. All of them are copied once; further reads are slices of that copy."""
         start, copy = self._copy
         if position < start or stop > start + len(copy):
             end = self._end

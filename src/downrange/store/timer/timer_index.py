@@ -266,7 +266,7 @@ class TimerIndex:
         self.redelivered_from = self.read_time
 
     def checkpoint(self, now: int) -> TimerCheckpoint:
-        """What is true now; to be written once the log is safe up to its present end."""
+        """A checkpoint of this moment; to be written once the timer log is safe up to its present end."""
         self._counter += 1
         return TimerCheckpoint(
             self.read_time, self.log.end, self.queue_offset, self.queue_offset, 0, now, self._counter, self.precision
