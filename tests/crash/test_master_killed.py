@@ -166,6 +166,5 @@ async def test_what_a_killed_master_acknowledged_is_on_its_slave(tmp_path: Path)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 async def test_the_same_fifty_times(tmp_path: Path) -> None:
     await survive(tmp_path, rounds=50, seed=random.randrange(1 << 32))

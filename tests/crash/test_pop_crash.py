@@ -355,7 +355,6 @@ async def test_acknowledged_messages_stay_away_over_deaths(tmp_path: Path, is_or
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
 @pytest.mark.parametrize("is_orderly", [False, True])
 async def test_thousands_of_messages_over_many_deaths(tmp_path: Path, flush: str, is_orderly: bool) -> None:

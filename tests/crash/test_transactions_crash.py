@@ -15,7 +15,6 @@ async def test_no_transaction_is_left_open_or_shown_early(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
 async def test_thousands_of_transactions_survive_many_deaths(tmp_path: Path, flush: str) -> None:
     await survive(tmp_path, random.randrange(1 << 32), transactions=2500, broker_deaths=15, flush=flush)
