@@ -69,11 +69,10 @@ class ControllerPages:
             "downrange_controller_transactions_total", "counter", "Changes of broker sets in etcd by their result.",
             [({"result": "committed"}, sets.commits), ({"result": "conflict"}, sets.conflicts)],
         )  # fmt: skip
-        if self._refused is not None:
-            refused = [({"reason": reason}, count) for reason, count in self._refused().items()]
-            yield from self._family(
-                "downrange_refused_total", "counter", "What access control refused, by reason.", refused
-            )
+        refused = [({"reason": reason}, count) for reason, count in (self._refused() if self._refused else {}).items()]
+        yield from self._family(
+            "downrange_refused_total", "counter", "What access control refused, by reason.", refused
+        )
         if is_leader:
             yield from self._sets()
 
