@@ -141,6 +141,9 @@ def test_keys_of_configuration_files(files: Certificates, tmp_path: Path) -> Non
     extra.write_text(f"tls.server.certPath={cert}\ntls.server.keyPath={key}\n")
     conf = tmp_path / "broker.conf"
     conf.write_text(f"tls.server.mode=permissive\ntls.config.file={extra}\ntls.server.keyPassword=hush\nuseTLS=true\n")
+    conf.chmod(0o644)
+    assert load_config(conf, {})[2] == [f"others can read tls.server.keyPassword in {conf}: chmod 600 {conf}"]
+    conf.chmod(0o600)
     config, _, warnings = load_config(conf, {})
     assert not warnings
     assert config.tls.server_mode is TlsMode.PERMISSIVE
