@@ -213,6 +213,27 @@ def format_value(value: Any) -> str:
     return str(value)
 
 
+def readable_secrets(
+    properties: Mapping[str, Property],
+    config_classes: Iterable[type[Any]],
+    secret_files: Mapping[str, Path | None] | None = None,
+) -> list[str]:
+    """A warning for each file with secrets that other users of this machine may read.
+
+    `secret_files` has files that are a secret as a whole, by the key that names them.
+    """
+    keys = {one.key for config_class in config_classes for one in settings_of(config_class) if one.is_secret}
+    found: dict[Path, list[str]] = {}
+    for key in sorted(keys & properties.keys()):
+        if properties[key].line is not None:
+            found.setdefault(Path(properties[key].source), []).append(key)
+    for key, path in (secret_files or {}).items():
+        if path is not None:
+            found.setdefault(path, []).append(key)
+    warnings = (secret_warning(path, " and ".join(names)) for path, names in found.items())
+    return [warning for warning in warnings if warning is not None]
+
+
 def secret_warning(path: Path, secrets: str) -> str | None:
     """A warning that names a file with secrets and what to do, if other users of this machine may read it."""
     try:

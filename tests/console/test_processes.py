@@ -11,12 +11,16 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
+from downrange.client.admin import Admin
+from downrange.client.admin.users import UserInfo
 from downrange.client.config import ClientConfig
+from downrange.client.per_server import PerServer
 from downrange.console.config import AccessConfig, ConsoleConfig, LoginKind
 from downrange.testing import broker
 from tests.integration.test_users import ACCESS
@@ -110,8 +114,54 @@ def test_the_console_serves_tls(tmp_path: Path) -> None:
         assert certificate() != first  # a changed certificate is used at once
 
 
+def test_the_accounts_of_a_standalone_broker_are_those_of_its_name_server_and_its_console(tmp_path: Path) -> None:
+    certificates = Certificates.make(tmp_path / "certificates")
+    pairs = {"server": certificates.server, "client": certificates.client}
+    lines = [f"tls.{side}.certPath={cert}\ntls.{side}.keyPath={key}" for side, (cert, key) in pairs.items()]
+    lines += [f"tls.{side}.trustCertPath={certificates.ca}" for side in pairs]
+    lines += ["tls.server.mode=enforcing", "tls.server.need.client.auth=require"]
+    lines += ["authenticationEnabled=true", "authorizationEnabled=true"]
+    lines += ['initAuthenticationUser={"username":"root","password":"first-words"}', ""]
+    conf = tmp_path / "broker.conf"
+    conf.write_text("\n".join(lines))
+    conf.chmod(0o600)
+    ports = ("--namesrv-port", "0", "--broker-port", "0", "--metrics-port", "-1", "--grpc-port", "-1")
+    arguments = ("standalone", "--data", str(tmp_path / "data"), *ports, "--console", "--console-port", "0")
+    with process(*arguments, "--config", str(conf)) as running:
+        namesrv = line_with(running, "name server").split()[-1]
+        browser = browser_of(line_with(running, "  console  "))
+        trust = ssl.create_default_context(cafile=str(certificates.ca))
+        page = http.client.HTTPSConnection("127.0.0.1", browser.port, context=trust, timeout=30)
+        page.request("GET", "/c/local")  # people log in, so their browsers need no certificate
+        assert (answer := page.getresponse()).status == 303
+        assert answer.headers["location"].startswith("/login")
+        page.close()
+
+        def asked(secret: str | None, action: Callable[[Admin], Awaitable[PerServer[Any, Any]]]) -> bool:
+            """Whether an action of root, signed with this password or not at all, succeeds."""
+            tls = certificates.client_config(shows_certificate=True)
+            config = ClientConfig((namesrv,), access_key=secret and "root", secret_key=secret, use_tls=True, tls=tls)
+
+            async def ask() -> bool:
+                async with Admin(config) as admin:
+                    return not (await action(admin)).failed
+
+            return asyncio.run(ask())
+
+        first, second = "first-words", "second-words"
+
+        def wiped(secret: str | None) -> bool:
+            return asked(secret, lambda admin: admin.namesrv.wipe_write_perm("broker-a"))
+
+        assert [wiped(secret) for secret in (None, "other-words", first)] == [False, False, True]
+        assert asked(first, lambda admin: admin.users.update(UserInfo(username="root", password=second)))
+        assert [wiped(secret) for secret in (first, second)] == [False, True]
+    assert (tmp_path / "data" / "console-tls.properties").stat().st_mode & 0o077 == 0
+
+
 def test_wrong_options_are_refused_in_one_line() -> None:
     for arguments, words in (
+        (("--bind", "0.0.0.0", "--auth", "acl"), "set --tls-config or --public-url https://…, or add --insecure"),
         (("--bind", "0.0.0.0"), "can be reached from other machines"),
         (("--auth", "file"), "--users"),
         (("--auth", "magic"), "expected none, file, acl, header"),

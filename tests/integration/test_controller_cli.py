@@ -134,7 +134,11 @@ async def test_wrong_input_gets_one_line(tmp_path: Path) -> None:
         (("--listen", "9878"), 2, "--listen 9878: expected host:port"),
         (("--etcd", "nonsense"), 2, "'nonsense' is not an address of etcd"),
         (("--etcd", ";"), 2, "etcdEndpoints is empty"),
-        (("--listen", "0.0.0.0:0"), 2, "set aclEnable=true, tls.server.mode=enforcing, or add --insecure"),
+        (
+            ("--listen", "0.0.0.0:0"),
+            2,
+            "set aclEnable=true or authenticationEnabled=true, tls.server.mode=enforcing, or",
+        ),
         (("--config", str(tmp_path / "none.conf")), 2, "cannot read configuration file"),
     ):
         done = await downrange("controller", *line)

@@ -162,6 +162,33 @@ async def test_our_broker_registers_with_the_account_of_the_brokers(
         assert b"broker-a" not in members.body_bytes  # it unregistered, signed too
 
 
+INNER = '{"accessKey":"brokers","secretKey":"inner-secret"}'
+USERS: dict[str, Any] = {
+    "authentication_enabled": True,
+    "init_authentication_user": '{"username":"root-key","password":"root-secret"}',
+    "inner_client_authentication_credentials": INNER,
+}
+
+
+async def test_the_users_of_its_configuration_change_what_a_name_server_knows(tmp_path: Path) -> None:
+    inner = Signer("brokers", "inner-secret")
+    async with served(tmp_path, None, **USERS) as server:
+        register = registration("broker-a", "127.0.0.1:10911", "orders")
+        refused = await ask(server, PUT, SHOP.sign(PUT), WRONG.sign(PUT), register)
+        assert [(reply.code, reply.remark) for reply in refused] == [
+            (ResponseCode.NO_PERMISSION, "username cannot be null."),
+            (ResponseCode.NO_PERMISSION, "User:shop-key is not found."),
+            (ResponseCode.NO_PERMISSION, "check signature failed."),
+            (ResponseCode.NO_PERMISSION, "username cannot be null."),
+        ]
+        route = request(RequestCode.GET_ROUTEINFO_BY_TOPIC, ext_fields={"topic": "orders"})
+        replies = await ask(server, ROOT.sign(PUT), inner.sign(register), route)
+        assert [reply.code for reply in replies] == [0, 0, 0]
+        (shown,) = await ask(server, ROOT.sign(request(RequestCode.GET_NAMESRV_CONFIG)))
+        assert b"authenticationEnabled=true" in shown.body_bytes
+        assert b"-secret" not in shown.body_bytes
+
+
 def test_wrong_settings_stop_the_start_with_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"allowedBrokerAddresses: '10\.1\.2' is no address pattern"):
         load_config(None, {"allowedBrokerAddresses": Property("10.1.2")})
@@ -169,3 +196,11 @@ def test_wrong_settings_stop_the_start_with_one_line(tmp_path: Path) -> None:
     file.write_text("aclEnable=true\n")
     config, _ = load_config(file, {})
     assert config.acl_file == tmp_path / "plain_acl.yml"
+    for settings, problem in (
+        ({"aclEnable": "true", "authenticationEnabled": "true"}, "choose one of the two"),
+        ({"authenticationEnabled": "true"}, "needs initAuthenticationUser, innerClientAuthenticationCredentials"),
+        ({"initAuthenticationUser": "root:words"}, "initAuthenticationUser: expected"),
+        ({"aclEnable": "true"}, "aclEnable=true needs aclFile"),
+    ):
+        with pytest.raises(ConfigError, match=problem):
+            load_config(None, {key: Property(value) for key, value in settings.items()})

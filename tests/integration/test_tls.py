@@ -141,6 +141,9 @@ def test_keys_of_configuration_files(files: Certificates, tmp_path: Path) -> Non
     extra.write_text(f"tls.server.certPath={cert}\ntls.server.keyPath={key}\n")
     conf = tmp_path / "broker.conf"
     conf.write_text(f"tls.server.mode=permissive\ntls.config.file={extra}\ntls.server.keyPassword=hush\nuseTLS=true\n")
+    conf.chmod(0o644)
+    assert load_config(conf, {})[2] == [f"others can read tls.server.keyPassword in {conf}: chmod 600 {conf}"]
+    conf.chmod(0o600)
     config, _, warnings = load_config(conf, {})
     assert not warnings
     assert config.tls.server_mode is TlsMode.PERMISSIVE
@@ -340,10 +343,10 @@ def test_the_command_line(tmp_path: Path) -> None:
             "--tls-config", client, "bench", "send", "-n", running.namesrv, "--seconds", "0.2", "--warm-up", "0"
         )
         assert "messages/s" in loaded.stdout, loaded.stderr
-        for options in ((), ("--tls",)):
-            plain = downrange(*options, "topic", "list", "-n", running.namesrv)
-            assert plain.returncode == 1
-            assert plain.stderr.count("\n") == 1, plain.stderr
+        for options, words in (((), "it may take TLS only"), (("--tls",), "certificate is refused")):
+            refused = downrange(*options, "topic", "list", "-n", running.namesrv)
+            assert (refused.returncode, refused.stderr.count("\n")) == (1, 1), refused.stderr
+            assert words in refused.stderr
 
 
 def test_without_cryptography_certificates_are_an_error_of_one_line(tmp_path: Path) -> None:

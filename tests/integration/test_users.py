@@ -31,7 +31,9 @@ from downrange.model.message import Message
 from downrange.model.topics import TopicConfig
 from downrange.namesrv.app import name_server
 from downrange.namesrv.config import NamesrvConfig
+from downrange.protocol.bodies.body import decode_body
 from downrange.protocol.bodies.send import SendMessageRequest
+from downrange.protocol.bodies.users import UsernameRequest
 from downrange.protocol.codes import RequestCode, ResponseCode
 from downrange.protocol.command import Command, request
 from downrange.protocol.errors import BrokerError, NoPermission
@@ -45,7 +47,9 @@ from downrange.transport.pool import Pool
 from downrange.transport.server import Server
 from downrange.transport.serving import serve_commands
 from downrange.transport.signed_pool import SignedPool
+from downrange.transport.tls import ClientTls
 from tests.support.broker_client import standalone
+from tests.support.certificates import Certificates
 from tests.support.replicas import names, replica, until
 from tests.support.user_requests import INNER, ROOT, SECRETS, UserDesk
 
@@ -398,6 +402,21 @@ async def test_users_and_rules_are_copied_between_brokers(tmp_path: Path) -> Non
         ours, theirs = accounts_of(here).accounts, accounts_of(there).accounts
         assert theirs.users["shop"] == ours.users["shop"]
         assert theirs.acls == ours.acls
+
+
+async def test_a_proxy_of_rocketmq_gets_the_password_of_a_user_over_tls(tmp_path: Path) -> None:
+    certificates = Certificates.make(tmp_path / "tls")
+    tls = ClientTls(certificates.client_config())
+    asked = request(RequestCode.AUTH_GET_USER, UsernameRequest("root"))
+    found = []
+    async with guarded(tmp_path, tls=certificates.server_config()) as (running, _):
+        for name, secret in (("brokers", "innerSecret"), ("root", SECRETS["root"])):
+            for way in (tls, None):
+                pool = SignedPool(Signer(name, secret), way)
+                reply = await pool.request(running.config.broker.address, asked, 20)
+                found.append(decode_body(UserInfo, reply.body_bytes).password)
+                await pool.close()
+    assert found == [SECRETS["root"], None, None, None]
 
 
 async def test_a_broker_signs_its_own_requests(tmp_path: Path) -> None:

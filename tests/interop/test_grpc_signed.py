@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import socket
+import ssl
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,7 @@ from downrange.client.admin import Admin
 from downrange.client.config import ClientConfig
 from downrange.model.topics import TopicConfig
 from downrange.transport.loop import run
+from tests.support.certificates import Certificates
 from tests.support.grpc_clients import LANGUAGES, GrpcClient, Language, node_packages, produce, python_packages, receive
 from tests.support.processes import running
 from tests.support.standalone_process import standalone_process
@@ -25,6 +29,7 @@ ROOT = {"accessKey": "root-key", "secretKey": "root-secret"}
 SHOP = {"accessKey": "shop-key", "secretKey": "shop-secret"}
 BILLING = {"accessKey": "billing-key", "secretKey": "billing-secret"}
 WRONG = {"accessKey": "shop-key", "secretKey": "another-secret"}
+PAIR = ("certPath", "keyPath")
 
 
 @pytest.fixture(scope="module", params=["broker", "proxy"])
@@ -78,7 +83,28 @@ def test_clients_without_the_right_are_refused(
         client.close()
 
 
-def test_a_proxy_that_others_can_reach_wants_accounts_and_a_certificate(tmp_path: Path) -> None:
+def test_a_proxy_that_others_can_reach_wants_accounts_and_takes_tls_only(tmp_path: Path) -> None:
     with running("proxy", "-n", "127.0.0.1:1", "-p", "0", "--bind", "0.0.0.0") as proxy:
         assert proxy.wait() == 2
-        assert "set --acl-file, --tls-config, or add --insecure" in proxy.errors
+        assert "set --acl-file, --tls-mode enforcing, or add --insecure" in proxy.errors
+    certificates = Certificates.make(tmp_path / "tls")
+    file, accounts = tmp_path / "tls.properties", tmp_path / "plain_acl.yml"
+    file.write_text("".join(f"tls.server.{key}={path}\n" for key, path in zip(PAIR, certificates.server, strict=True)))
+    accounts.write_text("accounts: []\n")
+    options = ("-p", "0", "--acl-file", str(accounts), "--tls-config", str(file))
+    with running("proxy", "-n", "127.0.0.1:1", *options, "--bind", "0.0.0.0") as permissive:
+        assert permissive.wait() == 2
+        assert "set --tls-mode enforcing, or add --insecure" in permissive.errors
+    with running("proxy", "-n", "127.0.0.1:1", *options, "--tls-mode", "enforcing") as proxy:
+        port = int(proxy.wait_for(r"gRPC server ready on 127\.0\.0\.1:(\d+)")[1])
+        trust = ssl.create_default_context(cafile=certificates.ca)
+        trust.set_alpn_protocols(["h2"])
+        with socket.create_connection(("127.0.0.1", port), 20) as plain:
+            plain.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+            with suppress(ConnectionResetError):
+                assert plain.recv(1) == b""
+        with (
+            socket.create_connection(("127.0.0.1", port), 20) as below,
+            trust.wrap_socket(below, server_hostname="localhost") as encrypted,
+        ):
+            assert encrypted.selected_alpn_protocol() == "h2"

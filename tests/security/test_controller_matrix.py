@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,10 +18,12 @@ from downrange.controller.handlers import ControllerHandlers
 from downrange.protocol.codes import ResponseCode
 from downrange.protocol.command import Command
 from downrange.protocol.framing import encode
-from tests.security.guarded import ADMIN, BATCH, SIGNERS, Wire, as_sent, exchange, raw_exchange
+from downrange.protocol.signing import SIGNATURE
+from tests.security.guarded import ADMIN, BATCH, SECRETS, SIGNERS, Wire, as_sent, exchange, raw_exchange
 from tests.security.matrix_requests import CONTROLLER, ask, of_set
 from tests.security.test_matrix import MATRIX, Cell, cells, rows
 from tests.security.test_namesrv_matrix import GENERATION, SCENES, WIRES, result
+from tests.security.test_secrets import fetched
 from tests.support.certificates import Certificates
 from tests.support.controllers import running_controller
 
@@ -120,6 +124,26 @@ async def test_listed_brokers_need_no_account_but_only_operators_choose_masters(
             (reply,) = await exchange(port, [CONTROLLER[name](SCENES["own"])])
             assert reply is not None
             assert result(reply) == "D", name
+
+
+async def test_logs_and_metrics_have_no_secret_and_no_signature(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    signatures = set()
+    access: dict[str, Any] = GENERATION.settings(tmp_path)
+    async with running_controller(tmp_path, metrics_port=0, **access) as running:
+        for signer in SIGNERS.values():
+            for make in CONTROLLER.values():
+                signed = signer.sign(make(SCENES["own"]))
+                signatures.add(signed.ext_fields[SIGNATURE])
+                await exchange(running.server.port, [signed])
+        metrics = (await fetched(f"http://127.0.0.1:{running.metrics_port}/metrics")).decode()
+    assert re.search(r'downrange_refused_total\{.*reason="permission"} [1-9]', metrics)
+    text = "\n".join(record.getMessage() + str(record.exc_info or "") for record in caplog.records)
+    assert "outcome=refused code=1009" in text
+    for secret in (*SECRETS.values(), *signatures):
+        assert secret not in text + metrics
 
 
 async def test_secrets_are_not_in_the_settings_that_are_shown(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import re
 import struct
@@ -43,6 +44,7 @@ from tests.security.matrix_requests import (
     send_v1,
     topic_config,
 )
+from tests.support.controllers import running_controller
 
 MARKER: Final = "evilmarker"
 
@@ -186,7 +188,8 @@ KEYS: Final = (
     "configBlackList", "storePathRootDir", "storePathCommitLog", "aclEnable", "aclFile", "authenticationEnabled",
     "authorizationEnabled", "authenticationWhitelist", "initAuthenticationUser", "innerClientAuthenticationCredentials",
     "authenticationProvider", "bindAddress", "listenPort", "brokerIP1", "brokerIP2", "metricsPort", "tls.server.mode",
-    "tls.config.file", "messageStorePlugIn", "transactionalMessageCheckListenerImpl", "productEnvName", "",
+    "tls.config.file", "messageStorePlugIn", "transactionalMessageCheckListenerImpl", "productEnvName", "etcdEndpoints",
+    "etcdPrefix", "",
 )  # fmt: skip
 
 
@@ -213,14 +216,35 @@ def attack(directory: Path) -> str:
     return f"-c $@|sh . echo touch {directory}/{MARKER};"
 
 
-@pytest.mark.parametrize("server", ["broker", "name server"])
+@asynccontextmanager
+async def open_server(directory: Path, server: str) -> AsyncIterator[int]:
+    """A server without access control; its port."""
+    match server:
+        case "broker":
+            async with open_broker(directory) as running:
+                yield running.server.port
+        case "name server":
+            async with open_name_server(directory) as port:
+                yield port
+        case _:
+            async with running_controller(directory) as controller:
+                yield controller.server.port
+
+
+SETTINGS: Final = {
+    "broker": (25, 26, "traceOn=false"),
+    "name server": (318, 319, "orderMessageEnable=true"),
+    "controller": (1009, 1010, "notifyBrokerRoleChanged=false"),
+}
+"""The requests that change and show settings, and a change that is allowed."""
+
+
+@pytest.mark.parametrize("server", SETTINGS)
 async def test_no_key_outside_the_list_is_changed(tmp_path: Path, server: str) -> None:
     before_children = children()
-    async with open_broker(tmp_path) as running, open_name_server(tmp_path) as namesrv_port:
-        if server == "broker":
-            port, update, get, harmless = running.server.port, 25, ask(26), "traceOn=false"
-        else:
-            port, update, get, harmless = namesrv_port, 318, ask(319), "orderMessageEnable=true"
+    update, show, harmless = SETTINGS[server]
+    async with open_server(tmp_path, server) as port:
+        get = ask(show)
         (before,) = await answers(port, get)
         tried = 0
         for key in KEYS:
@@ -236,8 +260,11 @@ async def test_no_key_outside_the_list_is_changed(tmp_path: Path, server: str) -
         (after,) = await answers(port, get)
         assert after.body_bytes == before.body_bytes
         assert after.ext_fields == before.ext_fields
-        (unknown,) = await answers(port, ask(1009, pair.encode()))  # the controller's update
-        assert unknown.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+        others = [ask(code, pair.encode()) for code, _, _ in SETTINGS.values() if code != update]
+        for unknown in await answers(port, *others):
+            assert unknown.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+        (changed,) = await answers(port, ask(update, harmless.encode()))
+        assert changed.code == ResponseCode.SUCCESS
     assert children() == before_children
     assert [name for name in names_of(tmp_path) if MARKER in name] == []
 
@@ -339,11 +366,10 @@ def frames_with_wrong_lengths() -> dict[str, bytes]:
     return wrong
 
 
-@pytest.mark.parametrize("server", ["broker", "name server"])
+@pytest.mark.parametrize("server", SETTINGS)
 async def test_wrong_lengths_end_the_connection_or_are_refused(tmp_path: Path, server: str) -> None:
-    async with open_broker(tmp_path) as running, open_name_server(tmp_path) as namesrv_port:
-        port = running.server.port if server == "broker" else namesrv_port
-        end = running.store.max_offset
+    _, show, _ = SETTINGS[server]
+    async with open_server(tmp_path, server) as port:
         for name, data in frames_with_wrong_lengths().items():
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(data)
@@ -355,9 +381,11 @@ async def test_wrong_lengths_end_the_connection_or_are_refused(tmp_path: Path, s
             writer.close()
             if received:
                 assert b'"code":0' not in received, f"{name}: {received!r}"
-            alive = await raw_exchange(port, encode(ask(106 if server != "broker" else 28), 7), {7})
+            alive = await raw_exchange(port, encode(ask(show), 7), {7})
             assert alive[7].code == 0
-        assert running.store.max_offset == end
+        if server == "broker":
+            (state,) = await answers(port, ask(28))
+            assert json.loads(state.body_bytes)["table"]["commitLogMaxOffset"] == "0"
 
 
 async def test_the_controllers_requests_and_those_of_filter_servers_do_not_exist(tmp_path: Path) -> None:

@@ -68,11 +68,11 @@ async def test_metrics_and_files_tell_nothing(tmp_path: Path, generation: Genera
     async with guarded(tmp_path, generation, metrics_port=0) as made:
         await all_requests(made)
         url = f"http://127.0.0.1:{made.running.metrics_port}/metrics"
-        refuse_secrets(await _fetched(url))
+        refuse_secrets(await fetched(url))
     refuse_readable_secrets(tmp_path)
 
 
-async def _fetched(url: str) -> bytes:
+async def fetched(url: str) -> bytes:
     def fetch() -> bytes:
         with urllib.request.urlopen(url, timeout=20) as answer:  # noqa: S310  our own server
             return answer.read()  # type: ignore[no-any-return]

@@ -20,7 +20,9 @@ from downrange.transport.serving import error_reply
 
 ROOT = '{"username":"root","password":"rootSecret"}'
 INNER = '{"accessKey":"brokers","secretKey":"innerSecret"}'
-_PEER = cast(Connection, SimpleNamespace(peer="127.0.0.1:5"))  # all that the handlers want to know of a connection
+_PEER = cast(
+    Connection, SimpleNamespace(peer="127.0.0.1:5", is_tls=False)
+)  # all that the handlers want to know of a connection
 SECRETS = {"root": "rootSecret", "brokers": "innerSecret"}
 
 

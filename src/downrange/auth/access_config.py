@@ -17,6 +17,23 @@ class AccessConfig:
         "Let only `admin` accounts of aclFile change what this server knows, and brokers that sign with one or are "
         "in allowedBrokerAddresses. Not a key of RocketMQ.",
     )
+    authentication_enabled: bool = setting(
+        False,
+        "Like aclEnable=true, but the accounts are initAuthenticationUser and innerClientAuthenticationCredentials of "
+        "this file, with the values that they have in broker.conf. RocketMQ has this key for brokers only.",
+    )
+    init_authentication_user: str = setting(
+        "",
+        'Account of operators if authenticationEnabled=true: {"username":"…","password":"…"}. RocketMQ has this key '
+        "for brokers only.",
+        is_secret=True,
+    )
+    inner_client_authentication_credentials: str = setting(
+        "",
+        'Account with which servers sign their requests to each other: {"accessKey":"…","secretKey":"…"}. With '
+        "authenticationEnabled=true, brokers that sign with it may register.",
+        is_secret=True,
+    )
     acl_file: Path | None = setting(
         None,
         "File with the accounts if aclEnable=true; more of them are in the directory `acl` beside it. "
@@ -24,12 +41,12 @@ class AccessConfig:
     )
     anonymous_read_enable: bool = setting(
         True,
-        "If aclEnable=true: let everybody ask what every client must know. Not a key of RocketMQ.",
+        "With access control: let everybody ask what every client must know. Not a key of RocketMQ.",
     )
     allowed_broker_addresses: str = setting(
         "",
         "Addresses from which brokers may register without an account, separated by semicolons, such as "
-        "10.1.2.3;10.1.3.*. Empty: all, and with aclEnable=true none. Not a key of RocketMQ.",
+        "10.1.2.3;10.1.3.*. Empty: all, and with access control none. Not a key of RocketMQ.",
     )
     failed_login_wait_mills: int = setting(
         1000,

@@ -58,17 +58,19 @@ class Gate:
         self._audit = audit
         self._now = clock.monotonic
         self._wait_seconds = wait_seconds
-        self._failures = LoginFailures()
+        self.failures = LoginFailures()
+        """The failed logins of this server, on all its ports."""
         self._peers: dict[Origin, _Peer] = {}
-        self._denied = 0
+        self.denied = 0
+        """Requests of known accounts without the right."""
         self._ended = 0
 
     def __repr__(self) -> str:
-        return f"<Gate {self._failures!r} denied={self._denied} peers={len(self._peers)}>"
+        return f"<Gate {self.failures!r} denied={self.denied} peers={len(self._peers)}>"
 
     def figures(self) -> Mapping[str, int]:
         """Refused requests by reason, and connections that ended for too many of them."""
-        return {"login": self._failures.count, "permission": self._denied, "connection": self._ended}
+        return {"login": self.failures.count, "permission": self.denied, "connection": self._ended}
 
     def admitted(
         self, frames: Sequence[Frame], origins: Sequence[Origin], at: int, stop: int
@@ -109,9 +111,9 @@ class Gate:
 
     def _must_wait(self, origin: Origin) -> bool:
         """Whether the next attempt of a connection must wait first; asked again, after the wait, it need not."""
-        if not self._failures or not self._wait_seconds:
+        if not self.failures or not self._wait_seconds:
             return False
-        if not self._failures.is_in_debt(address_of(origin), self._now()):
+        if not self.failures.is_in_debt(address_of(origin), self._now()):
             return False
         peer = self._peers.setdefault(origin, _Peer())
         if peer.has_waited:
@@ -132,11 +134,11 @@ class Gate:
         peer = self._peers.setdefault(outcome.origin, _Peer())
         peer.refused_in_a_row += 1
         if outcome.account is not None:
-            self._denied += 1
+            self.denied += 1
             self._audit.refused(outcome)
             return
         peer.has_waited = False
-        left_out = self._failures.failed(address_of(outcome.origin), self._now())
+        left_out = self.failures.failed(address_of(outcome.origin), self._now())
         if left_out is None:
             self._audit.left_out(outcome)
         else:

@@ -1,7 +1,8 @@
-"""Who may change what a name server or a controller knows: accounts of plain_acl.yml, and brokers by their addresses.
+"""Who may change what a name server or a controller knows: accounts of either generation, and brokers by addresses.
 
 RocketMQ's name servers and controllers ask nobody for an account, and its brokers do not sign: with `aclEnable` they go
-on working if their addresses are in `allowedBrokerAddresses`.
+on working if their addresses are in `allowedBrokerAddresses`. The accounts are those of plain_acl.yml, the Super users
+of ACL 2.0 that the configuration names, or those of a broker in the same process.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from downrange.auth.access_config import AccessConfig
-from downrange.auth.access_control import Account, Need
+from downrange.auth.access_control import AccessControl, Account, Need
+from downrange.auth.accounts import Accounts
+from downrange.auth.configured_users import configured_first_user, configured_inner_user
 from downrange.auth.guard import Guard, Outcome
 from downrange.auth.needs import Rule
-from downrange.auth.plain_acl import PlainAccessControl
 from downrange.auth.plain_acl_files import PLAIN_ACL, PlainAclFiles
 from downrange.auth.remote_address import Addresses, matches, parse_addresses
+from downrange.auth.user_access_control import AccessSettings, UserAccessControl
 from downrange.clock import Clock
 from downrange.protocol.command import Command
 from downrange.protocol.errors import NoPermission
@@ -40,13 +43,13 @@ _LISTED: Final = Account("", is_admin=True, is_white=True)
 
 
 class ServerAccessControl:
-    """The accounts of plain_acl.yml, if there are any, and the addresses of brokers, which need no account.
+    """The accounts, if there are any, and the addresses of brokers, which need no account.
 
     Without accounts, only the requests of brokers are looked at.
     """
 
     def __init__(
-        self, accounts: PlainAccessControl | None, brokers: Addresses, is_of_broker: Callable[[Command], bool]
+        self, accounts: AccessControl | None, brokers: Addresses, is_of_broker: Callable[[Command], bool]
     ) -> None:
         self._accounts = accounts
         self._is_of_broker = is_of_broker
@@ -77,6 +80,29 @@ class ServerAccessControl:
             self._accounts.authorize(account, needs, command, address)
 
 
+class LentAccounts:
+    """The accounts of a broker in this process, which starts after the server; until then nobody has an account."""
+
+    lender: AccessControl | None = None
+
+    @property
+    def generation(self) -> int:
+        return 0 if self.lender is None else self.lender.generation + 1
+
+    @property
+    def secrets(self) -> Mapping[str, bytes]:
+        return {} if self.lender is None else self.lender.secrets
+
+    def authenticate(self, command: Command, address: str) -> Account:
+        if self.lender is None:
+            raise NoPermission("the broker that knows the accounts is starting")
+        return self.lender.authenticate(command, address)
+
+    def authorize(self, account: Account, needs: Sequence[Need], command: Command, address: str) -> None:
+        assert self.lender is not None, "authenticate comes first"
+        self.lender.authorize(account, needs, command, address)
+
+
 class _NoMessages:
     """The stored messages of a server that stores none."""
 
@@ -105,20 +131,56 @@ class ServerAccess:
         return {} if self.files is None else {"plain_acl": self.files.watch()}
 
 
-def server_access(config: AccessConfig, requests: Requests, clock: Clock) -> ServerAccess | None:
-    """The access control that a configuration asks for; None lets everybody in. Raises ConfigError."""
+def server_access(
+    config: AccessConfig, requests: Requests, clock: Clock, lent: LentAccounts | None = None
+) -> ServerAccess | None:
+    """The access control that a configuration asks for; None lets everybody in. Raises ConfigError.
+
+    With `authenticationEnabled=true` the accounts are those of a broker in this process, if there is one.
+    """
+    check_accounts(config, lent)
     brokers = broker_addresses(config)
-    if not config.acl_enable:
-        if not brokers:
-            return None
-        control = ServerAccessControl(None, brokers, requests.is_of_broker)
-        return ServerAccess(control, requests.needs, None, requests.reads)
-    if config.acl_file is None:
+    files = None
+    accounts: AccessControl | None = None
+    if config.acl_enable:
+        assert config.acl_file is not None
+        files = PlainAclFiles(config.acl_file, clock)
+        accounts = files.access_control
+    elif config.authentication_enabled:
+        accounts = lent or _configured_users(config)
+    elif not brokers:
+        return None
+    is_open = accounts is None or config.anonymous_read_enable
+    control = ServerAccessControl(accounts, brokers, requests.is_of_broker)
+    return ServerAccess(control, requests.needs, files, requests.reads if is_open else frozenset())
+
+
+def check_accounts(config: AccessConfig, lent: LentAccounts | None = None) -> None:
+    """Raise ConfigError, without any secret in it, for accounts that cannot be had."""
+    if config.acl_enable and config.authentication_enabled:
+        raise ConfigError("aclEnable=true and authenticationEnabled=true: choose one of the two")
+    if config.acl_enable and config.acl_file is None:
         raise ConfigError("aclEnable=true needs aclFile, the file with the accounts, or a configuration file beside it")
-    files = PlainAclFiles(config.acl_file, clock)
-    open_codes = requests.reads if config.anonymous_read_enable else frozenset[int]()
-    control = ServerAccessControl(files.access_control, brokers, requests.is_of_broker)
-    return ServerAccess(control, requests.needs, files, open_codes)
+    if not _configured_users(config).accounts.users and config.authentication_enabled and lent is None:
+        raise ConfigError(
+            "authenticationEnabled=true needs initAuthenticationUser, innerClientAuthenticationCredentials, or both"
+        )
+
+
+def is_limited(config: AccessConfig) -> bool:
+    """Whether changes need an account."""
+    return config.acl_enable or config.authentication_enabled
+
+
+ACCOUNTS: Final = "aclEnable=true or authenticationEnabled=true"
+"""The settings that switch `is_limited` on."""
+
+
+def _configured_users(config: AccessConfig) -> UserAccessControl:
+    first = configured_first_user(config.init_authentication_user)
+    inner = configured_inner_user(config.inner_client_authentication_credentials)
+    users = {user.username: user for user in (first, inner) if user is not None}
+    return UserAccessControl(Accounts(users=users), AccessSettings(""), inner)
 
 
 def broker_addresses(config: AccessConfig) -> Addresses:

@@ -20,6 +20,7 @@ from downrange.auth.gate import Gate
 from downrange.auth.guard import Guard
 from downrange.auth.inner_account import InnerAccount
 from downrange.auth.needs import BROKER_NEEDS
+from downrange.auth.server_access import ACCOUNTS
 from downrange.broker.access import BrokerAccess, plain_access, user_access
 from downrange.broker.admission import Admission, FlowControl
 from downrange.broker.bloom_filter import BloomFilter
@@ -32,7 +33,6 @@ from downrange.broker.config import (
     check_controller,
     check_role,
     keys_without_effect,
-    readable_secrets,
     refuse_unserved,
     with_acl_file,
     without_class_names,
@@ -113,7 +113,15 @@ from downrange.compiled import VARIANT
 from downrange.model.message import TopicQueue
 from downrange.model.message_id import pack_host
 from downrange.protocol.codes import RequestCode
-from downrange.settings import ConfigError, Property, check_known, configure, namesrv_addresses, read_properties
+from downrange.settings import (
+    ConfigError,
+    Property,
+    check_known,
+    configure,
+    namesrv_addresses,
+    read_properties,
+    readable_secrets,
+)
 from downrange.store.config import BrokerRole, StoreConfig
 from downrange.store.errors import FlushFailed
 from downrange.store.free_memory import give_back_memory
@@ -156,7 +164,9 @@ def load_config(path: Path | None, overrides: dict[str, Property]) -> tuple[Brok
     check_controller(config)
     config = with_acl_file(check_role(config, store.broker_role), path)
     check_access(config, store.broker_role)
-    warnings += readable_secrets(properties, store)
+    warnings += readable_secrets(
+        properties, [BrokerConfig, StoreConfig, TlsConfig], {"haSecretFile": store.ha_secret_file}
+    )
     idle = {key: given.value for key, given in properties.items() if key in keys_without_effect()}
     config = replace(config, tls=configure(TlsConfig, properties), without_effect=idle)
     for address in config.namesrv_addresses:
@@ -175,7 +185,7 @@ def under_controller(config: BrokerConfig, store: StoreConfig) -> StoreConfig:
 def protections(config: BrokerConfig, store: StoreConfig) -> dict[str, bool]:
     """The settings that protect a broker which other machines can reach, and whether each is on."""
     found = {
-        "aclEnable=true or authenticationEnabled=true": config.acl_enable or config.authentication_enabled,
+        ACCOUNTS: config.acl_enable or config.authentication_enabled,
         "tls.server.mode=enforcing": resolved(config.tls).mode is TlsMode.ENFORCING,
     }
     if store.broker_role is not BrokerRole.SLAVE or config.enable_controller_mode:
@@ -215,6 +225,7 @@ class RunningBroker:
     registered_with: int
     access: BrokerAccess
     inner: InnerAccount | None
+    gate: Gate | None
     audit: AuditLog
 
     @property
@@ -460,6 +471,7 @@ async def _serving(
                     registered,
                     access,
                     inner,
+                    gate,
                     audit,
                 )
             finally:

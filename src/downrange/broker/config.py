@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Final
 
 from downrange.auth.plain_acl_files import PLAIN_ACL
-from downrange.settings import ConfigError, Property, masked, parse_properties, secret_warning, setting, settings_of
-from downrange.store.config import BrokerRole, StoreConfig
+from downrange.settings import ConfigError, Property, masked, parse_properties, setting
+from downrange.store.config import BrokerRole
 from downrange.transport.own_address import EVERY_ADDRESS, is_loopback, own_address
 from downrange.transport.tls_config import NO_TLS, TlsConfig
 
@@ -371,16 +371,3 @@ def check_role(config: BrokerConfig, role: BrokerRole) -> BrokerConfig:
     if config.broker_id == 0:
         raise ConfigError("brokerRole=SLAVE needs a brokerId of its own: 1 or more, 0 is the master's")
     return config
-
-
-def readable_secrets(properties: Mapping[str, Property], store: StoreConfig) -> list[str]:
-    """A warning for each file with secrets that other users of this machine may read."""
-    keys = {one.key for one in settings_of(BrokerConfig) if one.is_secret} & properties.keys()
-    secrets: dict[Path, list[str]] = {}
-    for key in sorted(keys):
-        if properties[key].line is not None:
-            secrets.setdefault(Path(properties[key].source), []).append(key)
-    if store.ha_secret_file is not None:
-        secrets.setdefault(store.ha_secret_file, []).append("haSecretFile")
-    warnings = (secret_warning(path, " and ".join(names)) for path, names in secrets.items())
-    return [warning for warning in warnings if warning is not None]

@@ -111,6 +111,7 @@ def run_standalone(
     log_level: str = typer.Option("WARNING", "--log-level", help="DEBUG, INFO, WARNING or ERROR."),
 ) -> None:
     """Run a name server and a broker in one process: all that sending and receiving needs."""
+    from downrange.auth.server_access import LentAccounts
     from downrange.broker.app import RunningBroker, broker, load_config, protections
     from downrange.cli.console_child import ConsoleWish, console_beside
     from downrange.cli.grpc_port import grpc_beside
@@ -118,7 +119,7 @@ def run_standalone(
     from downrange.namesrv.app import load_config as load_namesrv_config
     from downrange.namesrv.app import name_server
     from downrange.namesrv.app import protections as namesrv_protections
-    from downrange.transport.tls_config import is_tls_key
+    from downrange.transport.tls_config import is_tls_key, resolved
 
     directory = data.resolve()
     wants_console = ConsoleWish(console_port, bind, insecure) if console else None
@@ -135,6 +136,8 @@ def run_standalone(
         grpcServerPort=grpc_port,
     )
     config, store, warnings = load_config(config_file, settings)
+    is_limited = config.acl_enable or config.authentication_enabled
+    lent = LentAccounts()
     namesrv_config, _ = load_namesrv_config(
         None,
         {key: value for key, value in given.items() if is_tls_key(key)}  # the broker's are for both
@@ -147,8 +150,10 @@ def run_standalone(
             # The accounts of the broker are those of the name server, and the broker beside it needs none.
             aclEnable=config.acl_enable,
             aclFile=config.acl_file,
-            allowedBrokerAddresses=_own_addresses(bind) if config.acl_enable else None,
+            authenticationEnabled=config.authentication_enabled,
+            allowedBrokerAddresses=_own_addresses(bind) if is_limited else None,
         ),
+        lent,
     )
     check_bind(bind, protections(config, store) | namesrv_protections(namesrv_config), insecure=insecure)
     start_logging(log_level)
@@ -156,18 +161,21 @@ def run_standalone(
 
     @asynccontextmanager
     async def both() -> AsyncIterator[tuple[str, RunningBroker, int | None, str | None]]:
-        async with name_server(namesrv_config) as names:
+        async with name_server(namesrv_config, lent=lent) as names:
             address = f"{bind}:{names.port}"
-            async with (
-                broker(replace(config, namesrv_addr=address), store) as running,
-                grpc_beside(running) as port,
-                console_beside(wants_console, running, address, directory) as page,
-            ):
-                yield address, running, port, page
+            async with broker(replace(config, namesrv_addr=address), store) as running:
+                lent.lender = running.inner
+                async with (
+                    grpc_beside(running) as port,
+                    console_beside(wants_console, running, address, directory) as page,
+                ):
+                    yield address, running, port, page
 
     def ready(started: tuple[str, RunningBroker, int | None, str | None]) -> tuple[str, dict[str, Noted]]:
         address, running, port, page = started
         live = running.config.broker
+        has_file = resolved(live.tls).is_enabled and live.tls.config_file is not None
+        client = f" --tls-config {live.tls.config_file}" if has_file else ""
         metrics = f"http://127.0.0.1:{running.metrics_port}/metrics" if running.metrics_port else "off"
         text = (
             f"downrange is ready after {time.monotonic() - _STARTED:.2f} s\n"
@@ -178,8 +186,8 @@ def run_standalone(
             f"  metrics      {metrics}\n"
             f"  console      {page or 'off; --console starts it'}\n"
             "Try in another terminal:\n"
-            f"  downrange topic list -n {address}\n"
-            f"  downrange message send hello 'Hello, world' -n {address}\n"
+            f"  downrange{client} topic list -n {address}\n"
+            f"  downrange{client} message send hello 'Hello, world' -n {address}\n"
             "Stop with Ctrl-C or: downrange shutdown broker"
         )
         return text, {

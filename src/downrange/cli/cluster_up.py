@@ -14,7 +14,7 @@ from downrange.cli.cluster_actions import again_and_again, ask, broker_row
 from downrange.cli.controller import status_parts
 from downrange.cli.etcd_process import check_etcd
 from downrange.cli.local_cluster import ClusterFailed, Kind, Layout, LocalCluster, Member, names
-from downrange.cli.options import Json, Namesrv, UsageError, Watch
+from downrange.cli.options import Json, Namesrv, TlsFile, UsageError, Watch
 from downrange.cli.output import Answer, Column, Table, print_answer
 
 if TYPE_CHECKING:
@@ -42,10 +42,12 @@ def up(
     namesrv_port: Annotated[
         int, typer.Option(help="Port of the name server; 0 takes a free one.", min=0, max=65535)
     ] = 9876,
+    tls_config: TlsFile = None,
 ) -> None:
     """Start a whole cluster on this machine: a name server, masters and slaves, a process each.
 
-    If the directory holds a cluster already, this cluster is started again; running processes are left alone.
+    If the directory holds a cluster already, this cluster is started again; running processes are left alone. With
+    --tls-config every server takes TLS only, and makes its own connections with the tls.client keys of the file.
     """
     if brokers * replicas > _MAX_PROCESSES:
         raise UsageError(f"{brokers} brokers with {replicas} copies each are more than {_MAX_PROCESSES} processes")
@@ -55,7 +57,13 @@ def up(
         if controller:
             check_etcd()
         layout = Layout(
-            brokers, replicas, sync, namesrv_port, controllers if controller else 0, etcd_nodes if controller else 0
+            brokers,
+            replicas,
+            sync,
+            namesrv_port,
+            controllers if controller else 0,
+            etcd_nodes if controller else 0,
+            tls_config,
         )
         cluster = LocalCluster.create(data, layout)
     elif len(cluster.running) == len(cluster.members):
@@ -77,9 +85,10 @@ def up(
     for member, role in others.items():
         typer.echo(f"  {member.name:<16} {role:<{width}}  {member.address}")
     here = "" if data == _DEFAULT else f" --data {data}"
+    tls = "" if tls_config is None else f" --tls-config {tls_config}"
     typer.echo(
-        f"Try: downrange message send hello 'Hello, world' -n {cluster.namesrv}\n"
-        f"     downrange cluster status{here}\n"
+        f"Try: downrange{tls} message send hello 'Hello, world' -n {cluster.namesrv}\n"
+        f"     downrange{tls} cluster status{here}\n"
         f"Stop: downrange cluster down{here}"
     )
 

@@ -63,7 +63,7 @@ def run(
     no_export: Annotated[bool, typer.Option("--no-export", help="No downloads of messages.")] = False,
     tls_config: TlsFile = None,
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="Allow an address that other machines can reach, without a login.")
+        bool, typer.Option("--insecure", help="Allow an address that other machines can reach, without a login or TLS.")
     ] = False,
     open_browser: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
     with_parent: Annotated[bool, typer.Option("--with-parent", hidden=True)] = False,
@@ -90,7 +90,9 @@ def run(
         show_bodies=not no_bodies,
         allow_export=not no_export,
     )
-    check_bind(bind, {"--auth": access.login is not LoginKind.NONE}, insecure=insecure)
+    is_https = tls_config is not None or (public_url or "").startswith("https:")
+    protections = {"--auth": access.login is not LoginKind.NONE, "--tls-config or --public-url https://…": is_https}
+    check_bind(bind, protections, insecure=insecure)
     clusters = parse_clusters(namesrv or [])
     told = parse_metrics(metrics or [], clusters)
     config = ConsoleConfig(clusters, bind, port, access, history, audit_log, metrics=told)

@@ -44,13 +44,14 @@ async def console_beside(
         yield None
         return
     check_extra()
+    tls_file = _tls_file(running, directory)
     child = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "downrange", "console", "-n", f"local={namesrv}", "--with-parent"),
         *("--port", str(wish.port), "--bind", wish.bind, "--history", str(directory / "console.db")),
-        *_options(wish, running),
+        *_options(wish, running, tls_file),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
-        env={**os.environ, **_environment(running)},
+        env={**os.environ, **_environment(running, tls_file)},
     )
     try:
         yield await _address(child)
@@ -72,17 +73,40 @@ async def _address(child: asyncio.subprocess.Process) -> str:
     return line.removeprefix(READY)
 
 
-def _options(wish: ConsoleWish, running: RunningBroker) -> list[str]:
-    """With access control its accounts are those of the console; with TLS its certificate is, too."""
+def _tls_file(running: RunningBroker, directory: Path) -> Path | None:
+    """The TLS keys of the broker in a file for the console; None if it has no certificate.
+
+    People who log in need no certificate: browsers seldom have one.
+    """
+    from downrange.auth.private_file import replace_file
+    from downrange.settings import format_properties
+    from downrange.transport.tls_config import TlsMode, given_keys, resolved
+
+    tls = resolved(running.config.broker.tls)
+    if tls.mode is TlsMode.DISABLED:
+        return None
+    keys = given_keys(tls)
+    if _has_login(running):
+        keys["tls.server.need.client.auth"] = "none"
+    path = directory / "console-tls.properties"
+    replace_file(path, format_properties(keys).encode())
+    return path
+
+
+def _has_login(running: RunningBroker) -> bool:
     config = running.config.broker
-    options = ["--auth", "acl"] if config.acl_enable else []
+    return config.acl_enable or config.authentication_enabled
+
+
+def _options(wish: ConsoleWish, running: RunningBroker, tls_file: Path | None) -> list[str]:
+    """With access control its accounts are those of the console; with TLS its certificate is, too."""
+    options = ["--auth", "acl"] if _has_login(running) else []
     options += ["--insecure"] if wish.insecure else []
-    if config.tls.config_file is not None:
-        options += ["--tls-config", str(config.tls.config_file)]
+    options += [] if tls_file is None else ["--tls-config", str(tls_file)]
     return options
 
 
-def _environment(running: RunningBroker) -> dict[str, str]:
+def _environment(running: RunningBroker, tls_file: Path | None) -> dict[str, str]:
     """What the sampler of the console needs to ask this broker: its own account, and TLS."""
     from downrange.transport.tls_config import resolved
 
@@ -90,9 +114,8 @@ def _environment(running: RunningBroker) -> dict[str, str]:
     if running.own_account is not None:
         key, secret = running.own_account
         found |= {"ROCKETMQ_ACCESS_KEY": key, "ROCKETMQ_SECRET_KEY": secret}
-    tls = running.config.broker.tls
-    if resolved(tls).is_enabled:
+    if resolved(running.config.broker.tls).is_enabled:
         found["ROCKETMQ_TLS_ENABLE"] = "true"
-        if tls.config_file is not None:
-            found["ROCKETMQ_TLS_CONFIG_FILE"] = str(tls.config_file)
+        if tls_file is not None:
+            found["ROCKETMQ_TLS_CONFIG_FILE"] = str(tls_file)
     return found

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from downrange.cli.options import TlsFile
+from downrange.cli.options import TlsFile, TlsMode
 from downrange.settings import ConfigError
 
 if TYPE_CHECKING:
@@ -56,7 +56,9 @@ async def grpc_beside(running: RunningBroker) -> AsyncIterator[int | None]:
         tls=config.tls,
     )
     try:
-        async with grpc_server(wanted, cluster, access=running.access.control, audit=running.audit) as server:
+        async with grpc_server(
+            wanted, cluster, access=running.access.control, audit=running.audit, gate=running.gate
+        ) as server:
             yield server.port
     except ListenFailed as error:
         raise ListenFailed(f"{error}; --grpc-port takes another port for gRPC clients, or -1 for none") from None
@@ -70,6 +72,7 @@ def run(
     acl_file: Path | None = typer.Option(
         None, "--acl-file", help="Accounts of clients, a plain_acl.yml. Without it everybody may do everything."
     ),
+    tls_mode: TlsMode = None,
     tls_config: TlsFile = None,
     insecure: bool = typer.Option(False, "--insecure", help="Allow an address that other machines can reach."),
     log_level: str = typer.Option("INFO", "--log-level", help="DEBUG, INFO, WARNING or ERROR."),
@@ -77,16 +80,19 @@ def run(
     """Run a gRPC server in front of a cluster until it is stopped with SIGTERM or Ctrl-C."""
     from dataclasses import replace
 
-    from downrange.cli.process import check_bind, serve, start_logging
+    from downrange.cli.process import check_bind, overrides, serve, start_logging
     from downrange.client.config import ClientConfig
-    from downrange.transport.tls_config import TlsConfig
+    from downrange.settings import configure
+    from downrange.transport import tls_config as keys
 
     try:
         from downrange.proxy.app import grpc_server
         from downrange.proxy.config import ProxyConfig
     except ImportError as error:
         raise ConfigError(f"the package {error.name} is missing: pip install 'downrange[grpc]'") from None
-    check_bind(bind, {"--acl-file": acl_file is not None, "--tls-config": tls_config is not None}, insecure=insecure)
+    tls = configure(keys.TlsConfig, overrides(**{"tls.server.mode": tls_mode, "tls.config.file": tls_config}))
+    is_enforced = keys.resolved(tls).mode is keys.TlsMode.ENFORCING
+    check_bind(bind, {"--acl-file": acl_file is not None, "--tls-mode enforcing": is_enforced}, insecure=insecure)
     start_logging(log_level)
     cluster = replace(ClientConfig.of(namesrv), route_seconds=10.0)
 
@@ -95,5 +101,4 @@ def run(
         names = ";".join(cluster.namesrv_addresses)
         return f"gRPC server ready on {address}, in front of the cluster of {names}", {"proxy": address}
 
-    tls = TlsConfig(config_file=tls_config)
     serve(grpc_server(ProxyConfig(bind, port, advertised_host=advertise, tls=tls, acl_file=acl_file), cluster), ready)

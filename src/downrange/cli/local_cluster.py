@@ -1,7 +1,7 @@
 """A whole cluster on this machine for trying things out: its directory, its processes, starting and stopping them.
 
     DIRECTORY/cluster.json            the members with their ports, and the process each runs in
-    DIRECTORY/conf/NAME.conf          the configuration of one broker with RocketMQ's keys; users may edit it
+    DIRECTORY/conf/NAME.conf          the configuration of one server with RocketMQ's keys; users may edit it
     DIRECTORY/data/NAME               the files of this server: the store of a broker
     DIRECTORY/logs/NAME.log           the log of this server
 
@@ -18,7 +18,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
@@ -97,6 +97,8 @@ class Layout:
     controllers: int = 0
     """0: the first replica of each broker is its master for ever."""
     etcd_nodes: int = 0
+    tls_file: Path | None = None
+    """Properties file with tls keys for all servers, which then take TLS only; etcd listens on loopback in plain."""
 
     def coordinators(self, taken: ExitStack) -> list[Member]:
         """The nodes of etcd and the controllers."""
@@ -114,6 +116,13 @@ class Layout:
             return Member(f"{broker}-{replica + 1}", broker, replica, port, kind=Kind.MASTER)
         name = broker if replica == 0 else f"{broker}-s{replica}" if self.replicas > 2 else f"{broker}-s"
         return Member(name, broker, replica, port)
+
+    @property
+    def common(self) -> dict[str, object]:
+        """The settings of all servers."""
+        if self.tls_file is None:
+            return {}
+        return {"tls.server.mode": "enforcing", "tls.config.file": self.tls_file.absolute()}
 
     def settings(self, member: Member, others: list[Member]) -> dict[str, object]:
         """The settings that say who is master."""
@@ -145,7 +154,7 @@ class LocalCluster:
 
     @classmethod
     def create(cls, directory: Path, layout: Layout) -> LocalCluster:
-        """Lay out a new cluster: choose ports and write the configuration of every broker."""
+        """Lay out a new cluster: choose ports and write the configuration of every server."""
         directory = directory.resolve()
         try:
             for folder in ("conf", "data", "logs"):
@@ -155,6 +164,8 @@ class LocalCluster:
         with ExitStack() as taken:
             members = [Member("namesrv", "", 0, layout.namesrv_port or _take(taken))]
             members += layout.coordinators(taken)
+            for member in members:
+                _write_settings(directory, member, layout.common)
             for number in range(layout.brokers):
                 for replica in range(layout.replicas):
                     member = layout.broker(f"broker-{_letters(number)}", replica, taken)
@@ -170,9 +181,9 @@ class LocalCluster:
                         "storePathRootDir": directory / "data" / member.name,
                         "metricsPort": -1,
                         "grpcServerPort": -1,
+                        **layout.common,
                     }
-                    text = "".join(f"{key}={value}\n" for key, value in settings.items())
-                    (directory / "conf" / f"{member.name}.conf").write_text(text)
+                    _write_settings(directory, member, settings)
                     members.append(member)
         cluster = cls(directory, members)
         cluster._save()
@@ -260,15 +271,14 @@ class LocalCluster:
         data = str(self.directory / "data" / member.name)
         if member.role is Kind.ETCD:
             return etcd_command(member, self._of(Kind.ETCD), data)
-        common = ["--log-level", "WARNING"]
+        common = ["--config", str(_settings_file(self.directory, member)), "--log-level", "WARNING"]
         if member.role is Kind.CONTROLLER:
             endpoints = ";".join(f"http://{one.address}" for one in self._of(Kind.ETCD))
             own = ["controller", "--id", member.name, "--listen", member.address, "--etcd", endpoints, "--data", data]
         elif member.role is Kind.NAMESRV:
             own = ["namesrv", "--data", data, "--port", str(member.port)]
         else:
-            conf = self.directory / "conf" / f"{member.name}.conf"
-            own = ["broker", "--config", str(conf), "--port", str(member.port)]
+            own = ["broker", "--port", str(member.port)]
         return [sys.executable, "-m", "downrange.cli.main", *own, *common]
 
     def _of(self, kind: Kind) -> list[Member]:
@@ -296,6 +306,16 @@ class LocalCluster:
         new = path.with_suffix(".new")
         new.write_text(json.dumps({"members": [asdict(member) for member in self.members]}, indent=2) + "\n")
         new.replace(path)
+
+
+def _settings_file(directory: Path, member: Member) -> Path:
+    return directory / "conf" / f"{member.name}.conf"
+
+
+def _write_settings(directory: Path, member: Member, settings: Mapping[str, object]) -> None:
+    if member.role is not Kind.ETCD:
+        text = "".join(f"{key}={value}\n" for key, value in settings.items())
+        _settings_file(directory, member).write_text(text)
 
 
 @contextmanager

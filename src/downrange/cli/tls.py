@@ -62,6 +62,8 @@ def init(
         "Connect:\n"
         f"  downrange --tls-config {home / 'client.properties'} topic list -n localhost:9876\n"
         f"or, for every client of a shell: export ROCKETMQ_TLS_CONFIG_FILE={home / 'client.properties'}\n"
+        "Run the console over HTTPS:\n"
+        f"  downrange --tls-config {home / 'client.properties'} console --tls-config {home / 'console.properties'}\n"
         f"Keep {home / 'ca.key'} to yourself: it makes clients and servers that all of these trust."
     )
 
@@ -71,17 +73,14 @@ def _default_names() -> tuple[str, ...]:
 
 
 def _settings(home: Path) -> dict[str, str]:
-    """The two properties files, by name."""
-    server = {
-        "tls.server.certPath": home / "server.pem",
-        "tls.server.keyPath": home / "server.key",
-        "tls.server.need.client.auth": "require",
-        "tls.server.trustCertPath": home / "ca.pem",
-    }
+    """The properties files, by name."""
+    console = {"tls.server.certPath": home / "server.pem", "tls.server.keyPath": home / "server.key"}
+    server = {**console, "tls.server.need.client.auth": "require", "tls.server.trustCertPath": home / "ca.pem"}
     own = "# For the connections that the server makes itself:\n"
     return {
         "server.properties": _lines(server) + own + _lines(_as_client(home, "server")),
         "client.properties": _lines(_as_client(home, "client")),
+        "console.properties": "# Browsers have no certificate to show.\n" + _lines(console),
     }
 
 

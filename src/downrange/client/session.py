@@ -84,10 +84,10 @@ class Session:
             self.client_id, self.addresses_in_use, self.invoke, self.clock, config.heartbeat_seconds
         )
         self._other_requests = handler
-        self._signer: Signer | None = None
+        self.signer: Signer | None = None
         if config.access_key and config.secret_key:
-            self._signer = Signer(config.access_key, config.secret_key, config.security_token)
-        self.is_signing = self._signer is not None
+            self.signer = Signer(config.access_key, config.secret_key, config.security_token)
+        self.is_signing = self.signer is not None
         self.tls = ClientTls(config.tls) if config.use_tls else None
         self._pool = Pool(
             serve_commands(self._answer),
@@ -165,7 +165,7 @@ class Session:
 
     def signed(self, command: Command) -> Command:
         """A request as the cluster wants it: with the user's signature, if there is a user."""
-        return command if self._signer is None else self._signer.sign(command)
+        return command if self.signer is None else self.signer.sign(command)
 
     def connection(self, address: str) -> Connection | None:
         """The open connection to a server, if there is one."""

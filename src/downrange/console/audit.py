@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
@@ -39,7 +40,7 @@ class AuditLog:
         entry = {"at": at, "who": who, "from": source, "action": action, "outcome": outcome, **details}
         self._entries.append(entry)
         if self.path is not None:
-            with self.path.open("a", encoding="utf-8") as file:
+            with open(self.path, "a", encoding="utf-8", opener=_for_the_owner) as file:
                 file.write(json.dumps(entry, ensure_ascii=False) + "\n")
         log.info("audit action=%s who=%s outcome=%s", action, who, outcome)
 
@@ -54,3 +55,7 @@ class AuditLog:
             for entry in self._entries
             if entry["action"] == "move" and entry.get("cluster") == cluster and entry.get("subject") == group
         ]
+
+
+def _for_the_owner(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

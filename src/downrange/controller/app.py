@@ -13,7 +13,15 @@ from typing import Final
 from downrange.auth.audit import AuditLog
 from downrange.auth.configured_users import configured_inner_user
 from downrange.auth.gate import Gate
-from downrange.auth.server_access import ServerAccess, broker_addresses, found_beside, server_access
+from downrange.auth.server_access import (
+    ACCOUNTS,
+    ServerAccess,
+    broker_addresses,
+    check_accounts,
+    found_beside,
+    is_limited,
+    server_access,
+)
 from downrange.clock import BootClock, Clock
 from downrange.compiled import VARIANT
 from downrange.controller.access import REQUESTS
@@ -30,7 +38,7 @@ from downrange.controller.metrics import ControllerPages
 from downrange.controller.overseer import Overseer
 from downrange.controller.sets import BrokerSets, Keys
 from downrange.protocol.signing import Signer
-from downrange.settings import ConfigError, Property, check_known, configure, read_properties
+from downrange.settings import ConfigError, Property, check_known, configure, read_properties, readable_secrets
 from downrange.transport.connection import Connection
 from downrange.transport.limits import Limits
 from downrange.transport.running_services import running_services
@@ -56,14 +64,14 @@ def load_config(path: Path | None, overrides: dict[str, Property]) -> tuple[Cont
     config = replace(config, acl_file=found_beside(path, config), tls=configure(TlsConfig, properties))
     broker_addresses(config)  # wrong values are found before anything starts
     etcd_access(config)
-    configured_inner_user(config.inner_client_authentication_credentials)
-    return config, warnings
+    check_accounts(config)
+    return config, warnings + readable_secrets(properties, [ControllerConfig, TlsConfig])
 
 
 def protections(config: ControllerConfig) -> dict[str, bool]:
     """The settings that protect a controller which other machines can reach, and whether each is on."""
     return {
-        "aclEnable=true": config.acl_enable,
+        ACCOUNTS: is_limited(config),
         "tls.server.mode=enforcing": resolved(config.tls).mode is TlsMode.ENFORCING,
     }
 
@@ -117,9 +125,10 @@ async def controller(
         handlers = ControllerHandlers(parts, config, clock)
         stack.push_async_callback(handlers.stop)
         stack.push_async_callback(parts.overseer.stop)
-        _connect(server, handlers, access, config, stack, clock)
+        gate = _connect(server, handlers, access, config, stack, clock)
         await stack.enter_async_context(server)
-        pages = ControllerPages(parts, config.controller_dleger_group, clock).server(config.metrics_port)
+        refused = None if gate is None else gate.figures
+        pages = ControllerPages(parts, config.controller_dleger_group, clock, refused).server(config.metrics_port)
         if config.metrics_port >= 0:
             await pages.start()
             stack.push_async_callback(pages.stop)
@@ -177,8 +186,8 @@ def _connect(
     config: ControllerConfig,
     stack: AsyncExitStack,
     clock: Clock,
-) -> None:
-    """Let a server answer with these handlers, behind the gate."""
+) -> Gate | None:
+    """Let a server answer with these handlers, behind the gate; without access control there is none."""
     gate = None
     if access is not None:
         audit = AuditLog(config.audit_log_file, config.audit_log_file_size)
@@ -198,3 +207,4 @@ def _connect(
     server.tls = server_tls(config.tls)
     server.on_close = closed
     server.serve = serve_commands(handlers, gate.admitted if gate is not None else None)
+    return gate

@@ -68,11 +68,6 @@ class ControllerConfig(AccessConfig):
         "Refuse brokers with allAckInSyncStateSet=false, which may lose acknowledged messages at a failover, instead "
         "of warning of them. Not a key of RocketMQ.",
     )
-    inner_client_authentication_credentials: str = setting(
-        "",
-        'Account with which controllers sign their requests to brokers: {"accessKey":"…","secretKey":"…"}.',
-        is_secret=True,
-    )
     metrics_port: int = setting(
         -1, "Port for /metrics and /healthz; -1: none. Not a key of RocketMQ.", minimum=-1, maximum=65535
     )

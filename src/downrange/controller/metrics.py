@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from http import HTTPStatus
 from typing import Final
 
@@ -20,8 +20,12 @@ NO_LEADER: Final = 1
 class ControllerPages:
     """The two pages of one controller."""
 
-    def __init__(self, parts: Parts, group: str, clock: Clock) -> None:
+    def __init__(
+        self, parts: Parts, group: str, clock: Clock, refused: Callable[[], Mapping[str, int]] | None = None
+    ) -> None:
+        """`refused` tells what access control refused, by reason; None without access control."""
         self._parts = parts
+        self._refused = refused
         self._clock = clock
         me = parts.leadership.me
         self._base = {"address": me.address, "group": group, "peer_id": me.id}
@@ -65,6 +69,10 @@ class ControllerPages:
             "downrange_controller_transactions_total", "counter", "Changes of broker sets in etcd by their result.",
             [({"result": "committed"}, sets.commits), ({"result": "conflict"}, sets.conflicts)],
         )  # fmt: skip
+        refused = [({"reason": reason}, count) for reason, count in (self._refused() if self._refused else {}).items()]
+        yield from self._family(
+            "downrange_refused_total", "counter", "What access control refused, by reason.", refused
+        )
         if is_leader:
             yield from self._sets()
 

@@ -5,6 +5,9 @@ filled in column by column: a column (one byte of every frame) is one strided as
 used again, its frames get the next generation number and the time, so that no two messages of a run have the same
 unique key, key or body.
 
+Signed frames are made once and not renewed, since each has a signature of its own: their messages come again in every
+round of the ring.
+
 With several topics each frame goes to a random one, and to a random queue of it; no queue is left out.
 """
 
@@ -22,7 +25,8 @@ from downrange.protocol.bodies.fields import encode_fields
 from downrange.protocol.bodies.send import BatchEntry, SendMessageRequest, encode_batch
 from downrange.protocol.codes import RequestCode, SerializeType
 from downrange.protocol.command import Command
-from downrange.protocol.framing import encode
+from downrange.protocol.framing import MAX_FRAME, FrameDecoder, encode
+from downrange.protocol.signing import Signer
 
 _GENERATION: Final = b"@@@@"
 _NUMBER: Final = b"######"
@@ -43,7 +47,15 @@ class SendFrames:
     `most_outstanding` frames under way, bytes that a socket still has to write do not change.
     """
 
-    def __init__(self, plan: SendPlan, topic: str, queues: int, broker_name: str = "", topics: int = 1) -> None:
+    def __init__(
+        self,
+        plan: SendPlan,
+        topic: str,
+        queues: int,
+        broker_name: str = "",
+        topics: int = 1,
+        signer: Signer | None = None,
+    ) -> None:
         template = _template(plan, topic if topics == 1 else f"{topic}-{_TOPIC.decode()}", broker_name)
         self.frame_size = len(template)
         wanted = max(_LEAST_FRAMES, min(_MOST_FRAMES, _WANTED_BYTES // self.frame_size), plan.ring)
@@ -73,6 +85,9 @@ class SendFrames:
             self._fill(at, [b"%d" % opaque for opaque in opaques])
         else:
             self._fill(8 + 5, [opaque.to_bytes(4, "big") for opaque in opaques])
+        self._is_signed = signer is not None
+        if signer is not None:
+            self._sign(signer)
 
     def take(self, wanted: int) -> tuple[int, int]:
         """Take the next frames, at least one and at most `wanted`: `first` and `end` for `slice`."""
@@ -101,6 +116,8 @@ class SendFrames:
 
     def _renew(self, part: int) -> None:
         """Give one part of the ring the next generation number."""
+        if self._is_signed:
+            return
         old_generation, old_time = self._stamps[part]
         generation = b"%04X" % (next(self._generations) & 0xFFFF)
         now = b"%d" % (time.time_ns() // 1_000_000)
@@ -108,6 +125,14 @@ class SendFrames:
             self._put(part, at, old_generation, generation)
         self._put(part, self._time_at, old_time, now)
         self._stamps[part] = generation, now
+
+    def _sign(self, signer: Signer) -> None:
+        commands = FrameDecoder(max_header=MAX_FRAME).feed(bytes(self._buffer))
+        frames = [encode(signer.sign(command)) for command in commands]
+        self.frame_size = len(frames[0])
+        assert all(len(frame) == self.frame_size for frame in frames)
+        self._buffer = bytearray().join(frames)
+        self._view = memoryview(self._buffer)
 
     def _put(self, part: int, at: int, old: bytes, new: bytes) -> None:
         first = part * self._part * self.frame_size

@@ -50,7 +50,7 @@ class Sender:
 
     def __init__(self, plan: SendPlan, target: Target, links: Sequence[Wire]) -> None:
         self.plan = plan
-        self.frames = SendFrames(plan, target.topic, target.queues, target.broker_name, target.topics)
+        self.frames = SendFrames(plan, target.topic, target.queues, target.broker_name, target.topics, target.signer)
         self.outstanding = Outstanding(self.frames.count)
         layout = first_reply(target.address, self.frames, target.tls)
         self._readers = {link: ReplyReader(layout, self.outstanding) for link in links}

@@ -21,6 +21,7 @@ from downrange.protocol.bodies.topics import CreateTopicRequest, TopicConfigTabl
 from downrange.protocol.codes import RequestCode
 from downrange.protocol.command import request
 from downrange.protocol.errors import BrokerError, TopicNotExist
+from downrange.protocol.signing import Signer
 from downrange.settings import ConfigError
 from downrange.transport.tls import ClientTls
 
@@ -42,6 +43,8 @@ class Target:
     server: ServerProcess | None = None
     topics: int = 1
     tls: ClientTls | None = None
+    signer: Signer | None = None
+    """The account of sends, if the broker asks for one."""
 
 
 async def find_target(
@@ -70,7 +73,8 @@ async def find_target(
         else:
             queues = await _create_missing(session, one.address, _names(topic, topics), queues)
     server = listening_at(one.address) if server_pid is None else ServerProcess(server_pid)
-    return Target(one.address, topic, min(queues, MAX_QUEUES), one.name, ranges, server, topics, session.tls)
+    most = min(queues, MAX_QUEUES)
+    return Target(one.address, topic, most, one.name, ranges, server, topics, session.tls, session.signer)
 
 
 def _names(topic: str, topics: int) -> list[str]:

@@ -10,7 +10,15 @@ from pathlib import Path
 
 from downrange.auth.audit import AuditLog
 from downrange.auth.gate import Gate
-from downrange.auth.server_access import broker_addresses, found_beside, server_access
+from downrange.auth.server_access import (
+    ACCOUNTS,
+    LentAccounts,
+    broker_addresses,
+    check_accounts,
+    found_beside,
+    is_limited,
+    server_access,
+)
 from downrange.clock import Clock, SystemClock
 from downrange.compiled import VARIANT
 from downrange.namesrv.access import REQUESTS
@@ -18,7 +26,7 @@ from downrange.namesrv.config import REMOTELY_CHANGEABLE, WITHOUT_EFFECT, Namesr
 from downrange.namesrv.handlers import NamesrvHandlers
 from downrange.namesrv.kv_config import KVConfig
 from downrange.namesrv.route_table import RouteTable
-from downrange.settings import Property, check_known, configure, read_properties
+from downrange.settings import Property, check_known, configure, read_properties, readable_secrets
 from downrange.transport.connection import Connection
 from downrange.transport.limits import Limits
 from downrange.transport.running_services import running_services
@@ -30,33 +38,42 @@ from downrange.transport.tls_config import TlsConfig, TlsMode, resolved
 log = logging.getLogger(__name__)
 
 
-def load_config(path: Path | None, overrides: dict[str, Property]) -> tuple[NamesrvConfig, list[str]]:
-    """The configuration from a file, a command line and changes made while running; and warnings about its keys."""
+def load_config(
+    path: Path | None, overrides: dict[str, Property], lent: LentAccounts | None = None
+) -> tuple[NamesrvConfig, list[str]]:
+    """The configuration from a file, a command line and changes made while running; and warnings about its keys.
+
+    `lent` are the accounts of a broker in this process.
+    """
     properties = {**(read_properties(path) if path else {}), **overrides}
     warnings = check_known(properties, [NamesrvConfig, TlsConfig], WITHOUT_EFFECT)
     config = configure(NamesrvConfig, properties)
     if kept := REMOTELY_CHANGEABLE.kept(config.config_store_path):
         config = configure(NamesrvConfig, {**properties, **kept})
     config = replace(config, acl_file=found_beside(path, config))
-    broker_addresses(config)  # a wrong list is found before anything starts
+    broker_addresses(config)  # wrong values are found before anything starts
+    check_accounts(config, lent)
+    warnings += readable_secrets(properties, [NamesrvConfig, TlsConfig])
     return replace(config, tls=configure(TlsConfig, properties)), warnings
 
 
 def protections(config: NamesrvConfig) -> dict[str, bool]:
     """The settings that protect a name server which other machines can reach, and whether each is on."""
     return {
-        "aclEnable=true": config.acl_enable,
+        ACCOUNTS: is_limited(config),
         "tls.server.mode=enforcing": resolved(config.tls).mode is TlsMode.ENFORCING,
     }
 
 
 @asynccontextmanager
-async def name_server(config: NamesrvConfig, clock: Clock | None = None) -> AsyncIterator[Server]:
-    """A running name server; it stops when the block ends."""
+async def name_server(
+    config: NamesrvConfig, clock: Clock | None = None, lent: LentAccounts | None = None
+) -> AsyncIterator[Server]:
+    """A running name server; it stops when the block ends. `lent` are the accounts of a broker in this process."""
     clock = clock or SystemClock()
     routes = RouteTable(drop_topics_left_out=config.delete_topic_with_broker_registration)
     handlers = NamesrvHandlers(routes, KVConfig(config.kv_config_path), config, clock)
-    access = server_access(config, REQUESTS, clock)
+    access = server_access(config, REQUESTS, clock, lent)
     audit = AuditLog(config.audit_log_file, config.audit_log_file_size)
     gate = None
     if access is not None:

@@ -13,6 +13,7 @@ from typing import Final
 
 from downrange.auth.access_control import AccessControl, Action, Need
 from downrange.auth.audit import AuditLog, RefusedCall
+from downrange.auth.gate import Gate
 from downrange.auth.login_failures import LoginFailures
 from downrange.auth.needs import group_need, topic_need
 from downrange.clock import Clock
@@ -36,14 +37,23 @@ class CallGuard:
     """Checks calls; without access control every call may pass."""
 
     def __init__(
-        self, control: AccessControl | None, audit: AuditLog | None, clock: Clock, wait_seconds: float
+        self,
+        control: AccessControl | None,
+        audit: AuditLog | None,
+        clock: Clock,
+        wait_seconds: float,
+        gate: Gate | None = None,
     ) -> None:
-        """Logins from an address with too many failed ones wait `wait_seconds`, one after the other; 0: not at all."""
+        """Logins from an address with too many failed ones wait `wait_seconds`, one after the other; 0: not at all.
+
+        `gate` is that of the broker in this process: it counts what is refused here, too.
+        """
         self._control = control
         self._audit = audit or AuditLog()
         self._clock = clock
         self._wait_seconds = wait_seconds
-        self._failures = LoginFailures()
+        self._gate = gate
+        self._failures = LoginFailures() if gate is None else gate.failures
         self._known: set[str] = set()
         """Connections with a login that went well."""
         self._waiting: set[str] = set()
@@ -68,6 +78,8 @@ class CallGuard:
         try:
             control.authorize(account, needs, command, caller.host)
         except BrokerError as error:
+            if self._gate is not None:
+                self._gate.denied += 1
             self._audit.call_refused(RefusedCall(caller.call, caller.peer, account.name, needs, error.remark))
             raise Refused(Code.UNAUTHORIZED, error.remark) from None
 

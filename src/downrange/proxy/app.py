@@ -11,6 +11,7 @@ from typing import Final
 
 from downrange.auth.access_control import AccessControl
 from downrange.auth.audit import AuditLog
+from downrange.auth.gate import Gate
 from downrange.auth.plain_acl_files import PlainAclFiles
 from downrange.client.config import ClientConfig
 from downrange.client.session import Session
@@ -58,11 +59,12 @@ async def grpc_server(
     *,
     access: AccessControl | None = None,
     audit: AuditLog | None = None,
+    gate: Gate | None = None,
 ) -> AsyncIterator[RunningProxy]:
     """A running gRPC server in front of the brokers of a cluster; it stops when the block ends.
 
-    `access` and `audit` are those of the broker in whose process the server runs; a server that stands alone has
-    `config.acl_file`. Clients are checked here: brokers see the account of the server.
+    `access`, `audit` and `gate` are those of the broker in whose process the server runs; a server that stands alone
+    has `config.acl_file`. Clients are checked here: brokers see the account of the server.
     """
     clock = clock or SystemClock()
     files = PlainAclFiles(config.acl_file, clock) if config.acl_file is not None else None
@@ -74,7 +76,7 @@ async def grpc_server(
         renewal = Renewal(backend, clock)
         sending = Sending(backend, clients, clock)
         receiving = Receiving(backend, clients, renewal, clock)
-        guard = CallGuard(access, audit, clock, config.failed_login_wait_seconds)
+        guard = CallGuard(access, audit, clock, config.failed_login_wait_seconds, gate)
         service = Service(backend, clients, renewal, sending, receiving, guard)
         BrokerQuestions(session, clients, sending.transactions)
         tls = grpc_tls(config.tls)

@@ -53,7 +53,7 @@ class Connection(Requester, asyncio.Protocol):
         super().__init__(loop, Output(loop, self.limits, self.usage), self.limits.max_requests_per_connection)
         self.peer_host = b""
         """The peer's address and port as a record stores them."""
-        self.last_received = 0.0
+        self.last_received = self._opened = 0.0
         self.is_full = False
         """Frames must be deferred: the socket takes no more for now, or earlier frames are deferred."""
         self.socket: SocketTransport | TlsSocket | None = None
@@ -75,6 +75,10 @@ class Connection(Requester, asyncio.Protocol):
     @property
     def is_open(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
+
+    @property
+    def is_tls(self) -> bool:
+        return self._transport is not None and self._transport.get_extra_info("ssl_object") is not None
 
     @property
     def is_writable(self) -> bool:
@@ -215,7 +219,7 @@ class Connection(Requester, asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._output.open(self._transport)
-        self.last_received = self._time()
+        self.last_received = self._opened = self._time()
         name = transport.get_extra_info("peername")
         if name:
             self.peer = self._output.peer = self._asked.peer = f"{name[0]}:{name[1]}"
@@ -228,11 +232,20 @@ class Connection(Requester, asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self._output.close()
         self._deferred.clear()
-        self._lost(f": {error}" if error else self._output.why_closed)
+        self._lost(self._why_lost(error))
         if not self._closed.done():
             self._closed.set_result(None)
         if self._on_close is not None:
             self._on_close(self)
+
+    def _why_lost(self, error: Exception | None) -> str:
+        """The reason for which the requests that wait get no reply."""
+        if self._output.why_closed:
+            return self._output.why_closed
+        reason = f": {error}" if error else ""
+        # Servers with tls.server.mode=enforcing, those of RocketMQ too, end plain connections without a word.
+        may_want_tls = self.requests and not self.is_tls and self.last_received == self._opened
+        return f"{reason}; it may take TLS only" if may_want_tls else reason
 
     def expire(self, now: float) -> bool:
         """Close when nothing came or went for too long, or a frame takes too long to arrive."""

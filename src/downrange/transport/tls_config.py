@@ -139,6 +139,16 @@ def resolved(config: TlsConfig) -> TlsConfig:
     return replace(config, **{field: getattr(read, field) for field in named})
 
 
+def given_keys(config: TlsConfig) -> dict[str, str]:
+    """The keys that differ from their defaults, as they stand in a `tls.config.file`."""
+    values = {one.key: (getattr(config, one.field), getattr(NO_TLS, one.field)) for one in settings_of(TlsConfig)}
+    return {
+        key: str(value).lower() if isinstance(value, bool) else str(value)
+        for key, (value, default) in values.items()
+        if value != default and key not in _NOT_IN_THE_FILE
+    }
+
+
 def is_tls_key(key: str) -> bool:
     return any(key in (one.key, *one.aliases) for one in settings_of(TlsConfig))
 

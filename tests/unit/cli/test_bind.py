@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,13 @@ import pytest
 from downrange.broker.app import load_config, protections
 from downrange.broker.config import BrokerConfig
 from downrange.cli.process import check_bind
+from downrange.controller.app import load_config as load_controller_config
+from downrange.controller.app import protections as controller_protections
+from downrange.controller.config import ControllerConfig
+from downrange.namesrv.app import load_config as load_namesrv_config
 from downrange.namesrv.app import protections as namesrv_protections
 from downrange.namesrv.config import NamesrvConfig
-from downrange.settings import ConfigError
+from downrange.settings import ConfigError, Property
 from downrange.store.config import BrokerRole, StoreConfig
 
 ALL, NONE, SOME = (
@@ -47,7 +52,22 @@ def test_what_protects_a_broker_and_a_name_server(tmp_path: Path) -> None:
     allowed = StoreConfig(ha_allowed_slave_addresses="10.1.2.3")
     assert missing(BrokerConfig(acl_enable=True), allowed) == {tls}
     assert missing(BrokerConfig(authentication_enabled=True), allowed) == {tls}
-    assert namesrv_protections(NamesrvConfig(acl_enable=True)) == {"aclEnable=true": True, tls: False}
+    for settings in ({"acl_enable": True}, {"authentication_enabled": True}):
+        assert namesrv_protections(NamesrvConfig(**settings)) == {access: True, tls: False}
+        assert controller_protections(ControllerConfig(**settings)) == {access: True, tls: False}
+
+
+@pytest.mark.parametrize("load", [load_namesrv_config, load_controller_config])
+def test_secrets_of_name_servers_and_controllers_get_a_warning_too(
+    tmp_path: Path, load: Callable[[Path, dict[str, Property]], tuple[object, list[str]]]
+) -> None:
+    file = tmp_path / "server.conf"
+    file.write_text('innerClientAuthenticationCredentials={"accessKey":"inner","secretKey":"words"}\n')
+    file.chmod(0o644)
+    keys = "innerClientAuthenticationCredentials"
+    assert load(file, {})[1] == [f"others can read {keys} in {file}: chmod 600 {file}"]
+    file.chmod(0o600)
+    assert load(file, {})[1] == []
 
 
 def test_files_with_secrets_that_others_can_read_get_one_warning_each(tmp_path: Path) -> None:

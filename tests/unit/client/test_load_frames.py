@@ -12,6 +12,7 @@ from downrange.protocol.bodies.send import SendMessageRequest, decode_batch
 from downrange.protocol.codes import RequestCode, SerializeType
 from downrange.protocol.command import Command
 from downrange.protocol.framing import FrameDecoder
+from downrange.protocol.signing import SIGNATURE, Signer, is_signed_with
 from downrange.settings import ConfigError
 
 KINDS = pytest.mark.parametrize("kind", list(SerializeType))
@@ -36,6 +37,16 @@ def test_every_frame_is_a_send_with_its_own_opaque_and_queue(kind: SerializeType
     assert [header.queue_id for header in headers] == [0, 1, 2] * 3
     assert {(command.code, len(command.body_bytes)) for command in commands} == {(RequestCode.SEND_MESSAGE_V2, 128)}
     assert {(header.topic, header.bname, header.batch) for header in headers} == {("orders", "broker-a", False)}
+
+
+@KINDS
+def test_every_frame_has_a_signature_of_its_own(kind: SerializeType) -> None:
+    secret = "producer-" + "words"
+    frames = SendFrames(SendPlan(header=kind), "orders", 3, signer=Signer("producer-key", secret))
+    commands = decoded(frames, frames.count + 3)
+    assert [command.opaque for command in commands[:-3]] == list(range(FIRST_OPAQUE, FIRST_OPAQUE + frames.count))
+    assert all(is_signed_with(command, secret.encode()) for command in commands)
+    assert len({command.ext_fields[SIGNATURE] for command in commands}) == frames.count
 
 
 @KINDS

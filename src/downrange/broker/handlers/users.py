@@ -1,4 +1,4 @@
-"""Users and ACLs for operators: requests 3001 to 3010. Passwords go in and never come out. [AdminBrokerProcessor]
+"""Users and ACLs for operators: requests 3001 to 3010. No operator sees a password. [AdminBrokerProcessor]
 
 A change counts from the next request on, on live connections, too. A slave copies the accounts of its master.
 """
@@ -141,9 +141,17 @@ class UserHandlers:
         return command.reply()
 
     def get_user(self, command: Command, connection: Connection) -> Command:
-        """Request 3004: one user; no body when there is none of this name."""
+        """Request 3004: one user; no body when there is none of this name.
+
+        Proxies of RocketMQ check signatures themselves: they get the password, with the brokers' own account over TLS.
+        """
         user = self._accounts.users.get(_username(command))
-        return command.reply() if user is None else command.reply(body=encode_body(user_info(user)))
+        if user is None:
+            return command.reply()
+        info = user_info(user)
+        if connection.is_tls and self._is_inner(command):
+            info = msgspec.structs.replace(info, password=user.password)
+        return command.reply(body=encode_body(info))
 
     def list_users(self, command: Command, connection: Connection) -> Command:
         """Request 3005: all users, or those with a text in their names; for the brokers' own account a sealed table."""
@@ -156,10 +164,15 @@ class UserHandlers:
 
     def _sealed_accounts(self, command: Command, challenge: str) -> bytes:
         inner, accounts = self._control.inner, self._accounts
-        if inner is None or command.ext_fields.get(ACCESS_KEY) != inner.username:
+        if inner is None or not self._is_inner(command):
             raise NoPermission("passwords are for the account of innerClientAuthenticationCredentials only, and sealed")
         table = encoded_accounts(accounts.users.values(), accounts.acls.values())
         return seal(table, inner.password.encode(), challenge, secrets.token_bytes(NONCE_SIZE))
+
+    def _is_inner(self, command: Command) -> bool:
+        """Whether a request, whose signature was checked, comes from the brokers' own account."""
+        inner = self._control.inner
+        return inner is not None and command.ext_fields.get(ACCESS_KEY) == inner.username
 
     def _is_super(self, command: Command) -> bool:
         user = self._accounts.users.get(command.ext_fields.get(ACCESS_KEY, ""))
