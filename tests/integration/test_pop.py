@@ -104,10 +104,12 @@ async def test_metrics_of_leases(tmp_path: Path) -> None:
         await send(popper, b"a", b"b")
         first, _ = await popper.pop(invisible=5000)
         await popper.ack(first)
+        assert await popper.pop() == []
         held = await page(running)
         await advanced(clock, 5, running)
         ended = await page(running)
     assert sample(held, "rocketmq_pop_checkpoint_buffer_size") == 1
+    assert sample(held, "rocketmq_rpc_latency_count", 'response_code="polling_timeout"') == 1
     assert sample(held, "rocketmq_pop_revive_in_message_total", 'revive_message_type="CK"') == 1
     assert sample(held, "rocketmq_pop_revive_in_message_total", 'revive_message_type="ACK"') == 1
     assert sample(ended, "rocketmq_pop_checkpoint_buffer_size") == 0

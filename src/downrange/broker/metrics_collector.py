@@ -38,7 +38,8 @@ _TIMER_GAUGES: Final = {
 }
 _CONSUME_MODES: Final = {"CONSUME_ACTIVELY": "pull", "CONSUME_PASSIVELY": "push"}
 _REQUEST_NAMES: Final = {int(code): code.name.lower() for code in RequestCode}
-_RESPONSE_NAMES: Final = {int(code): code.name.lower() for code in ResponseCode}
+# Of two names for one code the later one counts, as in RocketMQ: 209 and 210 are answers to pops.
+_RESPONSE_NAMES: Final = {int(code): name.lower() for name, code in ResponseCode.__members__.items()}
 _LANGUAGE_NAMES: Final = {int(code): code.name.lower() for code in LanguageCode}
 
 

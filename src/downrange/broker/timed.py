@@ -25,6 +25,10 @@ _TAKEN_IN_LATE: Final = 2**63 - 1
 _OUT_TIME: Final = f"{names.PROPERTY_SEPARATOR}{names.TIMER_OUT_MS}{names.NAME_VALUE_SEPARATOR}"
 _REAL_TOPIC: Final = f"{names.REAL_TOPIC}{names.NAME_VALUE_SEPARATOR}"
 _REAL_QID: Final = f"{names.REAL_QID}{names.NAME_VALUE_SEPARATOR}"
+_TIMES: Final = f"%b{names.TIMER_ENQUEUE_MS}\x01%d\x02{names.TIMER_DEQUEUE_MS}\x01%d".encode()
+_MORE_TIMES: Final = _TIMES.replace(b"%b", b"%b\x02")
+_TIMES_END: Final = b"QUEUE_MS\x01"
+_ENDS: Final = (b"", b"\x02")
 _NUMBER: Final = re.compile(r"[+-]?[0-9]{1,18}")
 
 
@@ -109,8 +113,7 @@ def delivered(kept: KeptMessage, enqueued: int, due: int, now: int) -> NewMessag
     message.queue_id = int(queue_id)
     message.prepared_transaction_offset = 0
     was_late = out_time != str(due)
-    taken_in = str(_TAKEN_IN_LATE if was_late else enqueued)
-    full = _with(kept.text, {names.TIMER_ENQUEUE_MS: taken_in, names.TIMER_DEQUEUE_MS: str(now)})
+    full = _with_times(message.properties, _TAKEN_IN_LATE if was_late else enqueued, now)
     if len(full) <= names.MAX_PROPERTIES_BYTES:  # else there is no room for these two, which nobody needs
         message.properties = full
     return message
@@ -147,12 +150,12 @@ def deletion_key(kept: KeptMessage) -> str:
     return f"{kept.find(names.REAL_TOPIC)}+{kept.find(names.UNIQ_KEY)}"
 
 
-def _with(text: str, others: dict[str, str]) -> bytes:
-    """Properties with others behind them."""
-    if any(name in text for name in others):  # a message that was rolled has one of them
-        return stored_text({**names.decode_properties(text), **others})
-    end = text if not text or text.endswith(names.PROPERTY_SEPARATOR) else text + names.PROPERTY_SEPARATOR
-    return end.encode() + stored_text(others)
+def _with_times(text: bytes, enqueued: int, dequeued: int) -> bytes:
+    """Properties with the times at which a message was put on the wheel and taken from it."""
+    if _TIMES_END in text:  # a message that was rolled has such times already
+        times = {names.TIMER_ENQUEUE_MS: str(enqueued), names.TIMER_DEQUEUE_MS: str(dequeued)}
+        return stored_text({**names.decode_properties(text.decode()), **times})
+    return (_TIMES if text[-1:] in _ENDS else _MORE_TIMES) % (text, enqueued, dequeued)
 
 
 def recall_handle(properties: dict[str, str], broker_name: str) -> str | None:

@@ -154,9 +154,9 @@ def _unpack_unusual(data: Bytes, at: int, head: Head, start: int) -> tuple[Head,
     return head, body_at, topic_at, topic_length
 
 
-def record_size(head: Bytes) -> int | None:
-    """The size of the record that begins with these eight bytes; None when no record begins with them."""
-    size, magic = SIZE_AND_MAGIC.unpack_from(head) if len(head) >= SIZE_AND_MAGIC.size else (0, 0)
+def record_size(data: Bytes, at: int = 0) -> int | None:
+    """The size of the record that begins with the eight bytes at `at`; None when no record begins there."""
+    size, magic = SIZE_AND_MAGIC.unpack_from(data, at) if len(data) - at >= SIZE_AND_MAGIC.size else (0, 0)
     return int(size) if magic in (MAGIC_V1, MAGIC_V2) and size >= FIXED_SIZE else None
 
 

@@ -381,8 +381,9 @@ class TimerService:
         batch = NewMessages()
         topics: list[str] = []  # of the messages looked at; empty for those that are not to be delivered
         left = _TURN_BYTES
-        while left > 0 and len(topics) < min(_TURN_MESSAGES, len(positions)):
-            position = positions[-1 - len(topics)]
+        for position in positions[-1 : -1 - _TURN_MESSAGES : -1]:
+            if left <= 0:
+                break
             due = None if position in slot.settled else self._due_message(position, slot, now)
             if due is None:
                 topics.append("")

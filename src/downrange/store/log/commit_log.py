@@ -192,9 +192,13 @@ class CommitLog:
 
     def record_at(self, physical_offset: PhysicalOffset) -> memoryview | None:
         """The record that begins at this offset, or None when none does."""
-        head = self.slice(physical_offset, BLANK_SIZE)
-        size = record_size(head) if head is not None else None
-        return self.slice(physical_offset, size) if size is not None else None
+        segment = self.segments.find(physical_offset)
+        if segment is None:
+            return None
+        at = physical_offset - segment.start
+        left = segment.readable - at
+        size = record_size(segment.view, at) if left >= BLANK_SIZE else None
+        return segment.view[at : at + size] if size is not None and size <= left else None
 
     def store_timestamp_at(self, physical_offset: PhysicalOffset) -> int:
         """Store time of the record that begins here; -1 when it cannot be read."""
