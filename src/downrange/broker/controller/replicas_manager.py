@@ -25,6 +25,7 @@ from downrange.broker.metrics import ReplicaFigures
 from downrange.broker.replication.auto_switch import HaRole, ProposalAnswer, Propose, boot_seconds
 from downrange.clock import Clock
 from downrange.model.errors import MQError
+from downrange.model.fencing import may_enter, may_lead
 from downrange.protocol.bodies.controller import HeartbeatResponse
 from downrange.protocol.bodies.members import BrokerHeartbeatRequest
 from downrange.protocol.codes import RequestCode
@@ -188,7 +189,7 @@ class ReplicasManager:
         """Take the role that the controller's view of the broker set gives this broker."""
         own = self._replication
         epoch, master = info.master_epoch, info.master_id
-        if epoch < own.seen_epoch or epoch < own.epoch:
+        if not may_enter(epoch, own.seen_epoch) or epoch < own.epoch:
             return
         if epoch == own.epoch and own.role is not HaRole.FENCED:
             if own.role is HaRole.MASTER:
@@ -199,7 +200,7 @@ class ReplicasManager:
                 await self._office.resign()
         elif master != self.broker_id:
             await self._follow(info)
-        elif epoch > own.seen_epoch or (is_elected and self._controllers.is_java):
+        elif may_lead(epoch, own.seen_epoch) or (is_elected and self._controllers.is_java):
             await self._lead(info)
 
     async def _lead(self, info: ReplicaInfo) -> None:
