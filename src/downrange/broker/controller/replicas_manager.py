@@ -19,7 +19,7 @@ from typing import Final, NamedTuple, Protocol
 
 from downrange.broker.controller.controller_requests import ControllerRequests, MustRegister, ReplicaInfo
 from downrange.broker.controller.controllers import Controllers, NoController
-from downrange.broker.controller.identity import Application, IdentityFiles
+from downrange.broker.controller.identity import IDENTITY, Application, IdentityFiles
 from downrange.broker.live_config import LiveConfig
 from downrange.broker.metrics import ReplicaFigures
 from downrange.broker.replication.auto_switch import HaRole, ProposalAnswer, Propose, boot_seconds
@@ -158,7 +158,13 @@ class ReplicasManager:
             try:
                 await self._take_role()
                 self._well()
-            except MustRegister:
+            except MustRegister as error:
+                if not self._is_registered:
+                    self._say(
+                        f"the controllers do not know id {self.broker_id} of this broker, which an operator made them "
+                        f"forget ({error}). Delete the file {IDENTITY} in its store directory and start it again: it "
+                        "gets another id"
+                    )
                 self._is_registered = False
                 pause = _RETRY_SECONDS
             except MQError as error:
