@@ -6,6 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from downrange.clock import BootClock
 from downrange.controller.app import RunningController
 from downrange.controller.config import ControllerConfig
+from downrange.controller.liveness import ReplicaKey
 from downrange.controller.memory_store import MemoryStore
 from downrange.protocol.bodies.body import decode_body
 from downrange.protocol.bodies.controller import (
@@ -320,6 +322,34 @@ async def test_a_master_that_acknowledges_alone_is_replaced_after_its_lease_only
         await until(lambda: bool(made[1].heard) and made[1].heard[-1][0].master_broker_id == 2)
         assert time.monotonic() - began > 1.4
         await made[1].die()
+
+
+async def test_a_new_leader_knows_which_masters_acknowledge_alone(tmp_path: Path, store: MemoryStore) -> None:
+    async with AsyncExitStack() as stack, AsyncExitStack() as first_only:
+        names = ({"controller_dleger_self_id": name, "lease_millis": 1500} for name in ("n0", "n1"))
+        first = await first_only.enter_async_context(running_controller(tmp_path, store, **next(names)))
+        second = await stack.enter_async_context(running_controller(tmp_path, store, **next(names)))
+        made = [LonelyBroker(first.address, broker_id=id_) for id_ in (1, 2)]
+        made[0].bodies[R.GET_BROKER_CONFIG] = b"allAckInSyncStateSet=false\n"
+        for broker in made:
+            await stack.enter_async_context(broker)
+            await broker.join()
+            broker.controller = second.address
+            await broker.heartbeat()
+        await until(lambda: second.parts.overseer.unsafe == {ReplicaKey("b", 1)})
+        made[0].controller = first.address
+        assert (await made[0].alter(1, 2, epoch=1, set_epoch=1)).code == 0
+        assert (await made[0].heartbeat()).lease_millis == 1500
+        began = time.monotonic()
+        await made[0].die()
+        liveness = second.parts.liveness
+        await until(lambda: not liveness.is_alive(ReplicaKey("b", 1), BootClock().monotonic()))
+        await first_only.aclose()
+        await until(lambda: leads(second))
+        while second.parts.overseer.elections == 0:
+            await made[1].heartbeat()
+            await asyncio.sleep(0.05)
+        assert time.monotonic() - began > 1.4
 
 
 async def test_settings_change_while_running_but_not_those_that_matter(leader: RunningController) -> None:

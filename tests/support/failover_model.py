@@ -1,7 +1,7 @@
 """A model of a broker set under a controller: links, lost and late messages, crashes, a wrong failure detector.
 
-The model runs the real rules (`Mastership`, `EpochList`, `common_point`) against a world that is as nasty as the proof
-allows. A record has length 1, so an offset is an index into the list of records. A mutant leaves one clause out.
+The model runs the real rules (`model/fencing.py`, `EpochList`, `common_point`) against a world that is as nasty as the
+proof allows. A record has length 1, so an offset is an index into the list of records. A mutant leaves one clause out.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from downrange.broker.replication.acknowledgement import Mastership, Verdict
+from downrange.model import fencing
+from downrange.model.fencing import AckRules, Mastership, Verdict
 from downrange.store.epochs import Epoch, EpochList, common_point
 
 BROKERS = (1, 2, 3)
@@ -35,11 +36,15 @@ class Document(NamedTuple):
 class Rules:
     """The clauses of the rule; a mutant overrides one."""
 
-    mastership: type[Mastership] = Mastership
-    elects_outside = False  # C1
-    everybody_is_in_sync = False  # C2
+    mastership: type[Mastership] = Mastership  # A1-A3
+    settings = AckRules()
+    may_enter = staticmethod(fencing.may_enter)  # R1
+    may_report = staticmethod(fencing.may_report)  # R1, A3
+    may_lead = staticmethod(fencing.may_lead)  # C3
+    candidates: Callable[..., frozenset[int]] = staticmethod(fencing.candidates)  # C1, C4
+    set_after_election = staticmethod(fencing.set_after_election)  # C2
+    set_after_restart = staticmethod(fencing.set_after_restart)  # C3
     same_epoch_after_restart = False  # C3
-    acts_on_old_news = False  # R1
     ends_before_closing = False  # R2: what comes in after the end was read is reported, and cut
     cuts_in_memory = False  # R3
     refuses_equal_start = False  # R3: the epoch rule of RocketMQ
@@ -97,7 +102,7 @@ class World:
             (self.send, 14), (self.transfer, 18), (self.receive, 22), (self.hear_report, 22), (self.acknowledge, 14),
             (self.connect, 10), (self.answer_handshake, 10), (self.take_handshake, 12), (self.hear_news, 12),
             (self.expand, 8), (self.shrink, 2), (self.decide, 8), (self.hear_answer, 6), (self.read_document, 3),
-            (self.elect, 2), (self.crash, 2), (self.lose, 2), (self.hang_up, 1), (self.register, 8), (self.poll, 2),
+            (self.elect, 3), (self.crash, 3), (self.lose, 2), (self.hang_up, 1), (self.register, 8), (self.poll, 2),
             (self.invite, 2),
         )  # fmt: skip
         self.steps = [step for step, weight in steps for _ in range(weight)]
@@ -132,12 +137,14 @@ class World:
     # --- the controller -----------------------------------------------------------------------------------------
 
     def elect(self) -> None:
-        """The failure detector says, rightly or not, that the master is gone."""
+        """The failure detector says, rightly or not, that the master and perhaps others are gone."""
         old = self.document
-        candidates = BROKERS if self.rules.elects_outside else sorted(old.members)
-        winner = self.random.choice(candidates)
-        members = frozenset(BROKERS if self.rules.everybody_is_in_sync else (winner,))
-        self.commit(Document(winner, old.epoch + 1, members, old.set_epoch + 1))
+        alive = frozenset(number for number in BROKERS if self.random.random() < 0.8)
+        candidates = sorted(self.rules.candidates(old.members, alive, frozenset(BROKERS)))
+        if candidates:
+            winner = self.random.choice(candidates)
+            members = self.rules.set_after_election(winner)
+            self.commit(Document(winner, old.epoch + 1, members, old.set_epoch + 1))
 
     def commit(self, document: Document) -> None:
         self.document = document
@@ -163,12 +170,13 @@ class World:
         broker = self.random.choice(found)
         broker.is_new = False
         now = self.document
-        if now.master != broker.id or now.epoch > broker.seen:
+        if now.master != broker.id:
             self.news.append((broker.id, now))
         elif self.rules.same_epoch_after_restart:
-            self.lead(broker, now)
+            self.told(broker, now)
         else:
-            self.commit(Document(broker.id, now.epoch + 1, now.members | {broker.id}, now.set_epoch + 1))
+            members = self.rules.set_after_restart(now.members, broker.id)
+            self.commit(Document(broker.id, now.epoch + 1, members, now.set_epoch + 1))
 
     # --- roles --------------------------------------------------------------------------------------------------
 
@@ -186,14 +194,17 @@ class World:
             self.told(self.random.choice(found), self.document)
 
     def told(self, broker: Broker, document: Document) -> None:
-        number = broker.id
-        if document.epoch > broker.seen or self.rules.acts_on_old_news:
-            broker.is_new = False
-            broker.seen = document.epoch
-            if document.master == number:
-                self.lead(broker, document)
-            else:
-                self.follow(broker, document.master)
+        has_role = broker.term is not None or broker.follows is not None
+        if not self.rules.may_enter(document.epoch, broker.seen) or (has_role and document.epoch == broker.seen):
+            return
+        if document.master != broker.id:
+            self.follow(broker, document.master)
+        elif self.rules.may_lead(document.epoch, broker.seen):
+            self.lead(broker, document)
+        else:
+            return
+        broker.is_new = False
+        broker.seen = document.epoch
 
     def lead(self, broker: Broker, document: Document) -> None:
         start = len(broker.log)
@@ -207,7 +218,9 @@ class World:
         begins_alike = last is not None and last.start >= start
         if not (self.rules.refuses_equal_start and begins_alike) and (last is None or last.epoch < document.epoch):
             broker.epochs = broker.epochs.appended(document.epoch, start)
-        broker.term = self.rules.mastership(broker.id, document.epoch, start, document.members, document.set_epoch)
+        broker.term = self.rules.mastership(
+            broker.id, document.epoch, start, document.members, document.set_epoch, self.rules.settings
+        )
         broker.term.renewed(0, FOR_EVER)
         broker.confirm = start if document.members <= {broker.id} else min(broker.confirm, start)
         for offset, (message, epoch) in self.acknowledged.items():
@@ -241,8 +254,9 @@ class World:
             return
         broker = self.random.choice(found)
         assert broker.follows is not None
-        master = self.brokers[broker.follows]
-        if master.term is None:
+        address_is_old = self.random.random() < 0.2
+        master = self.one() if address_is_old else self.brokers[broker.follows]
+        if master.term is None or master is broker:
             return
         link = Link(master.id, broker.id, master.term.epoch)
         broker.link = master.links[broker.id] = link
@@ -261,7 +275,7 @@ class World:
         broker, link = found
         assert link.answer is not None
         theirs, their_end = link.answer
-        if link.epoch != broker.seen:
+        if not self.rules.may_report(link.epoch, broker.seen):
             broker.link = None
             return
         point = self.cut_to_common_point(broker, theirs, their_end)
@@ -359,6 +373,9 @@ class World:
         other, _ = self.acknowledged.setdefault(offset, (message, epoch))
         if other != message:
             raise Violation(f"lost: both {message} and {other} were acknowledged at {offset}")
+        copies = sum(broker.log[offset : offset + 1] == [message] for broker in self.brokers.values())
+        if copies < self.rules.settings.least_in_sync:
+            raise Violation(f"few copies: {message} at {offset} was acknowledged with {copies}")
         leader = self.brokers[self.document.master]
         leads = leader.term is not None and leader.term.epoch == self.document.epoch
         if leads and (offset >= len(leader.log) or leader.log[offset] != message):

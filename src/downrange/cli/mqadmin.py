@@ -318,7 +318,8 @@ def _arguments(name: str, alias: Alias, given: dict[str, str]) -> list[str]:
     """Take the values of the positional arguments out of `given`."""
     missing = [letter for letter in alias.arguments if letter not in given and letter not in alias.optional]
     if missing:
-        raise UsageError(f"mqadmin {name} needs {' and '.join('-' + letter for letter in missing)}")
+        named = (f"-{'bn' if letter == 'B' else letter}" for letter in missing)  # mqadmin has no -B
+        raise UsageError(f"mqadmin {name} needs {' and '.join(named)}")
     return [given.pop(letter) for letter in alias.arguments if letter in given]
 
 

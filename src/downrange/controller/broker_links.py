@@ -56,16 +56,16 @@ class BrokerLinks:
         await asyncio.gather(*(one(replica.address) for replica in broker_set.replicas.values()))
 
     async def acknowledges_safely(self, address: str) -> bool | None:
-        """Whether a broker has allAckInSyncStateSet=true; None when it does not say."""
+        """Whether a broker has allAckInSyncStateSet=true, or does not say; None when it cannot be asked."""
         try:
             asked = request(RequestCode.GET_BROKER_CONFIG)
             reply = await self._pool.request(address, asked, ASK_SECONDS)
             if reply.code != ResponseCode.SUCCESS:
-                return None
+                return True
             given = parse_properties(reply.body_bytes.decode("utf-8", "replace")).get("allAckInSyncStateSet")
         except (MQError, OSError):
             return None
-        return None if given is None else given.value.strip().lower() == "true"
+        return given is None or given.value.strip().lower() == "true"
 
     async def is_there(self, address: str) -> bool:
         """Whether something accepts connections at an address: refused twice, or no answer in time, is no."""

@@ -51,7 +51,8 @@ class ControllerConfig(AccessConfig):
     etcd_key_path: Path | None = setting(None, "Key of etcdCertPath. Not a key of RocketMQ.")
     lease_millis: int = setting(
         2250,
-        "How long a master may go on acknowledging after a heartbeat that was answered. Not a key of RocketMQ.",
+        "Lease of a master, which acknowledges for two thirds of it after a heartbeat that was answered. Not a key of "
+        "RocketMQ.",
         unit="ms",
         minimum=1000,
         maximum=60_000,

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Set
 from typing import Final, NamedTuple
 
 from downrange.controller.state import BrokerSet, Verdict, elect, without_master
+from downrange.model.fencing import candidates
 from downrange.protocol.bodies.controller import NO_BROKER_ID
 from downrange.protocol.codes import ResponseCode
 
@@ -41,19 +42,29 @@ def winner(old: BrokerSet, call: Call, alive: Set[int], standings: Mapping[int, 
             return call.broker_id
         if not call.is_unclean:
             return None
-    candidates = old.sync_state_set & alive
-    if not candidates and call.is_unclean:
-        candidates = frozenset(old.replicas) & alive
+    found = candidates(old.sync_state_set, alive, old.replicas.keys(), is_unclean=call.is_unclean)
     if call.is_designated:
-        return call.broker_id if call.broker_id in candidates else None
-    if old.master in candidates:
+        return call.broker_id if call.broker_id in found else None
+    if old.master in found:
         return old.master
 
     def rank(id_: int) -> tuple[int, int, int, int]:
         standing = standings.get(id_, UNKNOWN)
         return -standing.epoch, -standing.max_offset, standing.election_priority, id_
 
-    return min(candidates, key=rank, default=None)
+    return min(found, key=rank, default=None)
+
+
+def is_due(old: BrokerSet, alive: Set[int], *, may_be_leased: bool) -> bool:
+    """Whether the controller should hold an election by itself.
+
+    `may_be_leased`: the master acknowledges alone, and its lease may not have ended by its own clock: it has to.
+    """
+    if old.is_new:
+        return False
+    if old.master is None:
+        return bool(candidates(old.sync_state_set, alive))
+    return old.master not in alive and not may_be_leased
 
 
 def decide(old: BrokerSet | None, call: Call, alive: Set[int], standings: Mapping[int, Standing]) -> Verdict:

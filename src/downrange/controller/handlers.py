@@ -131,6 +131,7 @@ class ControllerHandlers:
         now = self._clock.monotonic()
         if liveness.heartbeat(key, heard_of(header, connection, now)):
             log.info("broker heard set=%s id=%d address=%s", *key, header.broker_addr)
+            self._parts.overseer.look_at_settings(key, header.broker_addr)  # also if another controller leads now
         lease = None if command.is_oneway else self._lease(key, now)
         return command.reply(remark="Heart beat success", header=lease)
 

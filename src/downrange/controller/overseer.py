@@ -11,7 +11,7 @@ from typing import Any, Final
 from downrange.clock import Clock
 from downrange.controller.broker_links import BrokerLinks
 from downrange.controller.coordination import StoreUnavailable
-from downrange.controller.election import Call, decide
+from downrange.controller.election import Call, decide, is_due
 from downrange.controller.liveness import Liveness, ReplicaKey
 from downrange.controller.sets import BrokerSets
 from downrange.controller.state import BrokerSet, Verdict
@@ -39,6 +39,8 @@ class Overseer:
         self._wake = asyncio.Event()
         self.unsafe: set[ReplicaKey] = set()
         """Replicas that acknowledge before all members of the sync-state set have a message."""
+        self._looked_at: set[ReplicaKey] = set()
+        """Replicas that were asked whether they do so."""
         self.notifies = True
         self.elections = 0
         self.failed_elections = 0
@@ -100,17 +102,16 @@ class Overseer:
         await asyncio.gather(*map(one, due))
 
     def _is_due(self, broker_set: BrokerSet, now: float) -> bool:
-        if broker_set.is_new:
-            return False
         name = broker_set.broker_name
         alive = self._liveness.alive(name, broker_set.replicas, now)
-        if broker_set.master is None:
-            return bool(alive & broker_set.sync_state_set)
-        if broker_set.master in alive:
-            return False
-        # A master that acknowledges alone must have stopped by its own clock before another is elected.
-        is_unsafe = any(ReplicaKey(name, id_) in self.unsafe for id_ in broker_set.replicas)
-        return not is_unsafe or now > self._liveness.leased_until(name)
+        may_be_leased = not self._is_safe(broker_set) and now <= self._liveness.leased_until(name)
+        return is_due(broker_set, alive, may_be_leased=may_be_leased)
+
+    def _is_safe(self, broker_set: BrokerSet) -> bool:
+        """Whether the master of a set acknowledges nothing that others in sync lack, as far as was found out."""
+        keys = {ReplicaKey(broker_set.broker_name, id_) for id_ in broker_set.replicas}
+        master = ReplicaKey(broker_set.broker_name, broker_set.master or 0)
+        return master in self._looked_at and not keys & self.unsafe
 
     async def run(self, pause_seconds: Callable[[], float]) -> None:
         """Search until cancelled, at once when a probe found nobody; `pause_seconds` tells the longest pause."""
@@ -169,7 +170,11 @@ class Overseer:
 
     async def is_safe(self, key: ReplicaKey, address: str) -> bool:
         """Whether a broker acknowledges only messages that all members of the sync-state set have, or does not say."""
-        if await self.links.acknowledges_safely(address) is not False:
+        answer = await self.links.acknowledges_safely(address)
+        if answer is None:  # what it said before still counts: a dead master may have been unsafe
+            return key not in self.unsafe
+        self._looked_at.add(key)
+        if answer:
             self.unsafe.discard(key)
             return True
         self.unsafe.add(key)

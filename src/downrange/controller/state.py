@@ -21,6 +21,7 @@ from typing import Final, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
+from downrange.model.fencing import set_after_election, set_after_restart
 from downrange.protocol.bodies.controller import SyncStateSet
 from downrange.protocol.codes import ResponseCode
 
@@ -162,7 +163,7 @@ def register(old: BrokerSet | None, broker_name: str, broker_id: int, address: s
     if known.address != address:
         after = replace(old, replicas={**old.replicas, broker_id: Replica(address, known.check_code)})
     if old.master == broker_id:
-        after = _elected(after, broker_id, after.sync_state_set | {broker_id})
+        after = _elected(after, broker_id, set_after_restart(after.sync_state_set, broker_id))
     return _DONE if after is old else Verdict(ResponseCode.SUCCESS, after=after)
 
 
@@ -171,7 +172,7 @@ def register(old: BrokerSet | None, broker_name: str, broker_id: int, address: s
 
 def elect(old: BrokerSet, winner: int) -> BrokerSet:
     """A new master; its sync-state set has nobody else until others caught up with it."""
-    return _elected(old, winner, frozenset({winner}))
+    return _elected(old, winner, set_after_election(winner))
 
 
 def _elected(old: BrokerSet, winner: int, sync_state_set: frozenset[int]) -> BrokerSet:

@@ -19,12 +19,13 @@ from typing import Final, NamedTuple, Protocol
 
 from downrange.broker.controller.controller_requests import ControllerRequests, MustRegister, ReplicaInfo
 from downrange.broker.controller.controllers import Controllers, NoController
-from downrange.broker.controller.identity import Application, IdentityFiles
+from downrange.broker.controller.identity import IDENTITY, Application, IdentityFiles
 from downrange.broker.live_config import LiveConfig
 from downrange.broker.metrics import ReplicaFigures
 from downrange.broker.replication.auto_switch import HaRole, ProposalAnswer, Propose, boot_seconds
 from downrange.clock import Clock
 from downrange.model.errors import MQError
+from downrange.model.fencing import may_enter, may_lead
 from downrange.protocol.bodies.controller import HeartbeatResponse
 from downrange.protocol.bodies.members import BrokerHeartbeatRequest
 from downrange.protocol.codes import RequestCode
@@ -157,7 +158,13 @@ class ReplicasManager:
             try:
                 await self._take_role()
                 self._well()
-            except MustRegister:
+            except MustRegister as error:
+                if not self._is_registered:
+                    self._say(
+                        f"the controllers do not know id {self.broker_id} of this broker, which an operator made them "
+                        f"forget ({error}). Delete the file {IDENTITY} in its store directory and start it again: it "
+                        "gets another id"
+                    )
                 self._is_registered = False
                 pause = _RETRY_SECONDS
             except MQError as error:
@@ -188,7 +195,7 @@ class ReplicasManager:
         """Take the role that the controller's view of the broker set gives this broker."""
         own = self._replication
         epoch, master = info.master_epoch, info.master_id
-        if epoch < own.seen_epoch or epoch < own.epoch:
+        if not may_enter(epoch, own.seen_epoch) or epoch < own.epoch:
             return
         if epoch == own.epoch and own.role is not HaRole.FENCED:
             if own.role is HaRole.MASTER:
@@ -199,7 +206,7 @@ class ReplicasManager:
                 await self._office.resign()
         elif master != self.broker_id:
             await self._follow(info)
-        elif epoch > own.seen_epoch or (is_elected and self._controllers.is_java):
+        elif may_lead(epoch, own.seen_epoch) or (is_elected and self._controllers.is_java):
             await self._lead(info)
 
     async def _lead(self, info: ReplicaInfo) -> None:

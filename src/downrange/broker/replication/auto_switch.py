@@ -23,13 +23,13 @@ from typing import Final, NamedTuple
 
 from downrange.broker.live_config import LiveConfig
 from downrange.broker.message_writer import MessageWriter
-from downrange.broker.replication.acknowledgement import AckRules, Mastership
 from downrange.broker.replication.auto_switch_slave import AutoSwitchFollower, Copying
 from downrange.broker.replication.in_sync import InSyncSlaves, ProposalAnswer, Propose, boot_seconds
 from downrange.broker.replication.master import SlaveState
 from downrange.broker.services.flushing import Flusher
 from downrange.broker.services.replication import Replication
 from downrange.clock import Clock
+from downrange.model.fencing import AckRules, Mastership, may_enter
 from downrange.protocol.bodies.controller import OPEN_END, EpochEntry, HAClientInfo, HAConnectionInfo, HARuntimeInfo
 from downrange.store.config import BrokerRole
 from downrange.store.epoch_file import EpochFile
@@ -265,7 +265,7 @@ class AutoSwitchReplication(Replication):
 
     async def _enter(self, epoch: int) -> None:
         """Leave the role of an older epoch: nothing of it is taken, sent, or reported when this returns."""
-        if epoch < self.seen_epoch or epoch <= self._given_up_epoch:
+        if not may_enter(epoch, self.seen_epoch) or epoch <= self._given_up_epoch:
             raise StaleEpoch(f"epoch {epoch} is over: this broker has seen epoch {self.seen_epoch}")
         self._epoch_file.see(epoch)
         self.give_up()

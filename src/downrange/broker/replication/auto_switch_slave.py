@@ -25,6 +25,7 @@ from downrange.broker.replication.slave import MasterLink
 from downrange.broker.services.flushing import Flusher
 from downrange.clock import Clock
 from downrange.model.errors import MQError
+from downrange.model.fencing import may_report
 from downrange.store.epoch_file import EpochFile
 from downrange.store.epochs import common_point
 from downrange.store.errors import StoreError
@@ -283,7 +284,7 @@ class AutoSwitchFollower:
         """Reports go to the master of exactly the newest epoch that is known, and to no other."""
         last = handshake.epochs.last
         epoch = last.epoch if last is not None else -1
-        if epoch != self._epoch:
+        if not may_report(epoch, self._epoch):
             raise ConnectFailed(f"the broker at {address} is master of epoch {epoch}, and not of {self._epoch}")
 
     async def _connect(self, address: str) -> AutoSwitchLink:

@@ -1,6 +1,6 @@
 """A master's slaves under a controller: which of them are in sync, and which messages all of them have.
 
-The rule itself is in `acknowledgement.py`; this module has the links, the senders that wait, and the proposals.
+The rule itself is in `model/fencing.py`; this module has the links, the senders that wait, and the proposals.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple
 
 from downrange.broker.live_config import LiveConfig
-from downrange.broker.replication.acknowledgement import DEFINITE_REFUSALS, Mastership, Verdict
 from downrange.broker.replication.auto_switch_wire import (
     MasterHandshake,
     SlaveFrames,
@@ -24,6 +23,7 @@ from downrange.broker.replication.master import SlaveLink, Slaves
 from downrange.broker.replication.waiting import Tell
 from downrange.clock import Clock
 from downrange.model.errors import MQError
+from downrange.model.fencing import DEFINITE_REFUSALS, Mastership, Verdict
 from downrange.store.epoch_file import EpochFile
 from downrange.store.epochs import Epoch, EpochList
 from downrange.store.group_commit import FlushOutcome, GroupCommit, Settled
@@ -250,8 +250,7 @@ class InSyncSlaves(Slaves):
         term, store = self.term, self._store
         if term is None:
             return
-        is_short = len(term.in_sync) < term.rules.least_in_sync
-        store.set_fence(self._fence(term, is_short=is_short))
+        store.set_fence(self._fence(term))
         self._confirm(term)
         if len(self._waiting):
             safe = term.safe_end(store.max_offset)
@@ -259,11 +258,11 @@ class InSyncSlaves(Slaves):
                 _tell(self._waiting.settle(safe))
 
     @staticmethod
-    def _fence(term: Mastership, *, is_short: bool) -> str | None:
+    def _fence(term: Mastership) -> str | None:
         if term.deadline is None:
             return "this broker was elected and waits for its lease"
-        if is_short:
-            return f"in-sync replicas not enough: {len(term.in_sync)} of minInSyncReplicas={term.rules.least_in_sync}"
+        if term.is_short:
+            return f"in-sync replicas not enough: {term.electable} of minInSyncReplicas={term.rules.least_in_sync}"
         return None
 
     def _confirm(self, term: Mastership) -> None:

@@ -158,7 +158,7 @@ class HeartbeatResponse(Header, frozen=True, kw_only=True):
     """The answer to a two-way 904 BROKER_HEARTBEAT.
 
     None of its fields is RocketMQ's, whose answer has no header. They are there only if the broker that asked is the
-    recorded master: until `lease_millis` after it sent the request, no other will be elected in this epoch.
+    recorded master. It trusts two thirds of `lease_millis`, from the moment on in which it sent the request.
     """
 
     lease_millis: Int64 | None = None

@@ -182,3 +182,13 @@ async def test_a_master_goes_on_when_its_poll_fails(tmp_path: Path, is_silent: b
         polls = len(controller.requests)
         await until(lambda: len(controller.requests) > polls + 5)
         assert one.office.roles == [("master", 1)]
+
+
+async def test_a_broker_whose_id_was_cleaned_says_what_to_do(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "brokerIdentity").write_text("DefaultCluster#broker-a#7")
+    async with java_controller() as controller, member(tmp_path, controller) as one:
+        await until(lambda: controller.asked().count(1003) > 2)
+        assert one.replication.role is HaRole.FENCED
+    said = [record.getMessage() for record in caplog.records if "brokerIdentity" in record.getMessage()]
+    assert len(said) == 1, "once for many attempts"
+    assert "id 7" in said[0]

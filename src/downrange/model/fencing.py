@@ -1,21 +1,37 @@
-"""The rule by which a master under a controller acknowledges messages. Pure: no clock, no socket, no file.
+"""The rule by which no acknowledged message is lost when masters change. Pure: no clock, no socket, no file.
 
-A master may say "stored" of a message only if, checked in this order right before it says so,
+A master may say "stored" of a message only if, checked in this order right before it says so (`Mastership.verdict`),
 
 - A1  it is master, and its lease has not run out;
-- A2  there are at least `minInSyncReplicas` members in sync;
+- A2  there are at least `minInSyncReplicas` members that may be elected;
 - A3  every member in sync other than itself reported an end of its log at or behind the end of the message, on a link
       whose handshake was made in this epoch.
 
 The members in sync are those of the committed sync-state set and of every set that was proposed and whose fate is not
 known for certain: an answer that was lost may have been "yes", and each member of that set may be elected next.
 
+A replica
+
+- R1  notes the newest epoch that it was told of on disk before it acts in it, acts in no older one (`may_enter`), and
+      reports to the master of exactly that epoch (`may_report`);
+- R2  closes every link when it is elected, then reads where its log ends, and keeps its log;
+- R3  cuts its log to the common point of epoch lists without two equal starts (`store/epochs.py`), and the cut is on
+      disk before the first report.
+
+A controller, by transactions that fail when another controller leads,
+
+- C1  elects only members of the committed sync-state set (`candidates`);
+- C2  leaves nobody but the new master in that set (`set_after_election`);
+- C3  gives a process of the master that started again a new epoch, because what the old process proposed is forgotten
+      (`set_after_restart`), and that process leads in no epoch that its predecessor knew (`may_lead`);
+- C4  elects another replica only when an operator asks for it in this one call (`candidates`).
+
 Why this is enough: docs/formats/auto-switch.md; that each clause is needed: tests/property/test_failover_model.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
@@ -173,11 +189,21 @@ class Mastership:
             self.is_over = True
         return not self.is_over
 
+    @property
+    def is_short(self) -> bool:
+        """A2 does not hold. A member that is waited for, but was not proposed yet, cannot be elected: it is no help."""
+        return self.electable < self.rules.least_in_sync
+
+    @property
+    def electable(self) -> int:
+        """How many members may be elected next, this master among them."""
+        return len(self._may_be_elected | {self.broker_id})
+
     def verdict(self, end: int, now: float) -> Verdict:
         """What the sender of a message that ends at `end` may be told at `now`."""
         if not self.leads(now):
             return Verdict.NOT_MASTER
-        if len(self.in_sync) < self.rules.least_in_sync:
+        if self.is_short:
             return Verdict.NOT_YET
         return Verdict.SAFE if self._is_copied(end) else Verdict.NOT_YET
 
@@ -194,3 +220,42 @@ class Mastership:
 
     def _is_copied(self, end: int) -> bool:
         return end <= self.safe_end(end)
+
+
+# --- replicas ---------------------------------------------------------------------------------------------------------
+
+
+def may_enter(epoch: int, seen: int) -> bool:
+    """R1. Whether a replica may take a role in `epoch`, when `seen` is the newest epoch that it was told of."""
+    return epoch >= seen
+
+
+def may_report(epoch: int, seen: int) -> bool:
+    """R1. Whether a replica may report to a master of `epoch`."""
+    return epoch == seen
+
+
+def may_lead(epoch: int, seen: int) -> bool:
+    """C3. Whether a process without a role may be master in `epoch`: what was proposed in older ones is forgotten."""
+    return epoch > seen
+
+
+# --- controllers ------------------------------------------------------------------------------------------------------
+
+
+def candidates(
+    committed: Set[int], alive: Set[int], replicas: Set[int] = frozenset(), *, is_unclean: bool = False
+) -> frozenset[int]:
+    """C1, C4. Who may be elected: live members of the sync-state set; others only if an operator accepts a loss."""
+    found = frozenset(committed & alive)
+    return frozenset(replicas & alive) if is_unclean and not found else found
+
+
+def set_after_election(winner: int) -> frozenset[int]:
+    """C2. The sync-state set of a new master."""
+    return frozenset((winner,))
+
+
+def set_after_restart(committed: frozenset[int], master: int) -> frozenset[int]:
+    """C3. The sync-state set in the new epoch of a master whose process started again."""
+    return committed | {master}

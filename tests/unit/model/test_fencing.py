@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from downrange.broker.replication.acknowledgement import AckRules, Mastership, Verdict, lease_deadline
+from downrange.model.fencing import AckRules, Mastership, Verdict, lease_deadline
 
 DEFAULT = AckRules()
 
@@ -82,6 +82,15 @@ def test_too_few_members_are_not_enough() -> None:
     made.commits(frozenset((1, 2)), 8)
     made.reported(2, 10)
     assert made.verdict(10, 101) is Verdict.SAFE
+
+
+def test_a_member_that_cannot_be_elected_yet_is_not_one_of_the_least() -> None:
+    made = term({1}, AckRules(least_in_sync=2))
+    made.invites(2)
+    made.reported(2, 10)
+    assert (made.electable, made.verdict(10, 101)) == (1, Verdict.NOT_YET)
+    made.proposes({1, 2})
+    assert (made.electable, made.verdict(10, 101)) == (2, Verdict.SAFE)
 
 
 def test_a_member_joins_with_everything_that_was_acknowledged() -> None:
