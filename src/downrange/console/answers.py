@@ -43,7 +43,7 @@ class Answers:
         self._clock = clock
 
     def runtime(self, state: BrokerState, runtime: BrokerRuntime) -> None:
-        state.runtime, state.at, state.error = runtime, self._clock.now(), None
+        state.runtime, state.at, state.error, state.is_silent = runtime, self._clock.now(), None, False
 
     def configs(
         self, state: BrokerState, topics: dict[str, TopicConfig], groups: dict[str, SubscriptionGroupConfig]
@@ -95,7 +95,7 @@ class Answers:
                 del state.queues[queue]
         for queue, offsets in stats.offset_table.items():
             before = state.queues.get(queue)
-            after = QueueProgress(offsets.broker_offset, offsets.consumer_offset, offsets.last_timestamp)
+            after = QueueProgress(offsets.broker_offset, offsets.consumer_offset, offsets.last_timestamp, asked_at=now)
             if before is None or before.committed != after.committed or not before.behind:
                 after.moved_at = now
             else:

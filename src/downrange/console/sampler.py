@@ -31,6 +31,7 @@ T = TypeVar("T")
 
 RECORD_SECONDS: Final = 10.0
 LOST_MILLIS: Final = 24 * 3600 * 1000
+_BROKER: Final = "broker:"
 
 
 class AnswerTimedOut(ClientError):
@@ -51,6 +52,8 @@ class Sampler:
         self._asked: dict[str, dict[Question, float]] = {}
         self._turns: dict[str, int] = {}
         self._thinned = 0.0
+        self._known_before: dict[str, int] = {}
+        """Brokers of the last day, by name, and when each was last heard: what the file knew at the start."""
         self.questions = 0
 
     async def run(self) -> None:
@@ -108,6 +111,7 @@ class Sampler:
         snapshot = self._cluster.snapshot
         listed = {broker.address for broker in brokers}
         names = {broker.name for broker in brokers if broker.broker_id == 0}
+        ids = {(broker.name, broker.broker_id) for broker in brokers}
         for address in [address for address in snapshot.brokers if address not in listed]:
             gone = snapshot.brokers.pop(address)
             task = self._tasks.pop(address, None)
@@ -115,11 +119,18 @@ class Sampler:
                 task.cancel()
             self._wake.pop(address, None)
             self._asked.pop(address, None)
+            slave = (gone.name, gone.broker.broker_id)
             if gone.is_master and gone.name not in names:
                 snapshot.lost.setdefault(gone.name, now)
+            elif not gone.is_master and slave not in ids:
+                snapshot.lost_slaves.setdefault(slave, now)
+        snapshot.lost |= self._known_before
+        self._known_before = {}
         for name in names:
             snapshot.lost.pop(name, None)
-        snapshot.lost = {name: at for name, at in snapshot.lost.items() if now - at < LOST_MILLIS}
+        for slave in ids:
+            snapshot.lost_slaves.pop(slave, None)
+        snapshot.forget_lost(now - LOST_MILLIS)
         for broker in brokers:
             if broker.address not in snapshot.brokers:
                 snapshot.brokers[broker.address] = BrokerState(broker)
@@ -225,7 +236,7 @@ class Sampler:
         except MQError as error:
             self._answers.failed(broker, state, question, str(error))
             if isinstance(error, AnswerTimedOut) and question.kind is not Kind.MEMBER:  # a member may be silent itself
-                state.error = str(error)
+                state.error, state.is_silent = str(error), True
 
     def _remember_since(self, name: str) -> None:
         """A group that was behind before the console started has been so since then."""
@@ -287,7 +298,10 @@ class Sampler:
         """What the file knows of the last day."""
         begin = self._clock.now() / 1000 - DAY
         for name in self._file.names(self._cluster.name, begin):
-            self._cluster.history.put(name, self._file.figures(self._cluster.name, name, begin))
+            rows = self._file.figures(self._cluster.name, name, begin)
+            self._cluster.history.put(name, rows)
+            if name.startswith(_BROKER):
+                self._known_before[name.removeprefix(_BROKER)] = int(rows[-1][0] * 1000)
 
     async def _record_regularly(self) -> None:
         while True:
@@ -310,6 +324,9 @@ class Sampler:
                 sum_known(one.runtime.out_tps for one in snapshot.masters if one.runtime),
             )
         }
+        for state in snapshot.masters:
+            if state.at and state.error is None:
+                figures[_BROKER + state.name] = (1,)
         for group in snapshot.groups.values():
             if group.at:
                 oldest = group.oldest

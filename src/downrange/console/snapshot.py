@@ -29,6 +29,8 @@ class BrokerState:
     runtime: BrokerRuntime | None = None
     at: int = 0
     error: str | None = None
+    is_silent: bool = False
+    """The error is that no answer came in time."""
     settings: dict[str, str] = field(default_factory=dict)
     topics: dict[str, TopicConfig] = field(default_factory=dict)
     special_topics: tuple[str, ...] = ()
@@ -132,6 +134,8 @@ class QueueProgress:
     moved_at: int = 0
     oldest: int | None = None
     """Age of the oldest waiting message in milliseconds; None: not known."""
+    asked_at: int = 0
+    """When the broker last told these figures."""
 
     @property
     def behind(self) -> int:
@@ -199,20 +203,31 @@ class GroupState:
         """The member that said it holds a queue."""
         return next((one for one in self.members.values() if one.queues is not None and queue in one.queues), None)
 
-    def stuck_queues(self, now: int) -> list[MessageQueue]:
-        """Queues with waiting messages whose committed offset has not moved for a minute, though members run."""
+    @property
+    def stuck_queues(self) -> list[MessageQueue]:
+        """Queues with waiting messages whose committed offset has not moved for a minute, though members run.
+
+        The minute ends with the last answer of the broker: one that is silent says nothing about its queues.
+        """
         if not self.members:
             return []
         return [
             queue
             for queue, progress in self.queues.items()
-            if progress.behind and progress.moved_at and now - progress.moved_at >= STUCK_MILLIS
+            if progress.behind and progress.moved_at and progress.asked_at - progress.moved_at >= STUCK_MILLIS
         ]
 
     @property
     def knows_holders(self) -> bool:
         """Whether every member has told which queues it holds."""
         return bool(self.members) and all(one.queues is not None for one in self.members.values())
+
+
+class Unheard(NamedTuple):
+    """Why a broker tells nothing, and when it last did (0: never)."""
+
+    why: str
+    at: int
 
 
 @dataclass(slots=True)
@@ -235,7 +250,9 @@ class Snapshot:
     """When the list of brokers was last known."""
     error: str | None = None
     lost: dict[str, int] = field(default_factory=dict)
-    """Brokers that name servers no longer list, by name, and since when."""
+    """Brokers whose master name servers no longer list, by name, and since when."""
+    lost_slaves: dict[tuple[str, int], int] = field(default_factory=dict)
+    """Slaves that name servers no longer list, by name and id, and since when."""
 
     @property
     def controller_addresses(self) -> list[str]:
@@ -270,6 +287,24 @@ class Snapshot:
     @property
     def masters(self) -> list[BrokerState]:
         return [one for one in self.brokers.values() if one.is_master]
+
+    @property
+    def unheard(self) -> dict[str, Unheard]:
+        """Masters that are gone or do not answer: figures of their queues are old."""
+        found = {name: Unheard("no name server lists it", at) for name, at in self.lost.items()}
+        return found | {one.name: Unheard(one.error, one.at) for one in self.masters if one.error is not None}
+
+    def forget_lost(self, before: int) -> None:
+        """A broker that is gone for long does not come back: its queues are no longer counted."""
+        names = {name for name, at in self.lost.items() if at < before}
+        self.lost = {name: at for name, at in self.lost.items() if name not in names}
+        self.lost_slaves = {slave: at for slave, at in self.lost_slaves.items() if at >= before}
+        if not names:
+            return
+        for topic in self.topics.values():
+            topic.queues = {queue: at for queue, at in topic.queues.items() if queue.broker_name not in names}
+        for group in self.groups.values():
+            group.queues = {queue: at for queue, at in group.queues.items() if queue.broker_name not in names}
 
     def brokers_of_topic(self, topic: str) -> list[BrokerState]:
         return [one for one in self.masters if topic in one.topics]

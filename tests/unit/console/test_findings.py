@@ -39,7 +39,7 @@ def healthy() -> Snapshot:
 
 def group(behind: int = 0, *, members: int = 1, moved: int = 0, oldest: int | None = None) -> GroupState:
     found = GroupState("billing", at=NOW, members_at=NOW)
-    found.queues[QUEUE] = QueueProgress(100 + behind, 100, moved_at=NOW - moved, oldest=oldest)
+    found.queues[QUEUE] = QueueProgress(100 + behind, 100, moved_at=NOW - moved, oldest=oldest, asked_at=NOW)
     for number in range(members):
         found.members[f"c{number}"] = Member(f"c{number}", queues=frozenset([QUEUE]) if not number else frozenset())
     if behind:
@@ -110,7 +110,9 @@ def test_controllers_are_those_of_the_settings_of_brokers() -> None:
 def test_a_group_without_members_stuck_or_growing() -> None:
     snapshot = healthy()
     snapshot.groups["billing"] = group(10, members=0)
-    assert found_in(snapshot)["group-without-members"].text == "billing is 10 behind, and no member runs."
+    assert found_in(snapshot)["group-without-members"].text == (
+        "billing is 10 behind since 07:50:00, and no member runs."
+    )
     snapshot.groups["billing"] = group(10, moved=61_000, oldest=90_000)
     assert "stuck" in found_in(snapshot)["group-stuck"].text
     snapshot.groups["billing"] = group(500, moved=1_000, oldest=90_000)
@@ -120,6 +122,46 @@ def test_a_group_without_members_stuck_or_growing() -> None:
     text = found_in(snapshot, history)["group-growing"].text
     assert "+5/s" in text
     assert "the oldest waits for 90 s" in text
+    todo = found_in(snapshot, history)["group-growing"].todo
+    assert "make the members quicker" in todo, "another member would have no queue"
+    for number in (1, 2):
+        snapshot.groups["billing"].queues[MessageQueue("orders", "broker-a", number)] = QueueProgress(0, 0)
+    assert found_in(snapshot, history)["group-growing"].todo == "Start more members: 1 member for 3 queues."
+
+
+@pytest.mark.parametrize("how", ["silent", "gone"])
+def test_queues_of_a_broker_that_tells_nothing_are_not_called_stuck(how: str) -> None:
+    """Its last figures are old: whether its queues move, and who holds them, is not known."""
+    snapshot = healthy()
+    one = group(10, moved=300_000, oldest=90_000)
+    one.queues[QUEUE].asked_at = NOW - 290_000
+    one.members["c0"].queues = frozenset()
+    snapshot.groups["billing"] = one
+    if how == "silent":
+        snapshot.brokers["10.0.0.1:10911"].error = "no answer within 2 s"
+    else:
+        snapshot.lost["broker-a"] = NOW - 290_000
+    assert set(found_in(snapshot)) == {f"broker-{how}"}
+    assert set(snapshot.unheard) == {"broker-a"}
+
+
+def test_a_broker_that_is_gone_for_a_day_is_no_longer_counted() -> None:
+    snapshot = healthy()
+    snapshot.groups["billing"] = group(10)
+    snapshot.lost["broker-a"] = NOW - 1000
+    snapshot.forget_lost(NOW - 1001)
+    assert snapshot.groups["billing"].behind == 10
+    snapshot.forget_lost(NOW - 999)
+    assert snapshot.groups["billing"].behind == 0
+    assert snapshot.lost == {}
+
+
+def test_a_slave_that_is_gone() -> None:
+    snapshot = healthy()
+    snapshot.lost_slaves["broker-a", 1] = NOW
+    assert found_in(snapshot)["slave-gone"].text.startswith("Slave 1 of broker-a is gone since")
+    snapshot.controllers = Controllers("10.0.0.9:9878", {}, {})
+    assert found_in(snapshot) == {}, "a controller gives ids anew, and says itself which replicas are not in sync"
 
 
 def test_messages_on_their_way_are_no_finding() -> None:
@@ -197,3 +239,4 @@ def test_the_most_harmful_comes_first() -> None:
     harms = [one.harm for one in findings(Looked(snapshot, History(), NOW, UTC))]
     assert harms == sorted(harms)
     assert len(harms) == 2
+    assert all(one.todo for one in findings(Looked(snapshot, History(), NOW, UTC)))

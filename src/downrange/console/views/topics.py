@@ -16,7 +16,17 @@ from downrange.console.snapshot import GroupState, QueueEnds, TopicState
 from downrange.console.tables import Column, listing
 from downrange.console.users_file import Role
 from downrange.console.views.plans import planned
-from downrange.console.views.shared import LIVE_SECONDS, age_of, chart_data, chart_rows, command, crumb, range_of, tab
+from downrange.console.views.shared import (
+    LIVE_SECONDS,
+    age_of,
+    chart_data,
+    chart_rows,
+    command,
+    crumb,
+    range_of,
+    tab,
+    unheard,
+)
 from downrange.model.message import Message, MessageQueue
 from downrange.model.topics import TopicConfig
 
@@ -51,7 +61,10 @@ async def topics(visit: Visit) -> Answer:
         "tables": [table], "choices": choices, "actions": actions, "live": LIVE_SECONDS,
         "empty": f"No topic yet. Make one: {command(visit, 'topic', 'create', 'orders')}",
     }  # fmt: skip
-    return Page("listing.html", "Topics", table.data(), command(visit, "topic", "list"), chrome=chrome)
+    for row in table.rows[:50]:
+        visit.cluster.look("topic", row["topic"])
+    data = {**table.data(), "failed": unheard(visit)}
+    return Page("listing.html", "Topics", data, command(visit, "topic", "list"), chrome=chrome)
 
 
 def _readers(groups: Any) -> dict[str, int]:
@@ -112,7 +125,7 @@ async def topic(visit: Visit) -> Answer:
         "rate": one.rate,
         "messages": one.count,
         "at": one.at,
-        "failed": dict(one.errors),
+        "failed": {**one.errors, **unheard(visit, {queue.broker_name for queue in one.queues})},
         "queues": queues.rows,
         "groups": group_table.rows,
         "settings": {name: config_row(config) for name, config in configs.items()},
@@ -132,6 +145,7 @@ async def topic(visit: Visit) -> Answer:
         "chart": chart_rows(visit, visit.cluster, f"topic:{one.name}", span),
         "chart_source": visit.url("topics", one.name, "chart") + f".json?range={span}",
         "live": LIVE_SECONDS if shown == "queues" else 0,
+        "is_old": bool(age_of(visit, one.at)),
         "writers": writers,
         "result": visit.query.get("sent", ""),
         "permissions": PERMISSIONS,

@@ -20,7 +20,7 @@ from downrange.console.views.plain_accounts import account_files, told
 from downrange.console.views.shared import command
 from downrange.model.errors import MQError
 
-SECONDS = 5.0
+SECONDS = 8.0  # longer than one request may take: what other brokers answered is shown
 
 
 async def users(visit: Visit) -> Answer:
