@@ -313,7 +313,10 @@ def _namesrvs_differ(look: Looked) -> Iterator[Finding]:
         yield Finding(Harm.RISK, text, look.at("name-servers"), "namesrv-differ", todo=todo)
 
 
-_OWN: Final = ("listenPort", "bindAddress", "kvConfigPath", "configStorePath", "rocketmqHome", "path")
+_OWN: Final = (
+    *("listenPort", "bindAddress", "kvConfigPath", "configStorePath", "rocketmqHome", "path"),
+    *("brokerName", "brokerIP", "brokerId", "haMasterAddress"),
+)
 
 
 def differing_keys(tables: dict[str, dict[str, str]]) -> list[str]:

@@ -122,6 +122,7 @@ class Sampler:
             slave = (gone.name, gone.broker.broker_id)
             if gone.is_master and gone.name not in names:
                 snapshot.lost.setdefault(gone.name, now)
+                snapshot.forget_rates(gone.name)
             elif not gone.is_master and slave not in ids:
                 snapshot.lost_slaves.setdefault(slave, now)
         snapshot.lost |= self._known_before

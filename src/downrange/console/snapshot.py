@@ -93,6 +93,14 @@ class QueueEnds(NamedTuple):
     last: int
 
 
+class Growth(NamedTuple):
+    """The ends of a topic's queues on one broker, added up, when they were asked for, and their growth a second."""
+
+    at: int
+    end: int
+    rate: float | None
+
+
 @dataclass(slots=True)
 class TopicState:
     """One topic over all brokers that serve it."""
@@ -102,7 +110,9 @@ class TopicState:
     at: int = 0
     errors: dict[str, str] = field(default_factory=dict)
     rate: float | None = None
-    """Messages a second, between the last two times of asking."""
+    """Messages a second, the sum of what its brokers have taken between the last two times of asking."""
+    growth: dict[str, Growth] = field(default_factory=dict)
+    """By the names of its brokers."""
     metered_at: int = 0
     """When the rate was last taken from metrics; 0: never."""
     kind: str = ""
@@ -114,10 +124,6 @@ class TopicState:
     @property
     def count(self) -> int:
         return sum(ends.end - ends.first for ends in self.queues.values())
-
-    @property
-    def total(self) -> int:
-        return sum(ends.end for ends in self.queues.values())
 
     @property
     def last(self) -> int:
@@ -165,13 +171,18 @@ class GroupState:
     queues: dict[MessageQueue, QueueProgress] = field(default_factory=dict)
     at: int = 0
     errors: dict[str, str] = field(default_factory=dict)
-    consume_rate: float = 0.0
+    consume_rates: dict[str, float] = field(default_factory=dict)
+    """Messages consumed a second, by the names of its brokers."""
     members: dict[str, Member] = field(default_factory=dict)
     members_at: int = 0
     subscriptions: dict[str, Subscription] = field(default_factory=dict)
     consume_type: str | None = None
     message_model: str | None = None
     behind_since: int | None = None
+
+    @property
+    def consume_rate(self) -> float:
+        return sum(self.consume_rates.values())
 
     @property
     def behind(self) -> int | None:
@@ -320,10 +331,24 @@ class Snapshot:
             if topic in group.subscriptions or any(queue.topic == topic for queue in group.queues)
         ]
 
+    @property
+    def own_topics(self) -> set[str]:
+        """Each broker has a topic of its own name, one of the name of its cluster, and one for replies."""
+        brokers = {state.name for state in self.brokers.values()} | set(self.lost)
+        clusters = {state.broker.cluster for state in self.brokers.values()}
+        return brokers | clusters | {f"{name}_REPLY_TOPIC" for name in clusters}
+
     def user_topics(self) -> Iterator[TopicState]:
-        """Topics of users. Each broker has one of its own name, which is none of them."""
-        own = {state.name for state in self.brokers.values()}
+        """Topics of users, without those that brokers make for themselves."""
+        own = self.own_topics
         return (topic for topic in self.topics.values() if topic.kind == "topic" and topic.name not in own)
+
+    def forget_rates(self, broker: str) -> None:
+        """A broker that is gone takes and hands over nothing."""
+        for topic in self.topics.values():
+            topic.growth.pop(broker, None)
+        for group in self.groups.values():
+            group.consume_rates.pop(broker, None)
 
     @property
     def all_dead_letters(self) -> int:

@@ -8,6 +8,8 @@ import pytest
 
 from downrange.client.admin.runtime import BrokerRuntime
 from downrange.client.brokers import Broker
+from downrange.clock import ManualClock
+from downrange.console.answers import Answers
 from downrange.console.findings import Finding, Harm, Looked, differing_keys, findings
 from downrange.console.history import History
 from downrange.console.snapshot import (
@@ -25,6 +27,7 @@ from downrange.console.snapshot import (
 from downrange.model.message import MessageQueue
 from downrange.model.subscription import subscribe
 from downrange.model.topics import TopicConfig
+from downrange.protocol.bodies.statistics import TopicOffset, TopicStats
 
 NOW = 1_800_000_000_000
 QUEUE = MessageQueue("orders", "broker-a", 0)
@@ -203,6 +206,31 @@ def test_dead_letters_and_their_rise() -> None:
     assert "12 of them since" in found_in(snapshot, history)["dead-letters-rise"].text
 
 
+def test_the_rate_of_a_topic_is_the_sum_over_its_brokers() -> None:
+    """Brokers answer one after another; what one of them has taken is judged by its own last answer."""
+    clock = ManualClock(NOW)
+    snapshot = healthy()
+    snapshot.topics["orders"] = TopicState("orders")
+    answers = Answers(snapshot, clock)
+
+    def tell(broker: str, end: int) -> float | None:
+        queue = MessageQueue("orders", broker, 0)
+        stats = TopicStats(offset_table={queue: TopicOffset(min_offset=0, max_offset=end)})
+        answers.ends(Broker(f"{broker}:1", broker, "c", 0), "orders", stats)
+        return snapshot.topics["orders"].rate
+
+    assert tell("broker-a", 1000) is None
+    clock.tick(0.005)
+    assert tell("broker-b", 5000) is None, "its messages of before are no rate"
+    clock.tick(9.995)
+    assert tell("broker-a", 1100) == 10
+    clock.tick(0.005)
+    assert tell("broker-b", 5200) == 30
+    snapshot.forget_rates("broker-b")
+    clock.tick(10)
+    assert tell("broker-a", 1100) == 0
+
+
 def test_half_messages_that_are_old_and_delayed_ones_that_are_late() -> None:
     snapshot = healthy()
     snapshot.brokers["10.0.0.1:10911"].waiting = Waiting(5, 120_000, 2, 3_600_000)
@@ -217,7 +245,7 @@ def test_a_topic_on_one_broker_of_two() -> None:
     snapshot.brokers[other.address] = BrokerState(other, BrokerRuntime({}), NOW)
     snapshot.brokers["10.0.0.1:10911"].topics["orders"] = TopicConfig("orders")
     snapshot.brokers[other.address].topics["broker-b"] = TopicConfig("broker-b")  # every broker has a topic of its name
-    snapshot.topics |= {"orders": TopicState("orders"), "broker-b": TopicState("broker-b")}
+    snapshot.topics |= {name: TopicState(name) for name in ("orders", "broker-b", "c", "c_REPLY_TOPIC")}
     assert found_in(snapshot)["one-broker"].text == "1 topic is on one broker only: orders."
 
 

@@ -141,7 +141,7 @@ async def name_servers(visit: Visit) -> Answer:
 
 async def clients(visit: Visit) -> Answer:
     """All producers and consumers that are connected, as brokers know them."""
-    rows = _clients(visit)
+    rows, masters = _clients(visit), len(visit.cluster.snapshot.masters)
     kind = visit.query.get("kind", "all")
     shown = [row for row in rows if kind in ("all", row["kind"])]
     columns: list[Column[dict[str, Any]]] = [
@@ -151,7 +151,11 @@ async def clients(visit: Visit) -> Answer:
         Column("address", "address", lambda row: row["address"], "code"),
         Column("language", "language", lambda row: row["language"]),
         Column("version", "version", lambda row: row["version"]),
-        Column("brokers", "brokers", lambda row: row["brokers"]),
+        Column(
+            "brokers",
+            "brokers",
+            lambda row: f"all {masters}" if row["brokers"].count(",") + 1 == masters > 1 else row["brokers"],
+        ),
         Column("heard", "last heard", lambda row: row["heard"], "time"),
     ]
     table = listing(
@@ -176,8 +180,9 @@ def _clients(visit: Visit) -> list[dict[str, Any]]:
             row = found.setdefault(
                 ("producer", one.group, one.client_id),
                 {
-                    "client": one.client_id, "kind": "producer", "group": one.group, "address": one.address,
-                    "language": one.language, "version": version_name(one.version), "brokers": state.name,
+                    "client": one.client_id, "kind": "producer", "group": one.group,
+                    "address": one.address.removeprefix("/"), "language": one.language,
+                    "version": version_name(one.version), "brokers": state.name,
                     "heard": one.heard_at or "", "address_of_group": None,
                 },
             )  # fmt: skip

@@ -12,7 +12,7 @@ from downrange.client.admin.plans import PlanKind, PlanRequest
 from downrange.console.formats import plural
 from downrange.console.pages import Page, json_text
 from downrange.console.requests import Answer, PageRefused, Visit, checked_form, see_other
-from downrange.console.snapshot import GroupState, QueueEnds, TopicState
+from downrange.console.snapshot import GroupState, QueueEnds, Snapshot, TopicState
 from downrange.console.tables import Column, listing
 from downrange.console.users_file import Role
 from downrange.console.views.plans import planned
@@ -50,7 +50,7 @@ async def topics(visit: Visit) -> Answer:
         Column("last", "last message", lambda one: one.last if one.at else None, "time"),
     ]
     table = listing(
-        [one for one in snapshot.topics.values() if _is_of(visit, one, kind)], columns, visit.query,
+        _of_kind(snapshot, kind), columns, visit.query,
         search=lambda one: one.name, sort="topic", name="topics", caption="Topics",
     )  # fmt: skip
     if visit.query.get("format") == "csv":
@@ -76,11 +76,19 @@ def _readers(groups: Any) -> dict[str, int]:
     return counts
 
 
-def _is_of(visit: Visit, topic: TopicState, kind: str) -> bool:
-    if kind == "one-broker":
-        snapshot = visit.cluster.snapshot
-        return topic.kind == "topic" and len(snapshot.brokers_of_topic(topic.name)) == 1
-    return kind == "all" or topic.kind == kind
+def _of_kind(snapshot: Snapshot, kind: str) -> list[TopicState]:
+    own, everything = snapshot.own_topics, snapshot.topics.values()
+    match kind:
+        case "all":
+            return list(everything)
+        case "topic":
+            return list(snapshot.user_topics())
+        case "one-broker":
+            return [one for one in snapshot.user_topics() if len(snapshot.brokers_of_topic(one.name)) == 1]
+        case "system":
+            return [one for one in everything if one.kind == "system" or one.name in own]
+        case _:
+            return [one for one in everything if one.kind == kind]
 
 
 def found_topic(visit: Visit) -> TopicState:
