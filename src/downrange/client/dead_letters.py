@@ -127,34 +127,19 @@ class DeadLetters:
         limit: int | None = None,
         noted: Collection[Place] = (),
         places: Collection[Place] | None = None,
+        unread: dict[MessageQueue, MQError] | None = None,
     ) -> AsyncIterator[DeadLetter]:
         """Dead letters, queue by queue, oldest first: all, or those given up between two times, or by any of their ids.
 
         Those that come while reading are left for the next time. Letters in `noted`, the journal of a job that is
         continued, come in any case: whether they were sent again is for `resend` to find out. With `places` only the
-        letters at these places come.
+        letters at these places come. With `unread` the errors of queues that cannot be read are put there, and the
+        letters of the others come; without it the first error is raised.
         """
         left = limit
         for queue in await self._queues():
-            mark = self._marks[queue] = await self._reader.committed(queue) or 0
-            start = await self._reader.min_offset(queue)
-            offset = start if include_resent else max(start, mark)
-            stop = await self._reader.max_offset(queue)
-            if places is not None:
-                chosen = [place_offset for place_queue, place_offset in places if place_queue == queue]
-                offset, stop = max(offset, min(chosen, default=stop)), min(stop, max(chosen, default=-1) + 1)
-            while offset < stop:
-                result = await self._reader.pull(queue, offset)
-                if result.status is PullStatus.NO_NEW_MSG:
-                    break
-                wanted = [
-                    letter
-                    for message in result.messages
-                    if message.queue_offset < stop
-                    and (places is None or (queue, message.queue_offset) in places)
-                    and _is_wanted(letter := DeadLetter(message, message.queue_offset < mark), begin, end, message_ids)
-                ]
-                for letter in await asyncio.gather(*map(self._checked, wanted)):
+            try:
+                async for letter in self._of_queue(queue, include_resent, begin, end, message_ids, places):
                     if letter.was_resent and not include_resent and letter.place not in noted:
                         continue
                     if left is not None:
@@ -162,7 +147,41 @@ class DeadLetters:
                             return
                         left -= 1
                     yield letter
-                offset = result.next_offset
+            except MQError as error:
+                if unread is None:
+                    raise
+                unread[queue] = error
+
+    async def _of_queue(
+        self,
+        queue: MessageQueue,
+        include_resent: bool,
+        begin: int | None,
+        end: int | None,
+        message_ids: Collection[str],
+        places: Collection[Place] | None,
+    ) -> AsyncIterator[DeadLetter]:
+        mark = self._marks[queue] = await self._reader.committed(queue) or 0
+        start = await self._reader.min_offset(queue)
+        offset = start if include_resent else max(start, mark)
+        stop = await self._reader.max_offset(queue)
+        if places is not None:
+            chosen = [place_offset for place_queue, place_offset in places if place_queue == queue]
+            offset, stop = max(offset, min(chosen, default=stop)), min(stop, max(chosen, default=-1) + 1)
+        while offset < stop:
+            result = await self._reader.pull(queue, offset)
+            if result.status is PullStatus.NO_NEW_MSG:
+                break
+            wanted = [
+                letter
+                for message in result.messages
+                if message.queue_offset < stop
+                and (places is None or (queue, message.queue_offset) in places)
+                and _is_wanted(letter := DeadLetter(message, message.queue_offset < mark), begin, end, message_ids)
+            ]
+            for letter in await asyncio.gather(*map(self._checked, wanted)):
+                yield letter
+            offset = result.next_offset
 
     async def export(self, letters: AsyncIterable[DeadLetter], file: TextIO) -> int:
         """Write letters as JSON lines; how many there were."""

@@ -15,6 +15,7 @@ from downrange.console.schedule import Kind, Question
 from downrange.console.snapshot import (
     BrokerState,
     GroupState,
+    Growth,
     Member,
     Producer,
     QueueEnds,
@@ -24,6 +25,7 @@ from downrange.console.snapshot import (
     TopicState,
     Waiting,
     kind_of,
+    sum_known,
 )
 from downrange.model.topics import SubscriptionGroupConfig, TopicConfig
 from downrange.protocol.bodies.consumers import ConsumerRunningInfo
@@ -43,7 +45,7 @@ class Answers:
         self._clock = clock
 
     def runtime(self, state: BrokerState, runtime: BrokerRuntime) -> None:
-        state.runtime, state.at, state.error = runtime, self._clock.now(), None
+        state.runtime, state.at, state.error, state.is_silent = runtime, self._clock.now(), None, False
 
     def configs(
         self, state: BrokerState, topics: dict[str, TopicConfig], groups: dict[str, SubscriptionGroupConfig]
@@ -95,7 +97,7 @@ class Answers:
                 del state.queues[queue]
         for queue, offsets in stats.offset_table.items():
             before = state.queues.get(queue)
-            after = QueueProgress(offsets.broker_offset, offsets.consumer_offset, offsets.last_timestamp)
+            after = QueueProgress(offsets.broker_offset, offsets.consumer_offset, offsets.last_timestamp, asked_at=now)
             if before is None or before.committed != after.committed or not before.behind:
                 after.moved_at = now
             else:
@@ -103,7 +105,7 @@ class Answers:
             if before is not None and after.behind:
                 after.oldest = before.oldest
             state.queues[queue] = after
-        state.consume_rate = stats.consume_tps
+        state.consume_rates[broker.name] = stats.consume_tps
         state.at = now
         state.errors.pop(broker.name, None)
         if not state.behind:
@@ -144,13 +146,18 @@ class Answers:
         state = self._snapshot.topics.get(topic)
         if state is None:
             return
-        now, before, was_at = self._clock.now(), state.total, state.at
+        now = self._clock.now()
         for queue in [queue for queue in state.queues if queue.broker_name == broker.name]:
             del state.queues[queue]
         for queue, reach in ends.offset_table.items():
             state.queues[queue] = QueueEnds(reach.min_offset, reach.max_offset, reach.last_update_timestamp)
-        if was_at and now > was_at and now - state.metered_at > _METERED_MILLIS:
-            state.rate = max(0, state.total - before) * 1000 / (now - was_at)
+        end, before = sum(reach.max_offset for reach in ends.offset_table.values()), state.growth.get(broker.name)
+        rate = None if before is None else before.rate
+        if before is not None and now > before.at:
+            rate = max(0, end - before.end) * 1000 / (now - before.at)
+        state.growth[broker.name] = Growth(now, end, rate)
+        if now - state.metered_at > _METERED_MILLIS:
+            state.rate = sum_known(one.rate for one in state.growth.values())
         state.at = now
         state.errors.pop(broker.name, None)
 

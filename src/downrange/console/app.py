@@ -18,7 +18,7 @@ from downrange.console import formats
 from downrange.console.audit import AuditLog
 from downrange.console.auth import Logins
 from downrange.console.clusters import Cluster
-from downrange.console.config import ConsoleConfig
+from downrange.console.config import ConsoleConfig, LoginKind
 from downrange.console.findings import Finding, Looked, findings
 from downrange.console.history_file import HistoryFile
 from downrange.console.jobs import Jobs
@@ -54,7 +54,7 @@ class Console:
         self.samplers: dict[str, Sampler] = {}
         self.file = HistoryFile(config.history)
         self.audit = AuditLog(config.audit_path)
-        self.logins = Logins(config.access, config.clusters, self.clock)
+        self.logins = Logins(config.access, self.clusters, self.clock)
         self.plans = Plans(self.file, self.clock)
         self.jobs = Jobs(self.file, self.clock)
         self.streams = Streams()
@@ -86,7 +86,8 @@ class Console:
         return self._templates.render(page.template, {**self._layout(visit, page), **page.data, **page.chrome})
 
     def _layout(self, visit: Visit, page: Page) -> dict[str, Any]:
-        cluster = self.clusters.get(str(visit.request.path_params.get("cluster", "")))
+        known = visit.clusters if visit.who.name != "nobody" else {}
+        cluster = known.get(str(visit.request.path_params.get("cluster", "")))
         cookies = visit.request.cookies
         zone, now = visit.zone, visit.now
         return {
@@ -96,12 +97,13 @@ class Console:
             "who": visit.who,
             "token": visit.who.token,
             "is_known": visit.who.name != "nobody",
+            "has_name": self.config.access.login is not LoginKind.NONE,
             "has_login_page": self.logins.has_login_page,
             "read_only": self.config.access.read_only,
             "may_operate": visit.may(Role.OPERATOR),
             "may_administer": visit.may(Role.ADMIN),
             "cluster": cluster.name if cluster is not None else None,
-            "clusters": list(self.clusters),
+            "clusters": list(known),
             "navigation": navigation(cluster, visit) if cluster is not None else [],
             "theme": cookies.get("theme") if cookies.get("theme") in ("light", "dark") else "auto",
             "dense": cookies.get("dense") == "1",

@@ -12,12 +12,12 @@ import hashlib
 import hmac
 import secrets
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 from downrange.client.admin import Admin
-from downrange.client.config import ClientConfig
 from downrange.clock import Clock
+from downrange.console.clusters import Cluster
 from downrange.console.config import AccessConfig, LoginKind
 from downrange.console.users_file import Role, UsersFile
 from downrange.model.errors import MQError
@@ -53,7 +53,7 @@ class LoginSession:
 class Logins:
     """All sessions. Used on the event loop of the console."""
 
-    def __init__(self, access: AccessConfig, clusters: dict[str, ClientConfig], clock: Clock) -> None:
+    def __init__(self, access: AccessConfig, clusters: dict[str, Cluster], clock: Clock) -> None:
         self.access = access
         self._clusters = clusters
         self._clock = clock
@@ -69,6 +69,10 @@ class Logins:
     @property
     def has_login_page(self) -> bool:
         return self.access.login in (LoginKind.FILE, LoginKind.ACL)
+
+    @property
+    def has_accounts_of_clusters(self) -> bool:
+        return self.access.login is LoginKind.ACL
 
     def nobody(self, name: str, role: Role) -> Who:
         """A person without a session."""
@@ -148,8 +152,8 @@ class Logins:
         """Sessions of this user with the clusters that know them. A cluster without access control proves nothing."""
         found: dict[str, Admin] = {}
         reasons: list[str] = []
-        for name, config in self._clusters.items():
-            admin = Admin(_signed(config, access_key, secret_key))
+        for name, cluster in self._clusters.items():
+            admin = cluster.admin_of(access_key, secret_key)
             problem = await _problem(admin)
             if problem is None:
                 found[name] = admin
@@ -169,10 +173,6 @@ class Logins:
     async def close(self) -> None:
         for cookie in list(self._sessions):
             await self.log_out(cookie)
-
-
-def _signed(config: ClientConfig, access_key: str, secret_key: str) -> ClientConfig:
-    return replace(config, access_key=access_key, secret_key=secret_key, security_token=None)
 
 
 async def _problem(admin: Admin) -> str | None:

@@ -1,4 +1,4 @@
-"""What is wrong with a cluster, in sentences: pure rules over a snapshot, the most harmful first."""
+"""What is wrong with a cluster, in sentences, and what to do: pure rules over a snapshot, the most harmful first."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from downrange.console.formats import moment, number, percent, plural, span
 from downrange.console.history import History
 from downrange.console.snapshot import BrokerState, GroupState, Member, Snapshot
 from downrange.model.message import MessageQueue
+from downrange.model.topics import RETRY_PREFIX
 
 DISK_WARNING: Final = 0.75
 SLAVE_BEHIND_BYTES: Final = 16 << 20
@@ -35,13 +36,14 @@ class Harm(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One sentence, and where to look. `subject` is a broker or a group: its page shows its own findings."""
+    """One sentence, where to look, and what to do. `subject` is a broker or a group, whose page shows it, too."""
 
     harm: Harm
     text: str
     link: str
     kind: str
     subject: str = ""
+    todo: str = ""
 
     @property
     def word(self) -> str:
@@ -75,26 +77,33 @@ def findings(looked: Looked) -> list[Finding]:
 def _cluster_unknown(look: Looked) -> Iterator[Finding]:
     if look.snapshot.error is not None:
         known = f" Figures are of {look.time(look.snapshot.at)}." if look.snapshot.at else ""
-        yield Finding(
-            Harm.LOSS, f"No name server answers: {look.snapshot.error}.{known}", look.at("name-servers"), "no-namesrv"
-        )
+        text = f"No name server answers: {look.snapshot.error}.{known}"
+        todo = "Look whether the name servers run, and whether this machine reaches their port."
+        yield Finding(Harm.LOSS, text, look.at("name-servers"), "no-namesrv", todo=todo)
     for address, error in look.snapshot.namesrv_errors.items():
         if look.snapshot.error is None:
             text = f"Name server {address} does not answer: {error}."
-            yield Finding(Harm.RISK, text, look.at("name-servers"), "namesrv-gone", address)
+            todo = "Start it again; the others serve routes meanwhile."
+            yield Finding(Harm.RISK, text, look.at("name-servers"), "namesrv-gone", address, todo)
 
 
 def _brokers_gone(look: Looked) -> Iterator[Finding]:
     for name, since in look.snapshot.lost.items():
         text = f"{name} is gone since {look.time(since)}: no name server lists its master."
-        yield Finding(Harm.LOSS, text, look.at("brokers"), "broker-gone", name)
+        todo = "Start it again: what it stored waits on its disk."
+        yield Finding(Harm.LOSS, text, look.at("brokers"), "broker-gone", name, todo)
+    for (name, broker_id), since in look.snapshot.lost_slaves.items():
+        if look.snapshot.controllers is None:  # a controller gives other ids when roles change
+            text = f"Slave {broker_id} of {name} is gone since {look.time(since)}."
+            yield Finding(Harm.RISK, text, look.at("brokers"), "slave-gone", name, "Start it again.")
     for state in look.snapshot.brokers.values():
         if state.error is None:
             continue
         role = "" if state.is_master else f" (slave {state.broker.broker_id})"
         age = f" Its figures are of {look.time(state.at)}." if state.at else ""
         text = f"{state.name}{role} does not answer: {state.error}.{age}"
-        yield Finding(Harm.LOSS, text, look.at("brokers", state.name), "broker-silent", state.name)
+        todo = "Look at its process, its machine and the network between here and there."
+        yield Finding(Harm.LOSS, text, look.at("brokers", state.name), "broker-silent", state.name, todo)
 
 
 def _broker_state(look: Looked) -> Iterator[Finding]:
@@ -102,7 +111,8 @@ def _broker_state(look: Looked) -> Iterator[Finding]:
         link = look.at("brokers", state.name)
         if state.settings.get("brokerPermission") in ("4", "0"):
             text = f"{state.name} is read-only: it takes no messages (brokerPermission)."
-            yield Finding(Harm.LOSS, text, link, "broker-read-only", state.name)
+            todo = "Set brokerPermission=6 on its page when it may take messages again."
+            yield Finding(Harm.LOSS, text, link, "broker-read-only", state.name, todo)
     for state in look.snapshot.brokers.values():
         ratio = state.runtime.disk_ratio if state.runtime is not None else None
         if ratio is not None and ratio >= DISK_WARNING:
@@ -110,7 +120,8 @@ def _broker_state(look: Looked) -> Iterator[Finding]:
             harm = Harm.LOSS if ratio >= refuses else Harm.RISK
             says = "refuses messages" if harm is Harm.LOSS else f"refuses messages at {percent(refuses)}"
             text = f"{state.name}: disk {percent(ratio)}, {says}."
-            yield Finding(harm, text, look.at("brokers", state.name), "disk", state.name)
+            todo = "Make room, or set a shorter fileReservedTime on its page."
+            yield Finding(harm, text, look.at("brokers", state.name), "disk", state.name, todo)
 
 
 def _refuses_at(state: BrokerState) -> float:
@@ -130,7 +141,8 @@ def _slaves_behind(look: Looked) -> Iterator[Finding]:
         lag = end - runtime.max_offset
         if lag > SLAVE_BEHIND_BYTES:
             text = f"Slave {state.broker.broker_id} of {state.name} is {number(lag / (1 << 20))} MiB behind its master."
-            yield Finding(Harm.RISK, text, look.at("brokers", state.name), "slave-behind", state.name)
+            todo = "Look at the network and at the disk of the slave; do not stop the master now."
+            yield Finding(Harm.RISK, text, look.at("brokers", state.name), "slave-behind", state.name, todo)
 
 
 def _controllers(look: Looked) -> Iterator[Finding]:
@@ -139,24 +151,22 @@ def _controllers(look: Looked) -> Iterator[Finding]:
         return
     if not known.leader:
         text = "No controller leads: a master that is lost is not replaced."
-        yield Finding(Harm.RISK, text, look.at("brokers"), "no-controller")
+        todo = "Start controllers, and look whether they reach their etcd."
+        yield Finding(Harm.RISK, text, look.at("brokers"), "no-controller", todo=todo)
     for address, error in known.errors.items():
-        yield Finding(
-            Harm.RISK,
-            f"Controller {address} does not answer: {error}.",
-            look.at("brokers"),
-            "controller-silent",
-            address,
-        )
+        text = f"Controller {address} does not answer: {error}."
+        yield Finding(Harm.RISK, text, look.at("brokers"), "controller-silent", address, "Start it again.")
     for name, replicas in known.sets.items():
         link = look.at("brokers", name)
         if not replicas.master:
             text = f"{name} has no master: the controller has found no replica that may become one."
-            yield Finding(Harm.LOSS, text, link, "no-master", name)
+            todo = "Start a replica that was in sync; `downrange controller elect --unclean` loses messages."
+            yield Finding(Harm.LOSS, text, link, "no-master", name, todo)
         if replicas.behind:
             ids = ", ".join(map(str, replicas.behind))
             text = f"{name}: {plural(len(replicas.behind), 'replica')} ({ids}) not in sync, which cannot become master."
-            yield Finding(Harm.RISK, text, link, "not-in-sync", name)
+            todo = "Start them if they do not run; else they are catching up."
+            yield Finding(Harm.RISK, text, link, "not-in-sync", name, todo)
 
 
 def _groups_behind(look: Looked) -> Iterator[Finding]:
@@ -166,14 +176,25 @@ def _groups_behind(look: Looked) -> Iterator[Finding]:
         since = f" since {look.time(group.behind_since)}" if group.behind_since else ""
         oldest = f", the oldest waits for {span(group.oldest)}" if group.oldest is not None else ""
         if not group.members and group.members_at:
-            text = f"{group.name} is {number(behind)} behind, and no member runs."
-            yield Finding(Harm.DELAY, text, link, "group-without-members", group.name)
-        elif stuck := group.stuck_queues(look.now):
+            text = f"{group.name} is {number(behind)} behind{since}, and no member runs."
+            todo = "Start a consumer of it; if nobody reads it any more, delete the group."
+            yield Finding(Harm.DELAY, text, link, "group-without-members", group.name, todo)
+        elif stuck := group.stuck_queues:
             text = f"{group.name} is stuck: {plural(len(stuck), 'queue')} with {_waiting(group, stuck)}{oldest}."
-            yield Finding(Harm.DELAY, text, link, "group-stuck", group.name)
+            todo = "Look at the stack of the member that holds the queue."
+            yield Finding(Harm.DELAY, text, f"{link}?tab=members", "group-stuck", group.name, todo)
         elif (growth := growth_of(look, group.name)) is not None and growth > 0.5:
             text = f"{group.name} is {number(behind)} behind{since}, +{number(growth)}/s{oldest}."
-            yield Finding(Harm.DELAY, text, link, "group-growing", group.name)
+            yield Finding(Harm.DELAY, text, link, "group-growing", group.name, _how_to_keep_up(group))
+
+
+def _how_to_keep_up(group: GroupState) -> str:
+    """A queue of a clustering group has one member: more members than queues do not help."""
+    queues = sum(1 for queue in group.queues if not queue.topic.startswith(RETRY_PREFIX))
+    members = len(group.members)
+    if group.consume_type == "CONSUME_POP" or members < queues:
+        return f"Start more members: {plural(members, 'member')} for {plural(queues, 'queue')}."
+    return "Every queue has a member of its own: make the members quicker, or add queues to the topic."
 
 
 def _waiting(group: GroupState, queues: list[MessageQueue]) -> str:
@@ -214,17 +235,24 @@ def _members_differ(look: Looked) -> Iterator[Finding]:
             )  # fmt: skip
             text = f"Members of {group.name} subscribe to {topic} differently: {parts}. Messages get lost."
             link = look.at("groups", group.name) + "?tab=subscriptions"
-            yield Finding(Harm.LOSS, text, link, "subscriptions-differ", group.name)
+            todo = "Give all members of the group the same subscription."
+            yield Finding(Harm.LOSS, text, link, "subscriptions-differ", group.name, todo)
 
 
 def _queues_without_member(look: Looked) -> Iterator[Finding]:
+    unheard = look.snapshot.unheard
     for group in look.snapshot.groups.values():
         if not group.knows_holders or group.is_broadcasting or group.consume_type == "CONSUME_POP":
             continue
-        free = [queue for queue, at in group.queues.items() if at.behind and group.holder(queue) is None]
+        free = [
+            queue
+            for queue, at in group.queues.items()
+            if at.behind and group.holder(queue) is None and queue.broker_name not in unheard
+        ]
         if free:
             text = f"{plural(len(free), 'queue')} of {group.name} with waiting messages {_has(len(free))} no member."
-            yield Finding(Harm.DELAY, text, look.at("groups", group.name), "queue-without-member", group.name)
+            todo = "It should pass within seconds; if it stays, restart the members one by one."
+            yield Finding(Harm.DELAY, text, look.at("groups", group.name), "queue-without-member", group.name, todo)
 
 
 def _has(count: int) -> str:
@@ -241,27 +269,30 @@ def _dead_letters_rise(look: Looked) -> Iterator[Finding]:
         rise = dead - then[3] if then is not None and then[3] == then[3] else 0
         link = look.at("dead-letters", group)
         text = f"{plural(dead, 'dead letter')} of {group}"
+        todo = "Find out why its members refuse them, then send them again from that page."
         if then is not None and rise > 0:
             text += f", {number(rise)} of them since {look.time(then[0] * 1000)}"
-            yield Finding(Harm.DELAY, f"{text}.", link, "dead-letters-rise", group)
+            yield Finding(Harm.DELAY, f"{text}.", link, "dead-letters-rise", group, todo)
         else:
-            yield Finding(Harm.RISK, f"{text}.", link, "dead-letters", group)
+            yield Finding(Harm.RISK, f"{text}.", link, "dead-letters", group, todo)
 
 
 def _half_and_delayed(look: Looked) -> Iterator[Finding]:
     oldest = look.snapshot.half_oldest
     if look.snapshot.half and oldest is not None and oldest > HALF_OLD_MILLIS:
         text = f"{plural(look.snapshot.half, 'half message')} without an answer, the oldest for {span(oldest)}."
-        yield Finding(Harm.DELAY, text, look.at("transactions"), "half-old")
+        todo = "Start the producer group that sent them: brokers ask its members how the transaction ended."
+        yield Finding(Harm.DELAY, text, look.at("transactions"), "half-old", todo=todo)
     late = look.snapshot.delayed_late
     if late is not None and late > DELAYED_LATE_MILLIS:
         text = f"Delayed messages are late by {span(late)}."
-        yield Finding(Harm.DELAY, text, look.at("delayed"), "delayed-late")
+        todo = "Look at the load and at the disk of the broker that keeps them."
+        yield Finding(Harm.DELAY, text, look.at("delayed"), "delayed-late", todo=todo)
 
 
 def _topics_on_one_broker(look: Looked) -> Iterator[Finding]:
     masters = look.snapshot.masters
-    if len(masters) < 2:
+    if len(masters) < 2 or look.snapshot.lost:  # topics of a broker that is gone look as if they had one broker less
         return
     alone = [
         topic.name for topic in look.snapshot.user_topics() if len(look.snapshot.brokers_of_topic(topic.name)) == 1
@@ -270,17 +301,22 @@ def _topics_on_one_broker(look: Looked) -> Iterator[Finding]:
         names = ", ".join(sorted(alone)[:3]) + (" and others" if len(alone) > 3 else "")
         is_one = len(alone) == 1
         text = f"{plural(len(alone), 'topic')} {'is' if is_one else 'are'} on one broker only: {names}."
-        yield Finding(Harm.RISK, text, look.at("topics") + "?kind=one-broker", "one-broker")
+        todo = "Create them on the other brokers, too, or nothing can be sent while that broker is down."
+        yield Finding(Harm.RISK, text, look.at("topics") + "?kind=one-broker", "one-broker", todo=todo)
 
 
 def _namesrvs_differ(look: Looked) -> Iterator[Finding]:
     tables = look.snapshot.namesrvs
     if len(tables) > 1 and (keys := differing_keys(tables)):
         text = f"Name servers have different settings: {', '.join(keys[:4])}{' and others' if len(keys) > 4 else ''}."
-        yield Finding(Harm.RISK, text, look.at("name-servers"), "namesrv-differ")
+        todo = "Give all name servers the same settings."
+        yield Finding(Harm.RISK, text, look.at("name-servers"), "namesrv-differ", todo=todo)
 
 
-_OWN: Final = ("listenPort", "bindAddress", "kvConfigPath", "configStorePath", "rocketmqHome", "path")
+_OWN: Final = (
+    *("listenPort", "bindAddress", "kvConfigPath", "configStorePath", "rocketmqHome", "path"),
+    *("brokerName", "brokerIP", "brokerId", "haMasterAddress"),
+)
 
 
 def differing_keys(tables: dict[str, dict[str, str]]) -> list[str]:

@@ -70,17 +70,19 @@ class Ring:
             self.coarse.add(row)
 
     def rows(self, begin: float, now: float) -> list[Row]:
-        """Rows since `begin`: the fine ones if they reach so far back."""
-        level = self.fine if begin >= now - HOUR - FINE_SECONDS and len(self.fine) else self.coarse
-        found = list(level.rows(begin))
-        if level is self.coarse:
-            newest = found[-1][0] if found else begin
-            found += list(self.fine.rows(newest + COARSE_SECONDS))[-1:]
-        return found
+        """Rows since `begin`. Of the last hour the fine ones, and coarse ones where those are of before a restart."""
+        coarse, fine = list(self.coarse.rows(begin)), list(self.fine.rows(begin))
+        if begin >= now - HOUR - FINE_SECONDS:
+            return [row for row in coarse if not fine or row[0] < fine[0][0]] + fine
+        newest = coarse[-1][0] if coarse else begin
+        return coarse + [row for row in fine if row[0] >= newest + COARSE_SECONDS][-1:]
 
 
 class History:
-    """The rings of one cluster: `cluster` has messages in and out a second, `group:NAME` behind, oldest and dead."""
+    """The rings of one cluster: `cluster` has messages in and out a second, `group:NAME` behind, oldest and dead.
+
+    `broker:NAME` has a one as long as its master answers: after a restart it is known which brokers there were.
+    """
 
     def __init__(self) -> None:
         self._rings: dict[str, Ring] = {}

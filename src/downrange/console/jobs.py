@@ -147,12 +147,13 @@ class Jobs:
 
     # --- changing -------------------------------------------------------------------------------------------------
 
-    def create(self, cluster: str, group: str, who: str, letters: Sequence[DeadLetter]) -> Job:
-        """A job that waits for its trial or its start."""
+    def create(self, cluster: str, group: str, who: str, letters: Sequence[DeadLetter], detail: str = "") -> Job:
+        """A job that waits for its trial or its start; `detail` is what its page says about it."""
         job_id = secrets.token_hex(4)
         now = self.clock.now()
         self.file.execute(
-            "INSERT INTO jobs VALUES (?, ?, 'resend', ?, ?, ?, ?, 50, '')", (job_id, cluster, group, who, now, PAUSED)
+            "INSERT INTO jobs VALUES (?, ?, 'resend', ?, ?, ?, ?, 50, ?)",
+            (job_id, cluster, group, who, now, PAUSED, detail),
         )
         self.file.execute_many(
             "INSERT INTO items VALUES (?, ?, ?, ?, ?, ?, 0, '', '', '')",

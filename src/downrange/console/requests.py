@@ -70,16 +70,27 @@ class Visit:
 
     @property
     def cluster(self) -> Cluster:
-        name = self.request.path_params.get("cluster", "")
-        found = self.console.clusters.get(name)
+        name, known = self.request.path_params.get("cluster", ""), self.clusters
+        found = known.get(name)
         if found is None:
-            raise PageRefused(404, f"there is no cluster {name} here; those are: {', '.join(self.console.clusters)}")
+            raise PageRefused(404, f"there is no cluster {name} here; those are: {', '.join(known)}")
         return found
+
+    @property
+    def clusters(self) -> dict[str, Cluster]:
+        """Those that this person may look at: with accounts of clusters, the ones that know their account."""
+        known = self.console.clusters
+        if not self.console.logins.has_accounts_of_clusters:
+            return known
+        return {name: cluster for name, cluster in known.items() if name in self.who.admins}
 
     @property
     def admin(self) -> Admin:
         """To ask brokers on behalf of this person."""
-        return self.who.admins.get(self.cluster.name, self.cluster.admin)
+        return self.admin_of(self.cluster)
+
+    def admin_of(self, cluster: Cluster) -> Admin:
+        return self.who.admins.get(cluster.name, cluster.page_admin)
 
     @property
     def now(self) -> int:

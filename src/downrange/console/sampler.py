@@ -31,6 +31,7 @@ T = TypeVar("T")
 
 RECORD_SECONDS: Final = 10.0
 LOST_MILLIS: Final = 24 * 3600 * 1000
+_BROKER: Final = "broker:"
 
 
 class AnswerTimedOut(ClientError):
@@ -50,12 +51,15 @@ class Sampler:
         self._wake: dict[str, asyncio.Event] = {}
         self._asked: dict[str, dict[Question, float]] = {}
         self._turns: dict[str, int] = {}
+        self._controllers: list[str] = []
         self._thinned = 0.0
+        self._known_before: dict[str, int] = {}
+        """Brokers of the last day, by name, and when each was last heard: what the file knew at the start."""
         self.questions = 0
 
     async def run(self) -> None:
         """Watch the cluster until cancelled."""
-        self._load()
+        self.load()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._record_regularly())
             if self._cluster.metrics:
@@ -96,33 +100,46 @@ class Sampler:
         if not snapshot.at:
             tasks.create_task(self._look_at_namesrvs())
         snapshot.at, snapshot.error = now, None
-        self._keep_list(brokers, now)
+        self.keep_list(brokers, now)
         for broker in brokers:
             if broker.address not in self._tasks or self._tasks[broker.address].done():
                 self._wake[broker.address] = asyncio.Event()
                 self._asked[broker.address] = {}
                 self._tasks[broker.address] = tasks.create_task(self._watch(broker))
 
-    def _keep_list(self, brokers: list[Broker], now: int) -> None:
+    def keep_list(self, brokers: list[Broker], now: int) -> None:
         """Take over the list of brokers; those that are gone are remembered for a day."""
         snapshot = self._cluster.snapshot
+        had_master = {one.name for one in snapshot.masters}
         listed = {broker.address for broker in brokers}
         names = {broker.name for broker in brokers if broker.broker_id == 0}
+        ids = {(broker.name, broker.broker_id) for broker in brokers}
         for address in [address for address in snapshot.brokers if address not in listed]:
             gone = snapshot.brokers.pop(address)
-            task = self._tasks.pop(address, None)
-            if task is not None:
-                task.cancel()
-            self._wake.pop(address, None)
-            self._asked.pop(address, None)
-            if gone.is_master and gone.name not in names:
-                snapshot.lost.setdefault(gone.name, now)
+            self._stop_watching(address)
+            if not gone.is_master:
+                snapshot.lost_slaves.setdefault((gone.name, gone.broker.broker_id), now)
+        for name in had_master - names:
+            snapshot.lost.setdefault(name, now)
+            snapshot.forget_rates(name)
+        snapshot.lost |= self._known_before
+        self._known_before = {}
         for name in names:
             snapshot.lost.pop(name, None)
-        snapshot.lost = {name: at for name, at in snapshot.lost.items() if now - at < LOST_MILLIS}
+        for slave in ids:
+            snapshot.lost_slaves.pop(slave, None)
+        snapshot.forget_lost(now - LOST_MILLIS)
         for broker in brokers:
-            if broker.address not in snapshot.brokers:
-                snapshot.brokers[broker.address] = BrokerState(broker)
+            state = snapshot.brokers.setdefault(broker.address, BrokerState(broker))
+            if state.broker != broker:  # a slave that became master, or the reverse, is asked other questions
+                state.broker = broker
+                self._stop_watching(broker.address)
+
+    def _stop_watching(self, address: str) -> None:
+        if (task := self._tasks.pop(address, None)) is not None:
+            task.cancel()
+        self._wake.pop(address, None)
+        self._asked.pop(address, None)
 
     async def _look_at_namesrvs(self) -> None:
         while True:
@@ -130,8 +147,10 @@ class Sampler:
             for found in answers.done.values():
                 self._cluster.snapshot.namesrvs = dict(found.done)
                 self._cluster.snapshot.namesrv_errors = {name: str(error) for name, error in found.failed.items()}
-            if addresses := self._cluster.snapshot.controller_addresses:
-                await self._look_at_controllers(addresses)
+            if any(one.settings for one in self._cluster.snapshot.brokers.values()):
+                self._controllers = self._cluster.snapshot.controller_addresses
+            if self._controllers:  # those that were named last, where no broker is left to name them
+                await self._look_at_controllers(self._controllers)
             await self._clock.sleep(self._pace.configs)
 
     async def _look_at_controllers(self, addresses: list[str]) -> None:
@@ -147,7 +166,7 @@ class Sampler:
         found = Controllers(leaders[0] if leaders else "", {name: str(error) for name, error in views.failed.items()})
         if found.leader:
             try:
-                names = sorted({one.name for one in snapshot.brokers.values()})
+                names = sorted({one.name for one in snapshot.brokers.values()} | set(snapshot.lost))
                 told = await _in_time(controllers.sync_state(addresses, names))
                 found.sets = sets_of(told)
             except MQError as error:
@@ -225,7 +244,7 @@ class Sampler:
         except MQError as error:
             self._answers.failed(broker, state, question, str(error))
             if isinstance(error, AnswerTimedOut) and question.kind is not Kind.MEMBER:  # a member may be silent itself
-                state.error = str(error)
+                state.error, state.is_silent = str(error), True
 
     def _remember_since(self, name: str) -> None:
         """A group that was behind before the console started has been so since then."""
@@ -283,11 +302,14 @@ class Sampler:
 
     # --- history --------------------------------------------------------------------------------------------------
 
-    def _load(self) -> None:
+    def load(self) -> None:
         """What the file knows of the last day."""
         begin = self._clock.now() / 1000 - DAY
         for name in self._file.names(self._cluster.name, begin):
-            self._cluster.history.put(name, self._file.figures(self._cluster.name, name, begin))
+            rows = self._file.figures(self._cluster.name, name, begin)
+            self._cluster.history.put(name, rows)
+            if name.startswith(_BROKER):
+                self._known_before[name.removeprefix(_BROKER)] = int(rows[-1][0] * 1000)
 
     async def _record_regularly(self) -> None:
         while True:
@@ -310,6 +332,9 @@ class Sampler:
                 sum_known(one.runtime.out_tps for one in snapshot.masters if one.runtime),
             )
         }
+        for state in snapshot.masters:
+            if state.at and state.error is None:
+                figures[_BROKER + state.name] = (1,)
         for group in snapshot.groups.values():
             if group.at:
                 oldest = group.oldest

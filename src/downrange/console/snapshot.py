@@ -29,6 +29,8 @@ class BrokerState:
     runtime: BrokerRuntime | None = None
     at: int = 0
     error: str | None = None
+    is_silent: bool = False
+    """The error is that no answer came in time."""
     settings: dict[str, str] = field(default_factory=dict)
     topics: dict[str, TopicConfig] = field(default_factory=dict)
     special_topics: tuple[str, ...] = ()
@@ -91,6 +93,14 @@ class QueueEnds(NamedTuple):
     last: int
 
 
+class Growth(NamedTuple):
+    """The ends of a topic's queues on one broker, added up, when they were asked for, and their growth a second."""
+
+    at: int
+    end: int
+    rate: float | None
+
+
 @dataclass(slots=True)
 class TopicState:
     """One topic over all brokers that serve it."""
@@ -100,7 +110,9 @@ class TopicState:
     at: int = 0
     errors: dict[str, str] = field(default_factory=dict)
     rate: float | None = None
-    """Messages a second, between the last two times of asking."""
+    """Messages a second, the sum of what its brokers have taken between the last two times of asking."""
+    growth: dict[str, Growth] = field(default_factory=dict)
+    """By the names of its brokers."""
     metered_at: int = 0
     """When the rate was last taken from metrics; 0: never."""
     kind: str = ""
@@ -112,10 +124,6 @@ class TopicState:
     @property
     def count(self) -> int:
         return sum(ends.end - ends.first for ends in self.queues.values())
-
-    @property
-    def total(self) -> int:
-        return sum(ends.end for ends in self.queues.values())
 
     @property
     def last(self) -> int:
@@ -132,6 +140,8 @@ class QueueProgress:
     moved_at: int = 0
     oldest: int | None = None
     """Age of the oldest waiting message in milliseconds; None: not known."""
+    asked_at: int = 0
+    """When the broker last told these figures."""
 
     @property
     def behind(self) -> int:
@@ -161,13 +171,18 @@ class GroupState:
     queues: dict[MessageQueue, QueueProgress] = field(default_factory=dict)
     at: int = 0
     errors: dict[str, str] = field(default_factory=dict)
-    consume_rate: float = 0.0
+    consume_rates: dict[str, float] = field(default_factory=dict)
+    """Messages consumed a second, by the names of its brokers."""
     members: dict[str, Member] = field(default_factory=dict)
     members_at: int = 0
     subscriptions: dict[str, Subscription] = field(default_factory=dict)
     consume_type: str | None = None
     message_model: str | None = None
     behind_since: int | None = None
+
+    @property
+    def consume_rate(self) -> float:
+        return sum(self.consume_rates.values())
 
     @property
     def behind(self) -> int | None:
@@ -199,20 +214,31 @@ class GroupState:
         """The member that said it holds a queue."""
         return next((one for one in self.members.values() if one.queues is not None and queue in one.queues), None)
 
-    def stuck_queues(self, now: int) -> list[MessageQueue]:
-        """Queues with waiting messages whose committed offset has not moved for a minute, though members run."""
+    @property
+    def stuck_queues(self) -> list[MessageQueue]:
+        """Queues with waiting messages whose committed offset has not moved for a minute, though members run.
+
+        The minute ends with the last answer of the broker: one that is silent says nothing about its queues.
+        """
         if not self.members:
             return []
         return [
             queue
             for queue, progress in self.queues.items()
-            if progress.behind and progress.moved_at and now - progress.moved_at >= STUCK_MILLIS
+            if progress.behind and progress.moved_at and progress.asked_at - progress.moved_at >= STUCK_MILLIS
         ]
 
     @property
     def knows_holders(self) -> bool:
         """Whether every member has told which queues it holds."""
         return bool(self.members) and all(one.queues is not None for one in self.members.values())
+
+
+class Unheard(NamedTuple):
+    """Why a broker tells nothing, and when it last did (0: never)."""
+
+    why: str
+    at: int
 
 
 @dataclass(slots=True)
@@ -235,7 +261,9 @@ class Snapshot:
     """When the list of brokers was last known."""
     error: str | None = None
     lost: dict[str, int] = field(default_factory=dict)
-    """Brokers that name servers no longer list, by name, and since when."""
+    """Brokers whose master name servers no longer list, by name, and since when."""
+    lost_slaves: dict[tuple[str, int], int] = field(default_factory=dict)
+    """Slaves that name servers no longer list, by name and id, and since when."""
 
     @property
     def controller_addresses(self) -> list[str]:
@@ -271,6 +299,24 @@ class Snapshot:
     def masters(self) -> list[BrokerState]:
         return [one for one in self.brokers.values() if one.is_master]
 
+    @property
+    def unheard(self) -> dict[str, Unheard]:
+        """Masters that are gone or do not answer: figures of their queues are old."""
+        found = {name: Unheard("no name server lists it", at) for name, at in self.lost.items()}
+        return found | {one.name: Unheard(one.error, one.at) for one in self.masters if one.error is not None}
+
+    def forget_lost(self, before: int) -> None:
+        """A broker that is gone for long does not come back: its queues are no longer counted."""
+        names = {name for name, at in self.lost.items() if at < before}
+        self.lost = {name: at for name, at in self.lost.items() if name not in names}
+        self.lost_slaves = {slave: at for slave, at in self.lost_slaves.items() if at >= before}
+        if not names:
+            return
+        for topic in self.topics.values():
+            topic.queues = {queue: at for queue, at in topic.queues.items() if queue.broker_name not in names}
+        for group in self.groups.values():
+            group.queues = {queue: at for queue, at in group.queues.items() if queue.broker_name not in names}
+
     def brokers_of_topic(self, topic: str) -> list[BrokerState]:
         return [one for one in self.masters if topic in one.topics]
 
@@ -285,10 +331,24 @@ class Snapshot:
             if topic in group.subscriptions or any(queue.topic == topic for queue in group.queues)
         ]
 
+    @property
+    def own_topics(self) -> set[str]:
+        """Each broker has a topic of its own name, one of the name of its cluster, and one for replies."""
+        brokers = {state.name for state in self.brokers.values()} | set(self.lost)
+        clusters = {state.broker.cluster for state in self.brokers.values()}
+        return brokers | clusters | {f"{name}_REPLY_TOPIC" for name in clusters}
+
     def user_topics(self) -> Iterator[TopicState]:
-        """Topics of users. Each broker has one of its own name, which is none of them."""
-        own = {state.name for state in self.brokers.values()}
+        """Topics of users, without those that brokers make for themselves."""
+        own = self.own_topics
         return (topic for topic in self.topics.values() if topic.kind == "topic" and topic.name not in own)
+
+    def forget_rates(self, broker: str) -> None:
+        """A broker that is gone takes and hands over nothing."""
+        for topic in self.topics.values():
+            topic.growth.pop(broker, None)
+        for group in self.groups.values():
+            group.consume_rates.pop(broker, None)
 
     @property
     def all_dead_letters(self) -> int:

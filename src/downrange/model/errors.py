@@ -58,6 +58,7 @@ MQError                                                                        m
 │   ├── JournalDamaged                                                         client/resending.py
 │   ├── ReplyTimedOut                                                          client/producer/request_reply.py
 │   ├── AnswerTimedOut                                                         console/sampler.py
+│   ├── BrokerSilent                                                           console/clusters.py
 │   └── BrokerAway                                                             spark/brokers.py
 ├── NoQueue                                                                    client/producer/fault/chooser.py
 ├── BadAnswer                                                                  client/consumer/retry.py
@@ -79,7 +80,6 @@ MQError                                                                        m
 ├── PlanGone                                                                   console/plans.py
 ├── LoginRefused                                                               console/auth.py
 ├── PageRefused                                                                console/requests.py
-├── UnknownCluster                                                             console/clusters.py
 ├── UsageError                                                                 cli/options.py
 ├── ConsoleFailed                                                              cli/console_child.py
 └── ClusterFailed                                                              cli/local_cluster.py

@@ -8,6 +8,8 @@ import pytest
 
 from downrange.client.admin.runtime import BrokerRuntime
 from downrange.client.brokers import Broker
+from downrange.clock import ManualClock
+from downrange.console.answers import Answers
 from downrange.console.findings import Finding, Harm, Looked, differing_keys, findings
 from downrange.console.history import History
 from downrange.console.snapshot import (
@@ -25,6 +27,7 @@ from downrange.console.snapshot import (
 from downrange.model.message import MessageQueue
 from downrange.model.subscription import subscribe
 from downrange.model.topics import TopicConfig
+from downrange.protocol.bodies.statistics import TopicOffset, TopicStats
 
 NOW = 1_800_000_000_000
 QUEUE = MessageQueue("orders", "broker-a", 0)
@@ -39,7 +42,7 @@ def healthy() -> Snapshot:
 
 def group(behind: int = 0, *, members: int = 1, moved: int = 0, oldest: int | None = None) -> GroupState:
     found = GroupState("billing", at=NOW, members_at=NOW)
-    found.queues[QUEUE] = QueueProgress(100 + behind, 100, moved_at=NOW - moved, oldest=oldest)
+    found.queues[QUEUE] = QueueProgress(100 + behind, 100, moved_at=NOW - moved, oldest=oldest, asked_at=NOW)
     for number in range(members):
         found.members[f"c{number}"] = Member(f"c{number}", queues=frozenset([QUEUE]) if not number else frozenset())
     if behind:
@@ -110,7 +113,9 @@ def test_controllers_are_those_of_the_settings_of_brokers() -> None:
 def test_a_group_without_members_stuck_or_growing() -> None:
     snapshot = healthy()
     snapshot.groups["billing"] = group(10, members=0)
-    assert found_in(snapshot)["group-without-members"].text == "billing is 10 behind, and no member runs."
+    assert found_in(snapshot)["group-without-members"].text == (
+        "billing is 10 behind since 07:50:00, and no member runs."
+    )
     snapshot.groups["billing"] = group(10, moved=61_000, oldest=90_000)
     assert "stuck" in found_in(snapshot)["group-stuck"].text
     snapshot.groups["billing"] = group(500, moved=1_000, oldest=90_000)
@@ -120,6 +125,46 @@ def test_a_group_without_members_stuck_or_growing() -> None:
     text = found_in(snapshot, history)["group-growing"].text
     assert "+5/s" in text
     assert "the oldest waits for 90 s" in text
+    todo = found_in(snapshot, history)["group-growing"].todo
+    assert "make the members quicker" in todo, "another member would have no queue"
+    for number in (1, 2):
+        snapshot.groups["billing"].queues[MessageQueue("orders", "broker-a", number)] = QueueProgress(0, 0)
+    assert found_in(snapshot, history)["group-growing"].todo == "Start more members: 1 member for 3 queues."
+
+
+@pytest.mark.parametrize("how", ["silent", "gone"])
+def test_queues_of_a_broker_that_tells_nothing_are_not_called_stuck(how: str) -> None:
+    """Its last figures are old: whether its queues move, and who holds them, is not known."""
+    snapshot = healthy()
+    one = group(10, moved=300_000, oldest=90_000)
+    one.queues[QUEUE].asked_at = NOW - 290_000
+    one.members["c0"].queues = frozenset()
+    snapshot.groups["billing"] = one
+    if how == "silent":
+        snapshot.brokers["10.0.0.1:10911"].error = "no answer within 2 s"
+    else:
+        snapshot.lost["broker-a"] = NOW - 290_000
+    assert set(found_in(snapshot)) == {f"broker-{how}"}
+    assert set(snapshot.unheard) == {"broker-a"}
+
+
+def test_a_broker_that_is_gone_for_a_day_is_no_longer_counted() -> None:
+    snapshot = healthy()
+    snapshot.groups["billing"] = group(10)
+    snapshot.lost["broker-a"] = NOW - 1000
+    snapshot.forget_lost(NOW - 1001)
+    assert snapshot.groups["billing"].behind == 10
+    snapshot.forget_lost(NOW - 999)
+    assert snapshot.groups["billing"].behind == 0
+    assert snapshot.lost == {}
+
+
+def test_a_slave_that_is_gone() -> None:
+    snapshot = healthy()
+    snapshot.lost_slaves["broker-a", 1] = NOW
+    assert found_in(snapshot)["slave-gone"].text.startswith("Slave 1 of broker-a is gone since")
+    snapshot.controllers = Controllers("10.0.0.9:9878", {}, {})
+    assert found_in(snapshot) == {}, "a controller gives ids anew, and says itself which replicas are not in sync"
 
 
 def test_messages_on_their_way_are_no_finding() -> None:
@@ -161,6 +206,31 @@ def test_dead_letters_and_their_rise() -> None:
     assert "12 of them since" in found_in(snapshot, history)["dead-letters-rise"].text
 
 
+def test_the_rate_of_a_topic_is_the_sum_over_its_brokers() -> None:
+    """Brokers answer one after another; what one of them has taken is judged by its own last answer."""
+    clock = ManualClock(NOW)
+    snapshot = healthy()
+    snapshot.topics["orders"] = TopicState("orders")
+    answers = Answers(snapshot, clock)
+
+    def tell(broker: str, end: int) -> float | None:
+        queue = MessageQueue("orders", broker, 0)
+        stats = TopicStats(offset_table={queue: TopicOffset(min_offset=0, max_offset=end)})
+        answers.ends(Broker(f"{broker}:1", broker, "c", 0), "orders", stats)
+        return snapshot.topics["orders"].rate
+
+    assert tell("broker-a", 1000) is None
+    clock.tick(0.005)
+    assert tell("broker-b", 5000) is None, "its messages of before are no rate"
+    clock.tick(9.995)
+    assert tell("broker-a", 1100) == 10
+    clock.tick(0.005)
+    assert tell("broker-b", 5200) == 30
+    snapshot.forget_rates("broker-b")
+    clock.tick(10)
+    assert tell("broker-a", 1100) == 0
+
+
 def test_half_messages_that_are_old_and_delayed_ones_that_are_late() -> None:
     snapshot = healthy()
     snapshot.brokers["10.0.0.1:10911"].waiting = Waiting(5, 120_000, 2, 3_600_000)
@@ -175,7 +245,7 @@ def test_a_topic_on_one_broker_of_two() -> None:
     snapshot.brokers[other.address] = BrokerState(other, BrokerRuntime({}), NOW)
     snapshot.brokers["10.0.0.1:10911"].topics["orders"] = TopicConfig("orders")
     snapshot.brokers[other.address].topics["broker-b"] = TopicConfig("broker-b")  # every broker has a topic of its name
-    snapshot.topics |= {"orders": TopicState("orders"), "broker-b": TopicState("broker-b")}
+    snapshot.topics |= {name: TopicState(name) for name in ("orders", "broker-b", "c", "c_REPLY_TOPIC")}
     assert found_in(snapshot)["one-broker"].text == "1 topic is on one broker only: orders."
 
 
@@ -197,3 +267,4 @@ def test_the_most_harmful_comes_first() -> None:
     harms = [one.harm for one in findings(Looked(snapshot, History(), NOW, UTC))]
     assert harms == sorted(harms)
     assert len(harms) == 2
+    assert all(one.todo for one in findings(Looked(snapshot, History(), NOW, UTC)))

@@ -32,6 +32,15 @@ def test_an_hour_is_fine_and_a_day_is_coarse() -> None:
     assert math.isnan(history.rows("group:a", end - 3600, end)[0][2])
 
 
+def test_the_hour_before_a_restart_is_still_there() -> None:
+    history = History()
+    now = 1_000_000.0
+    history.put("group:a", [(now - 60 * minute, float(minute), 0.0, 0.0) for minute in range(20, 0, -1)])
+    history.add("group:a", now, (0, None, 0))
+    history.add("group:a", now + 10, (0, None, 0))
+    assert [row[1] for row in history.rows("group:a", now - 3590, now + 10)] == [*range(20, 0, -1), 0, 0]
+
+
 def test_charts_keep_gaps() -> None:
     rows = [(0.0, 1.0), (10.0, 2.0), (20.0, 3.0), (500.0, 4.0), (510.0, math.nan)]
     assert chart_data(rows, 1) == [[0, 10, 20, 30, 500, 510], [1, 2, 3, None, 4, None]]

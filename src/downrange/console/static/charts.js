@@ -33,7 +33,8 @@
     const options = {
       width: box.clientWidth, height: 180,
       cursor: { sync: { key: "console" }, drag: { x: false, y: false } },
-      scales: { x: { time: true }, y: { range: (_, __, most) => [0, most > 0 ? most * 1.05 : 1] }, second: { range: (_, __, most) => [0, most > 0 ? most * 1.05 : 1] } },
+      scales: { x: { time: true, range: (_, first, last) => [Math.min(first, last - 60), last] }, // at the start there is one figure
+        y: { range: (_, __, most) => [0, most > 0 ? most * 1.05 : 1] }, second: { range: (_, __, most) => [0, most > 0 ? most * 1.05 : 1] } },
       axes: [{ ...axis, space: 72, values: (_, ticks) => ticks.map(ticks.length > 1 && ticks[1] - ticks[0] < 60 ? exact : clock) }, { ...axis, size: 64, values: (_, ticks) => ticks.map(compact) }]
         .concat(second ? [{ ...axis, side: 1, scale: "second", size: 64, grid: { show: false }, values: (_, ticks) => ticks.map((n) => compact(n) + " s") }] : []),
       series: [{ label: "time", value: (plot, at) => exact(at ?? newest(plot, 0)) }].concat(series.map((one, at) => ({

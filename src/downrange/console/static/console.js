@@ -62,12 +62,12 @@
       if (now) link.append(document.importNode(now, true));
     });
   };
-  const later = () => {
-    if (!timer && every) timer = setTimeout(refresh, every * Math.min(12, 2 ** failures));
+  const later = (wait = every) => {
+    if (!timer && every) timer = setTimeout(refresh, wait * Math.min(12, 2 ** failures));
   };
   if (every && freshness) {
     freshness.textContent = `live, ${every / 1000} s`;
-    later();
+    later("soon" in page.dataset ? 1000 : every); // figures that were old are asked for as soon as somebody looks
     document.addEventListener("visibilitychange", () => {
       if (!document.hidden && !timer) refresh();
     });

@@ -99,4 +99,9 @@ async def audit(visit: Visit) -> Answer:
         return table
     path = visit.console.audit.path
     lead = [f"All of it is in {path}." if path else "Kept in memory only; --audit-log FILE keeps it."]
-    return Page("listing.html", "Audit log", table.data(), chrome={"tables": [table], "lead": lead})
+    return Page(
+        "listing.html",
+        "Audit log",
+        table.data(),
+        chrome={"tables": [table], "lead": lead, "empty": "Nothing was changed, exported or refused yet."},
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from downrange.client.dead_letters import DeadLetter, DeadLetters
@@ -18,8 +18,9 @@ from downrange.console.snapshot import GroupState
 from downrange.console.streams import event
 from downrange.console.tables import Column, listing, to_csv
 from downrange.console.views.messages import body_summary, mask_of
-from downrange.console.views.shared import LIVE_SECONDS, command, crumb
+from downrange.console.views.shared import LIVE_SECONDS, command, crumb, unheard
 from downrange.model.errors import MessageError, MQError
+from downrange.model.message import MessageQueue
 
 SHOWN: Final = 200
 MOST_READ: Final = 20_000
@@ -53,7 +54,8 @@ async def dead_letter_groups(visit: Visit) -> Answer:
         "lead": ["A dead letter is a message that a group could not handle after all its retries."],
         "empty": "No group has given up a message.",
     }
-    return Page("listing.html", "Dead letters", table.data(), command(visit, "dlq", "list", "GROUP"), chrome=chrome)
+    data = {**table.data(), "failed": unheard(visit)}
+    return Page("listing.html", "Dead letters", data, command(visit, "dlq", "list", "GROUP"), chrome=chrome)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,28 +104,42 @@ def _narrow(visit: Visit, fields: dict[str, str]) -> Narrow:
     )  # fmt: skip
 
 
-async def _read(visit: Visit, group: str, narrow: Narrow, ids: set[str]) -> tuple[list[DeadLetter], int, bool]:
-    """Letters that fit, how many were looked at, and whether that were all of them."""
-    found: list[DeadLetter] = []
-    looked = 0
-    letters = DeadLetters(visit.admin.session, group)
+@dataclass(slots=True)
+class LettersRead:
+    """Letters that fit, how many were looked at, whether those were all, and the errors of brokers that told none."""
+
+    letters: list[DeadLetter] = field(default_factory=list)
+    looked_at: int = 0
+    is_all: bool = True
+    failed: dict[str, str] = field(default_factory=dict)
+
+
+async def _read(visit: Visit, group: str, narrow: Narrow, ids: set[str]) -> LettersRead:
+    read = LettersRead()
+    unread: dict[MessageQueue, MQError] = {}
+    reading = DeadLetters(visit.admin.session, group).read(
+        begin=narrow.begin, end=narrow.end, message_ids=ids, unread=unread
+    )
     try:
         async with asyncio.timeout(READ_SECONDS):
-            async for letter in letters.read(begin=narrow.begin, end=narrow.end, message_ids=ids):
-                looked += 1
+            async for letter in reading:
+                read.looked_at += 1
                 if narrow.fits(letter) and (not ids or letter.message.offset_message_id in ids):
-                    found.append(letter)
-                if looked >= MOST_READ:
-                    return found, looked, False
+                    read.letters.append(letter)
+                if read.looked_at >= MOST_READ:
+                    read.is_all = False
+                    break
     except TimeoutError:
-        return found, looked, False
-    return found, looked, True
+        read.is_all = False
+    read.failed = {queue.broker_name: str(error) for queue, error in unread.items()}
+    return read
 
 
 async def dead_letters(visit: Visit) -> Answer:
     group = visit.path("group")
     narrow = _narrow(visit, visit.query)
-    letters, looked, is_all = await _read(visit, group, narrow, set())
+    read = await _read(visit, group, narrow, set())
+    letters = read.letters
     letters.sort(key=lambda one: -one.message.store_timestamp)
     if visit.query.get("format") in ("csv", "jsonl"):
         return _export(visit, group, letters, visit.query["format"])
@@ -133,8 +149,9 @@ async def dead_letters(visit: Visit) -> Answer:
     data: dict[str, Any] = {
         "group": group,
         "found": len(letters),
-        "looked_at": looked,
-        "is_all": is_all,
+        "looked_at": read.looked_at,
+        "is_all": read.is_all,
+        "failed": read.failed,
         "oldest": min((one.message.store_timestamp for one in letters), default=None),
         "newest": max((one.message.store_timestamp for one in letters), default=None),
         "rows": rows,
@@ -192,14 +209,15 @@ async def plan_resend(visit: Visit) -> Answer:
     ids = {value for name, value in pairs if name == "id"}
     fields = dict(pairs)
     narrow = _narrow(visit, fields)
-    letters, _, is_all = await _read(visit, group, narrow, ids)
-    if not is_all:
+    read = await _read(visit, group, narrow, ids)
+    if not read.is_all:
         raise PageRefused(400, f"there are more letters than a job takes at once ({MOST_READ:,}); narrow them by time")
     known = visit.console.jobs.resent(visit.cluster.name, group)
-    wanted = [one for one in letters if jobs.place_text(one.place) not in known]
+    wanted = [one for one in read.letters if jobs.place_text(one.place) not in known]
     if not wanted:
         raise PageRefused(400, "no letter fits that was not sent again before; nothing to plan")
-    job = visit.console.jobs.create(visit.cluster.name, group, visit.who.name, wanted)
+    missing = [f"letters of {broker} are not in this plan: {error}" for broker, error in read.failed.items()]
+    job = visit.console.jobs.create(visit.cluster.name, group, visit.who.name, wanted, "; ".join(missing))
     return see_other(visit.url("jobs", job.id))
 
 

@@ -24,7 +24,7 @@ SECONDS: Final = 4.0
 async def find(visit: Visit) -> Answer:
     """One hit: its page. Several, or none: a list that says where was looked."""
     text = visit.query.get("q", "").strip()
-    clusters = [visit.console.clusters[name] for name in _wanted(visit)]
+    clusters = _wanted(visit)
     hits = [hit for cluster in clusters for hit in _named(cluster, text)] if text else []
     exact = [hit for hit in hits if hit["is_exact"]]
     if exact and not visit.wants_json:
@@ -42,9 +42,10 @@ async def find(visit: Visit) -> Answer:
     return Page("find.html", f"Found for {text}" if text else "Find", data)
 
 
-def _wanted(visit: Visit) -> list[str]:
-    asked = visit.query.get("cluster", "")
-    return [asked] if asked in visit.console.clusters else list(visit.console.clusters)
+def _wanted(visit: Visit) -> list[Cluster]:
+    known = visit.clusters
+    asked = known.get(visit.query.get("cluster", ""))
+    return list(known.values()) if asked is None else [asked]
 
 
 def _address(cluster: Cluster, *parts: str) -> str:
@@ -83,7 +84,7 @@ def _hit(cluster: Cluster, kind: str, name: str, is_exact: bool, *parts: str) ->
 
 async def _messages(visit: Visit, cluster: Cluster, text: str) -> tuple[list[dict[str, Any]], int]:
     """Messages with this id or key: by offset id at once, else in every topic, those with the newest messages first."""
-    admin = visit.who.admins.get(cluster.name, cluster.admin)
+    admin = visit.admin_of(cluster)
     topic, _, key = text.partition(" ")
     if key and topic in cluster.snapshot.topics:
         topics, text = [topic], key.strip()

@@ -28,6 +28,7 @@ from downrange.console.views.shared import (
     group_columns,
     range_of,
     tab,
+    unheard,
 )
 from downrange.console.views.topics import number_of
 from downrange.model.message import MessageQueue
@@ -54,7 +55,8 @@ async def groups(visit: Visit) -> Answer:
         "live": LIVE_SECONDS,
         "empty": "No group yet: a group comes into being when its first consumer connects.",
     }
-    return Page("listing.html", "Groups", table.data(), command(visit, "group", "list"), chrome=chrome)
+    data = {**table.data(), "failed": unheard(visit)}
+    return Page("listing.html", "Groups", data, command(visit, "group", "list"), chrome=chrome)
 
 
 def found_group(visit: Visit) -> GroupState:
@@ -93,7 +95,7 @@ async def group(visit: Visit) -> Answer:
         "consume_type": one.consume_type,
         "dead": dead,
         "at": one.at,
-        "failed": dict(one.errors),
+        "failed": {**one.errors, **unheard(visit, {queue.broker_name for queue in one.queues})},
         "progress": progress.rows,
         "members": members.rows,
         "subscriptions": subscription_rows(one),
@@ -123,6 +125,7 @@ async def group(visit: Visit) -> Answer:
         "chart": [row[:3] for row in chart_rows(visit, visit.cluster, f"group:{one.name}", span_name)],
         "chart_source": visit.url("groups", one.name, "chart") + f".json?{_chart_query(visit, span_name)}",
         "live": LIVE_SECONDS if shown != "settings" else 0,
+        "is_old": bool(age_of(visit, one.at)),
     }
     return Page("group.html", one.name, data, command(visit, "group", "progress", one.name), chrome=chrome)
 
@@ -147,16 +150,20 @@ def _facts(visit: Visit, one: GroupState) -> str:
 
 
 def progress_columns(visit: Visit, one: GroupState) -> list[Column[tuple[MessageQueue, QueueProgress]]]:
-    stuck = set(one.stuck_queues(visit.now))
+    stuck = set(one.stuck_queues)
+    snapshot = visit.cluster.snapshot
+    quiet = {name: "gone" if name in snapshot.lost else "silent" for name in snapshot.unheard}
 
     def member(row: tuple[MessageQueue, QueueProgress]) -> str:
         holder = one.holder(row[0])
         if holder is not None:
             return holder.client_id
-        return "nobody" if one.knows_holders else ""
+        return "nobody" if one.knows_holders and row[0].broker_name not in quiet else ""
 
     def state(row: tuple[MessageQueue, QueueProgress]) -> str:
         queue, at = row
+        if queue.broker_name in quiet:
+            return f"broker {quiet[queue.broker_name]}"
         if not at.behind:
             return ""
         if queue in stuck:

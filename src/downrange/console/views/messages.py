@@ -28,7 +28,7 @@ from downrange.model.message import StoredMessage
 from downrange.model.sql.errors import SqlError
 from downrange.model.sql.expression import compile_sql
 
-FATE_SECONDS: Final = 5.0
+FATE_SECONDS: Final = 8.0  # longer than one request may take: what other brokers answered is shown
 SHOWN_TOPICS: Final = 2000
 
 

@@ -27,7 +27,7 @@ SHOWN_GROUPS = 20
 
 async def home(visit: Visit) -> Answer:
     """One cluster: its overview. Several: a table of them."""
-    clusters = visit.console.clusters
+    clusters = visit.clusters
     if len(clusters) == 1 and not visit.wants_json:
         return see_other(f"/c/{next(iter(clusters))}")
 
@@ -80,6 +80,7 @@ async def overview(visit: Visit) -> Answer:
         "chart": chart_rows(visit, cluster, "cluster", span),
         "chart_source": visit.url("chart") + f".json?range={span}",
         "live": LIVE_SECONDS,
+        "is_old": not snapshot.at,
     }
     return Page("overview.html", "Overview", data, command(visit, "cluster", "list"), chrome=chrome)
 

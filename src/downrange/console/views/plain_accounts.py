@@ -11,7 +11,7 @@ from downrange.client.per_server import PerServer
 from downrange.console.requests import Answer, PageRefused, Visit, checked_form, see_other
 from downrange.model.errors import MQError
 
-SECONDS = 5.0
+SECONDS = 8.0  # longer than one request may take: what other brokers answered is shown
 
 
 async def account_files(visit: Visit) -> tuple[list[dict[str, Any]], dict[str, str]]:

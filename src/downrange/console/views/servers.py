@@ -11,7 +11,7 @@ from downrange.console.requests import Answer, PageRefused, Visit, checked_form,
 from downrange.console.snapshot import BrokerState
 from downrange.console.tables import Column, listing
 from downrange.console.views.plans import planned
-from downrange.console.views.shared import LIVE_SECONDS, broker_columns, command, crumb, role_of
+from downrange.console.views.shared import LIVE_SECONDS, broker_columns, command, crumb, role_of, unheard
 from downrange.protocol.codes import version_name
 from downrange.settings import masked
 
@@ -25,7 +25,8 @@ async def brokers(visit: Visit) -> Answer:
     if visit.query.get("format") == "csv":
         return table
     gone = [{"broker": name, "since": since} for name, since in snapshot.lost.items()]
-    lead = [f"{one['broker']} is gone: no name server lists it." for one in gone]
+    told = visit.console.look(visit, visit.cluster).time
+    lead = [f"{name} is gone since {told(since)}: no name server lists it." for name, since in snapshot.lost.items()]
     lead += [f"The metrics at {at} cannot be read: {why}." for at, why in snapshot.metrics_errors.items()]
     chrome = {"tables": [table], "lead": lead, "live": LIVE_SECONDS, "empty": "No broker is registered."}
     data = {**table.data(), "gone": gone}
@@ -140,7 +141,7 @@ async def name_servers(visit: Visit) -> Answer:
 
 async def clients(visit: Visit) -> Answer:
     """All producers and consumers that are connected, as brokers know them."""
-    rows = _clients(visit)
+    rows, masters = _clients(visit), len(visit.cluster.snapshot.masters)
     kind = visit.query.get("kind", "all")
     shown = [row for row in rows if kind in ("all", row["kind"])]
     columns: list[Column[dict[str, Any]]] = [
@@ -150,7 +151,11 @@ async def clients(visit: Visit) -> Answer:
         Column("address", "address", lambda row: row["address"], "code"),
         Column("language", "language", lambda row: row["language"]),
         Column("version", "version", lambda row: row["version"]),
-        Column("brokers", "brokers", lambda row: row["brokers"]),
+        Column(
+            "brokers",
+            "brokers",
+            lambda row: f"all {masters}" if row["brokers"].count(",") + 1 == masters > 1 else row["brokers"],
+        ),
         Column("heard", "last heard", lambda row: row["heard"], "time"),
     ]
     table = listing(
@@ -163,7 +168,8 @@ async def clients(visit: Visit) -> Answer:
         {"label": one, "address": f"?kind={one}", "is_current": one == kind} for one in ("all", "producer", "consumer")
     ]
     chrome = {"tables": [table], "choices": choices, "live": LIVE_SECONDS, "empty": "No client is connected."}
-    return Page("listing.html", "Clients", table.data(), command(visit, "cluster", "producers"), chrome=chrome)
+    data = {**table.data(), "failed": unheard(visit)}
+    return Page("listing.html", "Clients", data, command(visit, "cluster", "producers"), chrome=chrome)
 
 
 def _clients(visit: Visit) -> list[dict[str, Any]]:
@@ -174,8 +180,9 @@ def _clients(visit: Visit) -> list[dict[str, Any]]:
             row = found.setdefault(
                 ("producer", one.group, one.client_id),
                 {
-                    "client": one.client_id, "kind": "producer", "group": one.group, "address": one.address,
-                    "language": one.language, "version": version_name(one.version), "brokers": state.name,
+                    "client": one.client_id, "kind": "producer", "group": one.group,
+                    "address": one.address.removeprefix("/"), "language": one.language,
+                    "version": version_name(one.version), "brokers": state.name,
                     "heard": one.heard_at or "", "address_of_group": None,
                 },
             )  # fmt: skip

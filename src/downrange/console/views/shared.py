@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 from downrange.console import formats
@@ -68,7 +68,7 @@ def trend(visit: Visit, group: GroupState) -> str:
         return ""
     if not group.members and group.members_at:
         return "no members"
-    if group.stuck_queues(visit.now):
+    if group.stuck_queues:
         return "stuck"
     growth = growth_of(visit.console.look(visit, visit.cluster), group.name)
     if growth is None:
@@ -141,6 +141,15 @@ def age_of(visit: Visit, at: int) -> str:
     pace = visit.console.config.pace
     is_old = visit.now - at > 2000 * pace.seen + 1000
     return f"figures of {formats.when(at, visit.zone, visit.now)}" if is_old else ""
+
+
+def unheard(visit: Visit, names: Collection[str] | None = None) -> dict[str, str]:
+    """Brokers, of these names if some are given, whose figures are old: why, and how old they are."""
+    return {
+        name: f"{one.why}; its figures are of {formats.when(one.at, visit.zone, visit.now)}" if one.at else one.why
+        for name, one in visit.cluster.snapshot.unheard.items()
+        if names is None or name in names
+    }
 
 
 def crumb(visit: Visit, label: str, *parts: str) -> dict[str, str]:

@@ -12,11 +12,21 @@ from downrange.client.admin.plans import PlanKind, PlanRequest
 from downrange.console.formats import plural
 from downrange.console.pages import Page, json_text
 from downrange.console.requests import Answer, PageRefused, Visit, checked_form, see_other
-from downrange.console.snapshot import GroupState, QueueEnds, TopicState
+from downrange.console.snapshot import GroupState, QueueEnds, Snapshot, TopicState
 from downrange.console.tables import Column, listing
 from downrange.console.users_file import Role
 from downrange.console.views.plans import planned
-from downrange.console.views.shared import LIVE_SECONDS, age_of, chart_data, chart_rows, command, crumb, range_of, tab
+from downrange.console.views.shared import (
+    LIVE_SECONDS,
+    age_of,
+    chart_data,
+    chart_rows,
+    command,
+    crumb,
+    range_of,
+    tab,
+    unheard,
+)
 from downrange.model.message import Message, MessageQueue
 from downrange.model.topics import TopicConfig
 
@@ -40,7 +50,7 @@ async def topics(visit: Visit) -> Answer:
         Column("last", "last message", lambda one: one.last if one.at else None, "time"),
     ]
     table = listing(
-        [one for one in snapshot.topics.values() if _is_of(visit, one, kind)], columns, visit.query,
+        _of_kind(snapshot, kind), columns, visit.query,
         search=lambda one: one.name, sort="topic", name="topics", caption="Topics",
     )  # fmt: skip
     if visit.query.get("format") == "csv":
@@ -51,7 +61,10 @@ async def topics(visit: Visit) -> Answer:
         "tables": [table], "choices": choices, "actions": actions, "live": LIVE_SECONDS,
         "empty": f"No topic yet. Make one: {command(visit, 'topic', 'create', 'orders')}",
     }  # fmt: skip
-    return Page("listing.html", "Topics", table.data(), command(visit, "topic", "list"), chrome=chrome)
+    for row in table.rows[:50]:
+        visit.cluster.look("topic", row["topic"])
+    data = {**table.data(), "failed": unheard(visit)}
+    return Page("listing.html", "Topics", data, command(visit, "topic", "list"), chrome=chrome)
 
 
 def _readers(groups: Any) -> dict[str, int]:
@@ -63,11 +76,19 @@ def _readers(groups: Any) -> dict[str, int]:
     return counts
 
 
-def _is_of(visit: Visit, topic: TopicState, kind: str) -> bool:
-    if kind == "one-broker":
-        snapshot = visit.cluster.snapshot
-        return topic.kind == "topic" and len(snapshot.brokers_of_topic(topic.name)) == 1
-    return kind == "all" or topic.kind == kind
+def _of_kind(snapshot: Snapshot, kind: str) -> list[TopicState]:
+    own, everything = snapshot.own_topics, snapshot.topics.values()
+    match kind:
+        case "all":
+            return list(everything)
+        case "topic":
+            return list(snapshot.user_topics())
+        case "one-broker":
+            return [one for one in snapshot.user_topics() if len(snapshot.brokers_of_topic(one.name)) == 1]
+        case "system":
+            return [one for one in everything if one.kind == "system" or one.name in own]
+        case _:
+            return [one for one in everything if one.kind == kind]
 
 
 def found_topic(visit: Visit) -> TopicState:
@@ -112,7 +133,7 @@ async def topic(visit: Visit) -> Answer:
         "rate": one.rate,
         "messages": one.count,
         "at": one.at,
-        "failed": dict(one.errors),
+        "failed": {**one.errors, **unheard(visit, {queue.broker_name for queue in one.queues})},
         "queues": queues.rows,
         "groups": group_table.rows,
         "settings": {name: config_row(config) for name, config in configs.items()},
@@ -132,6 +153,7 @@ async def topic(visit: Visit) -> Answer:
         "chart": chart_rows(visit, visit.cluster, f"topic:{one.name}", span),
         "chart_source": visit.url("topics", one.name, "chart") + f".json?range={span}",
         "live": LIVE_SECONDS if shown == "queues" else 0,
+        "is_old": bool(age_of(visit, one.at)),
         "writers": writers,
         "result": visit.query.get("sent", ""),
         "permissions": PERMISSIONS,

@@ -20,7 +20,7 @@ from downrange.console.views.plain_accounts import account_files, told
 from downrange.console.views.shared import command
 from downrange.model.errors import MQError
 
-SECONDS = 5.0
+SECONDS = 8.0  # longer than one request may take: what other brokers answered is shown
 
 
 async def users(visit: Visit) -> Answer:
@@ -38,8 +38,15 @@ async def users(visit: Visit) -> Answer:
         return table
     files, plain_problems = await account_files(visit)
     data = {"users": people, "rules": rules, "problems": problems, "files": files, "plain_problems": plain_problems}
-    chrome = {"table": table, "result": visit.query.get("done", "")}
+    chrome = {"table": table, "result": visit.query.get("done", ""), "is_guarded": _is_guarded(visit)}
     return Page("users.html", "Users", data, command(visit, "user", "list"), chrome=chrome)
+
+
+def _is_guarded(visit: Visit) -> bool:
+    """Whether a broker has access control, as far as brokers have told their settings."""
+    told = [one.settings for one in visit.cluster.snapshot.brokers.values() if one.settings]
+    switches = ("authenticationEnabled", "aclEnable")
+    return not told or any(settings.get(switch) == "true" for settings in told for switch in switches)
 
 
 async def _asked(visit: Visit) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, str]]:
