@@ -70,11 +70,14 @@ async def test_the_last_status_of_each_pipeline_is_listed_and_one_has_its_histor
 async def test_a_status_is_json_with_the_name_as_key(mq: EmbeddedBroker) -> None:
     reporter = PipelineReporter(mq.namesrv, ManualClock(NOW))
     await asyncio.to_thread(reporter.tell, PipelineStatus("lake", "archive", lag={"orders": 3}))
-    await asyncio.to_thread(reporter.close)
-    (message,) = await asyncio.to_thread(mq.wait_for, PIPELINES_TOPIC, 1)
-    assert message.keys == ["lake"]
-    told = json.loads(message.body)
-    assert (told["name"], told["kind"], told["lag"], told["timestamp"]) == ("lake", "archive", {"orders": 3}, NOW)
+    for lag in (2, 0):
+        await asyncio.to_thread(reporter.tell, PipelineStatus("lake", "archive", lag={"orders": lag}))
+    await asyncio.to_thread(reporter.close)  # tells the last of those that came too early
+    messages = await asyncio.to_thread(mq.wait_for, PIPELINES_TOPIC, 2)
+    assert [message.keys for message in messages] == [["lake"], ["lake"]]
+    told = [json.loads(message.body) for message in messages]
+    assert (told[0]["name"], told[0]["kind"], told[0]["timestamp"]) == ("lake", "archive", NOW)
+    assert sorted(one["lag"]["orders"] for one in told) == [0, 3]
 
 
 async def test_a_cluster_that_is_away_does_not_disturb_the_pipeline(caplog: pytest.LogCaptureFixture) -> None:

@@ -82,28 +82,12 @@ def archive(
     """Write topics to a lake of Parquet files, every message once. The next run continues where this one ended."""
     source = _source(topics, pattern, store, namesrv, options)
     with asked_rightly():
-        from downrange.client.pipeline_status import PipelineReporter
-        from downrange.clock import SystemClock
-        from downrange.spark.pipelines.archive import ArchiveProgress, checked
         from downrange.spark.pipelines.archive import archive as run
-        from downrange.spark.pipelines.archive_status import archive_status
+        from downrange.spark.pipelines.archive import checked
 
         checked(source, name, every)  # before Spark, which takes seconds to start
         began = time.monotonic()
-        reporter = PipelineReporter(client_config(namesrv))
-        tell = archive_status(reporter, name, source, lake, SystemClock())
-        with (
-            closing(reporter),
-            spark_session(master) as spark,
-            shown_progress(began) as shown,
-            stopped_by_signal() as stop,
-        ):
-
-            def on_progress(progress: ArchiveProgress) -> None:
-                shown(progress)
-                if store is None:
-                    tell(progress)
-
+        with spark_session(master) as spark, shown_progress(began) as shown, stopped_by_signal() as stop:
             done = run(
                 spark,
                 lake,
@@ -112,7 +96,7 @@ def archive(
                 name=name,
                 until_caught_up=not continuous,
                 seconds_between_batches=every,
-                on_progress=on_progress,
+                on_progress=shown,
                 stop=stop,
             )
         document: dict[str, Any] = {
@@ -240,11 +224,12 @@ def sql(
     more = key_values(options or [])
     with asked_rightly():
         from downrange.spark.pipelines.errors import told_in_one_line
+        from downrange.spark.pipelines.seen import as_group
         from downrange.spark.pipelines.sql import ViewKind, checked_watermark, parse_view, start_stream, write_parquet
         from downrange.spark.pipelines.sql import sql as run
         from downrange.spark.progress import LagListener
 
-        views = _views(topics, stores, more, namesrv)
+        views = _views(topics, stores, as_group(more, "sql", name) if stream and topics else more, namesrv)
         views += [parse_view(text, ViewKind.LAKE, key_values(storage or [])) for text in lakes or ()]
         if not views:
             raise UsageError("the query has nothing to read: give --topic, --store or --lake")

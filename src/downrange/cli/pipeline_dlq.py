@@ -79,7 +79,7 @@ def dlq(
         job = Job(to_own, rate)
         config = client_config(namesrv)
         with closing(PipelineReporter(config)) as reporter, spark_session(master) as spark:
-            report = _collected(spark, out, source, traces, reporter)
+            report = _collected(spark, out, source, traces)
             document, parts = _report_answer(report)
             outcomes: list[Outcome] = []
             if resend is not None:
@@ -98,23 +98,11 @@ def dlq(
         raise typer.Exit(1)
 
 
-def _collected(
-    spark: SparkSession, out: Path, source: dict[str, str], traces: bool, reporter: PipelineReporter
-) -> DlqReport:
-    from downrange.clock import SystemClock
-    from downrange.spark.pipelines.archive import ArchiveProgress
-    from downrange.spark.pipelines.archive_status import archive_status
-    from downrange.spark.pipelines.dead_letters import NAME
+def _collected(spark: SparkSession, out: Path, source: dict[str, str], traces: bool) -> DlqReport:
     from downrange.spark.pipelines.dead_letters import dlq as run
 
-    told = archive_status(reporter, NAME, {"subscribe": "%DLQ%"}, str(out), SystemClock(), kind=NAME)
     with shown_progress(time.monotonic()) as shown, stopped_by_signal() as stop:
-
-        def on_progress(progress: ArchiveProgress) -> None:
-            shown(progress)
-            told(progress)
-
-        report = run(spark, out, source, traces=traces, on_progress=on_progress, stop=stop)
+        report = run(spark, out, source, traces=traces, on_progress=shown, stop=stop)
     if stop.is_set():
         typer.echo("downrange: interrupted; the same command continues", err=True)
         raise typer.Exit(130)

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import time
-from contextlib import closing
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from downrange.cli.account import client_config
 from downrange.cli.options import Json, Namesrv, key_values
 from downrange.cli.output import Answer, print_answer
 from downrange.cli.pipeline import Master, Options, StorageOptions
 from downrange.cli.spark_session import asked_rightly, shown_line, spark_session, stopped_by_signal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from downrange.client.pipeline_status import PipelineReporter
     from downrange.spark.pipelines.latest import LatestProgress
 
 
@@ -32,6 +27,7 @@ def latest(
     ] = None,
     continuous: Annotated[bool, typer.Option("--continuous", help="Go on after catching up, until Ctrl-C.")] = False,
     every: Annotated[float, typer.Option("--every", help="Seconds between batches, with --continuous.")] = 10.0,
+    name: Annotated[str, typer.Option("--name", help="Its name in `pipeline list`.")] = "latest",
     options: Options = None,
     storage: StorageOptions = None,
     namesrv: Namesrv = None,
@@ -43,23 +39,15 @@ def latest(
     if namesrv is not None:
         source["namesrv"] = namesrv
     with asked_rightly():
-        from downrange.client.pipeline_status import PipelineReporter
         from downrange.spark.pipelines.latest import checked
         from downrange.spark.pipelines.latest import latest as run
 
-        checked(source, every)  # before Spark, which takes seconds to start
+        checked(source, every, name=name)  # before Spark, which takes seconds to start
         began = time.monotonic()
-        with (
-            closing(PipelineReporter(client_config(namesrv))) as reporter,
-            spark_session(master) as spark,
-            shown_line() as show,
-            stopped_by_signal() as stop,
-        ):
-            tell = _status(reporter, table, source["subscribe"])
+        with spark_session(master) as spark, shown_line() as show, stopped_by_signal() as stop:
 
             def on_progress(progress: LatestProgress) -> None:
                 show(f"read {progress.messages:,} messages, {progress.behind or 0:,} to go", progress.messages)
-                tell(progress)
 
             done = run(
                 spark,
@@ -67,6 +55,7 @@ def latest(
                 source,
                 storage_options=key_values(storage or []),
                 delete_tag=delete_tag,
+                name=name,
                 until_caught_up=not continuous,
                 seconds_between_batches=every,
                 on_progress=on_progress,
@@ -80,20 +69,3 @@ def latest(
     if done.keyless:
         text += f"; {done.keyless:,} messages have no key"
     print_answer(Answer({"table": table, **asdict(done), "seconds": round(seconds, 3)}, [text]), as_json=json)
-
-
-def _status(reporter: PipelineReporter, table: str, topics: str) -> Callable[[LatestProgress], None]:
-    """A callback that tells the cluster the progress since it was told last."""
-    from downrange.client.pipeline_status import PipelineStatus
-
-    last = (time.monotonic(), 0)
-
-    def tell(progress: LatestProgress) -> None:
-        nonlocal last
-        now = time.monotonic()
-        rate = (progress.messages - last[1]) / max(now - last[0], 1e-9)
-        lag = {} if progress.behind is None else {topics: progress.behind}
-        if reporter.tell(PipelineStatus(f"latest {topics}", "latest", topics, table, lag, rows_per_second=rate)):
-            last = (now, progress.messages)
-
-    return tell

@@ -88,6 +88,7 @@ def mirror(
     document = {
         "read": done.read,
         "mirrored": done.mirrored,
+        "bytes": done.bytes,
         "batches": done.batches,
         "groupQueues": done.group_queues,
         "lag": done.lag or {},

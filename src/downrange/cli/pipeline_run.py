@@ -7,6 +7,7 @@ import shutil
 import sys
 import time
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -61,9 +62,11 @@ def run(
                 )
             except MQError as error:
                 if not dry_run:
-                    reporter.tell(PipelineStatus(status.name, status.kind, status.source, last_error=str(error)))
+                    reporter.tell_error(status, error)
                 raise
-    seconds = time.monotonic() - began
+            seconds = time.monotonic() - began
+            if not dry_run:
+                reporter.tell(replace(status, batch_seconds=seconds))
     document = {"name": project.spec.name, "events": told, "seconds": round(seconds, 3)}
     flows = sum(message.endswith("has COMPLETED.") for message in told)
     text = f"{project.spec.name}: checked" if dry_run else f"{project.spec.name}: {flows} flows completed"

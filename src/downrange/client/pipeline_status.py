@@ -1,7 +1,7 @@
 """The progress of pipelines, told as messages: any console of the cluster can read it, and there is its history.
 
 A pipeline sends a JSON message after a batch, at most one in five seconds, to the topic DOWNRANGE_PIPELINES; the key of
-the message is the name of the pipeline. `client/admin/pipelines.py` reads them.
+the message is the name of the pipeline. The last status is always sent. `client/admin/pipelines.py` reads them.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 PIPELINES_TOPIC: Final = "DOWNRANGE_PIPELINES"
 PIPELINE_GROUP: Final = "DOWNRANGE_PIPELINES"
 SECONDS_BETWEEN: Final = 5.0
+_MOST_ERROR_LETTERS: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,30 +72,46 @@ class PipelineReporter:
         self._producer: Producer | None = None
         self._lock = threading.Lock()
         self._told: dict[str, float] = {}
+        self._held: dict[str, PipelineStatus] = {}
+        """The status of each pipeline that came too early, and that `close` sends if none follows."""
 
     def __repr__(self) -> str:
         return f"<PipelineReporter of {', '.join(sorted(self._told)) or 'nothing yet'}>"
 
     def tell(self, status: PipelineStatus) -> bool:
-        """Send a status, unless one of this pipeline was sent a moment ago; one with an error is always sent."""
+        """Send a status; not at once if one of this pipeline was sent a moment ago, unless it has an error."""
         with self._lock:
             now = self._clock.monotonic()
             is_early = now - self._told.get(status.name, float("-inf")) < SECONDS_BETWEEN
             if is_early and status.last_error is None:
+                self._held[status.name] = status
                 return False
             self._told[status.name] = now
-            try:
-                self._send(status)
-            except MQError as error:
-                log.warning("pipeline status not sent pipeline=%s reason=%s", status.name, error)
-                return False
-            return True
+            self._held.pop(status.name, None)
+            return self._try(status)
+
+    def tell_error(self, status: PipelineStatus, error: BaseException) -> None:
+        """Send the last status of a pipeline that an error ended."""
+        text = str(error).strip() or type(error).__name__
+        self.tell(replace(status, last_error=text.splitlines()[0][:_MOST_ERROR_LETTERS]))
 
     def close(self) -> None:
+        """Send each last status that came too early, and close the connection."""
         with self._lock:
+            for status in self._held.values():
+                self._try(status)
+            self._held = {}
             if self._producer is not None:
                 self._producer.close()
                 self._producer = None
+
+    def _try(self, status: PipelineStatus) -> bool:
+        try:
+            self._send(status)
+        except MQError as error:
+            log.warning("pipeline status not sent pipeline=%s reason=%s", status.name, error)
+            return False
+        return True
 
     def _send(self, status: PipelineStatus) -> None:
         if self._producer is None:

@@ -223,6 +223,11 @@ class SourceOptions:
                 raise OptionError(f"{key} needs a broker: it does not go with storePath")
 
     @property
+    def choice(self) -> str:
+        """The topics as they were chosen: names, a pattern, or queues."""
+        return next(value for _, value in self._choices() if value is not None)
+
+    @property
     def topics(self) -> tuple[str, ...]:
         return tuple(part for piece in (self.subscribe or "").split(",") if (part := piece.strip()))
 

@@ -20,14 +20,17 @@ from typing import Any, Final
 
 from pyspark.sql import SparkSession
 
+from downrange.client.pipeline_status import PipelineStatus
 from downrange.spark.lake.lake import Lake
 from downrange.spark.lake.layout import LakeBusy, LakeFile, checked_name
 from downrange.spark.offsets import VERSION
 from downrange.spark.options import SourceOptions, parse_options
 from downrange.spark.pipelines.archive_reader import ArchiveReader
 from downrange.spark.pipelines.errors import PipelineError, told_in_one_line
-from downrange.spark.pipelines.task_reader import run_batches
+from downrange.spark.pipelines.seen import Reports, as_group
+from downrange.spark.pipelines.task_reader import Look, run_batches
 
+KIND: Final = "archive"
 NAME: Final = "archive"
 _DEFAULTS: Final = {
     "startingOffsets": "earliest",
@@ -55,6 +58,7 @@ def archive(
     *,
     storage_options: Mapping[str, str] | None = None,
     name: str = NAME,
+    kind: str = KIND,
     until_caught_up: bool = True,
     seconds_between_batches: float = 10.0,
     on_progress: Callable[[ArchiveProgress], None] | None = None,
@@ -65,19 +69,25 @@ def archive(
     `lake` is a directory or a URL, which is created if missing; `storage_options` are for its object store. A batch
     under way is finished first. Several archives of different topics may share a lake, each under a `name`; of two
     drivers of one archive the first to commit goes on, and the other one ends with LakeBusy.
+
+    The progress is also committed as the group `<kind>_<name>`, unless the options name a group, and told to `downrange
+    pipeline list`.
     """
-    wanted = checked(options, name, seconds_between_batches)
+    wanted = checked(options, name, seconds_between_batches, kind=kind)
     target = Lake.create(lake, storage_options)
-    with told_in_one_line():
-        run = _Run(spark, target, name, wanted)
+    status = PipelineStatus(name, kind, wanted.choice, str(target.location))
+    with Reports(wanted, status) as reports, told_in_one_line():
+        run = _Run(spark, target, name, wanted, reports)
         run.run(None if until_caught_up else seconds_between_batches, on_progress or (lambda _: None), stop)
         return run.progress
 
 
-def checked(options: Mapping[str, str], name: str, seconds_between_batches: float) -> SourceOptions:
+def checked(
+    options: Mapping[str, str], name: str, seconds_between_batches: float, *, kind: str = KIND
+) -> SourceOptions:
     """The options with their defaults; raises an error when they are wrong."""
-    wanted = parse_options({**_DEFAULTS, **options})
     checked_name(name)
+    wanted = parse_options({**_DEFAULTS, **as_group(options, kind, name)})
     if not 0 < seconds_between_batches < math.inf:
         raise PipelineError(f"{seconds_between_batches:g} seconds between batches: expected more than 0")
     return wanted
@@ -86,10 +96,11 @@ def checked(options: Mapping[str, str], name: str, seconds_between_batches: floa
 class _Run:
     """One archive from start to end, in one thread."""
 
-    def __init__(self, spark: SparkSession, lake: Lake, name: str, options: SourceOptions) -> None:
+    def __init__(self, spark: SparkSession, lake: Lake, name: str, options: SourceOptions, reports: Reports) -> None:
         self._spark = spark.sparkContext
         self._lake = lake
         self._name = name
+        self._reports = reports
         self._reader = ArchiveReader(options, lake.location, self._spark.defaultParallelism)
         self._number = 0
         """The number of the next batch. The lake takes each number once: of two drivers of an archive one fails."""
@@ -103,8 +114,9 @@ class _Run:
         position = known.positions.get(self._name)
         self._number = 0 if position is None else position.batch + 1
 
-        def told(behind: int) -> None:
-            self.progress.behind = behind
+        def on_look(look: Look) -> None:
+            self.progress.behind = look.behind
+            self._reports.tell(look, self.progress.messages, self.progress.bytes)
             on_progress(self.progress)
 
         run_batches(
@@ -113,7 +125,7 @@ class _Run:
             lambda: self._reader.first_offset(known.ends),
             self._batch,
             seconds=seconds,
-            on_progress=told,
+            on_look=on_look,
             stop=stop,
         )
 

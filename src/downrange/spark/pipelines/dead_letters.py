@@ -55,7 +55,7 @@ def checked_source(options: Mapping[str, str]) -> dict[str, str]:
     if chosen := [name for name in options if name.lower() in _OTHER_CHOICES]:
         raise OptionError(f"{chosen[0]}: this pipeline reads the dead-letter topics of all groups from brokers")
     source = {**options, **_CHOICE}
-    checked(source, NAME, 1.0)
+    checked(source, NAME, 1.0, kind=NAME)
     return source
 
 
@@ -73,7 +73,7 @@ def dlq(
     `options` are those of the source `rocketmq`, without topics. If stopped, the next run continues.
     """
     source = checked_source(options)
-    done = archive(spark, out / TABLE, source, name=NAME, on_progress=on_progress, stop=stop)
+    done = archive(spark, out / TABLE, source, name=NAME, kind=NAME, on_progress=on_progress, stop=stop)
     with told_in_one_line():
         table = letters_in(spark, out, options, traces=traces)
         table.groupBy(*_CAUSE).agg(

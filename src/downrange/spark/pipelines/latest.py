@@ -18,6 +18,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import InputPartition
 
+from downrange.client.pipeline_status import PipelineStatus
 from downrange.spark.data_source import arrow_schema
 from downrange.spark.lake.location import Location
 from downrange.spark.offsets import VERSION
@@ -25,8 +26,10 @@ from downrange.spark.options import SourceOptions, parse_options
 from downrange.spark.pipelines.errors import PipelineError, told_in_one_line
 from downrange.spark.pipelines.frames import chosen_schema
 from downrange.spark.pipelines.latest_table import SCHEMA, LatestTable, joined, keyed
-from downrange.spark.pipelines.task_reader import TaskReader, run_batches
+from downrange.spark.pipelines.seen import Reports, as_group
+from downrange.spark.pipelines.task_reader import Look, TaskReader, run_batches
 
+NAME: Final = "latest"
 _DEFAULTS: Final = {
     "startingOffsets": "earliest",
     "maxOffsetsPerTrigger": "500000",  # the newest messages of a batch are held by the driver
@@ -41,6 +44,7 @@ class LatestProgress:
 
     batches: int = 0
     messages: int = 0
+    bytes: int = 0
     keyless: int = 0
     inserted: int = 0
     updated: int = 0
@@ -49,10 +53,11 @@ class LatestProgress:
 
 
 class Part(NamedTuple):
-    """What a task found: the newest row of each key, and how many messages there were."""
+    """What a task found: the newest row of each key, and how many messages and bytes of them there were."""
 
     rows: pa.Table
     messages: int
+    bytes: int
     keyless: int
 
 
@@ -65,19 +70,20 @@ class LatestReader(TaskReader):
     def newest(self, task: InputPartition) -> Part:
         """Runs on a worker: the newest message of each key in the ranges of a task."""
         found = SCHEMA.empty_table()
-        messages = keyless = 0
+        messages = size = keyless = 0
         for batch in self.read(task):
             rows = keyed(batch)
             messages += batch.num_rows
+            size += batch.nbytes
             column = batch.column("keys")
             keyless += sum(not (keys and keys.strip()) for keys in column.to_pylist())
             found = joined([found, rows])
-        return Part(found, messages, keyless)
+        return Part(found, messages, size, keyless)
 
 
-def checked(options: Mapping[str, str], seconds_between_batches: float) -> SourceOptions:
+def checked(options: Mapping[str, str], seconds_between_batches: float, *, name: str = NAME) -> SourceOptions:
     """The options with their defaults; raises an error when they are wrong."""
-    wanted = parse_options({**_DEFAULTS, **options})
+    wanted = parse_options({**_DEFAULTS, **as_group(options, NAME, name)})
     if not 0 < seconds_between_batches < math.inf:
         raise PipelineError(f"{seconds_between_batches:g} seconds between batches: expected more than 0")
     return wanted
@@ -90,6 +96,7 @@ def latest(
     *,
     storage_options: Mapping[str, str] | None = None,
     delete_tag: str | None = None,
+    name: str = NAME,
     until_caught_up: bool = True,
     seconds_between_batches: float = 10.0,
     on_progress: Callable[[LatestProgress], None] | None = None,
@@ -99,12 +106,14 @@ def latest(
 
     `table` is a directory or a URL, which is created if missing; `storage_options` are for its object store. Messages
     with an empty body, and those with the tag `delete_tag`, delete their keys. Returns when caught up, or, with
-    `until_caught_up` False, when `stop` is set.
+    `until_caught_up` False, when `stop` is set. The progress is also committed as the group `latest_<name>`, unless the
+    options name a group, and told to `downrange pipeline list`.
     """
-    wanted = checked(options, seconds_between_batches)
-    topics = options.get("subscribe") or options.get("subscribePattern") or options.get("assign") or ""
-    with told_in_one_line():
-        run = _Run(spark, LatestTable(Location.of(table, storage_options), topics, delete_tag), wanted)
+    wanted = checked(options, seconds_between_batches, name=name)
+    location = Location.of(table, storage_options)
+    status = PipelineStatus(name, NAME, wanted.choice, str(location))
+    with Reports(wanted, status) as reports, told_in_one_line():
+        run = _Run(spark, LatestTable(location, wanted.choice, delete_tag), wanted, reports)
         run.run(None if until_caught_up else seconds_between_batches, on_progress or (lambda _: None), stop)
         return run.progress
 
@@ -112,8 +121,9 @@ def latest(
 class _Run:
     """One run from start to end, in one thread."""
 
-    def __init__(self, spark: SparkSession, table: LatestTable, options: SourceOptions) -> None:
+    def __init__(self, spark: SparkSession, table: LatestTable, options: SourceOptions, reports: Reports) -> None:
         self._spark = spark.sparkContext
+        self._reports = reports
         self._table = table
         self._reader = LatestReader(options)
         self._reader.parallelism = self._spark.defaultParallelism
@@ -124,10 +134,11 @@ class _Run:
     ) -> None:
         position = self._table.position
 
-        def told(behind: int) -> None:
-            self.progress.behind = behind
+        def on_look(look: Look) -> None:
+            self.progress.behind = look.behind
+            self._reports.tell(look, self.progress.messages, self.progress.bytes)
             if self.progress.batches % _BATCHES_BETWEEN_TIDYING == _BATCHES_BETWEEN_TIDYING - 1:
-                self._table.tidy(forget=behind == 0)
+                self._table.tidy(forget=look.behind == 0)
             on_progress(self.progress)
 
         run_batches(
@@ -136,7 +147,7 @@ class _Run:
             self._reader.initialOffset,
             self._batch,
             seconds=seconds,
-            on_progress=told,
+            on_look=on_look,
             stop=stop,
         )
         self._table.tidy(forget=self.progress.behind == 0)
@@ -150,6 +161,7 @@ class _Run:
         progress = self.progress
         progress.batches += bool(parts)
         progress.messages += sum(part.messages for part in parts)
+        progress.bytes += sum(part.bytes for part in parts)
         progress.keyless += sum(part.keyless for part in parts)
         progress.inserted += done["inserted"]
         progress.updated += done["updated"]

@@ -19,7 +19,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.streaming.query import StreamingQuery
 
 from downrange.client.config import ClientConfig
-from downrange.client.pipeline_status import PipelineReporter
+from downrange.client.pipeline_status import PipelineReporter, PipelineStatus
 from downrange.spark.mirror_rows import COLUMNS, MIRROR_PATH
 from downrange.spark.pipelines.errors import told_in_one_line
 from downrange.spark.pipelines.frames import place, topic_frame
@@ -39,6 +39,8 @@ class MirrorProgress:
     read: int = 0
     mirrored: int = 0
     """Messages that were sent, or had been sent by a run that died; the others of `read` were cut as loops."""
+    bytes: int = 0
+    """Of the bodies of these."""
     group_queues: int = 0
     """How many times the offset of a group in a queue was moved at the target."""
     lag: dict[str, int] | None = None
@@ -97,6 +99,7 @@ class _Run:
         self._wanted = wanted
         self._clusters = clusters
         self._seen = -1
+        self._status = PipelineStatus(wanted.name, KIND, wanted.topics_text, clusters.sides.target_name)
         self.progress = MirrorProgress()
 
     def run(
@@ -108,7 +111,7 @@ class _Run:
             query = self._start(seconds)
             due = 0.0
             try:
-                while not stop.is_set() and not query.awaitTermination(1):
+                while not stop.is_set() and not _has_ended(query):
                     self._look_at(query, reporters)
                     on_progress(self.progress)
                     if time.monotonic() >= due:
@@ -116,7 +119,8 @@ class _Run:
                         self.progress.group_queues += self._clusters.carry_over_groups()
                         due = time.monotonic() + GROUP_SECONDS
             except Exception as error:
-                self._tell_error(query, reporters, error)
+                for reporter in reporters:
+                    reporter.tell_error(self._status, error)
                 raise
             finally:
                 query.stop()
@@ -129,7 +133,7 @@ class _Run:
         source = source_options(wanted, self._spark.sparkContext.defaultParallelism)
         frame = messages_to_mirror(self._spark, source, sides.target_name)
         writer = (
-            frame.observe(KIND, F.count("*").alias("mirrored"))
+            frame.observe(KIND, F.count("*").alias("mirrored"), F.sum(F.octet_length("body")).alias("bytes"))
             .writeStream.format("rocketmq")
             .queryName(wanted.name)
             .options(**{"producerGroup": wanted.group, **wanted.target, "mirror": sides.queues.text()})
@@ -148,24 +152,29 @@ class _Run:
                 self.progress.batches += 1
                 self.progress.read += last.numInputRows
                 self.progress.mirrored += last.observedMetrics[KIND]["mirrored"]
+                self.progress.bytes += last.observedMetrics[KIND]["bytes"] or 0
         if last is None:
             return
         lag = lag_of(last)
         status = status_of(last, lag)
         if lag is not None:
             self.progress.lag = dict(status.lag)
-        status = replace(status, kind=KIND, source=self._wanted.topics_text, target=self._clusters.sides.target_name)
+        sent = (last.observedMetrics[KIND]["bytes"] or 0) if KIND in last.observedMetrics else 0
+        self._status = replace(
+            self._status,
+            lag=status.lag,
+            rows_per_second=status.rows_per_second,
+            bytes_per_second=sent / status.batch_seconds if status.batch_seconds else None,
+            batch_seconds=status.batch_seconds,
+        )
         for reporter in reporters:
-            reporter.tell(status)
+            reporter.tell(self._status)
 
-    def _tell_error(self, query: StreamingQuery, reporters: list[PipelineReporter], error: Exception) -> None:
-        last: Any = query.lastProgress
-        if last is not None:
-            status = replace(
-                status_of(last, lag_of(last)), kind=KIND, last_error=str(error).strip().splitlines()[0][:500]
-            )
-            for reporter in reporters:
-                reporter.tell(status)
+
+def _has_ended(query: StreamingQuery) -> bool:
+    """Wait a moment for the end of a query; raises its error in one line."""
+    with told_in_one_line():
+        return bool(query.awaitTermination(1))
 
 
 @contextmanager

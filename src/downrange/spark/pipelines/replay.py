@@ -12,6 +12,8 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -21,6 +23,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from downrange.client import background_loop
 from downrange.client.config import ClientConfig, ProducerConfig
+from downrange.client.pipeline_status import PipelineReporter, PipelineStatus
 from downrange.client.producer.producer import AsyncProducer
 from downrange.spark.lake.lake import Lake
 from downrange.spark.lake.layout import LakeBusy, LakeError
@@ -28,6 +31,7 @@ from downrange.spark.pipelines.errors import PipelineError, told_in_one_line
 from downrange.spark.pipelines.frames import lake_frame
 from downrange.spark.pipelines.replay_plan import Choice, Position, State, message_of, read_state, write_state
 
+KIND: Final = "replay"
 GROUP: Final = "downrange_replay"
 CHUNK: Final = 500
 # The columns of a Position after its date, with Spark's types: Spark compares only values of equal types.
@@ -104,8 +108,9 @@ def replay(
     state = State(choice) if again else read_state(lake.location, choice)
     if state.is_done:
         return ReplayReport(0, state.sent, True)
-    sender = _Sender(namesrv, choice, rate)
-    with told_in_one_line(), sender:
+    client = namesrv if isinstance(namesrv, ClientConfig) else ClientConfig.of(namesrv)
+    sender = _Sender(client, choice, rate)
+    with _told(client, lake, choice) as told, told_in_one_line(), sender:
         before = state.sent
         for date in _dates(lake, choice):
             if state.position is not None and date < state.position.date:
@@ -117,6 +122,7 @@ def replay(
                 last = Position(date, *(chunk[-1][name] for name in _ORDER))
                 state = msgspec.structs.replace(state, sent=state.sent + len(chunk), position=last)
                 write_state(lake.location, state)
+                told(chunk)
                 if on_sent is not None:
                     on_sent(len(chunk))
                 if stop is not None and stop.is_set():
@@ -150,11 +156,35 @@ def _chunks(rows: Iterable[Row], size: int) -> Iterator[list[Row]]:
         yield chunk
 
 
+@contextmanager
+def _told(client: ClientConfig, lake: Lake, choice: Choice) -> Iterator[Callable[[list[Row]], None]]:
+    """Tell the cluster that the messages are sent to how the replay goes; the error, too, that ends it."""
+    reporter = PipelineReporter(client)
+    target = choice.target or "the topics they came from"
+    status = PipelineStatus(f"{KIND}_{choice.target or 'own'}", KIND, str(lake.location), target)
+    began, messages, size = time.monotonic(), 0, 0
+
+    def tell(chunk: list[Row]) -> None:
+        nonlocal status, messages, size
+        messages += len(chunk)
+        size += sum(len(row["body"] or b"") for row in chunk)
+        seconds = max(time.monotonic() - began, 1e-9)
+        status = replace(status, rows_per_second=messages / seconds, bytes_per_second=size / seconds)
+        reporter.tell(status)
+
+    try:
+        yield tell
+    except Exception as error:
+        reporter.tell_error(status, error)
+        raise
+    finally:
+        reporter.close()
+
+
 class _Sender:
     """Sends chunks and keeps the rate. Belongs to one thread."""
 
-    def __init__(self, namesrv: str | ClientConfig | None, choice: Choice, rate: float | None) -> None:
-        client = namesrv if isinstance(namesrv, ClientConfig) else ClientConfig.of(namesrv)
+    def __init__(self, client: ClientConfig, choice: Choice, rate: float | None) -> None:
         self._producer = AsyncProducer(GROUP, client, ProducerConfig())
         self._target = choice.target
         self._rate = rate

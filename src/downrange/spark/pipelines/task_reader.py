@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from downrange.model.subscription import parse_tags
 from downrange.spark import planner
@@ -23,6 +23,17 @@ from downrange.spark.worker_loop import WorkerLoop
 
 # Starting a second task costs about as much as archiving this many messages.
 _WORTH_A_TASK: Final = 20_000
+
+
+class Look(NamedTuple):
+    """The end of a batch, or a look for one: the messages of each topic to go, and how long the batch took."""
+
+    lag: dict[str, int]
+    seconds: float | None
+
+    @property
+    def behind(self) -> int:
+        return sum(self.lag.values())
 
 
 class TaskReader(StreamReader):
@@ -46,9 +57,17 @@ class TaskReader(StreamReader):
             self._loop.close()
             self._loop = self._opened = None
 
-    def behind(self, end: dict[str, Any]) -> int:
-        """The number of messages behind `end` when `latestOffset` was last called."""
-        return 0 if self._latest is None else planner.waiting(from_json(end), self._latest)
+    def commit_group(self, done: dict[str, Any]) -> None:
+        """Commit the end of the last batch as offsets of the group, if this is wanted."""
+        self._commit(from_json(done))
+
+    def lag(self, end: dict[str, Any]) -> dict[str, int]:
+        """The number of messages of each topic behind `end` when `latestOffset` was last called."""
+        latest = self._latest or {}
+        found = dict.fromkeys((queue.topic for queue in latest), 0)
+        for one in planner.ranges(from_json(end), latest):
+            found[one.queue.topic] += one.size
+        return found
 
     def _tasks(self, ranges: Sequence[QueueRange]) -> list[Task]:
         options = self._options
@@ -65,14 +84,14 @@ def run_batches(
     handle: Callable[[dict[str, Any], dict[str, Any]], None],
     *,
     seconds: float | None,
-    on_progress: Callable[[int], None],
+    on_look: Callable[[Look], None],
     stop: threading.Event | None,
 ) -> None:
     """Hand one batch after another, from offset to offset, to `handle`, with `seconds` between them; then close.
 
     `kept` is where the last run ended, else the first batch begins at `first()`. With `seconds` None it ends when all
     messages that exist now were handled; else, and also before, when `stop` is set. After each batch, and each look for
-    one, `on_progress` gets the number of messages behind.
+    one that found no new message, `on_look` is called.
     """
     stop = stop or threading.Event()
     with closing(reader):
@@ -80,14 +99,15 @@ def run_batches(
         if seconds is None:
             reader.prepareForTriggerAvailableNow()
         while not stop.is_set():
-            due = time.monotonic() + (seconds or 0)
+            began = time.monotonic()
             end = reader.latestOffset(begin, reader.getDefaultReadLimit())
             is_new = end != kept
             if is_new:
                 handle(begin, end)
                 begin = kept = end
-            on_progress(reader.behind(end))
+            on_look(Look(reader.lag(end), time.monotonic() - began if is_new else None))
             if seconds is not None:
-                stop.wait(due - time.monotonic())
+                stop.wait(began + seconds - time.monotonic())
             elif not is_new:
                 break
+        reader.commit_group(begin)

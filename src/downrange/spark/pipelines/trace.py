@@ -22,7 +22,7 @@ from typing import Any, Final
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from downrange.client.pipeline_status import PipelineReporter
+from downrange.client.pipeline_status import PipelineReporter, PipelineStatus
 from downrange.spark.options import SourceOptions, parse_options
 from downrange.spark.pipelines.errors import PipelineError, told_in_one_line
 from downrange.spark.pipelines.frames import place
@@ -242,10 +242,11 @@ def stream_trace(
     Progress is kept in `out/_checkpoint`, shown as the group `trace_<name>` and told to `downrange pipeline list`.
     """
     source = {"startingOffsets": "earliest", **options, "group": f"trace_{name}", "commitGroupOffsets": "true"}
-    config = checked(source, window).client_config()
+    wanted = checked(source, window)
     checked_window(watermark)
     stop, out = stop or threading.Event(), place(out)
-    reporter = PipelineReporter(config)
+    reporter = PipelineReporter(wanted.client_config())
+    told = PipelineStatus(name, KIND, wanted.choice, out)
     with told_in_one_line():
         traces = trace_frame(spark, source, streaming=True)
         writer = (
@@ -261,7 +262,8 @@ def stream_trace(
         try:
             ended = False
             while not ended and not stop.is_set():
-                ended = bool(query.awaitTermination(1))
+                with told_in_one_line():
+                    ended = bool(query.awaitTermination(1))
                 last: Any = None
                 for last in query.recentProgress:
                     if last.batchId > seen:
@@ -271,9 +273,13 @@ def stream_trace(
                     lag = lag_of(last)
                     status = status_of(last, lag)
                     rate = None if status.rows_per_second is None else status.rows_per_second / BRANCHES
-                    reporter.tell(replace(status, kind=KIND, target=out, rows_per_second=rate))
+                    told = replace(told, lag=status.lag, rows_per_second=rate, batch_seconds=status.batch_seconds)
+                    reporter.tell(told)
                     if on_progress is not None:
                         on_progress(read, None if lag is None else lag.messages)
+        except Exception as error:
+            reporter.tell_error(told, error)
+            raise
         finally:
             query.stop()
             reporter.close()
