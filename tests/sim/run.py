@@ -48,7 +48,7 @@ async def _main(world: World, outcome: Outcome, faults: list[Fault] | None, dire
     await play(cluster, faults)
     await cluster.drain()
     operator.cancel()
-    cluster.compare_replica()
+    cluster.conclude()
 
 
 def run_here(seed: int, faults: list[Fault] | None = None) -> Outcome:
@@ -64,6 +64,7 @@ def run_here(seed: int, faults: list[Fault] | None = None) -> Outcome:
         except Exception as error:
             logging.getLogger(__name__).debug("run failed", exc_info=error)
             outcome.problems.append(f"the run broke: {error!r}")
+        world.history.sort(key=lambda event: event.time)
         report = check(world.history)
         outcome.problems += world.problems + [f"{fault.rule}: {fault.text}" for fault in report.faults]
         outcome.summary = str(report).partition("\n")[0]
