@@ -58,7 +58,7 @@ async def play(round_: Round) -> None:
         round_.figures["frames"] += frames
         round_.figures["idle connections"] += IDLE
         round_.figures["slow connections"] += DRIBBLING
-        round_.measured |= {"quiet p99, ms": quiet, "hostile p99, ms": hostile, "most MiB": round(mebibytes, 1)}
+        round_.measured.update({"quiet p99, ms": quiet, "hostile p99, ms": hostile, "most MiB": round(mebibytes, 1)})
         round_.demand(mebibytes < MOST_MIB, f"the broker holds {mebibytes:.0f} MiB")
         times = hostile / max(quiet, LEAST_P99_MILLIS)
         round_.demand(times < MOST_TIMES, f"p99 of sends is {hostile:.1f} ms, {times:.1f} times that of a quiet broker")
