@@ -110,9 +110,9 @@ class Cluster:
         for producer in self.producers:
             producer.is_wanted = False
         await asyncio.sleep(20)  # delays, checks of transactions, time-outs
-        for consumer in (*self.consumers, *self.poppers):
+        consumers: list[Consumer | Popper] = [*self.consumers, *self.poppers, self.auditor]
+        for consumer in consumers:
             consumer.fails = False
-        self.auditor.fails = False
         self.auditor.start()
         await asyncio.sleep(20)
         end = loop.time() + DRAIN_SECONDS

@@ -116,7 +116,7 @@ def _install_time(loop: SimLoop) -> None:
     _put("perf_counter", loop.time)
     _put("monotonic", loop.time)
     _put("thread_time", lambda: 0.0)  # processors are never busy here, processes are stopped at most
-    TimerIndex.__init__.__defaults__ = (OS_FILES, TIMER_SLOTS)  # type: ignore[misc]
+    TimerIndex.__init__.__defaults__ = (OS_FILES, TIMER_SLOTS)
     admission.TICK_SECONDS = FLOW_TICK_SECONDS  # type: ignore[misc]
     flushing.EXPIRE_SECONDS = LOOK_SECONDS  # type: ignore[misc]
     silent_brokers.LOOK_SECONDS = probing.LOOK_SECONDS = LOOK_SECONDS  # type: ignore[misc]

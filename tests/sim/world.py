@@ -73,7 +73,7 @@ class World:
             self.record("commit", "ok", process=member, group=header.consumer_group, **where)
             return reply
 
-        OffsetHandlers.commit = commit  # type: ignore[method-assign]
+        OffsetHandlers.commit = commit  # type: ignore[method-assign,assignment]
 
     def _unhandled(self, loop: Any, context: dict[str, Any]) -> None:
         error = context.get("exception")

@@ -129,6 +129,6 @@ ROW: Final = Row(
     {"frames": 50_000_000},
     "sends go on, p99 within 5x",
     play,
-    "11,000 connections, eight that do not read, mutated frames as fast as one process can; 200 sends in a second, whose "
-    "p99 is compared with that beside a process that sends genuine requests as fast as it can",
+    "11,000 connections, eight that do not read, mutated frames as fast as one process can; 200 sends in a second, "
+    "whose p99 is compared with that beside a process that sends genuine requests as fast as it can",
 )
