@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-from tests.sim.run import Outcome, run, shrink
+from tests.sim.run import Outcome, run, run_side_by_side, shrink
 from tests.sim.speed import simulated_per_cpu_second
 
 SHOWN_PROBLEMS: Final = 10
@@ -42,13 +42,12 @@ def _print_problems(outcome: Outcome) -> None:
 
 def run_all(seeds: range) -> int:
     simulated = used = 0.0
-    for number, seed in enumerate(seeds):
-        outcome = run(seed)
+    for number, outcome in enumerate(run_side_by_side(seeds, os.cpu_count() or 1)):
         simulated += outcome.simulated_seconds
         used += outcome.cpu_seconds
         if not outcome.is_good:
             report(outcome)
-            print(f"{number} of {len(seeds)} seeds passed, then seed {seed} failed")
+            print(f"{number} of {len(seeds)} seeds passed, then seed {outcome.seed} failed")
             return 1
     print(f"{simulated:.0f} s simulated in {used:.1f} s of CPU time: {simulated / max(used, 1e-9):.0f} times as fast")
     print(f"{len(seeds)} of {len(seeds)} seeds passed")

@@ -32,7 +32,7 @@ def simulate(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(3600)
 def test_every_seed_passes() -> None:
     ended = simulate(SEEDS)
     assert ended.returncode == 0, ended.stdout + ended.stderr
