@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from bench.machine import describe
-from tests.chaos.row import Round, Row
+from tests.chaos.row import Played, Row
 
 RESULTS: Final = Path(__file__).parent / "results"
 KEPT_FAULTS: Final = 20
@@ -35,7 +35,7 @@ class Result(msgspec.Struct, kw_only=True):
     def is_good(self) -> bool:
         return self.rounds > 0 and not self.failed_rounds
 
-    def add(self, seed: int, played: Round, seconds: float) -> None:
+    def add(self, seed: int, played: Played, seconds: float) -> None:
         for name, figure in played.figures.items():
             self.figures[name] = self.figures.get(name, 0) + figure
         for name, most in played.measured.items():

@@ -15,6 +15,16 @@ from pathlib import Path
 from tests.support.history import Event, Report, check
 
 
+@dataclass(frozen=True, slots=True)
+class Played:
+    """What a round gave."""
+
+    figures: Counter[str] = field(default_factory=Counter)
+    measured: dict[str, float] = field(default_factory=dict)
+    """Figures that are not added up: the largest of all rounds counts."""
+    wrong: list[str] = field(default_factory=list)
+
+
 @dataclass(eq=False)
 class Round:
     """What one round is given, and what it gives back."""
@@ -22,14 +32,23 @@ class Round:
     directory: Path
     """Empty, and removed after the round."""
     chance: random.Random
-    before: Mapping[str, float]
-    """The figures of all earlier rounds."""
+    number: int
+    """How many rounds of the row began before."""
     seconds_left: float
     """Rounds that last as long as they are told look at this."""
-    figures: Counter[str] = field(default_factory=Counter)
-    measured: dict[str, float] = field(default_factory=dict)
-    """Figures that are not added up: the largest of all rounds counts."""
-    wrong: list[str] = field(default_factory=list)
+    played: Played = field(default_factory=Played)
+
+    @property
+    def figures(self) -> Counter[str]:
+        return self.played.figures
+
+    @property
+    def measured(self) -> dict[str, float]:
+        return self.played.measured
+
+    @property
+    def wrong(self) -> list[str]:
+        return self.played.wrong
 
     def judge(self, events: Sequence[Event], *, drained: bool = True) -> Report:
         """Ask the history checker, and count what it counted."""
@@ -38,7 +57,7 @@ class Round:
         self.figures["unanswered"] += report.unanswered
         self.figures["reads"] += report.reads
         self.figures["duplicates"] += report.duplicates
-        self.wrong += [f"{fault.rule}: {fault.text}" for fault in report.faults]
+        self.wrong.extend(f"{fault.rule}: {fault.text}" for fault in report.faults)
         return report
 
     def demand(self, is_right: bool, otherwise: str) -> None:
@@ -61,6 +80,8 @@ class Row:
     in_memory: bool = False
     """Whether rounds may run on a file system in memory: no process of theirs asks for a disk."""
     needs_root: bool = False
+    lanes: int = 1
+    """How many rounds run side by side."""
 
     def is_reached(self, figures: Mapping[str, float], scale: float) -> bool:
         return all(figures.get(name, 0) >= figure * scale for name, figure in self.asked.items())

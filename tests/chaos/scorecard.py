@@ -14,14 +14,15 @@ PAGE: Final = Path(__file__).parents[2] / "docs" / "reference" / "scorecard.md"
 _HEAD: Final = """# Scorecard: faults survived
 
 Real processes on a real kernel are broken in thirteen ways while real clients work. Rows with clients end with the
-history checker of [the simulation](simulation.md#what-is-checked): every acknowledged send is read after the drain,
+history checker of [the simulation](simulation.md#checks): every acknowledged send is read after the drain,
 nothing is read that was not sent, one offset holds one message, order is kept. This page is generated from the results
 of the runs (`tests/chaos/results/*.json`) by `python -m tests.chaos.scorecard`; figures are sums of all rounds so far.
 
 `make chaos` runs all rows for an hour, `make chaos ROWS="1 7" MINUTES=10` some of them, and `SCALE=0.01` stops at a
 hundredth of the asked figures. Each run goes on where the last one ended (`FRESH=1` begins anew). A row that found
 something wrong stops and keeps it with the seed of the round; the exit code is then 1. `python -m tests.chaos 7 --seed
-4711` plays one round of a row with a seed. Rows 2, 3 and 8 need root, rows 2 and 3 also `mkfs.xfs`.
+4711` plays one round of a row with a seed. Up to ten rounds of a row run side by side, because most of them wait for
+most of their time. Rows 2, 3 and 8 need root, rows 2 and 3 also `mkfs.xfs`.
 """
 _TAIL: Final = """
 *Long run* is the time that the asked figure would take at the pace of the runs so far, on the machine named below.

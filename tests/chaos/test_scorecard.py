@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +30,7 @@ def test_rows_have_the_numbers_of_the_table_and_results_have_rows() -> None:
 
 
 Run = Callable[..., int]
+MEETING = "met-"
 
 
 async def count_to_three(round_: Round) -> None:
@@ -43,7 +47,7 @@ async def break_down(round_: Round) -> None:
 
 
 def row_of(number: int, play: Callable[[Round], Awaitable[None]]) -> Row:
-    return replace(ROWS[number - 1], asked={"things": 6}, play=play, in_memory=True, needs_root=False)
+    return replace(ROWS[number - 1], asked={"things": 6}, play=play, in_memory=True, needs_root=False, lanes=1)
 
 
 @pytest.fixture
@@ -80,6 +84,35 @@ def test_what_is_wrong_is_kept_with_its_seed_and_ends_the_row(
     assert result.faults[0].startswith("seed ")
     assert told in result.faults[0]
     assert told in page(tmp_path)
+
+
+async def meet(round_: Round) -> None:
+    """Wait for the other rounds: this ends only if they run side by side."""
+    parent = round_.directory.parent
+    (parent / f"{MEETING}{round_.number}").touch()
+    while len(list(parent.glob(f"{MEETING}*"))) < 3:
+        await asyncio.sleep(0.01)
+    round_.figures["things"] += 6
+    round_.figures[f"round {round_.number}"] += 1
+
+
+@pytest.mark.timeout(120)
+def test_rounds_run_side_by_side(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.chaos.lanes.IN_MEMORY", tmp_path)
+    row = replace(row_of(1, meet), lanes=3)
+    assert run(row) == 0
+    figures = {"things": 18, "round 0": 1, "round 1": 1, "round 2": 1}
+    assert load(row, tmp_path).figures == figures
+
+
+async def die(round_: Round) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_round_whose_process_dies_is_wrong(run: Run, tmp_path: Path) -> None:
+    row = row_of(1, die)
+    assert run(row) == 1
+    assert "the process of the round died" in load(row, tmp_path).faults[0]
 
 
 def test_a_row_that_does_not_exist_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

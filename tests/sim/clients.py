@@ -10,8 +10,11 @@ from typing import Any
 from downrange.client.config import ClientConfig
 from downrange.client.consumer.config import ConsumerConfig
 from downrange.client.consumer.messages import ReceivedMessage
+from downrange.client.consumer.pop.messages import PoppedMessage
 from downrange.client.consumer.push import AsyncPushConsumer
 from downrange.client.consumer.retry import Later
+from downrange.client.consumer.simple import AsyncSimpleConsumer
+from downrange.client.consumer.simple_config import SimpleConsumerConfig
 from downrange.client.producer.producer import AsyncProducer
 from downrange.client.producer.send_result import SendStatus
 from downrange.client.producer.transaction_producer import AsyncTransactionProducer
@@ -21,12 +24,14 @@ from downrange.model.errors import MQError
 from downrange.model.message import Message
 from downrange.protocol.bodies.groups import ConsumeFromWhere
 from tests.sim.process import Process, State
+from tests.sim.servers import Shape
 from tests.sim.world import World, checksum
 
 DELAYS = {1: 1.0, 2: 5.0}
 """The delay levels that producers use, in seconds."""
 EVENTS, ORDERS, PAYMENTS = "events", "orders", "payments"
-WORKERS, ORDERLY, AUDITORS = "workers", "orderly", "auditors"
+WORKERS, ORDERLY, AUDITORS, POPPERS = "workers", "orderly", "auditors", "poppers"
+INVISIBLE_SECONDS = 8.0
 
 
 class Client:
@@ -83,6 +88,10 @@ class Producer(Client):
 
     numbers = count(1)
 
+    def __init__(self, world: World, name: str, namesrv: tuple[str, ...], shape: Shape) -> None:
+        super().__init__(world, name, namesrv)
+        self._has_timers = shape.has_timers
+
     async def main(self) -> None:
         async with self.session() as session, AsyncProducer(f"group-{self.name}", session=session) as producer:
             while self.is_wanted:
@@ -93,11 +102,14 @@ class Producer(Client):
                 level = self.chance.choice((0, 0, 0, 1, 2)) if topic == EVENTS else 0
                 key = f"k{self.chance.randrange(4)}" if topic == ORDERS else None
                 message = Message(topic, body, keys=message_id, delay_level=level, sharding_key=key)
-                await self._send(producer, message, message_id)
+                delay = DELAYS.get(level, 0.0)
+                if level and self._has_timers and self.chance.random() < 0.5:
+                    delay = self.chance.choice((1.5, 4.0, 15.0))
+                    message = Message(topic, body, keys=message_id, deliver_after=delay)
+                await self._send(producer, message, message_id, int(delay * 1e9))
 
-    async def _send(self, producer: AsyncProducer, message: Message, message_id: str) -> None:
+    async def _send(self, producer: AsyncProducer, message: Message, message_id: str, delay: int) -> None:
         known: dict[str, Any] = {"topic": message.topic, "id": message_id, "crc": checksum(message.body)}
-        delay = int(DELAYS.get(message.delay_level, 0) * 1e9)
         self.world.record("send", "invoke", **known, delay_nanos=delay)
         try:
             result = await producer.send(message)
@@ -209,3 +221,36 @@ class Consumer(Client):
         if self.is_orderly:
             self.world.record("consume", "end", **where)
         return Later(delay_level=1) if self.fails and self.chance.random() < 0.03 else None
+
+
+class Popper(Client):
+    """A member of a group that leases its messages, and forgets to acknowledge some of them."""
+
+    def __init__(self, world: World, name: str, namesrv: tuple[str, ...]) -> None:
+        super().__init__(world, name, namesrv)
+        self.fails = True
+
+    async def main(self) -> None:
+        config = SimpleConsumerConfig(await_duration=5.0, consume_from_where=ConsumeFromWhere.FIRST_OFFSET)
+        async with (
+            self.session() as session,
+            AsyncSimpleConsumer(POPPERS, config=config, session=session) as consumer,
+        ):
+            await consumer.subscribe(EVENTS)
+            while self.is_wanted:
+                try:
+                    for message in await consumer.receive(8, INVISIBLE_SECONDS):
+                        self._record(message)
+                        await asyncio.sleep(self.chance.expovariate(20.0))
+                        if not self.fails or self.chance.random() < 0.95:
+                            await consumer.ack(message)
+                except MQError:
+                    await asyncio.sleep(1)
+
+    def _record(self, message: PoppedMessage) -> None:
+        place = message.queue
+        queue = f"{place.broker_name}/{place.queue_id}"
+        if place.topic != message.topic:
+            queue = f"{place.broker_name}/{place.topic}/{place.queue_id}"
+        where: dict[str, Any] = {"topic": message.topic, "queue": queue, "offset": message.queue_offset}
+        self.world.record("read", "ok", group=POPPERS, **where, id=message.keys[0], crc=checksum(message.body))

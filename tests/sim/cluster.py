@@ -7,9 +7,24 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
+from downrange.model.message import MessageQueue
 from downrange.model.topics import RETRY_PREFIX
 from downrange.store.config import BrokerRole, FlushDiskType
-from tests.sim.clients import AUDITORS, EVENTS, ORDERLY, ORDERS, PAYMENTS, WORKERS, Client, Consumer, Payer, Producer
+from tests.sim.clients import (
+    AUDITORS,
+    EVENTS,
+    ORDERLY,
+    ORDERS,
+    PAYMENTS,
+    POPPERS,
+    WORKERS,
+    Client,
+    Consumer,
+    Payer,
+    Popper,
+    Producer,
+)
+from tests.sim.pipeline import Pipeline
 from tests.sim.process import State
 from tests.sim.servers import Broker, NameServer, Node, Shape
 from tests.sim.world import World
@@ -26,11 +41,14 @@ def draw_shape(seed: int) -> Shape:
         flush_disk_type=chance.choice((FlushDiskType.SYNC_FLUSH, FlushDiskType.ASYNC_FLUSH)),
         broker_role=chance.choice((BrokerRole.SYNC_MASTER, BrokerRole.ASYNC_MASTER)),
         has_second_master=chance.random() < 0.3,
+        has_timers=chance.random() < 0.3,
+        has_poppers=chance.random() < 0.3,
+        has_pipeline=chance.random() < 0.3,
     )
 
 
 class Cluster:
-    """Name servers, a master with its slave, perhaps a second master, and clients."""
+    """Name servers, a master with its slave, perhaps a second master, and clients of several kinds."""
 
     def __init__(self, world: World, shape: Shape, directory: Path) -> None:
         self.world = world
@@ -47,14 +65,16 @@ class Cluster:
             self.masters.append(Broker(world, "b", joined, shape))
         self.brokers = [*self.masters, self.slave]
         self.servers: list[Node] = [*self.name_servers, *self.brokers]
-        self.producers: list[Client] = [Producer(world, "p1", addresses), Payer(world, "payer", addresses)]
+        self.producers: list[Client] = [Producer(world, "p1", addresses, shape), Payer(world, "payer", addresses)]
         self.consumers = [
             Consumer(world, "w1", addresses, WORKERS, (EVENTS, PAYMENTS)),
             Consumer(world, "w2", addresses, WORKERS, (EVENTS, PAYMENTS)),
             Consumer(world, "o1", addresses, ORDERLY, (ORDERS,)),
             Consumer(world, "o2", addresses, ORDERLY, (ORDERS,)),
         ]
-        self.clients: list[Client] = [*self.producers, *self.consumers]
+        self.poppers = [Popper(world, name, addresses) for name in ("v1", "v2") if shape.has_poppers]
+        self.pipelines = [Pipeline(world, "pipeline", addresses)] if shape.has_pipeline else []
+        self.clients: list[Client] = [*self.producers, *self.consumers, *self.poppers, *self.pipelines]
         self.cut_masters: set[str] = set()
         """Masters whose machines lost power: their slaves may have more of the log than is left of it."""
         self.auditor = Consumer(world, "audit", addresses, AUDITORS, (EVENTS, ORDERS, PAYMENTS))
@@ -72,6 +92,7 @@ class Cluster:
         """The machines by their part."""
         return {
             "brokers": [one.machine.name for one in self.brokers],
+            "slaves": [self.slave.machine.name],
             "servers": [one.machine.name for one in self.name_servers],
             "clients": [one.machine.name for one in self.clients],
         }
@@ -89,9 +110,9 @@ class Cluster:
         for producer in self.producers:
             producer.is_wanted = False
         await asyncio.sleep(20)  # delays, checks of transactions, time-outs
-        for consumer in self.consumers:
+        consumers: list[Consumer | Popper] = [*self.consumers, *self.poppers, self.auditor]
+        for consumer in consumers:
             consumer.fails = False
-        self.auditor.fails = False
         self.auditor.start()
         await asyncio.sleep(20)
         end = loop.time() + DRAIN_SECONDS
@@ -135,15 +156,38 @@ class Cluster:
                         end = state.queue.max_offset if state is not None else 0
                         if end and (master.running.pop.state.offsets.get(topic, group, queue_id) or 0) < end:
                             return f"{group} of {topic}/{queue_id} at {master.name}: {end}"
+        for pipeline in self.pipelines:
+            if waiting := self._unread(pipeline):
+                return waiting
+        if self.poppers and (missing := self._read_by(AUDITORS) - self._read_by(POPPERS)):
+            return f"{len(missing)} messages for {POPPERS}, as {min(missing)}"
         if not self._slave_is_level():
             return f"the slave: {self.slave.running.replication if self.slave.running else 'does not run'}"
+        return ""
+
+    def _read_by(self, group: str) -> set[str]:
+        return {e.id for e in self.world.history if e.op == "read" and (e.group, e.topic) == (group, EVENTS)}
+
+    def _unread(self, pipeline: Pipeline) -> str:
+        for master in self.masters:
+            assert master.running is not None
+            for state in master.running.store.queues:
+                queue = MessageQueue(state.topic, master.name, state.queue_id)
+                if state.topic in (EVENTS, PAYMENTS) and pipeline.checkpoint.offset(queue) < state.queue.max_offset:
+                    return f"{pipeline.name} of {state.topic}/{state.queue_id} at {master.name}"
         return ""
 
     def _slave_is_level(self) -> bool:
         slave, master = self.slave.running, self.master.running
         return slave is not None and master is not None and slave.store.max_offset == master.store.max_offset
 
-    def compare_replica(self) -> None:
+    def conclude(self) -> None:
+        """Put into the history what is there in the end."""
+        self._compare_replica()
+        for pipeline in self.pipelines:
+            pipeline.tell_result()
+
+    def _compare_replica(self) -> None:
         """Put into the history what the slave holds, and the master."""
         slave, master = self.slave.running, self.master.running
         if slave is None or master is None or self.slave.process is None or self.slave.process.state is State.DEAD:

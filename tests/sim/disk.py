@@ -1,7 +1,8 @@
 """The disks of simulated machines: real files on a file system in memory, and beside them what of each is safe.
 
 A sync makes the pages of a file safe, a sync of a directory the names in it. After a power cut every other page or
-name is there or not, as chance will have it. Small tables that are replaced by renaming a synced file count as safe.
+name is there or not, as chance will have it, and sectors may be torn. Of a small table that is replaced by renaming a
+synced file, the newest version whose name was synced is there.
 """
 
 from __future__ import annotations
@@ -10,11 +11,15 @@ import errno
 import os
 import random
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from downrange.model.record import CorruptRecord, unpack_record
+
 PAGE: Final = 4096
 SECTOR: Final = 512
+TORN: Final = 64
 
 
 class Disk:
@@ -26,6 +31,7 @@ class Disk:
         self._number = 0
         self._safe_bytes: dict[int, bytes] = {}
         self._safe_names: set[str] = set()
+        self._safe_tables: dict[str, bytes] = {}
         self.fails_to_sync = False
         self.is_full = False
         self.was_faulty = False
@@ -52,12 +58,16 @@ class Disk:
         self.may_sync()
         self._safe_names.update(str(one) for one in Path(path).iterdir())
         self._safe_names.add(str(path))
+        if Path(path).name == "config":
+            self._safe_tables = {one.name: one.read_bytes() for one in Path(path).iterdir()}
 
     def all_synced(self) -> None:
         for path in sorted(self.root.rglob("*")):
             self._safe_names.add(str(path))
             if path.is_file():
                 self._safe_bytes[path.stat().st_ino] = path.read_bytes()
+                if path.parent.name == "config":
+                    self._safe_tables[path.name] = path.read_bytes()
 
     def needs_room(self) -> None:
         if self.is_full:
@@ -82,11 +92,13 @@ class Disk:
                 continue
             is_named = all(str(one) in self._safe_names for one in (path, *path.parents) if source in one.parents)
             is_table = path.parent.name == "config"
+            if is_table and path.name not in self._safe_tables:
+                continue
             if not is_named and not is_table and self._chance.random() < 0.5:
                 continue
             copy = self.root / path.relative_to(source)
             copy.parent.mkdir(parents=True, exist_ok=True)
-            copy.write_bytes(path.read_bytes() if is_table else self._mix(path))
+            copy.write_bytes(self._safe_tables[path.name] if is_table else self._mix(path))
         abort = self.root / "abort"
         if abort.exists():
             abort.write_bytes(b"another boot")
@@ -98,10 +110,41 @@ class Disk:
         if safe == now:
             return now
         likely = self._chance.choice((0.0, 0.3, 0.7, 1.0))
-        unit = self._chance.choice((SECTOR, PAGE))
+        unit = self._chance.choice((TORN, SECTOR, PAGE))
         return b"".join(
             (now if self._chance.random() < likely else safe)[at : at + unit] for at in range(0, len(now), unit)
         )
+
+    def flip_a_bit(self) -> str:
+        """Change one bit of a message's body, or of a file that is derived from the log; the name of the file."""
+        places = [*self._bodies(), *self._derived()]
+        if not places:
+            return ""
+        path, at = self._chance.choice(places)
+        data = bytearray(path.read_bytes())
+        data[at] ^= 1 << self._chance.randrange(8)
+        path.write_bytes(data)
+        return str(path.relative_to(self.root))
+
+    def _bodies(self) -> Iterator[tuple[Path, int]]:
+        """A place in the body of each message."""
+        for path in sorted(self.root.glob("commitlog/*")):
+            data, at = path.read_bytes(), 0
+            try:
+                while at < len(data):
+                    head, body_at, *_, end = unpack_record(data, at, len(data))
+                    if head[-1]:
+                        yield path, body_at + self._chance.randrange(head[-1])
+                    at = end
+            except CorruptRecord:  # the end of the file
+                continue
+
+    def _derived(self) -> Iterator[tuple[Path, int]]:
+        for path in sorted(self.root.rglob("*")):
+            if path.is_file() and path.relative_to(self.root).parts[0] in ("consumequeue", "index", "checkpoint"):
+                used = len(path.read_bytes().rstrip(b"\0"))
+                if used:
+                    yield path, self._chance.randrange(used)
 
     def wipe(self) -> None:
         """An operator removes everything."""
@@ -113,5 +156,6 @@ class Disk:
         """All that is left now has been on the disk for long."""
         self._safe_bytes.clear()
         self._safe_names.clear()
+        self._safe_tables.clear()
         self.all_synced()
         self.fails_to_sync = self.is_full = self.was_faulty = False

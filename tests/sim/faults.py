@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from tests.sim.process import Machine, State
 from tests.sim.servers import Broker, Node
+from tests.support.checked_store import checked
 
 if TYPE_CHECKING:
     from tests.sim.clients import Client
@@ -45,7 +46,7 @@ class Fault:
 
 
 def draw_faults(seed: int, names: dict[str, list[str]]) -> list[Fault]:
-    """The faults of a seed. `names` are the machines by their part: "brokers", "servers", "clients"."""
+    """The faults of a seed. `names` are the machines by their part: "brokers", "slaves", "servers", "clients"."""
     chance = random.Random(f"{seed} faults")
     found = [_draw(chance, names) for _ in range(chance.randint(0, MOST_FAULTS))]
     return sorted(found, key=lambda fault: fault.at)
@@ -58,7 +59,7 @@ def _draw(chance: random.Random, names: dict[str, list[str]]) -> Fault:
     other, amount = "", 0.0
     seconds = min(40.0, chance.expovariate(1 / 4.0))
     if kind in ("block", "partition", "loss"):
-        other = chance.choice([name for part in names.values() for name in part if name != target])
+        other = chance.choice([name for part in ALL for name in names[part] if name != target])
     elif kind == "clock":
         amount = chance.choice((-1, 1)) * chance.choice((0.05, 1.0, LARGEST_STEP_SECONDS)) * chance.random()
     elif kind == "slow":
@@ -66,20 +67,22 @@ def _draw(chance: random.Random, names: dict[str, list[str]]) -> Fault:
     return Fault(round(at, 3), kind, target, other, round(seconds, 3), round(amount, 4))
 
 
+ALL: Final = ("brokers", "servers", "clients")
 PARTS: Final = {
-    "kill": ("brokers", "servers", "clients"),
+    "kill": ALL,
     "power cut": ("brokers",),
     "restart": ("brokers", "servers"),
-    "stop": ("brokers", "servers", "clients"),
-    "slow": ("brokers", "servers", "clients"),
-    "block": ("brokers", "servers", "clients"),
-    "partition": ("brokers", "servers", "clients"),
-    "isolate": ("brokers", "servers", "clients"),
-    "loss": ("brokers", "servers", "clients"),
-    "clock": ("brokers", "servers", "clients"),
+    "stop": ALL,
+    "slow": ALL,
+    "block": ALL,
+    "partition": ALL,
+    "isolate": ALL,
+    "loss": ALL,
+    "clock": ALL,
     "slow network": ("servers",),
     "fsync error": ("brokers",),
     "full disk": ("brokers",),
+    "bit flip": ("slaves",),
 }
 """Which machines each kind of fault may hit."""
 
@@ -206,6 +209,23 @@ class Players:
 
         def undo() -> None:
             node.disk.is_full = False
+            node.start()
+
+        return undo
+
+    def _bit_flip(self, fault: Fault, node: Broker) -> Undo:
+        """A bit of a slave's disk changes while it is off. An operator runs `store check`, and empties a bad disk.
+
+        A change of its log that nobody noticed is found in the end, when the logs of slave and master are compared.
+        """
+        node.kill()
+        node.disk.flip_a_bit()
+        is_reported = any(problem.where != "abort" for problem in checked(node.disk.root).problems)
+
+        def undo() -> None:
+            if is_reported:
+                node.kill()
+                node.disk.wipe()
             node.start()
 
         return undo

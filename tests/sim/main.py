@@ -9,7 +9,8 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-from tests.sim.run import Outcome, run, shrink
+from tests.sim.run import Outcome, run, run_side_by_side, shrink
+from tests.sim.speed import simulated_per_cpu_second
 
 SHOWN_PROBLEMS: Final = 10
 
@@ -41,13 +42,12 @@ def _print_problems(outcome: Outcome) -> None:
 
 def run_all(seeds: range) -> int:
     simulated = used = 0.0
-    for number, seed in enumerate(seeds):
-        outcome = run(seed)
+    for number, outcome in enumerate(run_side_by_side(seeds, os.cpu_count() or 1)):
         simulated += outcome.simulated_seconds
         used += outcome.cpu_seconds
         if not outcome.is_good:
             report(outcome)
-            print(f"{number} of {len(seeds)} seeds passed, then seed {seed} failed")
+            print(f"{number} of {len(seeds)} seeds passed, then seed {outcome.seed} failed")
             return 1
     print(f"{simulated:.0f} s simulated in {used:.1f} s of CPU time: {simulated / max(used, 1e-9):.0f} times as fast")
     print(f"{len(seeds)} of {len(seeds)} seeds passed")
@@ -56,13 +56,17 @@ def run_all(seeds: range) -> int:
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.sim", description=__doc__)
-    parser.add_argument("seeds", type=seeds_of, help="one number or a range, as 7 or 1-200")
+    parser.add_argument("seeds", type=seeds_of, nargs="?", default="1-200", help="one number or a range, as 7 or 1-200")
+    parser.add_argument("--speed", action="store_true", help="measure a cluster of five processes without faults")
     parser.add_argument("--history", action="store_true", help="print the history of the first seed, line by line")
     options = parser.parse_args(arguments)
     if os.environ.get("PYTHONHASHSEED") != "0":  # sets of strings have one order in all runs then
         os.environ["PYTHONHASHSEED"] = "0"
         os.execv(sys.executable, [sys.executable, "-m", "tests.sim", *arguments])  # noqa: S606
     logging.disable()
+    if options.speed:
+        print(f"five processes: {simulated_per_cpu_second():.0f} simulated seconds in a second of CPU time")
+        return 0
     if options.history:
         print(run(options.seeds[0]).history.decode())
         return 0

@@ -9,6 +9,8 @@ import pickle
 import shutil
 import tempfile
 import time
+from collections import deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -48,7 +50,7 @@ async def _main(world: World, outcome: Outcome, faults: list[Fault] | None, dire
     await play(cluster, faults)
     await cluster.drain()
     operator.cancel()
-    cluster.compare_replica()
+    cluster.conclude()
 
 
 def run_here(seed: int, faults: list[Fault] | None = None) -> Outcome:
@@ -64,6 +66,7 @@ def run_here(seed: int, faults: list[Fault] | None = None) -> Outcome:
         except Exception as error:
             logging.getLogger(__name__).debug("run failed", exc_info=error)
             outcome.problems.append(f"the run broke: {error!r}")
+        world.history.sort(key=lambda event: event.time)
         report = check(world.history)
         outcome.problems += world.problems + [f"{fault.rule}: {fault.text}" for fault in report.faults]
         outcome.summary = str(report).partition("\n")[0]
@@ -80,28 +83,50 @@ def encode(history: list[Event]) -> bytes:
     return b"\n".join(map(encoder.encode, history))
 
 
+class Running:
+    """A run in a process of its own."""
+
+    def __init__(self, seed: int, faults: list[Fault] | None = None) -> None:
+        self._seed = seed
+        self._faults = faults
+        self._reading, writing = os.pipe()
+        self._child = os.fork()
+        if self._child == 0:
+            os.close(self._reading)
+            status = 1
+            try:
+                data = pickle.dumps(run_here(seed, faults))
+                with open(writing, "wb") as file:
+                    file.write(data)
+                status = 0
+            finally:
+                os._exit(status)
+        os.close(writing)
+
+    def outcome(self) -> Outcome:
+        """Wait until it has ended."""
+        with open(self._reading, "rb") as file:
+            data = file.read()
+        os.waitpid(self._child, 0)
+        if not data:
+            return Outcome(self._seed, self._faults or [], ["the process of the run died"])
+        outcome: Outcome = pickle.loads(data)  # noqa: S301  from our own child
+        return outcome
+
+
 def run(seed: int, faults: list[Fault] | None = None) -> Outcome:
-    """Run a seed in a process of its own."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(reading)
-        status = 1
-        try:
-            data = pickle.dumps(run_here(seed, faults))
-            with open(writing, "wb") as file:
-                file.write(data)
-            status = 0
-        finally:
-            os._exit(status)
-    os.close(writing)
-    with open(reading, "rb") as file:
-        data = file.read()
-    os.waitpid(child, 0)
-    if not data:
-        return Outcome(seed, faults or [], ["the process of the run died"])
-    outcome: Outcome = pickle.loads(data)  # noqa: S301  from our own child
-    return outcome
+    return Running(seed, faults).outcome()
+
+
+def run_side_by_side(seeds: Iterable[int], jobs: int) -> Iterator[Outcome]:
+    """Run so many seeds at a time; the outcomes come in the order of the seeds."""
+    under_way: deque[Running] = deque()
+    for seed in seeds:
+        if len(under_way) == jobs:
+            yield under_way.popleft().outcome()
+        under_way.append(Running(seed))
+    while under_way:
+        yield under_way.popleft().outcome()
 
 
 def shrink(outcome: Outcome) -> Outcome:

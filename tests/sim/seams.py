@@ -18,9 +18,12 @@ from typing import Any
 
 from downrange.broker import admission
 from downrange.broker import app as broker_app
-from downrange.broker.replication import master
-from downrange.client import session, unique_id
-from downrange.store.files import OsFiles
+from downrange.broker.replication import master, slave
+from downrange.broker.services import flushing
+from downrange.client import session, silent_brokers, unique_id
+from downrange.client.producer import probing
+from downrange.store.files import OS_FILES, OsFiles
+from downrange.store.timer.timer_index import TimerIndex
 from downrange.transport import server
 from downrange.transport.connection import Connection
 from tests.sim.disk import Disk
@@ -30,6 +33,11 @@ from tests.sim.process import CURRENT, current
 
 FLOW_TICK_SECONDS = 1.0
 """The broker measures every 10 ms how late its loop is. A simulated loop is late only while its process is stopped."""
+LOOK_SECONDS = 0.5
+"""Services that look every 0.1 to 0.25 s whether something took too long look as often here."""
+
+TIMER_SLOTS = 1024
+"""The wheel of a broker has room for two weeks: copies of it would take most of the time."""
 
 
 def install(loop: SimLoop, network: Network, disks: dict[str, Disk]) -> None:
@@ -106,8 +114,13 @@ def _install_collector() -> None:
 
 def _install_time(loop: SimLoop) -> None:
     _put("perf_counter", loop.time)
+    _put("monotonic", loop.time)
     _put("thread_time", lambda: 0.0)  # processors are never busy here, processes are stopped at most
+    TimerIndex.__init__.__defaults__ = (OS_FILES, TIMER_SLOTS)
     admission.TICK_SECONDS = FLOW_TICK_SECONDS  # type: ignore[misc]
+    flushing.EXPIRE_SECONDS = LOOK_SECONDS  # type: ignore[misc]
+    silent_brokers.LOOK_SECONDS = probing.LOOK_SECONDS = LOOK_SECONDS  # type: ignore[misc]
+    master._TICK_SECONDS = slave._TICK_SECONDS = LOOK_SECONDS  # type: ignore[misc]
 
 
 def _number_hashes(loop: SimLoop) -> None:

@@ -21,6 +21,8 @@ from tests.sim.world import World
 NAMESRV_PORT = 9876
 BROKER_PORT = 10911
 LOG_FILE_SIZE = 64 * 1024
+TIMER_ROLL_SLOTS = 10
+"""Timer messages that wait for more than so many seconds are stored again on their way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,10 @@ class Shape:
     flush_disk_type: FlushDiskType
     broker_role: BrokerRole
     has_second_master: bool
+    has_timers: bool
+    """Producers also send messages that are due at a time of their own."""
+    has_poppers: bool
+    has_pipeline: bool
 
 
 class Node:
@@ -152,7 +158,9 @@ class Broker(Node):
             max_index_num=200,
             flush_disk_type=self.shape.flush_disk_type,
             broker_role=role,
-            timer_wheel_enable=False,
+            timer_wheel_enable=self.shape.has_timers,
+            timer_roll_window_slot=TIMER_ROLL_SLOTS,
+            mapped_file_size_timer_log=4096,
         )
         return broker(config, store, self.machine.clock)
 

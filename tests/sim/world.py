@@ -7,11 +7,15 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
+from downrange.broker.handlers.offsets import OffsetHandlers
+from downrange.protocol.bodies.offsets import UpdateConsumerOffsetRequest
+from downrange.protocol.command import Command
+from downrange.transport.connection import Connection
 from tests.sim import seams
 from tests.sim.disk import Disk
 from tests.sim.loop import SimLoop
-from tests.sim.network import Network
-from tests.sim.process import CURRENT, Machine, Process
+from tests.sim.network import Network, SimTransport
+from tests.sim.process import CURRENT, Machine, Process, current
 from tests.support.history import Event
 
 
@@ -31,6 +35,7 @@ class World:
         self._directory = directory
         self.loop.set_exception_handler(self._unhandled)
         seams.install(self.loop, self.network, self.disks)
+        self._record_commits()
 
     def machine(self, name: str, *, has_disk: bool = False) -> Machine:
         machine = Machine(name, f"10.0.0.{len(self.network.machines) + 1}", self.loop)
@@ -42,12 +47,33 @@ class World:
     def process(self, name: str, machine: Machine) -> Process:
         return Process(name, machine, self.loop)
 
-    def record(self, op: str, phase: str, *, process: str | None = None, **members: Any) -> None:
+    def record(
+        self, op: str, phase: str, *, process: str | None = None, time: int | None = None, **members: Any
+    ) -> None:
+        """Put an event into the history, as of now or of an earlier time."""
         if process is None:
             owner = CURRENT.get()
             process = owner.name if owner is not None else "simulation"
-        time = int(self.loop.time() * 1e9)
+        if time is None:
+            time = int(self.loop.time() * 1e9)
         self.history.append(Event(time=time, process=process, op=op, phase=phase, **members))
+
+    def _record_commits(self) -> None:
+        """Brokers note in the history what members of groups commit."""
+        right = OffsetHandlers.commit
+
+        def commit(handlers: OffsetHandlers, command: Command, connection: Connection) -> Command:
+            reply = right(handlers, command, connection)
+            header = command.header(UpdateConsumerOffsetRequest)
+            transport = connection._transport
+            assert isinstance(transport, SimTransport)
+            queue = f"{current().name}/{header.queue_id}"
+            where: dict[str, Any] = {"topic": header.topic, "queue": queue, "offset": header.commit_offset}
+            member = transport.peer.process.name
+            self.record("commit", "ok", process=member, group=header.consumer_group, **where)
+            return reply
+
+        OffsetHandlers.commit = commit  # type: ignore[method-assign,assignment]
 
     def _unhandled(self, loop: Any, context: dict[str, Any]) -> None:
         error = context.get("exception")

@@ -9,6 +9,7 @@ machine's monotonic clock, which all its processes share.
     half    invoke ok fail info like send: a message that waits for its `decide`
     decide  invoke              id, outcome: "commit" or "rollback"
     read    ok                  topic, queue, offset, id, crc; of a group that is owed all messages: group
+    keep    ok                  like read: a message in the result of a pipeline; time: when it was read
     consume begin end           group, topic, queue, offset: an orderly callback is running
     commit  ok                  group, topic, queue, offset
     reset   ok                  group, topic, queue, offset
@@ -65,6 +66,8 @@ class Rule(StrEnum):
     """What a power cut may take from a queue are its last messages: none is missing in front of one that is there."""
     UNDELIVERED = "undelivered"
     """Every group gets every message after a full drain."""
+    TWICE = "twice"
+    """The result of a pipeline has no message twice."""
     OVERLAP = "overlap"
     """Of an orderly group one member at a time consumes a queue, and one callback at a time runs."""
     ORDERLY = "orderly"
@@ -191,10 +194,12 @@ def check(events: Sequence[Event], *, drained: bool = True, ordered_reads: bool 
     )
     if drained:
         report.faults += _lost(kept, reads)
-        report.faults += _undelivered(kept, reads, cuts)
+        report.faults += _undelivered(kept, [event for event in events if event.op in ("read", "keep")], cuts)
         report.faults += _gaps(sends, reads, cuts)
         report.faults += _orphans(kept)
-    report.faults += _not_sent(sends, reads, [event for event in events if event.op == "clock"])
+    keeps = [event for event in events if event.op == "keep"]
+    report.faults += _twice(keeps)
+    report.faults += _not_sent(sends, [*reads, *keeps], [event for event in events if event.op == "clock"])
     report.faults += _split_offsets(kept, reads, cuts)
     report.faults += _send_order(kept)
     if ordered_reads:
@@ -290,6 +295,15 @@ def _was_passed(group: str, place: Event, reads: Iterable[Event], cuts: _Cuts) -
         and cuts.between(place.queue, read.time, place.time)
         for read in reads
     )
+
+
+def _twice(keeps: Iterable[Event]) -> Iterator[Fault]:
+    seen: set[tuple[str, str, str, int, str]] = set()
+    for kept in keeps:
+        key = (kept.group, kept.topic, kept.queue, kept.offset, kept.id)
+        if key in seen:
+            yield Fault(Rule.TWICE, f"{kept.group} has {kept.id} at {_place(kept)} twice")
+        seen.add(key)
 
 
 def _gaps(sends: dict[str, _Send], reads: Iterable[Event], cuts: _Cuts) -> Iterator[Fault]:
@@ -454,21 +468,28 @@ def _replicas(events: Iterable[Event]) -> Iterator[Fault]:
 
 
 def _commits_backwards(events: Iterable[Event]) -> Iterator[Fault]:
-    committed: dict[tuple[str, str, str], Event] = {}
+    """A member begins where the group is, and moves on from there: it never commits less than all that the group had
+    committed since its own last commit. One that has lost a queue without knowing it may be behind another member."""
+    committed: defaultdict[tuple[str, str, str], list[Event]] = defaultdict(list)
     for event in events:
         if event.op == "process" and event.phase == "died":  # of a broker: the offsets saved last are good again
             for queue in [one for one in committed if _broker(one[2]) == event.process]:
                 del committed[queue]
         if event.op not in ("commit", "reset"):
             continue
-        queue = (event.group, event.topic, event.queue)
-        before = committed.get(queue)
-        if event.op == "commit" and before is not None and event.offset < before.offset:
-            yield Fault(
-                Rule.COMMIT_BACKWARDS,
-                f"{event.group} committed {_place(event)} by {event.process} after {before.offset} by {before.process}",
-            )
-        committed[queue] = event
+        known = committed[event.group, event.topic, event.queue]
+        own = next((at for at in reversed(range(len(known))) if known[at].process == event.process), None)
+        if event.op == "reset":
+            known.clear()
+        elif own is not None:
+            before = min(known[own:], key=lambda one: one.offset)
+            if event.offset < before.offset:
+                yield Fault(
+                    Rule.COMMIT_BACKWARDS,
+                    f"{event.group} committed {_place(event)} by {event.process} after {before.offset} by "
+                    f"{before.process}",
+                )
+        known.append(event)
 
 
 def _place(event: Event) -> str:

@@ -181,6 +181,36 @@ def test_a_commit_goes_back_only_after_a_reset(story: Story) -> None:
     assert story.rules() == [Rule.COMMIT_BACKWARDS]
 
 
+def test_a_member_that_lost_its_queue_may_commit_behind_another(story: Story) -> None:
+    def commit(process: str, offset: int) -> None:
+        story.add(process, "commit", "ok", group="g", queue="a/0", offset=offset)
+
+    commit("c1", 5)
+    commit("c2", 9)
+    commit("c1", 6)  # c1 does not know of c2 yet
+    commit("c2", 6)  # c2 begins anew where the group is
+    assert story.rules() == []
+    commit("c1", 5)
+    assert story.rules() == [Rule.COMMIT_BACKWARDS]
+
+
+def test_the_result_of_a_pipeline_has_every_message_once(story: Story) -> None:
+    for offset in range(3):
+        story.sent(f"m{offset}", offset)
+        story.read(f"m{offset}", offset)
+
+    def keep(offset: int) -> None:
+        story.add("pipeline", "keep", "ok", group="pipeline", id=f"m{offset}", crc=7, queue="a/0", offset=offset)
+
+    keep(0)
+    keep(2)
+    assert story.rules() == [Rule.UNDELIVERED]
+    keep(1)
+    assert story.rules() == []
+    keep(2)
+    assert story.rules() == [Rule.TWICE]
+
+
 def test_a_delayed_message_must_not_be_early(story: Story) -> None:
     story.add("p1", "send", "invoke", id="m1", crc=7, delay_nanos=10 * MILLI)
     story.add("p1", "send", "ok", id="m1", crc=7, queue="a/0", offset=0)

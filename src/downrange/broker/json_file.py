@@ -20,6 +20,7 @@ import msgspec
 
 from downrange.protocol.bodies.body import BodyError, decode_body, encode_body
 from downrange.settings import ConfigError
+from downrange.store.files import OS_FILES
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -98,6 +99,7 @@ class JsonFile:
         if self.path.exists():
             os.replace(self.path, self._backup)
         os.replace(temporary, self.path)
+        OS_FILES.sync_directory(self.path.parent)  # until then a power cut may bring the old file back
 
 
 class SavedTable(ABC):

@@ -50,6 +50,7 @@ class Pulled:
     min_offset: int
     max_offset: int
     offset_delta: int
+    is_of_slave: bool = False
 
 
 class BrokerAway(ClientError):
@@ -100,6 +101,10 @@ class Brokers:
             await self.session.clock.sleep(pause)
             pause = min(2 * pause, _MOST_PAUSE_SECONDS)
             await self._look_up(queue.topic)
+
+    def answered_by_slave(self, broker_name: str) -> bool:
+        """Whether the last answer of a broker came from a slave."""
+        return self._answering.get(broker_name, MASTER_ID) != MASTER_ID
 
     async def _ask_each(self, queue: MessageQueue, command: Command, accept: Collection[int] | None) -> Command:
         """Ask the process that answered last, then the other processes of the broker, the master first."""
@@ -175,6 +180,7 @@ class Brokers:
             answer.min_offset,
             answer.max_offset,
             answer.offset_delta or 0,
+            self.answered_by_slave(queue.broker_name),
         )
 
 

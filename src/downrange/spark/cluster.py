@@ -108,7 +108,8 @@ class Cluster:
                 log.warning("queue cannot be read at present queue=%s reason=%s", queue, error)
                 return None
             # For a queue that never had a message, RocketMQ's broker answers -1, or a minimum beyond the end.
-            return Reach(max(0, min(minimum, maximum)), max(0, maximum))
+            is_of_slave = self._brokers.answered_by_slave(broker_name)
+            return Reach(max(0, min(minimum, maximum)), max(0, maximum), is_of_slave)
 
         found = self._loop.run(_for_each(queues, ask))
         return {queue: there for queue, there in found.items() if there is not None}

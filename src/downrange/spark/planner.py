@@ -25,10 +25,23 @@ class QueueRange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """The offset range of a queue at one moment: its oldest message, and the offset of the next one."""
+    """The offset range of a queue at one moment: its oldest message, and the offset of the next one.
+
+    `is_of_slave`: a slave said so while its master was away. It may be behind: more messages exist than it knows of.
+    """
 
     minimum: int
     maximum: int
+    is_of_slave: bool = False
+
+    def nearest(self, offset: int) -> int:
+        """The offset, or the first or last one that there is."""
+        inside = max(offset, self.minimum)
+        return min(inside, self.maximum) if self.ends_before(inside) else inside
+
+    def ends_before(self, offset: int) -> bool:
+        """Whether the queue has certainly become shorter than it was."""
+        return offset > self.maximum and not self.is_of_slave
 
 
 class Loss(NamedTuple):
@@ -62,19 +75,22 @@ def losses(start: Offsets, reach: Mapping[MessageQueue, Reach]) -> list[Loss]:
     return [
         Loss(queue, offset, found)
         for queue, offset in sorted(start.items())
-        if (found := reach.get(queue)) is not None and not found.minimum <= offset <= found.maximum
+        if (found := reach.get(queue)) is not None and (offset < found.minimum or found.ends_before(offset))
     ]
 
 
 def latest(start: Offsets, reach: Mapping[MessageQueue, Reach]) -> Offsets:
-    """The ends of all queues. Queues whose broker is away stay at their offset.
+    """The ends of all queues. Queues whose broker is away, or has only a slave that is behind, stay at their offset.
 
     A queue that was created again ends before our offset: we go back to its beginning, where the next batch starts.
     """
     found = dict(start)
     for queue, there in reach.items():
         known = start.get(queue)
-        found[queue] = there.minimum if known is not None and known > there.maximum else there.maximum
+        if known is None:
+            found[queue] = there.maximum
+        else:
+            found[queue] = there.minimum if there.ends_before(known) else max(known, there.maximum)
     return found
 
 

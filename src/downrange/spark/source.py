@@ -205,7 +205,7 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
             start = resolve("starting", self._options.starting, LATEST, reach, self._source)
             self._lost(planner.losses(start, reach))
             for queue, offset in start.items():
-                start[queue] = min(max(offset, reach[queue].minimum), reach[queue].maximum)
+                start[queue] = reach[queue].nearest(offset)
             return to_json(start)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802

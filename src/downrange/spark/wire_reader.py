@@ -126,7 +126,8 @@ class WireReader:
             most = min(wanted.stop - at, _MOST_OF_A_PULL)
             asked_for = subscription if is_filtered else None
             pulled = await self._brokers.pull(wanted.queue, at, most, asked_for, is_bulk=is_bulk)
-            if pulled.next_offset == at or pulled.code == ResponseCode.PULL_NOT_FOUND:
+            is_behind = pulled.is_of_slave and pulled.code == ResponseCode.PULL_OFFSET_MOVED and pulled.next_offset < at
+            if pulled.next_offset == at or pulled.code == ResponseCode.PULL_NOT_FOUND or is_behind:
                 # A slave may be behind its master, or a master may be starting: messages that exist will come.
                 begun = await self._wait(wanted, at, pulled, begun)
                 continue

@@ -176,15 +176,20 @@ class Connection(Requester, asyncio.Protocol):
         if self.socket is not None:
             self.socket.is_gathered = False
 
-    def hold_back(self, frame: Frame, seconds: float) -> None:
-        """Keep a frame, and all that come later, for so many seconds; meanwhile the peer is not read from."""
+    def hold_back(self, frame: Frame, seconds: float | None) -> None:
+        """Keep a frame, and all that come later, for so many seconds, or until somebody calls `go_on`.
+
+        Meanwhile the peer is not read from.
+        """
         self.defer(frame)
         if self.is_open and not self.requests:
             assert self._transport is not None
             self._transport.pause_reading()
-        self._loop.call_later(seconds, self._end_holding)
+        if seconds is not None:
+            self._loop.call_later(seconds, self.go_on)
 
-    def _end_holding(self) -> None:
+    def go_on(self) -> None:
+        """Serve the frames that were held back."""
         if not self._output.is_full:  # else the socket's own `resume_writing` follows
             self.resume_writing()
 

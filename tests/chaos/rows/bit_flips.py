@@ -29,4 +29,5 @@ ROW: Final = Row(
     play,
     "one bit of a crashed store, which is then checked, opened, read as a whole, and checked again",
     in_memory=True,
+    lanes=2,
 )

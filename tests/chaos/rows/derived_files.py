@@ -101,4 +101,5 @@ ROW: Final = Row(
     play,
     "one queue, index or checkpoint file removed, cut, cleared, of garbage or of another store; `store check` after it",
     in_memory=True,
+    lanes=2,
 )

@@ -109,7 +109,7 @@ def _find_late(round_: Round, events: list[Event], failed: int, killed: int) -> 
     """Sends that began after a sync had failed, and that the broker acknowledged nevertheless."""
     began = {event.id for event in events if event.op == "send" and event.phase == "invoke" and event.time > failed}
     late = [e for e in events if e.op == "send" and e.phase == "ok" and e.time < killed and e.id in began]
-    round_.wrong += [f"{event.id} was acknowledged after a sync had failed" for event in late]
+    round_.wrong.extend(f"{event.id} was acknowledged after a sync had failed" for event in late)
 
 
 ROW: Final = Row(
@@ -120,4 +120,5 @@ ROW: Final = Row(
     "no acknowledgement after an error, memory bounded",
     play,
     "file operations of a broker with SYNC_FLUSH fail or take 0.3 s; after an fsync error it is killed and starts anew",
+    lanes=4,
 )

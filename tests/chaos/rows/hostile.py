@@ -6,11 +6,13 @@ import asyncio
 import resource
 import socket
 import sys
-from contextlib import ExitStack
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
 from typing import Final
 
 from downrange.protocol.framing import encode
 from tests.chaos.clients import TOPIC
+from tests.chaos.hostile import PEACEFUL
 from tests.chaos.row import Round, Row
 from tests.chaos.stage import Stage, stage
 from tests.support.history import Event
@@ -38,31 +40,48 @@ async def play(round_: Round) -> None:
             producer = await clients.start("produce", str(RATE))
             await clients.acknowledged(producer, QUIET_SENDS)
             quiet = await p99(clients)
+            async with _load(servers.broker, PEACEFUL):
+                began = _last(clients)
+                await clients.acknowledged(producer, QUIET_SENDS, 240)
+                busy = await p99(clients, began)
             crowd = await asyncio.to_thread(_crowd, servers.broker, stack)
             await _be_deaf(servers.broker, stack)
-            seed = str(round_.chance.random())
-            attacker = Running(servers.broker, seed, program=(sys.executable, "-m", "tests.chaos.hostile"))
-            stack.callback(attacker.close)
-            await asyncio.to_thread(attacker.wait_for, "ready")
-            began = _last(clients)
-            dribbling = asyncio.create_task(_dribble(crowd[:DRIBBLING]))
-            await clients.acknowledged(producer, HOSTILE_SENDS, 240)
-            hostile = await p99(clients, began)
-            mebibytes = servers.resident_bytes / (1 << 20)
-            dribbling.cancel()
-            await asyncio.to_thread(attacker.stop)
-            frames = int(attacker.wait_for(r"frames (\d+)")[1])
+            async with _load(servers.broker, str(round_.chance.random())) as attacker:
+                began = _last(clients)
+                dribbling = asyncio.create_task(_dribble(crowd[:DRIBBLING]))
+                await clients.acknowledged(producer, HOSTILE_SENDS, 240)
+                hostile = await p99(clients, began)
+                mebibytes = servers.resident_bytes / (1 << 20)
+                dribbling.cancel()
+                await asyncio.to_thread(attacker.stop)
+                frames = int(attacker.wait_for(r"frames (\d+)")[1])
             await clients.end("produce")
             await clients.audit([servers.broker])
             round_.judge(clients.events())
         round_.figures["frames"] += frames
         round_.figures["idle connections"] += IDLE
         round_.figures["slow connections"] += DRIBBLING
-        round_.measured |= {"quiet p99, ms": quiet, "hostile p99, ms": hostile, "most MiB": round(mebibytes, 1)}
+        round_.measured.update({"quiet p99, ms": quiet, "busy p99, ms": busy, "hostile p99, ms": hostile})
+        round_.measured["most MiB"] = round(mebibytes, 1)
         round_.demand(mebibytes < MOST_MIB, f"the broker holds {mebibytes:.0f} MiB")
-        times = hostile / max(quiet, LEAST_P99_MILLIS)
-        round_.demand(times < MOST_TIMES, f"p99 of sends is {hostile:.1f} ms, {times:.1f} times that of a quiet broker")
+        times = hostile / max(quiet, busy, LEAST_P99_MILLIS)
+        round_.demand(
+            times < MOST_TIMES,
+            f"p99 of sends is {hostile:.1f} ms, {times:.1f} times that beside as many good requests ({busy:.1f} ms)",
+        )
         round_.demand("Traceback" not in servers.process.errors, f"the broker logged: {servers.process.errors[-500:]}")
+
+
+@asynccontextmanager
+async def _load(address: str, seed: str) -> AsyncIterator[Running]:
+    """A process that sends requests as fast as it can."""
+    load = Running(address, seed, program=(sys.executable, "-m", "tests.chaos.hostile"))
+    try:
+        await asyncio.to_thread(load.wait_for, "ready")
+        yield load
+    finally:
+        await asyncio.to_thread(load.stop)
+        load.close()
 
 
 def _last(clients: Stage) -> int:
@@ -110,5 +129,6 @@ ROW: Final = Row(
     {"frames": 50_000_000},
     "sends go on, p99 within 5x",
     play,
-    "11,000 connections, eight that do not read, mutated frames as fast as one process can; 200 sends in a second",
+    "11,000 connections, eight that do not read, mutated frames as fast as one process can; 200 sends in a second, "
+    "whose p99 is compared with that beside a process that sends genuine requests as fast as it can",
 )

@@ -50,4 +50,5 @@ ROW: Final = Row(
     "nothing lost, nothing wrong",
     play,
     "a producer with 32 sends at a time and a push consumer; both ways to flush; `store check` in the end",
+    lanes=2,
 )

@@ -48,4 +48,5 @@ ROW: Final = Row(
     "one member at a time, nothing left out, the order of each key kept",
     play,
     "a producer of 16 keys; one to four orderly push consumers that join, leave and are killed",
+    lanes=2,
 )

@@ -20,7 +20,7 @@ async def play(round_: Round) -> None:
         async with replicated(round_, net) as (cluster, clients):
             hosts = dict(cluster.hosts)
             hosts["producer"], hosts["consumer"] = net.host(), net.host()
-            producer = await clients.start("produce", "500", prefix=hosts["producer"].program_prefix)
+            producer = await clients.start("produce", "100", prefix=hosts["producer"].program_prefix)
             await clients.start("consume", prefix=hosts["consumer"].program_prefix)
             for _ in range(PARTITIONS):
                 one, *others = chance.sample(list(hosts.values()), len(hosts))
@@ -44,4 +44,5 @@ ROW: Final = Row(
     play,
     "five hosts behind a router that loses packets, one or both ways, for 0.2 to 15 s; both replicas are read",
     needs_root=True,
+    lanes=8,
 )

@@ -131,6 +131,7 @@ SYNC: Final = Row(
     "the image lies on XFS and a reflink copies it at one moment, under 400 sends in a second; `store check` follows",
     in_memory=True,
     needs_root=True,
+    lanes=2,
 )
 ASYNC: Final = Row(
     3,
@@ -142,4 +143,5 @@ ASYNC: Final = Row(
     "as row 2; a flush begins every 500 ms, and no older loss than 1.5 s is allowed",
     in_memory=True,
     needs_root=True,
+    lanes=2,
 )

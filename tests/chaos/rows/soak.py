@@ -85,7 +85,7 @@ def _mebibytes(broker: Server) -> float:
 def _judge_memory(round_: Round, memory: list[float]) -> None:
     third = max(1, len(memory) // 3)
     first, last = statistics.median(memory[:third]), statistics.median(memory[-third:])
-    round_.measured |= {"first MiB": round(first, 1), "last MiB": round(last, 1)}
+    round_.measured.update({"first MiB": round(first, 1), "last MiB": round(last, 1)})
     round_.demand(last < first * MOST_GROWTH + SLACK_MIB, f"memory grew from {first:.1f} to {last:.1f} MiB")
 
 

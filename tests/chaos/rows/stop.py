@@ -20,7 +20,7 @@ SHORTEST, LONGEST = 0.1, 60.0
 
 async def play(round_: Round) -> None:
     async with replicated(round_) as (cluster, clients):
-        producer = await clients.start("produce", "500")
+        producer = await clients.start("produce", "100")
         await clients.start("consume")
         servers = [server.process for server in (cluster.namesrv, cluster.master, cluster.slave) if server.process]
         processes = [*servers, *clients.clients.values()]
@@ -54,4 +54,5 @@ ROW: Final = Row(
     "nothing lost, nothing wrong",
     play,
     "name server, master, slave, producer and consumer, two of them at a time; both replicas are read",
+    lanes=10,
 )

@@ -177,7 +177,7 @@ def survive(case: Case, mask: int, root: Path, *, is_checked: bool) -> None:
 
 
 async def play(round_: Round) -> None:
-    first = int(round_.before.get("states", 0))
+    first = round_.number * STATES_PER_ROUND
     root = round_.directory / "state"
     for number, (case, mask) in enumerate(states(first, round_.directory)):
         if number == STATES_PER_ROUND:
@@ -196,4 +196,5 @@ ROW: Final = Row(
     play,
     "all subsets of the units (1 to 512 bytes, and names of files) that a step changed: opened, read, appended to",
     in_memory=True,
+    lanes=2,
 )

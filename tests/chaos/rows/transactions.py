@@ -33,4 +33,5 @@ ROW: Final = Row(
     "each ends as its owner said, no orphan",
     play,
     "eight transactions at a time; a producer dies at any step, the broker at any moment; `store check` in the end",
+    lanes=2,
 )

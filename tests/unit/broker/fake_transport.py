@@ -38,6 +38,12 @@ class FakeTransport:
     def set_write_buffer_limits(self, high: int) -> None:
         pass
 
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
     def get_extra_info(self, name: str) -> object:
         return self._peer if name == "peername" else None
 

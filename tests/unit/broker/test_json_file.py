@@ -11,6 +11,7 @@ from downrange.protocol.bodies.groups import SubscriptionGroupTable
 from downrange.protocol.bodies.offsets import ConsumerOffsets, DelayOffsets
 from downrange.protocol.bodies.topics import TopicConfigTable
 from downrange.settings import ConfigError
+from downrange.store.files import OsFiles
 from tests.support.golden_store import unpack
 
 TABLES: dict[str, type[Body]] = {
@@ -109,3 +110,11 @@ def test_a_version_that_could_not_be_written_may_be_tried_again(tmp_path: Path) 
     (tmp_path / "config").unlink()
     write()
     assert file.load(DelayOffsets) == table(1)
+
+
+def test_the_name_of_a_saved_file_is_on_the_disk_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[tuple[Path, str]] = []
+    file = JsonFile(tmp_path / "delayOffset.json")
+    monkeypatch.setattr(OsFiles, "sync_directory", lambda self, path: synced.append((path, file.path.read_text())))
+    file.save(table(2))
+    assert synced == [(tmp_path, file.path.read_text())]

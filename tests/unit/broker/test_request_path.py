@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from itertools import pairwise
 from random import Random
 from typing import cast
 
 import pytest
 
 from downrange.auth.gate import Refusal
+from downrange.broker import request_path
 from downrange.broker.admission import Admission
 from downrange.broker.request_path import RequestPath
 from downrange.protocol.codes import ResponseCode
@@ -77,7 +80,8 @@ def frame_of(code: int, opaque: int, flag: int = 0) -> Frame:
 
 
 @pytest.fixture
-async def parts() -> Parts:
+async def parts(monkeypatch: pytest.MonkeyPatch) -> Parts:
+    monkeypatch.setattr(request_path, "thread_time", lambda: 0.0)
     return Parts()
 
 
@@ -137,3 +141,44 @@ async def test_whatever_comes_each_request_is_taken_or_refused_once_and_in_order
     assert set(answered) == parts.door.refused
     assert taken == set(range(100)) - parts.door.refused
     assert len(answered) == 20
+
+
+class SlowClock:
+    """Time goes on by two milliseconds whenever somebody asks for it."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 0.002
+        return self.now
+
+
+async def test_a_peer_with_many_requests_does_not_keep_others_waiting(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(request_path, "thread_time", SlowClock())
+    monkeypatch.setattr(Connection, "_serve", lambda self, frames: parts.path.serve(frames, [self] * len(frames)))
+    frames = [frame_of(34, opaque) for opaque in range(22)]
+    parts.path.serve(frames, [*[parts.near] * 20, *[parts.far] * 2])
+    assert parts.commands.taken == [0, 1, 2, 3, 20, 21], "a slice of the first connection, then the other one"
+    parts.path.serve([frame_of(34, 100)], [parts.far])
+    assert parts.commands.taken[-1] == 100
+    while len(parts.commands.taken) < 23:
+        await asyncio.sleep(0)
+    taken = parts.commands.taken
+    assert [opaque for opaque in taken if opaque < 20] == list(range(20)), "the order of a connection is kept"
+    assert not parts.near.is_full
+
+
+async def test_connections_that_wait_go_on_by_turns(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_path, "thread_time", SlowClock())
+    monkeypatch.setattr(Connection, "_serve", lambda self, frames: parts.path.serve(frames, [self] * len(frames)))
+    frames = [frame_of(34, opaque) for opaque in range(40)]
+    parts.path.serve(frames, [*[parts.near] * 20, *[parts.far] * 20])
+    while len(parts.commands.taken) < 40:
+        await asyncio.sleep(0)
+    owners = ["near" if opaque < 20 else "far" for opaque in parts.commands.taken]
+    changes = sum(one != other for one, other in pairwise(owners))
+    assert changes > 5
+    assert sorted(parts.commands.taken) == list(range(40))

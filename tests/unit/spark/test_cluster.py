@@ -6,6 +6,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,8 @@ from downrange.client.admin.groups import GroupAdmin
 from downrange.client.errors import NoRoute
 from downrange.client.session import Session
 from downrange.model.message import MessageQueue
+from downrange.protocol.codes import ResponseCode
+from downrange.spark.brokers import Brokers, Pulled
 from downrange.spark.cluster import Cluster
 from downrange.spark.errors import DataLost
 from downrange.spark.options import parse_options
@@ -104,6 +107,24 @@ def read(mq: EmbeddedBroker, loop: WorkerLoop, wanted: list[QueueRange], **optio
 
 
 QUEUE = MessageQueue("orders", "broker-a", 0)
+
+
+@pytest.mark.parametrize("is_of_slave", [True, False])
+def test_a_slave_that_is_behind_is_waited_for(
+    mq: EmbeddedBroker, loop: WorkerLoop, monkeypatch: pytest.MonkeyPatch, is_of_slave: bool
+) -> None:
+    right = Brokers.pull
+    moved = iter([Pulled(ResponseCode.PULL_OFFSET_MOVED, b"", 7, 0, 7, 0, is_of_slave)] * 2)
+
+    async def pull(self: Brokers, *arguments: Any, **options: Any) -> Pulled:
+        return next(moved, None) or await right(self, *arguments, **options)
+
+    monkeypatch.setattr(Brokers, "pull", pull)
+    if is_of_slave:
+        assert read(mq, loop, [QueueRange(QUEUE, 10, 50)]) == 40
+    else:
+        with pytest.raises(DataLost, match="it is a new queue"):
+            read(mq, loop, [QueueRange(QUEUE, 10, 50)])
 
 
 @pytest.mark.parametrize("in_flight", ["1", "2", "16"])

@@ -45,6 +45,17 @@ def test_latest_begins_anew_with_a_queue_that_was_made_anew() -> None:
     assert latest({queue(0): 50}, {queue(0): Reach(2, 10)}) == {queue(0): 2}
 
 
+def test_a_slave_that_is_behind_neither_takes_a_stream_back_nor_is_it_a_loss() -> None:
+    behind = {queue(0): Reach(2, 10, is_of_slave=True)}
+    assert latest({queue(0): 50}, behind) == {queue(0): 50}
+    assert latest({queue(0): 5}, behind) == {queue(0): 10}
+    assert latest({}, behind) == {queue(0): 10}
+    assert losses({queue(0): 50}, behind) == []
+    assert [loss.expected for loss in losses({queue(0): 1}, behind)] == [1], "what a slave has deleted is gone"
+    assert [behind[queue(0)].nearest(offset) for offset in (0, 5, 50)] == [2, 5, 50]
+    assert [Reach(2, 10).nearest(offset) for offset in (0, 5, 50)] == [2, 5, 10]
+
+
 def test_losses_are_told_in_words() -> None:
     found = losses({queue(0): 5, queue(1): 50, queue(2): 3, queue(3): 1}, {
         queue(0): Reach(8, 20), queue(1): Reach(0, 10), queue(2): Reach(3, 3),

@@ -31,6 +31,7 @@ from downrange.settings import (
     to_properties,
 )
 from downrange.store.config import StoreConfig
+from downrange.store.files import OS_FILES
 from downrange.store.message_store import MessageStore
 from downrange.transport.connection import Connection
 from downrange.transport.tls_config import TlsMode, resolved
@@ -109,6 +110,7 @@ class ConfigHandlers:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, self._path)
+            OS_FILES.sync_directory(self._path.parent)
         except OSError as error:
             raise ConfigError(f"cannot write {self._path}: {error.strerror or error}; nothing was changed") from None
 

@@ -31,6 +31,7 @@ from downrange.store.message_store import MessageStore
 
 log = logging.getLogger(__name__)
 
+EXPIRE_SECONDS: Final = 0.1
 _GATHER_SECONDS: Final = 0.001
 _PAUSE_SECONDS: Final = 0.1
 _MOST_PAUSES: Final = 20
@@ -198,7 +199,7 @@ class Flusher:
 
     async def _expire_senders(self) -> None:
         while True:
-            await self._clock.sleep(0.1)
+            await self._clock.sleep(EXPIRE_SECONDS)
             if len(self._waiting):
                 self._tell(self._waiting.expire(self._clock.now()))
             elif self._store.is_writable and self._store.flushed_offset < self._store.max_offset:

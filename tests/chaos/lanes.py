@@ -1,0 +1,102 @@
+"""Rounds of one row side by side, each in a process of its own: most rounds wait for most of their time."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import random
+import shutil
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Final
+
+from downrange.transport.loop import run as run_loop
+from tests.chaos.row import Played, Round, Row
+from tests.sim.run import IN_MEMORY
+
+LONGEST_SECONDS: Final = 3600
+_FORK: Final = multiprocessing.get_context("fork")
+
+
+def play(row: Row, seed: int, number: int, seconds_left: float) -> Played:
+    """One round, in this process. Whatever goes wrong in it is a finding."""
+    parent = IN_MEMORY if row.in_memory and IN_MEMORY.is_dir() else None
+    directory = Path(tempfile.mkdtemp(prefix="downrange-chaos-", dir=parent))
+    round_ = Round(directory, random.Random(seed), number, seconds_left)
+
+    async def whole() -> None:
+        async with asyncio.timeout(LONGEST_SECONDS):
+            await row.play(round_)
+
+    try:
+        run_loop(whole())
+    except Exception as error:
+        traceback.print_exc()
+        round_.wrong.append(f"the round broke: {error!r}"[:2000])
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    return round_.played
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """A round that is under way."""
+
+    seed: int
+    process: BaseProcess
+    answer: Connection
+
+
+class Lanes:
+    """Up to `row.lanes` rounds at a time. Holds always: no process is left when the block ends, however it ends."""
+
+    def __init__(self, row: Row) -> None:
+        self._row = row
+        self._running: dict[Connection, Lane] = {}
+
+    def __enter__(self) -> Lanes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for lane in self._running.values():
+            lane.process.terminate()  # the round clears away what it started
+        for lane in self._running.values():
+            lane.process.join()
+
+    @property
+    def have_room(self) -> bool:
+        return len(self._running) < self._row.lanes
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def start(self, number: int, deadline: float) -> None:
+        seed = random.SystemRandom().randrange(1 << 32)
+        mine, theirs = _FORK.Pipe(duplex=False)
+        process = _FORK.Process(target=_in_lane, args=(self._row, seed, number, deadline - time.monotonic(), theirs))
+        process.start()
+        theirs.close()
+        self._running[mine] = Lane(seed, process, mine)
+
+    def ended(self) -> Iterator[tuple[int, Played]]:
+        """Wait until a round has ended; the seeds of those that have, and what they gave."""
+        for answer in wait(list(self._running)):
+            assert isinstance(answer, Connection)
+            lane = self._running[answer]
+            try:
+                played = answer.recv()
+            except EOFError:
+                played = Played(wrong=["the process of the round died"])
+            lane.process.join()
+            del self._running[answer]
+            yield lane.seed, played
+
+
+def _in_lane(row: Row, seed: int, number: int, seconds_left: float, answer: Connection) -> None:
+    answer.send(play(row, seed, number, seconds_left))
