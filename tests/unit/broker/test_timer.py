@@ -388,6 +388,16 @@ async def test_a_message_without_room_for_more_properties_is_delivered(timed: Ti
     assert timed.bodies() == [b"long", b"longer"]
 
 
+async def test_a_message_that_can_never_be_stored_stops_no_others(timed: Timed) -> None:
+    timed.send(b"before", TIMER_DELAY_SEC="2")
+    texts = {"TIMER_OUT_MS": str(timed.now + 1000), "REAL_TOPIC": "../x", "REAL_QID": "0"}
+    timed.broker.writer.append_one(new_message(b"wrong", TIMER_TOPIC, properties=texts))
+    timed.send(b"after", TIMER_DELAY_SEC="2")
+    timed.at(4)
+    assert timed.bodies() == [b"before", b"after"]
+    assert timed.service.metrics.waiting == 0
+
+
 async def test_thousands_of_one_tick_take_several_turns(timed: Timed) -> None:
     for number in range(1100):
         timed.send(b"%d" % number, TIMER_DELAY_SEC="2")

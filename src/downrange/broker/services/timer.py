@@ -378,28 +378,23 @@ class TimerService:
     def _deliver_messages(self, slot: _OpenSlot, now: int) -> None:
         """Deliver the first messages of a tick, as many as one turn may."""
         positions = slot.chain.messages  # the first is the last of these
-        batch = NewMessages()
+        messages: list[NewMessage] = []
         topics: list[str] = []  # of the messages looked at; empty for those that are not to be delivered
         left = _TURN_BYTES
         for position in positions[-1 : -1 - _TURN_MESSAGES : -1]:
-            if left <= 0:
-                break
             due = None if position in slot.settled else self._due_message(position, slot, now)
             if due is None:
                 topics.append("")
                 continue
-            refusal = self._writer.add(batch, (due.message,))
-            if refusal is not None and refusal.status in _HOPELESS:
-                log.error("timer message dropped topic=%s reason=%s", due.topic, refusal.reason)
-                slot.settled.add(position)
-                topics.append("")
-            elif refusal is not None:
-                self._retry(f"timer messages cannot be delivered, trying on: {refusal.status.value} {refusal.reason}")
+            topics.append(due.topic)
+            messages.append(due.message)
+            left -= len(due.message.body) + len(due.message.properties)
+            if left <= 0:
                 break
-            else:
-                topics.append(due.topic)
-                left -= len(due.message.body) + len(due.message.properties)
-        refusal = self._writer.append(batch) if len(batch) else None
+        batch = NewMessages()
+        refused = self._writer.add_each(batch, messages)
+        is_hopeless = refused is not None and refused.status in _HOPELESS
+        refusal = (self._writer.append(batch) if len(batch) else None) or (None if is_hopeless else refused)
         if refusal is not None:
             self._retry(f"timer messages cannot be delivered, trying on: {refusal.status.value} {refusal.reason}")
         elif len(batch):
@@ -412,6 +407,11 @@ class TimerService:
                 stored -= 1
                 self.metrics.dequeued(topic)
             slot.settled.discard(positions.pop())
+        if refused is not None and is_hopeless and batch.stored == len(batch):  # the next one can never be delivered
+            topic = [topic for topic in topics if topic][len(batch)]
+            log.error("timer message dropped topic=%s reason=%s", topic, refused.reason)
+            self.metrics.left(topic)
+            slot.settled.add(positions[-1])
 
     def _due_message(self, position: int, slot: _OpenSlot, now: int) -> _Due | None:
         """A message that is due, as it is stored now.
