@@ -63,9 +63,8 @@ def up(
             namesrv_port,
             controllers if controller else 0,
             etcd_nodes if controller else 0,
-            tls_config,
         )
-        cluster = LocalCluster.create(data, layout)
+        cluster = LocalCluster.create(data, layout, tls_config)
     elif len(cluster.running) == len(cluster.members):
         raise UsageError(f"the cluster in {cluster.directory} runs already: downrange cluster status --data {data}")
     else:

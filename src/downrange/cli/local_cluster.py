@@ -97,8 +97,6 @@ class Layout:
     controllers: int = 0
     """0: the first replica of each broker is its master for ever."""
     etcd_nodes: int = 0
-    tls_file: Path | None = None
-    """Properties file with tls keys for all servers, which then take TLS only; etcd listens on loopback in plain."""
 
     def coordinators(self, taken: ExitStack) -> list[Member]:
         """The nodes of etcd and the controllers."""
@@ -116,13 +114,6 @@ class Layout:
             return Member(f"{broker}-{replica + 1}", broker, replica, port, kind=Kind.MASTER)
         name = broker if replica == 0 else f"{broker}-s{replica}" if self.replicas > 2 else f"{broker}-s"
         return Member(name, broker, replica, port)
-
-    @property
-    def common(self) -> dict[str, object]:
-        """The settings of all servers."""
-        if self.tls_file is None:
-            return {}
-        return {"tls.server.mode": "enforcing", "tls.config.file": self.tls_file.absolute()}
 
     def settings(self, member: Member, others: list[Member]) -> dict[str, object]:
         """The settings that say who is master."""
@@ -153,8 +144,14 @@ class LocalCluster:
             raise UsageError(f"{directory / 'cluster.json'} cannot be read ({error}): repair or remove it") from error
 
     @classmethod
-    def create(cls, directory: Path, layout: Layout) -> LocalCluster:
-        """Lay out a new cluster: choose ports and write the configuration of every server."""
+    def create(cls, directory: Path, layout: Layout, tls_file: Path | None = None) -> LocalCluster:
+        """Lay out a new cluster: choose ports and write the configuration of every server.
+
+        With a properties file of tls keys the servers take TLS only, but for etcd, which listens on loopback.
+        """
+        common: dict[str, object] = {}
+        if tls_file is not None:
+            common = {"tls.server.mode": "enforcing", "tls.config.file": tls_file.absolute()}
         directory = directory.resolve()
         try:
             for folder in ("conf", "data", "logs"):
@@ -165,7 +162,7 @@ class LocalCluster:
             members = [Member("namesrv", "", 0, layout.namesrv_port or _take(taken))]
             members += layout.coordinators(taken)
             for member in members:
-                _write_settings(directory, member, layout.common)
+                _write_settings(directory, member, common)
             for number in range(layout.brokers):
                 for replica in range(layout.replicas):
                     member = layout.broker(f"broker-{_letters(number)}", replica, taken)
@@ -181,7 +178,7 @@ class LocalCluster:
                         "storePathRootDir": directory / "data" / member.name,
                         "metricsPort": -1,
                         "grpcServerPort": -1,
-                        **layout.common,
+                        **common,
                     }
                     _write_settings(directory, member, settings)
                     members.append(member)
