@@ -77,10 +77,14 @@ async def test_06_lists_of_ten_thousand_topics_are_quick(visits: Visits, big: St
             assert statistics.median(took) < 200, path
         await visitor.opens("/c/local/topics")
         await visitor.page.focus("#topics-filter")
+        await visitor.types("0987")
+        await visitor.sees('.table-count:has-text("10 of")')
         began = time.monotonic()
-        await visitor.types("09876")
+        await visitor.types("6")
         await visitor.sees('.table-count:has-text("1 of")')
-        print(f"\nfilter as you type: {(time.monotonic() - began) * 1000:.0f} ms with 150 ms of pause")
+        took_millis = (time.monotonic() - began) * 1000
+        print(f"\nfilter as you type: {took_millis:.0f} ms with 150 ms of pause")
+        assert took_millis < 300
         assert await visitor.text("#topics tbody td:first-child") == "topic-09876"
         print(f"memory of the console: {console.resident_bytes / 1e6:.0f} MB")
 

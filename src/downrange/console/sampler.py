@@ -195,7 +195,8 @@ class Sampler:
                 asked[question] = began = self._clock.monotonic()
                 await self._ask(broker, state, question)
                 took = self._clock.monotonic() - began
-                asked[question] += self._pace.longer(question.kind, took)
+                if question in asked:  # else it is to be asked again: we changed something meanwhile
+                    asked[question] += self._pace.longer(question.kind, took)
                 await self._clock.sleep(self._pace.rest(took, is_first_round=is_first_round))
                 if state.error is not None:
                     break
