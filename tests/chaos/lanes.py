@@ -21,6 +21,8 @@ from tests.chaos.row import Played, Round, Row
 from tests.sim.run import IN_MEMORY
 
 LONGEST_SECONDS: Final = 3600
+START_SECONDS: Final = 2.0
+"""Between the starts of two rounds: each begins with several processes, which would all want the processor at once."""
 _FORK: Final = multiprocessing.get_context("fork")
 
 
@@ -59,6 +61,7 @@ class Lanes:
     def __init__(self, row: Row) -> None:
         self._row = row
         self._running: dict[Connection, Lane] = {}
+        self._last_start = -START_SECONDS
 
     def __enter__(self) -> Lanes:
         return self
@@ -71,7 +74,12 @@ class Lanes:
 
     @property
     def have_room(self) -> bool:
-        return len(self._running) < self._row.lanes
+        return not self._running or (len(self._running) < self._row.lanes and self._pause <= 0)
+
+    @property
+    def _pause(self) -> float:
+        """How long the next start has to wait."""
+        return self._last_start + START_SECONDS - time.monotonic()
 
     def __len__(self) -> int:
         return len(self._running)
@@ -81,12 +89,14 @@ class Lanes:
         mine, theirs = _FORK.Pipe(duplex=False)
         process = _FORK.Process(target=_in_lane, args=(self._row, seed, number, deadline - time.monotonic(), theirs))
         process.start()
+        self._last_start = time.monotonic()
         theirs.close()
         self._running[mine] = Lane(seed, process, mine)
 
     def ended(self) -> Iterator[tuple[int, Played]]:
-        """Wait until a round has ended; the seeds of those that have, and what they gave."""
-        for answer in wait(list(self._running)):
+        """Wait until a round has ended, or one more may start; the seeds of those that ended, and what they gave."""
+        pause = max(0.0, self._pause) if len(self._running) < self._row.lanes else None
+        for answer in wait(list(self._running), pause or None):
             assert isinstance(answer, Connection)
             lane = self._running[answer]
             try:

@@ -21,7 +21,7 @@ of the runs (`tests/chaos/results/*.json`) by `python -m tests.chaos.scorecard`;
 `make chaos` runs all rows for an hour, `make chaos ROWS="1 7" MINUTES=10` some of them, and `SCALE=0.01` stops at a
 hundredth of the asked figures. Each run goes on where the last one ended (`FRESH=1` begins anew). A row that found
 something wrong stops and keeps it with the seed of the round; the exit code is then 1. `python -m tests.chaos 7 --seed
-4711` plays one round of a row with a seed. Up to ten rounds of a row run side by side, because most of them wait for
+4711` plays one round of a row with a seed. Up to eight rounds of a row run side by side, because most of them wait for
 most of their time. Rows 2, 3 and 8 need root, rows 2 and 3 also `mkfs.xfs`.
 """
 _TAIL: Final = """

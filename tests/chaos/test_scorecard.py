@@ -99,6 +99,7 @@ async def meet(round_: Round) -> None:
 @pytest.mark.timeout(120)
 def test_rounds_run_side_by_side(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.chaos.lanes.IN_MEMORY", tmp_path)
+    monkeypatch.setattr("tests.chaos.lanes.START_SECONDS", 0.1)
     row = replace(row_of(1, meet), lanes=3)
     assert run(row) == 0
     figures = {"things": 18, "round 0": 1, "round 1": 1, "round 2": 1}

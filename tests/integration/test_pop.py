@@ -17,7 +17,7 @@ from downrange.compiled import steps
 from downrange.model import properties as names
 from downrange.model.topics import TopicConfig
 from downrange.protocol.bodies.pop import PopMessageResponse
-from downrange.protocol.codes import RequestCode
+from downrange.protocol.codes import RequestCode, ResponseCode
 from downrange.protocol.command import request
 from downrange.store.config import BrokerRole, FlushDiskType
 from downrange.store.read_result import ReadResult
@@ -484,6 +484,21 @@ async def test_pops_acks_and_changes_however_the_log_is_flushed(tmp_path: Path, 
         await popper.ack(again)
         assert len(running.pop.state.leases) == 0
         running.pop.state.check_invariants()
+
+
+async def test_a_sync_master_without_its_slave_leases_and_takes_acknowledgements(tmp_path: Path) -> None:
+    async with poppers(tmp_path, store_options={"broker_role": BrokerRole.SYNC_MASTER}) as (popper, running):
+        waiting = asyncio.ensure_future(popper.pop(poll=20_000))
+        await until(lambda: len(running.pop.state.waiting) == 1)
+        for body in (b"a", b"b"):
+            reply = await popper.client.connection.request(popper.client.send_command("orders", body), 20)
+            assert reply.code == ResponseCode.SLAVE_NOT_AVAILABLE
+        (first,) = await waiting
+        (second,) = await popper.pop()
+        assert bodies([first, second]) == [b"a", b"b"]
+        await popper.ack(first)
+        await popper.batch_ack([second])
+        assert len(running.pop.state.leases) == 0
 
 
 @pytest.mark.parametrize("failing", ["reading", "a checkpoint", "storing"])

@@ -44,6 +44,16 @@ class PutMessageStatus(Enum):
     OS_PAGECACHE_BUSY = "OS_PAGECACHE_BUSY"
     UNKNOWN_ERROR = "UNKNOWN_ERROR"
 
+    @property
+    def is_safe_here(self) -> bool:
+        """Whether the message is as safe on this broker as it is to be, whatever its slaves have of it."""
+        return self in _SAFE_HERE
+
+
+_SAFE_HERE = frozenset(
+    {PutMessageStatus.PUT_OK, PutMessageStatus.FLUSH_SLAVE_TIMEOUT, PutMessageStatus.SLAVE_NOT_AVAILABLE}
+)
+
 
 class Refusal(NamedTuple):
     """Why messages were not stored."""

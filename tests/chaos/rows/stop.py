@@ -54,5 +54,5 @@ ROW: Final = Row(
     "nothing lost, nothing wrong",
     play,
     "name server, master, slave, producer and consumer, two of them at a time; both replicas are read",
-    lanes=10,
+    lanes=8,
 )

@@ -201,7 +201,7 @@ class Acks:
     def _safe(self, run: _Run, millis: float, status: PutMessageStatus) -> None:
         for origin in run.origins:
             origin.end_answering(1)
-        if status is not PutMessageStatus.PUT_OK:
+        if not status.is_safe_here:
             _refuse(run, BrokerError(f"not safe yet: {status.value}", ResponseCode.SYSTEM_ERROR))
         self._answer(run, millis)
 

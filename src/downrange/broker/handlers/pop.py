@@ -164,7 +164,7 @@ class PopHandlers:
 def _answer_safe(later: LaterReply, reply: Command, status: PutMessageStatus) -> None:
     if later.done():
         return
-    if status is PutMessageStatus.PUT_OK:
+    if status.is_safe_here:
         later.set_result(reply)
     else:
         later.set_exception(ServiceNotAvailable(f"not safe yet: {status.value}"))

@@ -190,7 +190,7 @@ class Pops:
             self._answer_later(asked, *_reply(asked, result))
 
     def _answer_safe(self, asked: _Asked, popped: Popped, status: PutMessageStatus) -> None:
-        if status is PutMessageStatus.PUT_OK:
+        if status.is_safe_here:  # a consumer must go on without slaves: a lease that they lack ends with the master
             self._answer_later(asked, *_reply(asked, popped))
         else:
             self._answer_later(asked, *_error(asked, ServiceNotAvailable(f"not safe yet: {status.value}")))
