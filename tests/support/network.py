@@ -10,7 +10,7 @@ import os
 import random
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 MISSING = "network namespaces need the rights of root"
@@ -48,11 +48,15 @@ class Network:
         # 198.18.0.0/15 is for tests of network equipment: nobody's own.
         self._prefix = f"198.{chance.choice((18, 19))}.{chance.randrange(256)}"
         self._link = f"dr{os.urandom(4).hex()}"
-        self._router = self._keep()
-        self._run(self._router, "sysctl", "-qw", "net.ipv4.ip_forward=1")
-        self._run(self._router, "ip", "link", "set", "lo", "up")
-        self.here = self._join(0)
-        self._run(0, "ip", "route", "add", f"{self._prefix}.0/24", "via", f"{self._prefix}.1")
+        try:
+            self._router = self._keep()
+            self._run(self._router, "sysctl", "-qw", "net.ipv4.ip_forward=1")
+            self._run(self._router, "ip", "link", "set", "lo", "up")
+            self.here = self._join(0)
+            self._run(0, "ip", "route", "add", f"{self._prefix}.0/24", "via", f"{self._prefix}.1")
+        except BaseException:
+            self.close()
+            raise
 
     def host(self) -> Host:
         """A new host."""
@@ -108,9 +112,17 @@ class Network:
         subprocess.run([*Host("", pid).program_prefix, *command], check=True, capture_output=True, text=True)
 
 
+def _made(attempts: int = 5) -> Network:
+    """A network; another process may have one with the same addresses, then others are tried."""
+    for _ in range(attempts - 1):
+        with suppress(subprocess.CalledProcessError):
+            return Network()
+    return Network()
+
+
 @contextmanager
 def network() -> Iterator[Network]:
-    made = Network()
+    made = _made()
     try:
         yield made
     finally:
