@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from downrange.spark.pipelines.mirror import mirror
     from downrange.spark.pipelines.mirror import plan as plan_mirror
     from downrange.spark.pipelines.mirror_clusters import Mirror
-    from downrange.spark.pipelines.replay import Choice as ReplayChoice
     from downrange.spark.pipelines.replay import replay
+    from downrange.spark.pipelines.replay_plan import Choice as ReplayChoice
     from downrange.spark.pipelines.resend import Job as ResendJob
     from downrange.spark.pipelines.resend import chosen as chosen_letters
     from downrange.spark.pipelines.resend import resend as resend_letters
@@ -63,7 +63,7 @@ __all__ = [
 _HOMES = {
     "Lake": ("lake.lake", "Lake"),
     "Mirror": ("pipelines.mirror_clusters", "Mirror"),
-    "ReplayChoice": ("pipelines.replay", "Choice"),
+    "ReplayChoice": ("pipelines.replay_plan", "Choice"),
     "ResendJob": ("pipelines.resend", "Job"),
     "View": ("pipelines.sql", "View"),
     "ViewKind": ("pipelines.sql", "ViewKind"),
