@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from downrange.client.consumer.simple import AsyncSimpleConsumer
     from downrange.client.consumer.simple_blocking import SimpleConsumer
     from downrange.client.consumer.simple_config import SimpleConsumerConfig
+    from downrange.client.dead_letters import DeadLetter, DeadLetters
     from downrange.client.errors import ClientClosed, CommitFailed, NoNameServer, NoRoute, SendFailed, TooManySends
     from downrange.client.producer.blocking.producer import Producer
     from downrange.client.producer.blocking.transaction_producer import TransactionProducer
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from downrange.client.producer.transactions import HalfSent, LocalTransactionState, TransactionResult
     from downrange.model.errors import MessageError, MQError
     from downrange.model.message import Message, MessageQueue
+    from downrange.model.topics import SubscriptionGroupConfig, TopicConfig
     from downrange.protocol.bodies.groups import ConsumeFromWhere, MessageModel
     from downrange.protocol.errors import BrokerError
     from downrange.settings import ConfigError
@@ -55,6 +57,8 @@ __all__ = [
     "ConfigError",
     "ConsumeFromWhere",
     "ConsumerConfig",
+    "DeadLetter",
+    "DeadLetters",
     "HalfSent",
     "InvalidTopic",
     "Later",
@@ -83,8 +87,10 @@ __all__ = [
     "SendStatus",
     "SimpleConsumer",
     "SimpleConsumerConfig",
+    "SubscriptionGroupConfig",
     "TlsConfig",
     "TooManySends",
+    "TopicConfig",
     "TransactionProducer",
     "TransactionResult",
     "reply_to",
@@ -107,6 +113,8 @@ _HOMES = {
     "ConfigError": "downrange.settings",
     "ConsumeFromWhere": "downrange.protocol.bodies.groups",
     "ConsumerConfig": "downrange.client.consumer.config",
+    "DeadLetter": "downrange.client.dead_letters",
+    "DeadLetters": "downrange.client.dead_letters",
     "HalfSent": "downrange.client.producer.transactions",
     "InvalidTopic": "downrange.client.producer.outgoing",
     "Later": "downrange.client.consumer.retry",
@@ -135,8 +143,10 @@ _HOMES = {
     "SendStatus": "downrange.client.producer.send_result",
     "SimpleConsumer": "downrange.client.consumer.simple_blocking",
     "SimpleConsumerConfig": "downrange.client.consumer.simple_config",
+    "SubscriptionGroupConfig": "downrange.model.topics",
     "TlsConfig": "downrange.transport.tls_config",
     "TooManySends": "downrange.client.errors",
+    "TopicConfig": "downrange.model.topics",
     "TransactionProducer": "downrange.client.producer.blocking.transaction_producer",
     "TransactionResult": "downrange.client.producer.transactions",
     "reply_to": "downrange.client.producer.request_reply",

@@ -48,12 +48,15 @@ class ManualClock:
         self._counter = 0
 
     def now(self) -> int:
+        """Milliseconds since 1970."""
         return int(self._now)
 
     def monotonic(self) -> float:
+        """Seconds of a clock that never goes back unless it is set."""
         return self._now / 1000
 
     async def sleep(self, seconds: float) -> None:
+        """Wait until the clock was advanced so far."""
         if seconds <= 0:
             await asyncio.sleep(0)
             return

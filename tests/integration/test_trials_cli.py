@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from downrange import Message, MessageQueue
+from downrange import Message, MessageQueue, PushConsumer
 from downrange.cli.main import app
 from downrange.testing import EmbeddedBroker, broker
 from tests.support.processes import Running, running
@@ -85,6 +86,50 @@ def test_queues_and_offsets_are_chosen(mq: EmbeddedBroker) -> None:
     assert "has the queues broker-a:0, broker-a:1" in str(wrong.exception)
 
 
+def test_messages_are_read_up_to_a_time_in_their_encoding_and_counted_by_tag(mq: EmbeddedBroker) -> None:
+    first = mq.producer().send(Message("told", "中文".encode("gbk"), tags="cn", keys="k1"))
+    stored = json.loads(ask(mq, "message", "view", first.message_id, "-t", "told", "--json"))["storeTimestamp"]
+    assert ask(mq, "consume", "told", "--to", str(stored)) == "downrange: no messages\n"
+    shown = ask(mq, "mqadmin", "printMsgByQueue", "-t", "told", "-a", "broker-a", "-i", str(first.queue.queue_id),
+                "-c", "GBK", "-f", "true", "-e", str(stored + 1))  # fmt: skip
+    assert shown.splitlines() == ["中文", "Tag: cn                   Count: 1"]
+    assert "中文" in ask(mq, "mqadmin", "printMsg", "-t", "told", "-c", "GBK", "-d", "true")
+    assert "中文" not in ask(mq, "mqadmin", "printMsg", "-t", "told", "-c", "GBK", "-d", "false")
+    wrong = CliRunner().invoke(app, ["consume", "told", "--charset", "klingon", "-n", mq.namesrv])
+    assert "no such encoding" in str(wrong.exception)
+
+
+def test_a_message_is_sent_again_and_all_of_its_copies_are_shown(mq: EmbeddedBroker) -> None:
+    sent = mq.producer().send(Message("again", b"x", tags="a", keys="k1 k2", properties={"colour": "red"}))
+    assert "SEND_OK" in ask(mq, "mqadmin", "queryMsgById", "-i", sent.offset_message_id or "", "-s", "true")
+    one, other = mq.messages("again")
+    assert one.message_id != other.message_id
+    assert (one.body, one.tags, one.keys) == (other.body, other.tags, other.keys) == (b"x", "a", ["k1", "k2"])
+    assert other.properties["colour"] == "red"
+    found = json.loads(ask(mq, "mqadmin", "queryMsgByUniqueKey", "-i", sent.message_id, "-t", "again", "-a", "--json"))
+    assert [message["offsetMsgId"] for message in found["messages"]] == [sent.offset_message_id]
+
+
+def test_options_of_mqadmin_reach_the_broker(mq: EmbeddedBroker, tmp_path: Path) -> None:
+    ask(mq, "mqadmin", "updateTopic", "-t", "units", "-c", "DefaultCluster", "-u", "true", "-s", "true")
+    assert json.loads(ask(mq, "topic", "route", "units", "--json"))["brokers"][0]["topicSysFlag"] == 3
+    assert "SEND_OK" in ask(mq, "mqadmin", "sendMessage", "-t", "units", "-p", "x", "-b", "broker-a", "-m", "true")
+    assert len(mq.messages("RMQ_SYS_TRACE_TOPIC")) == 1
+    ask(mq, "mqadmin", "exportMetadata", "-b", "broker-a", "-g", "-f", str(tmp_path))
+    assert json.loads((tmp_path / "metadata.json").read_text())["broker-a"].keys() == {"groups"}
+    ask(mq, "group", "create", "members")
+    ask(mq, "group", "skip", "members", "orders")
+    with PushConsumer("members", mq.namesrv) as consumer:
+        consumer.subscribe("orders")
+        deadline = time.monotonic() + 60
+        while "@" not in (shown := ask(mq, "mqadmin", "consumerProgress", "-g", "members", "-s", "true")):
+            assert time.monotonic() < deadline, shown
+        assert "ClientId" in ask(mq, "mqadmin", "consumerConnection", "-g", "members", "-b", mq.address)
+    behind = ("mqadmin", "brokerConsumeStats", "-b", "broker-a", "-t", "5000", "--json", "-l")
+    assert json.loads(ask(mq, *behind, "0"))["queues"]
+    assert json.loads(ask(mq, *behind, "1000000"))["queues"] == []
+
+
 def test_the_help_of_an_mqadmin_command(mq: EmbeddedBroker) -> None:
     for line in (["mqadmin", "help", "clusterList"], ["cluster", "list", "-h"]):
         result = CliRunner().invoke(app, line)
@@ -104,12 +149,12 @@ def test_a_list_is_shown_again_and_again_until_it_is_stopped(mq: EmbeddedBroker)
 def test_a_server_is_stopped_by_its_port_name_or_directory(tmp_path: Path) -> None:
     env = {"XDG_RUNTIME_DIR": str(tmp_path / "run")}
     ports = ("--namesrv-port", "0", "--broker-port", "0", "--metrics-port", "-1", "--grpc-port", "-1")
-    for number in range(2):
+    for number in range(3):
         server = Running("standalone", "-d", str(tmp_path / f"data-{number}"), *ports, env=env)
         try:
             port = server.wait_for(r"^  broker +\S+:(\d+)")[1]
             server.wait_for("Stop with")
-            which = (port, str(tmp_path / "data-1"))[number]
+            which = (port, str(tmp_path / "data-1"), "broker-a")[number]
             for name, code in (("nobody", 1), (which, 0)):
                 with running("shutdown", "broker", name, env={**os.environ, **env}) as stopping:
                     assert stopping.wait(60) == code, stopping.errors
@@ -136,7 +181,7 @@ def test_messages_that_consume_wrote_are_sent_again(mq: EmbeddedBroker, tmp_path
 def test_topics_of_brokers_are_listed_only_if_asked_for(mq: EmbeddedBroker) -> None:
     listed, every = (ask(mq, "topic", "list", *options).split() for options in ((), ("--all",)))
     assert "orders" in listed
-    assert "SCHEDULE_TOPIC_XXXX" not in listed
+    assert {"SCHEDULE_TOPIC_XXXX", "DefaultCluster", "DefaultCluster_REPLY_TOPIC", "broker-a"}.isdisjoint(listed)
     assert {"orders", "SCHEDULE_TOPIC_XXXX"} <= set(every) == set(ask(mq, "mqadmin", "topicList").split())
 
 

@@ -123,12 +123,6 @@ ON_PURPOSE = [
         "^3$",
         "we serve this request of 5.x",
     ),
-    OnPurpose(
-        RequestCode.GET_BROKER_CONFIG,
-        "missing keys",
-        "",
-        "we show the keys that mean something here",
-    ),
     *(
         OnPurpose(
             code,

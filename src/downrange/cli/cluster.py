@@ -146,6 +146,7 @@ async def show_consume_stats(
     admin: Admin,
     broker: Annotated[str, typer.Argument(help="Broker: its name or host:port.")],
     order: Annotated[bool, typer.Option("--order/--no-order", "-o", help="Only ordered topics.")] = False,
+    level: Annotated[int, typer.Option("--level", "-l", min=0, help="Only queues with so many messages waiting.")] = 0,
 ) -> Answer:
     """Show how far every consumer group is on one broker."""
     listed = await admin.cluster.consume_stats(broker, is_order=order)
@@ -159,6 +160,7 @@ async def show_consume_stats(
         for group, stats in sorted(by_group.items())
         for one in stats
         for queue, offsets in sorted(one.offset_table.items())
+        if offsets.broker_offset - offsets.consumer_offset >= level
     ]
     columns = [
         Column("Topic", "topic"),

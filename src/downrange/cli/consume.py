@@ -6,13 +6,15 @@ import asyncio
 import json as json_text
 import os
 import sys
+from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
 from downrange.cli.account import client_config
-from downrange.cli.message_format import body_of, message_format
+from downrange.cli.message_format import Charset, body_of, decoder, message_format
 from downrange.cli.options import Namesrv, Topic, UsageError
 from downrange.cli.output import visible
 from downrange.cli.times import parse_time, time_text
@@ -53,6 +55,9 @@ def run(
         int | None, typer.Option("--offset", "-o", min=0, help="Begin with this offset in every queue that is read.")
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", help="Wait for new messages, until Ctrl-C.")] = False,
+    to: Annotated[
+        str | None, typer.Option("--to", help="Without a group: only messages stored before this time.")
+    ] = None,
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="Stop after this many messages.")] = None,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Time, place, tag and keys before the body.")
@@ -65,6 +70,10 @@ def run(
             help=r"As kcat: %t topic, %p queue, %o offset, %k keys, %s body, %h properties; \n.",
         ),
     ] = None,
+    charset: Charset = None,
+    count_tags: Annotated[
+        bool, typer.Option("--count-tags/--no-count-tags", help="At the end, say how many messages each tag has.")
+    ] = False,
     pop: Annotated[
         bool,
         typer.Option("--pop", help="With a group: lease messages and acknowledge them one by one; no queue is owned."),
@@ -86,12 +95,17 @@ def run(
     timestamp = None if start in ("first", "last") else parse_time(start)
     if layout is not None and (json or verbose):
         raise UsageError("--format says all about the form: leave out --json and --verbose")
-    line = _json_line if json else _verbose_line if verbose else _body_line
+    if charset is not None and (json or layout is not None):
+        raise UsageError("--charset is for lines of text: --json and --format have bodies as they are")
+    if to is not None and (group is not None or follow):
+        raise UsageError("--to is for reading without --group and --follow")
+    decode = decoder(charset)
+    line = _json_line if json else partial(_verbose_line if verbose else _body_line, decode=decode)
     show = message_format(layout) if layout is not None else lambda message: f"{line(message)}\n".encode()
     if group is not None and (queue or offset is not None):
         raise UsageError("--queue and --offset are for reading without --group: members of a group share the queues")
     wanted = Wanted(topic, tag or "*", sql, tuple(queue or ()), offset)
-    reading = Reading(wanted, start, timestamp, follow, limit, show)
+    reading = Reading(wanted, start, timestamp, follow, limit, show, None if to is None else parse_time(to))
     if pop:
         if group is None or timestamp is not None:
             raise UsageError(
@@ -102,6 +116,9 @@ def run(
         run_loop(reading.run(namesrv, group))
     if not reading.count and not reading.is_cut_off and not follow:
         typer.echo("downrange: no messages", err=True)
+    if count_tags:
+        for name, count in reading.tags.most_common():
+            typer.echo(f"Tag: {visible(name or '-'):<20} Count: {count}", err=True)
 
 
 class Wanted(NamedTuple):
@@ -138,6 +155,8 @@ class Reading:
     follow: bool
     limit: int | None
     show: Callable[[ReceivedMessage], bytes]
+    end: int | None = None
+    tags: Counter[str | None] = field(init=False, default_factory=Counter)
     count: int = field(init=False, default=0)
     is_cut_off: bool = field(init=False, default=False)
     """Whether the reader of our output went away."""
@@ -197,6 +216,9 @@ class Reading:
                         break
 
     async def _print(self, messages: Sequence[ReceivedMessage], shown: Progress) -> None:
+        if self.end is not None:
+            messages = [message for message in messages if message.store_timestamp < self.end]
+        self.tags.update(message.tags for message in messages)
         # In a thread: a terminal that blocks must not keep us from sending heartbeats.
         await asyncio.to_thread(_write, [self.show(message) for message in messages])
         self.count += len(messages)
@@ -251,11 +273,11 @@ def _json_line(message: ReceivedMessage) -> str:
     return json_text.dumps(message_document(message), ensure_ascii=False)
 
 
-def _body_line(message: ReceivedMessage) -> str:
-    return visible(body_of(message).decode("utf-8", "replace"))
+def _body_line(message: ReceivedMessage, decode: Callable[[bytes], str]) -> str:
+    return visible(decode(body_of(message)))
 
 
-def _verbose_line(message: ReceivedMessage) -> str:
+def _verbose_line(message: ReceivedMessage, decode: Callable[[bytes], str]) -> str:
     place = f"{message.broker_name}:{message.queue_id}@{message.queue_offset}"
     words = [time_text(message.store_timestamp), place]
     if message.tags:
@@ -264,4 +286,4 @@ def _verbose_line(message: ReceivedMessage) -> str:
         words.append(f"keys={','.join(message.keys)}")
     if message.reconsume_times:
         words.append(f"times={message.reconsume_times}")
-    return visible(" ".join(words)) + "  " + _body_line(message)
+    return visible(" ".join(words)) + "  " + _body_line(message, decode)

@@ -17,6 +17,7 @@ from downrange.cli.times import time_text
 if TYPE_CHECKING:
     from downrange.client.admin import Admin
     from downrange.model.errors import MQError
+    from downrange.model.message import MessageQueue
 
 app = command_family("Consumer groups: list, look at, create, delete, move their offsets.")
 
@@ -65,11 +66,22 @@ def _seconds_text(millis: int | None) -> str:
 
 @app.command("progress")
 @shows
-async def show_progress(admin: Admin, group: Group, topic: OneTopic = None) -> Answer:
+async def show_progress(
+    admin: Admin,
+    group: Group,
+    topic: OneTopic = None,
+    clients: Annotated[bool, typer.Option("--clients/--no-clients", help="Which member has each queue.")] = False,
+) -> Answer:
     """Show the offset of a group in every queue and how far it is behind."""
     stats = await admin.groups.progress(group, topic)
+    owners = await _owners(admin, group) if clients else {}
     rows: list[dict[str, Any]] = [
-        {"topic": queue.topic, **progress_row(queue, offsets), "behindMillis": _behind_millis(offsets)}
+        {
+            "topic": queue.topic,
+            **progress_row(queue, offsets),
+            "behindMillis": _behind_millis(offsets),
+            **({"clientId": owners.get(queue)} if clients else {}),
+        }
         for queue, offsets in sorted(item for answered in stats.done.values() for item in answered.offset_table.items())
     ]
     columns = [
@@ -77,11 +89,22 @@ async def show_progress(admin: Admin, group: Group, topic: OneTopic = None) -> A
         *PROGRESS_COLUMNS,
         Column("LastTime", "lastTimestamp", lambda millis: time_text(millis) or "N/A"),
         Column("Behind", "behindMillis", _seconds_text, is_behind),
+        *([Column("ClientId", "clientId", lambda name: name or "N/A")] if clients else ()),
     ]
     tps = sum(answered.consume_tps for answered in stats.done.values())
     behind = sum(row["diff"] for row in rows)
     document = {"group": group, "queues": rows, "consumeTps": tps, "diffTotal": behind}
     return Answer(document, [Table(columns, rows), f"\nConsume TPS: {tps:.2f}\nDiff Total: {behind}"], stats.failed)
+
+
+async def _owners(admin: Admin, group: str) -> dict[MessageQueue, str]:
+    """The running member that reports each queue; what a member does not report is left out."""
+    from downrange.client.per_server import ask_each
+
+    connections = await admin.groups.connections(group)
+    members = {member.client_id for one in connections.done.values() if one for member in one.connection_set}
+    infos = await ask_each(sorted(members), lambda name: admin.groups.running_info(group, name))
+    return {queue: name for name, info in infos.done.items() for queue in info.mq_table}
 
 
 @app.command("config")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from downrange.cli.cluster_actions import broker_row, shows
-from downrange.cli.options import Group
+from downrange.cli.options import Broker, Group
 from downrange.cli.output import Answer, Column, Table, one_line
 from downrange.cli.times import time_text
 
@@ -18,13 +18,14 @@ if TYPE_CHECKING:
 
 
 @shows
-async def show_connections(admin: Admin, group: Group) -> Answer:
+async def show_connections(admin: Admin, group: Group, broker: Broker = None) -> Answer:
     """Show the running members of a group and their subscriptions."""
     from downrange.client.admin.group_verdicts import subscriptions_of
     from downrange.client.admin.groups import member_row
     from downrange.client.per_server import ask_each
 
-    connections = await admin.groups.connections(group)
+    asked = None if broker is None else [await admin.session.broker(broker)]
+    connections = await admin.groups.connections(group, asked)
     online = [one for one in connections.done.values() if one is not None]
     members = {member.client_id: member_row(member) for one in online for member in one.connection_set}
     infos = await ask_each(sorted(members), lambda name: admin.groups.running_info(group, name))
@@ -100,6 +101,7 @@ async def show_status(
     group: Group,
     client: Annotated[str | None, typer.Option("--client", "-i", help="Only the member with this client id.")] = None,
     stack: Annotated[bool, typer.Option("--stack", "-s", help="With the stacks of its threads.")] = False,
+    broker: Broker = None,
 ) -> Answer:
     """Show the state that running members report: queues, offsets, rates, settings."""
     from downrange.client.per_server import ask_each
@@ -107,7 +109,8 @@ async def show_status(
     if client is not None:
         members = {client}
     else:
-        connections = await admin.groups.connections(group)
+        asked = None if broker is None else [await admin.session.broker(broker)]
+        connections = await admin.groups.connections(group, asked)
         connections.raise_if_none()
         online = [one for one in connections.done.values() if one is not None]
         members = {member.client_id for one in online for member in one.connection_set}

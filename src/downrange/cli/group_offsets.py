@@ -26,10 +26,12 @@ async def reset_offset(
     to: Annotated[str, typer.Option("--time", "-s", help="`now` (the end), a local time, or milliseconds since 1970.")],
     force: Annotated[bool, typer.Option("--force/--no-force", help="Move forward too, skipping messages.")] = True,
     dry_run: DryRun = False,
+    cpp: Annotated[bool, typer.Option("--cpp", help="Tell running members in the form that C++ clients read.")] = False,
 ) -> Answer:
     """Let a group continue at the messages stored at a given time, whether its members are running or not."""
     timestamp = -1 if to in ("now", "-1") else parse_time(to)
-    return _moves(group, topic, await admin.offsets.reset(group, topic, timestamp, force=force, dry_run=dry_run))
+    moves = await admin.offsets.reset(group, topic, timestamp, force=force, dry_run=dry_run, for_cpp=cpp)
+    return _moves(group, topic, moves)
 
 
 @asks

@@ -16,7 +16,8 @@ from downrange.settings import camel_case
 
 if TYPE_CHECKING:
     from downrange.client.admin import Admin
-    from downrange.model.message import StoredMessage
+    from downrange.client.producer.send_result import SendResult
+    from downrange.model.message import Message, StoredMessage
 
 app = command_family("Single messages: find, send, hand to a consumer.")
 
@@ -27,9 +28,39 @@ Save = Annotated[Path | None, typer.Option("--save", help="Write the body to thi
 
 @app.command("view")
 @asks
-async def view(admin: Admin, message_id: MessageId, topic: OfTopic = None, save: Save = None) -> Answer:
+async def view(
+    admin: Admin,
+    message_id: MessageId,
+    topic: OfTopic = None,
+    save: Save = None,
+    every: Annotated[bool, typer.Option("--all", help="Every copy that was stored, not only the oldest.")] = False,
+) -> Answer:
     """Show one message."""
-    return _found(await admin.messages.view(message_id, topic), save)
+    first = await admin.messages.view(message_id, topic)
+    if not every:
+        return _found(first, save)
+    if topic is None or save is not None:
+        raise UsageError("--all needs --topic, and cannot be combined with --save")
+    copies = await admin.messages.all_by_unique_key(topic, message_id)
+    found = [one for messages in copies.done.values() for one in messages] or [first]
+    answers = [_found(one, None) for one in sorted(found, key=lambda one: one.store_timestamp)]
+    parts = "\n\n".join(str(part) for answer in answers for part in answer.parts)
+    return Answer({"messages": [one.document for one in answers]}, [parts], copies.failed)
+
+
+@app.command("resend")
+@asks
+async def resend(admin: Admin, message_id: MessageId, topic: OfTopic = None) -> Answer:
+    """Send a message to its topic once more, as a new message with an id of its own."""
+    from downrange.client.compression import plain_body
+    from downrange.model import properties as names
+    from downrange.model.message import Message
+
+    stored = await admin.messages.view(message_id, topic)
+    given = {name: value for name, value in stored.properties.items() if name not in names.RESERVED}
+    keys = " ".join(stored.keys) or None
+    again = Message(stored.topic, plain_body(stored), stored.tags, keys, flag=stored.flag, properties=given)
+    return _sent(stored.topic, await admin.messages.send(again))
 
 
 @app.command("at")
@@ -93,6 +124,9 @@ async def send(
     properties: Annotated[list[str] | None, typer.Option("--property", help="name=value, any number of them.")] = None,
     broker: Annotated[str | None, typer.Option("--broker", "-b", help="Broker name. [any]")] = None,
     queue: Annotated[int | None, typer.Option("--queue", "-i", min=0, help="Queue id. [any]")] = None,
+    trace: Annotated[
+        bool, typer.Option("--trace/--no-trace", help="Write its trace, which `downrange trace` draws.")
+    ] = False,
 ) -> Answer:
     """Send one message."""
     from downrange.model.message import Message
@@ -100,7 +134,24 @@ async def send(
     if (body is None) == (file is None):
         raise UsageError("give the body either as an argument or with --file")
     message = Message(topic, _body(body, file), tags, keys, properties=key_values(properties or []))
-    result = await admin.messages.send(message, broker, queue)
+    if trace:
+        return _sent(topic, await _send_traced(admin, message, broker, queue))
+    return _sent(topic, await admin.messages.send(message, broker, queue))
+
+
+async def _send_traced(admin: Admin, message: Message, broker: str | None, queue: int | None) -> SendResult:
+    from downrange.client.admin.messages import choose_queue
+    from downrange.client.config import ProducerConfig
+    from downrange.client.producer.producer import AsyncProducer
+
+    chosen = None
+    if broker is not None or queue is not None:
+        chosen, _ = choose_queue(await admin.session.look_up_route(message.topic), message.topic, broker, queue)
+    async with AsyncProducer("TOOLS_PRODUCER", config=ProducerConfig(trace=True), session=admin.session) as producer:
+        return await producer.send(message, queue=chosen)
+
+
+def _sent(topic: str, result: SendResult) -> Answer:
     row = {
         "broker": result.queue.broker_name,
         "queueId": result.queue.queue_id,

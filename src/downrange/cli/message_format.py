@@ -10,8 +10,11 @@ Text is written as it is, without a line end that the format does not name. Bodi
 
 from __future__ import annotations
 
+import codecs
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from downrange.cli.options import UsageError
 
@@ -19,6 +22,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from downrange.client.consumer.messages import ReceivedMessage
+
+Charset = Annotated[str | None, typer.Option("--charset", help="Encoding of the bodies, for instance GBK. [UTF-8]")]
+
+
+def decoder(charset: str | None) -> Callable[[bytes], str]:
+    """A function that makes text of a body; bytes that are no text become question marks."""
+    try:
+        name = codecs.lookup(charset or "utf-8").name
+    except LookupError:
+        raise UsageError(f"--charset {charset}: no such encoding") from None
+    return lambda body: body.decode(name, "replace")
+
 
 _PIECE = re.compile(r"%(.?)|\\(x[0-9a-fA-F]{2}|.?)", re.DOTALL)
 _ESCAPES = {"n": b"\n", "t": b"\t", "r": b"\r", "\\": b"\\", "0": b"\0"}

@@ -8,8 +8,9 @@ import typer
 
 from downrange.cli.cluster_actions import asks, shows
 from downrange.cli.message import MessageId, OfTopic
+from downrange.cli.message_format import Charset, body_of, decoder
 from downrange.cli.options import Topic
-from downrange.cli.output import Answer, Column, Table
+from downrange.cli.output import Answer, Column, Table, cell
 from downrange.cli.times import parse_time, time_text
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ async def search(
     cursor: Annotated[str | None, typer.Option("--cursor", help="Go on from here; the page before printed it.")] = None,
     max_messages: Annotated[int, typer.Option("--max", min=1, max=10_000, help="At most this many.")] = 100,
     seconds: Annotated[float, typer.Option("--seconds", min=0.1, max=600, help="Give up searching after this.")] = 10,
+    body: Annotated[bool, typer.Option("--body/--no-body", help="A column with the bodies.")] = False,
+    charset: Charset = None,
 ) -> Answer:
     """Find messages by the time they were stored, over all queues, a page at a time."""
     from downrange.client.admin.search import END_OF_TIME, Budget, SearchCursor
@@ -46,6 +49,9 @@ async def search(
         budget=Budget(max_messages, looked_at=10_000_000, seconds=seconds),
     )
     rows = [message_document(message) for message in page.messages]
+    if charset is not None:
+        decode = decoder(charset)
+        rows = [{**row, "body": decode(body_of(one))} for row, one in zip(rows, page.messages, strict=True)]
     go_on = page.before if backwards else page.after
     document = {
         "topic": topic,
@@ -56,7 +62,8 @@ async def search(
         "lookedAt": page.looked_at,
         "filteredHere": page.filtered_here,
     }
-    parts: list[Table | str] = [Table(_SEARCH_COLUMNS, rows)]
+    columns = (*_SEARCH_COLUMNS, Column("Body", "body", lambda text: " ".join(cell(text).splitlines())))
+    parts: list[Table | str] = [Table(columns if body else _SEARCH_COLUMNS, rows)]
     if page.filtered_here:
         parts.append("the broker cannot evaluate SQL92 (enablePropertyFilter=false): filtered here")
     if not page.is_last:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import typer
 
@@ -39,6 +40,10 @@ class Alias:
     """Words that stand before the arguments."""
     joined: bool = False
     """The last two arguments are a key and its value; our command takes them as one `key=value`."""
+    ignored: str = ""
+    """Letters whose value changes nothing here."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Long spellings that stand for another letter here than elsewhere."""
 
 
 _WHERE = {"b": "--broker", "c": "--cluster"}
@@ -46,6 +51,7 @@ _WHERE = {"b": "--broker", "c": "--cluster"}
 _CONSUME_DIRECTLY = Alias(
     ("message", "consume-directly"), "i", options={"g": "--group", "d": "--client", "t": "--topic"}
 )
+_RESEND = Alias(("message", "resend"), "i", options={"t": "--topic"}, ignored="sug")
 _CONTROLLER = {"a": "--controller"}
 _OVERVIEW = Alias(("group", "list"))
 
@@ -54,7 +60,13 @@ _SET_RULES = Alias(("acl", "set"), "sra", options={**_WHERE, "i": "--source-ip",
 ALIASES: dict[str, Alias] = {
     "allocateMQ": Alias(("group", "allocate"), "t", options={"i": "--clients"}),
     "addWritePerm": Alias(("namesrv-admin", "add-write-perm"), "b"),
-    "brokerConsumeStats": Alias(("cluster", "consume-stats"), "b", booleans={"o": ("--order", "--no-order")}),
+    "brokerConsumeStats": Alias(
+        ("cluster", "consume-stats"),
+        "b",
+        options={"l": "--level"},
+        booleans={"o": ("--order", "--no-order")},
+        ignored="t",
+    ),
     "brokerStatus": Alias(("cluster", "broker-status"), options=_WHERE),
     "checkMsgSendRT": Alias(("topic", "send-rt"), "t", options={"a": "--count", "s": "--size"}),
     "cleanBrokerMetadata": Alias(
@@ -74,17 +86,30 @@ ALIASES: dict[str, Alias] = {
     ),
     "clusterRT": Alias(
         ("cluster", "rt"),
-        options={"c": "--cluster", "a": "--count", "s": "--size"},
-        booleans={"p": ("", "")},
+        options={"c": "--cluster", "a": "--count", "s": "--size", "i": "--watch"},
+        ignored="mp",
     ),
-    "consumeMessage": Alias(
-        ("consume",), "t", queue="bi", options={"o": "--offset", "g": "--group", "s": "--from", "c": "--limit"}
+    "consumeMessage": Alias(  # mqadmin reads with the name of the group, and commits nothing
+        ("consume",),
+        "t",
+        queue="bi",
+        options={"o": "--offset", "s": "--from", "e": "--to", "c": "--limit"},
+        ignored="g",
+        names={"beginTimestamp": "s"},
     ),
-    "consumerConnection": Alias(("group", "connections"), "g"),
+    "consumerConnection": Alias(("group", "connections"), "g", options={"b": "--broker"}),
     "consumerProgress": Alias(
-        _OVERVIEW.command, instead={"g": Alias(("group", "progress"), "g", options={"t": "--topic"})}
+        _OVERVIEW.command,
+        instead={
+            "g": Alias(
+                ("group", "progress"), "g", options={"t": "--topic"}, booleans={"s": ("--clients", "--no-clients")}
+            )
+        },
+        ignored="s",
     ),
-    "consumerStatus": Alias(("group", "status"), "g", options={"i": "--client"}, switches={"s": "--stack"}),
+    "consumerStatus": Alias(
+        ("group", "status"), "g", options={"i": "--client", "b": "--broker"}, switches={"s": "--stack"}
+    ),
     "copyAcl": Alias(("acl", "copy"), "fts", optional=frozenset("s")),
     "copyUser": Alias(("user", "copy"), "ftu", optional=frozenset("u")),
     "createAcl": _SET_RULES,
@@ -98,7 +123,12 @@ ALIASES: dict[str, Alias] = {
     "deleteUser": Alias(("user", "delete"), "u", options=_WHERE),
     "electMaster": Alias(("controller", "elect"), "nb", options={**_CONTROLLER, "c": "--cluster"}),
     "exportConfigs": Alias(("cluster", "export"), options={"c": "--cluster", "f": "--directory"}, fixed=("configs",)),
-    "exportMetadata": Alias(("cluster", "export"), options={"c": "--cluster", "f": "--directory"}, fixed=("metadata",)),
+    "exportMetadata": Alias(
+        ("cluster", "export"),
+        options={**_WHERE, "f": "--directory"},
+        switches={"t": "--topics", "g": "--groups", "s": ""},
+        fixed=("metadata",),
+    ),
     "exportMetrics": Alias(("cluster", "export"), options={"c": "--cluster", "f": "--directory"}, fixed=("metrics",)),
     "getAcl": Alias(("acl", "show"), "s", options=_WHERE),
     "getBrokerConfig": Alias(("config", "get"), options=_WHERE),
@@ -114,23 +144,57 @@ ALIASES: dict[str, Alias] = {
     "haStatus": Alias(("controller", "ha-status"), options=_WHERE),
     "listAcl": Alias(("acl", "list"), options={**_WHERE, "s": "--subject", "r": "--resource"}),
     "listUser": Alias(("user", "list"), options={**_WHERE, "f": "--filter"}),
-    "printMsg": Alias(("message", "search"), "t", options={"s": "--tag", "b": "--begin", "e": "--end"}),
-    "printMsgByQueue": Alias(("consume",), "t", queue="ai", options={"s": "--tag", "b": "--from"}),
+    "printMsg": Alias(
+        ("message", "search"),
+        "t",
+        options={"s": "--tag", "b": "--begin", "e": "--end", "c": "--charset"},
+        booleans={"d": ("--body", "--no-body")},
+        always=("--body",),
+    ),
+    "printMsgByQueue": Alias(
+        ("consume",),
+        "t",
+        queue="ai",
+        options={"s": "--tag", "b": "--from", "e": "--to", "c": "--charset"},
+        booleans={"f": ("--count-tags", "--no-count-tags")},
+        ignored="pd",
+        names={"brokerName": "a"},
+    ),
     "producer": Alias(("cluster", "producers"), options={"b": "--broker"}),
     "producerConnection": Alias(("group", "producers"), "g", options={"t": "--topic"}),
     "queryCq": Alias(("topic", "queue-entries"), "tqi", options={"b": "--broker", "c": "--count", "g": "--group"}),
-    "queryMsgById": Alias(("message", "view"), "i", options={"t": "--topic"}, instead={"d": _CONSUME_DIRECTLY}),
+    "queryMsgById": Alias(
+        ("message", "view"),
+        "i",
+        options={"t": "--topic"},
+        instead={"d": _CONSUME_DIRECTLY, "s": _RESEND},
+        ignored="gu",
+    ),
     "queryMsgByKey": Alias(
         ("message", "query"), "tk", options={"c": "--max", "m": "--max", "b": "--begin", "e": "--end"}
     ),
     "queryMsgByOffset": Alias(("message", "at"), "tbio"),
-    "queryMsgByUniqueKey": Alias(("message", "view"), "i", options={"t": "--topic"}, instead={"d": _CONSUME_DIRECTLY}),
+    "queryMsgByUniqueKey": Alias(
+        ("message", "view"),
+        "i",
+        options={"t": "--topic"},
+        switches={"a": "--all"},
+        instead={"d": replace(_CONSUME_DIRECTLY, switches={"a": ""})},
+        ignored="g",
+    ),
     "queryMsgTraceById": Alias(("trace",), "i", options={"t": "--topic"}),
     "resetOffsetByTime": Alias(
-        ("group", "reset-offset"), "gt", options={"s": "--time"}, booleans={"f": ("--force", "--no-force")}
+        ("group", "reset-offset"),
+        "gt",
+        options={"s": "--time"},
+        booleans={"f": ("--force", "--no-force")},
+        switches={"c": "--cpp"},
     ),
     "sendMessage": Alias(
-        ("message", "send"), "tp", options={"k": "--keys", "c": "--tags", "b": "--broker", "i": "--queue"}
+        ("message", "send"),
+        "tp",
+        options={"k": "--keys", "c": "--tags", "b": "--broker", "i": "--queue"},
+        booleans={"m": ("--trace", "--no-trace")},
     ),
     "sendMsgStatus": Alias(("topic", "send-rt"), "b", options={"s": "--size", "c": "--count"}),
     "setConsumeMode": Alias(("group", "set-consume-mode"), "gt", options={**_WHERE, "m": "--mode", "q": "--share"}),
@@ -139,7 +203,7 @@ ALIASES: dict[str, Alias] = {
     "statsAll": Alias(("topic", "stats"), "t", optional=frozenset("t"), switches={"a": "--active"}),
     "topicClusterList": Alias(("topic", "clusters"), "t"),
     "topicList": Alias(("topic", "list"), switches={"c": "--groups"}, always=("--all",)),
-    "topicRoute": Alias(("topic", "route"), "t"),
+    "topicRoute": Alias(("topic", "route"), "t", switches={"l": ""}),
     "topicStatus": Alias(("topic", "status"), "t"),
     "updateAcl": _SET_RULES,
     "updateAclConfig": Alias(
@@ -184,7 +248,11 @@ ALIASES: dict[str, Alias] = {
         ("topic", "create"),
         "t",
         options={**_WHERE, "r": "--read-queues", "w": "--write-queues", "p": "--perm"},
-        booleans={"o": ("--order", "--no-order")},
+        booleans={
+            "o": ("--order", "--no-order"),
+            "u": ("--unit", "--no-unit"),
+            "s": ("--unit-sub", "--no-unit-sub"),
+        },
     ),
     "updateTopicPerm": Alias(("topic", "perm"), "tp", options=_WHERE),
     "updateUser": Alias(("user", "update"), "u", options={**_WHERE, "p": "--password", "t": "--type", "s": "--status"}),
@@ -196,20 +264,49 @@ LONG_NAMES = {
     name: letters
     for letters, names in {
         "n": ("namesrvAddr",),
-        "b": ("brokerAddr", "beginTimestamp", "brokerControllerIdsToClean"),
+        "b": ("broker", "brokerAddr", "beginTimestamp", "brokerControllerIdsToClean"),
         "Bb": ("brokerName",),
         "B": ("bn",),
-        "l": ("cleanLivingBroker",),
-        "c": ("clusterName", "clusterModel", "tags", "maxNum"),
-        "t": ("topic", "traceTopic", "topicPerms", "userType", "toBroker"),
-        "g": ("groupName", "consumerGroup", "group", "producerGroup", "groupPerms", "globalWhiteRemoteAddresses"),
-        "i": ("msgId", "brokerId", "qid", "defaultTopicPerm", "sourceIp"),
+        "l": ("cleanLivingBroker", "level", "list"),
+        "c": (
+            "MessageNumber",
+            "charsetName",
+            "cluster",
+            "clusterModel",
+            "clusterName",
+            "count",
+            "cplus",
+            "maxNum",
+            "tags",
+        ),
+        "t": ("topic", "traceTopic", "topicPerms", "userType", "toBroker", "timeoutMillis"),
+        "g": (
+            "consumer",
+            "consumerGroup",
+            "globalWhiteRemoteAddresses",
+            "group",
+            "groupName",
+            "groupPerms",
+            "producerGroup",
+            "subscriptionGroup",
+        ),
+        "i": (
+            "brokerId",
+            "defaultTopicPerm",
+            "index",
+            "interval",
+            "ipList",
+            "msgId",
+            "qid",
+            "queueId",
+            "sourceIp",
+        ),
         "k": ("msgKey", "key", "keys"),
         "r": ("readQueueNums", "retryMaxTimes", "removeOffset", "resources", "resource"),
         "w": ("writeQueueNums", "whichBrokerWhenConsumeSlowly", "whiteRemoteAddress"),
         "p": ("perm", "body", "aclFileFullPath", "password"),
         "o": ("order", "offline", "offset"),
-        "v": ("value",),
+        "v": ("value", "orderConf"),
         "s": (
             "namespace",
             "timestamp",
@@ -220,15 +317,30 @@ LONG_NAMES = {
             "userStatus",
             "subject",
             "subjects",
+            "hasUnitSub",
+            "messageSize",
+            "sendMessage",
+            "showClientIP",
+            "size",
+            "specialTopic",
+            "subExpression",
         ),
-        "f": ("force", "filter", "fromBroker"),
+        "f": ("force", "filter", "fromBroker", "calculate", "filePath"),
         "di": ("clientId",),
-        "m": ("moreStats", "consumeFromMinEnable", "admin"),
-        "a": ("activeTopic", "notifyConsumerIdsChanged", "accessKey", "actions", "controllerAddress"),
-        "d": ("consumeBroadcastEnable", "destGroup", "decision"),
-        "q": ("retryQueueNums",),
+        "m": ("moreStats", "consumeFromMinEnable", "admin", "method", "msgTraceEnable"),
+        "a": (
+            "accessKey",
+            "actions",
+            "activeTopic",
+            "amount",
+            "controllerAddress",
+            "notifyConsumerIdsChanged",
+            "showAll",
+        ),
+        "d": ("consumeBroadcastEnable", "destGroup", "decision", "printBody"),
+        "q": ("retryQueueNums", "queue"),
         "e": ("endTimestamp",),
-        "u": ("defaultGroupPerm", "username", "usernames"),
+        "u": ("defaultGroupPerm", "username", "usernames", "unit", "unitName"),
     }.items()
     for name in names
 }
@@ -244,9 +356,33 @@ def run(context: typer.Context) -> None:
         return
     arguments = translate(context.args)
     root = context.find_root().command
+    if arguments[-1] == "--help":
+        for line in letters_of(context.args[0], root):
+            typer.echo(line)
     # Not standalone: then errors are raised and reach `main`, and an exit code is returned.
     code = root.main(args=arguments, prog_name="downrange", standalone_mode=False)
     raise typer.Exit(code or 0)
+
+
+def letters_of(name: str, root: Any) -> list[str]:
+    """What the letters of an mqadmin command mean for ours, a line for each; for its help."""
+    alias = ALIASES[name]
+    meanings: dict[str, str] = {}
+    for one in (alias, *alias.instead.values()):
+        command = root
+        for word in one.command:
+            command = command.commands[word]
+        named = [given.name for given in command.params if given.param_type_name == "argument"]
+        for letter, argument in zip(one.arguments, named[len(one.fixed) :], strict=False):
+            meanings.setdefault(letter, f"the argument {argument.upper()}")
+        meanings |= {letter: ours for letter, ours in {**one.options, **one.switches}.items() if ours}
+        meanings |= {letter: " or ".join(pair) for letter, pair in one.booleans.items() if pair[0]}
+        meanings |= dict.fromkeys(one.queue, "--queue")
+    for letter, other in alias.instead.items():
+        if alias.command != other.command:
+            meanings[letter] = f"{meanings.get(letter, '')}; runs downrange {' '.join(other.command)}".lstrip("; ")
+    lines = [f"  -{letter}  {meaning}" for letter, meaning in sorted(meanings.items())]
+    return [f"mqadmin {name} runs downrange {' '.join(alias.command)}. Its letters mean:", *lines, ""]
 
 
 def translate(line: Sequence[str]) -> list[str]:
@@ -281,7 +417,7 @@ def _knows(alias: Alias, letter: str) -> bool:
     return letter == "n" or any(
         letter in letters
         for one in (alias, *alias.instead.values())
-        for letters in (one.arguments, one.options, one.switches, one.booleans, one.queue)
+        for letters in (one.arguments, one.options, one.switches, one.booleans, one.queue, one.ignored)
     )
 
 
@@ -300,7 +436,8 @@ def _letters(name: str, alias: Alias, rest: Sequence[str]) -> tuple[dict[str, st
         if word == "--json":
             passed_on.append(word)
             continue
-        letter = next((one for one in LONG_NAMES.get(letter, "") if _knows(alias, one)), letter)
+        meant = alias.names.get(letter) or LONG_NAMES.get(letter, "")
+        letter = next((one for one in meant if _knows(alias, one)), letter)
         if not word.startswith("-") or len(letter) != 1:
             raise UsageError(f"mqadmin {name}: {word!r} is not an option of this command")
         if not equals:
@@ -324,6 +461,8 @@ def _arguments(name: str, alias: Alias, given: dict[str, str]) -> list[str]:
 
 
 def _option(name: str, alias: Alias, letter: str, value: str) -> list[str]:
+    if letter in alias.ignored:
+        return []
     if letter in alias.options:
         return [alias.options[letter], value]
     if letter in alias.switches:

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from downrange.cli.help_by_task import WholeSentences
 from downrange.model.errors import MQError
 
 Namesrv = Annotated[
@@ -46,7 +47,9 @@ class UsageError(MQError):
 
 
 def command_family(help: str) -> typer.Typer:
-    return typer.Typer(help=help, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
+    return typer.Typer(
+        cls=WholeSentences, help=help, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False
+    )
 
 
 def key_values(texts: list[str]) -> dict[str, str]:

@@ -10,7 +10,7 @@ from downrange.cli.cluster_actions import asks, broker_row, shows
 from downrange.cli.options import Broker, Cluster, Topic, UsageError, command_family, parse_perm, perm_text
 from downrange.cli.output import Answer, Column, Table
 from downrange.cli.times import time_text
-from downrange.model.topics import is_system_topic
+from downrange.model.topics import REPLY_TOPIC_SUFFIX, is_system_topic
 
 if TYPE_CHECKING:
     from downrange.client.admin import Admin
@@ -37,9 +37,12 @@ async def list_topics(
     every: Annotated[bool, typer.Option("--all", help="Also the topics that brokers keep for themselves.")] = False,
 ) -> Answer:
     """List topics."""
-    names = [one for one in await admin.topics.names(cluster) if every or not is_system_topic(one)]
+    names = await admin.topics.names(cluster)
+    if not every:
+        own = await _topics_of_brokers(admin)
+        names = tuple(one for one in names if one not in own and not is_system_topic(one))
     if not groups:
-        return Answer({"topics": names}, ["\n".join(names)] if names else [])
+        return Answer({"topics": list(names)}, ["\n".join(names)] if names else [])
     rows: list[dict[str, Any]] = []
     failed = {}
     for topic in names:
@@ -54,6 +57,13 @@ async def list_topics(
         )
     columns = [Column("Cluster Name", "clusters"), Column("Topic", "topic"), Column("Consumer Group", "groups")]
     return Answer({"topics": rows}, [Table(columns, rows)], failed)
+
+
+async def _topics_of_brokers(admin: Admin) -> set[str]:
+    """The topics with the names of brokers and clusters, and those for replies: brokers make them for themselves."""
+    masters = await admin.session.masters()
+    clusters = {one.cluster for one in masters}
+    return {one.name for one in masters} | clusters | {cluster + REPLY_TOPIC_SUFFIX for cluster in clusters}
 
 
 @app.command("route")
@@ -136,14 +146,19 @@ async def create(
     perm: Perm = "6",
     order: Annotated[bool, typer.Option("--order/--no-order", "-o", help="Keep the number of queues fixed.")] = False,
     message_type: MessageType = None,
+    unit: Annotated[bool, typer.Option("--unit/--no-unit", help="Mark it as a topic of one unit.")] = False,
+    unit_sub: Annotated[
+        bool, typer.Option("--unit-sub/--no-unit-sub", help="Mark it as a topic that groups of units subscribe to.")
+    ] = False,
 ) -> Answer:
     """Create a topic, or replace its configuration. --cluster or --broker is needed if there are several clusters."""
-    from downrange.model.topics import MESSAGE_TYPE, TopicConfig
+    from downrange.model.topics import MESSAGE_TYPE, UNIT_FLAG, UNIT_SUB_FLAG, TopicConfig
 
     bits = parse_perm(perm or "6")
     reads, writes = (queues if given is None else given for given in (read_queues, write_queues))
     attributes = None if message_type is None else {MESSAGE_TYPE: message_type.upper()}
-    config = TopicConfig(topic, reads, writes, bits, order=order, attributes=attributes)
+    flag = UNIT_FLAG * unit | UNIT_SUB_FLAG * unit_sub
+    config = TopicConfig(topic, reads, writes, bits, topic_sys_flag=flag, order=order, attributes=attributes)
     outcomes = await admin.topics.create(config, cluster, broker)
     rows = [{**_config_row(one, config), "order": config.order} for one in outcomes.done]
     return Answer({"created": rows}, [Table(_CONFIG_COLUMNS, rows)] if rows else [], outcomes.failed)

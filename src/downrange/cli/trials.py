@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from downrange.cli.cluster_actions import asks, broker_row
-from downrange.cli.options import Cluster, Topic, UsageError
+from downrange.cli.cluster_actions import asks, broker_row, shows
+from downrange.cli.options import Broker, Cluster, Topic, UsageError
 from downrange.cli.output import Answer, Column, Table
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ async def send_rt(admin: Admin, topic: Topic, count: Count = 100, size: Size = 1
     return _times(topic, await admin.trials.sends(topic, count, size))
 
 
-@asks
+@shows
 async def cluster_rt(admin: Admin, cluster: Cluster = None, count: Count = 100, size: Size = 128) -> Answer:
     """Measure how long sends to every broker take, by the topic that has the name of the broker."""
     rows: list[dict[str, Any]] = []
@@ -140,41 +140,50 @@ async def export(
     what: Annotated[str, typer.Argument(metavar="metadata|configs|metrics", help="What to copy.")],
     directory: Annotated[Path, typer.Option("--directory", "-f", help="Where to write the file.")] = Path("."),
     cluster: Cluster = None,
+    broker: Broker = None,
+    topics: Annotated[bool, typer.Option("--topics", help="metadata: only the topics.")] = False,
+    groups: Annotated[bool, typer.Option("--groups", help="metadata: only the groups.")] = False,
 ) -> Answer:
     """Copy topics and groups, settings, or figures of every broker into a JSON file; secrets are masked."""
     readers = {"metadata": _metadata, "configs": _configs, "metrics": _metrics}
     if what not in readers:
         raise UsageError(f"{what}: expected {', '.join(readers)}")
-    document = await readers[what](admin, cluster)
+    if what != "metadata" and (topics or groups):
+        raise UsageError("--topics and --groups belong to metadata")
+    document = await readers[what](admin, cluster, broker)
+    if topics != groups:
+        left_out = "groups" if topics else "topics"
+        for parts in document.values():
+            del parts[left_out]
     path = directory / f"{what}.json"
     directory.mkdir(parents=True, exist_ok=True)
     path.write_text(json_text.dumps(document, indent=2, ensure_ascii=False) + "\n", "utf-8")
     return Answer({"file": str(path)}, [f"{what} of {len(document)} brokers written to {path}"])
 
 
-async def _metadata(admin: Admin, cluster: str | None) -> dict[str, Any]:
+async def _metadata(admin: Admin, cluster: str | None, broker: str | None) -> dict[str, Any]:
     from dataclasses import asdict
 
     found = {}
-    for broker in await admin.session.masters(cluster):
-        topics = await admin.topics.configs_on(broker)
-        groups = await admin.groups.configs_of(broker)
-        found[broker.name] = {
+    for one in [await admin.session.broker(broker)] if broker is not None else await admin.session.masters(cluster):
+        topics = await admin.topics.configs_on(one)
+        groups = await admin.groups.configs_of(one)
+        found[one.name] = {
             "topics": {name: asdict(topics[name]) for name in sorted(topics)},
             "groups": {name: asdict(groups[name]) for name in sorted(groups)},
         }
     return found
 
 
-async def _configs(admin: Admin, cluster: str | None) -> dict[str, Any]:
+async def _configs(admin: Admin, cluster: str | None, broker: str | None) -> dict[str, Any]:
     from downrange.settings import masked
 
-    settings = await admin.cluster.config(cluster)
+    settings = await admin.cluster.config(cluster, broker)
     settings.raise_if_none()
     return {broker.name: masked(one.table) for broker, one in settings.done.items()}
 
 
-async def _metrics(admin: Admin, cluster: str | None) -> dict[str, Any]:
-    status = await admin.cluster.status(cluster)
+async def _metrics(admin: Admin, cluster: str | None, broker: str | None) -> dict[str, Any]:
+    status = await admin.cluster.broker_status(cluster, broker)
     status.raise_if_none()
     return {broker.name: dict(one.table) for broker, one in status.done.items()}

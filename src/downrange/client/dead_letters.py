@@ -64,6 +64,7 @@ class DeadLetter:
 
     @property
     def place(self) -> Place:
+        """The queue of the dead-letter topic that it lies in, and its offset there."""
         return self.message.queue, int(self.message.queue_offset)
 
     @property
@@ -74,9 +75,11 @@ class DeadLetter:
 
     @property
     def origin_message_id(self) -> str:
+        """The id of the message that was first sent."""
         return names.find_property(self.message.properties_text, names.ORIGIN_MESSAGE_ID) or self.message.message_id
 
     def document(self) -> dict[str, object]:
+        """The dead letter as a JSON object, as `downrange dlq export` writes it."""
         return {
             "originTopic": self.origin_topic,
             "originMsgId": self.origin_message_id,

@@ -95,6 +95,11 @@ class Perm(IntFlag):
 READ_WRITE: Final = Perm.READ | Perm.WRITE
 
 
+UNIT_FLAG: Final = 1
+UNIT_SUB_FLAG: Final = 2
+"""Bits of `topic_sys_flag`, of clusters that are divided into units."""
+
+
 @dataclass(frozen=True, slots=True)
 class TopicConfig:
     """A topic on one broker. Producers use queues 0…write-1, consumers 0…read-1."""

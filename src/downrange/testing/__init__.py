@@ -7,6 +7,7 @@
 In pytest the fixture `rocketmq` is such a broker, one for each test.
 """
 
+from downrange.clock import ManualClock
 from downrange.testing.embedded import EmbeddedBroker, broker
 
-__all__ = ["EmbeddedBroker", "broker"]
+__all__ = ["EmbeddedBroker", "ManualClock", "broker"]

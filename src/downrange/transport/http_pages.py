@@ -98,7 +98,10 @@ class HttpServer:
         """The reply to one request; None when the client left without a request."""
         try:
             async with asyncio.timeout(self._seconds):
-                head = await reader.readuntil(b"\r\n\r\n")
+                first = await reader.readexactly(1)
+                if not first.isalpha():  # so begins a client of RocketMQ, which would never end a line
+                    return _plain(HTTPStatus.BAD_REQUEST, "not an HTTP/1.1 request")
+                head = first + await reader.readuntil(b"\r\n\r\n")
         except asyncio.IncompleteReadError:
             return None
         except asyncio.LimitOverrunError:

@@ -485,6 +485,7 @@ async def test_only_loopback_is_listened_on(broker: Broker) -> None:
         (b"GET /metrics HTTP/2\r\n\r\n", 400),
         (b"\r\n\r\n", 400),
         (b"\x00\xff\xfe\x80 \r\n\r\n", 400),
+        (b'\x00\x00\x00\x40\x00\x00\x00\x3c{"code":105,', 400),  # of a client that takes this for a name server
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400),
         (b"GET /healthz HTTP/1.1\r\nX: " + b"y" * 9000 + b"\r\n\r\n", 431),
     ],

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shlex
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from downrange.cli.main import app
-from downrange.cli.mqadmin import ALIASES, LONG_NAMES, translate
+from downrange.cli.mqadmin import ALIASES, LONG_NAMES, Alias, letters_of, translate
 from downrange.cli.options import UsageError
 from tests.unit.cli.conftest import Command
 from tests.unit.client.fake_cluster import TOPIC, FakeCluster, reply
@@ -48,6 +49,22 @@ def test_every_name_operators_know_is_there(name: str) -> None:
         ("topicList -c", "topic list --all --groups --"),
         ("clusterList", "cluster list --"),
         ("clusterList -m", "cluster stats --"),
+        ("clusterList -i 2", "cluster list --watch 2 --"),
+        ("clusterRT -a 5 -i 10 -p true -m room", "cluster rt --count 5 --watch 10 --"),
+        ("consumeMessage -t T -b B -i 1 -o 5 -c 3 -g G", "consume --queue B:1 --offset 5 --limit 3 -- T"),
+        ("consumeMessage -t T --beginTimestamp 1 -e 2", "consume --from 1 --to 2 -- T"),
+        (
+            "printMsgByQueue -t T --brokerName B -i 1 -p true -d true -f true -c GBK -e 2",
+            "consume --queue B:1 --count-tags --charset GBK --to 2 -- T",
+        ),
+        ("printMsg -t T -s A -d false", "message search --body --tag A --no-body -- T"),
+        ("exportMetadata -b B -t -s -f D", "cluster export --broker B --topics --directory D -- metadata"),
+        ("queryMsgByUniqueKey -i ID -t T -a", "message view --topic T --all -- ID"),
+        ("queryMsgById -i ID -s true -u unit", "message resend -- ID"),
+        ("resetOffsetByTime -g G -t T -s now -c", "group reset-offset --time now --cpp -- G T"),
+        ("sendMessage -t T -p x -m true", "message send --trace -- T x"),
+        ("brokerConsumeStats -b B -t 5000 -l 10", "cluster consume-stats --level 10 -- B"),
+        ("updateTopic -t T -c C -u true -s true", "topic create --cluster C --unit --unit-sub -- T"),
         (
             "updateTopic -c C -t T -r 4 -w 8 -p 6 -o true",
             "topic create --cluster C --read-queues 4 --write-queues 8 --perm 6 --order -- T",
@@ -58,6 +75,8 @@ def test_every_name_operators_know_is_there(name: str) -> None:
         ("statsAll", "topic stats --"),
         ("consumerProgress", "group list --"),
         ("consumerProgress -g G -t T", "group progress --topic T -- G"),
+        ("consumerProgress -g G -s true", "group progress --clients -- G"),
+        ("consumerConnection -g G -b h:1", "group connections --broker h:1 -- G"),
         ("consumerStatus -g G -i C -s", "group status --client C --stack -- G"),
         ("consumerStatus -g G --clientId C", "group status --client C -- G"),
         ("deleteSubGroup -b h:1 -g G -r false", "group delete --broker h:1 --keep-offsets -- G"),
@@ -146,10 +165,9 @@ def test_a_line_that_cannot_be_translated_says_what_would_be_right(line: str, pr
         translate(line.split())
 
 
+@cache
 def commands() -> dict[tuple[str, ...], set[str]]:
     """Every command of ours, and its options."""
-    import typer
-
     found: dict[tuple[str, ...], set[str]] = {}
 
     def walk(path: tuple[str, ...], node: object) -> None:
@@ -160,7 +178,7 @@ def commands() -> dict[tuple[str, ...], set[str]]:
         for name, child in children.items():
             walk((*path, name), child)
 
-    walk((), typer.main.get_command(app))
+    walk((), _root())
     return found
 
 
@@ -171,6 +189,28 @@ def test_an_alias_names_a_command_and_options_that_exist(name: str) -> None:
         ours = {*alias.options.values(), *alias.switches.values()}
         ours |= {switch for pair in alias.booleans.values() for switch in pair}
         assert ours - {""} <= known
+
+
+# Commands of mqadmin 4.9.8 with their options: letter, long name if it is one word, `=` if the option has a value.
+OF_4_9 = [line.split() for line in (Path(__file__).parent / "mqadmin_498.txt").read_text().splitlines()]
+
+
+@pytest.mark.parametrize(("name", "options"), [(name, options) for name, *options in OF_4_9])
+def test_every_option_of_4_9_is_known(name: str, options: list[str]) -> None:
+    """Each option alone, by letter and by its long name, beside those that the command cannot do without."""
+    alias = ALIASES[name]
+    needed = {letter: "1" for letter in alias.arguments if letter not in alias.optional}
+    for option in options:
+        letter, _, long_name = option.rstrip("=").partition(":")
+        words = (["true"] if letter in _booleans(alias) else ["1"]) if option.endswith("=") else []
+        others = [word for one, value in needed.items() if one != letter for word in (f"-{one}", value)]
+        by_letter = translate([name, f"-{letter}", *words, *others])
+        if long_name:
+            assert translate([name, f"--{long_name}", *words, *others]) == by_letter
+
+
+def _booleans(alias: Alias) -> set[str]:
+    return {letter for one in (alias, *alias.instead.values()) for letter in one.booleans}
 
 
 def test_long_names_stand_for_letters() -> None:
@@ -214,3 +254,19 @@ def test_without_a_name_the_names_are_listed(command: Command) -> None:
     result = command("mqadmin")
     assert result.code == 0
     assert "topicRoute                downrange topic route" in result.out
+
+
+@pytest.mark.parametrize("name", ALIASES)
+def test_the_help_of_a_name_says_what_its_letters_mean(name: str) -> None:
+    first, *lines, _ = letters_of(name, _root())
+    assert first.startswith(f"mqadmin {name} runs downrange {ALIASES[name].command[0]}")
+    assert all(line.startswith("  -") for line in lines)
+    if name == "consumerProgress":
+        assert "  -g  the argument GROUP; runs downrange group progress" in lines
+
+
+@cache
+def _root() -> object:
+    import typer
+
+    return typer.main.get_command(app)

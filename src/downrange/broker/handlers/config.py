@@ -67,7 +67,9 @@ class ConfigHandlers:
         broker = self._config.broker
         table = shown_without_effect(broker.without_effect)
         table["useTLS"] = format_value(resolved(broker.tls).mode is TlsMode.ENFORCING)
+        table |= {"brokerIP2": broker.broker_ip1 or "", "namesrvAddr": ""}  # as long as they are not set
         table |= to_properties(broker) | to_properties(self._config.store)
+        table["storePathCommitLog"] = ",".join(map(str, self._config.store.commit_log_paths))
         return command.reply(header=GetBrokerConfigResponse.of(self._version), body=format_properties(table).encode())
 
     def update(self, command: Command, connection: Connection) -> Command:

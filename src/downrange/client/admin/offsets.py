@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from downrange.client.admin.groups import GroupAdmin
 from downrange.client.admin.queue_reading import committed_at
 from downrange.client.brokers import Broker, master_of, reachable, sorted_brokers
@@ -24,7 +26,7 @@ from downrange.protocol.bodies.offsets import (
 )
 from downrange.protocol.bodies.routes import TopicRouteData
 from downrange.protocol.bodies.statistics import ConsumeTimeSpanRequest, ConsumeTimeSpans, QueueTimeSpan
-from downrange.protocol.codes import RequestCode
+from downrange.protocol.codes import LanguageCode, RequestCode
 from downrange.protocol.command import Command, request
 from downrange.protocol.errors import ConsumerNotOnline, InternalError
 
@@ -62,12 +64,20 @@ class OffsetAdmin:
         self._groups = groups
 
     async def reset(
-        self, group: str, topic: str, timestamp: int, *, force: bool = True, dry_run: bool = False
+        self,
+        group: str,
+        topic: str,
+        timestamp: int,
+        *,
+        force: bool = True,
+        dry_run: bool = False,
+        for_cpp: bool = False,
     ) -> PerServer[Broker, BrokerMoves]:
         """Let a group continue at the messages stored at `timestamp`, or at the END.
 
-        Running members are told by their broker. Where none is connected the offsets are written as if the group had
-        committed them. Without `force` no queue moves forward, so nothing is skipped. A dry run changes nothing.
+        Running members are told by their broker, with `for_cpp` in the form that C++ clients read. Where none is
+        connected the offsets are written as if the group had committed them. Without `force` no queue moves forward, so
+        nothing is skipped. A dry run changes nothing.
         """
         route = await self._session.look_up_route(topic)
 
@@ -76,7 +86,8 @@ class OffsetAdmin:
             if dry_run:
                 online = await self._groups.connections_on(reachable(broker), group) is not None
                 return BrokerMoves(await self._plan(broker, group, queues, timestamp, force), online, applied=False)
-            return await self._reset_on(broker, group, topic, queues, timestamp, force)
+            header = ResetOffsetRequest(topic=topic, group=group, timestamp=timestamp, is_force=force)
+            return await self._reset_on(broker, header, queues, for_cpp)
 
         return await ask_each([master_of(data) for data in sorted_brokers(route)], ask)
 
@@ -165,11 +176,15 @@ class OffsetAdmin:
             raise GroupNotFound(f"the consumer group {group} is unknown on this broker; create it first")
 
     async def _reset_on(
-        self, broker: Broker, group: str, topic: str, queues: list[MessageQueue], timestamp: int, force: bool
+        self, broker: Broker, header: ResetOffsetRequest, queues: list[MessageQueue], for_cpp: bool
     ) -> BrokerMoves:
-        header = ResetOffsetRequest(topic=topic, group=group, timestamp=timestamp, is_force=force)
+        group, topic = header.group, header.topic
+        command = request(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header)
         try:
-            reply = await self._session.ask(broker, request(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header))
+            # A broker tells its members in the form for the language of the one who asks.
+            if for_cpp:
+                command = msgspec.structs.replace(command, language=LanguageCode.CPP)
+            reply = await self._session.ask(broker, command)
         except ConsumerNotOnline:
             pass
         except InternalError as error:
@@ -185,7 +200,7 @@ class OffsetAdmin:
             moves = tuple(QueueMove(queue, None, None, offset) for queue, offset in sorted(offsets.items()))
             return BrokerMoves(moves, online=True, applied=True)
         await self._check_group(broker, group)
-        moves = await self._plan(broker, group, queues, timestamp, force)
+        moves = await self._plan(broker, group, queues, header.timestamp, header.is_force)
         for move in moves:
             await self._commit(broker, group, move)
         return BrokerMoves(moves, online=False, applied=True)

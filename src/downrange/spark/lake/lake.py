@@ -47,6 +47,7 @@ class Lake:
 
     @classmethod
     def open(cls, place: str | Path, storage_options: Mapping[str, str] | None = None) -> Lake:
+        """The lake at a directory or URL, which must be there; `storage_options` are for its object store."""
         lake = cls(Location.of(place, storage_options))
         lake._log.table()
         return lake
@@ -58,6 +59,7 @@ class Lake:
 
     @property
     def state(self) -> LakeState:
+        """How far each archive is, and where each queue ends in the lake."""
         return self._log.state()
 
     def files(

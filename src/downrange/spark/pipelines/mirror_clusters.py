@@ -58,6 +58,7 @@ class Mirror:
 
     @property
     def topics_text(self) -> str:
+        """The topics or the pattern of topics, as they were given."""
         return self.source.get("subscribe") or self.source.get("subscribePattern") or ""
 
 

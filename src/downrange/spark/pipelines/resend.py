@@ -72,6 +72,7 @@ class Job:
             raise PipelineError(f"a rate of {self.rate:g} messages a second would never end")
 
     def target(self, row: Row) -> str:
+        """The topic to which a letter goes."""
         return str(row["origin_topic"]) if self.to_own else retry_topic(row["consumer_group"])
 
 

@@ -23,6 +23,8 @@ _DELAY: Final = re.compile(r"\d+ (second|minute|hour|day)s?")
 
 
 class ViewKind(Enum):
+    """What a view of a query reads."""
+
     TOPIC = "topic"
     STORE = "store"
     LAKE = "lake"
@@ -45,6 +47,7 @@ class View:
             raise PipelineError(f"{self.value} is not a store directory")
 
     def frame(self, spark: SparkSession, query: str, *, streaming: bool) -> DataFrame:
+        """The messages of the source, with the columns that the query may need."""
         match self.kind:
             case ViewKind.LAKE:
                 columns = columns_named_in(query, lake_schema().names)
