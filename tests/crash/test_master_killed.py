@@ -68,7 +68,7 @@ class Consumed:
 
     async def until(self, wanted: set[int]) -> None:
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(100):
                 while not wanted <= self.numbers:
                     await asyncio.sleep(0.02)
         except TimeoutError:
@@ -125,7 +125,7 @@ async def survive(directory: Path, rounds: int, seed: int) -> None:
 
 async def until_committed(cluster: ReplicaProcesses, group: str) -> None:
     """The consumer is back: it tells the master how far it is, not the slave."""
-    async with connected(cluster.master.address) as client, asyncio.timeout(20):
+    async with connected(cluster.master.address) as client, asyncio.timeout(100):
         for queue_id in range(QUEUES):
             fields = {"topic": TOPIC, "queueId": queue_id}
             end = (await client.call(RequestCode.GET_MAX_OFFSET, fields)).ext_fields["offset"]

@@ -190,7 +190,7 @@ async def test_a_power_cut_loses_no_message_that_a_consumer_holds(tmp_path: Path
         running.store.flush_commit_log()
         assert [each.body for each in await popper.pop(invisible=INVISIBLE)] == [b"a"]
         path = tmp_path / "store" / "config" / "consumerOffset.json"
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(100):
             while not path.exists() or f'"{TOPIC}@poppers":{{0:1' not in path.read_text():
                 await clock.advance(0.1)
                 await asyncio.sleep(0.005)
@@ -328,14 +328,13 @@ async def _survive(server: Server, chance: random.Random, *, messages: int, deat
             await asyncio.sleep(chance.uniform(0.3, 1.2))  # any moment will do
             await server.kill()
             await server.start()
-        async with asyncio.timeout(120):
-            await producing
-            while consumers.numbers < everything:
-                await asyncio.sleep(0.05)
-            last = -1
-            while last < consumers.delivered:  # until nothing comes any more
-                last = consumers.delivered
-                await asyncio.sleep(3)
+        await producing
+        while consumers.numbers < everything:
+            await asyncio.sleep(0.05)
+        last = -1
+        while last < consumers.delivered:  # until nothing comes any more
+            last = consumers.delivered
+            await asyncio.sleep(3)
     finally:
         for task in tasks:
             task.cancel()

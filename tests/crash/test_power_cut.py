@@ -28,9 +28,9 @@ class UncertainDisk(OsFiles):
 
     def __init__(self, root: Path) -> None:
         self._safe_bytes: dict[int, bytes] = {}  # by inode: a file may be renamed
-        self._safe_names: set[Path] = set()
+        self.safe_names: set[Path] = set()
         for path in root.rglob("*"):  # what the last run left is safe
-            self._safe_names.add(path)
+            self.safe_names.add(path)
             if path.is_file():
                 self._safe_bytes[path.stat().st_ino] = path.read_bytes()
 
@@ -41,14 +41,14 @@ class UncertainDisk(OsFiles):
 
     def sync_directory(self, path: Path) -> None:
         super().sync_directory(path)
-        self._safe_names.update(path.iterdir())
+        self.safe_names.update(path.iterdir())
 
     def leave_after_power_cut(self, source: Path, target: Path, chance: random.Random) -> None:
         """Make of `source`, which nobody writes any more, what a disk might hold after the power came back."""
         for directory, _, names in os.walk(source):
             for name in names:
                 path = Path(directory, name)
-                is_named = all(one in self._safe_names for one in (path, *path.parents) if source in one.parents)
+                is_named = all(one in self.safe_names for one in (path, *path.parents) if source in one.parents)
                 if not is_named and chance.random() < 0.5:
                     continue
                 copy = target / path.relative_to(source)
@@ -124,6 +124,13 @@ def survive(directory: Path, rounds: int, seed: int) -> None:
 
 def test_a_power_cut_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
     survive(tmp_path, rounds=25, seed=random.randrange(1 << 32))
+
+
+def test_a_power_cut_does_not_lose_directories_with_what_is_in_them(tmp_path: Path) -> None:
+    disk = UncertainDisk(tmp_path)
+    config = config_of(tmp_path / "store", FlushDiskType.SYNC_FLUSH)
+    with MessageStore.open(config, files=disk, disk_use=lambda path: 0.1):
+        assert {tmp_path / "store" / name for name in ("commitlog", "consumequeue", "index")} <= disk.safe_names
 
 
 @pytest.mark.slow

@@ -28,7 +28,7 @@ from tests.support.processes import Running, namesrv
 from tests.support.transaction_sender import TOPIC, Journal
 
 QUEUES = 4
-SETTLE_SECONDS = 60.0
+SETTLE_SECONDS = 300.0
 
 
 class Reader:
@@ -144,13 +144,12 @@ async def survive(
         try:
             # The first death comes when the topic has just been made.
             deaths_at = [1, *sorted(chance.sample(range(10, transactions), broker_deaths - 1))]
-            async with asyncio.timeout(240):
-                while (count := len(journal.acknowledged())) < transactions:
-                    if deaths_at and count >= deaths_at[0]:
-                        deaths_at.pop(0)
-                        await broker.kill()
-                        await broker.start()
-                    await asyncio.sleep(0.01)
+            while (count := len(journal.acknowledged())) < transactions:
+                if deaths_at and count >= deaths_at[0]:
+                    deaths_at.pop(0)
+                    await broker.kill()
+                    await broker.start()
+                await asyncio.sleep(0.01)
             (directory / "journal" / "enough").touch()
             await until_all_have_ended(broker)
             following.cancel()

@@ -149,9 +149,10 @@ class MessageStore(MessageReader):
         return self.recovery
 
     def _make_directories(self) -> None:
-        """Make their names safe before anything is in them: nobody looks at them again when a message is synced."""
+        """Make the names of all directories safe before anything is in them: a sync of a file does not sync them."""
         root = self.config.store_path_root_dir
-        for path in (root, *self.config.commit_log_paths):
+        names = ("consumequeue",) if self.index is None else ("consumequeue", "index")
+        for path in (root, *self.config.commit_log_paths, *map(root.joinpath, names)):
             path.mkdir(parents=True, exist_ok=True)
             self._files.sync_directory(path.parent)
 
