@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,6 +40,8 @@ from downrange.transport.loop import run
 MESSAGES = 2000
 CALLERS = 16
 PICTURES = Path(__file__).parent.parent / "build" / "demo"
+MOMENTS: dict[str, datetime] = {}
+"""When the broker died and came back, for the pictures."""
 SHOP = Path(__file__).with_name("shop.py")
 
 
@@ -92,6 +95,7 @@ async def send_while_a_broker_dies(namesrv: str, victim: Server) -> set[str]:
         for number in numbers:
             if number == MESSAGES // 2:
                 victim.process.send_signal(signal.SIGKILL)
+                MOMENTS["broker-b killed"] = datetime.now(UTC)
                 print(f"   … kill -9 {victim.address} after {len(acknowledged)} messages")
             began = time.perf_counter()
             try:
@@ -172,7 +176,8 @@ def run_pipelines(directory: Path, namesrv: str, acknowledged: set[str]) -> None
         if not acknowledged <= set(keys):
             sys.exit("demo: acknowledged messages are missing in the lake")
         shutil.rmtree(PICTURES, ignore_errors=True)
-        report = stats(spark, *lake_inputs(spark, Lake.open(lake), (), traces=True), PICTURES, window="1 second")
+        inputs = lake_inputs(spark, Lake.open(lake), (), traces=True)
+        report = stats(spark, *inputs, PICTURES, window="1 second", moments=MOMENTS)
         pictures = sum(path.suffix == ".png" for path in report.written)
         print(f"10. counted {report.messages} messages and {report.sends} traced sends by the second;")
         print(f"   {pictures} pictures in {PICTURES}")
@@ -209,6 +214,7 @@ async def show(directory: Path, namesrv: str, brokers: dict[str, Server]) -> set
         port = brokers["broker-b"].address.rpartition(":")[2]
         began = time.perf_counter()
         brokers["broker-b"] = start_broker(directory, namesrv, "broker-b", port)
+        MOMENTS["broker-b back"] = datetime.now(UTC)
         print(f"4. broker-b is back and has recovered, {time.perf_counter() - began:.1f} s after its start")
 
         stored = await count_messages(admin)

@@ -19,7 +19,7 @@ from downrange.spark.lake.lake import Lake
 from downrange.testing import EmbeddedBroker, broker
 from tests.support.spark_cluster import SparkCluster, spark_cluster
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 QUEUES = 4
 
 
@@ -74,7 +74,7 @@ class Supervised:
         counts = re.findall(r"(?:archived|mirrored) ([\d,]+) messages", self.process.errors)
         return int(counts[-1].replace(",", "")) if counts else 0
 
-    def wait_for_more(self, seconds: float = 300) -> None:
+    def wait_for_more(self, seconds: float = 600) -> None:
         """Wait until the driver has done another batch, so that it goes on after whatever was killed."""
         deadline = time.monotonic() + seconds
         before = self.told()
@@ -137,7 +137,7 @@ def test_archive_and_replay(cluster: SparkCluster, tmp_path: Path) -> None:
         replay = ("replay", lake, "orders", "--to", "again", "-n", mq.namesrv)
         driver = cluster.driver(*replay, "--rate", "200")
         try:
-            deadline = time.monotonic() + 240
+            deadline = time.monotonic() + 600
             while len(mq.messages("again")) < 200:
                 assert time.monotonic() < deadline, driver.errors[-2000:]
                 time.sleep(0.2)

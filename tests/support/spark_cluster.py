@@ -71,7 +71,7 @@ class SparkCluster:
         """The process ids of the executors that a worker started."""
         return [pid for pid in _children(worker.pid) if b"CoarseGrainedExecutorBackend" in _command_line(pid)]
 
-    def kill_an_executor(self, seconds: float = 120) -> int:
+    def kill_an_executor(self, seconds: float = 600) -> int:
         """kill -9 of the first executor there is."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
@@ -110,7 +110,7 @@ def _server(name: str, *arguments: str) -> Running:
     return Running(*arguments, program=program, env={**_LOCAL, "SPARK_DAEMON_MEMORY": "256m"})
 
 
-def _wait_for_log(process: Running, text: str, seconds: float = 120) -> None:
+def _wait_for_log(process: Running, text: str, seconds: float = 600) -> None:
     """Wait for a line of the log, which Spark writes to standard error."""
     deadline = time.monotonic() + seconds
     while text not in process.errors:

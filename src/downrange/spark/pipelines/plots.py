@@ -13,6 +13,9 @@ from pyspark.sql import functions as F  # noqa: N812
 MOST_LINES: Final = 8
 """More lines than this cannot be distinguished; only the largest are drawn."""
 MOST_BARS: Final = 16
+Moments = Mapping[str, datetime]
+"""What happened, and when: marked in pictures."""
+NO_MOMENTS: Final[Moments] = {}
 
 
 class Line(NamedTuple):
@@ -22,7 +25,7 @@ class Line(NamedTuple):
     values: list[float]
 
 
-def draw_traffic(traffic: DataFrame, out: Path) -> list[Path]:
+def draw_traffic(traffic: DataFrame, out: Path, moments: Moments = NO_MOMENTS) -> list[Path]:
     """Draw messages, bytes and latency over time, a file for each; no file when there are no messages."""
     by_topic = _windows(traffic, "topic").agg(
         (F.sum("messages") / F.first("seconds")).alias("messages"),
@@ -37,10 +40,13 @@ def draw_traffic(traffic: DataFrame, out: Path) -> list[Path]:
         ("megabytes", "bytes.png", "Bytes stored", "MB/s"),
         ("latency", "latency.png", "From born to stored, p99 of the slowest queue", "ms"),
     )
-    return [_picture(out / name, title, unit, _lines(rows, "topic", column)) for column, name, title, unit in pictures]
+    return [
+        _picture(out / name, title, unit, _lines(rows, "topic", column), moments)
+        for column, name, title, unit in pictures
+    ]
 
 
-def draw_sends(sends: DataFrame, out: Path) -> list[Path]:
+def draw_sends(sends: DataFrame, out: Path, moments: Moments = NO_MOMENTS) -> list[Path]:
     """Draw send latency and failures of each broker over time."""
     by_broker = _windows(sends, "store_host").agg(
         F.max("send_p99_millis").alias("latency"),
@@ -50,8 +56,8 @@ def draw_sends(sends: DataFrame, out: Path) -> list[Path]:
     if not rows:
         return []
     return [
-        _picture(out / "send-latency.png", "Send latency, p99", "ms", _lines(rows, "store_host", "latency")),
-        _picture(out / "send-failures.png", "Failed sends", "%", _lines(rows, "store_host", "failed")),
+        _picture(out / "send-latency.png", "Send latency, p99", "ms", _lines(rows, "store_host", "latency"), moments),
+        _picture(out / "send-failures.png", "Failed sends", "%", _lines(rows, "store_host", "failed"), moments),
     ]
 
 
@@ -104,7 +110,7 @@ def _lines(rows: Sequence[Row], by: str, column: str) -> dict[str, Line]:
     return {name: lines[name] for name in sorted(largest)}
 
 
-def _picture(path: Path, title: str, unit: str, lines: Mapping[str, Line]) -> Path:
+def _picture(path: Path, title: str, unit: str, lines: Mapping[str, Line], moments: Moments = NO_MOMENTS) -> Path:
     # Not pyplot: it keeps every figure, and needs a screen.
     from matplotlib import dates
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -119,6 +125,9 @@ def _picture(path: Path, title: str, unit: str, lines: Mapping[str, Line]) -> Pa
     if len({time for line in lines.values() for time in line.times}) == 1:
         only = next(iter(lines.values())).times[0]
         axes.set_xlim(only - timedelta(minutes=1), only + timedelta(minutes=1))  # type: ignore[arg-type]
+    for name, moment in moments.items():
+        axes.axvline(moment, color="grey", linestyle="--")  # type: ignore[arg-type]
+        axes.annotate(name, (moment, 0.02), xycoords=("data", "axes fraction"), rotation=90, fontsize="small")
     locator = dates.AutoDateLocator(tz=UTC)  # type: ignore[no-untyped-call]
     axes.xaxis.set_major_locator(locator)
     axes.xaxis.set_major_formatter(dates.ConciseDateFormatter(locator, tz=UTC))  # type: ignore[no-untyped-call]

@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Final
 
@@ -103,9 +104,18 @@ def percentiles(column: str, name: str) -> list[Column]:
 
 
 def stats(
-    spark: SparkSession, messages: DataFrame, traces: DataFrame | None, out: Path, *, window: str = "1 minute"
+    spark: SparkSession,
+    messages: DataFrame,
+    traces: DataFrame | None,
+    out: Path,
+    *,
+    window: str = "1 minute",
+    moments: Mapping[str, datetime] | None = None,
 ) -> StatsReport:
-    """Write `traffic` and `sends` as Parquet under `out`, which must not have them, and draw them as PNG."""
+    """Write `traffic` and `sends` as Parquet under `out`, which must not have them, and draw them as PNG.
+
+    `moments`, what happened and when, are marked in the pictures.
+    """
     from downrange.spark.pipelines.plots import draw_sends, draw_traffic
 
     checked_window(window)
@@ -127,9 +137,9 @@ def stats(
             F.countDistinct("start").alias("windows"),
         ).first()
         sent = traced.agg(F.sum("sends").alias("sends"), F.sum("failed").alias("failed")).first() if traced else None
-        written += [out / "traffic", *draw_traffic(counted, out)]
+        written += [out / "traffic", *draw_traffic(counted, out, moments or {})]
         if traced is not None:
-            written += [out / "sends", *draw_sends(traced, out)]
+            written += [out / "sends", *draw_sends(traced, out, moments or {})]
     assert totals is not None
     return StatsReport(
         totals["messages"] or 0,
