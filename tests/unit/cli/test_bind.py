@@ -52,9 +52,10 @@ def test_what_protects_a_broker_and_a_name_server(tmp_path: Path) -> None:
     allowed = StoreConfig(ha_allowed_slave_addresses="10.1.2.3")
     assert missing(BrokerConfig(acl_enable=True), allowed) == {tls}
     assert missing(BrokerConfig(authentication_enabled=True), allowed) == {tls}
-    for settings in ({"acl_enable": True}, {"authentication_enabled": True}):
-        assert namesrv_protections(NamesrvConfig(**settings)) == {access: True, tls: False}
-        assert controller_protections(ControllerConfig(**settings)) == {access: True, tls: False}
+    for namesrv in (NamesrvConfig(acl_enable=True), NamesrvConfig(authentication_enabled=True)):
+        assert namesrv_protections(namesrv) == {access: True, tls: False}
+    for controller in (ControllerConfig(acl_enable=True), ControllerConfig(authentication_enabled=True)):
+        assert controller_protections(controller) == {access: True, tls: False}
 
 
 @pytest.mark.parametrize("load", [load_namesrv_config, load_controller_config])
