@@ -274,10 +274,11 @@ class Consumers:
                 kept.append(each)
         self.asked.update(each.body for each in kept)
         if chance.random() < 0.5:
-            await popper.client.connection.request(
+            answer = await popper.client.connection.request(
                 request(RequestCode.BATCH_ACK_MESSAGE, body=popper.batch_body(kept)), 5
             )
-            self._note(kept)
+            if answer.code == 0:
+                self._note(kept)
         else:
             for each in kept:
                 answer = await popper.client.connection.request(popper.ack_command(each.handle), 5)
