@@ -310,7 +310,7 @@ def test_08_one_of_three_brokers_is_stopped(tmp_path: Path) -> None:
                 for path in PAGES:
                     seconds, text = quickest(browser, f"/c/local{path}")
                     assert seconds < 1, f"{path} took {seconds:.1f} s"
-                    if path not in ("/name-servers", "/pipelines"):
+                    if path not in ("/name-servers", "/pipelines", "/users"):  # this cluster has no accounts to ask for
                         assert "broker-c" in text, path
                     if path in ("/topics", "/topics/orders", "/groups", "/groups/billing"):
                         assert re.search(r"broker-c</strong> could not be asked: .*its figures are of", text), path
