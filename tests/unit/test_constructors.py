@@ -13,7 +13,6 @@ import downrange
 
 MOST = 6
 EXCEPTIONS: dict[str, str] = {
-    "cli/local_cluster.py: Layout": "the options of `downrange cluster up`, one field for each",
     "client/producer/blocking/transaction_producer.py: TransactionProducer": "as AsyncTransactionProducer",
     "client/producer/transaction_producer.py: AsyncTransactionProducer": "public: AsyncProducer's keywords and more",
     "console/plans.py: KeptPlan": "a row of the list of plans",

@@ -104,8 +104,9 @@ def run(
     show = message_format(layout) if layout is not None else lambda message: f"{line(message)}\n".encode()
     if group is not None and (queue or offset is not None):
         raise UsageError("--queue and --offset are for reading without --group: members of a group share the queues")
-    wanted = Wanted(topic, tag or "*", sql, tuple(queue or ()), offset)
-    reading = Reading(wanted, start, timestamp, follow, limit, show, None if to is None else parse_time(to))
+    end = None if to is None else parse_time(to)
+    wanted = Wanted(topic, tag or "*", sql, tuple(queue or ()), offset, end)
+    reading = Reading(wanted, start, timestamp, follow, limit, show)
     if pop:
         if group is None or timestamp is not None:
             raise UsageError(
@@ -129,6 +130,8 @@ class Wanted(NamedTuple):
     sql: str | None
     queues: tuple[str, ...] = ()
     offset: int | None = None
+    end: int | None = None
+    """The store time at which the first message is not wanted any more."""
 
     def chosen(self, queues: Sequence[MessageQueue]) -> list[MessageQueue]:
         """Those of the topic's queues that are wanted; raises UsageError when one that is named does not exist."""
@@ -155,7 +158,6 @@ class Reading:
     follow: bool
     limit: int | None
     show: Callable[[ReceivedMessage], bytes]
-    end: int | None = None
     tags: Counter[str | None] = field(init=False, default_factory=Counter)
     count: int = field(init=False, default=0)
     is_cut_off: bool = field(init=False, default=False)
@@ -216,8 +218,9 @@ class Reading:
                         break
 
     async def _print(self, messages: Sequence[ReceivedMessage], shown: Progress) -> None:
-        if self.end is not None:
-            messages = [message for message in messages if message.store_timestamp < self.end]
+        end = self.wanted.end
+        if end is not None:
+            messages = [message for message in messages if message.store_timestamp < end]
         self.tags.update(message.tags for message in messages)
         # In a thread: a terminal that blocks must not keep us from sending heartbeats.
         await asyncio.to_thread(_write, [self.show(message) for message in messages])
