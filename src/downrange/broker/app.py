@@ -514,7 +514,9 @@ async def _listening(config: BrokerConfig, store: StoreConfig, tls: ServerTls | 
         try:
             await vip.bind()
             if store.broker_role is not BrokerRole.SLAVE or config.enable_controller_mode:
-                for_slaves = listening_socket(config.bind_address, store.ha_listen_port or main.port + 1)
+                # Port 0: Linux gives servers odd ports and connections even ones, so the next one is often taken.
+                next_port = main.port + 1 if config.listen_port else 0
+                for_slaves = listening_socket(config.bind_address, store.ha_listen_port or next_port)
         except ListenFailed:
             await vip.stop()
             await main.stop()
