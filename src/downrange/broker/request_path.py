@@ -31,10 +31,7 @@ class Family(Protocol):
     def codes(self) -> frozenset[int]: ...
 
     def take(self, frames: list[Frame], origins: list[Connection], at: int, stop: int) -> None:
-        """Answer the requests `frames[at:stop]`, now or later; `frames[n]` came over `origins[n]`.
-
-        Return the position of the first request that was not taken: `stop`, unless a connection was broken off.
-        """
+        """Answer the requests `frames[at:stop]`, now or later; `frames[n]` came over `origins[n]`."""
 
 
 class RequestPath:
