@@ -1,4 +1,4 @@
-"""Who may change what a name server or a controller knows: accounts of either generation, and brokers by addresses.
+"""Access control of name servers and controllers: accounts of either generation, and brokers by their addresses.
 
 RocketMQ's name servers and controllers ask nobody for an account, and its brokers do not sign: with `aclEnable` they go
 on working if their addresses are in `allowedBrokerAddresses`. The accounts are those of plain_acl.yml, the Super users

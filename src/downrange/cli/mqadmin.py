@@ -365,7 +365,7 @@ def run(context: typer.Context) -> None:
 
 
 def letters_of(name: str, root: Any) -> list[str]:
-    """What the letters of an mqadmin command mean for ours, a line for each; for its help."""
+    """The meaning of each letter of an mqadmin command, one line for each, as its help shows them."""
     alias = ALIASES[name]
     meanings: dict[str, str] = {}
     for one in (alias, *alias.instead.values()):

@@ -67,7 +67,7 @@ class Cluster:
         self.clock = clock
         self.snapshot = Snapshot(name)
         self.admin = Admin(self.config)
-        """What the sampler asks with."""
+        """The client with which the sampler asks brokers."""
         self.page_admin = Admin(self.config, PageSession(self.config, self.snapshot))
         self.history = History()
         self.watched = Watched()

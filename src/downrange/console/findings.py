@@ -1,4 +1,4 @@
-"""What is wrong with a cluster, in sentences, and what to do: pure rules over a snapshot, the most harmful first."""
+"""Findings say in sentences what is wrong with a cluster and what to do: pure rules over a snapshot, worst first."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ class Visit:
 
     @property
     def clusters(self) -> dict[str, Cluster]:
-        """Those that this person may look at: with accounts of clusters, the ones that know their account."""
+        """The clusters that this person may look at: with accounts of clusters, the ones that know their account."""
         known = self.console.clusters
         if not self.console.logins.has_accounts_of_clusters:
             return known

@@ -149,7 +149,10 @@ class StoreConfig:
     max_msgs_num_batch: int = setting(64, "Most messages in the answer to one query by key.", minimum=1)
     default_query_max_num: int = setting(32, "Most messages in the answer to a query by unique key.", minimum=1)
     ha_listen_port: int = setting(
-        0, "Port at which slaves connect to this master; 0: listenPort + 1.", minimum=0, maximum=65535
+        0,
+        "Port at which slaves connect to this master; 0: listenPort + 1, or any free port if listenPort is 0.",
+        minimum=0,
+        maximum=65535,
     )
     ha_send_heartbeat_interval: int = setting(5000, "Pause between replication heartbeats.", unit="ms", minimum=1)
     ha_housekeeping_interval: int = setting(

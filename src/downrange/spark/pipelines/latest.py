@@ -53,7 +53,7 @@ class LatestProgress:
 
 
 class Part(NamedTuple):
-    """What a task found: the newest row of each key, and how many messages and bytes of them there were."""
+    """The findings of a task: the newest row of each key, and how many messages and bytes the task has read."""
 
     rows: pa.Table
     messages: int

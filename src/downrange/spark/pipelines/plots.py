@@ -14,7 +14,7 @@ MOST_LINES: Final = 8
 """More lines than this cannot be distinguished; only the largest are drawn."""
 MOST_BARS: Final = 16
 Moments = Mapping[str, datetime]
-"""What happened, and when: marked in pictures."""
+"""Events and their times, which pictures mark."""
 NO_MOMENTS: Final[Moments] = {}
 
 

@@ -23,7 +23,7 @@ _DELAY: Final = re.compile(r"\d+ (second|minute|hour|day)s?")
 
 
 class ViewKind(Enum):
-    """What a view of a query reads."""
+    """The kinds of places that a view of a query reads messages from."""
 
     TOPIC = "topic"
     STORE = "store"
