@@ -14,8 +14,9 @@ setup:
 demo: setup
 	@$(PY) examples/demo.py
 
+# A file of tests runs as a whole in one of the processes: servers and Spark sessions that its tests share start once.
 test: setup
-	$(PY) -m pytest
+	$(PY) -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
 test-slow: setup
 	$(PY) -m pytest -m slow --timeout 1800
