@@ -91,15 +91,27 @@ async def watch_at_full_speed(visitor: Visitor, namesrv: str, topic: str, second
     await visitor.opens(f"/c/local/tail?topic={topic}")
     await is_open(visitor)
     async with feeder(namesrv, topic, 5000, seconds) as source:
+        before = await heap_bytes(visitor)
         await visitor.page.evaluate(MEASURE)
         sent = await source.feed()
     measured: dict[str, Any] = await visitor.page.evaluate("() => window.measured()")
     assert await seen(visitor, sent) == sent, "counts equal what was sent"
     rows = await visitor.page.evaluate("document.querySelectorAll('#tail .line').length")
     assert rows < 200, "only the rows that can be seen are drawn"
-    rate, longest = measured["rate"], measured["longest"]
+    rate, longest, growth = measured["rate"], measured["longest"], await heap_bytes(visitor) - before
     print(f"\ntail: {sent / seconds:,.0f} matches/s, {rate:.0f} frames/s, longest task {longest:.0f} ms")
-    return {**measured, "sent": sent}
+    print(f"heap: {before / 1e6:.1f} MB and {growth / 1e6:+.1f} MB")
+    return {**measured, "sent": sent, "growth": growth}
+
+
+async def heap_bytes(visitor: Visitor) -> int:
+    """What the scripts of the page hold in memory, garbage left out."""
+    session = await visitor.page.context.new_cdp_session(visitor.page)
+    try:
+        await session.send("HeapProfiler.collectGarbage")
+        return int((await session.send("Runtime.getHeapUsage"))["usedSize"])
+    finally:
+        await session.detach()
 
 
 async def test_18_five_thousand_matches_a_second_are_all_counted_and_few_are_drawn(
@@ -118,6 +130,7 @@ async def test_18_a_minute_at_full_speed(visitor: Visitor, admin: Admin, cluster
     assert measured["sent"] > 0.9 * 5000 * 60
     assert measured["rate"] >= 50
     assert measured["longest"] <= 100
+    assert measured["growth"] < 10_000_000, "the page keeps 5,000 rows and no more"
 
 
 async def test_19_below_500_a_second_the_tail_shows_what_consume_gives(

@@ -57,6 +57,10 @@ async def big(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Standal
         yield cluster
 
 
+def counted(rows: int) -> str:
+    return f'.table-count:text-matches("(^|\\\\s){rows} of")'
+
+
 def server_millis(header: str) -> float:
     (found,) = re.findall(r"dur=([\d.]+)", header)
     return float(found)
@@ -78,10 +82,10 @@ async def test_06_lists_of_ten_thousand_topics_are_quick(visits: Visits, big: St
         await visitor.opens("/c/local/topics")
         await visitor.page.focus("#topics-filter")
         await visitor.types("0987")
-        await visitor.sees('.table-count:has-text("10 of")')
+        await visitor.sees(counted(11))
         began = time.monotonic()
         await visitor.types("6")
-        await visitor.sees('.table-count:has-text("1 of")')
+        await visitor.sees(counted(1))
         took_millis = (time.monotonic() - began) * 1000
         print(f"\nfilter as you type: {took_millis:.0f} ms with 150 ms of pause")
         assert took_millis < 300

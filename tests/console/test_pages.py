@@ -326,13 +326,22 @@ def test_sending_creating_and_deleting(browser: Browser) -> None:
     assert {"delete topic", "create topic", "send"} <= {row["action"] for row in audit}
 
 
+def test_the_form_of_sending_has_what_the_address_says(browser: Browser) -> None:
+    empty = browser.get("/c/local/topics/orders?tab=send").text
+    assert '<input name="keys" value="">' in empty
+    again = browser.get("/c/local/topics/orders?tab=send&keys=k1&tags=paid&body=hello").text
+    assert '<input name="keys" value="k1">' in again
+    assert '<input name="tags" value="paid">' in again
+    assert ">hello</textarea>" in again
+
+
 def test_a_reset_is_planned_and_refused_when_the_world_moved(browser: Browser, cluster: EmbeddedBroker) -> None:
     form = {"topic": "orders", "way": "time", "time": "2020-01-01T00:00"}
     plan = browser.submit("/c/local/groups/billing/move", form, "/c/local/groups/billing/move")
     assert plan.status == 303, plan.text
     seen = browser.json(plan.location)
     assert not seen["destroys"]
-    assert all(change["after"] == 0 for change in seen["changes"])
+    assert all(change["after"] == "0" for change in seen["changes"])
     other = browser.submit("/c/local/groups/billing/move", form, "/c/local/groups/billing/move")
     assert browser.submit(f"{other.location}/apply", {}, other.location).status == 303
     assert browser.json(other.location)["state"] == "done"

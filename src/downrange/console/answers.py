@@ -24,7 +24,6 @@ from downrange.console.snapshot import (
     Snapshot,
     TopicState,
     Waiting,
-    kind_of,
     sum_known,
 )
 from downrange.model.topics import SubscriptionGroupConfig, TopicConfig
@@ -52,7 +51,6 @@ class Answers:
     ) -> None:
         """Take over what a broker serves; what no broker serves any more is forgotten."""
         state.topics = topics
-        state.special_topics = tuple(name for name in topics if kind_of(name) in ("dead letters", "system"))
         state.groups = {name: config for name, config in groups.items() if not is_system_group(name)}
         snapshot = self._snapshot
         for name in state.topics:

@@ -78,8 +78,11 @@ class Console:
         return kept[2]
 
     async def warm(self) -> None:
-        """Prepare the templates when the first page is out: it comes sooner without that."""
+        """Prepare views and templates when the first page is out: it comes sooner without that."""
         await asyncio.sleep(WARM_SECONDS)
+        for address in ADDRESSES:
+            _ = address.handler
+            await asyncio.sleep(0)  # requests that wait have their turn between the modules
         await asyncio.to_thread(self._templates.warm)
 
     def render(self, visit: Visit, page: Page) -> str:

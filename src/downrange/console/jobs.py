@@ -12,14 +12,16 @@ import logging
 import secrets
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from downrange.client.admin import Admin
-from downrange.client.dead_letters import DeadLetter, DeadLetters
 from downrange.client.resending import Noted, Pace, Place
 from downrange.clock import Clock
 from downrange.console.history_file import HistoryFile
 from downrange.model.errors import MQError
+
+if TYPE_CHECKING:
+    from downrange.client.dead_letters import DeadLetter, DeadLetters
 
 log = logging.getLogger(__name__)
 
@@ -276,6 +278,8 @@ class Run:
         self._jobs.set_state(self._job.id, PAUSED if left.left else DONE)
 
     async def _send(self) -> None:
+        from downrange.client.dead_letters import DeadLetters  # the first page does not wait for it
+
         items = self._jobs.items(self._job.id, NOTED) + self._jobs.items(self._job.id, WAITING)
         wanted = {item.place: item for item in items[: self._most]}
         letters = DeadLetters(self._admin.session, self._job.group)

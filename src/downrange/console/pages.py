@@ -19,7 +19,10 @@ from downrange.console.static_files import StaticFiles
 
 # Numbers of messages and places in the log grow beyond what JavaScript can tell apart: they are texts in JSON.
 _TEXTS_IN_JSON: Final = frozenset(
-    {"committed", "end", "first", "offset", "target", "max_offset", "min_offset", "physical_offset", "before", "next"}
+    {
+        *("committed", "end", "first", "offset", "target", "max_offset", "min_offset", "physical_offset"),
+        *("before", "after", "next"),
+    }
 )
 
 

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
@@ -163,12 +164,19 @@ class Address(NamedTuple):
 
     method: str
     path: str
-    handler: Handler
+    view: str
     role: Role = Role.VIEWER
     writes: bool = False
     """Belongs to writing: it does not exist in a console that only reads."""
     is_open: bool = False
     """Needs no login."""
+
+    @property
+    def handler(self) -> Handler:
+        """The view itself. Its module is imported here: the first page does not wait for those of all others."""
+        module, _, name = self.view.partition(".")
+        found: Handler = getattr(import_module(f"downrange.console.views.{module}"), name)
+        return found
 
 
 class Requests:

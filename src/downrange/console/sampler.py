@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from downrange.client.brokers import Broker
@@ -21,15 +23,18 @@ from downrange.console.clusters import ANSWER_SECONDS, Cluster
 from downrange.console.history import DAY
 from downrange.console.history_file import HistoryFile
 from downrange.console.metrics import MetricsWatch
-from downrange.console.schedule import Kind, Pace, Question, Tier, Wanted, due
+from downrange.console.schedule import AT_ONCE, Budget, Kind, Pace, Question, Tier, Wanted, due
 from downrange.console.snapshot import BrokerState, Controllers, GroupState, sum_known
 from downrange.model.errors import MQError
+from downrange.model.topics import DLQ_PREFIX
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 RECORD_SECONDS: Final = 10.0
+ROUND_SECONDS: Final = 1.0
+"""After this time it is looked again which questions are the most urgent."""
 LOST_MILLIS: Final = 24 * 3600 * 1000
 _BROKER: Final = "broker:"
 
@@ -47,10 +52,7 @@ class Sampler:
         self._pace = pace
         self._file = file
         self._answers = Answers(cluster.snapshot, self._clock)
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._wake: dict[str, asyncio.Event] = {}
-        self._asked: dict[str, dict[Question, float]] = {}
-        self._turns: dict[str, int] = {}
+        self._watches: dict[str, _Watch] = {}
         self._controllers: list[str] = []
         self._thinned = 0.0
         self._known_before: dict[str, int] = {}
@@ -70,22 +72,26 @@ class Sampler:
 
     def soon(self) -> None:
         """Ask for names and configurations again at once: we have changed something."""
-        for address, asked in self._asked.items():
-            for kind in (Kind.CONFIGS, Kind.SETTINGS):
-                asked.pop(Question(kind), None)
-            self._wake[address].set()
+        self._forget_answers(Question(Kind.CONFIGS), Question(Kind.SETTINGS))
 
     def ask_again(self, group: str) -> None:
         """Ask for the progress and the members of a group at once: we have moved it."""
-        for address, asked in self._asked.items():
-            asked.pop(Question(Kind.GROUP, group), None)
-            asked.pop(Question(Kind.MEMBERS, group), None)
-            self._wake[address].set()
+        self._forget_answers(Question(Kind.GROUP, group), Question(Kind.MEMBERS, group))
 
     def nudge(self) -> None:
         """A page was opened: what it shows may be due."""
-        for event in self._wake.values():
-            event.set()
+        self._forget_answers()
+
+    def _forget_answers(self, *questions: Question) -> None:
+        for watch in self._watches.values():
+            for question in questions:
+                watch.asked.pop(question, None)
+            watch.wake.set()
+
+    @property
+    def charged(self) -> float:
+        """Seconds of the time of all brokers that the questions took, apart from the first about each group."""
+        return sum(watch.budget.charged for watch in self._watches.values())
 
     # --- which brokers there are --------------------------------------------------------------------------------
 
@@ -102,10 +108,9 @@ class Sampler:
         snapshot.at, snapshot.error = now, None
         self.keep_list(brokers, now)
         for broker in brokers:
-            if broker.address not in self._tasks or self._tasks[broker.address].done():
-                self._wake[broker.address] = asyncio.Event()
-                self._asked[broker.address] = {}
-                self._tasks[broker.address] = tasks.create_task(self._watch(broker))
+            if broker.address not in self._watches:
+                watch = self._watches[broker.address] = _Watch(Budget(self._pace))
+                watch.task = tasks.create_task(self._keep_asking(broker, watch))
 
     def keep_list(self, brokers: list[Broker], now: int) -> None:
         """Take over the list of brokers; those that are gone are remembered for a day."""
@@ -136,10 +141,9 @@ class Sampler:
                 self._stop_watching(broker.address)
 
     def _stop_watching(self, address: str) -> None:
-        if (task := self._tasks.pop(address, None)) is not None:
-            task.cancel()
-        self._wake.pop(address, None)
-        self._asked.pop(address, None)
+        watch = self._watches.pop(address, None)
+        if watch is not None and watch.task is not None:
+            watch.task.cancel()
 
     async def _look_at_namesrvs(self) -> None:
         while True:
@@ -175,38 +179,37 @@ class Sampler:
 
     # --- one broker -----------------------------------------------------------------------------------------------
 
-    async def _watch(self, broker: Broker) -> None:
-        asked = self._asked[broker.address]
-        wake = self._wake[broker.address]
+    async def _keep_asking(self, broker: Broker, watch: _Watch) -> None:
         state = self._cluster.snapshot.brokers[broker.address]
-        is_first_round = True
         while True:
             now = self._clock.monotonic()
-            questions, wait = due(self._wanted(state, now), asked, self._pace, now)
+            questions, wait = due(self._wanted(state, watch, now), watch.asked, self._pace, now)
+            watch.wake.clear()
             if not questions:
-                is_first_round = False
-                wake.clear()
-                await self._wait(wake, wait)
-                continue
+                await _wait(watch.wake, wait)
+            watch.asked_last = 0
             for question in questions:
-                if wake.is_set() and question.kind in (Kind.TOPIC, Kind.AGES):
-                    wake.clear()
+                await self._ask_within_budget(broker, state, watch, question)
+                watch.asked_last += 1
+                if state.error is not None or watch.wake.is_set() or self._clock.monotonic() > now + ROUND_SECONDS:
                     break  # something more urgent may be due now
-                asked[question] = began = self._clock.monotonic()
-                await self._ask(broker, state, question)
-                took = self._clock.monotonic() - began
-                if question in asked:  # else it is to be asked again: we changed something meanwhile
-                    asked[question] += self._pace.longer(question.kind, took)
-                await self._clock.sleep(self._pace.rest(took, is_first_round=is_first_round))
-                if state.error is not None:
-                    break
 
-    async def _wait(self, wake: asyncio.Event, seconds: float) -> None:
-        try:
-            async with asyncio.timeout(seconds):
-                await wake.wait()
-        except TimeoutError:
+    async def _ask_within_budget(self, broker: Broker, state: BrokerState, watch: _Watch, question: Question) -> None:
+        is_at_once = question.kind in AT_ONCE and question not in watch.known
+        watch.known.add(question)
+        watch.asked[question] = began = self._clock.monotonic()
+        computed = time.thread_time()
+        await self._ask(broker, state, question)
+        now = self._clock.monotonic()
+        if question in watch.asked:  # else it is to be asked again: we changed something meanwhile
+            watch.asked[question] += self._pace.longer(question.kind, now - began)
+        if is_at_once or state.is_silent:  # a broker that does not answer is asked less often anyway
+            await self._clock.sleep(1 / self._pace.most_per_second)
             return
+        watch.budget.charge(now, now - began, time.thread_time() - computed)
+        if not await _wait(watch.wake, watch.budget.rest(now)):
+            return
+        await self._clock.sleep(watch.budget.rest(self._clock.monotonic(), is_nudged=True))
 
     async def _ask(self, broker: Broker, state: BrokerState, question: Question) -> None:
         self.questions += 1
@@ -256,7 +259,7 @@ class Sampler:
 
     # --- what is wanted -------------------------------------------------------------------------------------------
 
-    def _wanted(self, state: BrokerState, now: float) -> Iterator[Wanted]:
+    def _wanted(self, state: BrokerState, watch: _Watch, now: float) -> Iterator[Wanted]:
         yield Wanted(Question(Kind.RUNTIME), Tier.OTHER)
         if state.error is not None:
             return
@@ -270,20 +273,21 @@ class Sampler:
             group = self._cluster.snapshot.groups.get(name)
             if group is not None:
                 yield from self._about_group(state, group, now)
-        yield from self._about_topics(state, now)
+        yield from self._about_topics(state, watch, now)
 
-    def _about_topics(self, state: BrokerState, now: float) -> Iterator[Wanted]:
-        """What somebody looks at, dead letters, and of all others the next few in turn: there may be ten thousand."""
-        for topic in state.special_topics:
-            yield Wanted(Question(Kind.TOPIC, topic), Tier.BEHIND)
+    def _about_topics(self, state: BrokerState, watch: _Watch, now: float) -> Iterator[Wanted]:
+        """What somebody looks at, and of all others the next few in turn: there may be ten thousand.
+
+        Where the budget is short, the turn gets a quarter of the questions.
+        """
         for topic in self._cluster.watched.seen("topic", now):
             if topic in state.topics:
                 yield Wanted(Question(Kind.TOPIC, topic), Tier.SEEN)
         names = list(state.topics)
-        begin = self._turns.get(state.broker.address, 0) % max(1, len(names))
-        self._turns[state.broker.address] = begin + self._pace.topics_per_second
-        for topic in (names[begin:] + names[:begin])[: self._pace.topics_per_second]:
-            yield Wanted(Question(Kind.TOPIC, topic), Tier.OTHER)
+        count = min(self._pace.topics_per_second, max(1, watch.asked_last // 4), len(names))
+        for _ in range(count):
+            watch.turn = (watch.turn + 1) % len(names)
+            yield Wanted(Question(Kind.TOPIC, names[watch.turn]), Tier.OTHER)
 
     def _about_group(self, state: BrokerState, group: GroupState, now: float) -> Iterator[Wanted]:
         is_behind = bool(group.behind)
@@ -292,6 +296,8 @@ class Sampler:
             tier = Tier.SEEN
         yield Wanted(Question(Kind.GROUP, group.name), tier)
         yield Wanted(Question(Kind.MEMBERS, group.name), tier)
+        if DLQ_PREFIX + group.name in state.topics:
+            yield Wanted(Question(Kind.TOPIC, DLQ_PREFIX + group.name), tier)
         if is_behind:
             mine = {queue.topic for queue, at in group.queues.items() if at.behind and queue.broker_name == state.name}
             for topic in mine:
@@ -348,6 +354,34 @@ class Sampler:
             if history.add(name, seconds, row) and any(row):
                 written.append((name, (seconds, *(float("nan") if one is None else one for one in row))))
         return written
+
+
+@dataclass(slots=True)
+class _Watch:
+    """What is kept about the questions to one broker."""
+
+    budget: Budget
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when something may be due before its time: a page was opened, or we changed something."""
+    asked: dict[Question, float] = field(default_factory=dict)
+    """When each question was last asked, in monotonic seconds."""
+    known: set[Question] = field(default_factory=set)
+    """Questions that were ever asked."""
+    asked_last: int = 0
+    """Questions of the last round."""
+    turn: int = -1
+    """The place of the topic whose turn it was last."""
+    task: asyncio.Task[None] | None = None
+
+
+async def _wait(wake: asyncio.Event, seconds: float) -> bool:
+    """Wait until somebody wakes us, at most for some seconds; whether somebody did."""
+    try:
+        async with asyncio.timeout(seconds):
+            await wake.wait()
+    except TimeoutError:
+        return False
+    return True
 
 
 async def _in_time(answer: Awaitable[T], seconds: float = ANSWER_SECONDS) -> T:

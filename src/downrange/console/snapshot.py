@@ -33,8 +33,6 @@ class BrokerState:
     """The error is that no answer came in time."""
     settings: dict[str, str] = field(default_factory=dict)
     topics: dict[str, TopicConfig] = field(default_factory=dict)
-    special_topics: tuple[str, ...] = ()
-    """Those of dead letters and of the broker itself, which are asked for more often."""
     groups: dict[str, SubscriptionGroupConfig] = field(default_factory=dict)
     producers: tuple[Producer, ...] = ()
     waiting: Waiting | None = None

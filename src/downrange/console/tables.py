@@ -89,11 +89,12 @@ def listing(
     asked = parameters.get("sort", "")
     chosen = by_key.get(asked) or by_key.get(sort) or columns[0]
     descending = _descending(parameters.get("order"), chosen)
-    known = [item for item in found if chosen.value(item) is not None]
-    unknown = [item for item in found if chosen.value(item) is None]
-    known.sort(key=lambda item: _sortable(chosen.value(item)), reverse=descending)
+    values = [chosen.value(item) for item in found]
+    known = [index for index, value in enumerate(values) if value is not None]
+    known.sort(key=[_sortable(value) for value in values].__getitem__, reverse=descending)
+    unknown = [index for index, value in enumerate(values) if value is None]
     page = _page(parameters.get("page"), len(found))
-    shown = [*known, *unknown][(page - 1) * PAGE_ROWS : page * PAGE_ROWS]
+    shown = [found[index] for index in [*known, *unknown][(page - 1) * PAGE_ROWS : page * PAGE_ROWS]]
     return Listing(
         name=name,
         columns=columns,

@@ -11,17 +11,18 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from downrange.client.consumer.lite_pull import AsyncLitePullConsumer
-from downrange.client.consumer.lite_pull_config import LitePullConfig
-from downrange.client.consumer.messages import ReceivedMessage
 from downrange.client.session import Session
 from downrange.model.errors import MQError
 from downrange.model.properties import find_property
 from downrange.model.sql.expression import compile_sql
 from downrange.model.subscription import SUB_ALL
 from downrange.model.topics import TOOLS_GROUP
+
+if TYPE_CHECKING:
+    from downrange.client.consumer.lite_pull import AsyncLitePullConsumer
+    from downrange.client.consumer.messages import ReceivedMessage
 
 BATCH_SECONDS: Final = 0.1
 ROWS_A_BATCH: Final = 50
@@ -87,6 +88,9 @@ class Tail:
 @asynccontextmanager
 async def tailing(session: Session, wanted: TailFilter) -> AsyncIterator[Tail]:
     """A tail from now on, for the length of a block; raises MQError for a wrong expression or topic."""
+    from downrange.client.consumer.lite_pull import AsyncLitePullConsumer  # the start of a console does without it
+    from downrange.client.consumer.lite_pull_config import LitePullConfig
+
     config = LitePullConfig(auto_commit=False, pull_batch_size=256)
     expression = compile_sql(wanted.sql) if wanted.sql else None
     async with AsyncLitePullConsumer(TOOLS_GROUP, config=config, session=session) as consumer:

@@ -12,6 +12,9 @@
   const newest = (plot, series) => plot.data[series][plot.data[series].length - 1];
   const plots = new Map();
 
+  // From the data: of a single figure, which there is at the start, uPlot would make a day.
+  const reach = (plot) => { const times = plot.data[0], last = times[times.length - 1]; return [Math.min(times[0], last - 60), last]; };
+
   const marks = (chart) => (plot) => {
     const draw = plot.ctx;
     (chart.marks || []).forEach((mark) => {
@@ -33,7 +36,7 @@
     const options = {
       width: box.clientWidth, height: 180,
       cursor: { sync: { key: "console" }, drag: { x: false, y: false } },
-      scales: { x: { time: true, range: (_, first, last) => [Math.min(first, last - 60), last] }, // at the start there is one figure
+      scales: { x: { time: true, range: reach },
         y: { range: (_, __, most) => [0, most > 0 ? most * 1.05 : 1] }, second: { range: (_, __, most) => [0, most > 0 ? most * 1.05 : 1] } },
       axes: [{ ...axis, space: 72, values: (_, ticks) => ticks.map(ticks.length > 1 && ticks[1] - ticks[0] < 60 ? exact : clock) }, { ...axis, size: 64, values: (_, ticks) => ticks.map(compact) }]
         .concat(second ? [{ ...axis, side: 1, scale: "second", size: 64, grid: { show: false }, values: (_, ticks) => ticks.map((n) => compact(n) + " s") }] : []),

@@ -6,6 +6,7 @@
   const HEIGHT = 24, MOST = 5000;
   const space = box.querySelector(".space");
   const status = document.getElementById("tail-status");
+  const spoken = document.getElementById("tail-spoken");
   const pause = document.getElementById("pause");
   const two = (n) => String(n).padStart(2, "0");
   const clock = (millis) => { const d = new Date(millis); return `${two(d.getHours())}:${two(d.getMinutes())}:${two(d.getSeconds())}.${String(d.getMilliseconds()).padStart(3, "0")}`; };
@@ -91,7 +92,7 @@
   box.addEventListener("scroll", () => { follows = box.scrollTop + box.clientHeight >= rows.length * HEIGHT - 2 * HEIGHT; later(); }, { passive: true });
   document.addEventListener("visibilitychange", () => (document.hidden ? close() : open()));
   addEventListener("pagehide", close);
-  setInterval(tell, 5000);
-  setTimeout(tell, 1500);
+  setInterval(tell, 1000);
+  setInterval(() => { spoken.textContent = status.textContent; }, 5000); // for screen readers: not every second
   open();
 })();

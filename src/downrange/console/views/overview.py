@@ -95,8 +95,8 @@ def tiles(visit: Visit) -> list[dict[str, Any]]:
         {"label": "out/s", "text": rate(sum_known(one.out_tps for one in runtimes)), "link": None},
         {"label": "groups behind", "text": number(behind), "link": visit.url("groups") + "?sort=behind"},
         {"label": "dead letters", "text": number(dead), "link": visit.url("dead-letters")},
-        {"label": "delayed", "text": number(snapshot.delayed), "link": visit.url("delayed")},
-        {"label": "half", "text": number(snapshot.half), "link": visit.url("transactions")},
+        {"label": "delayed messages", "text": number(snapshot.delayed), "link": visit.url("delayed")},
+        {"label": "half messages", "text": number(snapshot.half), "link": visit.url("transactions")},
     ]
 
 

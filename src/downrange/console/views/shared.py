@@ -130,7 +130,7 @@ def broker_columns(visit: Visit) -> list[Column[BrokerState]]:
         Column("disk", "disk", lambda one: one.runtime.disk_ratio if one.runtime else None, "percent"),
         Column("oldest", "oldest message", oldest, "span"),
         Column("lag", "slave behind", lag, "size"),
-        Column("at", "asked", lambda one: one.at, "time"),
+        Column("at", "last answer", lambda one: one.at, "time"),
     ]
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
-from downrange.client.consumer.messages import ReceivedMessage
 from downrange.console.pages import Page
 from downrange.console.requests import Answer, PageRefused, Visit
 from downrange.console.streams import MOST_OF_ONE, event
@@ -15,6 +14,9 @@ from downrange.console.views.messages import body_summary, check_filters, mask_o
 from downrange.console.views.shared import command
 from downrange.model.errors import MQError
 from downrange.model.sql.expression import compile_sql
+
+if TYPE_CHECKING:
+    from downrange.client.consumer.messages import ReceivedMessage
 
 BODY_CHARACTERS = 300
 

@@ -90,7 +90,7 @@ async def transactions(visit: Visit) -> Answer:
             link=lambda row: _address(visit, row[1].message.message_id, row[1].topic),
         ),
         Column("group", "producer group", lambda row: row[1].producer_group),
-        Column("checks", "asked", lambda row: row[1].checks, "number", title="how often the broker asked the producer"),
+        Column("checks", "times asked", lambda row: row[1].checks, "number", title="by the broker, of the producer"),
         Column("broker", "broker", lambda row: row[0]),
     ]  # fmt: skip
     table = listing(
